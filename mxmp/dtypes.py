@@ -1,0 +1,142 @@
+"""Names, aliases and limits of the dtypes that mxmp deals with.
+
+Everywhere else in mxmp a dtype is its full name as a string ('float16', 'bfloat16',
+'float32', ...); this module is where other spellings become that name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import DtypeError
+
+FLOAT16 = "float16"
+BFLOAT16 = "bfloat16"
+FLOAT32 = "float32"
+
+LOW_PRECISION = (FLOAT16, BFLOAT16)
+"""The dtypes that mixed precision computes in."""
+
+PRECISIONS = (*LOW_PRECISION, FLOAT32)
+"""The dtypes that a policy can name."""
+
+ITEM_BYTES = {
+    FLOAT16: 2,
+    BFLOAT16: 2,
+    FLOAT32: 4,
+    "float64": 8,
+    "uint8": 1,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+}
+"""Bytes per element, for every dtype that MXNet 1.9.1 knows."""
+
+_ALIASES = {
+    "half": FLOAT16,
+    "fp16": FLOAT16,
+    "f16": FLOAT16,
+    "bf16": BFLOAT16,
+    "float": FLOAT32,
+    "single": FLOAT32,
+    "fp32": FLOAT32,
+    "f32": FLOAT32,
+    "double": "float64",
+    "fp64": "float64",
+    "f64": "float64",
+}
+
+# MXNet's type flags (3rdparty/mshadow/mshadow/base.h, TypeFlag, at tag 1.9.1); they are how
+# nnvm JSON writes the dtype of a variable (attribute __dtype__).
+_FLAGS = {
+    "0": FLOAT32,
+    "1": "float64",
+    "2": FLOAT16,
+    "3": "uint8",
+    "4": "int32",
+    "5": "int8",
+    "6": "int64",
+    "7": "bool",
+    "12": BFLOAT16,
+}
+_FLAG_OF = {name: flag for flag, name in _FLAGS.items()}
+
+# MXNet's own stand-in for the dtype that numpy lacks (python/mxnet/base.py at tag 1.9.1).
+NUMPY_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+
+
+class FloatLimits(NamedTuple):
+    """Limits of a floating point format.
+
+    Attributes:
+        max: Largest finite value.
+        tiny: Smallest positive normal value.
+        smallest_subnormal: Smallest positive value.
+        eps: Distance from 1.0 to the next larger value.
+    """
+
+    max: float
+    tiny: float
+    smallest_subnormal: float
+    eps: float
+
+
+_LIMITS = {
+    FLOAT16: FloatLimits(65504.0, 2.0**-14, 2.0**-24, 2.0**-10),
+    BFLOAT16: FloatLimits((2.0 - 2.0**-7) * 2.0**127, 2.0**-126, 2.0**-133, 2.0**-7),
+    FLOAT32: FloatLimits((2.0 - 2.0**-23) * 2.0**127, 2.0**-126, 2.0**-149, 2.0**-23),
+}
+
+
+def canonical(dtype: Any) -> str:
+    """Return the full name of a dtype given as name, alias or numpy dtype.
+
+    Args:
+        dtype: 'float16', 'fp16', ``np.float16``, ``np.dtype('float16')``, MXNet's numpy
+            stand-in for bfloat16, and so on for every dtype of MXNet.
+
+    Raises:
+        DtypeError: If it is no dtype of MXNet 1.9.1.
+
+    Example:
+        >>> canonical("half"), canonical(np.float32)
+        ('float16', 'float32')
+    """
+    if isinstance(dtype, str):
+        name = _ALIASES.get(dtype.strip().lower(), dtype.strip().lower())
+    else:
+        try:
+            found = np.dtype(dtype)
+        except TypeError as e:
+            raise DtypeError(_unknown(dtype)) from e
+        name = BFLOAT16 if found == NUMPY_BFLOAT16 else found.name
+    if name not in ITEM_BYTES:
+        raise DtypeError(_unknown(dtype))
+    return name
+
+
+def _unknown(dtype: Any) -> str:
+    return f"unknown dtype {dtype!r}; expected float16, bfloat16 or float32."
+
+
+def from_flag(flag: str) -> str | None:
+    """Return the dtype of MXNet's type flag, or None for 'unknown' (-1)."""
+    return _FLAGS.get(flag)
+
+
+def to_flag(dtype: str) -> str:
+    """Return MXNet's type flag of a dtype, as nnvm JSON spells it."""
+    return _FLAG_OF[dtype]
+
+
+def to_numpy(dtype: str) -> np.dtype[Any]:
+    """Return the numpy dtype that MXNet uses for a dtype name."""
+    return NUMPY_BFLOAT16 if dtype == BFLOAT16 else np.dtype(dtype)
+
+
+def limits(dtype: str) -> FloatLimits:
+    """Return the limits of float16, bfloat16 or float32."""
+    return _LIMITS[dtype]

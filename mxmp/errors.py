@@ -1,0 +1,59 @@
+"""Every error that mxmp raises: one root, each child also the builtin that it refines."""
+
+from __future__ import annotations
+
+
+class MxmpError(Exception):
+    """Root of all errors raised by mxmp."""
+
+
+class DependencyError(MxmpError, ImportError):
+    """A package that mxmp needs is missing or has the wrong version."""
+
+
+class DtypeError(MxmpError, TypeError):
+    """A dtype name is unknown, or a dtype cannot be used where it was given."""
+
+
+class PolicyError(MxmpError, ValueError):
+    """A precision policy does not parse, contradicts itself or matches nothing."""
+
+
+class RuleError(MxmpError, ValueError):
+    """The table of operator rules contradicts itself."""
+
+
+class GraphError(MxmpError, ValueError):
+    """A graph is malformed; the message names the node."""
+
+
+class PassError(MxmpError, RuntimeError):
+    """A pass failed; the message names the pass and the node."""
+
+
+class ConvertError(MxmpError, RuntimeError):
+    """A network cannot be converted; the message names the block or node."""
+
+
+class InferenceError(ConvertError):
+    """MXNet cannot infer the dtypes or shapes of a network as it was given."""
+
+
+class LossScaleError(MxmpError, ValueError):
+    """A loss scale is invalid, or it collapsed to its floor."""
+
+
+class NonFiniteLossError(MxmpError, FloatingPointError):
+    """The loss itself is NaN or inf, which no loss scale can mend."""
+
+
+class TrainerError(MxmpError, RuntimeError):
+    """The trainer's protocol was not followed, or its arguments contradict each other."""
+
+
+class StaleGradientError(TrainerError, UserWarning):
+    """A gradient is older than the last step; MXNet's own trainer raises UserWarning for it."""
+
+
+class StateError(MxmpError, ValueError):
+    """A saved state does not fit what it is loaded into, or the file is damaged."""

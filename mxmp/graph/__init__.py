@@ -1,0 +1,12 @@
+"""An immutable nnvm graph: what MXNet's symbols are made of, without MXNet."""
+
+from .core import VARIABLE as VARIABLE
+from .core import Entry as Entry
+from .core import Graph as Graph
+from .core import GraphBuilder as GraphBuilder
+from .core import Node as Node
+from .serde import from_json as from_json
+from .serde import to_json as to_json
+from .text import from_text as from_text
+from .text import to_text as to_text
+from .verify import verify as verify

@@ -1,0 +1,106 @@
+"""nnvm JSON to Graph and back, with nothing lost.
+
+Reads what MXNet 1.9.1 writes (``Symbol.tojson(remove_amp_cast=False)``); older formats are
+upgraded by MXNet itself when it loads them. The format is nnvm's SaveJSON pass
+(3rdparty/tvm/nnvm/src/pass/saveload_json.cc at tag 1.9.1).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List
+
+from ..errors import GraphError
+from .core import Entry, Graph, Node, make_attrs
+from .verify import verify
+
+_NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps"}
+_GRAPH_KEYS = {"nodes", "arg_nodes", "node_row_ptr", "heads", "attrs"}
+
+
+def from_json(text: str) -> Graph:
+    """Return the graph that a symbol's JSON describes, verified.
+
+    Raises:
+        GraphError: If the text is no JSON, lacks a field, or describes no valid graph.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as e:
+        raise GraphError(f"not a symbol's JSON: {e}. The file is truncated or no symbol file.") from e
+    graph = _graph_from(data)
+    verify(graph)
+    return graph
+
+
+def to_json(graph: Graph) -> str:
+    """Return JSON that ``mxnet.sym.load_json`` reads."""
+    return json.dumps(_graph_to(graph), indent=2)
+
+
+def _graph_from(data: Any) -> Graph:
+    if not isinstance(data, dict) or not {"nodes", "heads"} <= set(data):
+        raise GraphError("not a symbol's JSON: it has no 'nodes' and 'heads'.")
+    unknown = set(data) - _GRAPH_KEYS
+    if unknown:
+        raise GraphError(f"symbol JSON has unknown fields {sorted(unknown)}.")
+    counts = _output_counts(data)
+    nodes = tuple(_node_from(i, node, counts[i]) for i, node in enumerate(data["nodes"]))
+    heads = tuple(Entry(*head) for head in data["heads"])
+    return Graph(nodes, heads, json.dumps(data.get("attrs", {}), sort_keys=True))
+
+
+def _output_counts(data: Dict[str, Any]) -> List[int]:
+    rows = data.get("node_row_ptr")
+    if rows is None or len(rows) != len(data["nodes"]) + 1:
+        raise GraphError(
+            "symbol JSON lacks a valid 'node_row_ptr', which says how many outputs a node has. "
+            "Load it with mxnet.sym.load_json and save it again."
+        )
+    return [end - start for start, end in zip(rows, rows[1:])]
+
+
+def _node_from(position: int, data: Dict[str, Any], num_outputs: int) -> Node:
+    unknown = set(data) - _NODE_KEYS
+    if unknown or not {"op", "name", "inputs"} <= set(data):
+        raise GraphError(
+            f"node {position} ({data.get('name', 'without name')!r}): found fields {sorted(data)}, "
+            f"expected 'op', 'name', 'inputs' and optionally 'attrs', 'subgraphs', 'control_deps'."
+        )
+    return Node(
+        op=data["op"],
+        name=data["name"],
+        attrs=make_attrs(data.get("attrs", {})),
+        inputs=tuple(Entry(*entry) for entry in data["inputs"]),
+        num_outputs=num_outputs,
+        subgraphs=tuple(_graph_from(sub) for sub in data.get("subgraphs", ())),
+        control_deps=tuple(data.get("control_deps", ())),
+    )
+
+
+def _graph_to(graph: Graph) -> Dict[str, Any]:
+    rows = [0]
+    for node in graph.nodes:
+        rows.append(rows[-1] + node.num_outputs)
+    data: Dict[str, Any] = {
+        "nodes": [_node_to(node) for node in graph.nodes],
+        "arg_nodes": [i for i, node in enumerate(graph.nodes) if node.is_variable],
+        "node_row_ptr": rows,
+        "heads": [list(head) for head in graph.heads],
+    }
+    metadata = json.loads(graph.metadata)
+    if metadata:
+        data["attrs"] = metadata
+    return data
+
+
+def _node_to(node: Node) -> Dict[str, Any]:
+    data: Dict[str, Any] = {"op": node.op, "name": node.name}
+    if node.attrs:
+        data["attrs"] = dict(node.attrs)
+    data["inputs"] = [list(entry) for entry in node.inputs]
+    if node.subgraphs:
+        data["subgraphs"] = [_graph_to(sub) for sub in node.subgraphs]
+    if node.control_deps:
+        data["control_deps"] = list(node.control_deps)
+    return data

@@ -1,0 +1,14 @@
+"""Passes over a graph: decide (classify, place), edit (insert, fold, erase casts), emulate."""
+
+from .base import Pass as Pass
+from .base import PassResult as PassResult
+from .base import Sequential as Sequential
+from .classify import Verdict as Verdict
+from .classify import classify as classify
+from .emulate import Emulate as Emulate
+from .erase_casts import EraseCasts as EraseCasts
+from .facts import Facts as Facts
+from .fold_casts import FoldCasts as FoldCasts
+from .insert_casts import InsertCasts as InsertCasts
+from .place import Placement as Placement
+from .place import place as place

@@ -1,0 +1,84 @@
+"""What every pass is: a frozen value that turns one verified graph into another."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Callable, ClassVar, NamedTuple, Optional, Tuple
+
+from ..errors import GraphError, PassError
+from ..graph import Graph, verify
+
+
+class PassResult(NamedTuple):
+    """What a pass returns.
+
+    Attributes:
+        graph: The new graph, or the same one.
+        modified: Whether the graph differs from the one that the pass was given.
+    """
+
+    graph: Graph
+    modified: bool
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """A graph transformation whose fields are its options.
+
+    Subclasses give ``name`` and ``run``, and may check what they need (``requires``) and what
+    they promise (``ensures``). Calling a pass changes nothing but what it returns.
+    """
+
+    name: ClassVar[str]
+
+    def __call__(self, graph: Graph) -> PassResult:
+        """Run the pass between its checks.
+
+        Raises:
+            GraphError: If the graph given is malformed.
+            PassError: If the pass cannot deal with it, or its result is malformed.
+        """
+        verify(graph)
+        self.requires(graph)
+        after = self.run(graph)
+        try:
+            verify(after)
+        except GraphError as e:
+            raise PassError(f"pass {self.name}: {e}") from e
+        self.ensures(graph, after)
+        modified = after != graph
+        return PassResult(after if modified else graph, modified)
+
+    def requires(self, graph: Graph) -> None:  # noqa: B027 - optional
+        """Raise PassError if the pass cannot deal with this graph."""
+
+    @abstractmethod
+    def run(self, graph: Graph) -> Graph:
+        """Return the new graph."""
+
+    def ensures(self, before: Graph, after: Graph) -> None:  # noqa: B027 - optional
+        """Raise PassError if the result is not what the pass promises."""
+
+
+@dataclass(frozen=True)
+class Sequential(Pass):
+    """Runs passes one after the other.
+
+    Attributes:
+        passes: In order.
+        callback: Called with each pass and its result; for dumps between passes.
+    """
+
+    name: ClassVar[str] = "sequential"
+    passes: Tuple[Pass, ...] = ()
+    callback: Optional[Callable[[Pass, PassResult], None]] = None
+
+    def run(self, graph: Graph) -> Graph:
+        """Return what the last pass returns."""
+        for each in self.passes:
+            result = each(graph)
+            if self.callback:
+                self.callback(each, result)
+            graph = result.graph
+        return graph

@@ -1,0 +1,73 @@
+"""What a graph's JSON does not tell: dtypes, shapes and names that MXNet infers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, FrozenSet, Mapping, Optional, Tuple
+
+from .. import dtypes
+from ..graph import Entry, Graph
+
+EntryKey = Tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts on the entries of one graph, keyed by (node, output index).
+
+    Attributes:
+        dtypes: Inferred dtype; an entry that is missing keeps what it has.
+        shapes: Inferred shape; missing where unknown.
+        output_names: Names of the entries as MXNet's ``list_outputs`` has them.
+        params: Names of the variables that are parameters, whose storage a policy may choose.
+    """
+
+    dtypes: Mapping[EntryKey, str]
+    shapes: Mapping[EntryKey, Tuple[int, ...]] = field(default_factory=dict)
+    output_names: Mapping[EntryKey, str] = field(default_factory=dict)
+    params: FrozenSet[str] = frozenset()
+
+    @classmethod
+    def assume_float32(cls, graph: Graph) -> "Facts":
+        """Return facts for a graph of which nothing is known but that it is a float32 network."""
+        found: Dict[EntryKey, str] = {}
+        for position, node in enumerate(graph.nodes):
+            for index in range(node.num_outputs):
+                found[position, index] = _declared_dtype(graph, position) or dtypes.FLOAT32
+        return cls(found)
+
+    def dtype(self, entry: Entry) -> Optional[str]:
+        """Return the dtype of an entry, None if unknown."""
+        return self.dtypes.get((entry.node, entry.index))
+
+    def shape(self, entry: Entry) -> Optional[Tuple[int, ...]]:
+        """Return the shape of an entry, None if unknown or partly unknown."""
+        shape = self.shapes.get((entry.node, entry.index))
+        return shape if shape is not None and all(size > 0 for size in shape) else None
+
+    def size(self, entry: Entry) -> Optional[int]:
+        """Return the number of elements of an entry, None if unknown."""
+        shape = self.shape(entry)
+        if shape is None:
+            return None
+        size = 1
+        for each in shape:
+            size *= each
+        return size
+
+    def output_name(self, graph: Graph, entry: Entry) -> str:
+        """Return the name that MXNet gives to an entry."""
+        return self.output_names.get((entry.node, entry.index)) or graph.entry_name(entry)
+
+
+def _declared_dtype(graph: Graph, position: int) -> Optional[str]:
+    node = graph.nodes[position]
+    if node.is_variable:
+        return dtypes.from_flag(node.get("__dtype__", "") or "")
+    if node.op in CAST_OPS:
+        return node.get("dtype")
+    return None
+
+
+CAST_OPS = ("Cast", "amp_cast")
+"""Operators whose one purpose is another dtype."""

@@ -1,0 +1,244 @@
+"""Free nodes labelled by an exact minimum cut on bytes moved.
+
+With two labels the cheapest placement of casts is a minimum s-t cut: the source side is float32,
+the sink side low precision. A free operator pays for the bytes that it reads and writes in its
+label; a tensor that changes dtype pays for one cast (it reads four bytes per element and writes
+two, or the reverse), which all its readers of the other dtype share. Pins are hard: a pinned
+node is the source or the sink itself.
+
+Among the cheapest placements the one with the fewest casts is taken, and among those the one
+with the most float32: the sink side that the maximum flow leaves smallest, which is unique, so
+the result does not depend on the solver. The flow's value is kept as the certificate that
+nothing cheaper exists.
+
+References:
+    Kolmogorov and Zabih, "What Energy Functions Can Be Minimized via Graph Cuts?", 2004, for
+    energies as cuts; https://doi.org/10.1109/TPAMI.2004.1262177
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+
+import igraph
+
+from .. import dtypes
+from ..errors import PassError
+from ..graph import Entry, Graph
+from .classify import FREE, LOW, Verdict
+from .facts import Facts
+
+_SOURCE = -1
+_SINK = -2
+
+# Costs are counted in units of two bytes per element: what a free operator saves on each tensor
+# by running in low precision (4 - 2 bytes), and what a cast moves (4 + 2 bytes).
+_UNIT_BYTES = 2
+_OPERATOR_UNITS = 1
+_CAST_UNITS = 3
+
+_EXACT = 2**53  # igraph's capacities are doubles: integers are exact up to here
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which nodes run in low precision, and the proof that no cheaper choice exists.
+
+    Attributes:
+        low: Positions of the nodes that run in low precision.
+        casts: Tensors that change dtype, so the number of casts.
+        cost: Objective beyond the unavoidable: bytes that free nodes move in float32 rather than
+            low precision, plus bytes that casts move; or the number of casts when ``in_bytes`` is
+            False.
+        in_bytes: Whether all sizes were known. If not, casts are counted.
+        flow: Value of the maximum flow in the same unit: a lower bound, equal to ``cost``.
+        cast_bytes: Bytes that the casts read and write in one forward pass; None if a size is
+            unknown.
+    """
+
+    low: FrozenSet[int]
+    casts: int
+    cost: int
+    in_bytes: bool
+    flow: int
+    cast_bytes: Optional[int]
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """One tensor of the placement problem.
+
+    Attributes:
+        entry: The tensor.
+        producer: Who decides its dtype: a free node's position, ``_SOURCE`` (float32) or
+            ``_SINK`` (low precision).
+        readers: Who demand a dtype of it, likewise.
+        size: Number of elements, None if unknown.
+    """
+
+    entry: Entry
+    producer: int
+    readers: FrozenSet[int]
+    size: Optional[int]
+
+
+def place(
+    graph: Graph, verdicts: Sequence[Verdict], facts: Facts, low_params: FrozenSet[int] = frozenset(),
+    output_low: bool = False,
+) -> Placement:
+    """Return the cheapest placement that keeps every pin.
+
+    Args:
+        graph: The graph.
+        verdicts: One per node, from ``classify``.
+        facts: Shapes decide the bytes; if one is missing, casts are counted in place of bytes.
+        low_params: Positions of parameters that are stored in low precision.
+        output_low: Whether the graph's float32 outputs are wanted in low precision.
+    """
+    tensors = _tensors(graph, verdicts, facts, low_params, output_low)
+    in_bytes = all(tensor.size is not None for tensor in tensors)
+    network = _Network(tensors, verdicts, in_bytes)
+    flow, free_low = network.solve()
+    low = frozenset(free_low) | {i for i, v in enumerate(verdicts) if v.label == LOW}
+    cast = [tensor.size for tensor in tensors if _is_cast(tensor, free_low)]
+    cost = network.cost(free_low)
+    if cost != flow:
+        raise PassError(f"place: the cut costs {cost}, but the maximum flow is {flow}; this is a bug in mxmp.")
+    unit = _UNIT_BYTES if in_bytes else 1
+    cast_bytes = None if None in cast else sum(_CAST_UNITS * _UNIT_BYTES * (size or 0) for size in cast)
+    return Placement(low, len(cast), cost * unit, in_bytes, flow * unit, cast_bytes)
+
+
+def _tensors(
+    graph: Graph, verdicts: Sequence[Verdict], facts: Facts, low_params: FrozenSet[int], output_low: bool
+) -> List[_Tensor]:
+    """Return the float32 tensors of a graph, with who decides and who demands their dtype."""
+    readers: Dict[Tuple[int, int], Set[int]] = {}
+    for position, node in enumerate(graph.nodes):
+        for port, entry in enumerate(node.inputs):
+            if not verdicts[position].accepts_any(port):
+                side = _side(position, verdicts) if verdicts[position].follows(port) else _SOURCE
+                readers.setdefault((entry.node, entry.index), set()).add(side)
+    for head in graph.heads:
+        readers.setdefault((head.node, head.index), set()).add(_SINK if output_low else _SOURCE)
+    tensors = []
+    for (position, index), sides in readers.items():
+        entry = Entry(position, index)
+        if facts.dtype(entry) != dtypes.FLOAT32:
+            continue
+        producer = _side(position, verdicts) if verdicts[position].moves(index) else _SOURCE
+        if position in low_params:
+            producer = _SINK
+        tensors.append(_Tensor(entry, producer, frozenset(sides), facts.size(entry)))
+    return tensors
+
+
+def _side(position: int, verdicts: Sequence[Verdict]) -> int:
+    label = verdicts[position].label
+    if label == FREE:
+        return position
+    return _SINK if label == LOW else _SOURCE
+
+
+def _is_cast(tensor: Tensor, low: Set[int]) -> bool:
+    sides = {side == _SINK or side in low for side in (tensor.producer, *tensor.readers)}
+    return len(sides) == 2
+
+
+class _Network:
+    """The flow network of a placement problem."""
+
+    def __init__(self, tensors: Sequence[_Tensor], verdicts: Sequence[Verdict], in_bytes: bool) -> None:
+        self.tensors = tensors
+        self.in_bytes = in_bytes
+        # Cost times this, plus one per cast: the fewest casts among the cheapest placements.
+        self.scale = len(tensors) + 1 if in_bytes else 1
+        self.saving = self._savings(verdicts)
+        self.vertices: Dict[int, int] = {_SOURCE: 0, _SINK: 1}
+        self.edges: List[Tuple[int, int]] = []
+        self.capacities: List[Optional[int]] = []
+        for node, units in self.saving.items():
+            self._arc(node, _SINK, units * self.scale)
+        for tensor in tensors:
+            self._add_tensor(tensor)
+
+    def _savings(self, verdicts: Sequence[Verdict]) -> Dict[int, int]:
+        """Return, per free node, the units that low precision saves on what it reads and writes."""
+        saving = {i: 0 for i, verdict in enumerate(verdicts) if verdict.label == FREE}
+        if self.in_bytes:
+            for tensor in self.tensors:
+                for side in (tensor.producer, *tensor.readers):
+                    if side in saving:
+                        saving[side] += _OPERATOR_UNITS * (tensor.size or 0)
+        return saving
+
+    def _cast_cost(self, tensor: _Tensor) -> int:
+        return _CAST_UNITS * (tensor.size or 0) if self.in_bytes else 1
+
+    def _weight(self, tensor: _Tensor) -> int:
+        return self._cast_cost(tensor) * self.scale + (1 if self.in_bytes else 0)
+
+    def _vertex(self, key: int) -> int:
+        return self.vertices.setdefault(key, len(self.vertices))
+
+    def _arc(self, start: int, end: int, capacity: Optional[int]) -> None:
+        if start == end or start == _SINK or end == _SOURCE or capacity == 0:
+            return
+        self.edges.append((self._vertex(start), self._vertex(end)))
+        self.capacities.append(capacity)
+
+    def _add_tensor(self, tensor: _Tensor) -> None:
+        weight = self._weight(tensor)
+        others = tensor.readers - {tensor.producer}
+        if len(others) == 1:
+            (reader,) = others
+            self._arc(tensor.producer, reader, weight)
+            self._arc(reader, tensor.producer, weight)
+            return
+        down = -3 - 2 * len(self.vertices)  # fresh keys for the tensor's two casts
+        up = down - 1
+        if tensor.producer != _SINK and others - {_SOURCE}:
+            self._arc(tensor.producer, down, weight)
+            for reader in sorted(others):
+                self._arc(down, reader, None)
+        if tensor.producer != _SOURCE and others - {_SINK}:
+            self._arc(up, tensor.producer, weight)
+            for reader in sorted(others):
+                self._arc(reader, up, None)
+
+    def solve(self) -> Tuple[int, Set[int]]:
+        """Return the maximum flow in units, and the free nodes on the smallest sink side."""
+        if not self.edges:
+            return 0, set()
+        finite = sum(c for c in self.capacities if c is not None)
+        if finite >= _EXACT:
+            raise PassError(f"place: the network moves {finite} units, more than doubles count exactly.")
+        capacities = [finite + 1 if c is None else c for c in self.capacities]
+        solver = igraph.Graph(n=len(self.vertices), edges=self.edges, directed=True)
+        result = solver.maxflow(0, 1, capacity=capacities)
+        sink_side = self._reaching_sink(capacities, result.flow)
+        low = {key for key, vertex in self.vertices.items() if key >= 0 and vertex in sink_side}
+        scaled = round(result.value)
+        return (scaled // self.scale if self.in_bytes else scaled), low
+
+    def _reaching_sink(self, capacities: Sequence[int], flows: Sequence[float]) -> Set[int]:
+        """Return the vertices from which the residual network still reaches the sink."""
+        reached_from: List[List[int]] = [[] for _ in self.vertices]
+        for (start, end), capacity, flow in zip(self.edges, capacities, flows):
+            if capacity - flow > 0.5:
+                reached_from[end].append(start)
+            if flow > 0.5:
+                reached_from[start].append(end)
+        seen, stack = {1}, [1]
+        while stack:
+            for vertex in reached_from[stack.pop()]:
+                if vertex not in seen:
+                    seen.add(vertex)
+                    stack.append(vertex)
+        return seen
+
+    def cost(self, low: Set[int]) -> int:
+        """Return the objective of a placement in units."""
+        operators = sum(units for node, units in self.saving.items() if node not in low)
+        return operators + sum(self._cast_cost(t) for t in self.tensors if _is_cast(t, low))

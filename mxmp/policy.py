@@ -1,0 +1,307 @@
+"""The precision policy: one immutable value that says what runs in which precision.
+
+A policy parses from a string and prints back to one that parses to the same value::
+
+    >>> str(Policy.parse("mixed_float16"))
+    'param=float32,compute=float16,output=float32,loss_scale=dynamic'
+
+References:
+    jmp (https://github.com/deepmind/jmp) for param, compute and output dtype in one value;
+    NVIDIA Apex (https://nvidia.github.io/apex/amp.html) for O0 to O3 and their properties;
+    Keras (https://keras.io/api/mixed_precision/policy) for the names of its policies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+
+from . import dtypes
+from .errors import DtypeError, PolicyError
+
+Overrides = Tuple[Tuple[str, str], ...]
+LossScaleSpec = Union[None, str, float]
+
+_DTYPE_FIELDS = {"param": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
+_FLAG_FIELDS = ("keep_batchnorm_fp32", "pure")
+_OVERRIDE_FIELDS = {"op": "ops", "name": "names", "block": "blocks"}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What runs, what is stored and what comes out in which precision.
+
+    Attributes:
+        param_dtype: Dtype that parameters are stored in where their readers compute in low
+            precision. BatchNorm's parameters and whatever a float32 operator reads stay float32.
+        compute_dtype: The low precision dtype, or float32 for no mixed precision.
+        output_dtype: Dtype of the network's floating point outputs.
+        keep_batchnorm_fp32: Give BatchNorm float32 data too. Its gamma, beta and statistics are
+            float32 always; that alone is the default, and needs no cast between a convolution,
+            its BatchNorm and the activation.
+        pure: Run operators that need float32 (softmax, exp, norms, losses) in low precision too,
+            as Apex's O3 does. Only what MXNet's kernels demand stays float32. For baselines.
+        ops: Pairs (operator name, dtype) that overrule the operator's category.
+        names: Pairs (pattern of node names, dtype); ``*``, ``?`` and ``[...]`` as in a shell.
+        blocks: Pairs (pattern of Gluon block prefixes, dtype); applies to all within the block.
+        loss_scale: None, 'dynamic' or a number: what a trainer should be given.
+
+    Overrides are given as dicts or pairs. A name overrules a block, a block overrules an
+    operator; between patterns of one kind, low precision overrules float32 (a forced include
+    beats an exclude). A region marked by ``mxmp.gluon.precision`` overrules all of them.
+
+    Raises:
+        PolicyError: If a dtype is unknown or the fields contradict each other.
+    """
+
+    param_dtype: str = dtypes.FLOAT32
+    compute_dtype: str = dtypes.FLOAT32
+    output_dtype: str = dtypes.FLOAT32
+    keep_batchnorm_fp32: bool = False
+    pure: bool = False
+    ops: Overrides = ()
+    names: Overrides = ()
+    blocks: Overrides = ()
+    loss_scale: LossScaleSpec = None
+
+    def __post_init__(self) -> None:
+        """Bring every field to its canonical form and check them against each other."""
+        for field in _DTYPE_FIELDS.values():
+            object.__setattr__(self, field, _dtype(field, getattr(self, field)))
+        for field in _OVERRIDE_FIELDS.values():
+            object.__setattr__(self, field, _overrides(field, getattr(self, field)))
+        for field in _FLAG_FIELDS:
+            if not isinstance(getattr(self, field), bool):
+                raise PolicyError(f"{field}={getattr(self, field)!r}: expected True or False.")
+        object.__setattr__(self, "loss_scale", _loss_scale(self.loss_scale))
+        self._check()
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether anything at all runs in low precision."""
+        return self.compute_dtype != dtypes.FLOAT32
+
+    def replace(self, **changes: Any) -> "Policy":
+        """Return this policy with some fields changed.
+
+        Raises:
+            PolicyError: If a field is unknown or the result contradicts itself.
+        """
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                raise PolicyError(f"unknown policy field {name!r}{did_you_mean(name, known)}.")
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def parse(cls, spec: Union[str, "Policy"], **changes: Any) -> "Policy":
+        """Return the policy that a string describes, with some fields changed.
+
+        Args:
+            spec: A preset's name ('O0' to 'O3', 'mixed_float16', 'mixed_bfloat16', 'float16',
+                'bfloat16', 'float32'), or comma-separated fields, or a preset followed by
+                fields: 'O2,loss_scale=128', 'compute=float16,op:softmax=float16',
+                'O1,block:resnet0_stage4_*=float32,name:*dense*=float32'. A policy is returned
+                as it is.
+            **changes: Fields of the policy that overrule the string's.
+
+        Raises:
+            PolicyError: If the string cannot be read; the message quotes it.
+        """
+        if isinstance(spec, cls):
+            return spec.replace(**changes) if changes else spec
+        if not isinstance(spec, str):
+            raise PolicyError(f"expected a policy or its name, found {spec!r} ({type(spec).__name__}).")
+        try:
+            fields = _parse_fields(spec)
+        except (PolicyError, DtypeError) as e:
+            raise PolicyError(f"{str(e).rstrip('.')} in policy {spec!r}.") from e
+        return cls(**fields).replace(**changes)
+
+    def __str__(self) -> str:
+        items = [f"{short}={getattr(self, field)}" for short, field in _DTYPE_FIELDS.items()]
+        items += [f"{field}=True" for field in _FLAG_FIELDS if getattr(self, field)]
+        for short, field in _OVERRIDE_FIELDS.items():
+            items += [f"{short}:{key}={dtype}" for key, dtype in getattr(self, field)]
+        if self.loss_scale is not None:
+            items.append(f"loss_scale={self.loss_scale}")
+        return ",".join(items)
+
+    def override(self, op: str, name: str) -> Optional[Tuple[str, str]]:
+        """Return (dtype, what decided) for a node that an override matches, else None."""
+        for kind, pairs, matches in (
+            ("name", self.names, lambda key: fnmatchcase(name, key)),
+            ("block", self.blocks, lambda key: fnmatchcase(name, block_pattern(key))),
+            ("op", self.ops, lambda key: key == op),
+        ):
+            found = [(dtype, key) for key, dtype in pairs if matches(key)]
+            if found:
+                dtype, key = min(found, key=lambda item: item[0] == dtypes.FLOAT32)
+                return dtype, f"{kind} override {key!r}"
+        return None
+
+    def _check(self) -> None:
+        low = self.compute_dtype
+        if self.param_dtype not in (dtypes.FLOAT32, low):
+            raise PolicyError(
+                f"param_dtype={self.param_dtype!r} with compute_dtype={low!r} makes no sense: parameters are "
+                f"stored in float32 or in the dtype that they are computed in."
+            )
+        if self.output_dtype not in (dtypes.FLOAT32, low):
+            raise PolicyError(
+                f"output_dtype={self.output_dtype!r} with compute_dtype={low!r} makes no sense: outputs come in "
+                f"float32 or in the compute dtype."
+            )
+        if not self.is_mixed:
+            self._check_float32()
+        for field in _OVERRIDE_FIELDS.values():
+            for key, dtype in getattr(self, field):
+                if dtype not in (dtypes.FLOAT32, low):
+                    raise PolicyError(
+                        f"{field}: {key!r} is set to {dtype}, but compute_dtype={low!r}; "
+                        f"use {' or '.join(sorted({low, dtypes.FLOAT32}))}."
+                    )
+
+    def _check_float32(self) -> None:
+        for field in _FLAG_FIELDS:
+            if getattr(self, field):
+                raise PolicyError(
+                    f"{field}=True with compute_dtype='float32' makes no sense: everything is float32 already."
+                )
+        if self.loss_scale not in (None, 1.0):
+            raise PolicyError(
+                f"loss_scale={self.loss_scale!r} with compute_dtype='float32' makes no sense: float32 gradients "
+                f"need no scaling. Set compute_dtype, or leave loss_scale out."
+            )
+
+
+def block_pattern(key: str) -> str:
+    """Return the pattern of node names within the blocks that a block pattern means."""
+    return key if key.endswith("*") else key.rstrip("_") + "_*"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return '; the nearest are ...' for an unknown name, or the known ones if none is near."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    if near:
+        return f"; the nearest are {', '.join(near)}"
+    return f"; expected one of {', '.join(names[:10])}" if names else ""
+
+
+def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequence[str] = ()) -> None:
+    """Check that every override of a policy applies to something.
+
+    Args:
+        policy: The policy.
+        nodes: (operator, name) of every operator node of the network.
+        blocks: Prefixes of the network's Gluon blocks, named in the message.
+
+    Raises:
+        PolicyError: Naming the first pattern that matches nothing, and the nearest names.
+    """
+    names = [name for _, name in nodes]
+    known_ops = {op for op, _ in nodes}
+    for op, _ in policy.ops:
+        if op not in known_ops:
+            raise PolicyError(f"ops: the network has no operator {op!r}{did_you_mean(op, known_ops)}.")
+    for pattern, _ in policy.names:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise PolicyError(f"names: {pattern!r} matches no node{did_you_mean(pattern, names)}.")
+    for pattern, _ in policy.blocks:
+        if not any(fnmatchcase(name, block_pattern(pattern)) for name in names):
+            raise PolicyError(f"blocks: {pattern!r} matches no block{did_you_mean(pattern, blocks or names)}.")
+
+
+def _dtype(field: str, value: Any) -> str:
+    try:
+        name = dtypes.canonical(value)
+    except DtypeError as e:
+        raise PolicyError(f"{field}: {e}") from e
+    if name not in dtypes.PRECISIONS:
+        raise PolicyError(f"{field}={name!r}: expected float16, bfloat16 or float32.")
+    return name
+
+
+def _overrides(field: str, value: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]) -> Overrides:
+    pairs = dict(value)
+    return tuple(sorted((key, _dtype(f"{field}[{key!r}]", dtype)) for key, dtype in pairs.items()))
+
+
+def _loss_scale(value: Any) -> LossScaleSpec:
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return None
+    if value == "dynamic":
+        return "dynamic"
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise PolicyError(f"loss_scale={value!r}: expected None, 'dynamic' or a positive, finite number.")
+    return number
+
+
+def _parse_fields(spec: str) -> Dict[str, Any]:
+    fields: Dict[str, Any] = {}
+    for number, item in enumerate(part.strip() for part in spec.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            if number:
+                raise PolicyError(f"{item!r} is no 'field=value' pair")
+            fields.update(_preset(item))
+        elif ":" in key:
+            _parse_override(fields, key, value)
+        else:
+            fields.update(_parse_field(key, value))
+    return fields
+
+
+def _parse_field(key: str, value: str) -> Dict[str, Any]:
+    field = _DTYPE_FIELDS.get(key, key)
+    if field in _DTYPE_FIELDS.values():
+        return {field: dtypes.canonical(value)}
+    if field in _FLAG_FIELDS:
+        if value not in ("True", "False"):
+            raise PolicyError(f"{key}={value}: expected True or False")
+        return {field: value == "True"}
+    if field == "loss_scale":
+        return {field: value}
+    known = [*_DTYPE_FIELDS, *_FLAG_FIELDS, "loss_scale", *(f"{k}:<name>" for k in _OVERRIDE_FIELDS)]
+    raise PolicyError(f"unknown field {key!r}{did_you_mean(key, known)}")
+
+
+def _parse_override(fields: Dict[str, Any], key: str, value: str) -> None:
+    kind, _, target = key.partition(":")
+    if kind not in _OVERRIDE_FIELDS or not target:
+        raise PolicyError(f"unknown override {key!r}; expected op:<name>, name:<pattern> or block:<pattern>")
+    fields.setdefault(_OVERRIDE_FIELDS[kind], {})[target] = dtypes.canonical(value)
+
+
+def _preset(name: str) -> Dict[str, Any]:
+    for known, fields in PRESETS.items():
+        if known.lower() == name.lower():
+            return dict(fields)
+    raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}")
+
+
+def _fields(param: str, compute: str, output: str, **others: Any) -> Dict[str, Any]:
+    return {"param_dtype": param, "compute_dtype": compute, "output_dtype": output, **others}
+
+
+PRESETS: Dict[str, Dict[str, Any]] = {
+    "O0": _fields("float32", "float32", "float32"),
+    "O1": _fields("float32", "float16", "float32", loss_scale="dynamic"),
+    "O2": _fields("float16", "float16", "float32", loss_scale="dynamic"),
+    "O3": _fields("float16", "float16", "float32", pure=True),
+    "mixed_float16": _fields("float32", "float16", "float32", loss_scale="dynamic"),
+    "mixed_bfloat16": _fields("float32", "bfloat16", "float32"),
+    "float16": _fields("float16", "float16", "float16", pure=True),
+    "bfloat16": _fields("bfloat16", "bfloat16", "bfloat16", pure=True),
+    "float32": _fields("float32", "float32", "float32"),
+}
+"""Fields of each named policy. O0 to O3 as in Apex, the others as in Keras."""

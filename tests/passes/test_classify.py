@@ -1,0 +1,155 @@
+"""One verdict per node: pins, taint, overrides, conditions."""
+
+from __future__ import annotations
+
+import pytest
+
+from mxmp.errors import PolicyError
+from mxmp.graph import from_text
+from mxmp.passes import Facts, classify
+from mxmp.passes.classify import FLOAT32, FREE, KEEP, LOW
+from mxmp.policy import Policy
+from mxmp.rules import RULES
+
+O1 = Policy.parse("O1")
+
+
+def verdicts_of(text, policy=O1, dtypes=None, shapes=None):
+    graph = from_text(text)
+    facts = Facts.assume_float32(graph)
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    found = {**facts.dtypes, **{(position[n], 0): d for n, d in (dtypes or {}).items()}}
+    sizes = {(position[n], 0): s for n, s in (shapes or {}).items()}
+    verdicts = classify(graph, policy, Facts(found, sizes), RULES)
+    return {node.name: verdict for node, verdict in zip(graph.nodes, verdicts)}
+
+
+def labels_of(text, **kwargs):
+    return {name: verdict.label for name, verdict in verdicts_of(text, **kwargs).items()}
+
+
+def test_each_category_has_its_label():
+    found = labels_of(
+        """x = null()
+        w = null()
+        dot = dot(x, w)
+        act = Activation(dot) {act_type: relu}
+        add = elemwise_add(act, dot)
+        soft = softmax(add)
+        custom = Custom(soft)
+        return custom"""
+    )
+    assert found == {"x": KEEP, "w": KEEP, "dot": LOW, "act": FREE, "add": FREE, "soft": FLOAT32, "custom": KEEP}
+
+
+def test_deny_taints_infer_directly_and_through_clear():
+    found = labels_of(
+        """x = null()
+        e = exp(x)
+        a = elemwise_add(e, x)
+        r = Reshape(e)
+        b = elemwise_add(r, x)
+        c = _mul_scalar(b) {scalar: 2}
+        return a, c"""
+    )
+    assert (found["a"], found["b"], found["c"]) == (FLOAT32, FLOAT32, FLOAT32)
+
+
+def test_deny_does_not_pin_a_trailing_clear():
+    assert labels_of("x = null()\ne = exp(x)\nr = Reshape(e)\nreturn r")["r"] == FREE
+
+
+def test_allow_ends_the_taint():
+    found = labels_of("x = null()\ne = exp(x)\nd = dot(e, x)\na = elemwise_add(d, x)\nreturn a")
+    assert (found["d"], found["a"]) == (LOW, FREE)
+
+
+def test_pinned_infer_taints_what_follows():
+    found = verdicts_of("x = null()\nm = _mul_scalar(x) {scalar: 1e5}\na = elemwise_add(m, x)\nreturn a")
+    assert found["a"].label == FLOAT32
+    assert found["a"].reason == "infer behind 'm' (_mul_scalar)"
+
+
+def test_pure_runs_everything_low_that_has_a_kernel():
+    found = labels_of(
+        "x = null()\ns = softmax(x)\ni = InstanceNorm(s, x, x)\na = elemwise_add(i, x)\nreturn a",
+        policy=Policy.parse("O3"),
+    )
+    assert (found["s"], found["i"], found["a"]) == (LOW, FLOAT32, LOW)
+
+
+def test_an_operator_without_bfloat16_kernel_stays_float32():
+    text = "x = null()\nd = Deconvolution(x, x)\nreturn d"
+    assert labels_of(text)["d"] == LOW
+    found = verdicts_of(text, policy=Policy.parse("mixed_bfloat16"))["d"]
+    assert (found.label, found.reason) == (FLOAT32, "MXNet has no bfloat16 kernel for it")
+
+
+def test_keep_batchnorm_fp32():
+    text = "x = null()\ng = null()\nbn = BatchNorm(x, g, g, g, g) x3\nreturn bn"
+    assert labels_of(text)["bn"] == FREE
+    assert labels_of(text, policy=Policy.parse("O1", keep_batchnorm_fp32=True))["bn"] == FLOAT32
+
+
+@pytest.mark.parametrize("dtype, label", [("float32", FREE), ("int32", KEEP), ("float64", KEEP), ("float16", KEEP)])
+def test_data_that_is_not_float32_is_left_alone(dtype, label):
+    found = verdicts_of("x = null()\nr = Reshape(x)\nreturn r", dtypes={"x": dtype, "r": dtype})["r"]
+    assert found.label == label
+    assert label == FREE or found.reason == f"input 0 is {dtype} already"
+
+
+def test_unknown_dtype_is_left_alone():
+    graph = from_text("x = null()\nr = Reshape(x)\nreturn r")
+    verdict = classify(graph, O1, Facts({(0, 0): "float32"}), RULES)[1]
+    assert (verdict.label, verdict.reason) == (KEEP, "the dtype of output 0 is unknown")
+
+
+def test_index_ports_do_not_matter_to_the_verdict():
+    text = "i = null()\nw = null()\ne = Embedding(i, w)\nreturn e"
+    found = verdicts_of(text, dtypes={"i": "int32"})["e"]
+    assert found.label == FREE
+    assert not found.follows(0) and found.follows(1)
+
+
+@pytest.mark.parametrize("shape, label", [((4, 1024), FREE), ((4, 1025), FLOAT32), (None, FLOAT32)])
+def test_long_reductions_stay_float32(shape, label):
+    text = "x = null()\ns = sum(x) {axis: 1}\nreturn s"
+    assert labels_of(text, shapes={"x": shape} if shape else None)["s"] == label
+
+
+def test_overrides_by_operator_name_block_and_region():
+    text = """x = null()
+        net_a_fwd = dot(x, x)
+        net_b_soft = softmax(net_a_fwd)
+        net_c_fwd = dot(net_b_soft, x) {__mxmp_precision__: float32}
+        net_d_fwd = exp(net_c_fwd) {__mxmp_precision__: low}
+        return net_d_fwd"""
+    policy = Policy.parse("O1", ops={"softmax": "float16"}, blocks={"net_a": "float32"}, names={"net_c*": "float16"})
+    found = verdicts_of(text, policy=policy)
+    assert [v.label for v in found.values()][1:] == [FLOAT32, LOW, FLOAT32, LOW]
+    assert found["net_c_fwd"].reason == "precision('float32') region"
+
+
+IMPOSSIBLE = {
+    "no rule": (
+        "x = null()\nc = Custom(x)\nreturn c",
+        Policy.parse("O1", names={"c": "float16"}),
+        r"name override 'c' asks for float16 at node 'c' \(Custom\), but mxmp has no rule for operator 'Custom'",
+    ),
+    "no kernel": (
+        "x = null()\nc = InstanceNorm(x, x, x)\nreturn c",
+        Policy.parse("O1", names={"c": "float16"}),
+        r"at node 'c' \(InstanceNorm\), but MXNet 1.9.1 has no float16 kernel",
+    ),
+    "region in another dtype": (
+        "x = null()\nc = dot(x, x) {__mxmp_precision__: bfloat16}\nreturn c",
+        O1,
+        r"precision\('bfloat16'\) region asks for bfloat16 at node 'c' \(dot\), but the policy's compute_dtype is float16",
+    ),
+}
+
+
+@pytest.mark.parametrize("text, policy, message", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+def test_impossible_override_is_an_error_that_names_the_node(text, policy, message):
+    with pytest.raises(PolicyError, match=message):
+        verdicts_of(text, policy=policy)

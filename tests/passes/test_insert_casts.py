@@ -1,0 +1,169 @@
+"""Insertion, text in and text out."""
+
+from __future__ import annotations
+
+import pytest
+
+from mxmp.errors import PassError
+from mxmp.graph import from_text, to_text
+from mxmp.passes import Facts, InsertCasts
+from mxmp.policy import Policy
+
+O1 = Policy.parse("O1")
+BF16 = Policy.parse("mixed_bfloat16")
+
+
+def insert(text, policy=O1, **facts):
+    graph = from_text(text)
+    known = Facts.assume_float32(graph)
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    dtypes = {**known.dtypes, **{(position[n], 0): d for n, d in facts.get("dtypes", {}).items()}}
+    given = Facts(dtypes, params=frozenset(facts.get("params", ())))
+    result = InsertCasts(policy, given)(graph)
+    return to_text(result.graph)
+
+
+def lines(text):
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+def test_one_operator_gets_two_casts():
+    assert insert("x = null()\ny = relu(x)\nd = dot(y, y)\nreturn d") == lines(
+        """
+        x = null()
+        y = relu(x)
+        y_output_cast_float16 = Cast(y) {__mxmp__: cast; dtype: float16}
+        d_float16 = dot(y_output_cast_float16, y_output_cast_float16)
+        d = Cast(d_float16) {__mxmp__: head; dtype: float32}
+        return d
+        """
+    )
+
+
+def test_bfloat16_is_cast_by_amp_cast():
+    assert insert("x = null()\nf = FullyConnected(x, x)\nreturn f", BF16) == lines(
+        """
+        x = null()
+        x_cast_bfloat16 = amp_cast(x) {__mxmp__: cast; dtype: bfloat16}
+        f_bfloat16 = FullyConnected(x_cast_bfloat16, x_cast_bfloat16)
+        f = amp_cast(f_bfloat16) {__mxmp__: head; dtype: float32}
+        return f
+        """
+    )
+
+
+RESIDUAL = """
+    x = null()
+    w = null()
+    g = null()
+    b = null()
+    m = null()
+    v = null()
+    conv = Convolution(x, w)
+    bn = BatchNorm(conv, g, b, m, v) x3
+    act = Activation(bn) {act_type: relu}
+    conv2 = Convolution(act, w)
+    add = elemwise_add(conv2, act)
+    return add
+"""
+
+
+def test_no_cast_between_convolution_batch_norm_relu_and_residual_add():
+    assert insert(RESIDUAL).splitlines()[8:] == lines(
+        """
+        conv = Convolution(x_cast_float16, w_cast_float16)
+        bn = BatchNorm(conv, g, b, m, v) x3
+        act = Activation(bn) {act_type: relu}
+        conv2 = Convolution(act, w_cast_float16)
+        add_float16 = elemwise_add(conv2, act)
+        add = Cast(add_float16) {__mxmp__: head; dtype: float32}
+        return add
+        """
+    ).splitlines()
+
+
+def test_keep_batchnorm_fp32_gives_it_float32_data():
+    text = insert(RESIDUAL, O1.replace(keep_batchnorm_fp32=True))
+    assert "bn = BatchNorm(conv_output_cast_float32, g, b, m, v) x3" in text
+
+
+def test_parameters_are_stored_low_only_where_all_readers_are():
+    text = """
+        x = null()
+        w = null() {__dtype__: 0}
+        tied = null() {__dtype__: 0}
+        d = dot(x, w)
+        e = exp(tied)
+        f = dot(e, tied)
+        return d, f
+    """
+    found = insert(text, Policy.parse("O2"), params=("w", "tied"))
+    assert "w = null() {__dtype__: 2; __mxmp_stored__: float32}" in found
+    assert "tied = null() {__dtype__: 0}" in found
+    assert "tied_cast_float16 = Cast(tied)" in found and "w_cast" not in found
+
+
+def test_integers_and_labels_are_never_cast():
+    text = """
+        ids = null()
+        label = null()
+        w = null()
+        e = Embedding(ids, w)
+        d = dot(e, w)
+        loss = SoftmaxOutput(d, label)
+        return loss
+    """
+    found = insert(text, dtypes={"ids": "int32"})
+    assert "ids_cast" not in found and "label_cast" not in found
+    assert "loss = SoftmaxOutput(d_output_cast_float32, label)" in found
+
+
+def test_float_indices_are_never_cast():
+    assert "ids_cast" not in insert("ids = null()\nw = null()\ne = Embedding(ids, w)\nd = dot(e, w)\nreturn d")
+
+
+def test_output_dtype_low():
+    found = insert("x = null()\nd = dot(x, x)\ns = softmax(d)\nreturn d, s", O1.replace(output_dtype="float16"))
+    assert found.splitlines()[-1] == "return d, s"
+    assert "s = Cast(s_float32) {__mxmp__: head; dtype: float16}" in found
+
+
+def test_an_output_that_is_also_read():
+    found = insert("x = null()\nd = dot(x, x)\nf = dot(d, d)\ne = exp(d)\nreturn d, f, e")
+    assert found.splitlines()[-1] == "return d, f, e"
+    assert found.count("dtype: float32") == 2  # d once, shared by the output and exp; f
+
+
+def test_input_that_is_an_output_is_left_alone():
+    assert insert("x = null()\nd = dot(x, x)\nreturn x, d").splitlines()[-1] == "return x, d"
+
+
+def test_names_stay_unique():
+    found = insert("d_cast_float16 = null()\nd = null()\nf = dot(d, d_cast_float16)\nreturn f")
+    names = [line.split(" = ")[0] for line in found.splitlines()[:-1]]
+    assert len(names) == len(set(names))
+
+
+def test_ctx_group_is_kept_by_casts():
+    found = insert("x = null()\nd = dot(x, x) {__ctx_group__: dev1}\nreturn d")
+    assert found.count("__ctx_group__: dev1") == 3
+
+
+def test_no_allow_operator_leaves_the_graph_unchanged():
+    graph = from_text("x = null()\na = relu(x)\nb = elemwise_add(a, x)\nreturn b")
+    result = InsertCasts(O1)(graph)
+    assert not result.modified and result.graph is graph
+
+
+def test_float32_policy_leaves_the_graph_unchanged():
+    assert not InsertCasts(Policy())(from_text(RESIDUAL)).modified
+
+
+def test_inserting_twice_is_refused_by_name():
+    once = InsertCasts(O1)(from_text(RESIDUAL)).graph
+    with pytest.raises(PassError, match=r"node 'x_cast_float16' \(Cast\) is a cast of mxmp; erase"):
+        InsertCasts(O1)(once)
+
+
+def test_insertion_is_deterministic():
+    assert insert(RESIDUAL) == insert(RESIDUAL)
