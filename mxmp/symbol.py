@@ -16,7 +16,7 @@ import mxnet as mx
 from . import dtypes
 from .errors import ConvertError, InferenceError
 from .graph import Entry, Graph, from_json, to_json
-from .passes import EraseCasts, Emulate, Facts, FoldCasts, InsertCasts
+from .passes import Emulate, EraseCasts, Facts, FoldCasts, InsertCasts
 from .passes.insert_casts import Plan
 from .policy import Policy
 from .report import Report, make_report
@@ -101,7 +101,10 @@ class Converted:
 
 
 def convert_graph(
-    symbol: Any, policy: Policy, shapes: Optional[Shapes] = None, types: Optional[Dtypes] = None,
+    symbol: Any,
+    policy: Policy,
+    shapes: Optional[Shapes] = None,
+    types: Optional[Dtypes] = None,
     params: FrozenSet[str] = frozenset(),
 ) -> Converted:
     """Convert a symbol: erase earlier casts, insert and fold new ones, and check the result.
@@ -122,7 +125,7 @@ def convert_graph(
     erased = EraseCasts()(to_graph(symbol))
     source = from_graph(erased.graph, symbol) if erased.modified else symbol
     graph = to_graph(source) if erased.modified else erased.graph
-    types = {**_undeclared(graph), **(types or {})}
+    types = _input_dtypes(source, graph, shapes, types or {}, params)
     facts = infer_facts(source, graph, shapes, types, params)
     insertion = InsertCasts(policy, facts)
     plan = insertion.plan(graph)
@@ -137,9 +140,25 @@ def convert_graph(
     return Converted(result, after, new_facts, _names(graph, plan), make_report(policy, graph, facts, plan, after))
 
 
-def _undeclared(graph: Graph) -> Dict[str, str]:
-    variables = (node for node in graph.nodes if node.is_variable)
-    return {node.name: dtypes.FLOAT32 for node in variables if node.get("__dtype__") in (None, "-1")}
+def _input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Dtypes:
+    """Return the dtypes of variables, float32 for those that neither declare nor imply another.
+
+    Inputs come first, since MXNet infers the dtypes of parameters from them; what is unknown
+    even then is float32 too.
+    """
+    undeclared = {node.name for node in graph.nodes if node.is_variable and node.get("__dtype__") in (None, "-1")}
+    inputs = {name for name in undeclared if name in shapes or (params and name not in params)}
+    known = {**{name: dtypes.FLOAT32 for name in inputs}, **types}
+    rest = undeclared - set(known)
+    if rest:
+        facts = infer_facts(symbol, graph, {}, known, params)
+        unknown = [
+            node.name
+            for position, node in enumerate(graph.nodes)
+            if node.name in rest and node.is_variable and facts.dtype(Entry(position)) is None
+        ]
+        known.update((name, dtypes.FLOAT32) for name in unknown)
+    return known
 
 
 def _names(graph: Graph, plan: Plan) -> FrozenSet[str]:

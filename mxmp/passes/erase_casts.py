@@ -35,9 +35,7 @@ class EraseCasts(Pass):
 
 
 def _original_names(graph: Graph) -> Dict[int, str]:
-    return {
-        node.inputs[0].node: node.name for node in graph.nodes if node.get(MARK_ATTR) == HEAD_MARK
-    }
+    return {node.inputs[0].node: node.name for node in graph.nodes if node.get(MARK_ATTR) == HEAD_MARK}
 
 
 def _original_storage(node: Node) -> Node:

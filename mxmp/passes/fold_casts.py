@@ -7,7 +7,7 @@ inserted cast would give, an equal cast that the network has already gives as we
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Dict, Optional, Tuple
+from typing import ClassVar, Dict, Optional, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
@@ -41,19 +41,32 @@ class _Folder:
         self.graph = graph
         self.builder = GraphBuilder(graph)
         self.known: Dict[Tuple[Entry, str], Entry] = {}  # (what is cast, how) -> the cast
+        self.own = _own_casts(graph)
+        self.emitted: Set[int] = set()
 
     def run(self) -> Graph:
         for position, node in enumerate(self.graph.nodes):
-            inputs = tuple(self.builder.mapped(entry) for entry in node.inputs)
-            same = self._equal(node, inputs)
-            if same is not None and node.get(MARK_ATTR) == CAST_MARK:
-                self.builder.redirect(Entry(position), same)
-                continue
-            new = self.builder.copy(position, replace(node, inputs=inputs))
-            how = _conversion(node)
-            if how is not None:
-                self.known.setdefault((inputs[0], how), Entry(new))
+            if node.get(MARK_ATTR) == CAST_MARK:
+                own = self.own.get((node.inputs[0], _conversion(node) or ""))
+                if own is not None:
+                    self._emit(own)  # an equal cast of the network's own comes later: let it come now
+                same = self._equal(node, (self.builder.mapped(node.inputs[0]),))
+                if same is not None:
+                    self.builder.redirect(Entry(position), same)
+                    continue
+            self._emit(position)
         return self.builder.finish(self.builder.mapped(head) for head in self.graph.heads)
+
+    def _emit(self, position: int) -> None:
+        if position in self.emitted:
+            return
+        self.emitted.add(position)
+        node = self.graph.nodes[position]
+        inputs = tuple(self.builder.mapped(entry) for entry in node.inputs)
+        new = self.builder.copy(position, replace(node, inputs=inputs))
+        how = _conversion(node)
+        if how is not None:
+            self.known.setdefault((inputs[0], how), Entry(new))
 
     def _equal(self, node: Node, inputs: Tuple[Entry, ...]) -> Optional[Entry]:
         """Return an entry of the new graph that holds what a cast would give."""
@@ -77,6 +90,16 @@ class _Folder:
         if node.is_variable:
             return dtypes.from_flag(node.get("__dtype__", "") or "")
         return _cast_dtype(node)
+
+
+def _own_casts(graph: Graph) -> Dict[Tuple[Entry, str], int]:
+    """Return the positions of the network's own casts by (what is cast, how)."""
+    found: Dict[Tuple[Entry, str], int] = {}
+    for position, node in enumerate(graph.nodes):
+        how = _conversion(node)
+        if how is not None and node.get(MARK_ATTR) is None and not node.control_deps:
+            found.setdefault((node.inputs[0], how), position)
+    return found
 
 
 def _cast_dtype(node: Node) -> Optional[str]:

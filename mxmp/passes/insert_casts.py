@@ -160,8 +160,12 @@ class _Inserter:
         if key not in self.casts:
             name = f"{self.facts.output_name(self.graph, entry)}_cast_{dtype}"
             attrs = {"dtype": dtype, MARK_ATTR: CAST_MARK, **self._place_attrs(entry.node, reader)}
-            node = Node(cast_op(dtype, self.low_dtype), self.builder.unique(name), make_attrs(attrs),
-                        (self.builder.mapped(entry),))
+            node = Node(
+                cast_op(dtype, self.low_dtype),
+                self.builder.unique(name),
+                make_attrs(attrs),
+                (self.builder.mapped(entry),),
+            )
             self.casts[key] = Entry(self.builder.add(node))
         return self.casts[key]
 

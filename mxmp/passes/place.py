@@ -84,7 +84,10 @@ class _Tensor:
 
 
 def place(
-    graph: Graph, verdicts: Sequence[Verdict], facts: Facts, low_params: FrozenSet[int] = frozenset(),
+    graph: Graph,
+    verdicts: Sequence[Verdict],
+    facts: Facts,
+    low_params: FrozenSet[int] = frozenset(),
     output_low: bool = False,
 ) -> Placement:
     """Return the cheapest placement that keeps every pin.
@@ -141,7 +144,7 @@ def _side(position: int, verdicts: Sequence[Verdict]) -> int:
     return _SINK if label == LOW else _SOURCE
 
 
-def _is_cast(tensor: Tensor, low: Set[int]) -> bool:
+def _is_cast(tensor: _Tensor, low: Set[int]) -> bool:
     sides = {side == _SINK or side in low for side in (tensor.producer, *tensor.readers)}
     return len(sides) == 2
 

@@ -26,6 +26,16 @@ def test_an_existing_cast_is_absorbed():
     ) == lines("x = null()\nmine = Cast(x) {dtype: float16}\nd = dot(mine, mine)\nreturn d")
 
 
+def test_an_existing_cast_that_comes_later_is_absorbed():
+    assert fold(
+        """x = null()
+        x_cast_float16 = Cast(x) {__mxmp__: cast; dtype: float16}
+        d = dot(x_cast_float16, x_cast_float16)
+        mine = Cast(x) {dtype: float16}
+        return d, mine"""
+    ) == lines("x = null()\nmine = Cast(x) {dtype: float16}\nd = dot(mine, mine)\nreturn d, mine")
+
+
 def test_widening_and_back_is_the_identity():
     assert fold(
         """x = null() {__dtype__: 2}

@@ -1,0 +1,39 @@
+"""``precision``: a region of ``hybrid_forward`` with a precision of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from .. import dtypes
+from ..errors import PolicyError
+from ..passes.classify import LOW, PRECISION_ATTR
+from ..policy import did_you_mean
+
+
+def precision(dtype: str) -> Any:
+    """Return a context manager whose operators run in float32, or in low precision.
+
+    It marks the operators that are created inside, which conversion reads; it changes nothing on
+    a net that is not converted. It overrules every other setting of the policy.
+
+    Args:
+        dtype: 'float32', or 'low' for the policy's compute dtype, or that dtype by name (which
+            is an error under a policy with another one).
+
+    Raises:
+        PolicyError: If it is none of these.
+
+    Example::
+
+        def hybrid_forward(self, F, x):
+            x = self.body(x)
+            with mxmp.gluon.precision("float32"):
+                return F.broadcast_div(x, F.sum(x, axis=1, keepdims=True))
+    """
+    known = (dtypes.FLOAT32, LOW, *dtypes.LOW_PRECISION)
+    name = dtype if dtype == LOW else dtypes.canonical(dtype)
+    if name not in known:
+        raise PolicyError(f"precision({dtype!r}): expected one of {', '.join(known)}{did_you_mean(name, known)}.")
+    return mx.AttrScope(**{PRECISION_ATTR: name})

@@ -1,0 +1,109 @@
+"""A Gluon block's graph before its first call, and errors that name the block."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, List, Optional, Tuple
+
+import mxnet as mx
+from mxnet import gluon
+
+from ..errors import ConvertError
+
+
+def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
+    """Return the outermost HybridBlocks of a net, each of which has a graph of its own.
+
+    Raises:
+        ConvertError: If there is none; it names the block.
+    """
+    if not isinstance(net, gluon.Block):
+        raise ConvertError(f"expected a Gluon block, found {type(net).__name__}.")
+    found: List[gluon.HybridBlock] = []
+    _collect(net, found)
+    if not found:
+        raise ConvertError(
+            f"block '{net.name}' ({type(net).__name__}) holds no HybridBlock, so there is no graph to convert."
+        )
+    return found
+
+
+def _collect(block: gluon.Block, found: List[gluon.HybridBlock]) -> None:
+    if isinstance(block, gluon.HybridBlock):
+        if not any(block is other for other in found):
+            found.append(block)
+        return
+    for child in block._children.values():
+        _collect(child, found)
+
+
+def descendants(block: gluon.Block) -> List[gluon.Block]:
+    """Return every block below a block."""
+    below: List[gluon.Block] = []
+    for child in block._children.values():
+        below += [child, *descendants(child)]
+    return below
+
+
+def prefixes(net: gluon.Block) -> List[str]:
+    """Return the prefixes of a net's blocks, itself included."""
+    return sorted({block.prefix for block in (net, *descendants(net)) if block.prefix})
+
+
+def trace_early(net: gluon.HybridBlock) -> Optional[Any]:
+    """Return the net's symbol for inputs that its signature suggests, or None.
+
+    A guess: it serves to report errors before the first batch, and nothing is built on it. A net
+    that cannot be traced like this is traced when it is called.
+    """
+    if isinstance(net, gluon.SymbolBlock):
+        return net._cached_graph[1]
+    count = _input_count(net)
+    names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
+    try:
+        params = {name: param.var() for name, param in net._reg_params.items()}
+        with net.name_scope():
+            out = type(net).hybrid_forward(net, mx.sym, *(mx.sym.var(name) for name in names), **params)
+        outputs, _ = gluon.block._flatten(out, "output")
+        return mx.sym.Group(outputs)
+    except Exception:
+        return None
+
+
+def _input_count(net: gluon.HybridBlock) -> int:
+    parameters = list(inspect.signature(type(net).hybrid_forward).parameters.values())[2:]
+    inputs = [
+        p
+        for p in parameters
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and p.name not in net._reg_params
+    ]
+    return max(1, len(inputs))
+
+
+def trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:
+    """Return the error for a net whose ``hybrid_forward`` failed on symbols; it names the block."""
+    block = _failing_block(error) or net
+    return ConvertError(
+        f"block '{block.name}' ({type(block).__name__}) cannot be traced: {type(error).__name__}: {error}. "
+        f"Its hybrid_forward must work on symbols: no shapes, no values, no indexing. Rewrite it, or convert "
+        f"the blocks around it."
+    )
+
+
+def _failing_block(error: Exception) -> Optional[gluon.Block]:
+    """Return the innermost block whose method was running when an error was raised."""
+    found: Optional[gluon.Block] = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        block = frame.f_locals.get("self")
+        if frame.f_code.co_name in ("hybrid_forward", "forward") and isinstance(block, gluon.Block):
+            found = block
+        traceback = traceback.tb_next
+    return found
+
+
+def split_inputs(args: Tuple[Any, ...]) -> List[Any]:
+    """Return the arrays or symbols among possibly nested arguments, None left out."""
+    flat, _ = gluon.block._flatten(args, "input")
+    return [item for item in flat if item is not None]

@@ -1,0 +1,459 @@
+"""A gluon Trainer with loss scaling, exact skips and float32 masters."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import mxnet as mx
+
+from ..errors import LossScaleError, NonFiniteLossError, StaleGradientError, StateError, TrainerError
+from ..loss_scale import LossScale, NoOpLossScale, parse
+from ..optimizer import states
+from ..optimizer.finite import all_finite, first_non_finite
+from ..optimizer.masters import is_low_precision, to_float32
+from ..optimizer.multi_precision import MultiPrecision
+from ..optimizer.norm import clip_coefficient, gather, host_norm, scale_in_place, sum_of_squares
+from ..optimizer.scaler import Scaler, Stage, scale_loss
+
+_Update = Tuple[int, mx.nd.NDArray, mx.nd.NDArray]  # index, gradient, weight
+
+
+class Trainer(mx.gluon.Trainer):
+    """Applies an optimizer to parameters, as ``mx.gluon.Trainer``, in mixed precision.
+
+    Three things are added. The loss is scaled, and a step whose gradients are not finite is
+    skipped without a trace: weights, optimizer states, update counts and schedule keep every
+    bit. Float16 and bfloat16 parameters have float32 masters (see
+    `mxmp.optimizer.MultiPrecision`). Calls out of turn are errors that say what to do.
+
+    The order of calls::
+
+        with autograd.record():
+            loss = loss_fn(net(x), y)
+        with trainer.scale_loss(loss) as scaled:  # as often as wanted
+            scaled.backward()
+        trainer.unscale()                         # optional: true gradients in param.grad()
+        trainer.clip_global_norm(1.0)             # optional
+        trainer.step(batch_size)
+
+    A step reads once on the host (the finite check); without a loss scale, never.
+
+    Args:
+        params: As for ``mx.gluon.Trainer``.
+        optimizer: A name, an ``mx.optimizer.Optimizer``, or a `MultiPrecision`.
+        optimizer_params: As for ``mx.gluon.Trainer``. ``multi_precision`` (default True) says
+            whether low precision parameters have masters; with an optimizer instance it is the
+            only key.
+        kvstore: As for ``mx.gluon.Trainer``.
+        compression_params: As for ``mx.gluon.Trainer``.
+        update_on_kvstore: True only without a loss scale, because such an update happens inside
+            the all-reduce, before any check. None means False where MXNet allows the choice.
+        loss_scale: 'dynamic', a number, a `LossScale`, or None for no scaling and no checks.
+
+    Raises:
+        TrainerError: If the arguments contradict each other.
+        LossScaleError: If ``loss_scale`` is none.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: Optional[Dict[str, Any]] = None,
+        kvstore: Any = "device",
+        compression_params: Optional[Dict[str, Any]] = None,
+        update_on_kvstore: Optional[bool] = None,
+        loss_scale: Any = "dynamic",
+    ) -> None:
+        self._scaler = Scaler(parse(loss_scale))
+        # Parameters whose ``_grad`` shows float32 copies until the step: what it held, the copies.
+        self._shown: List[Tuple[mx.gluon.Parameter, List[mx.nd.NDArray], List[mx.nd.NDArray]]] = []
+        values = params.values() if hasattr(params, "values") else params
+        sparse = any(getattr(param, "_stype", "default") != "default" for param in values)
+        choice = _choose_update(self._scaler.active, kvstore, update_on_kvstore, sparse)
+        super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The present loss scale. May be set between steps, to whatever ``Trainer`` takes."""
+        return self._scaler.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, spec: Any) -> None:
+        value = parse(spec)
+        if not isinstance(value, NoOpLossScale) and self._kvstore_params["update_on_kvstore"] is not False:
+            raise _refuse_kvstore_update("the kvstore of this trainer")
+        self._scaler.loss_scale = value
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps skipped so far because of non-finite gradients."""
+        return self._scaler.skipped_steps
+
+    @property
+    def consecutive_skips(self) -> int:
+        """Steps skipped since the last one that was taken."""
+        return self._scaler.consecutive_skips
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was skipped."""
+        return self._scaler.last_step_skipped
+
+    def scale_loss(self, loss: Any, *others: Trainer) -> contextlib.AbstractContextManager[Any]:
+        """Return a context manager that yields the loss times the loss scale.
+
+        Call backward on what it yields, inside the block. Works inside and outside of
+        ``autograd.record()``. A low precision loss is cast to float32 first; the gradient of
+        that cast is the scale itself, so a float16 loss cannot bear a scale above 65504 and
+        costs one skipped step at 65536. Several blocks may come before a step: their gradients
+        are of one scale.
+
+        Args:
+            loss: An NDArray of any shape and floating point dtype, on any context, or nested
+                lists and tuples of them; the container is kept.
+            others: Further trainers whose parameters the loss depends on. All of them use the
+                smallest of their scales for this window; each then steps on its own.
+
+        Raises:
+            TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss.
+        """
+        return scale_loss(loss, [trainer._scaler for trainer in (self, *others)])
+
+    def unscale(self) -> None:
+        """Make ``param.grad()`` the true gradients, in float32, reduced over the contexts.
+
+        Float32 gradients are unscaled in place. For float16 and bfloat16 parameters, whose
+        dtype would flush them to zero, ``param.grad()`` shows float32 copies until the step is
+        over. They may be changed in place; the step uses what it finds. Gradients that were not
+        finite before still make the step skip, whatever becomes of them. No host read.
+
+        Raises:
+            TrainerError: Twice in a window, inside a scale_loss block, or without gradients.
+        """
+        if self._scaler.window.stage is Stage.UNSCALED:
+            raise TrainerError(
+                "unscale: the gradients of this window are unscaled already; call unscale once, "
+                "after the last backward, then step."
+            )
+        self._begin("unscale")
+        if not self._scaler.window.reduced:
+            self._reduce()
+        self._unscale()
+
+    def clip_global_norm(self, max_norm: float) -> float:
+        """Scale the gradients down so that their global norm is at most ``max_norm``.
+
+        Unscales first if `unscale` was not called. As in ``gluon.utils.clip_global_norm``, the
+        norm is that of ``param.grad()``, not yet divided by the batch size. This reads once on
+        the host, for the norm and the finite check together; `step` then reads no more, so
+        changes of the gradients after this call are not checked. Contexts without a kvstore
+        have gradients of their own: the largest norm counts.
+
+        Args:
+            max_norm: Positive.
+
+        Returns:
+            The norm before clipping, computed in float32. It is inf or NaN if the gradients are
+            not finite; then nothing is clipped and the step will be skipped.
+
+        Raises:
+            TrainerError: If ``max_norm`` is not positive, or as `unscale`.
+            NonFiniteLossError: If the loss itself was not finite.
+        """
+        if not max_norm > 0:
+            raise TrainerError(f"clip_global_norm: max_norm is {max_norm}; expected a positive number.")
+        if self._scaler.window.stage is not Stage.UNSCALED:
+            self._begin("clip_global_norm")
+            if not self._scaler.window.reduced:
+                self._reduce()
+            self._unscale()
+        self._scaler.require_closed("clip_global_norm")
+        grads = [list(group) for group in zip(*(param.list_grad() for param in self._fresh()))]
+        norm = self._read_norm(grads[:1] if self._kvstore else grads)
+        coefficient = clip_coefficient(norm, max_norm) if self._scaler.window.finite else 1.0
+        if coefficient < 1.0:
+            for group in grads:
+                scale_in_place(group, coefficient)
+        return norm
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
+        """Reduce the gradients, check them and update the parameters, or skip.
+
+        Args:
+            batch_size: Gradients are divided by it.
+            ignore_stale_grad: True leaves parameters alone whose gradients no backward wrote
+                since the last step; False makes them an error.
+
+        Returns:
+            True if the parameters were updated, False if the step was skipped.
+
+        Raises:
+            TrainerError: Inside a scale_loss block, if the loss was not scaled, after
+                `allreduce_grads`, or (StaleGradientError) without fresh gradients.
+            NonFiniteLossError: If the loss itself was not finite; nothing is updated.
+            LossScaleError: If the loss scale gave up; nothing is updated.
+        """
+        if self._scaler.window.reduced and self._scaler.window.stage is not Stage.UNSCALED:
+            raise TrainerError("step came after allreduce_grads and would reduce again; call update.")
+        if self._updates_on_kvstore():
+            self._scaler.require_closed("step")
+            super().step(batch_size, ignore_stale_grad)
+            return True
+        rescale = self._scale / batch_size
+        self._begin("step", ignore_stale_grad, check_stale=True)
+        if self._scaler.window.stage is not Stage.UNSCALED:
+            self._reduce()
+        return self._finish(rescale, ignore_stale_grad)
+
+    def allreduce_grads(self) -> None:
+        """Reduce the gradients over the contexts, still scaled; then call `update`.
+
+        Raises:
+            TrainerError: Twice in a window, after `unscale`, inside a scale_loss block, or
+                without gradients.
+        """
+        if self._scaler.window.reduced:
+            raise TrainerError("allreduce_grads: the gradients are reduced already; call update or step.")
+        self._begin("allreduce_grads")
+        self._reduce()
+
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
+        """Check the gradients and update the parameters, or skip: `step` without reducing.
+
+        Args:
+            batch_size: As for `step`.
+            ignore_stale_grad: As for `step`.
+
+        Returns:
+            As `step`.
+
+        Raises:
+            TrainerError: As `step`.
+            NonFiniteLossError: As `step`.
+            LossScaleError: As `step`.
+        """
+        rescale = self._scale / batch_size
+        self._begin("update", ignore_stale_grad, check_stale=True)
+        return self._finish(rescale, ignore_stale_grad)
+
+    def save_states(self, fname: str) -> None:
+        """Save optimizer states, masters, counters, scheduler and loss scale to one file.
+
+        A run that loads it, with the parameters, goes on bit for bit as if never stopped. The
+        file is written whole or not at all. Where the kvstore updates, MXNet writes its own
+        format.
+
+        Args:
+            fname: Any name; the format is .npz with a JSON header.
+
+        Raises:
+            TrainerError: Between backward and step: gradients are not saved.
+        """
+        if self._updates_on_kvstore():
+            super().save_states(fname)
+            return
+        self._scaler.require_ready("save_states")
+        states.save(fname, self._target(), self._scaler.to_dict())
+
+    def load_states(self, fname: str) -> None:
+        """Load what `save_states` saved; the file decides over every field it has.
+
+        Args:
+            fname: The file.
+
+        Raises:
+            StateError: If the file is damaged or does not fit; then nothing is changed.
+            TrainerError: Between backward and step.
+        """
+        if self._updates_on_kvstore():
+            super().load_states(fname)
+            return
+        self._scaler.require_ready("load_states")
+        loaded = states.load(fname, self._target())
+        try:
+            self._scaler.load_dict(loaded.extra)
+        except LossScaleError as e:
+            raise StateError(f"{fname}: the loss scale does not load: {e}") from e
+        loaded.apply()
+
+    # Set-up.
+
+    def _init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
+        options = dict(optimizer_params)
+        masters = options.pop("multi_precision", True)
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            optimizer, options = mx.optimizer.create(optimizer, **options), {}
+        if options:
+            raise TrainerError(
+                f"optimizer_params has {sorted(options)}, but the optimizer is an instance; set them on it."
+            )
+        if not isinstance(optimizer, MultiPrecision):
+            optimizer = MultiPrecision(optimizer, masters)
+        super()._init_optimizer(optimizer, {})
+
+    def _prepare(self) -> None:
+        if not self._kv_initialized:
+            self._init_kvstore()
+        if self._params_to_init:
+            self._init_params()
+
+    def _updates_on_kvstore(self) -> bool:
+        self._prepare()
+        return bool(self._kvstore and self._update_on_kvstore)
+
+    def _target(self) -> states.Target:
+        return states.Target(self._optimizer, self._updaters, self._contexts, self._params)
+
+    # The window.
+
+    def _begin(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
+        """Raise if ``call`` cannot come now; changes nothing."""
+        self._scaler.require_closed(call)
+        if self._updates_on_kvstore():
+            raise TrainerError(f"{call} cannot be used where the kvstore updates; set update_on_kvstore=False.")
+        if next(self._fresh(), None) is None and not (ignore_stale and not self._scaler.checks):
+            raise StaleGradientError(
+                f"{call}: no parameter has a gradient from after the last step; run backward first."
+            )
+        self._scaler.require_scaled(call)
+        if check_stale and not ignore_stale:
+            self._refuse_stale(call)
+
+    def _fresh(self) -> Iterator[mx.gluon.Parameter]:
+        """Yield the parameters whose gradients backward wrote since the last step."""
+        for param in self._params:
+            if param.grad_req != "null" and any(data._fresh_grad for data in _data(param)):
+                yield param
+
+    def _refuse_stale(self, call: str) -> None:
+        for param in self._params:
+            if param.grad_req == "null":
+                continue
+            for data in _data(param):
+                if not data._fresh_grad:
+                    raise StaleGradientError(
+                        f"{call}: the gradient of parameter '{param.name}' on context {data.ctx} has "
+                        "not been updated by backward since the last step. If only a part of the network "
+                        f"is meant to be trained, call {call} with ignore_stale_grad=True."
+                    )
+
+    def _reduce(self) -> None:
+        self._allreduce_grads()
+        self._scaler.window.reduced = True
+
+    def _unscale(self) -> None:
+        """Unscale the fresh gradients, whatever the stage."""
+        window = self._scaler.window
+        params = list(self._fresh())
+        if self._scaler.checks:
+            window.grad_flag = all_finite(grad for param in params for grad in param.list_grad())
+        for param in params:
+            grads = param.list_grad()
+            if is_low_precision(grads[0]):
+                copies = [_copy_to_float32(grad) for grad in grads]
+                self._shown.append((param, grads, copies))
+                param._grad = grads = copies
+            scale_in_place(grads, 1.0 / window.scale)
+        window.stage = Stage.UNSCALED
+
+    def _read_norm(self, groups: List[List[mx.nd.NDArray]]) -> float:
+        """Return the largest norm of the groups and set ``window.finite``; one host read."""
+        window = self._scaler.window
+        squares = [sum_of_squares(group) for group in groups]
+        try:
+            norms = [math.sqrt(square) for square in self._scaler.read(gather(squares))]
+        except NonFiniteLossError:
+            self._collect(ignore_stale=True)
+            self._end_window()
+            raise
+        if window.finite is None:
+            # Squares overflow above 1.8e19: such gradients may be finite all the same.
+            norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
+            window.finite = all(map(math.isfinite, norms))
+        return math.nan if any(map(math.isnan, norms)) else max(norms)
+
+    def _finish(self, rescale: float, ignore_stale: bool) -> bool:
+        """Update or skip, and end the window."""
+        window = self._scaler.window
+        # Gradients of a scale below 1 may overflow when they are unscaled, so that comes first.
+        unscale_first = window.scale < 1.0 or self._optimizer.needs_unscaled_gradients
+        if window.stage is Stage.SCALED and window.scale != 1.0 and unscale_first:
+            self._unscale()
+        if window.stage is not Stage.UNSCALED:
+            rescale /= window.scale
+        updates = self._collect(ignore_stale)
+        grads = [grad for group in updates for _, grad, _ in group]
+        try:
+            unread = self._scaler.checks and window.finite is None
+            finite = self._scaler.judge(all_finite(grads) if unread else None)
+            step = self._optimizer.num_update + self.skipped_steps + 1
+            if finite:
+                self._apply(updates, rescale)
+            self._scaler.settle(finite, step, lambda: self._first_bad(updates))
+        finally:
+            self._end_window()
+        return finite and bool(grads)
+
+    def _collect(self, ignore_stale: bool) -> List[List[_Update]]:
+        """Return index, gradient and weight of the fresh parameters, per context; stale from now on."""
+        updates: List[List[_Update]] = [[] for _ in self._updaters]
+        for i, param in enumerate(self._params):
+            if param.grad_req == "null":
+                continue
+            for group, data, grad in zip(updates, param.list_data(), param.list_grad()):
+                if not ignore_stale or data._fresh_grad:
+                    group.append((i, grad, data))
+                    data._fresh_grad = False
+        return updates
+
+    def _apply(self, updates: List[List[_Update]], rescale: float) -> None:
+        self._optimizer.rescale_grad = rescale
+        for updater, group in zip(self._updaters, updates):
+            if group:
+                updater(*zip(*group))
+
+    def _first_bad(self, updates: List[List[_Update]]) -> Optional[str]:
+        named = ((self._params[i].name, grad) for group in updates for i, grad, _ in group)
+        return first_non_finite(named)
+
+    def _end_window(self) -> None:
+        for param, original, copies in self._shown:
+            if param._grad is copies:
+                param._grad = original
+        self._shown.clear()
+        self._scaler.close_window()
+
+
+def _choose_update(active: bool, kvstore: Any, choice: Optional[bool], sparse: bool) -> Optional[bool]:
+    """Return ``update_on_kvstore`` for MXNet: False wherever it need not be left to MXNet."""
+    kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
+    if active:
+        for refused, what in (
+            (choice, "update_on_kvstore=True"),
+            ("async" in kind, f"kvstore '{kind}'"),
+            (sparse, "the kvstore of a row_sparse parameter"),
+        ):
+            if refused:
+                raise _refuse_kvstore_update(what)
+        return False
+    return choice if choice is not None or sparse or "dist" in kind else False
+
+
+def _refuse_kvstore_update(what: str) -> TrainerError:
+    return TrainerError(
+        f"{what} updates weights inside the all-reduce, before their gradients are checked, so one "
+        "overflow would destroy them. Leave update_on_kvstore out, or give loss_scale=None."
+    )
+
+
+def _data(param: mx.gluon.Parameter) -> List[mx.nd.NDArray]:
+    """Return the arrays of a parameter; unlike ``list_data`` for row_sparse ones too."""
+    return param._check_and_get(param._data, list)
+
+
+def _copy_to_float32(grad: mx.nd.NDArray) -> mx.nd.NDArray:
+    wide = to_float32(grad.as_nd_ndarray())
+    return wide.as_np_ndarray() if isinstance(grad, mx.np.ndarray) else wide

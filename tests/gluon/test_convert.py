@@ -1,0 +1,592 @@
+"""convert, cast and restore on real nets."""
+
+from __future__ import annotations
+
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp import Policy
+from mxmp.errors import ConvertError, DtypeError, PolicyError
+from mxmp.gluon import cast, convert, export, precision, report, restore
+
+POLICIES = ["O1", "O2", "O3", "mixed_bfloat16", "float16"]
+# Two roundings per layer over a handful of layers; logits are of order one.
+ATOL = {"float16": 2e-2, "bfloat16": 1.2e-1}
+
+
+class Residual(gluon.HybridBlock):
+    """A small network with the parts that matter: BatchNorm, a residual add, pooling, softmax."""
+
+    def __init__(self, in_channels=0, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.conv0 = nn.Conv2D(8, 3, padding=1, in_channels=in_channels)
+            self.bn = nn.BatchNorm(in_channels=8 if in_channels else 0)
+            self.conv1 = nn.Conv2D(8, 3, padding=1, in_channels=8 if in_channels else 0)
+            self.pool = nn.GlobalAvgPool2D()
+            self.out = nn.Dense(5, in_units=8 if in_channels else 0)
+
+    def hybrid_forward(self, F, x):
+        x = F.relu(self.bn(self.conv0(x)))
+        x = F.relu(x + self.conv1(x))
+        return F.softmax(self.out(self.pool(x)))
+
+
+def make(seed=0, **kwargs):
+    mx.random.seed(seed)
+    net = Residual(**kwargs)
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def batch(size=4, channels=3, seed=1):
+    return mx.nd.array(np.random.RandomState(seed).randn(size, channels, 8, 8))
+
+
+def dtypes_of(net):
+    return {
+        name[len(net.prefix) :]: "bfloat16" if str(p.dtype).startswith("[") else np.dtype(p.dtype).name
+        for name, p in net.collect_params().items()
+    }
+
+
+def train_step(net, x):
+    """Return the gradient of every parameter as float32 arrays."""
+    with autograd.record():
+        loss = (net(x) * mx.nd.arange(5)).sum()
+    loss.backward()
+    return {
+        name: mx.nd.amp_cast(p.grad(), dtype="float32").asnumpy()
+        for name, p in net.collect_params().items()
+        if p.grad_req != "null"
+    }
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("hybridized", [False, True], ids=["plain", "hybridized"])
+def test_outputs_are_close_to_float32(policy, hybridized):
+    x, net = batch(), make()
+    expected = net(x).asnumpy()
+    if hybridized:
+        net.hybridize(static_alloc=True, static_shape=True)
+    assert convert(net, policy) is net
+    found = net(x)
+    low = Policy.parse(policy).compute_dtype
+    assert found.dtype == (np.float16 if policy == "float16" else np.float32)
+    np.testing.assert_allclose(found.asnumpy(), expected, atol=ATOL[low])
+    assert not np.array_equal(found.asnumpy(), expected)  # it did run in low precision
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+def test_gradients_are_close_to_float32(policy):
+    x = batch()
+    net, reference = make(prefix="net_"), make(prefix="net_")
+    net(x), reference(x)  # finish the deferred initialization from one seed each
+    for name, param in reference.collect_params().items():
+        net.collect_params()[name].set_data(param.data())
+    convert(net, policy)
+    expected, found = train_step(reference, x), train_step(net, x)
+    scale = max(np.abs(g).max() for g in expected.values())
+    tolerance = 8 * 2.0 ** (-10 if Policy.parse(policy).compute_dtype == "float16" else -7)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, atol=scale * tolerance, err_msg=name)
+
+
+def test_parameters_stay_the_same_objects():
+    net = make()
+    net(batch())
+    net.conv0.weight.lr_mult = 3.0
+    net.conv1.weight.grad_req = "null"
+    before = {n: (id(p), p.shape, p.grad_req, p.lr_mult, p.wd_mult) for n, p in net.collect_params().items()}
+    convert(net, "O2")
+    net(batch())
+    after = {n: (id(p), p.shape, p.grad_req, p.lr_mult, p.wd_mult) for n, p in net.collect_params().items()}
+    assert after == before
+
+
+@pytest.mark.parametrize("policy, low", [("O1", "float32"), ("O2", "float16"), ("mixed_bfloat16", "float32")])
+def test_storage_of_parameters(policy, low):
+    net = make()
+    convert(net, policy)
+    net(batch())
+    assert dtypes_of(net) == {
+        "conv0_weight": low, "conv0_bias": low, "conv1_weight": low, "conv1_bias": low,
+        "batchnorm0_gamma": "float32", "batchnorm0_beta": "float32",
+        "batchnorm0_running_mean": "float32", "batchnorm0_running_var": "float32",
+        "dense0_weight": low, "dense0_bias": low,
+    }  # fmt: skip
+
+
+ORDERS = {
+    "convert, initialize, call": ("convert", "initialize", "call"),
+    "initialize, convert, call": ("initialize", "convert", "call"),
+    "initialize, call, convert, call": ("initialize", "call", "convert", "call"),
+    "hybridize, initialize, convert, call": ("hybridize", "initialize", "convert", "call"),
+    "convert, hybridize, initialize, call": ("convert", "hybridize", "initialize", "call"),
+    "hybridize, initialize, call, convert, call, hybridize, call": (
+        "hybridize", "initialize", "call", "convert", "call", "hybridize", "call",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
+@pytest.mark.parametrize("in_channels", [0, 3], ids=["deferred", "known"])
+@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+def test_conversion_works_at_any_time(order, in_channels, policy):
+    mx.random.seed(0)
+    net = Residual(in_channels=in_channels)
+    steps = {
+        "convert": lambda: convert(net, policy),
+        "initialize": lambda: net.initialize(mx.init.Xavier()),
+        "hybridize": lambda: net.hybridize(),
+        "call": lambda: net(batch()).wait_to_read(),
+    }
+    for step in order:
+        steps[step]()
+    assert report(net).count() == {Policy.parse(policy).compute_dtype: 8, "float32": 1}
+    assert net(batch()).dtype == np.float32
+
+
+def test_rehybridizing_keeps_the_conversion():
+    net, x = make(), batch()
+    convert(net, "O1")
+    first = net(x).asnumpy()
+    for active in (True, False, True):
+        net.hybridize(active)
+        assert np.array_equal(net(x).asnumpy(), first)
+        assert net._active
+
+
+def test_converting_twice_changes_nothing():
+    net, x = make(), batch()
+    convert(net, "O1")
+    first = net(x).asnumpy()
+    state = dict(vars(net))
+    convert(net, Policy.parse("mixed_float16"))
+    assert vars(net) == state
+    assert np.array_equal(net(x).asnumpy(), first)
+
+
+def test_another_policy_replaces_the_first():
+    net, x = make(), batch()
+    net(x)
+    exact = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
+    convert(net, "O2")
+    convert(net, "mixed_bfloat16")
+    assert report(net).policy.startswith("param=float32,compute=bfloat16")
+    assert all(np.array_equal(p.data().asnumpy(), exact[n]) for n, p in net.collect_params().items())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_restore_gives_the_float32_net_back(policy):
+    net, x = make(), batch()
+    expected = net(x).asnumpy()
+    before = set(vars(net))
+    convert(net, policy)
+    net(x)
+    assert restore(net) is net
+    assert set(vars(net)) == before and not net._active
+    assert np.array_equal(net(x).asnumpy(), expected)
+    assert set(dtypes_of(net).values()) == {"float32"}
+
+
+def test_restore_keeps_what_training_changed():
+    net, x = make(), batch()
+    convert(net, "O2")
+    net(x)
+    weight = net.conv0.weight
+    weight.set_data(mx.nd.ones(weight.shape, dtype="float16") * 0.1)
+    restore(net)
+    assert np.array_equal(weight.data().asnumpy(), np.full(weight.shape, np.float16(0.1), "float32"))
+
+
+def test_nothing_else_is_touched():
+    convolution, get_graph = mx.nd.Convolution, gluon.HybridBlock._get_graph
+    net, other, x = make(), make(), batch()
+    expected = other(x).asnumpy()
+    convert(net, "O1")
+    net(x)
+    assert mx.nd.Convolution is convolution and gluon.HybridBlock._get_graph is get_graph
+    assert np.array_equal(other(x).asnumpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_cast_is_low_storage_with_float32_where_it_matters(dtype):
+    net, x = make(), batch()
+    expected = net(x).asnumpy()
+    cast(net, dtype)
+    found = net(x)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.asnumpy(), expected, atol=ATOL[dtype])
+    stored = dtypes_of(net)
+    assert stored["conv0_weight"] == dtype and stored["batchnorm0_gamma"] == "float32"
+    rows = {row.op: row.precision for row in report(net).rows}
+    assert rows["softmax"] == "float32" and rows["Convolution"] == dtype
+    cast(net, "float32")
+    assert np.array_equal(net(x).asnumpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
+def test_inputs_of_other_float_dtypes(dtype):
+    net, x = make(), batch()
+    convert(net, "O1")
+    expected = net(mx.nd.array(x.asnumpy().astype("float16"))).asnumpy()
+    if dtype == "bfloat16":
+        low = mx.nd.amp_cast(x, dtype=np.dtype([("bfloat16", np.uint16)]))
+        assert net(low).dtype == np.float32
+    elif dtype == "float16":
+        assert np.array_equal(net(x.astype(dtype)).asnumpy(), expected)
+    else:
+        with pytest.raises(mx.MXNetError):  # as without conversion: the weights are float32
+            restore(net)(x.astype(dtype)).wait_to_read()
+
+
+class Embedder(gluon.HybridBlock):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.embed = nn.Embedding(3000, 4)
+            self.out = nn.Dense(2, flatten=False)
+
+    def hybrid_forward(self, F, ids):
+        return self.out(self.embed(ids))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+@pytest.mark.parametrize("policy", ["O1", "O3"])
+def test_indices_are_never_cast(dtype, policy):
+    net = Embedder()
+    net.initialize()
+    ids = mx.nd.array([[2049, 2051]], dtype=dtype)  # float16 would make both 2048 and 2052
+    expected = net(ids).asnumpy()
+    convert(net, policy)
+    np.testing.assert_allclose(net(ids).asnumpy(), expected, atol=1e-4)
+
+
+def test_symbol_block():
+    net, x = make(), batch()
+    net.hybridize()
+    expected = net(x).asnumpy()
+    sym = net(mx.sym.var("data"))
+    block = gluon.SymbolBlock(sym, mx.sym.var("data"), params=net.collect_params())
+    convert(block, "O1")
+    assert report(block).count()["float16"] == 8
+    np.testing.assert_allclose(block(x).asnumpy(), expected, atol=ATOL["float16"])
+    assert "Cast" in block(mx.sym.var("data")).tojson()
+    restore(block)
+    assert np.array_equal(block(x).asnumpy(), expected)
+
+
+class Outer(gluon.Block):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.first = nn.Dense(6, activation="relu")
+            self.second = nn.Dense(3)
+
+    def forward(self, x):
+        x = self.first(x)
+        assert x.dtype == np.float32
+        return self.second(x * int(x.shape[0] > 0))
+
+
+def test_hybrid_blocks_inside_a_plain_block():
+    net = Outer()
+    net.initialize()
+    x = mx.nd.random.normal(shape=(2, 4))
+    expected = net(x).asnumpy()
+    convert(net, "O1")
+    np.testing.assert_allclose(net(x).asnumpy(), expected, atol=1e-3)
+    assert report(net).count() == {"float16": 3}
+    restore(net)
+    assert np.array_equal(net(x).asnumpy(), expected)
+
+
+def test_converted_block_inside_an_unconverted_one():
+    net, x = make(), batch()
+    expected = net(x).asnumpy()
+    convert(net.conv1, "O1")
+    partly = net(x).asnumpy()
+    np.testing.assert_allclose(partly, expected, atol=ATOL["float16"])
+    assert not np.array_equal(partly, expected)
+    net.hybridize()
+    assert np.array_equal(net(x).asnumpy(), partly)
+    net.hybridize(False)
+    assert np.array_equal(net(x).asnumpy(), partly)
+
+
+def test_converting_the_outer_block_takes_over_the_inner_one():
+    net, x = make(), batch()
+    net(x)
+    convert(net.conv1, "O2")
+    convert(net, "mixed_bfloat16")
+    assert dtypes_of(net)["conv1_weight"] == "float32"
+    assert set(report(net).count()) == {"bfloat16", "float32"}
+    assert report(net).rows[0].name.startswith(net.prefix)
+    restore(net)
+    assert "_mxmp_conversion" not in vars(net.conv1)
+
+
+def test_two_contexts():
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net = Residual()
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    convert(net, "O2")
+    x = batch()
+    outputs = [net(x.as_in_context(ctx)) for ctx in contexts]
+    assert [out.ctx for out in outputs] == contexts
+    assert np.array_equal(outputs[0].asnumpy(), outputs[1].asnumpy())
+    assert {array.dtype for array in net.conv0.weight.list_data()} == {np.float16}
+
+
+def test_shared_parameters_stay_shared():
+    net = nn.HybridSequential()
+    with net.name_scope():
+        first = nn.Dense(4, in_units=4)
+        net.add(first, nn.Dense(4, in_units=4, params=first.params))
+    net.initialize()
+    convert(net, "O2")
+    x = mx.nd.random.normal(shape=(2, 4))
+    with autograd.record():
+        net(x).sum().backward()
+    assert net[0].weight is net[1].weight
+    assert net[0].weight.grad().dtype == np.float16
+    assert len(net.collect_params().keys()) == 2
+
+
+def test_a_parameter_that_float32_reads_too_stays_float32():
+    class Tied(gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.weight = self.params.get("weight", shape=(4, 4))
+
+        def hybrid_forward(self, F, x, weight):
+            return F.broadcast_add(F.dot(x, weight), F.exp(weight).sum(axis=0))
+
+    net = Tied()
+    net.initialize()
+    expected = net(mx.nd.ones((4, 4))).asnumpy()
+    convert(net, "O2")
+    np.testing.assert_allclose(net(mx.nd.ones((4, 4))).asnumpy(), expected, atol=1e-2)
+    assert net.weight.dtype in (np.float32, "float32")
+
+
+def test_changing_the_batch_size():
+    net = make()
+    convert(net, "O1")
+    for size in (4, 2, 8):
+        assert net(batch(size)).shape == (size, 5)
+
+
+def test_training_and_inference_alternate():
+    net, x = make(), batch()
+    convert(net, "O1")
+    inference = net(x).asnumpy()
+    first = train_step(net, x)
+    net(x)
+    second = train_step(net, x)
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert not np.array_equal(net(x).asnumpy(), inference)  # the running statistics have moved
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+@pytest.mark.parametrize("how", ["net.export", "mxmp.gluon.export"])
+def test_export_is_read_by_plain_mxnet(tmp_path, policy, how):
+    net, x = make(), batch()
+    convert(net, policy)
+    expected = net(x).asnumpy()
+    path = str(tmp_path / "model")
+    if how == "net.export":
+        net.export(path, epoch=3)
+    else:
+        assert export(net, path, epoch=3) == (f"{path}-symbol.json", f"{path}-0003.params")
+    ops = [node["op"] for node in json.loads((tmp_path / "model-symbol.json").read_text())["nodes"]]
+    casts = "amp_cast" if "bfloat16" in policy else "Cast"
+    assert ops.count(casts) == report(net).casts  # the emulated graph would hold many more
+    block = gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0003.params")
+    if "bfloat16" in policy:  # float16 convolutions need a GPU in plain MXNet
+        assert np.array_equal(block(x).asnumpy(), expected)
+    else:
+        convert(block, policy)
+        assert np.array_equal(block(x).asnumpy(), expected)
+
+
+def test_export_before_the_first_call_is_refused(tmp_path):
+    net = make(in_channels=3)
+    convert(net, "O1")
+    with pytest.raises(ConvertError, match="has not been called yet"):
+        net.export(str(tmp_path / "model"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_of_an_unconverted_net_is_refused():
+    with pytest.raises(ConvertError, match="is not converted; use net.export"):
+        export(make(), "model")
+
+
+def test_net_on_a_symbol_gives_the_converted_symbol():
+    net = make()
+    convert(net, "O1")
+    net(batch())
+    symbol = net(mx.sym.var("images"))
+    assert symbol.tojson().count('"Cast"') == report(net).casts
+    assert symbol.list_arguments()[0] == "images"
+    assert symbol.list_outputs() == [make(prefix=net.prefix)(mx.sym.var("data")).list_outputs()[0]]
+
+
+class Region(gluon.HybridBlock):
+    def __init__(self, dtype, **kwargs):
+        super().__init__(**kwargs)
+        self.dtype = dtype
+        with self.name_scope():
+            self.a = nn.Dense(4)
+            self.b = nn.Dense(4)
+
+    def hybrid_forward(self, F, x):
+        x = self.a(x)
+        with precision(self.dtype):
+            return self.b(x)
+
+
+@pytest.mark.parametrize(
+    "policy, dtype, expected",
+    [
+        ("O1", "float32", ["float16", "float32"]),
+        ("O1", "low", ["float16", "float16"]),
+        ("mixed_bfloat16", "fp32", ["bfloat16", "float32"]),
+        ("mixed_bfloat16", "bfloat16", ["bfloat16", "bfloat16"]),
+    ],
+)
+def test_precision_region(policy, dtype, expected):
+    net = Region(dtype)
+    net.initialize()
+    x = mx.nd.ones((2, 3))
+    net(x)  # without conversion a region changes nothing
+    convert(net, policy)
+    net(x)
+    assert [row.precision for row in report(net).rows] == expected
+
+
+def test_precision_of_an_unknown_dtype():
+    with pytest.raises(DtypeError, match="unknown dtype 'float23'"):
+        precision("float23")
+    with pytest.raises(PolicyError, match=r"precision\('int8'\): expected one of"):
+        precision("int8")
+
+
+def test_block_and_name_overrides():
+    net = make()
+    policy = Policy.parse("O1", blocks={net.out.prefix: "float32"}, names={"*softmax*": "float16"})
+    convert(net, policy)
+    net(batch())
+    found = {row.op: row.precision for row in report(net).rows}
+    assert found["FullyConnected"] == "float32"
+    assert found["softmax"] == "float16"
+    assert found["Convolution"] == "float16"
+
+
+def test_pattern_that_matches_nothing_names_the_nearest():
+    net = make(prefix="net_")
+    with pytest.raises(PolicyError, match="blocks: 'net_dens0_' matches no block; the nearest are net_dense0_"):
+        convert(net, Policy.parse("O1", blocks={"net_dens0_": "float32"}))
+    assert "_mxmp_conversion" not in vars(net)
+
+
+class Untraceable(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return x.reshape((x.shape[0], -1))
+
+
+def test_a_net_that_cannot_be_traced_names_the_block():
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(3), Untraceable(prefix="culprit_"))
+    net.initialize()
+    convert(net, "O1")
+    with pytest.raises(ConvertError, match=r"block 'net_culprit' \(Untraceable\) cannot be traced: AttributeError"):
+        net(mx.nd.ones((2, 3)))
+    restore(net)
+    assert net(mx.nd.ones((2, 3))).shape == (2, 3)
+
+
+def test_a_net_that_does_not_type_check_names_the_node():
+    class Wrong(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.elemwise_add(F.cast(x, "int32", name="ints"), x, name="culprit")
+
+    net = Wrong(prefix="net_")
+    net.initialize()
+    convert(net, "O1")
+    with pytest.raises(ConvertError, match="block 'net': node 'net_culprit': MXNet cannot infer its dtypes"):
+        net(mx.nd.ones((2, 3)))
+
+
+def test_a_block_without_hybrid_blocks_is_refused():
+    class Plain(gluon.Block):
+        def forward(self, x):
+            return x
+
+    with pytest.raises(ConvertError, match=r"\(Plain\) holds no HybridBlock"):
+        convert(Plain(), "O1")
+    with pytest.raises(ConvertError, match="expected a Gluon block, found str"):
+        convert("net", "O1")
+
+
+def test_bad_policy_changes_nothing():
+    net, x = make(), batch()
+    expected = net(x).asnumpy()
+    convert(net, "O1")
+    converted = net(x).asnumpy()
+    for bad in ("O7", Policy.parse("O2", names={"nothing*": "float32"})):
+        with pytest.raises(PolicyError):
+            convert(net, bad)
+    assert np.array_equal(net(x).asnumpy(), converted)
+    assert np.array_equal(restore(net)(x).asnumpy(), expected)
+
+
+def test_mxnets_own_cast_is_refused_on_a_converted_net():
+    net = make()
+    convert(net, "O1")
+    with pytest.raises(ConvertError, match="use mxmp.gluon.cast"):
+        net.cast("float16")
+
+
+def test_report_of_an_unconverted_net():
+    with pytest.raises(ConvertError, match="is not converted; call convert first"):
+        report(make())
+
+
+def test_report_counts_casts_and_bytes():
+    net = make()
+    convert(net, "O1")
+    net(batch())
+    found = report(net)
+    # Casts: the input, three weights and three biases, and the way up to softmax.
+    assert (found.casts, found.activation_casts) == (8, 2)
+    params = sum(p.data().size for n, p in net.collect_params().items() if "batchnorm" not in n)
+    assert found.cast_bytes == 6 * (batch().size + params + 4 * 5)
+    assert "softmax" in str(found) and "deny" in str(found)
+    assert json.loads(found.to_json())["casts"] == 8
+
+
+def test_operators_without_a_rule_are_named():
+    class Unknown(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.gammaln(F.dot(x, x))
+
+    net = Unknown()
+    convert(net, "O1")
+    net(mx.nd.ones((2, 2)))
+    assert report(net).without_rule == ("gammaln",)
+    assert "no rule, left as they were: gammaln" in report(net).summary()[-1]
+
+
+def test_user_import_is_enough():
+    assert mxmp.gluon.convert is convert

@@ -1,0 +1,80 @@
+"""Who may import whom: the table of layers, read with ast."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Module -> (layer, modules of its own layer that it may import).
+LAYERS = {
+    "errors": (0, set()),
+    "dtypes": (0, {"errors"}),
+    "requirements": (0, {"errors"}),
+    "loss_scale": (1, set()),
+    "rules": (1, set()),
+    "graph": (1, set()),
+    "policy": (1, {"loss_scale"}),
+    "passes": (2, set()),
+    "report": (2, {"passes"}),
+    "symbol": (3, set()),
+    "optimizer": (3, set()),
+    "gluon": (3, {"symbol", "optimizer"}),
+    "diagnose": (3, {"symbol", "optimizer"}),
+    "__init__": (4, {"cli"}),
+}
+MXNET_LAYER = 3
+FILES = sorted((ROOT / "mxmp").rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    return path.relative_to(ROOT / "mxmp").with_suffix("").parts[0]
+
+
+def imports_of(path: Path):
+    """Return the absolute names of what a file imports, wherever the statement stands."""
+    package = ("mxmp", *path.relative_to(ROOT / "mxmp").parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            names = [*base, *(node.module.split(".") if node.module else [])]
+            if names == ["mxmp"]:
+                yield from (f"mxmp.{alias.name}" for alias in node.names)
+            else:
+                yield ".".join(names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_follow_the_layers(path):
+    module = module_of(path)
+    assert module in LAYERS, f"{path.name}: give the new module {module} a layer here and in the style guide"
+    layer, same = LAYERS[module]
+    for name in imports_of(path):
+        top, _, rest = name.partition(".")
+        if top == "mxnet":
+            assert layer >= MXNET_LAYER, f"{path}: only layer {MXNET_LAYER} imports mxnet"
+        if top != "mxmp":
+            assert top != "symbols", f"{path}: mxmp does not import the network library"
+            continue
+        target = rest.split(".")[0] or "__init__"
+        if target == module or layer == 4:
+            continue
+        assert LAYERS[target][0] < layer or target in same, f"{path}: {module} may not import {target}"
+
+
+def test_networks_import_mxnet_alone():
+    for path in (ROOT / "symbols").glob("*.py"):
+        if path.name != "__init__.py":
+            tree = ast.walk(ast.parse(path.read_text()))
+            found = {a.name.split(".")[0] for n in tree if isinstance(n, ast.Import) for a in n.names}
+            assert "mxmp" not in found
+
+
+def test_the_table_can_fail(tmp_path):
+    """The reader of imports sees relative imports of every form."""
+    assert set(imports_of(ROOT / "mxmp" / "gluon" / "convert.py")) >= {"mxnet", "mxmp.dtypes", "mxmp.policy"}

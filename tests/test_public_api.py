@@ -1,0 +1,43 @@
+"""Every public name has a docstring and is exported once."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import mxmp
+
+MODULES = ["mxmp", *(m.name for m in pkgutil.walk_packages(mxmp.__path__, "mxmp."))]
+
+
+def public_names(module):
+    for name, value in vars(module).items():
+        if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        if value.__module__ == module.__name__:
+            yield f"{module.__name__}.{name}", value
+            if inspect.isclass(value):
+                for attribute, member in vars(value).items():
+                    if not attribute.startswith("_") and (
+                        inspect.isfunction(member) or isinstance(member, (property, classmethod, staticmethod))
+                    ):
+                        yield f"{module.__name__}.{name}.{attribute}", getattr(member, "__func__", member)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_public_names_have_docstrings(module):
+    loaded = importlib.import_module(module)
+    assert loaded.__doc__, f"{module} has no docstring"
+    missing = [name for name, value in public_names(loaded) if not (value.__doc__ or "").strip()]
+    assert not missing
+
+
+def test_what_users_reach_from_the_top():
+    assert mxmp.Policy.parse("O1").is_mixed
+    for name in ("convert", "cast", "restore", "report", "export", "precision", "Trainer"):
+        assert callable(getattr(mxmp.gluon, name))
+    for name in ("NoOpLossScale", "StaticLossScale", "DynamicLossScale"):
+        assert callable(getattr(mxmp.loss_scale, name))
