@@ -109,9 +109,9 @@ def merge(reports: Sequence[Report]) -> Report:
         casts=sum(report.casts for report in reports),
         activation_casts=sum(report.activation_casts for report in reports),
         cast_bytes=None if None in moved else sum(m for m in moved if m is not None),
-        activation_bytes=None if None in activations else (
-            sum(a[0] for a in activations if a), sum(a[1] for a in activations if a)
-        ),
+        activation_bytes=None
+        if None in activations
+        else (sum(a[0] for a in activations if a), sum(a[1] for a in activations if a)),
         without_rule=tuple(sorted({op for report in reports for op in report.without_rule})),
     )
 

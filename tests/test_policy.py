@@ -95,24 +95,54 @@ BAD = {
     ),
     "unknown dtype": (lambda: Policy(compute_dtype="fp61"), "compute_dtype: unknown dtype 'fp61'"),
     "not a precision": (lambda: Policy(compute_dtype="int8"), "compute_dtype='int8': expected float16"),
-    "unknown preset": (lambda: Policy.parse("mixed_flaot16"), "unknown policy 'mixed_flaot16'; the nearest are mixed_float16"),
-    "unknown field": (lambda: Policy.parse("O1,keep_batchnorm=True"), "unknown field 'keep_batchnorm'; the nearest are keep_batchnorm_fp32"),
-    "unknown keyword": (lambda: Policy.parse("O1", los_scale=1), "unknown policy field 'los_scale'; the nearest are loss_scale"),
+    "unknown preset": (
+        lambda: Policy.parse("mixed_flaot16"),
+        "unknown policy 'mixed_flaot16'; the nearest are mixed_float16",
+    ),
+    "unknown field": (
+        lambda: Policy.parse("O1,keep_batchnorm=True"),
+        "unknown field 'keep_batchnorm'; the nearest are keep_batchnorm_fp32",
+    ),
+    "unknown keyword": (
+        lambda: Policy.parse("O1", los_scale=1),
+        "unknown policy field 'los_scale'; the nearest are loss_scale",
+    ),
     "not a pair": (lambda: Policy.parse("O1,O2"), "'O2' is no 'field=value' pair"),
     "unknown override": (lambda: Policy.parse("O1,ops:relu=float16"), "unknown override 'ops:relu'"),
     "not a flag": (lambda: Policy.parse("O1,pure=1"), "pure=1: expected True or False"),
     "not a string": (lambda: Policy.parse(16), "expected a policy or its name, found 16"),
-    "params lower than compute": (lambda: Policy.parse("O2", compute_dtype="float32"), "param_dtype='float16' with compute_dtype='float32' makes no sense"),
+    "params lower than compute": (
+        lambda: Policy.parse("O2", compute_dtype="float32"),
+        "param_dtype='float16' with compute_dtype='float32' makes no sense",
+    ),
     "two low dtypes": (lambda: Policy(param_dtype="float16", compute_dtype="bfloat16"), "makes no sense"),
-    "output in another": (lambda: Policy(compute_dtype="bfloat16", output_dtype="float16"), "output_dtype='float16' with compute_dtype='bfloat16' makes no sense"),
-    "batch norm in float32": (lambda: Policy.parse("O0", keep_batchnorm_fp32=True), "keep_batchnorm_fp32=True with compute_dtype='float32' makes no sense"),
+    "output in another": (
+        lambda: Policy(compute_dtype="bfloat16", output_dtype="float16"),
+        "output_dtype='float16' with compute_dtype='bfloat16' makes no sense",
+    ),
+    "batch norm in float32": (
+        lambda: Policy.parse("O0", keep_batchnorm_fp32=True),
+        "keep_batchnorm_fp32=True with compute_dtype='float32' makes no sense",
+    ),
     "pure float32": (lambda: Policy(pure=True), "pure=True with compute_dtype='float32'"),
-    "loss scale in float32": (lambda: Policy.parse("O0", loss_scale="dynamic"), "loss_scale='dynamic' with compute_dtype='float32' makes no sense"),
-    "negative loss scale": (lambda: Policy.parse("O1", loss_scale=-1), "loss_scale=-1: expected None, 'dynamic' or a positive, finite number"),
+    "loss scale in float32": (
+        lambda: Policy.parse("O0", loss_scale="dynamic"),
+        "loss_scale='dynamic' with compute_dtype='float32' makes no sense",
+    ),
+    "negative loss scale": (
+        lambda: Policy.parse("O1", loss_scale=-1),
+        "loss_scale=-1: expected None, 'dynamic' or a positive, finite number",
+    ),
     "NaN loss scale": (lambda: Policy.parse("O1,loss_scale=nan"), "positive, finite"),
     "word as loss scale": (lambda: Policy.parse("O1", loss_scale="dynamc"), "loss_scale='dynamc'"),
-    "override in another dtype": (lambda: Policy.parse("O1", ops={"softmax": "bfloat16"}), "ops: 'softmax' is set to bfloat16, but compute_dtype='float16'; use float16 or float32"),
-    "override without a dtype": (lambda: Policy.parse("O1", names={"a": "f99"}), r"names\['a'\]: unknown dtype 'f99'"),
+    "override in another dtype": (
+        lambda: Policy.parse("O1", ops={"softmax": "bfloat16"}),
+        "ops: 'softmax' is set to bfloat16, but compute_dtype='float16'; use float16 or float32",
+    ),
+    "override without a dtype": (
+        lambda: Policy.parse("O1", names={"a": "f99"}),
+        r"names\['a'\]: unknown dtype 'f99'",
+    ),
 }
 
 
@@ -131,9 +161,15 @@ def test_override_precedence():
     )
     assert policy.override("relu", "other_fwd") is None
     assert policy.override("Convolution", "net0_conv9_fwd") == ("float32", "op override 'Convolution'")
-    assert policy.override("Convolution", "net0_stage1_conv1_fwd") == ("float16", "block override 'net0_stage1'")
+    assert policy.override("Convolution", "net0_stage1_conv1_fwd") == (
+        "float16",
+        "block override 'net0_stage1'",
+    )
     assert policy.override("Convolution", "net0_stage2_conv0_fwd") == ("float32", "name override '*conv0*'")
-    assert policy.override("Convolution", "net0_stage1_conv0_fwd") == ("float16", "name override 'net0_stage1_conv0_fwd'")
+    assert policy.override("Convolution", "net0_stage1_conv0_fwd") == (
+        "float16",
+        "name override 'net0_stage1_conv0_fwd'",
+    )
 
 
 @pytest.mark.parametrize("key", ["net0_stage1", "net0_stage1_", "net0_stage1_*", "*_stage1_"])
@@ -149,9 +185,18 @@ NODES = [("Convolution", "net0_conv0_fwd"), ("softmax", "net0_softmax0")]
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"names": {"net0_conv1*": "float32"}}, "names: 'net0_conv1\\*' matches no node; the nearest are net0_conv0_fwd"),
-        ({"blocks": {"net0_conv1_": "float32"}}, "blocks: 'net0_conv1_' matches no block; the nearest are net0_conv0_"),
-        ({"ops": {"sofmax": "float32"}}, "ops: the network has no operator 'sofmax'; the nearest are softmax"),
+        (
+            {"names": {"net0_conv1*": "float32"}},
+            "names: 'net0_conv1\\*' matches no node; the nearest are net0_conv0_fwd",
+        ),
+        (
+            {"blocks": {"net0_conv1_": "float32"}},
+            "blocks: 'net0_conv1_' matches no block; the nearest are net0_conv0_",
+        ),
+        (
+            {"ops": {"sofmax": "float32"}},
+            "ops: the network has no operator 'sofmax'; the nearest are softmax",
+        ),
     ],
 )
 def test_pattern_that_matches_nothing_is_an_error_with_the_nearest(changes, message):

@@ -20,7 +20,7 @@ class Entry(NamedTuple):
     """
 
     node: int
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # nnvm's word; it hides tuple.index
     version: int = 0
 
 

@@ -40,14 +40,11 @@ def _verify_node(graph: Graph, position: int, node: Node) -> None:
 
 def _verify_entry(graph: Graph, entry: Entry, limit: int, where: str) -> None:
     if not 0 <= entry.node < len(graph.nodes):
-        raise GraphError(
-            f"{where} refers to node {entry.node}, but the graph has {len(graph.nodes)} nodes. {_HINT}"
-        )
+        raise GraphError(f"{where} refers to node {entry.node}, but the graph has {len(graph.nodes)} nodes. {_HINT}")
     producer = graph.nodes[entry.node]
     if entry.node >= limit:
         raise GraphError(f"{where} refers to node {producer}, which comes later or is itself. {_HINT}")
     if not 0 <= entry.index < producer.num_outputs:
         raise GraphError(
-            f"{where} refers to output {entry.index} of node {producer}, "
-            f"which has {producer.num_outputs}. {_HINT}"
+            f"{where} refers to output {entry.index} of node {producer}, which has {producer.num_outputs}. {_HINT}"
         )

@@ -39,7 +39,15 @@ def test_each_category_has_its_label():
         custom = Custom(soft)
         return custom"""
     )
-    assert found == {"x": KEEP, "w": KEEP, "dot": LOW, "act": FREE, "add": FREE, "soft": FLOAT32, "custom": KEEP}
+    assert found == {
+        "x": KEEP,
+        "w": KEEP,
+        "dot": LOW,
+        "act": FREE,
+        "add": FREE,
+        "soft": FLOAT32,
+        "custom": KEEP,
+    }
 
 
 def test_deny_taints_infer_directly_and_through_clear():

@@ -69,8 +69,10 @@ RESIDUAL = """
 
 
 def test_no_cast_between_convolution_batch_norm_relu_and_residual_add():
-    assert insert(RESIDUAL).splitlines()[8:] == lines(
-        """
+    assert (
+        insert(RESIDUAL).splitlines()[8:]
+        == lines(
+            """
         conv = Convolution(x_cast_float16, w_cast_float16)
         bn = BatchNorm(conv, g, b, m, v) x3
         act = Activation(bn) {act_type: relu}
@@ -79,7 +81,8 @@ def test_no_cast_between_convolution_batch_norm_relu_and_residual_add():
         add = Cast(add_float16) {__mxmp__: head; dtype: float32}
         return add
         """
-    ).splitlines()
+        ).splitlines()
+    )
 
 
 def test_keep_batchnorm_fp32_gives_it_float32_data():

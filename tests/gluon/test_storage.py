@@ -1,0 +1,63 @@
+"""Parameters in low precision, and back."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+from mxmp import dtypes
+from mxmp.gluon import storage
+
+VALUES = np.random.RandomState(0).randn(4, 5).astype("float32")
+
+
+def parameter(grad_req="write", ctx=None):
+    param = gluon.Parameter("weight", shape=VALUES.shape, grad_req=grad_req)
+    param.initialize(ctx=ctx or mx.cpu())
+    param.set_data(mx.nd.array(VALUES))
+    return param
+
+
+def rounded(dtype):
+    if dtype == "float16":
+        return VALUES.astype("float16").astype("float32")
+    bits = VALUES.view("uint32").astype("uint64")
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype("uint32").view("float32")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_values_are_rounded_to_nearest_even(dtype):
+    param = parameter()
+    storage.store_low(param, dtype)
+    assert storage.dtype_of(param) == dtype == dtypes.canonical(param.data().dtype)
+    assert np.array_equal(mx.nd.amp_cast(param.data(), dtype="float32").asnumpy(), rounded(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_flow_into_the_low_precision_parameter(dtype):
+    param = parameter()
+    storage.store_low(param, dtype)
+    with autograd.record():
+        loss = (mx.nd.amp_cast(param.data(), dtype="float32") * 3).sum()
+    loss.backward()
+    assert dtypes.canonical(param.grad().dtype) == dtype
+    assert (mx.nd.amp_cast(param.grad(), dtype="float32").asnumpy() == 3).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_float32_comes_back_exactly(dtype):
+    param = parameter(ctx=[mx.cpu(0), mx.cpu(1)])
+    storage.store_low(param, dtype)
+    storage.store_float32(param)
+    assert all(np.array_equal(array.asnumpy(), VALUES) for array in param.list_data())
+    assert storage.dtype_of(param) == "float32"
+
+
+def test_frozen_parameters_keep_no_float32_copy():
+    param = parameter("null")
+    storage.store_low(param, "float16")
+    assert not hasattr(param, "_mxmp_master")
+    storage.store_float32(param)
+    assert np.array_equal(param.data().asnumpy(), rounded("float16"))

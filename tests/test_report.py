@@ -1,0 +1,81 @@
+"""The report on a conversion."""
+
+from __future__ import annotations
+
+import json
+
+from mxmp.graph import Entry, from_text
+from mxmp.passes import Facts, InsertCasts
+from mxmp.policy import Policy
+from mxmp.report import make_report, merge
+
+TEXT = """
+    x = null()
+    w = null()
+    d = dot(x, w)
+    s = softmax(d)
+    c = Custom(s)
+    return c
+"""
+SIZES = {"x": (2, 3), "w": (3, 4), "d": (2, 4), "s": (2, 4), "c": (2, 4)}
+
+
+def report_of(text=TEXT, sizes=SIZES, policy="O1"):
+    graph = from_text(text)
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    shapes = {(position[name], 0): shape for name, shape in sizes.items()}
+    facts = Facts(Facts.assume_float32(graph).dtypes, shapes, params=frozenset("w"))
+    insertion = InsertCasts(Policy.parse(policy), facts)
+    plan = insertion.plan(graph)
+    return make_report(insertion.policy, graph, facts, plan, insertion(graph).graph)
+
+
+def test_rows_name_precision_and_reason():
+    rows = {row.name: (row.precision, row.reason) for row in report_of().rows}
+    assert rows == {
+        "d": ("float16", "allow"),
+        "s": ("float32", "deny: exponentials and their sum"),
+        "c": ("as it was", "no rule for this operator"),
+    }
+
+
+def test_casts_and_bytes_by_hand():
+    found = report_of()
+    assert (found.casts, found.activation_casts) == (3, 2)
+    assert found.cast_bytes == 6 * (2 * 3 + 3 * 4 + 2 * 4)
+    assert found.activation_bytes == (3 * 8 * 4, 2 * 8 * 4 + 8 * 2)
+
+
+def test_stored_parameters_are_not_cast():
+    found = report_of(policy="O2")
+    assert (found.casts, found.activation_casts) == (2, 2)
+
+
+def test_unknown_shapes_leave_bytes_unknown():
+    found = report_of(sizes={})
+    assert found.cast_bytes is None and found.activation_bytes is None
+    assert "bytes unknown" in found.summary()[1]
+
+
+def test_text_holds_every_operator_and_the_totals():
+    text = str(report_of())
+    assert all(word in text for word in ("softmax", "Custom", "casts: 3 (2 of activations), 156 bytes"))
+    assert "no rule, left as they were: Custom" in text
+
+
+def test_json_holds_the_same():
+    data = json.loads(report_of().to_json())
+    assert data["casts"] == 3 and [row["name"] for row in data["rows"]] == ["d", "s", "c"]
+
+
+def test_merge_adds_up():
+    one = report_of()
+    assert merge([one]) is one
+    both = merge([one, one])
+    assert (both.casts, both.cast_bytes, len(both.rows)) == (6, 2 * one.cast_bytes, 6)
+    assert merge([one, report_of(sizes={})]).cast_bytes is None
+
+
+def test_entry_facts_of_partly_unknown_shapes():
+    facts = Facts({}, {(0, 0): (0, 3), (1, 0): (2, 3)})
+    assert facts.size(Entry(0)) is None and facts.size(Entry(1)) == 6 and facts.size(Entry(2)) is None
