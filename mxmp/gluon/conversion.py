@@ -8,16 +8,17 @@ what hybridizing again rebuilds. No function of MXNet is changed.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..errors import ConvertError, InferenceError
+from ..graph import Graph, without_versions
 from ..policy import Policy, check_matches
 from ..report import Report
-from ..symbol import Converted, convert_graph
+from ..symbol import Converted, convert_graph, to_graph
 from . import storage, trace
 
 _ATTRIBUTE = "_mxmp_conversion"
@@ -57,6 +58,22 @@ def suspended(conversions: Sequence["Conversion"]) -> Iterator[None]:
             conversion.hook()
 
 
+class _Mode(NamedTuple):
+    """A net's graph for training or for inference, which may differ.
+
+    Attributes:
+        source: The traced graph, to tell whether both modes have one.
+        inputs: The symbols of its inputs.
+        converted: What it was converted to.
+        formats: How the net's inputs and outputs are nested.
+    """
+
+    source: Graph
+    inputs: Any
+    converted: Converted
+    formats: Tuple[Any, Any]
+
+
 class Conversion:
     """The mixed precision of one HybridBlock: its policy, its graphs and the hooks on the block."""
 
@@ -65,14 +82,16 @@ class Conversion:
         self.net = net
         self.policy = policy
         self.unchecked = False
-        self.converted: Optional[Converted] = None
+        self.modes: Dict[bool, _Mode] = {}  # by autograd.is_training()
+        self.current: Optional[_Mode] = None
+        self.building: Any = None
         self.source: Any = net._cached_graph if isinstance(net, gluon.SymbolBlock) else None
         previous = conversion_of(net)
         if previous is not None and previous.source is not None:
             self.source = previous.source
         self.active = previous.active if previous else net._active
         self.stored: List[gluon.Parameter] = []
-        self.ops: Dict[bool, Tuple[Any, List[Any]]] = {}
+        self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}  # by mode (its id) and emulation
         self.early = self._convert_early()
 
     def _convert_early(self) -> Optional[Converted]:
@@ -139,48 +158,40 @@ class Conversion:
 
     def _clear_cached_op(self) -> None:
         self._original("_clear_cached_op")
-        self.ops = {}
-        self.converted = None
+        self.modes, self.ops, self.current = {}, {}, None
 
     def _get_graph(self, *args: Any) -> Any:
         """Return the inputs and the converted symbol for these inputs."""
-        if self.converted is None or not self.net._cached_graph:
-            inputs, symbol = self._trace(args)
-            arrays = [a for a in trace.split_inputs(args)]
-            shapes = {s.name: a.shape for s, a in zip(inputs, arrays) if isinstance(a, mx.nd.NDArray)}
-            types = {s.name: dtypes.canonical(a.dtype) for s, a in zip(inputs, arrays) if isinstance(a, mx.nd.NDArray)}
-            converted = self._convert(symbol, shapes, types)
-            if self.unchecked:
-                nodes = [(row.op, row.name) for row in converted.report.rows]
-                check_matches(self.policy, nodes, trace.prefixes(self.net))
-                self.unchecked = False
-            self.converted = converted
-            self.net._cached_graph = inputs, converted.symbol
+        if self.building is not None:
+            return self.building
+        mode = self._mode(args)
+        self.current = mode
+        self.net._cached_graph = mode.inputs, mode.converted.symbol
+        self.net._in_format, self.net._out_format = mode.formats
         return self.net._cached_graph
 
     def _build_cache(self, *args: Any) -> None:
         """Build the cached operator, of the emulated graph if one is needed on this context."""
-        graph = self._get_graph(*args)
-        assert self.converted is not None
+        inputs, symbol = self._get_graph(*args)
+        converted = self._mode(args).converted
         self._initialize(args)
-        self._store(self.converted)
-        if self._emulates():
-            self.net._cached_graph = graph[0], self.converted.emulated()
+        self._store(converted)
+        self.building = inputs, converted.emulated() if self._emulates() else symbol
         try:
             self._original("_build_cache", *args)
         finally:
-            if self._emulates():
-                self.net._cached_graph = graph
+            self.building = None
 
     def _call_cached_op(self, *args: Any) -> Any:
-        """Run the graph for this context; low precision inputs are accepted as float32 ones are."""
+        """Run the graph for this mode and context; inputs of low precision are taken as float32."""
         args = tuple(_as_float32(arg) for arg in args)
-        emulates = self._emulates()
-        if emulates not in self.ops:
+        self._get_graph(*args)
+        key = id(self.current), self._emulates()
+        if key not in self.ops:
             self.net._cached_op, self.net._cached_op_args = None, []
             self._build_cache(*args)
-            self.ops[emulates] = self.net._cached_op, self.net._cached_op_args
-        self.net._cached_op, self.net._cached_op_args = self.ops[emulates]
+            self.ops[key] = self.net._cached_op, self.net._cached_op_args
+        self.net._cached_op, self.net._cached_op_args = self.ops[key]
         return self._original("_call_cached_op", *args)
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
@@ -212,7 +223,7 @@ class Conversion:
 
     def report(self) -> Report:
         """Return what was decided last."""
-        converted = self.converted or self.early
+        converted = self.current.converted if self.current else self.early
         if converted is None:
             raise ConvertError(f"block '{self.net.name}' has to see one batch before its report is known.")
         return converted.report
@@ -220,6 +231,27 @@ class Conversion:
     def _emulates(self) -> bool:
         on_cpu = mx.context.current_context().device_type != "gpu"
         return on_cpu and self.policy.compute_dtype == dtypes.FLOAT16
+
+    def _mode(self, args: Tuple[Any, ...]) -> _Mode:
+        """Return the graph for training or inference, traced and converted when first needed."""
+        training = autograd.is_training()
+        if training not in self.modes:
+            inputs, symbol = self._trace(args)
+            # Each trace counts the versions of auxiliary states further.
+            source, other = without_versions(to_graph(symbol)), self.modes.get(not training)
+            if other is not None and other.source == source:
+                self.modes[training] = other
+            else:
+                converted = self._convert(symbol, *_known(inputs, args))
+                self._check_overrides(converted)
+                self.modes[training] = _Mode(source, inputs, converted, (self.net._in_format, self.net._out_format))
+        return self.modes[training]
+
+    def _check_overrides(self, converted: Converted) -> None:
+        if self.unchecked:
+            nodes = [(row.op, row.name) for row in converted.report.rows]
+            check_matches(self.policy, nodes, trace.prefixes(self.net))
+            self.unchecked = False
 
     def _trace(self, args: Tuple[Any, ...]) -> Tuple[Any, Any]:
         if self.source is not None:
@@ -278,6 +310,12 @@ class Conversion:
             if low and storage.is_initialized(param) and storage.dtype_of(param) == dtypes.FLOAT32:
                 storage.store_low(param, self.policy.param_dtype)
                 self.stored.append(param)
+
+
+def _known(inputs: Sequence[Any], args: Tuple[Any, ...]) -> Tuple[Dict[str, Tuple[int, ...]], Dict[str, str]]:
+    """Return shapes and dtypes of those inputs that are arrays."""
+    arrays = [(s.name, a) for s, a in zip(inputs, trace.split_inputs(args)) if isinstance(a, mx.nd.NDArray)]
+    return {name: a.shape for name, a in arrays}, {name: dtypes.canonical(a.dtype) for name, a in arrays}
 
 
 def _as_float32(arg: Any) -> Any:

@@ -111,6 +111,12 @@ class Graph:
         return found
 
 
+def without_versions(graph: Graph) -> Graph:
+    """Return a graph with the versions of all entries set to 0, for comparison."""
+    nodes = (replace(n, inputs=tuple(e._replace(version=0) for e in n.inputs)) for n in graph.nodes)
+    return replace(graph, nodes=tuple(nodes), heads=tuple(h._replace(version=0) for h in graph.heads))
+
+
 class GraphBuilder:
     """Builds a graph out of another, node by node, with an old-to-new entry map.
 

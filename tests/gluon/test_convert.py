@@ -396,6 +396,41 @@ def test_training_and_inference_alternate():
     assert not np.array_equal(net(x).asnumpy(), inference)  # the running statistics have moved
 
 
+class TwoGraphs(gluon.HybridBlock):
+    """Like GluonCV's detectors: raw predictions in training, decoded ones in inference."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.out = nn.Dense(4)
+
+    def hybrid_forward(self, F, x):
+        x = self.out(x)
+        return (x, F.exp(x)) if autograd.is_training() else F.softmax(x)
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_training_and_inference_graphs_may_differ(hybridized):
+    net, x = TwoGraphs(), mx.nd.ones((2, 3))
+    net.initialize()
+    convert(net, "O1")
+    if hybridized:
+        net.hybridize()
+    for _ in range(2):
+        assert net(x).shape == (2, 4)
+        with autograd.record():
+            first, second = net(x)
+        np.testing.assert_allclose(second.asnumpy(), np.exp(first.asnumpy()), rtol=1e-6)
+
+
+def test_one_graph_is_built_once():
+    net = make()
+    convert(net, "O1")
+    net(batch())
+    train_step(net, batch())
+    assert len(net._mxmp_conversion.ops) == 1
+
+
 @pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
 @pytest.mark.parametrize("how", ["net.export", "mxmp.gluon.export"])
 def test_export_is_read_by_plain_mxnet(tmp_path, policy, how):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mxmp.graph import Entry, GraphBuilder, Node, from_text
+from mxmp.graph import Entry, GraphBuilder, Node, from_text, without_versions
 
 GRAPH = from_text("a = null()\nb = relu(a)\nc = relu(b) {k: v}\nreturn c")
 
@@ -47,3 +47,8 @@ def test_builder_keeps_versions():
     builder = GraphBuilder(GRAPH)
     builder.copy(0, GRAPH.nodes[0])
     assert builder.mapped(Entry(0, 0, 3)) == Entry(0, 0, 3)
+
+
+def test_without_versions():
+    read = replace(GRAPH, nodes=(*GRAPH.nodes[:1], replace(GRAPH.nodes[1], inputs=(Entry(0, 0, 4),)), GRAPH.nodes[2]))
+    assert read != GRAPH and without_versions(read) == GRAPH
