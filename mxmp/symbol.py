@@ -17,7 +17,6 @@ from . import dtypes
 from .errors import ConvertError, InferenceError
 from .graph import Entry, Graph, from_json, to_json
 from .passes import Emulate, EraseCasts, Facts, FoldCasts, InsertCasts
-from .passes.insert_casts import Plan
 from .policy import Policy
 from .report import Report, make_report
 
@@ -132,12 +131,14 @@ def convert_graph(
     after = FoldCasts()(insertion(graph).graph).graph
     result = from_graph(after, symbol)
     after = to_graph(result)  # in the order that MXNet writes
+    low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
+    types = {name: dtype for name, dtype in types.items() if name not in low_params}
     try:
         new_facts = infer_facts(result, after, shapes, types, params)
     except InferenceError as e:
         raise ConvertError(f"the converted network does not type-check: {e}") from e
     _check_outputs(policy, (graph, facts), (after, new_facts))
-    return Converted(result, after, new_facts, _names(graph, plan), make_report(policy, graph, facts, plan, after))
+    return Converted(result, after, new_facts, low_params, make_report(policy, graph, facts, plan, after))
 
 
 def _input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Dtypes:
@@ -147,7 +148,7 @@ def _input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, para
     even then is float32 too.
     """
     undeclared = {node.name for node in graph.nodes if node.is_variable and node.get("__dtype__") in (None, "-1")}
-    inputs = {name for name in undeclared if name in shapes or (params and name not in params)}
+    inputs = {name for name in undeclared - params if name in shapes or params}
     known = {**{name: dtypes.FLOAT32 for name in inputs}, **types}
     rest = undeclared - set(known)
     if rest:
@@ -159,10 +160,6 @@ def _input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, para
         ]
         known.update((name, dtypes.FLOAT32) for name in unknown)
     return known
-
-
-def _names(graph: Graph, plan: Plan) -> FrozenSet[str]:
-    return frozenset(graph.nodes[position].name for position in plan.low_params)
 
 
 def _check_outputs(policy: Policy, before: Tuple[Graph, Facts], after: Tuple[Graph, Facts]) -> None:

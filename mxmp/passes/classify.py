@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional, Set, Tuple
+from typing import List, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..errors import PolicyError
@@ -57,6 +57,10 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     Deny operators taint what follows: an infer operator that reads, directly or through clear
     operators, what a deny operator (or another tainted one) wrote, is pinned to float32.
 
+    Clear operators that carry a variable's own values to where float32 is wanted are pinned too
+    (a detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and
+    lose half pixels.
+
     Raises:
         PolicyError: If an override asks for what MXNet has no kernel for; it names the node.
     """
@@ -73,7 +77,26 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
         if verdict.label == FLOAT32 and verdict.rule and verdict.rule.category in (DENY, INFER):
             tainted.add(position)
         verdicts.append(verdict)
+    if not policy.pure:
+        for position in _carriers(graph, verdicts, facts):
+            verdicts[position] = Verdict(FLOAT32, "carries exact values", verdicts[position].rule)
     return tuple(verdicts)
+
+
+def _carriers(graph: Graph, verdicts: Sequence[Verdict], facts: Facts) -> Set[int]:
+    """Return the free clear operators between a float32 variable and a reader of float32."""
+    exact = {i for i, node in enumerate(graph.nodes) if node.is_variable and facts.dtype(Entry(i)) == dtypes.FLOAT32}
+    for position, node in enumerate(graph.nodes):
+        verdict = verdicts[position]
+        if verdict.label == FREE and verdict.rule and verdict.rule.category == CLEAR:
+            if any(entry.node in exact for _, entry in _data_inputs(node, verdict)):
+                exact.add(position)
+    wanted = {head.node for head in graph.heads}
+    for position in reversed(range(len(graph.nodes))):
+        verdict = verdicts[position]
+        if verdict.label in (FLOAT32, KEEP) or (position in wanted and position in exact):
+            wanted.update(e.node for p, e in enumerate(graph.nodes[position].inputs) if not verdict.accepts_any(p))
+    return {i for i in exact & wanted if verdicts[i].label == FREE}
 
 
 def _data_inputs(node: Node, verdict: Verdict) -> List[Tuple[int, Entry]]:

@@ -8,20 +8,27 @@ cores but for the order of accumulation: float16 operands, float32 accumulation,
 
 The backward pass of such a pair rounds the gradient to float16 as well, and overflows to inf as
 float16 does. Where several readers of one tensor send gradients back, their sum is taken in
-float32 and rounded once, as cuDNN does when it adds into a gradient (beta = 1).
+float32 and rounded once, as cuDNN does when it adds into a gradient (beta = 1). Gradients that
+cross operators without a pair are rounded where the next pair stands.
 
-The emulated graph is for running only; it is never saved.
+Within an operator all is float32. The steps of an RNN hand on unrounded states, and sums that
+MXNet's own GPU kernels take in float16 (the gradient of Embedding) do not stop growing here.
+
+The emulated graph is for running only; it is never saved. Its outputs keep their names.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Dict, Set, Tuple
+from typing import ClassVar, Dict, List, Set, Tuple
+
+import numpy as np
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import make_attrs
-from ..rules import RULES, Call, Rule, RuleSet
+from ..rules import RULES, Rule, RuleSet
+from ..rules.conditions import value_of
 from .base import Pass
 from .facts import CAST_OPS, Facts
 
@@ -72,7 +79,9 @@ class _Emulator:
                 self._emulated(position, node, rule)
             else:
                 self._native(position, node)
-        return self.builder.finish([self._as_real(head) for head in self.graph.heads])
+        heads = [self._as_real(head) for head in self.graph.heads]
+        self._keep_names(heads)
+        return self.builder.finish(heads)
 
     def _is_float16(self, entry: Entry) -> bool:
         return self.facts.dtype(entry) == dtypes.FLOAT16
@@ -90,14 +99,18 @@ class _Emulator:
             self.builder.copy(position, replace(node, inputs=(self._as_grid(source),)))
 
     def _emulated(self, position: int, node: Node, rule: Rule) -> None:
+        """Run an operator in float32; round what can leave the grid."""
         inputs = tuple(self._as_grid(entry) for entry in node.inputs)
+        data = [self._is_float16(entry) for port, entry in enumerate(node.inputs) if rule.is_data(port)]
+        if any(data):
+            node = _with_float16_scalars(node, rule)
         new = self.builder.copy(position, replace(node, inputs=inputs))
-        call = Call(dict(node.attrs), (None,) * len(inputs), dtypes.FLOAT16)
+        stays_on_grid = rule.exact and all(data)
         for index in range(node.num_outputs):
             entry = Entry(position, index)
             if self._is_float16(entry) and (position, index) in self.read:
                 result = Entry(new, index)
-                self.on_grid[position, index] = result if rule.is_exact(call) else self._round(result, node)
+                self.on_grid[position, index] = result if stays_on_grid else self._round(result, node)
 
     def _native(self, position: int, node: Node) -> None:
         inputs = tuple(self._as_real(entry) for entry in node.inputs)
@@ -131,3 +144,32 @@ class _Emulator:
     def _add_cast(self, entry: Entry, dtype: str, node: Node) -> Entry:
         name = self.builder.unique(f"{node.name}_as_{dtype}")
         return Entry(self.builder.add(Node("Cast", name, make_attrs({"dtype": dtype}), (entry,))))
+
+    def _keep_names(self, heads: List[Entry]) -> None:
+        """Give the nodes of the new outputs the names of the old ones.
+
+        An operator that has such a name already, because casts follow it now, gets another.
+        """
+        renamed: Set[int] = set()
+        for old, new in zip(self.graph.heads, heads):
+            name = self.graph.nodes[old.node].name
+            node = self.builder.nodes[new.node]
+            unchanged = node.name == name or node.is_variable or new.node in renamed
+            if unchanged or node.num_outputs > 1 or self.graph.nodes[old.node].num_outputs > 1:
+                continue
+            for position, other in enumerate(self.builder.nodes):
+                if other.name == name and not other.is_variable:
+                    self.builder.nodes[position] = replace(other, name=self.builder.unique(f"{name}_float32"))
+            self.builder.nodes[new.node] = replace(node, name=name)
+            renamed.add(new.node)
+
+
+def _with_float16_scalars(node: Node, rule: Rule) -> Node:
+    """Return a node with the scalars that MXNet's float16 kernel computes with."""
+    changes = {}
+    for key in rule.scalars:
+        value = value_of(dict(node.attrs), key)
+        if isinstance(value, (int, float)):
+            with np.errstate(over="ignore"):
+                changes[key] = repr(float(np.float16(value)))
+    return node.with_attrs(changes) if changes else node

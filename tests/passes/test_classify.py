@@ -101,7 +101,8 @@ def test_keep_batchnorm_fp32():
 
 @pytest.mark.parametrize("dtype, label", [("float32", FREE), ("int32", KEEP), ("float64", KEEP), ("float16", KEEP)])
 def test_data_that_is_not_float32_is_left_alone(dtype, label):
-    found = verdicts_of("x = null()\nr = Reshape(x)\nreturn r", dtypes={"x": dtype, "r": dtype})["r"]
+    text = "x = null()\na = sqrt(x)\nr = Reshape(a)\nreturn r"
+    found = verdicts_of(text, dtypes={"x": dtype, "a": dtype, "r": dtype})["r"]
     assert found.label == label
     assert label == FREE or found.reason == f"input 0 is {dtype} already"
 
@@ -112,8 +113,33 @@ def test_unknown_dtype_is_left_alone():
     assert (verdict.label, verdict.reason) == (KEEP, "the dtype of output 0 is unknown")
 
 
+CARRIERS = {
+    "to an output": ("s", "x = null()\nf = dot(x, x)\ns = slice_axis(x)\nc = Concat(s, f)\nreturn c"),
+    "to a deny operator": ("s", "x = null()\nf = dot(x, x)\ns = Concat(x, f)\ne = _contrib_box_nms(s)\nreturn e"),
+    "to an operator without rule": ("s", "x = null()\nf = dot(x, x)\ns = Concat(x, f)\ne = Custom(s)\nreturn e"),
+}
+
+
+@pytest.mark.parametrize("name, text", CARRIERS.values(), ids=CARRIERS.keys())
+def test_exact_values_are_carried_in_float32(name, text):
+    found = verdicts_of(text)[name]
+    assert (found.label, found.reason) == (FLOAT32, "carries exact values")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = null()\ns = slice_axis(x)\nf = dot(s, s)\nreturn f",  # on its way to low precision
+        "x = null()\nf = dot(x, x)\ns = slice_axis(f)\nreturn s",  # rounded before
+        "x = null()\na = _mul_scalar(x) {scalar: 2}\ns = slice_axis(a)\nreturn s",  # computed
+    ],
+)
+def test_other_clear_operators_stay_free(text):
+    assert verdicts_of(text)["s"].label == FREE
+
+
 def test_index_ports_do_not_matter_to_the_verdict():
-    text = "i = null()\nw = null()\ne = Embedding(i, w)\nreturn e"
+    text = "i = null()\nw = null()\ne = Embedding(i, w)\nd = dot(e, w)\nreturn d"
     found = verdicts_of(text, dtypes={"i": "int32"})["e"]
     assert found.label == FREE
     assert not found.follows(0) and found.follows(1)
