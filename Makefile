@@ -1,0 +1,28 @@
+# The two commands of the README, and two for developers. Each makes .venv where it is missing;
+# the files .venv/.demo and .venv/.test record what was installed.
+
+VENV := .venv
+# A Python from 3.8 to 3.11; empty: tools/venv.sh looks for one on PATH.
+PYTHON ?=
+ARGS ?=
+
+.PHONY: demo test bench lint
+
+demo: $(VENV)/.demo
+	@$(VENV)/bin/python examples/digits.py $(ARGS)
+
+# Two processes with one thread each are faster than one process with two threads.
+test: $(VENV)/.test
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --slow -n 2 $(ARGS)
+
+bench: $(VENV)/.demo
+	@OMP_NUM_THREADS=2 $(VENV)/bin/python -m benchmarks.step_time
+	@$(VENV)/bin/python -m benchmarks.accuracy
+
+lint: $(VENV)/.test
+	@$(VENV)/bin/python -m ruff check .
+	@$(VENV)/bin/python -m mypy
+
+$(VENV)/.demo $(VENV)/.test: $(VENV)/.%: setup.py tools/venv.sh
+	@sh tools/venv.sh $(VENV) cpu,$* "$(PYTHON)"
+	@touch $@

@@ -1,0 +1,39 @@
+"""Which tests run: the fast ones by default, the slow ones on demand, GPU ones where there is a GPU,
+bfloat16 ones where MXNet runs bfloat16.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
+def pytest_collection_modifyitems(config, items):
+    chosen_by_marker = bool(config.option.markexpr)
+    run_slow = config.getoption("--slow") or chosen_by_marker
+    for item in items:
+        if item.get_closest_marker("slow") and not run_slow:
+            item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+        if item.get_closest_marker("gpu") and not has_gpu():
+            item.add_marker(pytest.mark.skip(reason="no GPU that this MXNet can use"))
+        if item.get_closest_marker("bfloat16") and not runs_bfloat16():
+            item.add_marker(pytest.mark.skip(reason="MXNet runs no bfloat16 on this processor (no AVX-512)"))
+
+
+@functools.lru_cache(maxsize=None)
+def runs_bfloat16() -> bool:
+    from mxmp.diagnose import processor
+
+    return processor.runs_bfloat16()
+
+
+@functools.lru_cache(maxsize=None)
+def has_gpu() -> bool:
+    import mxnet as mx
+
+    return mx.context.num_gpus() > 0

@@ -1,0 +1,56 @@
+"""Packaging of mxmp. Reads the version as text and imports nothing of mxmp."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+PLOT = ["matplotlib>=3.5"]
+# GluonCV and all that it requires leave MXNet to the user, so that no extra but 'cpu' pulls
+# the CPU wheel: it would overwrite the files of mxnet-cu112. tests/test_setup.py holds this.
+DEMO = [*PLOT, "scikit-learn>=1.0", "gluoncv>=0.10.5"]
+TEST = [*DEMO, "hypothesis>=6.80", "mypy>=1.5", "pytest>=7.4", "pytest-xdist>=3.3", "ruff>=0.6"]
+
+
+def read_version() -> str:
+    """Return ``__version__`` of mxmp/__init__.py, without importing it."""
+    text = (HERE / "mxmp" / "__init__.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if match is None:
+        raise RuntimeError('mxmp/__init__.py: no line __version__ = "..."')
+    return match.group(1)
+
+
+setup(
+    name="mxmp",
+    version=read_version(),
+    description="Mixed precision for Apache MXNet 1.9.1",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["mxmp", "mxmp.*", "symbols", "symbols.*"]),
+    package_data={"mxmp": ["py.typed"]},
+    python_requires=">=3.8,<3.12",
+    install_requires=[
+        "numpy>=1.21,<1.24",  # MXNet 1.9.1 reads np.bool, which numpy 1.24 removed
+        "igraph>=0.10",  # maximum flow
+        "rich>=12.0",  # tables and progress bars
+    ],
+    extras_require={
+        "cpu": ["mxnet==1.9.1"],
+        "cu112": ["mxnet-cu112==1.9.1"],
+        "plot": PLOT,
+        "demo": DEMO,
+        "test": TEST,
+    },
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.8",
+        "Programming Language :: Python :: 3.9",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+    ],
+)
