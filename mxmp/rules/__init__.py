@@ -1,0 +1,11 @@
+"""What each MXNet operator may run in: categories, ports and conditions, one line per fact."""
+
+from .core import ALLOW as ALLOW
+from .core import CATEGORIES as CATEGORIES
+from .core import CLEAR as CLEAR
+from .core import DENY as DENY
+from .core import INFER as INFER
+from .core import Call as Call
+from .core import Rule as Rule
+from .core import RuleSet as RuleSet
+from .table import RULES as RULES

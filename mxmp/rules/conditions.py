@@ -1,0 +1,130 @@
+"""Conditions on attributes and shapes under which a call must stay in float32.
+
+Each returns a function of a ``Call`` that gives the reason, or None. A value that a call needs
+but does not carry (an unknown shape) is a reason too: what is not known to be safe is not.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import Any, Mapping, Optional, Tuple
+
+from .. import dtypes
+from .core import Call, Condition
+
+MAX_REDUCTION = 1024
+"""Longest sum in low precision.
+
+MXNet sums in the dtype of the data unless MXNET_SAFE_ACCUMULATION is set
+(src/operator/tensor/broadcast_reduce_op.h at tag 1.9.1). ``sum`` and ``mean`` carry the rounding
+error along (mshadow's red::sum), but overflow: the float16 mean of 70,000 ones is NaN. The windows
+of AdaptiveAvgPooling2D are plain running sums: of ones they stop growing at 2048, and random
+windows of 32x32, 56x56 and 112x112 are off by 0.5%, 1.6% and 67% (float16 on CPU).
+"""
+
+MAX_MAGNIFICATION = 8
+"""Largest factor per side that BilinearResize2D magnifies by in low precision.
+
+Its gradient is a running sum in the dtype of the data (src/operator/contrib/bilinear_resize.cc and
+.cu at tag 1.9.1): off by 0.7%, 3% and 22% for factors of 8, 16 and 32 (float16 on CPU).
+"""
+
+_WORDS = {"true": True, "false": False}
+
+
+def value_of(attrs: Mapping[str, str], key: str) -> Any:
+    """Return an attribute's Python value (number, tuple, bool, None), or its text."""
+    text = attrs.get(key)
+    if text is None:
+        return None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return _WORDS.get(text, text)
+
+
+def scalars_in_range(*keys: str) -> Condition:
+    """Forbid calls with a scalar that the low precision dtype would turn into inf or 0.
+
+    A mask of -1e9 becomes -inf and an epsilon of 1e-9 vanishes in float16.
+    """
+
+    def condition(call: Call) -> Optional[str]:
+        limits = dtypes.limits(call.dtype)
+        for key in keys:
+            value = value_of(call.attrs, key)
+            if not isinstance(value, (int, float)) or value == 0:
+                continue
+            if abs(value) > limits.max:
+                return f"{key}={value:g} is beyond {call.dtype}'s largest value {limits.max:g}"
+            if abs(value) < limits.tiny:
+                return f"{key}={value:g} is below {call.dtype}'s smallest normal value {limits.tiny:.1e}"
+        return None
+
+    return condition
+
+
+def short_reduction(call: Call) -> Optional[str]:
+    """Forbid reductions over more than ``MAX_REDUCTION`` elements, or over unknown many."""
+    shape = _shape(call, 0)
+    if shape is None:
+        return "the length of the reduction is unknown"
+    length = math.prod(shape[axis] for axis in _reduced_axes(call.attrs, len(shape)))
+    if length > MAX_REDUCTION:
+        return f"it reduces {length} elements, more than {MAX_REDUCTION}"
+    return None
+
+
+def short_windows(call: Call) -> Optional[str]:
+    """Forbid adaptive pooling over windows of more than ``MAX_REDUCTION`` elements."""
+    shape = _shape(call, 0)
+    if shape is None:
+        return "the size of the windows is unknown"
+    output = value_of(call.attrs, "output_size") or (1,)
+    height, width = (output, output) if isinstance(output, int) else (output[0], output[-1])
+    length = math.ceil(shape[2] / height) * math.ceil(shape[3] / width)
+    if length > MAX_REDUCTION:
+        return f"its windows have {length} elements, more than {MAX_REDUCTION}"
+    return None
+
+
+def small_magnification(call: Call) -> Optional[str]:
+    """Forbid resizing by more than ``MAX_MAGNIFICATION``, or by an unknown factor."""
+    factors = [_magnification(call, side, axis) for side, axis in (("height", 2), ("width", 3))]
+    for factor in factors:
+        if factor is None:
+            return "the magnification is unknown"
+        if factor > MAX_MAGNIFICATION:
+            return f"it magnifies by {factor:g}, more than {MAX_MAGNIFICATION}"
+    return None
+
+
+def _magnification(call: Call, side: str, axis: int) -> Optional[float]:
+    mode = call.attrs.get("mode", "size")
+    scale = value_of(call.attrs, f"scale_{side}")
+    if mode in ("size", "odd_scale") and scale is not None:
+        return float(scale)
+    if mode not in ("size", "like"):
+        return 1.0  # to_even_up and its like: one row at most
+    source, like = _shape(call, 0), _shape(call, 1)
+    if source is None or (mode == "like" and like is None):
+        return None
+    target = like[axis] if mode == "like" and like is not None else value_of(call.attrs, side) or 1
+    return float(target / source[axis])
+
+
+def _shape(call: Call, port: int) -> Optional[Tuple[int, ...]]:
+    """Return an input's shape, None if it is not known in full."""
+    shape = call.shapes[port] if port < len(call.shapes) else None
+    return None if shape is None or any(size <= 0 for size in shape) else shape
+
+
+def _reduced_axes(attrs: Mapping[str, str], ndim: int) -> Tuple[int, ...]:
+    axis = value_of(attrs, "axis")
+    if not isinstance(axis, int) and not axis:
+        return tuple(range(ndim))  # 'exclude' or not
+    axes = {a % ndim for a in ((axis,) if isinstance(axis, int) else axis)}
+    if value_of(attrs, "exclude"):
+        axes = set(range(ndim)) - axes
+    return tuple(sorted(axes))

@@ -1,0 +1,144 @@
+"""Rule and RuleSet: the vocabulary that the table of operators is written in.
+
+The categories are those of TensorFlow's auto_mixed_precision graph pass
+(tensorflow/core/grappler/optimizers/auto_mixed_precision_lists.h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Tuple
+
+from .. import dtypes
+from ..errors import RuleError
+
+ALLOW = "allow"
+"""Gains from low precision: matrix products and convolutions."""
+
+INFER = "infer"
+"""Safe in low precision by itself, unsafe behind a deny operator."""
+
+CLEAR = "clear"
+"""Moves or selects values; as safe as what it reads."""
+
+DENY = "deny"
+"""Needs float32: exponentials, norms, losses, coordinates, long reductions."""
+
+CATEGORIES = (ALLOW, INFER, CLEAR, DENY)
+
+Shape = Optional[Tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of an operator, as conditions see it.
+
+    Attributes:
+        attrs: The node's attributes.
+        shapes: Shape of each input, None where unknown.
+        dtype: The low precision dtype in question.
+    """
+
+    attrs: Mapping[str, str]
+    shapes: Tuple[Shape, ...]
+    dtype: str
+
+
+Condition = Callable[[Call], Optional[str]]
+"""Returns the reason why a call must stay in float32, or None."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one operator, or one variant of it, may run in.
+
+    Attributes:
+        op: The operator's name in the graph (not an alias).
+        category: One of ``CATEGORIES``.
+        keep: Inputs that are never cast: indices, labels, lengths, and the float32 parameters
+            and statistics of BatchNorm.
+        any: Inputs whose dtype does not matter, so no cast is ever made for them.
+        keep_outputs: Outputs whose dtype does not follow the data (BatchNorm's mean and variance).
+        dtypes: Low precision dtypes that MXNet 1.9.1 has a sound kernel for. bfloat16 has kernels
+            on CPU alone, float16 on GPU (on CPU it is emulated).
+        exact: Inputs on the low precision grid give outputs on the grid, so that emulation needs
+            no rounding. False where the result is rounded.
+        scalars: Attributes that the kernel rounds to the dtype of the data before it uses them
+            (``DType(alpha)`` in src/operator/tensor/elemwise_binary_scalar_op.h at tag 1.9.1).
+        when: Attribute values that this variant is for; rules of one operator are tried in order.
+        condition: Says why a particular call must stay in float32.
+        reason: Why the operator is in its category, for the report.
+    """
+
+    op: str
+    category: str
+    keep: Tuple[int, ...] = ()
+    any: Tuple[int, ...] = ()
+    keep_outputs: Tuple[int, ...] = ()
+    dtypes: FrozenSet[str] = frozenset(dtypes.LOW_PRECISION)
+    exact: bool = False
+    scalars: Tuple[str, ...] = ()
+    when: Tuple[Tuple[str, str], ...] = ()
+    condition: Optional[Condition] = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the category."""
+        if self.category not in CATEGORIES:
+            raise RuleError(f"{self.op!r}: unknown category {self.category!r}; expected one of {CATEGORIES}.")
+
+    def matches(self, attrs: Mapping[str, str]) -> bool:
+        """Return whether this variant is the one for these attributes."""
+        return all(attrs.get(key) == value for key, value in self.when)
+
+    def is_data(self, port: int) -> bool:
+        """Return whether an input carries data, which follows the operator's precision."""
+        return port not in self.keep and port not in self.any
+
+    def forbids(self, call: Call) -> Optional[str]:
+        """Return why a call must stay in float32 whatever surrounds it, or None."""
+        return self.condition(call) if self.condition else None
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """All rules, found by operator.
+
+    Raises:
+        RuleError: If an operator has two rules for the same attributes, or a rule behind one that
+            is for all of its attributes and more.
+    """
+
+    rules: Tuple[Rule, ...]
+    _by_op: Dict[str, List[Rule]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Index the rules by operator and check that no two collide."""
+        by_op: Dict[str, List[Rule]] = {}
+        for rule in self.rules:
+            variants = by_op.setdefault(rule.op, [])
+            for other in variants:
+                if set(other.when) <= set(rule.when):
+                    raise RuleError(_collision(other, rule))
+            variants.append(rule)
+        object.__setattr__(self, "_by_op", by_op)
+
+    def find(self, op: str, attrs: Mapping[str, str]) -> Optional[Rule]:
+        """Return the rule for an operator with these attributes, or None if there is none."""
+        for rule in self._by_op.get(op, ()):
+            if rule.matches(attrs):
+                return rule
+        return None
+
+    def ops(self) -> Iterable[str]:
+        """Return the names of all operators that have a rule."""
+        return self._by_op.keys()
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self.rules)
+
+
+def _collision(first: Rule, second: Rule) -> str:
+    if first.category != second.category:
+        return f"{first.op!r} is in both {first.category} and {second.category}; keep it in one."
+    return f"{first.op!r}: the rule for {dict(second.when)} is never reached behind the one for {dict(first.when)}."

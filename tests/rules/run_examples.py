@@ -1,0 +1,138 @@
+"""Runs examples through MXNet; as a program, all of them in bfloat16, where a kernel may abort.
+
+The program prints two lines of JSON per example: its number, and what it gave::
+
+    python -m tests.rules.run_examples sound       # those that the table says run in bfloat16
+    python -m tests.rules.run_examples excluded    # the others, each in a process of its own
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+
+from mxmp import dtypes
+from tests.rules.examples import EXAMPLES, Example
+
+Arrays = List[np.ndarray]
+
+
+def build(example: Example, dtype: str, ports: Optional[Iterable[int]] = None, up: bool = False) -> Any:
+    """Return a symbol of one call, with casts in front of its data ports and no others.
+
+    Args:
+        example: The call; its inputs are the variables in0, in1, ...
+        dtype: What to cast to.
+        ports: What to cast, in place of the data ports.
+        up: Whether to cast the outputs to float32.
+    """
+    cast = set(example.data_ports if ports is None else ports) if dtype != dtypes.FLOAT32 else set()
+    nodes: List[Dict[str, Any]] = []
+    inputs = []
+    for port in range(len(example.shapes)):
+        nodes.append({"op": "null", "name": f"in{port}", "inputs": []})
+        if port in cast:
+            nodes.append(_cast(f"low{port}", dtype, [len(nodes) - 1, 0, 0]))
+        inputs.append([len(nodes) - 1, 0, 0])
+    nodes.append({"op": example.op, "name": "call", "attrs": example.text_attrs, "inputs": inputs})
+    heads = [[len(nodes) - 1, index, 0] for index in range(example.outputs)]
+    for index, head in enumerate(heads if up else []):
+        if index not in example.rule.keep_outputs:
+            nodes.append(_cast(f"up{index}", dtypes.FLOAT32, head))
+            heads[index] = [len(nodes) - 1, 0, 0]
+    variables = [position for position, node in enumerate(nodes) if node["op"] == "null"]
+    graph = {"nodes": nodes, "arg_nodes": variables, "heads": heads, "attrs": {"mxnet_version": ["int", 10901]}}
+    return mx.sym.load_json(json.dumps(graph))
+
+
+def _cast(name: str, dtype: str, source: List[int]) -> Dict[str, Any]:
+    return {"op": "amp_cast", "name": name, "attrs": {"dtype": dtype}, "inputs": [source]}
+
+
+def output_dtypes(symbol: Any) -> List[str]:
+    """Return the dtypes of a symbol's outputs for float32 variables, as MXNet infers them."""
+    _, found, _ = symbol.infer_type(**{name: "float32" for name in symbol.list_inputs()})
+    return [dtypes.canonical(dtype) for dtype in found]
+
+
+def run(example: Example, dtype: str, arrays: Sequence[np.ndarray]) -> Tuple[Arrays, Arrays]:
+    """Return a call's outputs and the gradients of its data inputs, if it has any, in float32.
+
+    Args:
+        example: The call.
+        dtype: Dtype of its data.
+        arrays: Its inputs.
+    """
+    symbol = build(example, dtype, up=True)
+    inputs = {f"in{port}": mx.nd.array(array) for port, array in enumerate(arrays)}
+    trained = [f"in{port}" for port in example.data_ports] if example.differentiable else []
+    gradients = {name: mx.nd.zeros(inputs[name].shape) for name in trained}
+    executor = symbol.bind(
+        mx.cpu(),
+        {name: inputs[name] for name in symbol.list_arguments()},
+        gradients,
+        {name: "write" if name in trained else "null" for name in symbol.list_arguments()},
+        {name: inputs[name] for name in symbol.list_auxiliary_states()},
+    )
+    results = [output.asnumpy() for output in executor.forward(is_train=True)]
+    if trained:
+        executor.backward([mx.nd.array(_gradient(result)) for result in results])
+    return results, [gradients[name].asnumpy() for name in trained]
+
+
+def _gradient(result: np.ndarray) -> np.ndarray:
+    """Return an output gradient that float16 and bfloat16 have too."""
+    return np.random.default_rng(1).integers(-64, 65, result.shape) / 64
+
+
+def relative_errors(found: Arrays, expected: Arrays) -> List[float]:
+    """Return each array's largest error, relative to the largest value expected."""
+    errors = []
+    for a, b in zip(found, expected):
+        assert a.shape == b.shape
+        scale = float(np.abs(b).max()) or 1.0
+        errors.append(float(np.abs(a.astype(np.float64) - b).max()) / scale)
+    return errors
+
+
+def _compare(example: Example) -> Dict[str, Any]:
+    arrays = example.arrays()
+    expected = run(example, dtypes.FLOAT32, arrays)
+    try:
+        found = run(example, dtypes.BFLOAT16, arrays)
+    except mx.MXNetError as e:
+        return {"error": str(e).strip().splitlines()[-1]}
+    return {name: relative_errors(a, b) for name, a, b in zip(("outputs", "gradients"), found, expected)}
+
+
+def _fork(example: Example) -> Dict[str, Any]:
+    """Return what comparing an example in a child process gives, or how the child ended."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with open(writing, "w") as out:
+            json.dump(_compare(example), out)
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as lines:
+        text = lines.read()
+    _, status = os.waitpid(child, 0)
+    return json.loads(text) if status == 0 else {"error": f"the process died with status {status}"}
+
+
+def main(which: str) -> None:
+    """Run the examples that have bfloat16 ('sound') or have it not ('excluded')."""
+    run_one = _compare if which == "sound" else _fork
+    for number, example in enumerate(EXAMPLES):
+        if (dtypes.BFLOAT16 in example.rule.dtypes) == (which == "sound"):
+            print(number, flush=True)
+            print(json.dumps(run_one(example)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

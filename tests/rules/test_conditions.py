@@ -1,0 +1,192 @@
+"""Conditions on attributes and shapes, on both sides of each threshold."""
+
+from __future__ import annotations
+
+import pytest
+
+from mxmp.rules import RULES, Call
+from mxmp.rules.conditions import (
+    scalars_in_range,
+    short_reduction,
+    short_windows,
+    small_magnification,
+    value_of,
+)
+
+
+def forbids(condition, attrs, *shapes, dtype="float16"):
+    return condition(Call(attrs, shapes, dtype))
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("3", 3),
+        ("-1e-05", -1e-5),
+        ("(2, 3)", (2, 3)),
+        ("[2,3]", [2, 3]),
+        ("None", None),
+        ("True", True),
+        ("false", False),
+        ("relu", "relu"),
+        ("-inf", "-inf"),
+        ("", ""),
+    ],
+)
+def test_value_of_reads_what_mxnet_writes(text, value):
+    assert value_of({"key": text}, "key") == value
+
+
+def test_value_of_a_missing_attribute_is_none():
+    assert value_of({}, "key") is None
+
+
+SCALARS = {
+    "largest float16": ("65504", "float16", None),
+    "beyond float16": ("65505", "float16", "scalar=65505 is beyond float16's largest value 65504"),
+    "mask": ("-1e9", "float16", "scalar=-1e+09 is beyond float16's largest value 65504"),
+    "mask in bfloat16": ("-1e9", "bfloat16", None),
+    "beyond bfloat16": ("3.4e38", "bfloat16", "scalar=3.4e+38 is beyond bfloat16's largest value 3.38953e+38"),
+    "smallest normal float16": ("6.103515625e-05", "float16", None),
+    "negative smallest normal": ("-6.103515625e-05", "float16", None),
+    "below float16": ("6.1e-05", "float16", "scalar=6.1e-05 is below float16's smallest normal value 6.1e-05"),
+    "epsilon": ("-1e-9", "float16", "scalar=-1e-09 is below float16's smallest normal value 6.1e-05"),
+    "epsilon in bfloat16": ("1e-9", "bfloat16", None),
+    "below bfloat16": ("1e-38", "bfloat16", "scalar=1e-38 is below bfloat16's smallest normal value 1.2e-38"),
+    "zero": ("0", "float16", None),
+    "negative zero": ("-0.0", "float16", None),
+    "no number": ("None", "float16", None),
+    "infinity": ("inf", "float16", None),  # float16 has it
+}
+
+
+@pytest.mark.parametrize("text, dtype, reason", SCALARS.values(), ids=SCALARS.keys())
+def test_scalars_in_range(text, dtype, reason):
+    assert forbids(scalars_in_range("scalar"), {"scalar": text}, dtype=dtype) == reason
+
+
+def test_scalars_in_range_looks_at_every_key():
+    condition = scalars_in_range("a_min", "a_max")
+    assert forbids(condition, {"a_min": "0", "a_max": "6"}) is None
+    assert "a_min=-1e+30" in forbids(condition, {"a_min": "-1e30", "a_max": "6"})
+    assert "a_max=1e+30" in forbids(condition, {"a_min": "0", "a_max": "1e30"})
+    assert forbids(condition, {}) is None
+
+
+REDUCTIONS = {
+    "last axis at the limit": ({"axis": "-1"}, (4, 1024), None),
+    "last axis above it": ({"axis": "-1"}, (4, 1025), 1025),
+    "first axis is short": ({"axis": "0"}, (4, 1025), None),
+    "two axes at the limit": ({"axis": "(2, 3)"}, (2, 3, 32, 32), None),
+    "two axes above it": ({"axis": "(2, 3)"}, (2, 3, 32, 33), 1056),
+    "axes from the end": ({"axis": "(-2, -1)"}, (2, 3, 32, 33), 1056),
+    "one axis named twice": ({"axis": "(1, -1)"}, (4, 1024), None),
+    "excluded axes": ({"axis": "(0, 1)", "exclude": "True"}, (2, 3, 32, 33), 1056),
+    "excluded negative axis": ({"axis": "-1", "exclude": "True"}, (32, 33, 5), 1056),
+    "exclude as a number": ({"axis": "0", "exclude": "1"}, (2, 1025), 1025),
+    "not excluded": ({"axis": "0", "exclude": "False"}, (2, 1025), None),
+    "not excluded, in small letters": ({"axis": "0", "exclude": "false"}, (2, 1025), None),
+    "all axes by default": ({}, (32, 33), 1056),
+    "all axes at the limit": ({}, (32, 32), None),
+    "None for all axes": ({"axis": "None"}, (32, 33), 1056),
+    "an empty tuple for all axes": ({"axis": "()"}, (32, 33), 1056),
+    "an empty list for all axes": ({"axis": "[]"}, (32, 33), 1056),
+    "exclude of no axes reduces all": ({"axis": "()", "exclude": "True"}, (32, 33), 1056),
+    "a scalar": ({}, (), None),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("attrs, shape, length", REDUCTIONS.values(), ids=REDUCTIONS.keys())
+def test_short_reduction(attrs, shape, length, dtype):
+    expected = None if length is None else f"it reduces {length} elements, more than 1024"
+    assert forbids(short_reduction, attrs, shape, dtype=dtype) == expected
+
+
+@pytest.mark.parametrize("shapes", [(), (None,), ((0, 4),), ((-1, 4),)], ids=["none", "None", "zero", "negative"])
+def test_a_reduction_of_unknown_length_is_forbidden(shapes):
+    assert forbids(short_reduction, {"axis": "1"}, *shapes) == "the length of the reduction is unknown"
+
+
+WINDOWS = {
+    "one window at the limit": ({"output_size": "1"}, (2, 3, 32, 32), None),
+    "one window above it": ({"output_size": "1"}, (2, 3, 32, 33), 1056),
+    "one window by default": ({}, (2, 3, 32, 33), 1056),
+    "an empty size is one window": ({"output_size": "()"}, (2, 3, 32, 33), 1056),
+    "square windows": ({"output_size": "(2,)"}, (2, 3, 64, 64), None),
+    "windows that do not divide the map": ({"output_size": "(2,)"}, (2, 3, 65, 64), 1056),
+    "flat windows": ({"output_size": "(33, 1)"}, (2, 3, 33, 1024), None),
+    "flat windows above the limit": ({"output_size": "(33, 1)"}, (2, 3, 33, 1025), 1025),
+}
+
+
+@pytest.mark.parametrize("attrs, shape, length", WINDOWS.values(), ids=WINDOWS.keys())
+def test_short_windows(attrs, shape, length):
+    expected = None if length is None else f"its windows have {length} elements, more than 1024"
+    assert forbids(short_windows, attrs, shape) == expected
+
+
+def test_windows_of_unknown_size_are_forbidden():
+    assert forbids(short_windows, {"output_size": "1"}, None) == "the size of the windows is unknown"
+
+
+RESIZES = {
+    "size at the limit": ({"height": "80", "width": "80"}, [(1, 3, 10, 10)], None),
+    "height above it": ({"height": "81", "width": "80"}, [(1, 3, 10, 10)], 8.1),
+    "width above it": ({"height": "10", "width": "90"}, [(1, 3, 10, 10)], 9),
+    "a smaller size": ({"height": "5", "width": "5"}, [(1, 3, 10, 10)], None),
+    "size by default is one": ({}, [(1, 3, 10, 10)], None),
+    "scale at the limit": ({"scale_height": "8", "scale_width": "8.0"}, [None], None),
+    "scale above it": ({"scale_height": "8", "scale_width": "8.5"}, [None], 8.5),
+    "scale beats size": ({"height": "99", "scale_height": "2", "scale_width": "2"}, [(1, 3, 1, 1)], None),
+    "odd scale": ({"mode": "odd_scale", "scale_height": "9", "scale_width": "1"}, [None], 9),
+    "like at the limit": ({"mode": "like"}, [(1, 3, 2, 2), (1, 3, 16, 16)], None),
+    "like above it": ({"mode": "like"}, [(1, 3, 2, 2), (1, 3, 16, 17)], 8.5),
+    "to even sizes": ({"mode": "to_even_up"}, [None], None),
+}
+
+
+@pytest.mark.parametrize("attrs, shapes, factor", RESIZES.values(), ids=RESIZES.keys())
+def test_small_magnification(attrs, shapes, factor):
+    expected = None if factor is None else f"it magnifies by {factor:g}, more than 8"
+    assert forbids(small_magnification, attrs, *shapes) == expected
+
+
+@pytest.mark.parametrize(
+    "attrs, shapes",
+    [
+        ({"height": "8", "width": "8"}, [None]),
+        ({"mode": "like"}, [(1, 3, 4, 4), None]),
+        ({"mode": "like"}, [None, (1, 3, 4, 4)]),
+    ],
+)
+def test_an_unknown_magnification_is_forbidden(attrs, shapes):
+    assert forbids(small_magnification, attrs, *shapes) == "the magnification is unknown"
+
+
+CONDITIONED = {
+    "sum": ({"axis": "1"}, (2, 1025)),
+    "mean": ({"axis": "1"}, (2, 1025)),
+    "_contrib_AdaptiveAvgPooling2D": ({}, (1, 1, 33, 33)),
+    "_contrib_BilinearResize2D": ({"height": "9", "width": "9"}, (1, 1, 1, 1)),
+    "_mul_scalar": ({"scalar": "1e9"}, (2,)),
+    "clip": ({"a_min": "0", "a_max": "1e9"}, (2,)),
+    "LeakyReLU": ({"act_type": "leaky", "slope": "1e-9"}, (2,)),
+    "SequenceMask": ({"value": "-1e9"}, (2, 2)),
+    "Pad": ({"constant_value": "1e9"}, (1, 1, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("op", CONDITIONED)
+def test_the_table_asks_the_condition(op):
+    attrs, shape = CONDITIONED[op]
+    assert RULES.find(op, attrs).forbids(Call(attrs, (shape,), "float16")) is not None
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if rule.scalars and rule.category != "deny"], ids=lambda r: r.op
+)
+def test_every_scalar_of_the_table_must_fit(rule):
+    for key in rule.scalars:
+        assert key in rule.forbids(Call({key: "1e9"}, (), "float16"))
+        assert rule.forbids(Call({key: "0.5"}, (), "float16")) is None
