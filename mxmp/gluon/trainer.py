@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional
 
 import mxnet as mx
 
-from ..errors import LossScaleError, NonFiniteLossError, StaleGradientError, StateError, TrainerError
+from ..errors import LossScaleError, NonFiniteLossError, StateError, TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, parse
 from ..optimizer import states
-from ..optimizer.finite import all_finite, first_non_finite
-from ..optimizer.masters import is_low_precision, to_float32
+from ..optimizer.finite import all_finite
 from ..optimizer.multi_precision import MultiPrecision
 from ..optimizer.norm import clip_coefficient, gather, host_norm, scale_in_place, sum_of_squares
 from ..optimizer.scaler import Scaler, Stage, scale_loss
-
-_Update = Tuple[int, mx.nd.NDArray, mx.nd.NDArray]  # index, gradient, weight
+from .gradients import Gradients, Update
+from .kvstore import choose_update, refuse_kvstore_update
 
 
 class Trainer(mx.gluon.Trainer):
@@ -68,12 +67,9 @@ class Trainer(mx.gluon.Trainer):
         loss_scale: Any = "dynamic",
     ) -> None:
         self._scaler = Scaler(parse(loss_scale))
-        # Parameters whose ``_grad`` shows float32 copies until the step: what it held, the copies.
-        self._shown: List[Tuple[mx.gluon.Parameter, List[mx.nd.NDArray], List[mx.nd.NDArray]]] = []
-        values = params.values() if hasattr(params, "values") else params
-        sparse = any(getattr(param, "_stype", "default") != "default" for param in values)
-        choice = _choose_update(self._scaler.active, kvstore, update_on_kvstore, sparse)
+        choice = choose_update(self._scaler.active, kvstore, update_on_kvstore, _any_sparse(params))
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
+        self._gradients = Gradients(self._params)
 
     @property
     def loss_scale(self) -> LossScale:
@@ -84,7 +80,7 @@ class Trainer(mx.gluon.Trainer):
     def loss_scale(self, spec: Any) -> None:
         value = parse(spec)
         if not isinstance(value, NoOpLossScale) and self._kvstore_params["update_on_kvstore"] is not False:
-            raise _refuse_kvstore_update("the kvstore of this trainer")
+            raise refuse_kvstore_update("the kvstore of this trainer")
         self._scaler.loss_scale = value
 
     @property
@@ -109,7 +105,8 @@ class Trainer(mx.gluon.Trainer):
         ``autograd.record()``. A low precision loss is cast to float32 first; the gradient of
         that cast is the scale itself, so a float16 loss cannot bear a scale above 65504 and
         costs one skipped step at 65536. Several blocks may come before a step: their gradients
-        are of one scale.
+        are of one scale. MXNet has no second derivative of the product; for a gradient penalty
+        call ``autograd.grad`` on the loss itself with the scale as ``head_grads``.
 
         Args:
             loss: An NDArray of any shape and floating point dtype, on any context, or nested
@@ -139,8 +136,7 @@ class Trainer(mx.gluon.Trainer):
                 "after the last backward, then step."
             )
         self._begin("unscale")
-        if not self._scaler.window.reduced:
-            self._reduce()
+        self._reduce()
         self._unscale()
 
     def clip_global_norm(self, max_norm: float) -> float:
@@ -165,18 +161,19 @@ class Trainer(mx.gluon.Trainer):
         """
         if not max_norm > 0:
             raise TrainerError(f"clip_global_norm: max_norm is {max_norm}; expected a positive number.")
+        self._begin("clip_global_norm")
         if self._scaler.window.stage is not Stage.UNSCALED:
-            self._begin("clip_global_norm")
-            if not self._scaler.window.reduced:
-                self._reduce()
+            self._reduce()
             self._unscale()
-        self._scaler.require_closed("clip_global_norm")
-        grads = [list(group) for group in zip(*(param.list_grad() for param in self._fresh()))]
-        norm = self._read_norm(grads[:1] if self._kvstore else grads)
+        groups = [group for group in self._gradients.arrays() if group]
+        try:
+            norm = self._read_norm(groups[:1] if self._kvstore else groups)
+        except NonFiniteLossError:
+            self._end_window()
+            raise
         coefficient = clip_coefficient(norm, max_norm) if self._scaler.window.finite else 1.0
-        if coefficient < 1.0:
-            for group in grads:
-                scale_in_place(group, coefficient)
+        for group in groups:
+            scale_in_place(group, coefficient)
         return norm
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
@@ -193,7 +190,8 @@ class Trainer(mx.gluon.Trainer):
         Raises:
             TrainerError: Inside a scale_loss block, if the loss was not scaled, after
                 `allreduce_grads`, or (StaleGradientError) without fresh gradients.
-            NonFiniteLossError: If the loss itself was not finite; nothing is updated.
+            NonFiniteLossError: If the loss itself was not finite; nothing is updated. With a
+                distributed kvstore only the worker whose loss it is raises; the others skip.
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         if self._scaler.window.reduced and self._scaler.window.stage is not Stage.UNSCALED:
@@ -206,7 +204,7 @@ class Trainer(mx.gluon.Trainer):
         self._begin("step", ignore_stale_grad, check_stale=True)
         if self._scaler.window.stage is not Stage.UNSCALED:
             self._reduce()
-        return self._finish(rescale, ignore_stale_grad)
+        return self._finish(rescale)
 
     def allreduce_grads(self) -> None:
         """Reduce the gradients over the contexts, still scaled; then call `update`.
@@ -237,7 +235,20 @@ class Trainer(mx.gluon.Trainer):
         """
         rescale = self._scale / batch_size
         self._begin("update", ignore_stale_grad, check_stale=True)
-        return self._finish(rescale, ignore_stale_grad)
+        return self._finish(rescale)
+
+    def discard_grads(self) -> None:
+        """Give up the present window: its gradients count as used, and nothing is updated.
+
+        The way back after an error between backward and step. With ``grad_req='add'`` call
+        ``zero_grad`` on the parameters as well.
+
+        Raises:
+            TrainerError: Inside a scale_loss block.
+        """
+        self._scaler.require_closed("discard_grads")
+        self._gradients.take()
+        self._end_window()
 
     def save_states(self, fname: str) -> None:
         """Save optimizer states, masters, counters, scheduler and loss scale to one file.
@@ -314,68 +325,39 @@ class Trainer(mx.gluon.Trainer):
         self._scaler.require_closed(call)
         if self._updates_on_kvstore():
             raise TrainerError(f"{call} cannot be used where the kvstore updates; set update_on_kvstore=False.")
-        if next(self._fresh(), None) is None and not (ignore_stale and not self._scaler.checks):
-            raise StaleGradientError(
-                f"{call}: no parameter has a gradient from after the last step; run backward first."
-            )
+        self._gradients.require(call, may_lack=ignore_stale and not self._scaler.checks)
         self._scaler.require_scaled(call)
         if check_stale and not ignore_stale:
-            self._refuse_stale(call)
-
-    def _fresh(self) -> Iterator[mx.gluon.Parameter]:
-        """Yield the parameters whose gradients backward wrote since the last step."""
-        for param in self._params:
-            if param.grad_req != "null" and any(data._fresh_grad for data in _data(param)):
-                yield param
-
-    def _refuse_stale(self, call: str) -> None:
-        for param in self._params:
-            if param.grad_req == "null":
-                continue
-            for data in _data(param):
-                if not data._fresh_grad:
-                    raise StaleGradientError(
-                        f"{call}: the gradient of parameter '{param.name}' on context {data.ctx} has "
-                        "not been updated by backward since the last step. If only a part of the network "
-                        f"is meant to be trained, call {call} with ignore_stale_grad=True."
-                    )
+            self._gradients.require_all(call)
 
     def _reduce(self) -> None:
-        self._allreduce_grads()
-        self._scaler.window.reduced = True
+        if not self._scaler.window.reduced:
+            self._allreduce_grads()
+            self._scaler.window.reduced = True
 
     def _unscale(self) -> None:
-        """Unscale the fresh gradients, whatever the stage."""
         window = self._scaler.window
-        params = list(self._fresh())
+        self._gradients.take()
         if self._scaler.checks:
-            window.grad_flag = all_finite(grad for param in params for grad in param.list_grad())
-        for param in params:
-            grads = param.list_grad()
-            if is_low_precision(grads[0]):
-                copies = [_copy_to_float32(grad) for grad in grads]
-                self._shown.append((param, grads, copies))
-                param._grad = grads = copies
-            scale_in_place(grads, 1.0 / window.scale)
+            window.grad_flag = all_finite(self._all_arrays())
+        self._gradients.unscale(1.0 / window.scale)
         window.stage = Stage.UNSCALED
+
+    def _all_arrays(self) -> List[mx.nd.NDArray]:
+        return [grad for group in self._gradients.arrays() for grad in group]
 
     def _read_norm(self, groups: List[List[mx.nd.NDArray]]) -> float:
         """Return the largest norm of the groups and set ``window.finite``; one host read."""
         window = self._scaler.window
         squares = [sum_of_squares(group) for group in groups]
-        try:
-            norms = [math.sqrt(square) for square in self._scaler.read(gather(squares))]
-        except NonFiniteLossError:
-            self._collect(ignore_stale=True)
-            self._end_window()
-            raise
+        norms = [math.sqrt(square) for square in self._scaler.read(gather(squares))]
         if window.finite is None:
             # Squares overflow above 1.8e19: such gradients may be finite all the same.
             norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
             window.finite = all(map(math.isfinite, norms))
         return math.nan if any(map(math.isnan, norms)) else max(norms)
 
-    def _finish(self, rescale: float, ignore_stale: bool) -> bool:
+    def _finish(self, rescale: float) -> bool:
         """Update or skip, and end the window."""
         window = self._scaler.window
         # Gradients of a scale below 1 may overflow when they are unscaled, so that comes first.
@@ -384,76 +366,31 @@ class Trainer(mx.gluon.Trainer):
             self._unscale()
         if window.stage is not Stage.UNSCALED:
             rescale /= window.scale
-        updates = self._collect(ignore_stale)
-        grads = [grad for group in updates for _, grad, _ in group]
+        updates = self._gradients.take()
         try:
             unread = self._scaler.checks and window.finite is None
-            finite = self._scaler.judge(all_finite(grads) if unread else None)
+            finite = self._scaler.judge(all_finite(self._all_arrays()) if unread else None)
             step = self._optimizer.num_update + self.skipped_steps + 1
             if finite:
                 self._apply(updates, rescale)
-            self._scaler.settle(finite, step, lambda: self._first_bad(updates))
+            self._scaler.settle(finite, step, self._gradients.first_bad)
         finally:
             self._end_window()
-        return finite and bool(grads)
+        return finite and any(updates)
 
-    def _collect(self, ignore_stale: bool) -> List[List[_Update]]:
-        """Return index, gradient and weight of the fresh parameters, per context; stale from now on."""
-        updates: List[List[_Update]] = [[] for _ in self._updaters]
-        for i, param in enumerate(self._params):
-            if param.grad_req == "null":
-                continue
-            for group, data, grad in zip(updates, param.list_data(), param.list_grad()):
-                if not ignore_stale or data._fresh_grad:
-                    group.append((i, grad, data))
-                    data._fresh_grad = False
-        return updates
-
-    def _apply(self, updates: List[List[_Update]], rescale: float) -> None:
+    def _apply(self, updates: List[List[Update]], rescale: float) -> None:
         self._optimizer.rescale_grad = rescale
         for updater, group in zip(self._updaters, updates):
             if group:
                 updater(*zip(*group))
 
-    def _first_bad(self, updates: List[List[_Update]]) -> Optional[str]:
-        named = ((self._params[i].name, grad) for group in updates for i, grad, _ in group)
-        return first_non_finite(named)
-
     def _end_window(self) -> None:
-        for param, original, copies in self._shown:
-            if param._grad is copies:
-                param._grad = original
-        self._shown.clear()
+        self._gradients.release()
         self._scaler.close_window()
 
 
-def _choose_update(active: bool, kvstore: Any, choice: Optional[bool], sparse: bool) -> Optional[bool]:
-    """Return ``update_on_kvstore`` for MXNet: False wherever it need not be left to MXNet."""
-    kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
-    if active:
-        for refused, what in (
-            (choice, "update_on_kvstore=True"),
-            ("async" in kind, f"kvstore '{kind}'"),
-            (sparse, "the kvstore of a row_sparse parameter"),
-        ):
-            if refused:
-                raise _refuse_kvstore_update(what)
-        return False
-    return choice if choice is not None or sparse or "dist" in kind else False
-
-
-def _refuse_kvstore_update(what: str) -> TrainerError:
-    return TrainerError(
-        f"{what} updates weights inside the all-reduce, before their gradients are checked, so one "
-        "overflow would destroy them. Leave update_on_kvstore out, or give loss_scale=None."
-    )
-
-
-def _data(param: mx.gluon.Parameter) -> List[mx.nd.NDArray]:
-    """Return the arrays of a parameter; unlike ``list_data`` for row_sparse ones too."""
-    return param._check_and_get(param._data, list)
-
-
-def _copy_to_float32(grad: mx.nd.NDArray) -> mx.nd.NDArray:
-    wide = to_float32(grad.as_nd_ndarray())
-    return wide.as_np_ndarray() if isinstance(grad, mx.np.ndarray) else wide
+def _any_sparse(params: Any) -> bool:
+    """Return whether a parameter is row_sparse; anything but parameters is left to MXNet to refuse."""
+    values = params.values() if hasattr(params, "values") else params
+    values = values if isinstance(values, Iterable) else ()
+    return any(getattr(param, "_stype", "default") != "default" for param in values)

@@ -1,0 +1,143 @@
+"""The gradients of a trainer's parameters: which are fresh, and what ``param.grad()`` shows."""
+
+from __future__ import annotations
+
+from typing import Iterator, List, Optional, Sequence, Tuple
+
+import mxnet as mx
+
+from ..errors import StaleGradientError, TrainerError
+from ..optimizer.finite import first_non_finite
+from ..optimizer.masters import is_low_precision, to_float32
+from ..optimizer.norm import scale_in_place
+
+Update = Tuple[int, mx.nd.NDArray, mx.nd.NDArray]
+"""What an updater needs for one parameter on one context: index, gradient, weight."""
+
+
+class Gradients:
+    """The gradients that backward wrote since the last step.
+
+    A gradient is fresh while MXNet's flag on its weight says so. `unscale` takes the fresh ones
+    and clears their flags, so that a backward that comes later is noticed.
+
+    Args:
+        params: The trainer's parameters; may grow later.
+    """
+
+    def __init__(self, params: Sequence[mx.gluon.Parameter]) -> None:
+        self._params = params
+        self._taken: Optional[List[List[Update]]] = None
+        # Parameters whose ``_grad`` shows float32 copies: what it held, and the copies.
+        self._shown: List[Tuple[mx.gluon.Parameter, List[mx.nd.NDArray], List[mx.nd.NDArray]]] = []
+
+    def require(self, call: str, may_lack: bool = False) -> None:
+        """Raise if there are no gradients to use now.
+
+        Args:
+            call: The method that would use them.
+            may_lack: Whether it can do without.
+
+        Raises:
+            StaleGradientError: If no backward has run since the last step.
+            TrainerError: If one has run since `unscale`.
+        """
+        fresh = next(self._fresh(), None)
+        if self._taken is None:
+            if fresh is None and not may_lack:
+                raise StaleGradientError(
+                    f"{call}: no parameter has a gradient from after the last step; run backward first."
+                )
+        elif fresh is not None:
+            raise TrainerError(
+                f"{call}: backward wrote the gradient of parameter '{fresh[0].name}' after the gradients "
+                "were unscaled. Run every backward before unscale; to start again call discard_grads."
+            )
+
+    def require_all(self, call: str) -> None:
+        """Raise if the gradient of any parameter on any context is stale.
+
+        Raises:
+            StaleGradientError: It names the parameter.
+        """
+        taken = None
+        if self._taken is not None:
+            taken = {id(data) for group in self._taken for _, _, data in group}
+        for param in self._trained():
+            for data in _data(param):
+                if not (data._fresh_grad if taken is None else id(data) in taken):
+                    raise StaleGradientError(
+                        f"{call}: the gradient of parameter '{param.name}' on context {data.ctx} has not "
+                        "been updated by backward since the last step. If only a part of the network is "
+                        f"meant to be trained, call {call} with ignore_stale_grad=True."
+                    )
+
+    def take(self) -> List[List[Update]]:
+        """Return the fresh gradients per context; they are stale from now on."""
+        if self._taken is None:
+            self._taken = []
+            for i, param in enumerate(self._params):
+                if param.grad_req == "null":
+                    continue
+                pairs = list(zip(param.list_data(), param.list_grad()))
+                while len(self._taken) < len(pairs):
+                    self._taken.append([])
+                for group, (data, grad) in zip(self._taken, pairs):
+                    if data._fresh_grad:
+                        group.append((i, grad, data))
+                        data._fresh_grad = False
+        return self._taken
+
+    def unscale(self, factor: float) -> None:
+        """Multiply the taken gradients by ``factor``, in float32.
+
+        Float32 gradients are changed in place. Low precision ones would be flushed to zero, so
+        that ``param.grad()`` shows float32 copies up to `release`. Autograd goes on writing to
+        the arrays that it knows.
+        """
+        copied = {}
+        for i in dict.fromkeys(i for group in self.take() for i, _, _ in group):
+            param = self._params[i]
+            grads = param.list_grad()
+            if is_low_precision(grads[0]):
+                copies = [_copy_to_float32(grad) for grad in grads]
+                self._shown.append((param, grads, copies))
+                copied.update(zip(map(id, grads), copies))
+                param._grad = copies
+        self._taken = [[(i, copied.get(id(g), g), data) for i, g, data in group] for group in self.take()]
+        for group in self.arrays():
+            scale_in_place(group, factor)
+
+    def arrays(self) -> List[List[mx.nd.NDArray]]:
+        """Return the taken gradients per context."""
+        return [[grad for _, grad, _ in group] for group in self.take()]
+
+    def first_bad(self) -> Optional[str]:
+        """Return the parameter whose taken gradient is the first to be non-finite; slow."""
+        named = ((self._params[i].name, grad) for group in self.take() for i, grad, _ in group)
+        return first_non_finite(named)
+
+    def release(self) -> None:
+        """Forget the taken gradients and show the original arrays again."""
+        for param, original, copies in self._shown:
+            if param._grad is copies:
+                param._grad = original
+        self._shown.clear()
+        self._taken = None
+
+    def _trained(self) -> Iterator[mx.gluon.Parameter]:
+        return (param for param in self._params if param.grad_req != "null")
+
+    def _fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
+        return ((param, data) for param in self._trained() for data in _data(param) if data._fresh_grad)
+
+
+def _data(param: mx.gluon.Parameter) -> List[mx.nd.NDArray]:
+    """Return the arrays of a parameter; unlike ``list_data`` for row_sparse ones too."""
+    return param._check_and_get(param._data, list)
+
+
+def _copy_to_float32(grad: mx.nd.NDArray) -> mx.nd.NDArray:
+    with mx.autograd.pause():
+        wide = to_float32(grad.as_nd_ndarray())
+    return wide.as_np_ndarray() if isinstance(grad, mx.np.ndarray) else wide

@@ -1,0 +1,385 @@
+"""Loss scales as immutable values: none, static, dynamic.
+
+A loss scale multiplies the loss, so that small gradients survive a format with few exponent
+bits, and divides the gradients again before the update. The classes here only hold numbers and
+decide which scale comes next; what multiplies the loss and skips the step is the trainer.
+
+References:
+    Micikevicius et al., "Mixed Precision Training", 2017, section 3.2,
+    https://arxiv.org/abs/1710.03740
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import logging
+import math
+import numbers
+from typing import Any, Dict, List, Mapping, Type, cast, final
+
+from .errors import LossScaleError
+
+_LOG = logging.getLogger(__name__)
+
+# Both the scale and its inverse must be normal float32 numbers, because losses are scaled and
+# gradients unscaled in float32.
+SMALLEST_SCALE = 2.0**-126
+LARGEST_SCALE = 2.0**126
+
+AT_FLOOR = ("raise", "warn", "hold")
+"""What a dynamic scale can do when its floor does not help."""
+
+
+class LossScale(abc.ABC):
+    """A factor for the loss, and the rule that gives the next factor.
+
+    Attributes:
+        value: The present factor, positive and finite.
+    """
+
+    value: float
+
+    def scale(self, value: Any) -> Any:
+        """Return ``value`` times the scale, in the dtype of ``value``.
+
+        Args:
+            value: A float, a numpy array, an NDArray, or anything else that has ``*``. Cast
+                low precision values up first: 65536 times a float16 loss is inf.
+        """
+        return value * self.value
+
+    def unscale(self, value: Any) -> Any:
+        """Return ``value`` divided by the scale, in the dtype of ``value``.
+
+        Exactly undoes `scale` if the scale is a power of two and nothing leaves the normal
+        range.
+        """
+        return value * (1.0 / self.value)
+
+    @abc.abstractmethod
+    def adjust(self, grads_finite: bool) -> LossScale:
+        """Return the loss scale for the next step.
+
+        Args:
+            grads_finite: Whether every gradient of the step was finite.
+
+        Raises:
+            LossScaleError: If a dynamic scale gives up; see `DynamicLossScale`.
+        """
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return every field as plain JSON data; `from_dict` is the inverse."""
+        return {
+            "kind": _KIND_OF[type(self)],
+            **{name: getattr(self, name) for name in _fields(type(self))},
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> LossScale:
+        """Return the loss scale that `to_dict` described.
+
+        Raises:
+            LossScaleError: If a field is missing, unknown or invalid.
+        """
+        return _from_dict(data)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class NoOpLossScale(LossScale):
+    """No scaling: what float32 needs, and bfloat16, whose exponent range is float32's.
+
+    Example:
+        >>> NoOpLossScale().value
+        1.0
+    """
+
+    value: float = dataclasses.field(default=1.0, init=False)
+
+    def scale(self, value: Any) -> Any:
+        """Return ``value`` itself."""
+        return value
+
+    def unscale(self, value: Any) -> Any:
+        """Return ``value`` itself."""
+        return value
+
+    def adjust(self, grads_finite: bool) -> NoOpLossScale:
+        """Return this object."""
+        return self
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class StaticLossScale(LossScale):
+    """A scale that never changes.
+
+    Args:
+        value: The factor, positive and finite; a power of two adds no rounding error.
+
+    Raises:
+        LossScaleError: If ``value`` is no factor.
+
+    Example:
+        >>> StaticLossScale(128).scale(0.5)
+        64.0
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        """Validate and normalise the field."""
+        object.__setattr__(self, "value", _factor("scale", self.value))
+
+    def adjust(self, grads_finite: bool) -> StaticLossScale:
+        """Return this object."""
+        return self
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class DynamicLossScale(LossScale):
+    """A scale that grows while gradients stay finite and backs off when they do not.
+
+    After a non-finite step the scale is multiplied by ``backoff_factor``; after
+    ``growth_interval`` finite steps in a row, by ``growth_factor``; it never leaves
+    ``[min_scale, max_scale]``. With ``hysteresis`` above 1 that many non-finite steps must come
+    before the first back-off since the scale last grew; each later one backs off at once.
+
+    At the floor a back-off is impossible, and gradients that stay non-finite there are a fault
+    of the model, not of the scale. ``at_floor`` says what happens after ``max_floor_skips``
+    such steps in a row: 'raise' an error, 'warn' in the log, or 'hold' still.
+
+    Args:
+        init_scale: The first scale.
+        growth_factor: Above 1.
+        backoff_factor: Between 0 and 1, both excluded.
+        growth_interval: Steps; at least 1.
+        min_scale: The floor; positive.
+        max_scale: The ceiling.
+        hysteresis: Steps; at least 1, which means none.
+        at_floor: 'raise', 'warn' or 'hold'.
+        max_floor_skips: Steps; at least 1.
+        value: State: the present scale; ``init_scale`` if not given.
+        growth_tracker: State: finite steps in a row since the scale last moved.
+        hysteresis_tracker: State: non-finite steps up to the next back-off; ``hysteresis`` if
+            not given.
+        floor_skips: State: non-finite steps in a row at the floor.
+
+    Raises:
+        LossScaleError: If a field is invalid or the fields contradict each other.
+
+    Example:
+        >>> scale = DynamicLossScale().adjust(grads_finite=False)
+        >>> scale.value
+        32768.0
+
+    References:
+        Hysteresis: DynamicGradScaler of Megatron-LM, megatron/core/optimizer/grad_scaler.py.
+    """
+
+    init_scale: float = 2.0**16
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    min_scale: float = 1.0
+    max_scale: float = 2.0**24
+    hysteresis: int = 1
+    at_floor: str = "raise"
+    max_floor_skips: int = 50
+    value: float = cast(float, None)
+    growth_tracker: int = 0
+    hysteresis_tracker: int = cast(int, None)
+    floor_skips: int = 0
+
+    def __post_init__(self) -> None:
+        """Validate and normalise every field."""
+        for name, first in (("value", self.init_scale), ("hysteresis_tracker", self.hysteresis)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, first)
+        for name in ("init_scale", "min_scale", "max_scale", "value"):
+            object.__setattr__(self, name, _factor(name, getattr(self, name)))
+        for name in ("growth_factor", "backoff_factor"):
+            object.__setattr__(self, name, _real(name, getattr(self, name)))
+        for name in ("growth_interval", "hysteresis", "max_floor_skips"):
+            _count(name, getattr(self, name), 1)
+        for name in ("growth_tracker", "hysteresis_tracker", "floor_skips"):
+            _count(name, getattr(self, name), 0)
+        self._check_options()
+        self._check_state()
+
+    def _check_options(self) -> None:
+        if not 1.0 < self.growth_factor < math.inf:
+            raise LossScaleError(
+                f"growth_factor={self.growth_factor} would never raise the scale; expected a finite number above 1."
+            )
+        if not 0.0 < self.backoff_factor < 1.0:
+            raise LossScaleError(
+                f"backoff_factor={self.backoff_factor} would not lower the scale; "
+                "expected a number between 0 and 1, both excluded."
+            )
+        if self.min_scale > self.max_scale:
+            raise LossScaleError(f"min_scale={self.min_scale} is above max_scale={self.max_scale}.")
+        if self.at_floor not in AT_FLOOR:
+            raise LossScaleError(f"unknown at_floor {self.at_floor!r}; expected 'raise', 'warn' or 'hold'.")
+
+    def _check_state(self) -> None:
+        for name in ("init_scale", "value"):
+            if not self.min_scale <= getattr(self, name) <= self.max_scale:
+                raise LossScaleError(
+                    f"{name}={getattr(self, name)} lies outside "
+                    f"[min_scale={self.min_scale}, max_scale={self.max_scale}]."
+                )
+        if self.growth_tracker >= self.growth_interval:
+            raise LossScaleError(
+                f"growth_tracker={self.growth_tracker} has passed "
+                f"growth_interval={self.growth_interval}; expected a smaller one. "
+                "Reset growth_tracker to 0 when you shorten the interval."
+            )
+        if self.hysteresis_tracker > self.hysteresis:
+            raise LossScaleError(f"hysteresis_tracker={self.hysteresis_tracker} is above hysteresis={self.hysteresis}.")
+
+    def adjust(self, grads_finite: bool) -> DynamicLossScale:
+        """Return the loss scale for the next step.
+
+        Args:
+            grads_finite: Whether every gradient of the step was finite.
+
+        Raises:
+            LossScaleError: If ``at_floor='raise'`` and this is the last of ``max_floor_skips``
+                non-finite steps in a row at the floor.
+        """
+        return self._after_finite() if grads_finite else self._after_non_finite()
+
+    def _after_finite(self) -> DynamicLossScale:
+        tracker = self.growth_tracker + 1
+        if tracker < self.growth_interval:
+            return dataclasses.replace(self, growth_tracker=tracker, floor_skips=0)
+        return dataclasses.replace(
+            self,
+            value=min(self.value * self.growth_factor, self.max_scale),
+            growth_tracker=0,
+            hysteresis_tracker=self.hysteresis,
+            floor_skips=0,
+        )
+
+    def _after_non_finite(self) -> DynamicLossScale:
+        floor_skips = self.floor_skips + 1 if self.value <= self.min_scale else 0
+        if floor_skips and floor_skips % self.max_floor_skips == 0:
+            if self.at_floor == "raise":
+                raise LossScaleError(floor_message(floor_skips, self.min_scale))
+            if self.at_floor == "warn":
+                _LOG.warning(floor_message(floor_skips, self.min_scale))
+        tracker = max(self.hysteresis_tracker - 1, 0)
+        value = max(self.value * self.backoff_factor, self.min_scale) if tracker == 0 else None
+        return dataclasses.replace(
+            self,
+            value=self.value if value is None else value,
+            growth_tracker=0,
+            hysteresis_tracker=tracker,
+            floor_skips=floor_skips,
+        )
+
+
+_KINDS: Dict[str, Type[LossScale]] = {
+    "noop": NoOpLossScale,
+    "static": StaticLossScale,
+    "dynamic": DynamicLossScale,
+}
+_KIND_OF = {cls: kind for kind, cls in _KINDS.items()}
+
+
+def parse(spec: Any) -> LossScale:
+    """Return the loss scale that a user's short spelling means.
+
+    Args:
+        spec: 'dynamic'; a number, or a number as a string, for a static scale; None for no
+            scaling; a `LossScale`, which comes back as it is.
+
+    Raises:
+        LossScaleError: If it is none of these, or the number is no factor.
+
+    Example:
+        >>> parse(512)
+        StaticLossScale(value=512.0)
+    """
+    if isinstance(spec, LossScale):
+        return spec
+    if spec is None:
+        return NoOpLossScale()
+    if isinstance(spec, str):
+        if spec.strip().lower() == "dynamic":
+            return DynamicLossScale()
+        try:
+            spec = float(spec)
+        except ValueError as e:
+            raise LossScaleError(_unknown_spec(spec)) from e
+    if isinstance(spec, bool) or not isinstance(spec, numbers.Real):
+        raise LossScaleError(_unknown_spec(spec))
+    return StaticLossScale(float(spec))
+
+
+def floor_message(skips: int, min_scale: float, first_bad: str = "") -> str:
+    """Return the text of a collapse to the floor.
+
+    Args:
+        skips: Non-finite steps in a row at the floor.
+        min_scale: The floor.
+        first_bad: Where the gradients went bad, if known: "'fc1_weight' at step 1312".
+    """
+    where = f"; first bad gradient: {first_bad}" if first_bad else ""
+    return (
+        f"gradients non-finite for {skips} steps in a row and the scale is at "
+        f"min_scale={min_scale}{where}. Lower the learning rate, or add the layer to "
+        "excluded_sym_names."
+    )
+
+
+def _unknown_spec(spec: Any) -> str:
+    return f"unknown loss scale {spec!r}; expected 'dynamic', a number, a LossScale or None."
+
+
+def _from_dict(data: Mapping[str, Any]) -> LossScale:
+    if not isinstance(data, Mapping):
+        raise LossScaleError(f"a loss scale's state is {data!r}; expected a dict.")
+    fields = dict(data)
+    kind = fields.pop("kind", None)
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise LossScaleError(f"a loss scale's state has kind {kind!r}; expected 'noop', 'static' or 'dynamic'.")
+    expected = set(_fields(cls))
+    if set(fields) != expected:
+        raise LossScaleError(
+            f"the state of a {kind} loss scale lacks {sorted(expected - set(fields))} and has "
+            f"unknown fields {sorted(map(str, set(fields) - expected))}."
+        )
+    for name, value in fields.items():
+        if value is None:  # would silently mean the default
+            raise LossScaleError(f"{name} is null in a loss scale's state; expected a value.")
+    return cls(**fields)
+
+
+def _fields(cls: Type[LossScale]) -> List[str]:
+    return [field.name for field in dataclasses.fields(cast(Any, cls)) if field.init]
+
+
+def _real(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise LossScaleError(f"{name} is {value!r}; expected a number.")
+    return float(value)
+
+
+def _factor(name: str, value: Any) -> float:
+    number = _real(name, value)
+    if not SMALLEST_SCALE <= number <= LARGEST_SCALE:  # False for NaN as well
+        raise LossScaleError(
+            f"{name}={number} is no loss scale; expected a positive, finite number between "
+            "2**-126 and 2**126, so that it and its inverse are float32 numbers."
+        )
+    return number
+
+
+def _count(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise LossScaleError(f"{name}={value!r}; expected a whole number of at least {least}.")

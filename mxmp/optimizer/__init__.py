@@ -1,0 +1,4 @@
+"""Float32 masters, finite checks and saved states for MXNet's optimizers."""
+
+from .finite import all_finite as all_finite
+from .multi_precision import MultiPrecision as MultiPrecision

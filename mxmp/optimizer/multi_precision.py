@@ -1,0 +1,218 @@
+"""Float32 masters around any MXNet optimizer, for float16 and bfloat16 weights alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List, Optional, Sequence
+
+import mxnet as mx
+
+from ..errors import TrainerError
+from .masters import follow, is_low_precision, new_master, round_into, to_float32
+
+_OWN = ("inner", "masters")
+
+
+@dataclasses.dataclass
+class MasterState:
+    """State of one low precision weight.
+
+    Attributes:
+        master: The weight in float32, or None if no masters are kept.
+        inner: The inner optimizer's state, made for a float32 weight.
+    """
+
+    master: Optional[mx.nd.NDArray]
+    inner: Any
+
+
+class MultiPrecision(mx.optimizer.Optimizer):
+    """An optimizer that runs another one in float32 on float16 and bfloat16 weights.
+
+    Each low precision weight has a float32 master; its gradient is cast to float32, the inner
+    optimizer updates the master, and the master is rounded to nearest even into the weight. The
+    inner optimizer's states are float32 too. Weights of other dtypes go straight to the inner
+    optimizer, in the same lists.
+
+    Every attribute but ``inner`` and ``masters`` is the inner optimizer's, for reading and for
+    writing: ``lr``, ``wd``, ``momentum``, ``num_update``, ``rescale_grad``, ``param_dict``...
+
+    Masters follow the weights: whatever changes a weight between two updates is seen by the
+    next update, on the device. The first value of a master is the stashed one, where
+    `mxmp.optimizer.masters.stash_master` left one that still rounds to the weight.
+
+    It is not in ``mx.optimizer.Optimizer.opt_registry``; wrap an instance.
+
+    Args:
+        optimizer: Any optimizer of MXNet or of the user.
+        masters: False keeps no masters: each update starts from the rounded weight. Saves 4
+            bytes per weight and loses every change below half a unit in the last place.
+
+    Raises:
+        TrainerError: If ``optimizer`` is no optimizer, or is wrapped already.
+
+    Example:
+        >>> optimizer = MultiPrecision(mx.optimizer.SGD(momentum=0.9))
+        >>> optimizer.momentum
+        0.9
+    """
+
+    inner: mx.optimizer.Optimizer
+    masters: bool
+
+    def __init__(self, optimizer: mx.optimizer.Optimizer, masters: bool = True) -> None:
+        if isinstance(optimizer, MultiPrecision):
+            raise TrainerError(
+                f"the optimizer {type(optimizer.inner).__name__} is wrapped in MultiPrecision already; wrap it once."
+            )
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise TrainerError(
+                f"MultiPrecision got {optimizer!r}; expected an mx.optimizer.Optimizer. "
+                "Create it by name with mx.optimizer.create."
+            )
+        self.__setstate__({"inner": optimizer, "masters": masters})
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the inner optimizer's attribute."""
+        if name in _OWN:  # not set yet, while unpickling
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set the inner optimizer's attribute."""
+        if name in _OWN:
+            raise AttributeError(f"{name} of MultiPrecision cannot be replaced; wrap the optimizer anew.")
+        setattr(self.inner, name, value)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """Return the state for pickle."""
+        return {name: self.__dict__[name] for name in _OWN}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Take the state from pickle."""
+        self.__dict__.update(state)
+
+    @property
+    def multi_precision(self) -> bool:
+        """Whether low precision weights have masters."""
+        return self.masters
+
+    @property
+    def needs_unscaled_gradients(self) -> bool:
+        """Whether dividing by the loss scale through ``rescale_grad`` is not enough.
+
+        LBSGD adds gradients up over several steps, whose scales may differ, and takes norms of
+        them, all before it applies ``rescale_grad``.
+        """
+        return isinstance(self.inner, mx.optimizer.LBSGD)
+
+    def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> Any:
+        """Return the state of one weight: a `MasterState` if it is low precision.
+
+        Args:
+            index: The parameter's index, a key of ``param_dict``.
+            weight: Any shape and dtype.
+        """
+        if not is_low_precision(weight):
+            return self.inner.create_state_multi_precision(index, weight)
+        if not self.masters:
+            state = self.inner.create_state_multi_precision(index, to_float32(weight))
+            return MasterState(None, state)
+        master = new_master(weight, self.inner.param_dict.get(index))
+        return MasterState(master, self.inner.create_state_multi_precision(index, master))
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Update one weight, or a list of weights of one dtype, in place.
+
+        Args:
+            index: The parameter's index, or a list of them.
+            weight: The weight or weights.
+            grad: The gradient or gradients; of a low precision weight, float32 or its dtype.
+            state: What `create_state_multi_precision` returned, for each.
+        """
+        if not isinstance(index, (list, tuple)):
+            if is_low_precision(weight):
+                self._update_low([index], [weight], [grad], [state], many=False)
+            else:
+                self._refuse_old([index], [state])
+                self.inner.update_multi_precision(index, weight, grad, state)
+        elif is_low_precision(weight[0]):
+            self._update_low(index, weight, grad, state, many=True)
+        else:
+            self._refuse_old(index, state)
+            self.inner.update_multi_precision(index, weight, grad, state)
+
+    def _update_low(
+        self,
+        indices: Sequence[int],
+        weights: Sequence[mx.nd.NDArray],
+        grads: Sequence[mx.nd.NDArray],
+        states: Sequence[MasterState],
+        many: bool,
+    ) -> None:
+        wide: List[mx.nd.NDArray] = []
+        for index, weight, state in zip(indices, weights, states):
+            if not isinstance(state, MasterState):
+                raise self._cast_after_state(index)
+            if state.master is not None:
+                follow(state.master, weight)
+            wide.append(to_float32(weight) if state.master is None else state.master)
+        grads = [to_float32(grad) for grad in grads]
+        inner_states = [state.inner for state in states]
+        if many:
+            self.inner.update_multi_precision(indices, wide, grads, inner_states)
+        else:
+            self.inner.update_multi_precision(indices[0], wide[0], grads[0], inner_states[0])
+        for source, weight in zip(wide, weights):
+            round_into(source, weight)
+
+    def _refuse_old(self, indices: Sequence[int], states: Sequence[Any]) -> None:
+        for index, state in zip(indices, states):
+            if isinstance(state, MasterState):
+                raise self._cast_after_state(index)
+
+    def _cast_after_state(self, index: int) -> TrainerError:
+        param = self.inner.param_dict.get(index)
+        return TrainerError(
+            f"parameter {repr(param.name) if param else index} changed its dtype after its optimizer "
+            "state was made; cast the network first, then create the trainer."
+        )
+
+    # What MXNet's base class would do itself, but the inner class may have overridden.
+
+    @property
+    def learning_rate(self) -> float:
+        """The present learning rate."""
+        return self.inner.learning_rate
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate."""
+        self.inner.set_learning_rate(lr)
+
+    def set_lr_mult(self, args_lr_mult: Dict[Any, float]) -> None:
+        """Set learning rate multipliers by name or index."""
+        self.inner.set_lr_mult(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Dict[Any, float]) -> None:
+        """Set weight decay multipliers by name or index."""
+        self.inner.set_wd_mult(args_wd_mult)
+
+    def create_state(self, index: int, weight: mx.nd.NDArray) -> Any:
+        """Return the inner optimizer's state of a weight."""
+        return self.inner.create_state(index, weight)
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Update a weight with the inner optimizer, without a master."""
+        self.inner.update(index, weight, grad, state)
+
+    def _set_current_context(self, device_id: int) -> None:
+        self.inner._set_current_context(device_id)
+
+    def _update_count(self, index: Any) -> None:
+        self.inner._update_count(index)
+
+    def _get_lrs(self, indices: Sequence[int]) -> List[float]:
+        return self.inner._get_lrs(indices)
+
+    def _get_wds(self, indices: Sequence[int]) -> List[float]:
+        return self.inner._get_wds(indices)

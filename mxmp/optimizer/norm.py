@@ -1,0 +1,59 @@
+"""Norms of gradients, and gradients times a number."""
+
+from __future__ import annotations
+
+import math
+from typing import Iterable, Sequence
+
+import mxnet as mx
+import numpy as np
+
+
+def sum_of_squares(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return the sum of the squares of all elements, on the device.
+
+    Args:
+        arrays: At least one, float32, all on one context, dense or row_sparse.
+
+    Returns:
+        Shape (1,), float32. It overflows to inf when the norm passes 1.8e19.
+    """
+    with mx.autograd.pause():
+        squares = [_square_sum(array.as_nd_ndarray()) for array in arrays]
+        return squares[0] if len(squares) == 1 else mx.nd.add_n(*squares)
+
+
+def _square_sum(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    if array.stype != "default":
+        return mx.nd.square(mx.nd.norm(array)).astype("float32")
+    flat = array.reshape(-1)
+    # BLAS: faster and more accurate than multi_sum_sq, which adds one by one on CPU.
+    return mx.nd.dot(flat, flat).astype("float32", copy=False)
+
+
+def host_norm(arrays: Iterable[mx.nd.NDArray]) -> float:
+    """Return the norm of all elements, computed on the host in float64; waits for the arrays."""
+    squares = (np.square(array.asnumpy(), dtype=np.float64).sum() for array in arrays)
+    return math.sqrt(sum(squares))
+
+
+def gather(flags: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return arrays of shape (1,) as one of shape (N,), on the context of the first."""
+    ctx = flags[0].ctx
+    with mx.autograd.pause():
+        return mx.nd.concat(*(flag.as_in_context(ctx) for flag in flags), dim=0)
+
+
+def clip_coefficient(norm: float, max_norm: float) -> float:
+    """Return what brings gradients of a norm to at most ``max_norm``: 1 if they are there."""
+    return max_norm / norm if norm > max_norm else 1.0
+
+
+def scale_in_place(arrays: Iterable[mx.nd.NDArray], factor: float) -> None:
+    """Multiply arrays in place, in their dtype; dense or row_sparse."""
+    if factor == 1.0:
+        return
+    with mx.autograd.pause():
+        for array in arrays:
+            nd = array.as_nd_ndarray()
+            mx.nd._internal._mul_scalar(nd, scalar=factor, out=nd)

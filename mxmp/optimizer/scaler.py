@@ -1,0 +1,352 @@
+"""The loss scale at work: one window from scaled loss to step, as a state machine.
+
+A window begins when a step is over and ends with the next step. It goes from READY (nothing
+scaled) to SCALED (a loss was scaled) to UNSCALED (gradients are true again); its scale is fixed
+by its first loss. Whoever calls out of turn gets a `TrainerError` and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import logging
+from typing import Any, Callable, ClassVar, Dict, Iterator, List, NoReturn, Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from ..errors import LossScaleError, NonFiniteLossError, TrainerError
+from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message
+from .finite import all_finite, merge_flags
+from .masters import is_low_precision
+
+_LOG = logging.getLogger(__name__)
+
+
+class Stage(enum.Enum):
+    """How far a window has come."""
+
+    READY = "ready"
+    SCALED = "scaled"
+    UNSCALED = "unscaled"
+
+
+@dataclasses.dataclass
+class Window:
+    """What belongs to one step.
+
+    Attributes:
+        scale: What the losses were multiplied by.
+        stage: How far it has come.
+        reduced: Whether the gradients were reduced over the contexts.
+        loss_flag: Shape (1,), on a device: 1 if every unscaled loss was finite. None: no loss.
+        grad_flag: Shape (1,), on a device: 1 if every gradient was finite before it was
+            unscaled. None: not unscaled.
+        finite: The verdict, once the host has read it.
+    """
+
+    scale: float = 1.0
+    stage: Stage = Stage.READY
+    reduced: bool = False
+    loss_flag: Optional[mx.nd.NDArray] = None
+    grad_flag: Optional[mx.nd.NDArray] = None
+    finite: Optional[bool] = None
+
+
+class Scaler:
+    """A loss scale with its window and the counters of skipped steps.
+
+    Attributes:
+        window: The present window.
+        skipped_steps: Steps skipped so far.
+        consecutive_skips: Steps skipped since the last one that was not.
+        last_step_skipped: Whether the last step was skipped.
+    """
+
+    # Scaled losses of the open blocks of all scalers, to refuse scaling one twice.
+    _scaled_losses: ClassVar[Dict[int, mx.nd.NDArray]] = {}
+
+    def __init__(self, loss_scale: LossScale) -> None:
+        self._loss_scale = loss_scale
+        self._open = False
+        self.window = Window()
+        self.skipped_steps = 0
+        self.consecutive_skips = 0
+        self.last_step_skipped = False
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The loss scale that the next window will start with."""
+        return self._loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: LossScale) -> None:
+        self.require_ready("setting loss_scale")
+        self._loss_scale = value
+
+    @property
+    def active(self) -> bool:
+        """Whether losses must be scaled."""
+        return not isinstance(self._loss_scale, NoOpLossScale)
+
+    @property
+    def checks(self) -> bool:
+        """Whether this window's gradients are checked before they are used."""
+        return self.active or self.window.scale != 1.0
+
+    def require_closed(self, call: str) -> None:
+        """Raise inside of a scale_loss block."""
+        if self._open:
+            raise TrainerError(
+                f"{call} was called inside a scale_loss block, where backward may still run; "
+                f"end the block, then call {call}."
+            )
+
+    def require_ready(self, call: str) -> None:
+        """Raise between a scaled loss and its step."""
+        self.require_closed(call)
+        if self.window.stage is not Stage.READY or self.window.reduced:
+            raise TrainerError(
+                f"{call} came between backward and step, where gradients of the present scale "
+                "wait to be used; call step first."
+            )
+
+    def require_scaled(self, call: str) -> None:
+        """Raise if losses must be scaled and this window's was not."""
+        if self.active and self.window.stage is Stage.READY:
+            raise TrainerError(
+                f"{call}: the loss of this step was not scaled, but the loss scale is "
+                f"{self._loss_scale.value:g}. Run backward as `with trainer.scale_loss(loss) as scaled: "
+                "scaled.backward()`, or create the trainer with loss_scale=None."
+            )
+
+    def close_window(self) -> None:
+        """Forget the present window."""
+        self.window = Window()
+
+    def judge(self, flag: Optional[mx.nd.NDArray]) -> bool:
+        """Return whether the step can be taken. Reads once on the host, at most once a window.
+
+        Args:
+            flag: Shape (1,): 1 if the gradients as they are now are finite. None if that is
+                known from `read`.
+
+        Raises:
+            NonFiniteLossError: If the loss itself was not finite.
+        """
+        if self.window.finite is None:
+            if flag is None or not self.checks:
+                return True
+            (finite,) = self.read(flag)
+            self.window.finite = self.window.finite is not False and finite == 1.0
+        return self.window.finite
+
+    def read(self, value: mx.nd.NDArray) -> List[float]:
+        """Return a small array's content, read together with the window's flags.
+
+        Args:
+            value: Shape (N,), float32.
+
+        Returns:
+            Its N elements. ``window.finite`` is False if the gradients were not finite before
+            they were unscaled, else None.
+
+        Raises:
+            NonFiniteLossError: If the loss itself was not finite.
+        """
+        window = self.window
+        flags = [flag for flag in (window.loss_flag, window.grad_flag) if flag is not None]
+        ctx = value.ctx
+        parts = [value, *(flag.as_in_context(ctx) for flag in flags)]
+        with autograd.pause():
+            numbers = (mx.nd.concat(*parts, dim=0) if flags else value).asnumpy().tolist()
+        bad = [flag for flag, number in zip(flags, numbers[value.size :]) if number != 1.0]
+        if window.loss_flag is not None and any(flag is window.loss_flag for flag in bad):
+            raise NonFiniteLossError(
+                "the loss itself is NaN or inf, before any scaling; no loss scale mends that. The "
+                "weights and the loss scale are unchanged. Look at the data, the learning rate and "
+                "the forward pass: an activation may exceed its dtype."
+            )
+        window.finite = False if bad else None
+        return numbers[: value.size]
+
+    def settle(self, finite: bool, step: int, first_bad: Callable[[], Optional[str]]) -> None:
+        """Adjust the loss scale and the counters to the outcome of a step.
+
+        Args:
+            finite: Whether the step was taken.
+            step: Its number, for messages.
+            first_bad: Finds the name of the first non-finite gradient; slow.
+
+        Raises:
+            LossScaleError: If the loss scale gives up.
+        """
+        before = self._loss_scale
+        self.last_step_skipped = not finite
+        self.skipped_steps += not finite
+        self.consecutive_skips = 0 if finite else self.consecutive_skips + 1
+        try:
+            self._loss_scale = before.adjust(finite)
+        except LossScaleError as e:
+            self._give_up(before, step, first_bad(), e)
+        self._log(finite, step, before, self._loss_scale)
+
+    def _log(self, finite: bool, step: int, before: LossScale, after: LossScale) -> None:
+        name = type(after).__name__
+        if not finite:
+            _LOG.log(
+                logging.INFO if after.value < before.value else logging.WARNING,
+                "step %d skipped, its gradients are not finite: %s %g -> %g; %d skipped in a row, %d in all",
+                step,
+                name,
+                before.value,
+                after.value,
+                self.consecutive_skips,
+                self.skipped_steps,
+            )
+        elif after.value != before.value:
+            _LOG.info("%s %g -> %g after step %d", name, before.value, after.value, step)
+
+    @staticmethod
+    def _give_up(before: LossScale, step: int, name: Optional[str], error: LossScaleError) -> NoReturn:
+        if not isinstance(before, DynamicLossScale) or name is None:
+            raise error
+        where = f"'{name}' at step {step}"
+        raise LossScaleError(floor_message(before.floor_skips + 1, before.min_scale, where)) from error
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return the loss scale and the counters as plain JSON data."""
+        return {
+            "loss_scale": self._loss_scale.to_dict(),
+            "skipped_steps": self.skipped_steps,
+            "consecutive_skips": self.consecutive_skips,
+            "last_step_skipped": self.last_step_skipped,
+        }
+
+    def load_dict(self, data: Dict[str, Any]) -> None:
+        """Take the state that `to_dict` returned, or change nothing.
+
+        Raises:
+            LossScaleError: If a field is missing or invalid.
+        """
+        loss_scale = LossScale.from_dict(data.get("loss_scale", {}))
+        types = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
+        for name, expected in types.items():
+            value = data.get(name)
+            if type(value) is not expected or value < 0:
+                raise LossScaleError(f"{name} is {value!r}; expected a {expected.__name__} of at least 0.")
+        self._loss_scale = loss_scale
+        for name in types:
+            setattr(self, name, data[name])
+
+    def _require_can_open(self) -> None:
+        if self._open:
+            raise TrainerError(
+                "scale_loss was called inside a scale_loss block of the same trainer; end the block "
+                "first, or scale all losses at once: scale_loss([loss1, loss2])."
+            )
+        if self.window.stage is Stage.UNSCALED:
+            raise TrainerError(
+                "scale_loss was called after the gradients were unscaled; a further backward would mix "
+                "scaled and true gradients. Call step first, or unscale after the last backward."
+            )
+        if self.window.reduced:
+            raise TrainerError(
+                "scale_loss was called after allreduce_grads; a further backward would mix reduced and "
+                "unreduced gradients. Call update first."
+            )
+
+
+@contextlib.contextmanager
+def scale_loss(loss: Any, scalers: Sequence[Scaler]) -> Iterator[Any]:
+    """Yield a loss, or nested lists and tuples of losses, times the scale of all scalers.
+
+    Args:
+        loss: NDArrays of any shape and floating point dtype.
+        scalers: Those whose parameters the backward pass will reach. Their windows move on
+            together; if the block raises, they are put back.
+
+    Raises:
+        TrainerError: If a scaler cannot scale now, or ``loss`` holds something else.
+    """
+    scalers = list(dict.fromkeys(scalers))
+    for scaler in scalers:
+        scaler._require_can_open()
+    scale = _common_scale(scalers)
+    before = [dataclasses.replace(scaler.window) for scaler in scalers]
+    leaves: List[mx.nd.NDArray] = []
+    active = any(scaler.active for scaler in scalers)
+    scaled = _map_losses(loss, "loss", scale if active else None, leaves)
+    flag = all_finite(leaves) if active and leaves else None
+    outputs = _ids(scaled) if active else {}
+    try:
+        for scaler in scalers:
+            scaler._open = True
+            scaler.window.scale, scaler.window.stage = scale, Stage.SCALED
+            if flag is not None:
+                flags = [scaler.window.loss_flag, flag]
+                scaler.window.loss_flag = merge_flags([f for f in flags if f is not None])
+        Scaler._scaled_losses.update(outputs)
+        yield scaled
+    except BaseException:
+        for scaler, window in zip(scalers, before):
+            scaler.window = window
+        raise
+    finally:
+        for scaler in scalers:
+            scaler._open = False
+        for key in outputs:
+            Scaler._scaled_losses.pop(key, None)
+
+
+def _common_scale(scalers: Sequence[Scaler]) -> float:
+    begun = {s.window.scale for s in scalers if s.window.stage is Stage.SCALED}
+    if len(begun) > 1:
+        raise TrainerError(
+            f"scale_loss was given trainers whose gradients wait at different scales {sorted(begun)}; "
+            "call step on them first."
+        )
+    values = [scaler.loss_scale.value for scaler in scalers if scaler.active]
+    return begun.pop() if begun else min(values, default=1.0)
+
+
+def _map_losses(loss: Any, path: str, scale: Optional[float], leaves: List[mx.nd.NDArray]) -> Any:
+    """Return ``loss`` scaled (None: as it is), the container kept; ``leaves`` gets the wide losses."""
+    if isinstance(loss, (list, tuple)):
+        items = [_map_losses(item, f"{path}[{i}]", scale, leaves) for i, item in enumerate(loss)]
+        return type(loss)(*items) if hasattr(loss, "_fields") else type(loss)(items)
+    if not isinstance(loss, mx.nd.NDArray):
+        raise TrainerError(
+            f"scale_loss: {path} is a {type(loss).__name__}; expected an NDArray, or lists and tuples of them."
+        )
+    low = is_low_precision(loss)
+    if not low and loss.dtype not in (np.float32, np.float64):
+        raise TrainerError(f"scale_loss: {path} has dtype {np.dtype(loss.dtype)}; expected a float.")
+    if id(loss) in Scaler._scaled_losses:
+        raise TrainerError(
+            f"scale_loss: {path} is scaled by another trainer already. To scale one loss for several "
+            "trainers call first.scale_loss(loss, second)."
+        )
+    if scale is None:
+        return loss
+    # Recorded outside of record() too, where the forward pass has ended already.
+    with autograd.record(train_mode=autograd.is_training()):
+        wide = _widen(loss) if low else loss
+        scaled = wide * scale
+    leaves.append(wide)
+    return scaled
+
+
+def _widen(loss: mx.nd.NDArray) -> mx.nd.NDArray:
+    # The operator Cast. In MXNet 1.9.1 amp_cast (AMPCastExCPU) and astype (_copyto) lose gradients
+    # that are added up, because their backward ignores kAddTo.
+    cast = mx.npx.cast if isinstance(loss, mx.np.ndarray) else mx.nd.Cast
+    return cast(loss, dtype="float32")
+
+
+def _ids(scaled: Any) -> Dict[int, mx.nd.NDArray]:
+    if isinstance(scaled, (list, tuple)):
+        return {key: array for item in scaled for key, array in _ids(item).items()}
+    return {id(scaled): scaled}

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+
+from mxmp.dtypes import to_numpy
+from mxmp.errors import TrainerError
+from mxmp.gluon.trainer import Trainer
+from mxmp.loss_scale import DynamicLossScale
+from mxmp.optimizer import MultiPrecision
+from mxmp.optimizer.masters import stash_master
+from tests.gluon.trainer_tools import LOW, TWO, backward, loss_of, param, sgd, value
+
+# The optimizer.
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_masters_are_the_default(dtype):
+    w = param([1.0], dtype)
+    trainer = sgd(w, 1, lr=1e-4)
+    for _ in range(100):
+        backward(trainer, w, 1)
+        trainer.step(1)
+    assert value(w.data())[0] == pytest.approx(0.99, abs=2.0**-8)
+    assert trainer.optimizer.multi_precision is True
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_masters_can_be_turned_off(dtype):
+    w = param([1.0], dtype)
+    trainer = Trainer([w], "sgd", {"learning_rate": 1e-4, "multi_precision": False}, loss_scale=1)
+    for _ in range(100):
+        backward(trainer, w, 1)
+        trainer.step(1)
+    assert value(w.data()) == [1.0]
+    assert trainer.optimizer.multi_precision is False
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("multi_precision", [True, False])
+def test_small_gradients_reach_the_update_at_a_large_scale(dtype, multi_precision):
+    w = param([0.0], dtype)
+    options = {"learning_rate": 1.0, "multi_precision": multi_precision}
+    trainer = Trainer([w], "sgd", options, loss_scale=2.0**16)
+    backward(trainer, w, 2.0**-20)
+    trainer.step(1)
+    assert value(w.data()) == [-(2.0**-20)]
+
+
+def test_the_first_master_is_the_value_before_the_cast():
+    w = param([0.1], "float16")
+    stash_master(w, [mx.nd.array([0.1])])
+    trainer = sgd(w)
+    backward(trainer, w, 0)
+    trainer.step(1)
+    assert trainer._updaters[0].states[0].master.asscalar() == np.float32(0.1)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_set_data_between_steps_counts(dtype):
+    w = param([1.0], dtype)
+    trainer = sgd(w)
+    backward(trainer, w, 0.5)
+    trainer.step(1)
+    w.set_data(mx.nd.amp_cast(mx.nd.array([4.0]), dtype=to_numpy(dtype)))
+    backward(trainer, w, 0.5)
+    trainer.step(1)
+    assert value(w.data()) == [3.5]
+
+
+def test_an_optimizer_instance_is_wrapped():
+    inner = mx.optimizer.SGD(learning_rate=1.0)
+    trainer = Trainer([param([1.0])], inner)
+    assert isinstance(trainer.optimizer, MultiPrecision)
+    assert trainer.optimizer.inner is inner
+
+
+def test_a_wrapped_optimizer_is_taken_as_it_is():
+    wrapped = MultiPrecision(mx.optimizer.SGD(), masters=False)
+    assert Trainer([param([1.0])], wrapped).optimizer is wrapped
+
+
+def test_options_beside_an_instance_are_refused():
+    inner = mx.optimizer.SGD()
+    with pytest.raises(TrainerError, match=r"optimizer_params has \['wd'\], but the optimizer is an instance"):
+        Trainer([param([1.0])], inner, {"wd": 0.1})
+    assert Trainer([param([1.0])], inner, {"multi_precision": False}).optimizer.masters is False
+
+
+def test_an_optimizer_that_adds_gradients_up_gets_true_ones():
+    def run(loss_scale):
+        w = param([1.0, 2.0])
+        options = {"learning_rate": 0.1, "warmup_strategy": "lars", "momentum": 0.9}
+        trainer = Trainer([w], "lbsgd", options, loss_scale=loss_scale)
+        for x in (0.5, 0.25, 1.0):
+            backward(trainer, w, [x, -x])
+            trainer.step(1)
+        return w.data().asnumpy()
+
+    growing = DynamicLossScale(init_scale=2.0**10, growth_interval=1)
+    np.testing.assert_array_equal(run(growing), run(None))
+
+
+def test_an_error_of_the_optimizer_ends_the_window(monkeypatch):
+    w = param([0.0], "float16")
+    trainer = sgd(w)
+    original = w.list_grad()
+    backward(trainer, w, 0.5)
+    trainer.unscale()
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.optimizer.inner, "update_multi_precision", None)
+        with pytest.raises(TypeError):
+            trainer.step(1)
+    assert w._grad is original
+    backward(trainer, w, 0.5)
+    assert trainer.step(1)
+
+
+# Where updates may happen.
+
+
+@pytest.mark.parametrize("loss_scale", ["dynamic", 128])
+def test_updating_on_the_kvstore_is_refused_with_a_loss_scale(loss_scale):
+    w = param([1.0], ctx=TWO)
+    with pytest.raises(TrainerError, match="update_on_kvstore=True updates weights inside the all-reduce"):
+        sgd(w, loss_scale, update_on_kvstore=True)
+    assert w._trainer is None
+
+
+@pytest.mark.parametrize("params", [3, [3], "w"])
+def test_what_are_no_parameters_is_refused_by_mxnet(params):
+    with pytest.raises(ValueError, match="must be a list or dict of Parameters"):
+        Trainer(params, "sgd")
+
+
+def test_an_asynchronous_kvstore_is_refused_with_a_loss_scale():
+    with pytest.raises(TrainerError, match="kvstore 'dist_async' updates weights"):
+        sgd(param([1.0]), kvstore="dist_async")
+
+
+def test_row_sparse_parameters_are_refused_with_a_loss_scale():
+    with pytest.raises(TrainerError, match="the kvstore of a row_sparse parameter updates weights"):
+        sgd(param(np.ones((3, 2)), stype="row_sparse", grad_stype="row_sparse"))
+
+
+def test_a_loss_scale_cannot_be_set_where_the_kvstore_updates():
+    trainer = sgd(param([1.0], ctx=TWO), None, update_on_kvstore=True)
+    with pytest.raises(TrainerError, match="the kvstore of this trainer updates weights"):
+        trainer.loss_scale = "dynamic"
+    trainer.loss_scale = None
+
+
+def test_calls_that_need_gradients_are_refused_where_the_kvstore_updates():
+    w = param([1.0], ctx=TWO)
+    trainer = sgd(w, None, update_on_kvstore=True)
+    for call in (
+        trainer.unscale,
+        lambda: trainer.clip_global_norm(1.0),
+        trainer.allreduce_grads,
+        lambda: trainer.update(1),
+    ):
+        with pytest.raises(TrainerError, match="cannot be used where the kvstore updates"):
+            call()
+
+
+# KVStore.load_optimizer_states of MXNet 1.9.1 does not close its file.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("dtype", LOW)
+def test_masters_work_where_the_kvstore_updates(dtype, tmp_path):
+    w = param([1.0], dtype, ctx=TWO)
+    trainer = sgd(w, None, lr=1e-4, update_on_kvstore=True)
+    for _ in range(100):
+        for ctx in TWO:
+            with autograd.record():
+                loss = loss_of(w, 1, ctx)
+            loss.backward()
+        assert trainer.step(2)
+    assert value(w.data(TWO[1]))[0] == pytest.approx(0.99, abs=2.0**-8)
+    trainer.save_states(str(tmp_path / "s"))
+    trainer.load_states(str(tmp_path / "s"))
+
+
+def test_environment_cannot_move_updates_to_the_kvstore(monkeypatch):
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "1")
+    w = param([1.0], ctx=TWO)
+    trainer = sgd(w)
+    for ctx in TWO:
+        backward(trainer, w, 1, ctx)
+    w.grad(TWO[0])[:] = np.inf
+    assert not trainer.step(1)
+    assert w.data(TWO[0]).asscalar() == 1.0

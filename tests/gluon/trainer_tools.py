@@ -1,0 +1,82 @@
+"""What the tests of the trainer share."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from mxmp.dtypes import to_numpy
+from mxmp.gluon.trainer import Trainer
+from mxmp.optimizer import state_file, states
+from mxmp.optimizer.masters import round_into, to_float32
+
+DTYPES = ["float32", "float16", "bfloat16"]
+LOW = DTYPES[1:]
+KVSTORES = [None, "local", "device"]
+TWO = [mx.cpu(0), mx.cpu(1)]
+
+
+def param(values, dtype="float32", ctx=None, name="w", **kwargs):
+    """Return an initialized parameter with the given values."""
+    values = np.asarray(values, np.float32)
+    result = mx.gluon.Parameter(name, shape=values.shape, **kwargs)
+    result.initialize(init=mx.init.Zero(), ctx=ctx)
+    result.set_data(mx.nd.array(values))
+    if dtype != "float32":
+        wide = result.list_data()
+        result.cast(to_numpy(dtype))
+        for source, weight in zip(wide, result.list_data()):
+            round_into(source, weight)
+    return result
+
+
+def value(array):
+    return to_float32(array).asnumpy()
+
+
+def loss_of(params, x, ctx=None):
+    """Return sum(w * x) over the parameters in float32; the gradient of each is x."""
+    x = np.asarray(x, np.float32)
+    total = 0
+    for p in params if isinstance(params, list) else [params]:
+        data = p.data(ctx) if ctx else p.list_data()[0]
+        # Neither amp_cast nor astype: their backward loses gradients with grad_req='add' on CPU.
+        wide = mx.nd.Cast(data, dtype="float32")
+        total = total + (wide * mx.nd.array(np.broadcast_to(x, data.shape), ctx=data.ctx)).sum()
+    return total
+
+
+def backward(trainer, params, x, ctx=None):
+    """Run one scaled backward pass that gives the gradient x."""
+    with autograd.record():
+        loss = loss_of(params, x, ctx)
+    with trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+
+
+def sgd(params, loss_scale="dynamic", lr=1.0, **kwargs):
+    params = params if isinstance(params, (list, dict)) else [params]
+    return Trainer(params, "sgd", {"learning_rate": lr}, loss_scale=loss_scale, **kwargs)
+
+
+def snapshot(trainer):
+    """Return everything that a skipped step must leave alone, bit for bit."""
+    arrays = {}
+    inner = trainer.optimizer.inner
+    tree = [
+        [p.data(ctx).asnumpy().tobytes() for p in trainer._params for ctx in p.list_ctx()],
+        [state_file.encode(updater.states, arrays) for updater in trainer._updaters],
+        inner.num_update,
+        {device: dict(counts) for device, counts in inner._all_index_update_counts.items()},
+        states._encode_fields(inner, arrays),
+        states._encode_fields(inner.lr_scheduler, arrays),
+    ]
+    return tree, {name: array.tobytes() for name, array in arrays.items()}
+
+
+def collapse(trainer, w, steps):
+    for _ in range(steps):
+        backward(trainer, w, 1)
+        w.grad()[:] = np.nan
+        trainer.step(1)

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import threading
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.dtypes import NUMPY_BFLOAT16, to_numpy
+from mxmp.errors import StateError
+from mxmp.optimizer import masters
+from mxmp.optimizer.masters import (
+    follow,
+    is_low_precision,
+    new_master,
+    round_into,
+    stash_master,
+    take_master,
+    to_float32,
+    wide_pieces,
+)
+
+LOW = ["float16", "bfloat16"]
+
+
+def round_on_host(values, dtype):
+    """Round float32 to nearest even and back, with integer arithmetic for bfloat16."""
+    values = np.asarray(values, np.float32)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).astype(np.float32)
+    bits = values.view(np.uint32)
+    return (((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16).astype(np.uint32).view(np.float32)
+
+
+def low(values, dtype, ctx=None):
+    source = mx.nd.array(values, dtype="float32", ctx=ctx)
+    out = mx.nd.empty(source.shape, ctx=ctx, dtype=to_numpy(dtype))
+    round_into(source, out)
+    return out
+
+
+def value_of(array):
+    return to_float32(array).asnumpy()
+
+
+def random_values(n=20_000, spread=8.0):
+    draw = np.random.RandomState(3)
+    return (draw.randn(n) * np.exp(draw.randn(n) * spread / 4)).astype(np.float32)
+
+
+def test_is_low_precision():
+    assert [is_low_precision(mx.nd.zeros((1,), dtype=to_numpy(d))) for d in LOW] == [True, True]
+    assert not is_low_precision(mx.nd.zeros((1,)))
+    assert not is_low_precision(mx.nd.zeros((1,), dtype="float64"))
+
+
+def test_to_float32_is_exact_for_every_float16():
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    found = to_float32(mx.nd.array(every, dtype="float16")).asnumpy()
+    np.testing.assert_array_equal(found, every.astype(np.float32))
+
+
+def test_to_float32_is_exact_for_every_normal_bfloat16():
+    bits = np.arange(2**16, dtype=np.uint16)
+    expected = (bits.astype(np.uint32) << 16).view(np.float32)
+    normal = (np.abs(expected) >= 2.0**-126) | (expected == 0) | ~np.isfinite(expected)
+    array = mx.nd.empty((int(normal.sum()),), dtype=NUMPY_BFLOAT16)
+    array._sync_copyfrom(bits[normal].view(NUMPY_BFLOAT16))
+    np.testing.assert_array_equal(to_float32(array).asnumpy(), expected[normal])
+
+
+def test_to_float32_returns_a_float32_array_itself():
+    array = mx.nd.ones((2,))
+    assert to_float32(array) is array
+
+
+def test_to_float32_keeps_row_sparse():
+    rows = mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [2]), shape=(4, 2)).astype("float16")
+    wide = to_float32(rows)
+    assert (wide.stype, wide.dtype) == ("row_sparse", np.float32)
+    np.testing.assert_array_equal(wide.asnumpy(), [[0, 0], [0, 0], [1, 2], [0, 0]])
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("shape", [(20_000,), (100, 200), (4, 5, 10, 100)], ids=str)
+def test_round_into_rounds_to_nearest_even(dtype, shape):
+    values = random_values()
+    found = to_float32(low(values.reshape(shape), dtype)).asnumpy()
+    np.testing.assert_array_equal(found, round_on_host(values, dtype).reshape(shape))
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_round_into_breaks_ties_to_even(dtype):
+    ulp = 2.0 ** (-10 if dtype == "float16" else -7)
+    values = np.array([1 + ulp / 2, 1 + 3 * ulp / 2, 1 + 5 * ulp / 2, -1 - ulp / 2], np.float32)
+    found = to_float32(low(values, dtype)).asnumpy()
+    np.testing.assert_array_equal(found, [1, 1 + 2 * ulp, 1 + 2 * ulp, -1])
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_follow_keeps_masters_that_round_to_the_weight(dtype):
+    values = random_values()
+    master = mx.nd.array(values)
+    follow(master, low(values, dtype))
+    np.testing.assert_array_equal(master.asnumpy(), values)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_follow_takes_changed_elements_from_the_weight(dtype):
+    values = random_values(1000)
+    weight = low(values, dtype)
+    weight[10:20] = low(np.full(10, 0.3), dtype)
+    master = mx.nd.array(values)
+    follow(master, weight)
+    expected = values.copy()
+    expected[10:20] = round_on_host(np.full(10, 0.3), dtype)
+    np.testing.assert_array_equal(master.asnumpy(), expected)
+
+
+def test_follow_keeps_a_master_beyond_the_range_of_float16():
+    master = mx.nd.array([1e6, 1.0])
+    follow(master, low([1e6, 1.0], "float16"))
+    assert master.asnumpy().tolist() == [1e6, 1.0]
+
+
+def test_follow_takes_nan_from_the_weight():
+    master = mx.nd.array([1.0, 2.0])
+    follow(master, low([np.nan, 2.0], "float16"))
+    np.testing.assert_array_equal(master.asnumpy(), [np.nan, 2.0])
+
+
+def test_follow_does_not_touch_the_host(monkeypatch):
+    master, weight = mx.nd.ones((3,)), low([1.0, 2.0, 3.0], "bfloat16")
+    with monkeypatch.context() as patch:
+        for name in ("asnumpy", "wait_to_read"):
+            patch.setattr(mx.nd.NDArray, name, None)
+        follow(master, weight)
+    assert master.asnumpy().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("size", [1, 99, 100, 101, 250], ids=str)
+def test_follow_works_in_pieces(dtype, size, monkeypatch):
+    monkeypatch.setattr(masters, "_PIECE", 100)
+    monkeypatch.setattr(masters, "_LOCAL", threading.local())
+    values = random_values(size)
+    weight, master = low(values, dtype), mx.nd.array(values)
+    weight[size - 1] = low([0.3], dtype)
+    follow(master, weight)
+    expected = np.append(values[:-1], round_on_host([0.3], dtype))
+    np.testing.assert_array_equal(master.asnumpy(), expected)
+    found = [piece.asnumpy() for piece in wide_pieces(weight)]
+    assert [len(piece) for piece in found] == [min(100, size - i) for i in range(0, size, 100)]
+    np.testing.assert_array_equal(np.concatenate(found), value_of(weight))
+
+
+def test_threads_do_not_share_scratch_arrays():
+    def work(seed):
+        draw = np.random.RandomState(seed)
+        for _ in range(20):
+            values = draw.randn(30_000).astype(np.float32)
+            master = mx.nd.array(values)
+            follow(master, low(values, "float16"))
+            wrong.append((master.asnumpy() != values).sum())
+
+    wrong = []
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [0] * 60
+
+
+def parameter(values, dtype, ctx=None):
+    """Return a parameter that was float32 and is cast now, and its float32 arrays."""
+    param = mx.gluon.Parameter("w", shape=np.shape(values))
+    param.initialize(init=mx.init.Zero(), ctx=ctx)
+    param.set_data(mx.nd.array(values))
+    before = param.list_data()
+    param.cast(to_numpy(dtype))
+    for wide, narrow in zip(before, param.list_data()):
+        round_into(wide, narrow)
+    return param, before
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_new_master_is_the_stashed_value_bit_for_bit(dtype):
+    values = random_values(500)
+    param, before = parameter(values, dtype)
+    stash_master(param, before)
+    np.testing.assert_array_equal(new_master(param.data(), param).asnumpy(), values)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_new_master_is_the_weight_without_a_stash(dtype):
+    values = random_values(500)
+    param, _ = parameter(values, dtype)
+    expected = round_on_host(values, dtype)
+    np.testing.assert_array_equal(new_master(param.data(), param).asnumpy(), expected)
+    np.testing.assert_array_equal(new_master(param.data()).asnumpy(), expected)
+
+
+def test_new_master_drops_a_stash_that_the_weight_has_left():
+    param, before = parameter([0.1, 0.2], "float16")
+    stash_master(param, before)
+    param.set_data(mx.nd.array([3, 4], dtype="float16"))
+    assert new_master(param.data(), param).asnumpy().tolist() == [3, 4]
+
+
+def test_take_master_gives_each_context_its_own_once():
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    param, before = parameter([0.1, 0.2], "float16", contexts)
+    stash_master(param, before)
+    assert take_master(param, mx.cpu(1)) is before[1]
+    assert take_master(param, mx.cpu(1)) is None
+    assert take_master(param, mx.cpu(0)) is before[0]
+    assert take_master(param, mx.cpu(0)) is None
+    assert not hasattr(param, "_mxmp_master")
+
+
+def test_stash_master_lies_on_the_parameter():
+    param, before = parameter([0.1, 0.2], "float16")
+    stash_master(param, before)
+    assert param._mxmp_master == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ([], r"lie on \[\]; expected \[cpu\(0\)\]"),
+        ([mx.nd.ones((2,), ctx=mx.cpu(1))], "lie on"),
+        ([mx.nd.ones((3,))], r"is float32 \(3,\); expected float32 \(2,\)"),
+        ([mx.nd.ones((2,), dtype="float16")], "is float16"),
+    ],
+)
+def test_stash_master_refuses_what_does_not_fit(wrong, message):
+    param, _ = parameter([0.1, 0.2], "float16")
+    with pytest.raises(StateError, match=message):
+        stash_master(param, wrong)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.optimizer.norm import clip_coefficient, gather, host_norm, scale_in_place, sum_of_squares
+
+
+def test_sum_of_squares_matches_float64():
+    draw = np.random.RandomState(0)
+    arrays = [draw.randn(*shape).astype(np.float32) for shape in [(3,), (40, 50), (2, 3, 4, 5)]]
+    expected = sum(float((a.astype(np.float64) ** 2).sum()) for a in arrays)
+    found = sum_of_squares([mx.nd.array(a) for a in arrays])
+    assert found.shape == (1,)
+    assert found.asscalar() == pytest.approx(expected, rel=10 * np.finfo(np.float32).eps)
+
+
+def test_sum_of_squares_does_not_stagnate_on_many_equal_terms():
+    # Adding 2**25 ones one by one in float32 would stop at 2**24.
+    assert sum_of_squares([mx.nd.ones((2**25,))]).asscalar() == 2.0**25
+
+
+def test_sum_of_squares_reads_row_sparse_arrays():
+    rows = mx.nd.sparse.row_sparse_array(([[3.0, 0.0], [0.0, 4.0]], [0, 3]), shape=(6, 2))
+    assert sum_of_squares([rows]).asscalar() == pytest.approx(25, rel=1e-6)
+
+
+def test_host_norm_does_not_overflow():
+    arrays = [mx.nd.full((2,), 3e38), mx.nd.full((2,), 1.0)]
+    assert host_norm(arrays) == pytest.approx(3e38 * math.sqrt(2), rel=1e-6)
+
+
+def test_gather_joins_flags_of_several_contexts():
+    joined = gather([mx.nd.array([1]), mx.nd.array([2], ctx=mx.cpu(1))])
+    assert joined.context == mx.cpu(0)
+    assert joined.asnumpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("norm", "max_norm", "expected"), [(2.0, 1.0, 0.5), (1.0, 1.0, 1.0), (0.0, 1.0, 1.0), (5.0, math.inf, 1.0)]
+)
+def test_clip_coefficient(norm, max_norm, expected):
+    assert clip_coefficient(norm, max_norm) == expected
+
+
+def test_scale_in_place_keeps_the_array():
+    dense = mx.nd.array([1.0, 2.0])
+    rows = mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [1]), shape=(3, 2))
+    alias = dense.reshape(2, 1)
+    scale_in_place([dense, rows], 0.5)
+    assert alias.asnumpy().tolist() == [[0.5], [1.0]]
+    assert rows.stype == "row_sparse"
+    assert rows.asnumpy().tolist() == [[0, 0], [0.5, 1.0], [0, 0]]

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
+from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
+from mxmp.optimizer.scaler import Scaler, Stage, Window, scale_loss
+
+ONE, ZERO = mx.nd.ones((1,)), mx.nd.zeros((1,))
+
+
+def test_a_window_goes_from_ready_to_scaled():
+    scaler = Scaler(StaticLossScale(8))
+    assert scaler.window == Window(scale=1.0, stage=Stage.READY)
+    with scale_loss(ONE, [scaler]):
+        pass
+    assert (scaler.window.scale, scaler.window.stage) == (8, Stage.SCALED)
+    scaler.close_window()
+    assert scaler.window == Window()
+
+
+def test_without_a_scale_the_loss_is_yielded_itself():
+    scaler = Scaler(NoOpLossScale())
+    with scale_loss([ONE], [scaler]) as scaled:
+        assert scaled[0] is ONE
+    assert scaler.window.loss_flag is None
+
+
+def test_a_scaler_given_twice_counts_once():
+    scaler = Scaler(StaticLossScale(8))
+    with scale_loss(ONE, [scaler, scaler]) as scaled:
+        assert scaled.asscalar() == 8
+    assert scaler.window.stage is Stage.SCALED
+
+
+def test_the_smallest_scale_serves_all():
+    scalers = [Scaler(StaticLossScale(value)) for value in (8, 2, 4)]
+    with scale_loss(ONE, scalers) as scaled:
+        assert scaled.asscalar() == 2
+    assert [scaler.window.scale for scaler in scalers] == [2, 2, 2]
+
+
+def test_a_window_that_has_begun_keeps_its_scale():
+    first, second = Scaler(StaticLossScale(8)), Scaler(StaticLossScale(2))
+    with scale_loss(ONE, [first]):
+        pass
+    with scale_loss(ONE, [first, second]) as scaled:
+        assert scaled.asscalar() == 8
+    assert second.window.scale == 8
+
+
+@pytest.mark.parametrize("flag", [ONE, ZERO])
+def test_judge_reads_a_flag(flag):
+    scaler = Scaler(StaticLossScale(8))
+    assert scaler.judge(flag) is bool(flag.asscalar())
+
+
+def test_judge_reads_once_a_window(monkeypatch):
+    scaler = Scaler(StaticLossScale(8))
+    assert not scaler.judge(ZERO)
+    monkeypatch.setattr(mx.nd.NDArray, "asnumpy", None)
+    assert not scaler.judge(ONE)
+
+
+def test_judge_remembers_a_bad_flag_from_before_unscaling():
+    scaler = Scaler(StaticLossScale(8))
+    scaler.window.grad_flag = ZERO
+    assert not scaler.judge(ONE)
+
+
+def test_judge_without_a_scale_says_yes_unread():
+    assert Scaler(NoOpLossScale()).judge(None)
+
+
+@pytest.mark.parametrize("where", ["loss_flag", "both"])
+def test_read_raises_on_a_bad_loss(where):
+    scaler = Scaler(StaticLossScale(8))
+    scaler.window.loss_flag = ZERO
+    scaler.window.grad_flag = ZERO if where == "both" else ONE
+    with pytest.raises(NonFiniteLossError):
+        scaler.read(ONE)
+
+
+def test_read_gathers_flags_of_other_contexts():
+    scaler = Scaler(StaticLossScale(8))
+    scaler.window.loss_flag = mx.nd.ones((1,), ctx=mx.cpu(1))
+    scaler.window.grad_flag = mx.nd.ones((1,), ctx=mx.cpu(1))
+    assert scaler.read(mx.nd.array([3, 4])) == [3, 4]
+    assert scaler.window.finite is None
+
+
+def test_settle_adjusts_and_counts():
+    scaler = Scaler(DynamicLossScale(init_scale=8))
+    scaler.settle(False, 1, lambda: None)
+    scaler.settle(False, 2, lambda: None)
+    assert (scaler.loss_scale.value, scaler.skipped_steps, scaler.consecutive_skips) == (2, 2, 2)
+    scaler.settle(True, 3, lambda: None)
+    assert (scaler.skipped_steps, scaler.consecutive_skips, scaler.last_step_skipped) == (2, 0, False)
+
+
+def test_settle_looks_for_the_culprit_only_to_raise():
+    searches = []
+
+    def first_bad():
+        searches.append(1)
+        return "w"
+
+    scaler = Scaler(DynamicLossScale(init_scale=1, max_floor_skips=2))
+    scaler.settle(False, 1, first_bad)
+    assert searches == []
+    with pytest.raises(LossScaleError, match="first bad gradient: 'w' at step 2"):
+        scaler.settle(False, 2, first_bad)
+    assert searches == [1]
+
+
+def test_settle_raises_without_a_name_too():
+    scaler = Scaler(DynamicLossScale(init_scale=1, max_floor_skips=1))
+    with pytest.raises(LossScaleError, match="min_scale=1.0. Lower"):
+        scaler.settle(False, 1, lambda: None)
+
+
+def test_every_field_survives_a_dict():
+    scaler, other = Scaler(DynamicLossScale(init_scale=8)), Scaler(NoOpLossScale())
+    scaler.settle(False, 1, lambda: None)
+    other.load_dict(scaler.to_dict())
+    assert other.to_dict() == scaler.to_dict() != Scaler(DynamicLossScale(init_scale=8)).to_dict()
+
+
+@pytest.mark.parametrize("name", ["loss_scale", "skipped_steps", "consecutive_skips", "last_step_skipped"])
+def test_load_dict_takes_all_or_nothing(name):
+    scaler = Scaler(StaticLossScale(8))
+    data = Scaler(StaticLossScale(4)).to_dict()
+    del data[name]
+    with pytest.raises(LossScaleError):
+        scaler.load_dict(data)
+    assert scaler.to_dict() == Scaler(StaticLossScale(8)).to_dict()
+
+
+def test_requirements_name_the_call():
+    scaler = Scaler(StaticLossScale(8))
+    with pytest.raises(TrainerError, match="^step: the loss of this step was not scaled, but the loss scale is 8"):
+        scaler.require_scaled("step")
+    with scale_loss(ONE, [scaler]):
+        with pytest.raises(TrainerError, match="^fly was called inside a scale_loss block"):
+            scaler.require_closed("fly")
+    with pytest.raises(TrainerError, match="^fly came between backward and step"):
+        scaler.require_ready("fly")
+
+
+def test_losses_of_several_contexts_share_one_flag():
+    scaler = Scaler(StaticLossScale(8))
+    losses = [mx.nd.ones((3,), ctx=mx.cpu(0)), mx.nd.array([1, np.inf], ctx=mx.cpu(1))]
+    with scale_loss(losses, [scaler]):
+        pass
+    assert scaler.window.loss_flag.shape == (1,)
+    assert scaler.window.loss_flag.asscalar() == 0

@@ -1,0 +1,411 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.dtypes import NUMPY_BFLOAT16, to_numpy
+from mxmp.errors import StateError
+from mxmp.optimizer import MultiPrecision, state_file, states
+from mxmp.optimizer.multi_precision import MasterState
+from mxmp.optimizer.state_file import StateFile
+
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+def round_trip(value, tmp_path):
+    arrays = {}
+    data = state_file.encode(value, arrays)
+    fname = str(tmp_path / "value")
+    state_file.write(fname, {"value": data}, arrays)
+    file = StateFile(fname)
+    return file.decode("value", file.header["value"], mx.cpu(1))
+
+
+def bits(array):
+    return array.asnumpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        0.1,
+        float("inf"),
+        "text",
+        [1, [2.5, None]],
+        (1, ("a", False)),
+        {1: {"a": (2, [3])}, "b": 1e-300},
+        {},
+        (),
+    ],
+    ids=repr,
+)
+def test_plain_values_survive_a_file(value, tmp_path):
+    found = round_trip(value, tmp_path)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_numpy_scalars_keep_their_dtype(tmp_path):
+    found = round_trip(np.float32(0.1), tmp_path)
+    assert (type(found), found) == (np.float32, np.float32(0.1))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float64", "int32", "int64", "uint8", "int8"])
+def test_arrays_survive_a_file_bit_for_bit(dtype, tmp_path):
+    array = mx.nd.amp_cast(mx.nd.array([[1.5, -2.25, 3e-5]]), dtype=NUMPY_BFLOAT16)
+    if dtype != "bfloat16":
+        array = mx.nd.array([[1.5, 2.25, 3e-5]]).astype(dtype)
+    found = round_trip(array, tmp_path)
+    assert (found.dtype, found.shape, found.ctx) == (array.dtype, (1, 3), mx.cpu(1))
+    assert bits(found) == bits(array)
+
+
+def test_row_sparse_arrays_survive_a_file(tmp_path):
+    rows = mx.nd.sparse.row_sparse_array(([[1.0, 2.0], [3.0, 4.0]], [0, 3]), shape=(6, 2))
+    found = round_trip(rows, tmp_path)
+    assert found.stype == "row_sparse"
+    assert found.indices.asnumpy().tolist() == [0, 3]
+    np.testing.assert_array_equal(found.asnumpy(), rows.asnumpy())
+
+
+def test_master_states_survive_a_file(tmp_path):
+    found = round_trip(MasterState(mx.nd.ones((2,)), (mx.nd.zeros((2,)), None)), tmp_path)
+    assert isinstance(found, MasterState)
+    assert found.master.asnumpy().tolist() == [1, 1]
+    assert found.inner[1] is None
+
+
+def test_encode_refuses_what_a_file_cannot_hold():
+    with pytest.raises(state_file.CannotEncodeError, match="function"):
+        state_file.encode({"a": [lambda: 0]}, {})
+
+
+def test_nothing_in_a_file_is_pickled(tmp_path):
+    fname = str(tmp_path / "value")
+    state_file.write(fname, {"a": 1}, {"x": np.ones(2)})
+    with np.load(fname, allow_pickle=False) as file:
+        assert json.loads(str(file["header"])) == {"a": 1}
+        assert file["x"].tolist() == [1, 1]
+
+
+def test_write_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
+    fname = str(tmp_path / "value")
+    state_file.write(fname, {"a": 1}, {})
+
+    def fail(file, **arrays):
+        file.write(b"half of it")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="no space left"):
+        state_file.write(fname, {"a": 2}, {})
+    assert StateFile(fname).header == {"a": 1}
+    assert os.listdir(tmp_path) == ["value"]
+
+
+def test_write_obeys_the_umask(tmp_path):
+    fname = str(tmp_path / "value")
+    before = os.umask(0o022)
+    try:
+        state_file.write(fname, {}, {})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(fname).st_mode) == 0o644
+
+
+# Whole targets.
+
+
+class Run:
+    """Three parameters, an optimizer and its updaters, on some contexts."""
+
+    def __init__(self, optimizer="adam", dtypes=DTYPES, contexts=1, masters=True, shape=(3, 2), **options):
+        self.contexts = [mx.cpu(i) for i in range(contexts)]
+        self.params = []
+        for i, dtype in enumerate(dtypes):
+            param = mx.gluon.Parameter(f"p{i}", shape=shape)
+            param.initialize(init=mx.init.One(), ctx=self.contexts)
+            if dtype != "float32":
+                param.cast(to_numpy(dtype))
+            self.params.append(param)
+        inner = mx.optimizer.create(optimizer, param_dict=dict(enumerate(self.params)), **options)
+        self.optimizer = MultiPrecision(inner, masters)
+        self.updaters = [mx.optimizer.get_updater(self.optimizer) for _ in self.contexts]
+        self.target = states.Target(self.optimizer, self.updaters, self.contexts, self.params)
+
+    def step(self, number, contexts=None):
+        for k, updater in enumerate(self.updaters[:contexts]):
+            indices = list(range(len(self.params)))
+            grads = [
+                mx.nd.full(p.shape, 0.01 * (number + i + 1), ctx=self.contexts[k]) for i, p in enumerate(self.params)
+            ]
+            updater(indices, grads, [p.list_data()[k] for p in self.params])
+
+    def everything(self):
+        arrays = {}
+        inner = self.optimizer.inner
+        tree = [
+            [state_file.encode(updater.states, arrays) for updater in self.updaters],
+            inner.num_update,
+            inner._all_index_update_counts,
+            [p.data(ctx).asnumpy().tobytes() for p in self.params for ctx in self.contexts],
+            states._encode_fields(inner, arrays),
+            states._encode_fields(inner.lr_scheduler, arrays),
+        ]
+        return tree, {name: array.tobytes() for name, array in arrays.items()}
+
+    def copy_weights(self, other):
+        for mine, theirs in zip(self.params, other.params):
+            for a, b in zip(mine.list_data(), theirs.list_data()):
+                b.copyto(a)
+
+
+def scheduler():
+    return mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.1)
+
+
+EXACT = {
+    "sgd": {"momentum": 0.9, "lr_scheduler": scheduler, "learning_rate": 0.1},
+    "adam": {"lr_scheduler": scheduler, "learning_rate": 0.1},
+    "nadam": {},  # keeps m_schedule on itself
+    "lars": {"momentum": 0.9},  # keeps last_lr and cur_lr on itself
+    "lbsgd": {"momentum": 0.9, "batch_scale": 2},  # keeps gradients on itself
+    "lamb": {},
+    "rmsprop": {"centered": True},
+}
+
+
+def options(name):
+    return {key: value() if callable(value) else value for key, value in EXACT[name].items()}
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+@pytest.mark.parametrize("name", EXACT)
+def test_a_resumed_run_is_bit_identical(name, contexts, tmp_path):
+    whole = Run(name, contexts=contexts, **options(name))
+    for number in range(3):
+        whole.step(number)
+    fname = str(tmp_path / "states")
+    states.save(fname, whole.target, {"extra": 1})
+
+    resumed = Run(name, contexts=contexts, **options(name))
+    resumed.copy_weights(whole)
+    loaded = states.load(fname, resumed.target)
+    loaded.apply()
+    assert loaded.extra == {"extra": 1}
+    assert resumed.everything() == whole.everything()
+
+    for number in range(3, 8):
+        whole.step(number)
+        resumed.step(number)
+    assert resumed.everything() == whole.everything()
+
+
+def test_a_file_decides_over_hyperparameters(tmp_path):
+    saved, other = Run("sgd", momentum=0.9, wd=0.5), Run("sgd", momentum=0.1)
+    saved.step(0)
+    saved.optimizer.set_learning_rate(0.125)
+    states.save(str(tmp_path / "s"), saved.target, {})
+    states.load(str(tmp_path / "s"), other.target).apply()
+    inner = other.optimizer.inner
+    assert (inner.momentum, inner.wd, inner.lr) == (0.9, 0.5, 0.125)
+
+
+def test_states_alike_on_all_contexts_are_stored_once_and_fit_any_number(tmp_path):
+    fname = str(tmp_path / "s")
+    two, three = Run(contexts=2), Run(contexts=3)
+    two.step(0)
+    states.save(fname, two.target, {})
+    assert len(StateFile(fname).header["states"]) == 1
+    states.load(fname, three.target).apply()
+    for k, updater in enumerate(three.updaters):
+        assert updater.states[0][0].ctx == mx.cpu(k)
+    counts = three.optimizer._all_index_update_counts
+    assert counts == {k: {0: 1, 1: 1, 2: 1} for k in range(3)}
+    assert counts[0] is not counts[1]
+    assert three.optimizer._index_update_count is counts[0]
+
+
+def test_states_that_differ_are_stored_for_each_context(tmp_path):
+    fname = str(tmp_path / "s")
+    two = Run(contexts=2)
+    two.step(0)
+    two.step(1, contexts=1)
+    states.save(fname, two.target, {})
+    resumed = Run(contexts=2)
+    resumed.copy_weights(two)
+    states.load(fname, resumed.target).apply()
+    assert resumed.everything() == two.everything()
+    with pytest.raises(StateError, match="the number of contexts with states of their own is 2; expected 1"):
+        states.load(fname, Run(contexts=1).target)
+
+
+def test_fields_that_a_file_cannot_hold_stay(tmp_path):
+    class Custom(mx.optimizer.SGD):
+        def __init__(self, hook, **kwargs):
+            super().__init__(**kwargs)
+            self.hook = hook
+
+    def build(hook):
+        run = Run("sgd")
+        inner = Custom(hook, momentum=0.5, param_dict=run.optimizer.param_dict)
+        return states.Target(MultiPrecision(inner), run.updaters, run.contexts, run.params)
+
+    one, two = build(max), build(min)
+    states.save(str(tmp_path / "s"), one, {})
+    states.load(str(tmp_path / "s"), two).apply()
+    assert two.optimizer.inner.hook is min
+
+
+def test_states_that_a_file_cannot_hold_are_an_error(tmp_path):
+    run = Run("sgd")
+    run.step(0)
+    run.updaters[0].states[1] = {"f": max}
+    with pytest.raises(StateError, match="states of SGD hold a builtin_function_or_method"):
+        states.save(str(tmp_path / "s"), run.target, {})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_parameter_of_unknown_shape_takes_the_files(tmp_path):
+    fname, saved, fresh = str(tmp_path / "s"), Run(dtypes=["float16"]), Run(dtypes=["float16"])
+    saved.step(0)
+    states.save(fname, saved.target, {})
+    fresh.params[0] = mx.gluon.Parameter("late", shape=(0, 2), dtype="float16", allow_deferred_init=True)
+    states.load(fname, fresh.target).apply()
+    assert fresh.updaters[0].states[0].master.shape == (3, 2)
+
+
+# Everything that does not fit is an error that names file and field, and changes nothing.
+
+
+def edited(fname, **changes):
+    """Rewrite a state file with other header fields."""
+    with np.load(fname, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files if name != "header"}
+        header = json.loads(str(file["header"]))
+    for name, value in changes.items():
+        header[name] = value(header[name]) if callable(value) else value
+    state_file.write(fname, header, arrays)
+
+
+def expect_refusal(fname, target_run, message):
+    before = target_run.everything()
+    with pytest.raises(StateError, match=message) as caught:
+        states.load(fname, target_run.target)
+    assert str(caught.value).startswith(fname)
+    assert target_run.everything() == before
+
+
+@pytest.fixture
+def saved_file(tmp_path):
+    run = Run()
+    run.step(0)
+    fname = str(tmp_path / "s")
+    states.save(fname, run.target, {})
+    return fname
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"optimizer": "sgd"}, "the optimizer is Adam; expected SGD, as in this trainer"),
+        ({"lr_scheduler": scheduler()}, "lr_scheduler is None; expected FactorScheduler"),
+        ({"masters": False}, "multi_precision is True; expected False"),
+        ({"dtypes": DTYPES[:2]}, "the number of parameters is 3; expected 2"),
+        (
+            {"dtypes": ["float32", "float32", "bfloat16"]},
+            r"dtype of parameter 1 \('p1' in this trainer\) is float16; expected float32",
+        ),
+        ({"shape": (2, 3)}, r"shape of parameter 0 .* is \[3, 2\]; expected \[2, 3\]"),
+    ],
+)
+def test_load_refuses_the_states_of_another_trainer(saved_file, other, message):
+    expect_refusal(saved_file, Run(**other), message)
+
+
+def drop_last_count(counts):
+    return [[counts[0][0], [[0]]]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "else"}, "format is 'else'; expected 'mxmp-optimizer-states'"),
+        ({"version": 99}, "version is 99; expected 1; it comes from another mxmp"),
+        ({"version": "1"}, "version is '1'; expected a int"),
+        ({"states": None}, "states is None; expected a list"),
+        ({"num_update": -1}, "counts is .* expected whole numbers"),
+        ({"num_update": True}, "num_update is True"),
+        ({"counts": drop_last_count}, "counts is .*; expected update counts per device"),
+        ({"counts": [[0, [[0, 1.5]]]]}, "counts is .*; expected whole numbers"),
+        ({"fields": {"volume": 11}}, "fields.volume is 11; expected absent: Adam has no such field"),
+        ({"fields": {"beta1": "much"}}, "fields.beta1 is 'much'; expected the like of 0.9"),
+        ({"fields": {"param_dict": 1}}, "fields.param_dict"),
+        ({"states": [{"what": []}]}, r"states\[0\] is malformed"),
+        ({"states": [7]}, r"states\[0\] is int; expected a dict"),
+        ({"states": [{"dict": [[9, None]]}]}, r"states\[0\]\[9\] is of no parameter; expected an index from 0 to 2"),
+        ({"states": [{"dict": [[0, {"array": ["gone", "float32", [3, 2]]}]]}]}, "is missing; expected float32"),
+        (
+            {"states": [{"dict": [[0, {"array": ["states0.0", "float32", [2, 3]]}]]}]},
+            r"is float32 \(3, 2\); expected float32 \(2, 3\)",
+        ),
+        (
+            {"params": lambda params: [{**params[0], "dtype": "int8"}, *params[1:]]},
+            "dtype of parameter 0 .* is int8; expected float32",
+        ),
+    ],
+)
+def test_load_refuses_a_header_that_was_edited(saved_file, changes, message):
+    edited(saved_file, **changes)
+    expect_refusal(saved_file, Run(), message)
+
+
+def test_load_refuses_a_master_of_the_wrong_shape(saved_file):
+    wrong = {"array": ["fields.0", "float32", [1]]}
+    edited(saved_file, states=[{"dict": [[1, {"master": [wrong, None]}]]}])
+    with np.load(saved_file, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files if name != "header"}
+        header = json.loads(str(file["header"]))
+    state_file.write(saved_file, header, {**arrays, "fields.0": np.ones(1, np.float32)})
+    expect_refusal(saved_file, Run(), r"states\[0\]\[1\].master is float32 \(1,\); expected float32 \(3, 2\)")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-40],
+        lambda data: b"",
+        lambda data: b"not a zip file at all",
+        lambda data: b"\x80\x04" + data,  # looks like a pickle
+        # A checksum no longer fits; numpy stores text as UTF-32.
+        lambda data: data.replace("mxmp".encode("utf-32-le"), "mxmq".encode("utf-32-le")),
+    ],
+    ids=["half", "tail", "empty", "text", "pickle", "flipped"],
+)
+def test_load_refuses_a_damaged_file(saved_file, damage):
+    with open(saved_file, "rb") as file:
+        data = file.read()
+    assert damage(data) != data
+    with open(saved_file, "wb") as file:
+        file.write(damage(data))
+    expect_refusal(saved_file, Run(), "not a file of optimizer states, or damaged")
+
+
+def test_load_refuses_another_npz_file(tmp_path):
+    fname = str(tmp_path / "other.npz")
+    np.savez(fname, x=np.ones(3))
+    expect_refusal(fname, Run(), "the header is missing or no JSON")
+
+
+def test_load_of_a_missing_file_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        states.load(str(tmp_path / "none"), Run().target)

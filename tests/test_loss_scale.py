@@ -1,0 +1,404 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mxmp.errors import LossScaleError, MxmpError
+from mxmp.loss_scale import (
+    DynamicLossScale,
+    LossScale,
+    NoOpLossScale,
+    StaticLossScale,
+    floor_message,
+    parse,
+)
+
+
+def run(scale, outcomes):
+    """Return log2 of the scale before each step and after the last."""
+    seen = [scale.value]
+    for finite in outcomes:
+        scale = scale.adjust(finite)
+        seen.append(scale.value)
+    return [math.log2(value) for value in seen]
+
+
+def after(scale, outcomes):
+    for finite in outcomes:
+        scale = scale.adjust(finite)
+    return scale
+
+
+def test_dynamic_backs_off_at_once_and_no_further_than_needed():
+    scale = DynamicLossScale()
+    seen = []
+    for _ in range(9):
+        seen.append(math.log2(scale.value))
+        scale = scale.adjust(scale.value <= 2.0**10)
+    assert seen == [16, 15, 14, 13, 12, 11, 10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("interval", "outcomes", "expected"),
+    [
+        (1, "+++", [4, 5, 6, 7]),
+        (2, "++++", [4, 4, 5, 5, 6]),
+        (3, "++-+++", [4, 4, 4, 3, 3, 3, 4]),  # an overflow resets the tracker
+        (2, "+-+-+-", [4, 4, 3, 3, 2, 2, 1]),
+        (2, "--++++", [4, 3, 2, 2, 3, 3, 4]),
+    ],
+)
+def test_dynamic_follows_the_table(interval, outcomes, expected):
+    scale = DynamicLossScale(init_scale=16, growth_interval=interval)
+    assert run(scale, [o == "+" for o in outcomes]) == expected
+
+
+def test_dynamic_clamps_growth_at_max_scale():
+    scale = DynamicLossScale(init_scale=8, max_scale=24, growth_interval=1)
+    assert [after(scale, [True] * n).value for n in range(4)] == [8, 16, 24, 24]
+
+
+def test_dynamic_clamps_back_off_at_a_custom_min_scale():
+    scale = DynamicLossScale(init_scale=8, min_scale=3, at_floor="hold")
+    assert [after(scale, [False] * n).value for n in range(4)] == [8, 4, 3, 3]
+
+
+def test_dynamic_uses_custom_factors():
+    scale = DynamicLossScale(init_scale=100, growth_factor=3, backoff_factor=0.1, growth_interval=1)
+    assert scale.adjust(True).value == 300
+    assert scale.adjust(False).value == pytest.approx(10, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("hysteresis", "outcomes", "expected"),
+    [
+        (1, "---", [8, 7, 6, 5]),
+        (2, "---", [8, 8, 7, 6]),  # spent once, then each one counts
+        (3, "--+-", [8, 8, 8, 8, 7]),  # finite steps short of a growth do not refill
+        (2, "--++--", [8, 8, 7, 7, 8, 8, 7]),  # refilled at growth
+    ],
+)
+def test_dynamic_hysteresis_follows_the_table(hysteresis, outcomes, expected):
+    scale = DynamicLossScale(init_scale=256, hysteresis=hysteresis, growth_interval=2)
+    assert run(scale, [o == "+" for o in outcomes]) == expected
+
+
+class MegatronScaler:
+    """The rule of Megatron-LM's DynamicGradScaler, written from its description."""
+
+    def __init__(self, scale, floor, interval, hysteresis):
+        self.scale, self.floor, self.interval, self.hysteresis = scale, floor, interval, hysteresis
+        self.good, self.left = 0, hysteresis
+
+    def step(self, finite):
+        if not finite:
+            self.good = 0
+            self.left -= 1
+            if self.left <= 0:
+                self.scale = max(self.scale * 0.5, self.floor)
+            return
+        self.good += 1
+        if self.good == self.interval:
+            self.good, self.left = 0, self.hysteresis
+            self.scale *= 2.0
+
+
+@given(st.lists(st.booleans(), max_size=100), st.integers(1, 4), st.integers(1, 4))
+def test_dynamic_matches_megatron(outcomes, interval, hysteresis):
+    theirs = MegatronScaler(2.0**8, 1.0, interval, hysteresis)
+    ours = DynamicLossScale(
+        init_scale=2.0**8,
+        growth_interval=interval,
+        hysteresis=hysteresis,
+        at_floor="hold",
+        max_scale=2.0**126,
+    )
+    for finite in outcomes:
+        theirs.step(finite)
+        ours = ours.adjust(finite)
+        assert ours.value == theirs.scale
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_dynamic_is_init_times_powers_of_the_factors(outcomes):
+    scale = DynamicLossScale(growth_interval=3, max_scale=2.0**126, min_scale=2.0**-126)
+    ups = downs = good = 0
+    for finite in outcomes:
+        good = good + 1 if finite else 0
+        downs += not finite
+        if good == 3:
+            ups, good = ups + 1, 0
+        scale = scale.adjust(finite)
+    assert scale.value == 2.0**16 * 2.0**ups * 0.5**downs
+
+
+def test_dynamic_stays_within_its_bounds_for_a_hundred_thousand_steps():
+    draw = random.Random(7)
+    scale = DynamicLossScale(
+        init_scale=64, min_scale=2, max_scale=2.0**12, growth_interval=2, hysteresis=2, at_floor="hold"
+    )
+    lowest, highest = math.inf, 0.0
+    for _ in range(100_000):
+        scale = scale.adjust(draw.random() < 0.6)
+        lowest, highest = min(lowest, scale.value), max(highest, scale.value)
+    assert (lowest, highest) == (2, 2.0**12)  # both bounds were reached, neither passed
+
+
+def test_dynamic_raises_after_the_chosen_number_of_steps_at_the_floor():
+    scale = DynamicLossScale(init_scale=4, max_floor_skips=3)
+    scale = after(scale, [False] * 4)  # 4 -> 2 -> 1, and two steps at the floor
+    assert (scale.value, scale.floor_skips) == (1, 2)
+    with pytest.raises(LossScaleError, match="non-finite for 3 steps in a row .* min_scale=1.0"):
+        scale.adjust(False)
+
+
+def test_dynamic_counts_only_consecutive_steps_at_the_floor():
+    scale = DynamicLossScale(init_scale=1, max_floor_skips=3)
+    scale = after(scale, [False, False, True, False, False])
+    assert scale.floor_skips == 2
+
+
+def test_dynamic_raises_by_default():
+    scale = DynamicLossScale()
+    with pytest.raises(LossScaleError):
+        after(scale, [False] * (16 + scale.max_floor_skips))
+
+
+def test_dynamic_hold_never_raises():
+    scale = DynamicLossScale(init_scale=1, max_floor_skips=2, at_floor="hold")
+    assert after(scale, [False] * 50).value == 1
+
+
+def test_dynamic_warn_logs_and_goes_on(caplog):
+    scale = DynamicLossScale(init_scale=1, max_floor_skips=2, at_floor="warn")
+    with caplog.at_level(logging.WARNING, logger="mxmp"):
+        after(scale, [False] * 5)
+    assert [record.getMessage()[:36] for record in caplog.records] == [
+        "gradients non-finite for 2 steps in ",
+        "gradients non-finite for 4 steps in ",
+    ]
+
+
+def test_floor_message_names_the_first_bad_gradient():
+    assert floor_message(50, 1.0, "'fc1_weight' at step 1312") == (
+        "gradients non-finite for 50 steps in a row and the scale is at min_scale=1.0; first bad "
+        "gradient: 'fc1_weight' at step 1312. Lower the learning rate, or add the layer to "
+        "excluded_sym_names."
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"init_scale": 0.0}, "init_scale=0.0 is no loss scale; expected a positive, finite"),
+        ({"init_scale": -2.0}, "init_scale=-2.0"),
+        ({"init_scale": math.nan}, "init_scale=nan"),
+        ({"init_scale": math.inf}, "init_scale=inf"),
+        ({"init_scale": "big"}, "init_scale is 'big'; expected a number"),
+        ({"init_scale": True}, "init_scale is True"),
+        ({"init_scale": 2.0**25}, "outside .*max_scale=16777216.0"),
+        ({"init_scale": 0.5}, "outside .min_scale=1.0"),
+        ({"max_scale": 1e39}, "max_scale=1e.39"),
+        ({"min_scale": 0.0}, "min_scale=0.0"),
+        ({"min_scale": 8.0, "max_scale": 4.0}, "min_scale=8.0 is above max_scale=4.0"),
+        ({"growth_factor": 1.0}, "growth_factor=1.0 would never raise the scale"),
+        ({"growth_factor": math.inf}, "growth_factor=inf"),
+        ({"growth_factor": math.nan}, "growth_factor=nan"),
+        ({"backoff_factor": 1.0}, "backoff_factor=1.0 would not lower the scale"),
+        ({"backoff_factor": 0.0}, "backoff_factor=0.0"),
+        ({"backoff_factor": math.nan}, "backoff_factor=nan"),
+        ({"growth_interval": 0}, "growth_interval=0; expected a whole number of at least 1"),
+        ({"growth_interval": 2.5}, "growth_interval=2.5"),
+        ({"hysteresis": 0}, "hysteresis=0"),
+        ({"max_floor_skips": 0}, "max_floor_skips=0"),
+        ({"at_floor": "explode"}, "unknown at_floor 'explode'; expected 'raise', 'warn' or 'hold'"),
+        ({"value": math.nan}, "value=nan"),
+        ({"value": 0.25}, "value=0.25 lies outside"),
+        ({"growth_tracker": -1}, "growth_tracker=-1"),
+        ({"growth_interval": 10, "growth_tracker": 10}, "growth_tracker=10 has passed growth_interval=10"),
+        ({"hysteresis_tracker": 2}, "hysteresis_tracker=2 is above hysteresis=1"),
+        ({"floor_skips": -1}, "floor_skips=-1"),
+    ],
+)
+def test_dynamic_refuses(fields, message):
+    with pytest.raises(LossScaleError, match=message):
+        DynamicLossScale(**fields)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 2.0**127, "x", None, False])
+def test_static_refuses_what_is_no_factor(value):
+    with pytest.raises(LossScaleError):
+        StaticLossScale(value)
+
+
+@pytest.mark.parametrize("scale", [NoOpLossScale(), StaticLossScale(8), DynamicLossScale()])
+def test_scales_are_immutable_values(scale):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        scale.value = 3.0
+    assert scale == dataclasses.replace(scale)
+    assert hash(scale) == hash(dataclasses.replace(scale))
+
+
+def test_base_class_is_abstract():
+    with pytest.raises(TypeError):
+        LossScale()
+
+
+@pytest.mark.parametrize("scale", [NoOpLossScale(), StaticLossScale(8)])
+@pytest.mark.parametrize("finite", [True, False])
+def test_noop_and_static_never_change(scale, finite):
+    assert scale.adjust(finite) is scale
+
+
+def test_noop_passes_values_through():
+    value = np.float16(3)
+    assert NoOpLossScale().scale(value) is value
+    assert NoOpLossScale().unscale(value) is value
+    assert NoOpLossScale().value == 1.0
+
+
+def test_scale_multiplies_arrays_in_their_dtype():
+    array = np.array([1, -2], np.float32)
+    scaled = StaticLossScale(1024).scale(array)
+    assert scaled.dtype == np.float32
+    np.testing.assert_array_equal(scaled, [1024, -2048])
+
+
+normal = st.floats(-1e30, 1e30).filter(lambda x: x == 0 or abs(x) > 1e-200)
+
+
+@given(normal, st.integers(-20, 20))
+def test_unscale_undoes_scale_for_powers_of_two(x, exponent):
+    scale = StaticLossScale(2.0**exponent)
+    assert scale.unscale(scale.scale(x)) == x
+
+
+@given(st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False), st.integers(0, 24))
+def test_unscale_undoes_scale_for_float32_arrays(x, exponent):
+    scale = DynamicLossScale(init_scale=2.0**exponent)
+    array = np.array([x], np.float32)
+    np.testing.assert_array_equal(scale.unscale(scale.scale(array)), array)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("dynamic", DynamicLossScale()),
+        (" Dynamic ", DynamicLossScale()),
+        (128, StaticLossScale(128)),
+        (np.float32(0.5), StaticLossScale(0.5)),
+        ("512", StaticLossScale(512)),
+        (1, StaticLossScale(1)),
+        (None, NoOpLossScale()),
+    ],
+)
+def test_parse_reads(spec, expected):
+    assert parse(spec) == expected
+
+
+def test_parse_returns_a_loss_scale_as_it_is():
+    scale = DynamicLossScale(init_scale=4)
+    assert parse(scale) is scale
+
+
+@pytest.mark.parametrize("spec", ["static", "", True, [1], {"kind": "noop"}])
+def test_parse_refuses(spec):
+    with pytest.raises(LossScaleError, match="unknown loss scale .*; expected 'dynamic', a number"):
+        parse(spec)
+
+
+def test_parse_refuses_numbers_that_are_no_factor():
+    with pytest.raises(LossScaleError, match="scale=0.0 is no loss scale"):
+        parse("0")
+
+
+powers = st.integers(-100, 100).map(lambda k: 2.0**k)
+
+
+@st.composite
+def dynamic_scales(draw):
+    low, init, value, high = sorted(draw(st.lists(powers, min_size=4, max_size=4)))
+    interval, hysteresis = draw(st.integers(1, 5000)), draw(st.integers(1, 5))
+    return DynamicLossScale(
+        init_scale=init,
+        growth_factor=draw(st.floats(1.01, 10)),
+        backoff_factor=draw(st.floats(0.01, 0.99)),
+        growth_interval=interval,
+        min_scale=low,
+        max_scale=high,
+        hysteresis=hysteresis,
+        at_floor=draw(st.sampled_from(["raise", "warn", "hold"])),
+        max_floor_skips=draw(st.integers(1, 100)),
+        value=value,
+        growth_tracker=draw(st.integers(0, interval - 1)),
+        hysteresis_tracker=draw(st.integers(0, hysteresis)),
+        floor_skips=draw(st.integers(0, 200)),
+    )
+
+
+@given(st.one_of(dynamic_scales(), powers.map(StaticLossScale), st.just(NoOpLossScale())))
+def test_every_field_survives_a_dict(scale):
+    text = json.dumps(scale.to_dict(), allow_nan=False)
+    assert LossScale.from_dict(json.loads(text)) == scale
+
+
+def test_to_dict_has_every_field():
+    scale = DynamicLossScale(init_scale=4, hysteresis=3).adjust(False)
+    assert scale.to_dict() == {
+        "kind": "dynamic",
+        "init_scale": 4.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2000,
+        "min_scale": 1.0,
+        "max_scale": 2.0**24,
+        "hysteresis": 3,
+        "at_floor": "raise",
+        "max_floor_skips": 50,
+        "value": 4.0,
+        "growth_tracker": 0,
+        "hysteresis_tracker": 2,
+        "floor_skips": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "magic"}, "kind 'magic'; expected 'noop', 'static' or 'dynamic'"),
+        ({"kind": None}, "kind None"),
+        ({"surprise": 1}, "unknown fields .'surprise'."),
+        ({"value": math.nan}, "value=nan is no loss scale"),
+        ({"value": None}, "value is null"),
+        ({"value": "8"}, "value is '8'; expected a number"),
+        ({"growth_interval": 5, "growth_tracker": 7}, "growth_tracker=7 has passed growth_interval=5"),
+    ],
+)
+def test_from_dict_refuses(change, message):
+    with pytest.raises(LossScaleError, match=message):
+        LossScale.from_dict({**DynamicLossScale().to_dict(), **change})
+
+
+def test_from_dict_refuses_a_missing_field():
+    data = DynamicLossScale().to_dict()
+    del data["min_scale"]
+    with pytest.raises(LossScaleError, match=r"lacks \['min_scale'\]"):
+        LossScale.from_dict(data)
+
+
+@pytest.mark.parametrize("data", [None, 3, [], "dynamic"])
+def test_from_dict_refuses_what_is_no_dict(data):
+    with pytest.raises(LossScaleError, match="expected a dict"):
+        LossScale.from_dict(data)
+
+
+def test_errors_are_value_errors_of_mxmp():
+    assert issubclass(LossScaleError, MxmpError) and issubclass(LossScaleError, ValueError)
