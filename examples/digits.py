@@ -1,0 +1,345 @@
+"""Train a CIFAR ResNet-20 on handwritten digits in float32, float16 and bfloat16, side by side.
+
+Each precision starts from the same weights and sees the same batches. A table and a plot compare
+them; then a mixed precision network is exported and scored in plain MXNet, without mxmp. It runs
+on the CPU, where mxmp emulates float16: its accuracy is that of float16, its speed is not.
+
+References:
+    He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2 (ResNet-20);
+    UCI "Optical Recognition of Handwritten Digits" (1797 images of 8x8, shipped by scikit-learn).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Callable, Iterator, NamedTuple
+
+import mxnet as mx
+import numpy as np
+from gluoncv.model_zoo import cifar_resnet20_v1
+from matplotlib.figure import Figure
+from mxnet import autograd, gluon
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import mxmp
+from mxmp.diagnose.processor import describe_bfloat16, read_processor, runs_bfloat16
+
+HERE = Path(__file__).resolve().parent
+
+TITLES = {
+    "float32": "float32",
+    "O1": "float16 O1",
+    "O2": "float16 O2",
+    "mixed_bfloat16": "bfloat16",
+}
+"""What the modes of this demo are called in its output; each key is the name of a policy."""
+
+LEGEND = "O1: weights in float32, cast for each step. O2: weights in float16, with float32 masters."
+LEARNING_RATE = 0.1  # as section 4.2 of the paper, with its momentum and weight decay
+# So short that a run of a few hundred steps shows the scale grow, overflow and back off; 2000 is usual.
+LOSS_SCALE = mxmp.loss_scale.DynamicLossScale(init_scale=2.0**16, growth_interval=20)
+
+
+class Digits(NamedTuple):
+    """Images (N, 1, 16, 16), float32 in [0, 1], with labels (N,), split for training and testing."""
+
+    train_images: np.ndarray
+    test_images: np.ndarray
+    train_labels: np.ndarray
+    test_labels: np.ndarray
+
+
+@dataclass
+class Run:
+    """What training in one mode gave; the lists have one item per step."""
+
+    mode: str
+    losses: list[float]
+    scales: list[float]
+    seconds: list[float]
+    accuracy: float = 0.0
+    parameter_bytes: int = 0
+    casts: int = 0
+    cast_bytes: int | None = 0
+    skipped_steps: int = 0
+    final_scale: float = 1.0
+
+    @property
+    def title(self) -> str:
+        """The mode's name in tables and plots."""
+        return TITLES.get(self.mode, self.mode)
+
+
+def load_data() -> Digits:
+    """Return the digits in a fixed split, 1200 to train and 597 to test.
+
+    Every pixel is doubled, so that the last of the network's three stages still sees 4x4.
+    """
+    digits = load_digits()
+    images = (digits.images / 16.0).astype(np.float32)[:, None].repeat(2, axis=2).repeat(2, axis=3)
+    return Digits(*train_test_split(images, digits.target, test_size=597, stratify=digits.target, random_state=0))
+
+
+def batches(data: Digits, batch_size: int, rng: np.random.RandomState) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield one epoch of shuffled batches, each image shifted by up to one pixel each way."""
+    count, _, height, width = data.train_images.shape
+    padded = np.pad(data.train_images, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    order = rng.permutation(count)
+    for start in range(0, count - batch_size + 1, batch_size):
+        chosen = order[start : start + batch_size]
+        corners = rng.randint(0, 3, size=(batch_size, 2))
+        yield (
+            np.stack([padded[i, :, y : y + height, x : x + width] for i, (y, x) in zip(chosen, corners)]),
+            data.train_labels[chosen],
+        )
+
+
+def make_net(mode: str, images: mx.nd.NDArray, seed: int) -> gluon.HybridBlock:
+    """Return a ResNet-20 converted to a mode, with weights that depend on the seed alone."""
+    mx.random.seed(seed)
+    net = cifar_resnet20_v1(classes=10)
+    net.initialize(mx.init.Xavier())
+    net(images[:1])  # completes the shapes, and with them the initialization
+    net.hybridize(static_alloc=True, static_shape=True)
+    return mxmp.gluon.convert(net, mode)
+
+
+def make_trainer(net: gluon.HybridBlock, mode: str, **optimizer_params: object) -> mxmp.gluon.Trainer:
+    """Return an SGD trainer with the loss scale that a mode asks for."""
+    wanted = mxmp.Policy.parse(mode).loss_scale
+    return mxmp.gluon.Trainer(
+        net.collect_params(),
+        "sgd",
+        {"learning_rate": LEARNING_RATE, "momentum": 0.9, "wd": 1e-4, **optimizer_params},
+        loss_scale=LOSS_SCALE if wanted == "dynamic" else wanted,
+    )
+
+
+def train_step(
+    net: gluon.HybridBlock, trainer: mxmp.gluon.Trainer, images: mx.nd.NDArray, labels: mx.nd.NDArray
+) -> mx.nd.NDArray:
+    """Take one training step and return the loss of each image, (N,) float32."""
+    with autograd.record():
+        loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels)
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+    trainer.step(len(images))
+    return loss
+
+
+def train(
+    mode: str,
+    data: Digits,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    on_step: Callable[[Run], None] = lambda run: None,
+) -> tuple[Run, gluon.HybridBlock]:
+    """Train in one mode and return what it gave, with the network.
+
+    Args:
+        mode: Name of a policy.
+        data: What to train and test on.
+        epochs: How often to go through the training images; a tenth of it warms up.
+        batch_size: Images per step.
+        seed: Decides on the weights, the order of the images and their shifts.
+        on_step: Called after each step.
+    """
+    rng = np.random.RandomState(seed)
+    net = make_net(mode, mx.nd.array(data.train_images[:batch_size]), seed)
+    steps = epochs * (len(data.train_images) // batch_size)
+    schedule = mx.lr_scheduler.CosineScheduler(steps, base_lr=LEARNING_RATE, warmup_steps=steps // 10)
+    trainer = make_trainer(net, mode, lr_scheduler=schedule)
+    run = Run(mode, [], [], [])
+    for _ in range(epochs):
+        for images, labels in batches(data, batch_size, rng):
+            start = time.perf_counter()
+            run.scales.append(trainer.loss_scale.value)
+            loss = train_step(net, trainer, mx.nd.array(images), mx.nd.array(labels))
+            run.losses.append(float(loss.mean().asscalar()))
+            run.seconds.append(time.perf_counter() - start)
+            on_step(run)
+    run.skipped_steps, run.final_scale = trainer.skipped_steps, trainer.loss_scale.value
+    describe(run, net)
+    run.accuracy = score(net, data)
+    return run, net
+
+
+def describe(run: Run, net: gluon.HybridBlock) -> None:
+    """Fill in what the conversion made of a network."""
+    params = net.collect_params().values()
+    run.parameter_bytes = sum(param.data().size * np.dtype(param.dtype).itemsize for param in params)
+    if mxmp.Policy.parse(run.mode).is_mixed:
+        report = mxmp.gluon.report(net)
+        run.casts, run.cast_bytes = report.casts, report.cast_bytes
+
+
+def score(net: gluon.HybridBlock, data: Digits) -> float:
+    """Return the accuracy on the test images, 0 to 1."""
+    predicted = net(mx.nd.array(data.test_images)).asnumpy().argmax(axis=1)
+    return float((predicted == data.test_labels).mean())
+
+
+def score_exported(net: gluon.HybridBlock, data: Digits, folder: Path) -> float:
+    """Export a network and return its accuracy in a process that never imports mxmp."""
+    symbol_file, params_file = mxmp.gluon.export(net, str(folder / "digits"))
+    np.savez(folder / "digits-test.npz", images=data.test_images, labels=data.test_labels)
+    command = [sys.executable, str(HERE / "score_exported.py"), symbol_file, params_file]
+    done = subprocess.run([*command, str(folder / "digits-test.npz")], stdout=subprocess.PIPE, check=True)
+    return float(json.loads(done.stdout)["accuracy"])
+
+
+def run_modes(args: argparse.Namespace, data: Digits, console: Console) -> list[tuple[Run, gluon.HybridBlock]]:
+    """Train in each mode behind a progress bar."""
+    total = args.epochs * (len(data.train_images) // args.batch_size)
+    columns = (TextColumn("{task.description:10}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    results = []
+    with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[state]}"), console=console) as progress:
+        tasks = {mode: progress.add_task(TITLES.get(mode, mode), total=total, state="") for mode in args.modes}
+        for mode in args.modes:
+
+            def show(run: Run, task: int = tasks[mode]) -> None:
+                progress.update(task, advance=1, state=f"loss {run.losses[-1]:.3f} scale {run.scales[-1]:g}")
+
+            results.append(train(mode, data, args.epochs, args.batch_size, args.seed, show))
+    return results
+
+
+def table(runs: list[Run]) -> Table:
+    """Return the runs as a table, one row each."""
+    result = Table(title="ResNet-20 on handwritten digits", caption=LEGEND, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    result.add_column("mode", no_wrap=True)
+    for column in ("accuracy", "s/step", "params B", "casts", "cast B", "skipped", "scale"):
+        result.add_column(column, justify="right", no_wrap=True)
+    for run in runs:
+        result.add_row(
+            run.title,
+            f"{100 * run.accuracy:.2f} %",
+            f"{median(run.seconds):.4f}",
+            f"{run.parameter_bytes:,}",
+            str(run.casts),
+            "unknown" if run.cast_bytes is None else f"{run.cast_bytes:,}",
+            str(run.skipped_steps),
+            f"{run.final_scale:g}",
+        )
+    return result
+
+
+def plot(runs: list[Run], path: Path) -> None:
+    """Draw the losses and the loss scales over the steps, both on log axes."""
+    figure = Figure(figsize=(9, 7), tight_layout=True)
+    losses, scales = figure.subplots(2, 1, sharex=True)
+    # O1 and O2 can coincide: later lines are dashed, so that those below show through.
+    styles = {run.mode: {"color": f"C{i}", "linestyle": (0, (5, i))} for i, run in enumerate(runs)}
+    for run in runs:
+        losses.plot(smooth(run.losses), label=run.title, **styles[run.mode])
+    for run in [run for run in runs if len(set(run.scales)) > 1] or runs:
+        scales.step(range(len(run.scales)), run.scales, label=run.title, where="mid", **styles[run.mode])
+    losses.set(yscale="log", ylabel="training loss, mean of 10 steps", title="ResNet-20 on handwritten digits")
+    scales.set_yscale("log", base=2)
+    scales.set(xlabel="step", ylabel="loss scale")
+    for axes in (losses, scales):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def smooth(values: list[float], window: int = 10) -> list[float]:
+    """Return the mean of each value and those up to ``window - 1`` steps before it."""
+    return [float(np.mean(values[max(0, i - window + 1) : i + 1])) for i in range(len(values))]
+
+
+def explain(modes: list[str], console: Console) -> list[str]:
+    """Say how float16 and bfloat16 run on this machine; return the modes that run at all."""
+    low = {mode: mxmp.Policy.parse(mode).compute_dtype for mode in modes}
+    if "float16" in low.values():
+        console.print(
+            "float16 is emulated on the CPU: float32 arithmetic with every result rounded to float16. "
+            "Its accuracy is real, its time says nothing about a GPU."
+        )
+    if "bfloat16" not in low.values():
+        return modes
+    runs = runs_bfloat16()
+    console.print(describe_bfloat16(read_processor(), runs))
+    return [mode for mode in modes if runs or low[mode] != "bfloat16"]
+
+
+def check_export(results: list[tuple[Run, gluon.HybridBlock]], data: Digits, out: Path, console: Console) -> bool:
+    """Export a mixed precision network and return whether plain MXNet gives it the same accuracy.
+
+    bfloat16 is exported, since plain MXNet has no float16 convolution on a CPU.
+    """
+    exportable = [(run, net) for run, net in results if mxmp.Policy.parse(run.mode).compute_dtype == "bfloat16"]
+    if not exportable:
+        console.print("Nothing exported: on a CPU plain MXNet runs bfloat16 networks, but none of float16.")
+        return True
+    run, net = exportable[-1]
+    accuracy = score_exported(net, data, out)
+    same = accuracy == run.accuracy
+    console.print(
+        f"Exported the {run.title} network to {os.path.relpath(out / 'digits-symbol.json')}; plain MXNet scores it at "
+        f"{100 * accuracy:.2f} %, {'the same' if same else 'NOT the same'} as here ({100 * run.accuracy:.2f} %)."
+    )
+    return same
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """Return the command line's options, checked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=12, help="default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="weights, order and shifts; default: %(default)s")
+    parser.add_argument("--out", type=Path, default=HERE / "output", help="folder to write to; default: %(default)s")
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        default=list(TITLES),
+        metavar="POLICY",
+        help="policies; default: " + " ".join(TITLES),
+    )
+    args = parser.parse_args(argv)
+    if args.epochs < 1 or not 1 <= args.batch_size <= 1200:
+        parser.error("--epochs has to be at least 1, and --batch-size from 1 to 1200")
+    try:
+        for mode in args.modes:
+            mxmp.Policy.parse(mode)
+    except mxmp.errors.PolicyError as e:
+        parser.error(str(e))
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the demo; return 0 if the exported network scores as the trained one did.
+
+    Where MXNet runs no bfloat16 there is none to export, and the demo ends with the plot.
+    """
+    args = parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    args.modes = explain(args.modes, console)
+    if not args.modes:
+        return 1
+    data = load_data()
+    results = run_modes(args, data, console)
+    runs = [run for run, _ in results]
+    console.print(table(runs))
+    plot(runs, args.out / "digits.png")
+    console.print(f"Loss curves and loss scales: {os.path.relpath(args.out / 'digits.png')}")
+    return 0 if check_export(results, data, args.out, console) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

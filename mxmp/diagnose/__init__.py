@@ -1,0 +1,1 @@
+"""What a machine can do, and where the precision of a network is lost."""

@@ -1,0 +1,91 @@
+"""What this machine's processor does with bfloat16: natively, by emulation or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import mxnet as mx
+
+from .. import dtypes
+
+CPUINFO = Path("/proc/cpuinfo")
+
+# The instructions with which oneDNN multiplies bfloat16 (its documentation, "Numeric data
+# types", lists them). With AVX-512 alone it computes in float32, without it not at all.
+BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16")
+
+
+class Processor(NamedTuple):
+    """A processor's name and instruction sets.
+
+    Attributes:
+        name: Model name, or 'unknown processor'.
+        flags: Names of its instruction sets as Linux spells them; empty if unknown.
+    """
+
+    name: str
+    flags: frozenset[str]
+
+    @property
+    def native_bfloat16(self) -> bool | None:
+        """Whether it multiplies bfloat16 in hardware; None if its flags are unknown."""
+        return any(flag in self.flags for flag in BFLOAT16_FLAGS) if self.flags else None
+
+
+def read_processor(cpuinfo: Path = CPUINFO) -> Processor:
+    """Return the first processor that a file like /proc/cpuinfo lists.
+
+    Args:
+        cpuinfo: The file. Where it is missing (systems other than Linux) or lists no flags
+            (some virtual machines), name and flags are unknown.
+
+    Example:
+        >>> read_processor(Path("no such file")).native_bfloat16 is None
+        True
+    """
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    return Processor(fields.get("model name", "unknown processor"), frozenset(fields.get("flags", "").split()))
+
+
+def native_bfloat16() -> bool | None:
+    """Return whether this machine multiplies bfloat16 in hardware; None if unknown."""
+    return read_processor().native_bfloat16
+
+
+def runs_bfloat16() -> bool:
+    """Return whether MXNet runs a bfloat16 convolution on this machine's CPU, by trying one.
+
+    The oneDNN of MXNet 1.9.1 has none below AVX-512: "could not create a primitive descriptor
+    iterator". Waits for the result.
+    """
+    try:
+        ones = mx.nd.amp_cast(mx.nd.ones((1, 1, 3, 3)), dtype=dtypes.to_numpy(dtypes.BFLOAT16))
+        mx.nd.Convolution(ones, ones, kernel=(3, 3), num_filter=1, no_bias=True).wait_to_read()
+    except mx.MXNetError:
+        return False
+    return True
+
+
+def describe_bfloat16(processor: Processor, runs: bool) -> str:
+    """Return one sentence on how bfloat16 runs on a processor.
+
+    Args:
+        processor: The processor.
+        runs: Whether it runs there at all.
+    """
+    if not runs:
+        return f"bfloat16 does not run on this processor ({processor.name}): MXNet needs AVX-512 for it."
+    if processor.native_bfloat16 is None:
+        return "Whether bfloat16 is native is unknown: this system does not list its processor's flags."
+    if processor.native_bfloat16:
+        flags = ", ".join(flag for flag in BFLOAT16_FLAGS if flag in processor.flags)
+        return f"bfloat16 is native on this processor ({processor.name}: {flags})."
+    return f"bfloat16 is not native on this processor ({processor.name}): oneDNN emulates it, which is slow."

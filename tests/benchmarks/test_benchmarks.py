@@ -1,0 +1,47 @@
+"""The benchmarks, run small: what they write and print."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import accuracy, step_time
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.slow
+def test_step_time_writes_ratios_table_and_plot(tmp_path, capsys):
+    code = step_time.main(
+        ["--batch-size", "2", "--warmup", "1", "--rounds", "2", "--modes", "O1", "--out", str(tmp_path)]
+    )
+    assert code == 0
+    result = json.loads((tmp_path / "step_time.json").read_text())
+    assert result["ratios"]["float32"] == 1.0
+    assert result["ratios"]["O1"] == result["medians"]["O1"] / result["medians"]["float32"]
+    assert {mode: len(values) for mode, values in result["seconds"].items()} == {"float32": 2, "O1": 2}
+    assert result["machine"]["mxnet"] == "1.9.1"
+    assert (tmp_path / "step_time.png").read_bytes().startswith(PNG)
+    assert "at most 2" in capsys.readouterr().out
+
+
+def test_accuracy_compares_means_over_the_seeds(tmp_path, capsys, monkeypatch):
+    given = {("float32", 0): 0.98, ("float32", 1): 1.0, ("O1", 0): 0.97, ("O1", 1): 0.98}
+
+    def train(mode, data, epochs, batch_size, seed):
+        return accuracy_run(given[mode, seed]), None
+
+    monkeypatch.setattr(accuracy, "train", train)
+    assert accuracy.main(["--modes", "O1", "--seeds", "0", "1", "--out", str(tmp_path)]) == 0
+    result = json.loads((tmp_path / "accuracy.json").read_text())
+    assert result["accuracies"]["O1"] == [97.0, 98.0]
+    assert result["differences"] == {"float32": 0.0, "O1": pytest.approx(-1.5)}
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(PNG)
+    assert "-1.50" in capsys.readouterr().out
+
+
+def accuracy_run(value):
+    from examples.digits import Run
+
+    return Run("any", [], [], [], accuracy=value)

@@ -1,0 +1,122 @@
+"""The demo, run small, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from examples import digits
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def run_demo(*args):
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    command = [sys.executable, str(ROOT / "examples" / "digits.py"), *map(str, args)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return digits.load_data()
+
+
+@pytest.mark.slow
+@pytest.mark.bfloat16
+def test_demo_prints_a_table_draws_and_exports(tmp_path):
+    done = run_demo("--epochs", 1, "--modes", "O2", "mixed_bfloat16", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    (float16,) = [row for row in rows if row[:2] == ["float16", "O2"] and "%" in row]
+    (bfloat16,) = [row for row in rows if row[:1] == ["bfloat16"] and "%" in row]
+    assert int(float16[5].replace(",", "")) < 0.6 * int(bfloat16[4].replace(",", ""))  # parameter bytes
+    assert int(bfloat16[5]) > 0  # casts
+    assert "float16 is emulated on the CPU" in done.stdout
+    assert "the same as here" in " ".join(done.stdout.split())
+    assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
+    assert {"nodes", "heads"} <= set(json.loads((tmp_path / "digits-symbol.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [(["--modes", "O9"], "unknown policy 'O9'"), (["--epochs", "0"], "--epochs has to be at least 1")],
+)
+def test_demo_refuses_bad_options_in_one_line(args, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        digits.parse_args(args)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_demo_fails_if_the_exported_network_scores_differently(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(digits, "score_exported", lambda net, data, folder: 0.5)
+    run = digits.Run("mixed_bfloat16", [], [], [], accuracy=0.75)
+    assert not digits.check_export([(run, None)], data, tmp_path, digits.Console())
+    assert "NOT the same" in " ".join(capsys.readouterr().out.split())
+
+
+def test_load_data_splits_the_images_without_overlap(data):
+    assert data.train_images.shape == (1200, 1, 16, 16)
+    assert data.test_images.shape == (597, 1, 16, 16)
+    assert data.train_images.dtype == np.float32
+    assert 0.0 == data.train_images.min() < data.train_images.max() == 1.0
+    train, test = ({image.tobytes() for image in images} for images in data[:2])
+    assert not train & test
+
+
+def test_batches_shift_each_image_by_at_most_one_pixel(data):
+    images, labels = next(digits.batches(data, 4, np.random.RandomState(0)))
+    order = np.random.RandomState(0).permutation(1200)[:4]
+    assert (labels == data.train_labels[order]).all()
+    for image, original in zip(images, data.train_images[order]):
+        rolled = [np.roll(original, shift, axis=(1, 2)) for shift in np.ndindex(3, 3)]
+        shifted = [np.roll(image, 1, axis=(1, 2))] * 9
+        # Pixels that the shift brought in from outside are 0; all others are the original's.
+        assert any(((a == b) | (a == 0)).all() for a, b in zip(shifted, rolled))
+
+
+def test_batches_are_the_same_for_the_same_seed(data):
+    first, second = (list(digits.batches(data, 500, np.random.RandomState(3))) for _ in range(2))
+    assert len(first) == 2  # 200 images are left out
+    for one, other in zip(first, second):
+        assert all((a == b).all() for a, b in zip(one, other))
+
+
+def test_every_mode_starts_from_the_same_weights(data):
+    images = digits.mx.nd.array(data.train_images[:2])
+    first, second = (digits.make_net(mode, images, seed=5) for mode in ("float32", "O1"))
+    pairs = list(zip(first.collect_params().values(), second.collect_params().values()))
+    assert len(pairs) > 60
+    for one, other in pairs:
+        assert (one.data().asnumpy() == other.data().asnumpy()).all()
+
+
+def test_smooth_averages_over_the_steps_before():
+    assert digits.smooth([1.0, 3.0, 5.0], window=2) == [1.0, 2.0, 4.0]
+
+
+def test_table_and_plot_need_no_loss_scale(tmp_path, capsys):
+    run = digits.Run("O0", [2.0, 1.0], [1.0, 1.0], [0.1, 0.1], cast_bytes=None)
+    digits.Console(width=100).print(digits.table([run]))
+    digits.plot([run], tmp_path / "plot.png")
+    assert "unknown" in capsys.readouterr().out
+    assert (tmp_path / "plot.png").read_bytes().startswith(PNG)
+
+
+def test_demo_leaves_out_what_the_processor_does_not_run(monkeypatch, capsys):
+    monkeypatch.setattr(digits, "runs_bfloat16", lambda: False)
+    modes = digits.explain(["float32", "O1", "mixed_bfloat16"], digits.Console(width=200))
+    assert modes == ["float32", "O1"]
+    assert "bfloat16 does not run on this processor" in capsys.readouterr().out
+
+
+def test_demo_without_a_mode_that_runs_fails(monkeypatch, tmp_path):
+    monkeypatch.setattr(digits, "runs_bfloat16", lambda: False)
+    assert digits.main(["--modes", "mixed_bfloat16", "--out", str(tmp_path)]) == 1
