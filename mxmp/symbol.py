@@ -16,7 +16,7 @@ import mxnet as mx
 from . import dtypes
 from .errors import ConvertError, InferenceError
 from .graph import Entry, Graph, from_json, to_json
-from .passes import Emulate, EraseCasts, Facts, FoldCasts, InsertCasts
+from .passes import Emulate, EraseCasts, Facts, FoldCasts, GuardAmpCasts, InsertCasts, Sequential
 from .policy import Policy
 from .report import Report, make_report
 
@@ -94,9 +94,10 @@ class Converted:
     low_params: FrozenSet[str]
     report: Report
 
-    def emulated(self) -> Any:
-        """Return the symbol that runs on CPU: float32 arithmetic with float16 rounding."""
-        return from_graph(Emulate(self.facts)(self.graph).graph, self.symbol)
+    def on_cpu(self) -> Any:
+        """Return the symbol that runs on CPU: float16 emulated, bfloat16 casts guarded. Never saved."""
+        result = Sequential((Emulate(self.facts), GuardAmpCasts()))(self.graph)
+        return from_graph(result.graph, self.symbol) if result.modified else self.symbol
 
 
 def convert_graph(

@@ -91,7 +91,7 @@ class Conversion:
             self.source = previous.source
         self.active = previous.active if previous else net._active
         self.stored: List[gluon.Parameter] = []
-        self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}  # by mode (its id) and emulation
+        self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}  # by mode (its id) and kind of context
         self.early = self._convert_early()
 
     def _convert_early(self) -> Optional[Converted]:
@@ -171,12 +171,12 @@ class Conversion:
         return self.net._cached_graph
 
     def _build_cache(self, *args: Any) -> None:
-        """Build the cached operator, of the emulated graph if one is needed on this context."""
+        """Build the cached operator for this kind of context."""
         inputs, symbol = self._get_graph(*args)
         converted = self._mode(args).converted
         self._initialize(args)
         self._store(converted)
-        self.building = inputs, converted.emulated() if self._emulates() else symbol
+        self.building = inputs, converted.on_cpu() if _on_cpu() else symbol
         try:
             self._original("_build_cache", *args)
         finally:
@@ -186,7 +186,7 @@ class Conversion:
         """Run the graph for this mode and context; inputs of low precision are taken as float32."""
         args = tuple(_as_float32(arg) for arg in args)
         self._get_graph(*args)
-        key = id(self.current), self._emulates()
+        key = id(self.current), _on_cpu()
         if key not in self.ops:
             self.net._cached_op, self.net._cached_op_args = None, []
             self._build_cache(*args)
@@ -197,12 +197,12 @@ class Conversion:
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
         """Return the converted net applied to symbols, for a net that this one is part of.
 
-        Within another net's trace on a CPU context the emulated graph is given, so that the outer
+        Within another net's trace on a CPU context the graph for CPU is given, so that the outer
         net runs there; convert the outermost net to export it.
         """
         inside = self.net._scope._old_scope is not None
         converted, inputs, out_format = self._for_symbols((x, *args))
-        symbol = converted.emulated() if inside and self._emulates() else converted.symbol
+        symbol = converted.on_cpu() if inside and _on_cpu() else converted.symbol
         symbol._compose(**{var.name: given for var, given in zip(inputs, trace.split_inputs((x, *args)))})
         return gluon.block._regroup(list(symbol), out_format)
 
@@ -227,10 +227,6 @@ class Conversion:
         if converted is None:
             raise ConvertError(f"block '{self.net.name}' has to see one batch before its report is known.")
         return converted.report
-
-    def _emulates(self) -> bool:
-        on_cpu = mx.context.current_context().device_type != "gpu"
-        return on_cpu and self.policy.compute_dtype == dtypes.FLOAT16
 
     def _mode(self, args: Tuple[Any, ...]) -> _Mode:
         """Return the graph for training or inference, traced and converted when first needed."""
@@ -310,6 +306,10 @@ class Conversion:
             if low and storage.is_initialized(param) and storage.dtype_of(param) == dtypes.FLOAT32:
                 storage.store_low(param, self.policy.param_dtype)
                 self.stored.append(param)
+
+
+def _on_cpu() -> bool:
+    return bool(mx.context.current_context().device_type != "gpu")
 
 
 def _known(inputs: Sequence[Any], args: Tuple[Any, ...]) -> Tuple[Dict[str, Tuple[int, ...]], Dict[str, str]]:

@@ -9,6 +9,7 @@ from .emulate import Emulate as Emulate
 from .erase_casts import EraseCasts as EraseCasts
 from .facts import Facts as Facts
 from .fold_casts import FoldCasts as FoldCasts
+from .guard_amp_casts import GuardAmpCasts as GuardAmpCasts
 from .insert_casts import InsertCasts as InsertCasts
 from .place import Placement as Placement
 from .place import place as place

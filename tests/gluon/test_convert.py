@@ -98,6 +98,24 @@ def test_gradients_are_close_to_float32(policy):
         np.testing.assert_allclose(found[name], gradient, atol=scale * tolerance, err_msg=name)
 
 
+@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16", "param=bfloat16,compute=bfloat16"])
+@pytest.mark.parametrize("static", [False, True])
+def test_gradients_accumulate(policy, static):
+    """MXNet's amp_cast loses gradients under grad_req='add' on CPU; see GuardAmpCasts."""
+    net, x = make(), batch()
+    convert(net, policy)
+    net.hybridize(static_alloc=static)
+    net(x)
+    once = train_step(net, x)
+    for param in net.collect_params().values():
+        param.grad_req = "add" if param.grad_req != "null" else "null"
+    for _ in range(4):
+        added = train_step(net, x)
+    eps = 2.0**-10 if Policy.parse(policy).param_dtype == "float16" else 2.0**-7
+    for name, gradient in once.items():
+        np.testing.assert_allclose(added[name], 4 * gradient, rtol=4 * eps, atol=1e-6, err_msg=name)
+
+
 def test_parameters_stay_the_same_objects():
     net = make()
     net(batch())

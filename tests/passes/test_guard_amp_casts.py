@@ -1,0 +1,74 @@
+"""Gradients that MXNet's amp_cast would lose on CPU."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+
+from mxmp.graph import from_text, to_text
+from mxmp.passes import GuardAmpCasts
+from mxmp.symbol import from_graph, to_graph
+
+
+def test_only_variables_and_shared_tensors_are_guarded():
+    graph = from_text(
+        """x = null()
+        a = amp_cast(x) {dtype: bfloat16}
+        r = relu(a)
+        s = amp_cast(r) {dtype: float32}
+        t = exp(s)
+        u = amp_cast(t) {dtype: bfloat16}
+        v = relu(t)
+        return u, v"""
+    )
+    found = to_text(GuardAmpCasts()(graph).graph).splitlines()
+    assert found[1:3] == ["a_guard = _copy(x)", "a = amp_cast(a_guard) {dtype: bfloat16}"]
+    assert "s = amp_cast(r) {dtype: float32}" in found
+    assert "u = amp_cast(u_guard) {dtype: bfloat16}" in found
+
+
+def test_float16_graphs_are_left_alone():
+    graph = from_text("x = null()\na = Cast(x) {dtype: float16}\nreturn a")
+    assert not GuardAmpCasts()(graph).modified
+
+
+def gradients(symbol, grad_req, steps=3, shape=(3, 4), static=False):
+    x = mx.nd.array(np.arange(1, 13).reshape(shape) / 16)
+    x.attach_grad(grad_req)
+    op = mx.nd.CachedOp(symbol, [("static_alloc", static), ("static_shape", static)])
+    for _ in range(steps):
+        with autograd.record():
+            out = op(x)
+        out.backward()
+    return x.grad.asnumpy()
+
+
+def low(x):
+    bfloat16 = np.dtype([("bfloat16", np.uint16)])
+    return mx.sym.amp_cast(mx.sym.relu(mx.sym.amp_cast(x, dtype=bfloat16)), dtype="float32")
+
+
+def test_mxnet_loses_added_gradients():
+    """The defect that the pass is for; when this fails, MXNet is mended and the pass can go."""
+    assert (gradients(low(mx.sym.var("x")), "add") == 0).all()
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_added_gradients_add_up(static):
+    symbol = low(mx.sym.var("x"))
+    guarded = from_graph(GuardAmpCasts()(to_graph(symbol)).graph)
+    assert (gradients(guarded, "add", static=static) == 3).all()
+    assert (gradients(guarded, "write", static=static) == 1).all()
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("readers", [1, 7, 12])  # from 8 on MXNet adds gradients in place
+def test_gradients_of_a_shared_tensor_add_up(readers, static):
+    x = mx.sym.exp(mx.sym.var("x"))
+    total = mx.sym.add_n(low(x), *(mx.sym.sin(x * float(i)) for i in range(1, readers + 1)))
+    guarded = from_graph(GuardAmpCasts()(to_graph(total)).graph)
+    value = np.exp(np.arange(1, 13).reshape(3, 4) / 16)
+    expected = value * (1 + sum(i * np.cos(i * value) for i in range(1, readers + 1)))
+    np.testing.assert_allclose(gradients(guarded, "write", 1, static=static), expected, rtol=1e-4, atol=1e-4)
