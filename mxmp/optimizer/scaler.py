@@ -332,7 +332,7 @@ def _map_losses(loss: Any, path: str, scale: Optional[float], leaves: List[mx.nd
     if scale is None:
         return loss
     # Recorded outside of record() too, where the forward pass has ended already.
-    with autograd.record(train_mode=autograd.is_training()):
+    with autograd.record():
         wide = _widen(loss) if low else loss
         scaled = wide * scale
     leaves.append(wide)

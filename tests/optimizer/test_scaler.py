@@ -156,3 +156,16 @@ def test_losses_of_several_contexts_share_one_flag():
         pass
     assert scaler.window.loss_flag.shape == (1,)
     assert scaler.window.loss_flag.asscalar() == 0
+
+
+@pytest.mark.parametrize("error", [None, KeyError])
+def test_closed_blocks_keep_no_losses_alive(error):
+    first, second = Scaler(StaticLossScale(8)), Scaler(StaticLossScale(4))
+    try:
+        with scale_loss([ONE, (ONE,)], [first]), scale_loss(ONE, [second]):
+            assert len(Scaler._scaled_losses) == 3
+            if error:
+                raise error
+    except KeyError:
+        pass
+    assert Scaler._scaled_losses == {}
