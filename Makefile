@@ -11,13 +11,14 @@ ARGS ?=
 demo: $(VENV)/.demo
 	@$(VENV)/bin/python examples/digits.py $(ARGS)
 
-# Two processes with one thread each are faster than one process with two threads.
+# Two processes with one thread each are faster than one with two. A test that hangs fails in the end.
 test: $(VENV)/.test
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --slow -n 2 $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --slow -n 2 --timeout 300 $(ARGS)
 
 bench: $(VENV)/.demo
 	@OMP_NUM_THREADS=2 $(VENV)/bin/python -m benchmarks.step_time
 	@$(VENV)/bin/python -m benchmarks.accuracy
+	@$(VENV)/bin/python -m benchmarks.placement
 
 lint: $(VENV)/.test
 	@$(VENV)/bin/python -m ruff check .

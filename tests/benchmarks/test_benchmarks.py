@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import accuracy, step_time
+from benchmarks import accuracy, placement, step_time
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -45,3 +45,12 @@ def accuracy_run(value):
     from examples.digits import Run
 
     return Run("any", [], [], [], accuracy=value)
+
+
+@pytest.mark.slow
+def test_placement_writes_times_table_and_plot(tmp_path, capsys):
+    assert placement.main(["--rounds", "1", "--out", str(tmp_path)]) == 0
+    result = json.loads((tmp_path / "placement.json").read_text())
+    assert set(result["seconds"]) == set(result["targets"]) == {"ResNet-152", "5,000 free nodes"}
+    assert (tmp_path / "placement.png").read_bytes().startswith(PNG)
+    assert "under 50" in capsys.readouterr().out
