@@ -1,0 +1,211 @@
+"""What the emulation pass writes: where it rounds, and what it leaves alone."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp import Policy
+from mxmp.graph import from_text, to_text
+from mxmp.passes import Emulate, Facts
+from mxmp.symbol import convert_graph
+from tests.passes.oracle import EPS32, LOW, Run, assert_rounded, emulate, few_bits, float16, float16_of_float32, grid
+
+data, weight, other = (mx.sym.var(name) for name in ("data", "weight", "other"))
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def emulated_text(symbol, policy=LOW, shapes=None, types=None, params=()):
+    """Return the emulated graph, its variables left out."""
+    converted = convert_graph(symbol, policy, shapes, types, frozenset(params))
+    lines = to_text(Emulate(converted.facts)(converted.graph).graph).splitlines()
+    return [line for line in lines if " = null(" not in line]
+
+
+def test_operators_on_the_grid_get_no_rounding():
+    conv = mx.sym.Convolution(data, weight, kernel=(3, 3), num_filter=4, no_bias=True, name="conv")
+    pooled = mx.sym.Pooling(mx.sym.relu(conv, name="relu"), kernel=(2, 2), pool_type="max", name="pool")
+    parts = mx.sym.SliceChannel(mx.sym.Flatten(pooled, name="flat"), num_outputs=2, name="parts")
+    symbol = mx.sym.FullyConnected(parts[0], other, num_hidden=2, no_bias=True, name="fc")
+    assert emulated_text(symbol, shapes={"data": (2, 3, 8, 8)}) == [
+        "data_cast_float16_as_float16 = Cast(data) {dtype: float16}",
+        "data_cast_float16_as_float32 = Cast(data_cast_float16_as_float16) {dtype: float32}",
+        "weight_cast_float16_as_float16 = Cast(weight) {dtype: float16}",
+        "weight_cast_float16_as_float32 = Cast(weight_cast_float16_as_float16) {dtype: float32}",
+        "conv = Convolution(data_cast_float16_as_float32, weight_cast_float16_as_float32) "
+        "{kernel: (3, 3); no_bias: True; num_filter: 4}",
+        "conv_as_float16 = Cast(conv) {dtype: float16}",
+        "conv_as_float32 = Cast(conv_as_float16) {dtype: float32}",
+        "relu = relu(conv_as_float32)",
+        "pool = Pooling(relu) {kernel: (2, 2); pool_type: max} x2",
+        "flat = Flatten(pool)",
+        "parts = SliceChannel(flat) {num_outputs: 2} x2",
+        "other_cast_float16_as_float16 = Cast(other) {dtype: float16}",
+        "other_cast_float16_as_float32 = Cast(other_cast_float16_as_float16) {dtype: float32}",
+        "fc_float16 = FullyConnected(parts, other_cast_float16_as_float32) {no_bias: True; num_hidden: 2}",
+        "fc_float16_as_float16 = Cast(fc_float16) {dtype: float16}",
+        "fc = Cast(fc_float16_as_float16) {dtype: float32}",
+        "return fc",
+    ]
+
+
+def test_casts_back_up_are_dropped():
+    fc = mx.sym.FullyConnected(data, weight, num_hidden=2, no_bias=True, name="fc")
+    lines = emulated_text(mx.sym.softmax(fc, name="soft"))
+    assert lines[-3:] == [
+        "fc_as_float32 = Cast(fc_as_float16) {dtype: float32}",
+        "soft = softmax(fc_as_float32)",
+        "return soft",
+    ]
+
+
+def test_a_tensor_with_two_readers_is_rounded_once():
+    fc = mx.sym.FullyConnected(data, weight, num_hidden=2, no_bias=True, name="fc")
+    again = [mx.sym.FullyConnected(fc, mx.sym.var(n), num_hidden=2, no_bias=True, name=n + "_fc") for n in "ab"]
+    lines = emulated_text(mx.sym.Group(again))
+    assert sum(line.startswith("fc_as_") for line in lines) == 2
+
+
+def test_hidden_outputs_are_not_rounded():
+    conv = mx.sym.Convolution(data, weight, kernel=(1, 1), num_filter=4, no_bias=True)
+    lines = emulated_text(mx.sym.relu(mx.sym.BatchNorm(conv, name="bn")), shapes={"data": (2, 3, 8, 8)})
+    assert [line for line in lines if line.startswith("bn_as")] == [
+        "bn_as_float16 = Cast(bn) {dtype: float16}",
+        "bn_as_float32 = Cast(bn_as_float16) {dtype: float32}",
+    ]
+
+
+def test_outputs_that_nothing_reads_are_not_rounded():
+    names = ["data", "parameters", "state", "state_cell"]
+    rnn = mx.sym.RNN(*map(mx.sym.var, names), state_size=2, num_layers=1, mode="lstm", state_outputs=True, name="rnn")
+    lines = emulated_text(mx.sym.relu(rnn[0]), shapes={"data": (3, 1, 2)}, types=dict.fromkeys(names, "float32"))
+    assert [line for line in lines if line.startswith("rnn_as")] == [
+        "rnn_as_float16 = Cast(rnn) {dtype: float16}",
+        "rnn_as_float32 = Cast(rnn_as_float16) {dtype: float32}",
+    ]
+
+
+def test_float16_parameters_are_read_and_get_float16_gradients(rng):
+    x, w = few_bits(rng, 4, 8), few_bits(rng, 3, 8)
+    symbol = mx.sym.FullyConnected(data, weight, num_hidden=3, no_bias=True)
+    head = few_bits(rng, 4, 3)
+    found = Run(symbol, {"data": x, "weight": w}, Policy.parse("O2"), [head], wrt=("weight",), params=("weight",))
+    assert found.inputs["weight"].dtype == np.float16
+    assert found.outputs[0].dtype == np.float32
+    assert_rounded(found.outputs[0], x @ w.T)
+    assert found.grads["weight"].dtype == np.float16
+    assert_rounded(found.grads["weight"], head.T @ x)
+
+
+def test_float16_outputs_are_float16_arrays(rng):
+    x, w = few_bits(rng, 4, 8), few_bits(rng, 3, 8)
+    symbol = mx.sym.FullyConnected(data, weight, num_hidden=3, no_bias=True, name="fc")
+    policy = Policy(compute_dtype="float16", output_dtype="float16")
+    head = few_bits(rng, 4, 3)
+    found = Run(symbol, {"data": x, "weight": w}, policy, [head], wrt=("weight",))
+    assert found.outputs[0].dtype == np.float16
+    assert_rounded(found.outputs[0], x @ w.T)
+    assert_rounded(found.grads["weight"], head.T @ x)
+
+
+NAMED = {
+    "cast up": (mx.sym.FullyConnected(data, num_hidden=2, name="fc"), "float32"),
+    "float16": (mx.sym.FullyConnected(data, num_hidden=2, name="fc"), "float16"),
+    "behind an exact operator": (mx.sym.relu(mx.sym.FullyConnected(data, num_hidden=2), name="act"), "float32"),
+    "two outputs": (mx.sym.Group([mx.sym.FullyConnected(data, num_hidden=2, name=n) for n in "ab"]), "float16"),
+    "inner tensor": (mx.sym.FullyConnected(data, num_hidden=2, name="fc").get_internals(), "float32"),
+    "float32 part": (mx.sym.softmax(mx.sym.FullyConnected(data, num_hidden=2), name="soft"), "float32"),
+}
+
+
+@pytest.mark.parametrize("symbol, dtype", NAMED.values(), ids=NAMED.keys())
+def test_outputs_keep_their_names(symbol, dtype):
+    types = dict.fromkeys(symbol.list_inputs(), "float32")
+    converted = convert_graph(symbol, Policy(compute_dtype="float16", output_dtype=dtype), {"data": (2, 3)}, types)
+    emulated = emulate(converted)
+    assert emulated.list_outputs() == converted.symbol.list_outputs()
+    assert emulated.list_inputs() == converted.symbol.list_inputs()
+
+
+def test_an_operator_without_rule_runs_in_float16_itself(rng):
+    x = grid(rng, 100)
+    symbol = mx.sym.sin(mx.sym.Cast(data, dtype="float16", name="low"), name="sin")
+    assert emulated_text(symbol, Policy()) == [
+        "low_as_float16 = Cast(data) {dtype: float16}",
+        "low_as_float32 = Cast(low_as_float16) {dtype: float32}",
+        "low_as_float161 = Cast(low_as_float32) {dtype: float16}",
+        "sin = sin(low_as_float161)",
+        "return sin",
+    ]
+    found = Run(symbol, {"data": x}, Policy()).outputs[0]
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found, mx.nd.sin(mx.nd.array(x, dtype="float16")).asnumpy())
+
+
+def test_a_float16_network_of_the_users_own_runs(rng):
+    x = mx.sym.var("data", dtype="float16")
+    w = mx.sym.var("weight", dtype="float16")
+    sine = mx.sym.sin(mx.sym.FullyConnected(x, w, num_hidden=3, no_bias=True))
+    symbol = mx.sym.FullyConnected(sine, mx.sym.var("w2", dtype="float16"), num_hidden=2, no_bias=True)
+    values = {"data": few_bits(rng, 4, 8) / 16, "weight": few_bits(rng, 3, 8) / 16, "w2": few_bits(rng, 2, 3) / 16}
+    converted = convert_graph(symbol, Policy(), {"data": (4, 8)}, {})
+    call = mx.nd.CachedOp(emulate(converted))
+    found = call(*(mx.nd.array(values[name], dtype="float16") for name in converted.symbol.list_inputs())).asnumpy()
+    assert found.dtype == np.float16
+    inner = mx.nd.sin(mx.nd.array(float16(values["data"] @ values["weight"].T), dtype="float16")).asnumpy()
+    assert_rounded(found, inner.astype(np.float64) @ values["w2"].T, 8 * EPS32)
+
+
+def test_narrowing_multicast_rounds_its_wide_inputs(rng):
+    x, y = rng.standard_normal((2, 50))
+    low = mx.sym.Cast(other, dtype="float16")
+    symbol = mx.sym.amp_multicast(data, low, num_outputs=2, cast_narrow=True)
+    found = Run(symbol, {"data": x, "other": y}, Policy())
+    assert [output.dtype for output in found.outputs] == [np.float16] * 2
+    np.testing.assert_array_equal(found.outputs, [float16(x), float16(y)])
+    product = mx.sym.elemwise_mul(symbol[0], symbol[1])
+    found = Run(product, {"data": x, "other": y}, Policy())
+    np.testing.assert_array_equal(found.outputs[0], float16_of_float32(float16(x) * float16(y)))
+
+
+def test_float32_parts_keep_their_scalars(rng):
+    x = rng.standard_normal(100)
+    symbol = mx.sym.exp(data) * 0.1
+    fc = mx.sym.FullyConnected(mx.sym.expand_dims(symbol, axis=0), weight, num_hidden=2, no_bias=True)
+    found = emulate(convert_graph(mx.sym.Group([symbol, fc]), LOW, {"data": x.shape}))
+    assert "scalar': '0.1'" in str(found.attr_dict())
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy.parse("mixed_bfloat16")], ids=["float32", "bfloat16"])
+def test_a_graph_without_float16_is_left_alone(policy):
+    converted = convert_graph(mx.sym.relu(mx.sym.FullyConnected(data, num_hidden=2)), policy, {"data": (2, 3)})
+    result = Emulate(converted.facts)(converted.graph)
+    assert not result.modified
+    assert result.graph is converted.graph
+
+
+def test_emulate_knows_float16_from_the_facts_alone():
+    graph = from_text(
+        """
+        x = null()
+        y = relu(x)
+        z = tanh(y)
+        return z
+        """
+    )
+    facts = Facts({(position, 0): "float16" for position in range(3)})
+    lines = to_text(Emulate(facts)(graph).graph).splitlines()
+    assert lines[1:] == [
+        "x_as_float32 = Cast(x) {dtype: float32}",
+        "y = relu(x_as_float32)",
+        "z_float32 = tanh(y)",
+        "z_as_float16 = Cast(z_float32) {dtype: float16}",
+        "z_as_float32 = Cast(z_as_float16) {dtype: float32}",
+        "z = Cast(z_as_float32) {dtype: float16}",
+        "return z",
+    ]
