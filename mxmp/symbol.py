@@ -133,7 +133,7 @@ def convert_graph(
     result = from_graph(after, symbol)
     after = to_graph(result)  # in the order that MXNet writes
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
-    types = {name: dtype for name, dtype in types.items() if name not in low_params}
+    types = _variable_dtypes(graph, facts, low_params)
     try:
         new_facts = infer_facts(result, after, shapes, types, params)
     except InferenceError as e:
@@ -161,6 +161,12 @@ def _input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, para
         ]
         known.update((name, dtypes.FLOAT32) for name in unknown)
     return known
+
+
+def _variable_dtypes(graph: Graph, facts: Facts, low_params: FrozenSet[str]) -> Dtypes:
+    """Return what MXNet inferred for the variables; a cast behind one hides it from inference."""
+    found = {node.name: facts.dtype(Entry(i)) for i, node in enumerate(graph.nodes) if node.is_variable}
+    return {name: dtype for name, dtype in found.items() if dtype is not None and name not in low_params}
 
 
 def _check_outputs(policy: Policy, before: Tuple[Graph, Facts], after: Tuple[Graph, Facts]) -> None:

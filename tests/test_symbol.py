@@ -65,7 +65,7 @@ def test_float32_operators_never_read_low_precision(zoo, name, policy):
     found = convert(zoo, name, policy)
     low = Policy.parse(policy).compute_dtype
     checked = 0
-    for position, node in enumerate(found.graph.nodes):
+    for node in found.graph.nodes:
         rule = RULES.find(node.op, dict(node.attrs))
         if rule is None or node.op in ("Cast", "amp_cast"):
             continue
@@ -121,6 +121,14 @@ def test_the_source_is_not_changed(zoo):
     before = symbol.tojson()
     convert(zoo, "resnet18_v1", "O2")
     assert symbol.tojson() == before
+
+
+def test_a_variable_that_is_an_output_and_cast_for_others():
+    weight = mx.sym.var("weight")
+    out = mx.sym.FullyConnected(mx.sym.var("data"), weight, num_hidden=3, no_bias=True, name="fc")
+    found = convert_graph(mx.sym.Group([out, weight]), Policy.parse("O1"), {"data": (2, 4)})
+    assert found.symbol.list_outputs() == ["fc_output", "weight"]
+    assert [found.facts.dtype(head) for head in found.graph.heads] == ["float32", "float32"]
 
 
 def test_casts_of_the_network_are_absorbed():
