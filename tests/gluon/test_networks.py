@@ -1,0 +1,75 @@
+"""GluonCV's classifiers and SSD, converted and run on CPU."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from gluoncv.model_zoo import get_model
+from mxnet import autograd
+
+from mxmp import Policy
+from mxmp.gluon import convert, report, restore
+
+pytestmark = pytest.mark.slow
+
+# Without training the signal dies in MobileNets: their logits are below float16's range.
+CLASSIFIERS = {
+    "cifar_resnet20_v1": 32,
+    "cifar_wideresnet16_10": 32,
+    "se_resnet18_v1": 64,
+    "resnest14": 64,
+    "densenet121": 224,
+    "vgg11_bn": 64,
+    "shufflenet_v2": 224,
+}
+# Relative to the largest logit: some tens of layers, two roundings each, errors of random sign.
+TOLERANCE = {"float16": 32 * 2.0**-11, "bfloat16": 32 * 2.0**-8}
+
+
+def images(size, batch=2):
+    return mx.nd.array(np.random.RandomState(0).randn(batch, 3, size, size))
+
+
+def make(name, **kwargs):
+    mx.random.seed(0)
+    net = get_model(name, pretrained=False, **kwargs)
+    net.initialize(mx.init.MSRAPrelu() if "ssd" not in name else mx.init.Uniform(0.05))
+    return net
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifier_gives_nearly_the_same_logits(name, policy):
+    net, x = make(name), images(CLASSIFIERS[name])
+    expected = net(x).asnumpy()
+    convert(net, policy)
+    low = Policy.parse(policy).compute_dtype
+    found = net(x).asnumpy()
+    assert report(net).without_rule == ()
+    assert 0 < np.abs(found - expected).max() < TOLERANCE[low] * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+def test_ssd_trains_and_detects(policy):
+    net, x = make("ssd_300_mobilenet0.25_voc", pretrained_base=False), images(300)
+    detections = [out.asnumpy() for out in net(x)]
+    with autograd.train_mode():
+        anchors = net(x)[2].asnumpy()
+    convert(net, policy)
+    found = net(x)
+    assert [out.shape for out in found] == [out.shape for out in detections]
+    assert all(out.dtype == np.float32 for out in found)
+    with autograd.record():
+        classes, boxes, exact = net(x)
+        loss = (classes * classes).mean() + boxes.abs().mean()
+    loss.backward()
+    np.testing.assert_array_equal(exact.asnumpy(), anchors)  # not rounded anywhere
+    grads = [p.grad() for p in net.collect_params().values() if p.grad_req != "null"]
+    assert all(np.isfinite(mx.nd.amp_cast(grad, dtype="float32").asnumpy()).all() for grad in grads)
+    assert report(net).without_rule == ()
+    rows = {row.op: row.precision for row in report(net).rows}
+    assert rows["Convolution"] == Policy.parse(policy).compute_dtype
+    restore(net)
+    for again, before in zip(net(x), detections):
+        assert again.shape == before.shape
