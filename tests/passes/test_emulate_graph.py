@@ -209,3 +209,41 @@ def test_emulate_knows_float16_from_the_facts_alone():
         "z = Cast(z_as_float32) {dtype: float16}",
         "return z",
     ]
+
+
+def test_gradients_behind_a_sum_are_rounded_once(monkeypatch):
+    """Sparing a BatchNorm in front of a sum the second rounding of its gradient changes no bit."""
+    conv = mx.sym.Convolution(data, weight, kernel=(3, 3), pad=(1, 1), num_filter=4, no_bias=True, name="conv")
+    norm = mx.sym.BatchNorm(conv, name="norm", fix_gamma=False)
+    again = mx.sym.Convolution(mx.sym.relu(norm + conv), other, kernel=(1, 1), num_filter=2, no_bias=True)
+
+    def run():
+        op = convert_graph(again, Policy.parse("O1"), {"data": (2, 3, 8, 8)}).on_cpu()
+        mx.random.seed(0)
+        shapes, _, aux = again.infer_shape(data=(2, 3, 8, 8))
+        shapes = dict(zip(again.list_arguments(), shapes), **dict(zip(again.list_auxiliary_states(), aux)))
+        arrays = {name: mx.nd.random.normal(shape=shapes[name]) for name in again.list_inputs()}
+        for array in arrays.values():
+            array.attach_grad()
+        with mx.autograd.record():
+            out = mx.nd.CachedOp(op)(*(arrays[name] for name in op.list_inputs()))
+        out.backward(out * 300)
+        return op, [out.asnumpy(), *(arrays[n].grad.asnumpy() for n in ("data", "weight", "other", "norm_gamma"))]
+
+    spared, values = run()
+    monkeypatch.setattr("mxmp.passes.emulate._SUMS", set())
+    plain, expected = run()
+    assert spared.tojson().count('"BlockGrad"') == 1 and "BlockGrad" not in plain.tojson()
+    for found, wanted in zip(values, expected):
+        assert np.abs(wanted).max() > 0
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_rounding_forward_alone_overflows_as_rounding_does():
+    norm = mx.sym.BatchNorm(data, name="norm", fix_gamma=False, use_global_stats=True)
+    op = convert_graph(mx.sym.FullyConnected(norm + other, weight, num_hidden=1), Policy.parse("O1"), {"data": (3, 1)})
+    values = {"data": [[6e4], [2e4], [-6e4]], "norm_gamma": [2.0], "weight": [[1.0]], "other": np.zeros((3, 1))}
+    symbol = op.on_cpu()
+    arrays = [mx.nd.array(values.get(n, [1.0] if "var" in n else [0.0])) for n in symbol.list_inputs()]
+    assert "BlockGrad" in symbol.tojson()
+    np.testing.assert_array_equal(mx.nd.CachedOp(symbol)(*arrays).asnumpy()[[0, 2], 0], [np.inf, -np.inf])
