@@ -331,8 +331,8 @@ def floor_message(skips: int, min_scale: float, first_bad: str = "") -> str:
     where = f"; first bad gradient: {first_bad}" if first_bad else ""
     return (
         f"gradients non-finite for {skips} steps in a row and the scale is at "
-        f"min_scale={min_scale}{where}. Lower the learning rate, or add the layer to "
-        "excluded_sym_names."
+        f"min_scale={min_scale}{where}. Lower the learning rate, or keep the layer in "
+        "float32 by an override of the policy."
     )
 
 

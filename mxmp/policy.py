@@ -228,7 +228,13 @@ def _dtype(field: str, value: Any) -> str:
 
 
 def _overrides(field: str, value: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]) -> Overrides:
-    pairs = dict(value)
+    try:
+        pairs = dict(value)
+    except (TypeError, ValueError):
+        raise PolicyError(f"{field}={value!r}: expected a dict or pairs of pattern and dtype.") from None
+    for key in pairs:
+        if not isinstance(key, str) or not key.strip() or any(mark in key for mark in ",="):
+            raise PolicyError(f"{field}: {key!r} is no pattern of names; it must not be empty or hold ',' or '='.")
     return tuple(sorted((key, _dtype(f"{field}[{key!r}]", dtype)) for key, dtype in pairs.items()))
 
 
@@ -238,7 +244,7 @@ def _loss_scale(value: Any) -> LossScaleSpec:
     if value == "dynamic":
         return "dynamic"
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not 0 < number < math.inf:
@@ -249,7 +255,7 @@ def _loss_scale(value: Any) -> LossScaleSpec:
 def _parse_fields(spec: str) -> Dict[str, Any]:
     fields: Dict[str, Any] = {}
     for number, item in enumerate(part.strip() for part in spec.split(",")):
-        key, equals, value = item.partition("=")
+        key, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
             if number:
                 raise PolicyError(f"{item!r} is no 'field=value' pair")

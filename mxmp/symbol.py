@@ -106,6 +106,7 @@ def convert_graph(
     shapes: Optional[Shapes] = None,
     types: Optional[Dtypes] = None,
     params: FrozenSet[str] = frozenset(),
+    stored: FrozenSet[str] = frozenset(),
 ) -> Converted:
     """Convert a symbol: erase earlier casts, insert and fold new ones, and check the result.
 
@@ -115,6 +116,7 @@ def convert_graph(
         shapes: Shapes of the inputs; without them casts are counted in place of bytes.
         types: Dtypes of the inputs; float32 unless given here or declared by the variable.
         params: Names of the variables that are parameters.
+        stored: Names of those that are stored in low precision already.
 
     Raises:
         InferenceError: If the network does not type-check by itself; it names the node.
@@ -127,7 +129,7 @@ def convert_graph(
     graph = to_graph(source) if erased.modified else erased.graph
     types = _input_dtypes(source, graph, shapes, types or {}, params)
     facts = infer_facts(source, graph, shapes, types, params)
-    insertion = InsertCasts(policy, facts)
+    insertion = InsertCasts(policy, facts, stored=stored)
     plan = insertion.plan(graph)
     after = FoldCasts()(insertion(graph).graph).graph
     result = from_graph(after, symbol)

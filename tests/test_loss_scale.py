@@ -190,8 +190,8 @@ def test_dynamic_warn_logs_and_goes_on(caplog):
 def test_floor_message_names_the_first_bad_gradient():
     assert floor_message(50, 1.0, "'fc1_weight' at step 1312") == (
         "gradients non-finite for 50 steps in a row and the scale is at min_scale=1.0; first bad "
-        "gradient: 'fc1_weight' at step 1312. Lower the learning rate, or add the layer to "
-        "excluded_sym_names."
+        "gradient: 'fc1_weight' at step 1312. Lower the learning rate, or keep the layer in "
+        "float32 by an override of the policy."
     )
 
 

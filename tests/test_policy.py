@@ -45,6 +45,10 @@ def test_parse_reads_fields_behind_a_preset():
     )
 
 
+def test_parse_ignores_spaces():
+    assert Policy.parse(" O1 , block:x = float32 ") == Policy.parse("O1", blocks={"x": "float32"})
+
+
 def test_parse_takes_overrides_and_policies():
     assert Policy.parse("O1", loss_scale=2).loss_scale == 2.0
     policy = Policy.parse("O1")
@@ -56,7 +60,7 @@ def test_numpy_dtypes_are_accepted():
 
 
 _low = st.sampled_from(["float16", "bfloat16"])
-_name = st.text(st.sampled_from("abcz_*?09."), min_size=1, max_size=8)
+_name = st.text(st.sampled_from("abcz_*?09.[]-"), min_size=1, max_size=8)
 
 
 @st.composite
@@ -139,6 +143,10 @@ BAD = {
         lambda: Policy.parse("O1", ops={"softmax": "bfloat16"}),
         "ops: 'softmax' is set to bfloat16, but compute_dtype='float16'; use float16 or float32",
     ),
+    "pattern with a comma": (lambda: Policy.parse("O1", names={"[a,b]*": "float32"}), "is no pattern of names"),
+    "empty pattern": (lambda: Policy.parse("O1,block:=float32"), "unknown override 'block:'"),
+    "overrides that are none": (lambda: Policy.parse("O1", ops=5), "ops=5: expected a dict or pairs"),
+    "loss scale True": (lambda: Policy.parse("O1", loss_scale=True), "loss_scale=True: expected None"),
     "override without a dtype": (
         lambda: Policy.parse("O1", names={"a": "f99"}),
         r"names\['a'\]: unknown dtype 'f99'",

@@ -16,6 +16,7 @@ from mxnet import autograd, gluon
 from .. import dtypes
 from ..errors import ConvertError, InferenceError
 from ..graph import Graph, without_versions
+from ..passes.classify import depends_on_shapes
 from ..policy import Policy, check_matches
 from ..report import Report
 from ..symbol import Converted, convert_graph, to_graph
@@ -32,6 +33,7 @@ _HOOKS = (
     "hybrid_forward",
     "export",
     "cast",
+    "summary",
 )
 
 
@@ -74,6 +76,10 @@ class _Mode(NamedTuple):
     formats: Tuple[Any, Any]
 
 
+# Training or inference, how the inputs are nested, and their shapes where verdicts depend on them.
+_Key = Tuple[bool, str, Any]
+
+
 class Conversion:
     """The mixed precision of one HybridBlock: its policy, its graphs and the hooks on the block."""
 
@@ -82,7 +88,8 @@ class Conversion:
         self.net = net
         self.policy = policy
         self.unchecked = False
-        self.modes: Dict[bool, _Mode] = {}  # by autograd.is_training()
+        self.modes: Dict[_Key, _Mode] = {}
+        self.shaped = False
         self.current: Optional[_Mode] = None
         self.building: Any = None
         self.source: Any = net._cached_graph if isinstance(net, gluon.SymbolBlock) else None
@@ -90,6 +97,11 @@ class Conversion:
         if previous is not None and previous.source is not None:
             self.source = previous.source
         self.active = previous.active if previous else net._active
+        if policy.param_dtype != dtypes.FLOAT32 and mx.util.is_np_array():
+            raise ConvertError(
+                f"block '{net.name}': under npx.set_np parameters can be stored in float32 alone, but the policy has "
+                f"param_dtype={policy.param_dtype!r}; use one with param_dtype='float32', such as 'O1'."
+            )
         self.stored: List[gluon.Parameter] = []
         self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}  # by mode (its id) and kind of context
         self.early = self._convert_early()
@@ -103,6 +115,13 @@ class Conversion:
             return None if symbol is None else self._convert(symbol, {}, {})
         except InferenceError:
             return None  # the inputs were guessed wrong
+
+    @property
+    def erases(self) -> bool:
+        """Whether the net's own graph holds casts of mxmp, which even a float32 policy takes out."""
+        if self.source is None or self.early is None:
+            return False
+        return without_versions(self.early.graph) != without_versions(to_graph(self.source[1]))
 
     # ------------------------------------------------------------------ life cycle
 
@@ -129,13 +148,13 @@ class Conversion:
 
     def hook(self) -> None:
         """Put this object's methods in the place of the net's."""
-        for name in _HOOKS:
+        for name in _HOOKS if self.source is None else (*_HOOKS, "forward"):
             self.net.__dict__[name] = getattr(self, name)
         self.net._active = True
 
     def unhook(self) -> None:
         """Let the net's own methods be seen again."""
-        for name in _HOOKS:
+        for name in (*_HOOKS, "forward"):
             self.net.__dict__.pop(name, None)
 
     def _original(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -158,7 +177,7 @@ class Conversion:
 
     def _clear_cached_op(self) -> None:
         self._original("_clear_cached_op")
-        self.modes, self.ops, self.current = {}, {}, None
+        self.modes, self.ops, self.current, self.shaped = {}, {}, None, False
 
     def _get_graph(self, *args: Any) -> Any:
         """Return the inputs and the converted symbol for these inputs."""
@@ -200,14 +219,23 @@ class Conversion:
         Within another net's trace on a CPU context the graph for CPU is given, so that the outer
         net runs there; convert the outermost net to export it.
         """
-        inside = self.net._scope._old_scope is not None
+        inside = self._inside_another()
         converted, inputs, out_format = self._for_symbols((x, *args))
         symbol = converted.on_cpu() if inside and _on_cpu() else converted.symbol
         symbol._compose(**{var.name: given for var, given in zip(inputs, trace.split_inputs((x, *args)))})
         return gluon.block._regroup(list(symbol), out_format)
 
+    def forward(self, x: Any, *args: Any) -> Any:
+        """Run a SymbolBlock, whose own ``forward`` takes symbols past ``hybrid_forward``."""
+        if isinstance(x, mx.sym.Symbol):
+            return self.hybrid_forward(mx.sym, x, *args)
+        return self._original("forward", x, *args)
+
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
         """Write the converted net, its casts included, for plain MXNet.
+
+        Where training and inference have different graphs, that of inference is written if the
+        net has been called for inference.
 
         Raises:
             ConvertError: If the net has not seen a batch yet.
@@ -217,7 +245,18 @@ class Conversion:
                 f"block '{self.net.name}' has not been called yet, so its parameters and shapes are not known; "
                 f"run one batch before exporting."
             )
+        modes = [mode for (training, _, _), mode in self.modes.items() if not training]
+        mode = self.current if self.current in modes or not modes else modes[-1]
+        assert mode is not None
+        self.net._cached_graph = mode.inputs, mode.converted.symbol
+        self.net._cached_op_args = next(args for (key, _), (_, args) in self.ops.items() if key == id(mode))
         self._original("export", path, epoch, remove_amp_cast=remove_amp_cast)
+
+    def summary(self, *inputs: Any) -> None:
+        """Print the summary of the float32 net, which needs every block to run by itself."""
+        with suspended([self]):
+            self.net._active = self.active
+            self._original("summary", *inputs)
 
     # ------------------------------------------------------------------ parts
 
@@ -228,20 +267,35 @@ class Conversion:
             raise ConvertError(f"block '{self.net.name}' has to see one batch before its report is known.")
         return converted.report
 
+    def _inside_another(self) -> bool:
+        """Return whether another net is being traced around this one."""
+        if self.source is not None:  # a SymbolBlock enters no scope of its own
+            return getattr(gluon.block._BlockScope._current, "value", None) is not None
+        return self.net._scope._old_scope is not None
+
     def _mode(self, args: Tuple[Any, ...]) -> _Mode:
-        """Return the graph for training or inference, traced and converted when first needed."""
-        training = autograd.is_training()
-        if training not in self.modes:
+        """Return the graph for this kind of call, traced and converted when first needed."""
+        mode = self.modes.get(self._key(args))
+        if mode is None:
             inputs, symbol = self._trace(args)
-            # Each trace counts the versions of auxiliary states further.
-            source, other = without_versions(to_graph(symbol)), self.modes.get(not training)
-            if other is not None and other.source == source:
-                self.modes[training] = other
+            formats = self.net._in_format, self.net._out_format
+            source = without_versions(to_graph(symbol))  # each trace counts versions further
+            self.shaped = self.shaped or depends_on_shapes(source)
+            known = [m for m in self.modes.values() if m.source == source and m.formats == formats]
+            if known and not self.shaped:
+                mode = known[0]
             else:
                 converted = self._convert(symbol, *_known(inputs, args))
                 self._check_overrides(converted)
-                self.modes[training] = _Mode(source, inputs, converted, (self.net._in_format, self.net._out_format))
-        return self.modes[training]
+                same = [m for m in known if m.converted.graph == converted.graph]
+                mode = same[0] if same else _Mode(source, inputs, converted, formats)
+            self.modes[self._key(args)] = mode
+        return mode
+
+    def _key(self, args: Tuple[Any, ...]) -> _Key:
+        flat, nesting = gluon.block._flatten(args, "input")
+        shapes = tuple(getattr(a, "shape", None) for a in flat) if self.shaped else None
+        return bool(autograd.is_training()), str(nesting), shapes
 
     def _check_overrides(self, converted: Converted) -> None:
         if self.unchecked:
@@ -274,13 +328,19 @@ class Conversion:
         finally:
             self.net._cached_graph, self.net._in_format, self.net._out_format = kept
             vars(self.net._scope).update(scope)
-        return self._convert(symbol, {}, {}), inputs, out_format
+        converted = self._convert(symbol, {}, {})
+        if not all(storage.is_initialized(self.net.collect_params()[name]) for name in converted.low_params):
+            converted = self._convert(symbol, {}, {}, self.policy.replace(param_dtype=dtypes.FLOAT32))
+        self._store(converted)
+        return converted, inputs, out_format
 
-    def _convert(self, symbol: Any, shapes: Any, types: Any) -> Converted:
+    def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Converted:
         params = self.net.collect_params()
         trainable = frozenset(name for name, p in params.items() if not isinstance(p, gluon.Constant))
+        stored = frozenset(param.name for param in self.stored)
+        known = self._shapes(shapes, params)
         try:
-            return convert_graph(symbol, self.policy, self._shapes(shapes, params), types, trainable)
+            return convert_graph(symbol, policy or self.policy, known, types, trainable, stored)
         except ConvertError as e:
             raise type(e)(f"block '{self.net.name}': {e}") from e
 
@@ -304,8 +364,8 @@ class Conversion:
         for name, param in self.net.collect_params().items():
             low = name in converted.low_params
             if low and storage.is_initialized(param) and storage.dtype_of(param) == dtypes.FLOAT32:
-                storage.store_low(param, self.policy.param_dtype)
                 self.stored.append(param)
+                storage.store_low(param, self.policy.param_dtype)
 
 
 def _on_cpu() -> bool:
@@ -320,7 +380,9 @@ def _known(inputs: Sequence[Any], args: Tuple[Any, ...]) -> Tuple[Dict[str, Tupl
 
 def _as_float32(arg: Any) -> Any:
     if isinstance(arg, (list, tuple)):
-        return type(arg)(_as_float32(item) for item in arg)
+        items = [_as_float32(item) for item in arg]
+        return type(arg)(*items) if hasattr(arg, "_fields") else type(arg)(items)
     if isinstance(arg, mx.nd.NDArray) and dtypes.canonical(arg.dtype) in dtypes.LOW_PRECISION:
-        return storage.round_to(arg, dtypes.FLOAT32)
+        # The operator: the gradients of astype and amp_cast are lost under grad_req='add'.
+        return (mx.npx.cast if isinstance(arg, mx.np.ndarray) else mx.nd.Cast)(arg, dtype=dtypes.FLOAT32)
     return arg

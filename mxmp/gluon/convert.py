@@ -47,9 +47,16 @@ def convert(net: gluon.Block, policy: Union[str, Policy]) -> gluon.Block:
         _check_overrides(net, policy, conversions)
     for conversion in replaced:
         conversion.remove()
-    if policy.is_mixed:
+    try:
         for conversion in conversions:
+            if policy.is_mixed or conversion.erases:
+                conversion.install()
+    except Exception:
+        for conversion in installed(found):
+            conversion.remove()
+        for conversion in replaced:
             conversion.install()
+        raise
     return net
 
 

@@ -28,9 +28,10 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
     is not trained.
     """
     exact = param.list_data()
-    _replace(param, dtype, [round_to(array, dtype) for array in exact])
+    rounded = [round_to(array, dtype) for array in exact]
     if param.grad_req != "null":
         masters.stash_master(param, exact)
+    _replace(param, dtype, rounded)
 
 
 def store_float32(param: gluon.Parameter) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import mxnet as mx
 from mxnet import gluon
@@ -12,7 +12,7 @@ from ..errors import ConvertError
 
 
 def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
-    """Return the outermost HybridBlocks of a net, each of which has a graph of its own.
+    """Return the outermost blocks of a net that have a graph: HybridBlocks with ``hybrid_forward``.
 
     Raises:
         ConvertError: If there is none; it names the block.
@@ -29,7 +29,7 @@ def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
 
 
 def _collect(block: gluon.Block, found: List[gluon.HybridBlock]) -> None:
-    if isinstance(block, gluon.HybridBlock):
+    if isinstance(block, gluon.HybridBlock) and not _runs_eagerly(block):
         if not any(block is other for other in found):
             found.append(block)
         return
@@ -37,12 +37,24 @@ def _collect(block: gluon.Block, found: List[gluon.HybridBlock]) -> None:
         _collect(child, found)
 
 
+def _runs_eagerly(block: gluon.HybridBlock) -> bool:
+    """Return whether a HybridBlock overrides ``forward`` and has no graph of its own."""
+    own_graph = (
+        isinstance(block, gluon.SymbolBlock) or type(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
+    )
+    return not own_graph
+
+
 def descendants(block: gluon.Block) -> List[gluon.Block]:
-    """Return every block below a block."""
-    below: List[gluon.Block] = []
-    for child in block._children.values():
-        below += [child, *descendants(child)]
-    return below
+    """Return every block below a block, each once."""
+    found: Dict[int, gluon.Block] = {}
+    below = list(block._children.values())
+    while below:
+        child = below.pop(0)
+        if id(child) not in found:
+            found[id(child)] = child
+            below += child._children.values()
+    return list(found.values())
 
 
 def prefixes(net: gluon.Block) -> List[str]:

@@ -379,6 +379,8 @@ class Trainer(mx.gluon.Trainer):
         return finite and any(updates)
 
     def _apply(self, updates: List[List[Update]], rescale: float) -> None:
+        for updater, group in zip(self._updaters, updates):
+            self._optimizer.check_states([(index, weight, updater.states.get(index)) for index, _, weight in group])
         self._optimizer.rescale_grad = rescale
         for updater, group in zip(self._updaters, updates):
             if group:

@@ -9,7 +9,6 @@ import mxnet as mx
 import numpy as np
 
 from ..dtypes import NUMPY_BFLOAT16, canonical
-from ..errors import StateError
 
 _STASH = "_mxmp_master"
 
@@ -117,33 +116,26 @@ def stash_master(param: mx.gluon.Parameter, masters: Sequence[mx.nd.NDArray]) ->
         param: An initialized parameter.
         masters: Its value before the cast: float32, one array per context, in the order of
             ``param.list_data()``. They are kept, not copied.
-
-    Raises:
-        StateError: If the arrays do not fit the parameter.
     """
-    contexts = list(param.list_ctx())
-    found = [array.ctx for array in masters]
-    if found != contexts:
-        raise StateError(f"masters of parameter '{param.name}' lie on {found}; expected {contexts}.")
-    for array in masters:
-        if array.dtype != np.float32 or array.shape != tuple(param.shape):
-            raise StateError(
-                f"master of parameter '{param.name}' is {canonical(array.dtype)} {array.shape}; "
-                f"expected float32 {tuple(param.shape)}."
-            )
-    setattr(param, _STASH, list(masters))
+    setattr(param, _STASH, {array.ctx: array for array in masters})
 
 
 def take_master(param: mx.gluon.Parameter, ctx: mx.Context) -> Optional[mx.nd.NDArray]:
-    """Return the stashed float32 value on a context and forget it, or None if there is none."""
-    stash: List[mx.nd.NDArray] = getattr(param, _STASH, [])
-    for i, array in enumerate(stash):
-        if array.ctx == ctx:
-            del stash[i]
-            if not stash:
-                delattr(param, _STASH)
-            return array
-    return None
+    """Return the stashed float32 value on a context and forget it, or None if there is none.
+
+    On contexts that the parameter came to after the stash was made, a copy: all start alike.
+    """
+    stash: Dict[mx.Context, Optional[mx.nd.NDArray]] = getattr(param, _STASH, {})
+    left = [array for array in stash.values() if array is not None]
+    if not left:
+        return None
+    for each in param.list_ctx():
+        if each not in stash:
+            stash[each] = left[0].copyto(each)
+    taken, stash[ctx] = stash.get(ctx), None
+    if all(array is None for array in stash.values()):
+        delattr(param, _STASH)
+    return taken
 
 
 def new_master(weight: mx.nd.NDArray, param: Optional[mx.gluon.Parameter] = None) -> mx.nd.NDArray:

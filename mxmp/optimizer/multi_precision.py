@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 
@@ -141,6 +141,19 @@ class MultiPrecision(mx.optimizer.Optimizer):
         else:
             self._refuse_old(index, state)
             self.inner.update_multi_precision(index, weight, grad, state)
+
+    def check_states(self, weights: Iterable[Tuple[int, mx.nd.NDArray, Any]]) -> None:
+        """Raise if a weight's state was made for another dtype, before anything is updated.
+
+        Args:
+            weights: (index, weight, its state or None) of each.
+
+        Raises:
+            TrainerError: Naming the first such parameter.
+        """
+        for index, weight, state in weights:
+            if state is not None and isinstance(state, MasterState) != is_low_precision(weight):
+                raise self._cast_after_state(index)
 
     def _update_low(
         self,

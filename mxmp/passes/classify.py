@@ -9,7 +9,8 @@ from .. import dtypes
 from ..errors import PolicyError
 from ..graph import Entry, Graph, Node
 from ..policy import Policy
-from ..rules import ALLOW, CLEAR, DENY, INFER, Call, Rule, RuleSet
+from ..rules import ALLOW, CLEAR, DENY, INFER, RULES, Call, Rule, RuleSet
+from ..rules.conditions import SHAPE_CONDITIONS
 from .facts import CAST_OPS, Facts
 
 FLOAT32 = "float32"
@@ -189,3 +190,9 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
         if dtype != dtypes.FLOAT32:
             return f"{kind} {number} is {dtype} already"
     return None
+
+
+def depends_on_shapes(graph: Graph, rules: RuleSet = RULES) -> bool:
+    """Return whether a verdict on this graph may change with the shapes of its inputs."""
+    found = (rules.find(node.op, dict(node.attrs)) for node in graph.nodes)
+    return any(rule is not None and rule.condition in SHAPE_CONDITIONS for rule in found)

@@ -13,7 +13,7 @@ from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
 from .base import Pass
 from .facts import CAST_OPS
-from .insert_casts import CAST_MARK, MARK_ATTR
+from .insert_casts import ABSORBED_ATTR, CAST_MARK, MARK_ATTR
 
 _WIDENING = {(dtypes.FLOAT16, dtypes.FLOAT32), (dtypes.BFLOAT16, dtypes.FLOAT32)}
 
@@ -43,6 +43,7 @@ class _Folder:
         self.known: Dict[Tuple[Entry, str], Entry] = {}  # (what is cast, how) -> the cast
         self.own = _own_casts(graph)
         self.emitted: Set[int] = set()
+        self.absorbed: Set[Entry] = set()  # old entries of inserted casts that gave way to the network's own
 
     def run(self) -> Graph:
         for position, node in enumerate(self.graph.nodes):
@@ -53,6 +54,8 @@ class _Folder:
                 same = self._equal(node, (self.builder.mapped(node.inputs[0]),))
                 if same is not None:
                     self.builder.redirect(Entry(position), same)
+                    if self.builder.nodes[same.node].get(MARK_ATTR) is None and own is not None:
+                        self.absorbed.add(Entry(position))
                     continue
             self._emit(position)
         return self.builder.finish(self.builder.mapped(head) for head in self.graph.heads)
@@ -63,6 +66,9 @@ class _Folder:
         self.emitted.add(position)
         node = self.graph.nodes[position]
         inputs = tuple(self.builder.mapped(entry) for entry in node.inputs)
+        ports = [str(port) for port, entry in enumerate(node.inputs) if entry in self.absorbed]
+        if ports:
+            node = node.with_attrs({ABSORBED_ATTR: ",".join(ports)})  # for EraseCasts
         new = self.builder.copy(position, replace(node, inputs=inputs))
         how = _conversion(node)
         if how is not None:

@@ -24,6 +24,10 @@ HEAD_MARK = "head"
 """A cast at an output; it bears the name of the node that it reads, so that the output keeps
 its name, and that node has another."""
 
+ABSORBED_ATTR = "__mxmp_absorbed__"
+"""Attribute of a node some of whose inputs, given by their numbers, would have read a cast of
+mxmp, but read an equal cast of the network's own."""
+
 STORED_ATTR = "__mxmp_stored__"
 """Attribute of a parameter that is stored in low precision: the dtype that it declared before,
 empty if it declared none."""
@@ -51,20 +55,23 @@ class Plan:
 class InsertCasts(Pass):
     """Rewrites a float32 graph so that it runs under a policy.
 
-    Every tensor is cast once to the dtype that some of its readers want; outputs keep their
-    names and come in the policy's output dtype. ``EraseCasts`` is the inverse.
+    Every tensor is cast once to the dtype that some of its readers want; outputs come in the
+    policy's output dtype and keep their names (but for those of operators that name several
+    outputs themselves, where they are cast). ``EraseCasts`` is the inverse.
 
     Attributes:
         policy: The policy.
         facts: What MXNet infers about the graph; None takes every entry for float32 of unknown
             shape.
         rules: The table of operators.
+        stored: Names of parameters that are stored in low precision already, whoever reads them.
     """
 
     name: ClassVar[str] = "insert-casts"
     policy: Policy = Policy()
     facts: Optional[Facts] = None
     rules: RuleSet = RULES
+    stored: FrozenSet[str] = frozenset()
 
     def requires(self, graph: Graph) -> None:
         """Refuse a graph that has been converted already."""
@@ -84,7 +91,8 @@ class InsertCasts(Pass):
         verdicts = classify(graph, self.policy, facts, self.rules)
         low_params: FrozenSet[int] = frozenset()
         if self.policy.param_dtype != dtypes.FLOAT32:
-            low_params = _low_params(graph, verdicts, facts)
+            stored = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in self.stored}
+            low_params = _low_params(graph, verdicts, facts) | stored
         output_low = self.policy.output_dtype != dtypes.FLOAT32
         return Plan(verdicts, place(graph, verdicts, facts, low_params, output_low), low_params)
 
@@ -184,7 +192,8 @@ class _Inserter:
             return self.builder.mapped(head)
         cast = self._cast(head, self.output_dtype, head.node)
         producer = self.graph.nodes[head.node]
-        if self.facts.output_name(self.graph, head) == f"{producer.name}_output":
+        alone = all(head.node != other.node or head.index == other.index for other in self.graph.heads)
+        if alone and self.facts.output_name(self.graph, head) == f"{producer.name}_output":
             self._swap_names(head, cast)
         return cast
 

@@ -100,6 +100,10 @@ def small_magnification(call: Call) -> Optional[str]:
     return None
 
 
+SHAPE_CONDITIONS = (short_reduction, short_windows, small_magnification)
+"""The conditions that read shapes."""
+
+
 def _magnification(call: Call, side: str, axis: int) -> Optional[float]:
     mode = call.attrs.get("mode", "size")
     scale = value_of(call.attrs, f"scale_{side}")

@@ -643,3 +643,202 @@ def test_operators_without_a_rule_are_named():
 
 def test_user_import_is_enough():
     assert mxmp.gluon.convert is convert
+
+
+class Reduction(gluon.HybridBlock):
+    """Safe in float16 on small images, not on large ones."""
+
+    def hybrid_forward(self, F, x):
+        x = F.Convolution(x, F.ones((4, 1, 1, 1)), kernel=(1, 1), num_filter=4, no_bias=True)
+        return F.sum(x, axis=(2, 3)) * 0.001
+
+
+@pytest.mark.parametrize("sizes", [(8, 300), (300, 8)])
+def test_verdicts_follow_the_shapes(sizes):
+    net = Reduction()
+    convert(net, "O1")
+    for size in sizes:
+        found = net(mx.nd.ones((1, 1, size, size))).asnumpy()
+        np.testing.assert_allclose(found, size * size / 1000, rtol=2e-3)
+        rows = {row.op: row.precision for row in report(net).rows}
+        assert rows["sum"] == ("float16" if size == 8 else "float32")
+
+
+def test_new_shapes_without_new_verdicts_share_one_graph():
+    net = Reduction()
+    convert(net, "O1")
+    for size in (4, 8, 16):
+        net(mx.nd.ones((1, 1, size, size)))
+    assert len(net._mxmp_conversion.modes) == 3 and len(net._mxmp_conversion.ops) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_cast_of_an_imported_block(tmp_path, dtype):
+    net, x = make(), batch()
+    net.hybridize()
+    expected = net(x).asnumpy()
+    net.export(str(tmp_path / "net"))
+    block = gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
+    cast(block, dtype)  # its parameters have data, but no shape
+    np.testing.assert_allclose(block(x).asnumpy(), expected, atol=ATOL[dtype])
+    restore(block)
+    assert np.array_equal(block(x).asnumpy(), expected)
+
+
+def test_a_failure_while_storing_leaves_the_net_as_it_was(monkeypatch):
+    net, x = make(), batch()
+    expected = net(x).asnumpy()
+    calls = []
+
+    def fail_third(array, dtype):
+        calls.append(array)
+        if len(calls) == 3:
+            raise MemoryError("out of memory")
+        return array.astype(dtype)
+
+    monkeypatch.setattr("mxmp.gluon.storage.round_to", fail_third)
+    with pytest.raises(MemoryError):
+        convert(net, "O2")
+    assert np.array_equal(net(x).asnumpy(), expected) and set(dtypes_of(net).values()) == {"float32"}
+
+
+class SharedInTraining(gluon.HybridBlock):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(3, 4))
+
+    def hybrid_forward(self, F, x, weight):
+        y = F.FullyConnected(x, weight, no_bias=True, num_hidden=3)
+        return F.broadcast_add(y, F.sum(F.square(weight))) if autograd.is_training() else y
+
+
+def test_storage_when_training_reads_a_parameter_in_float32():
+    net, x = SharedInTraining(), mx.nd.ones((2, 4))
+    net.initialize()
+    expected = net(x).asnumpy()
+    with autograd.record():
+        trained = net(x).asnumpy()
+    convert(net, "O2")
+    np.testing.assert_allclose(net(x).asnumpy(), expected, atol=1e-3)
+    with autograd.record():
+        out = net(x)
+    out.backward()
+    np.testing.assert_allclose(out.asnumpy(), trained, atol=1e-3)
+
+
+def test_gradients_of_a_float16_input_accumulate():
+    net = nn.Dense(1, in_units=4, use_bias=False)
+    net.initialize(mx.init.One())
+    convert(net, "O1")
+    x = mx.nd.ones((2, 4), dtype="float16")
+    x.attach_grad("add")
+    for _ in range(3):
+        with autograd.record():
+            out = net(x)
+        out.backward()
+    assert (x.grad.asnumpy() == 3).all()
+
+
+def test_a_block_that_stands_twice():
+    block = nn.Dense(4, in_units=4)
+    net = nn.Sequential()
+    net.add(block, block)
+    net.initialize()
+    x = mx.nd.random.normal(shape=(2, 4))
+    expected = net(x).asnumpy()
+    convert(net, "O1")
+    convert(net, "O2")
+    restore(net)
+    assert np.array_equal(net(x).asnumpy(), expected)
+
+
+class OwnForward(gluon.HybridBlock):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.out = nn.Dense(3)
+
+    def forward(self, x):
+        return self.out(x) * x.shape[0]
+
+
+def test_a_hybrid_block_with_a_forward_of_its_own():
+    net = OwnForward()
+    net.initialize()
+    x = mx.nd.ones((2, 4))
+    expected = net(x).asnumpy()
+    convert(net, "O1")
+    assert not np.array_equal(net(x).asnumpy(), expected)
+    assert report(net).count() == {"float16": 1}
+
+
+def test_calls_of_different_structure():
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    convert(loss, "O1")
+    pred, label, weight = mx.nd.ones((2, 3)), mx.nd.array([0, 2]), mx.nd.array([[1], [3]])
+    for _ in range(2):
+        np.testing.assert_allclose(loss(pred, label).asnumpy(), np.log(3) * np.ones(2), rtol=1e-5)
+        np.testing.assert_allclose(loss(pred, label, weight).asnumpy(), np.log(3) * np.array([1, 3]), rtol=1e-5)
+
+
+def test_export_writes_the_inference_graph(tmp_path):
+    net, x = TwoGraphs(), mx.nd.ones((2, 3))
+    net.initialize()
+    convert(net, "mixed_bfloat16")
+    expected = net(x).asnumpy()
+    with autograd.record():
+        net(x)
+    symbol, params = export(net, str(tmp_path / "net"))
+    block = gluon.SymbolBlock.imports(symbol, ["data"], params)
+    assert np.array_equal(block(x).asnumpy(), expected)
+
+
+def test_summary_works_as_before(capsys):
+    net = make()
+    convert(net, "O1")
+    net.summary(batch())
+    assert "Total params" in capsys.readouterr().out
+
+
+def test_inner_low_storage_within_an_unconverted_net():
+    inner = nn.Dense(1, use_bias=False)
+    outer = nn.HybridSequential()
+    outer.add(inner)
+    outer.initialize(mx.init.Constant(1 + 2.0**-12))
+    convert(inner, "O2")
+    outer.hybridize()
+    assert outer(mx.nd.array([[1, -1]])).asscalar() == 0
+    assert outer(mx.nd.array([[1, 0]])).asscalar() == 1  # rounded, though the parameter came late
+
+
+def test_symbol_block_within_an_unconverted_net():
+    inner = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc"), mx.sym.var("data"))
+    outer = nn.HybridSequential()
+    outer.add(inner, nn.Dense(3))
+    outer.initialize()
+    x = mx.nd.ones((2, 4))
+    expected = outer(x).asnumpy()
+    convert(inner, "O1")
+    np.testing.assert_allclose(outer(x).asnumpy(), expected, atol=1e-3)
+    outer.hybridize()
+    np.testing.assert_allclose(outer(x).asnumpy(), expected, atol=1e-3)
+
+
+def test_a_float32_policy_takes_casts_out_of_an_imported_block(tmp_path):
+    net, x = make(), batch()
+    expected = net(x).asnumpy()
+    convert(net, "O1")
+    net(x)
+    symbol, params = export(net, str(tmp_path / "net"))
+    block = gluon.SymbolBlock.imports(symbol, ["data"], params)
+    convert(block, "float32")
+    assert np.array_equal(block(x).asnumpy(), expected)
+
+
+def test_numpy_nets_cannot_store_parameters_low():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.Dense(2)
+        with pytest.raises(ConvertError, match="under npx.set_np parameters can be stored in float32 alone"):
+            convert(net, "O2")
+        assert convert(net, "O1") is net

@@ -387,8 +387,8 @@ def test_the_floor_raises_with_the_name_of_the_first_bad_parameter():
             trainer.step(1)
     assert str(caught.value) == (
         "gradients non-finite for 3 steps in a row and the scale is at min_scale=1.0; first bad "
-        "gradient: 'fc1_weight' at step 5. Lower the learning rate, or add the layer to "
-        "excluded_sym_names."
+        "gradient: 'fc1_weight' at step 5. Lower the learning rate, or keep the layer in "
+        "float32 by an override of the policy."
     )
     assert trainer.skipped_steps == trainer.consecutive_skips == 4
     assert good.data().asscalar() == 0

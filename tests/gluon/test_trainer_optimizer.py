@@ -7,6 +7,7 @@ from mxnet import autograd
 
 from mxmp.dtypes import to_numpy
 from mxmp.errors import TrainerError
+from mxmp.gluon import convert
 from mxmp.gluon.trainer import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.optimizer import MultiPrecision
@@ -192,3 +193,26 @@ def test_environment_cannot_move_updates_to_the_kvstore(monkeypatch):
     w.grad(TWO[0])[:] = np.inf
     assert not trainer.step(1)
     assert w.data(TWO[0]).asscalar() == 1.0
+
+
+def test_a_net_cast_after_training_began_changes_nothing_in_the_step():
+    """The check of states comes before any update: the parameters that could go on do not."""
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(4, in_units=4), mx.gluon.nn.BatchNorm(in_channels=4), mx.gluon.nn.Dense(1, in_units=4))
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd", {"momentum": 0.9, "learning_rate": 0.1}, loss_scale=8)
+
+    def step():
+        with mx.autograd.record():
+            loss = net(mx.nd.arange(8).reshape((2, 4))).sum()
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+        return trainer.step(2)
+
+    assert step()
+    convert(net, "O2")
+    before = {name: param.data().asnumpy() for name, param in net.collect_params().items() if "running" not in name}
+    with pytest.raises(TrainerError, match="changed its dtype after its optimizer state was made"):
+        step()
+    assert trainer.optimizer.num_update == 1
+    assert all(np.array_equal(net.collect_params()[name].data().asnumpy(), value) for name, value in before.items())

@@ -23,7 +23,7 @@ def test_an_existing_cast_is_absorbed():
         x_cast_float16 = Cast(x) {__mxmp__: cast; dtype: float16}
         d = dot(mine, x_cast_float16)
         return d"""
-    ) == lines("x = null()\nmine = Cast(x) {dtype: float16}\nd = dot(mine, mine)\nreturn d")
+    ) == lines("x = null()\nmine = Cast(x) {dtype: float16}\nd = dot(mine, mine) {__mxmp_absorbed__: 1}\nreturn d")
 
 
 def test_an_existing_cast_that_comes_later_is_absorbed():
@@ -33,7 +33,9 @@ def test_an_existing_cast_that_comes_later_is_absorbed():
         d = dot(x_cast_float16, x_cast_float16)
         mine = Cast(x) {dtype: float16}
         return d, mine"""
-    ) == lines("x = null()\nmine = Cast(x) {dtype: float16}\nd = dot(mine, mine)\nreturn d, mine")
+    ) == lines(
+        "x = null()\nmine = Cast(x) {dtype: float16}\nd = dot(mine, mine) {__mxmp_absorbed__: 0,1}\nreturn d, mine"
+    )
 
 
 def test_widening_and_back_is_the_identity():
