@@ -115,11 +115,12 @@ class Policy:
         if isinstance(spec, cls):
             return spec.replace(**changes) if changes else spec
         if not isinstance(spec, str):
-            raise PolicyError(f"expected a policy or its name, found {spec!r} ({type(spec).__name__}).")
+            raise PolicyError(f"expected a policy or its name, such as 'O1'; found a {type(spec).__name__}.")
         try:
             fields = _parse_fields(spec)
         except (PolicyError, DtypeError) as e:
-            raise PolicyError(f"{str(e).rstrip('.')} in policy {spec!r}.") from e
+            where = f" in policy {spec!r}" if "=" in spec else ""
+            raise PolicyError(f"{str(e).rstrip('.')}{where}.") from e
         return cls(**fields).replace(**changes)
 
     def __str__(self) -> str:
@@ -285,7 +286,10 @@ def _parse_override(fields: Dict[str, Any], key: str, value: str) -> None:
     kind, _, target = key.partition(":")
     if kind not in _OVERRIDE_FIELDS or not target:
         raise PolicyError(f"unknown override {key!r}; expected op:<name>, name:<pattern> or block:<pattern>")
-    fields.setdefault(_OVERRIDE_FIELDS[kind], {})[target] = dtypes.canonical(value)
+    targets = fields.setdefault(_OVERRIDE_FIELDS[kind], {})
+    if target in targets:
+        raise PolicyError(f"{kind} {target!r} is given twice")
+    targets[target] = dtypes.canonical(value)
 
 
 def _preset(name: str) -> Dict[str, Any]:

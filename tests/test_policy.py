@@ -114,7 +114,7 @@ BAD = {
     "not a pair": (lambda: Policy.parse("O1,O2"), "'O2' is no 'field=value' pair"),
     "unknown override": (lambda: Policy.parse("O1,ops:relu=float16"), "unknown override 'ops:relu'"),
     "not a flag": (lambda: Policy.parse("O1,pure=1"), "pure=1: expected True or False"),
-    "not a string": (lambda: Policy.parse(16), "expected a policy or its name, found 16"),
+    "not a string": (lambda: Policy.parse(16), "expected a policy or its name, such as 'O1'; found a int"),
     "params lower than compute": (
         lambda: Policy.parse("O2", compute_dtype="float32"),
         "param_dtype='float16' with compute_dtype='float32' makes no sense",
@@ -143,6 +143,7 @@ BAD = {
         lambda: Policy.parse("O1", ops={"softmax": "bfloat16"}),
         "ops: 'softmax' is set to bfloat16, but compute_dtype='float16'; use float16 or float32",
     ),
+    "an override twice": (lambda: Policy.parse("O1,op:a=float16,op:a=float32"), "op 'a' is given twice"),
     "pattern with a comma": (lambda: Policy.parse("O1", names={"[a,b]*": "float32"}), "is no pattern of names"),
     "empty pattern": (lambda: Policy.parse("O1,block:=float32"), "unknown override 'block:'"),
     "overrides that are none": (lambda: Policy.parse("O1", ops=5), "ops=5: expected a dict or pairs"),

@@ -7,6 +7,7 @@ what hybridizing again rebuilds. No function of MXNet is changed.
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -238,13 +239,16 @@ class Conversion:
         net has been called for inference.
 
         Raises:
-            ConvertError: If the net has not seen a batch yet.
+            ConvertError: If the net has not seen a batch yet, or the folder is missing.
         """
         if not self.ops:
             raise ConvertError(
                 f"block '{self.net.name}' has not been called yet, so its parameters and shapes are not known; "
                 f"run one batch before exporting."
             )
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(folder):
+            raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
         modes = [mode for (training, _, _), mode in self.modes.items() if not training]
         mode = self.current if self.current in modes or not modes else modes[-1]
         assert mode is not None

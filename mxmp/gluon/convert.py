@@ -114,6 +114,12 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
         ConvertError: If the net is not converted or has not seen a batch yet.
     """
     conversion = conversion_of(net)
+    inside = [c.net.name for c in installed(trace.descendants(net))] if conversion is None else []
+    if inside:
+        raise ConvertError(
+            f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in it: "
+            f"{', '.join(inside)}."
+        )
     if conversion is None:
         raise ConvertError(f"block '{net.name}' is not converted; use net.export.")
     conversion.export(path, epoch)

@@ -7,9 +7,8 @@ from typing import Any
 import mxnet as mx
 
 from .. import dtypes
-from ..errors import PolicyError
+from ..errors import DtypeError, PolicyError
 from ..passes.classify import LOW, PRECISION_ATTR
-from ..policy import did_you_mean
 
 
 def precision(dtype: str) -> Any:
@@ -23,7 +22,8 @@ def precision(dtype: str) -> Any:
             is an error under a policy with another one).
 
     Raises:
-        PolicyError: If it is none of these.
+        DtypeError: If it is no dtype.
+        PolicyError: If it is another dtype than these.
 
     Example::
 
@@ -33,7 +33,10 @@ def precision(dtype: str) -> Any:
                 return F.broadcast_div(x, F.sum(x, axis=1, keepdims=True))
     """
     known = (dtypes.FLOAT32, LOW, *dtypes.LOW_PRECISION)
-    name = dtype if dtype == LOW else dtypes.canonical(dtype)
+    try:
+        name = dtype if dtype == LOW else dtypes.canonical(dtype)
+    except DtypeError as e:
+        raise DtypeError(f"precision({dtype!r}): {e}") from e
     if name not in known:
-        raise PolicyError(f"precision({dtype!r}): expected one of {', '.join(known)}{did_you_mean(name, known)}.")
+        raise PolicyError(f"precision({dtype!r}): expected one of {', '.join(known)}.")
     return mx.AttrScope(**{PRECISION_ATTR: name})

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import mxnet as mx
 from mxnet import gluon
 
-from ..errors import ConvertError
+from ..errors import ConvertError, MxmpError
 
 
 def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
@@ -95,9 +95,14 @@ def _input_count(net: gluon.HybridBlock) -> int:
 def trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:
     """Return the error for a net whose ``hybrid_forward`` failed on symbols; it names the block."""
     block = _failing_block(error) or net
+    where = f"block '{block.name}' ({type(block).__name__})"
+    if isinstance(error, MxmpError):
+        return ConvertError(f"{where}: {error}")
+    text = f"{where} cannot be traced: {type(error).__name__}: {str(error).rstrip('.')}."
+    if isinstance(error, TypeError) and "positional argument" in text:
+        return ConvertError(text)
     return ConvertError(
-        f"block '{block.name}' ({type(block).__name__}) cannot be traced: {type(error).__name__}: {error}. "
-        f"Its hybrid_forward must work on symbols: no shapes, no values, no indexing. Rewrite it, or convert "
+        f"{text} Its hybrid_forward must work on symbols: no shapes, no values, no indexing. Rewrite it, or convert "
         f"the blocks around it."
     )
 

@@ -200,7 +200,7 @@ class Trainer(mx.gluon.Trainer):
             self._scaler.require_closed("step")
             super().step(batch_size, ignore_stale_grad)
             return True
-        rescale = self._scale / batch_size
+        rescale = self._rescale("step", batch_size)
         self._begin("step", ignore_stale_grad, check_stale=True)
         if self._scaler.window.stage is not Stage.UNSCALED:
             self._reduce()
@@ -233,7 +233,7 @@ class Trainer(mx.gluon.Trainer):
             NonFiniteLossError: As `step`.
             LossScaleError: As `step`.
         """
-        rescale = self._scale / batch_size
+        rescale = self._rescale("update", batch_size)
         self._begin("update", ignore_stale_grad, check_stale=True)
         return self._finish(rescale)
 
@@ -329,6 +329,11 @@ class Trainer(mx.gluon.Trainer):
         self._scaler.require_scaled(call)
         if check_stale and not ignore_stale:
             self._gradients.require_all(call)
+
+    def _rescale(self, call: str, batch_size: Any) -> float:
+        if isinstance(batch_size, str) or not batch_size > 0:
+            raise TrainerError(f"{call}: batch_size={batch_size!r}; expected a positive number.")
+        return float(self._scale / batch_size)
 
     def _reduce(self) -> None:
         if not self._scaler.window.reduced:

@@ -836,6 +836,38 @@ def test_a_float32_policy_takes_casts_out_of_an_imported_block(tmp_path):
     assert np.array_equal(block(x).asnumpy(), expected)
 
 
+def test_export_of_a_plain_block_names_the_blocks_in_it():
+    net = Outer(prefix="outer_")
+    net.initialize()
+    convert(net, "O1")
+    with pytest.raises(ConvertError, match="has no graph of its own; export the converted blocks in it: outer_dense0"):
+        export(net, "model")
+
+
+def test_export_into_a_missing_folder(tmp_path):
+    net = make()
+    convert(net, "O1")
+    net(batch())
+    with pytest.raises(ConvertError, match=r"there is no folder .*missing; make it first"):
+        net.export(str(tmp_path / "missing" / "net"))
+
+
+def test_an_error_of_ours_in_hybrid_forward_keeps_its_message():
+    net = Region("flaot32", prefix="net_")
+    net.initialize()
+    convert(net, "O1")
+    with pytest.raises(ConvertError, match=r"^block 'net' \(Region\): precision\('flaot32'\): unknown dtype") as caught:
+        net(mx.nd.ones((2, 3)))
+    assert "hybrid_forward" not in str(caught.value)
+
+
+def test_too_many_arguments():
+    net = make(prefix="net_")
+    convert(net, "O1")
+    with pytest.raises(ConvertError, match=r"block 'net' \(Residual\) cannot be traced: TypeError: .*positional arg"):
+        net(batch(), batch())
+
+
 def test_numpy_nets_cannot_store_parameters_low():
     with mx.util.np_shape(True), mx.util.np_array(True):
         net = nn.Dense(2)

@@ -230,7 +230,7 @@ def test_step_with_a_batch_size_of_zero_changes_nothing():
     w = param([1.0])
     trainer = sgd(w)
     backward(trainer, w, 1)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(TrainerError):
         trainer.step(0)
     assert trainer.step(1)
 
@@ -247,3 +247,13 @@ def test_discard_grads_starts_anew(dtype):
     backward(trainer, w, 0.25)
     assert trainer.step(1)
     assert value(w.data()) == [-0.25]
+
+
+@pytest.mark.parametrize("size", [0, -1, "8"])
+def test_batch_size_must_be_positive(size):
+    w = param([1.0])
+    trainer = sgd(w, 1)
+    backward(trainer, w, 1)
+    with pytest.raises(TrainerError, match=f"step: batch_size={size!r}; expected a positive number"):
+        trainer.step(size)
+    assert trainer.step(1)
