@@ -226,15 +226,6 @@ def test_clip_global_norm_refuses_norms_that_are_not_positive(max_norm):
         sgd(param([1.0])).clip_global_norm(max_norm)
 
 
-def test_step_with_a_batch_size_of_zero_changes_nothing():
-    w = param([1.0])
-    trainer = sgd(w)
-    backward(trainer, w, 1)
-    with pytest.raises(TrainerError):
-        trainer.step(0)
-    assert trainer.step(1)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_discard_grads_starts_anew(dtype):
     w = param([0.0], dtype)
