@@ -12,7 +12,7 @@ from rich.table import Table
 
 from . import dtypes
 from .graph import Entry, Graph
-from .passes.classify import FLOAT32, KEEP
+from .passes.classify import FLOAT32, FREE, KEEP, NO_RULE
 from .passes.facts import Facts
 from .passes.insert_casts import MARK_ATTR, Plan
 from .policy import Policy
@@ -136,13 +136,13 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
         if verdict.label == KEEP:
             precision = "as it was"
         reason = verdict.reason
-        if verdict.label == "free":
+        if verdict.label == FREE:
             reason += ": cheaper so"
         rows.append(Row(node.name, node.op, precision, reason))
     inserted = [node for node in after.nodes if node.get(MARK_ATTR) is not None]
     params = {node.name for node in before.nodes if node.is_variable and node.name in facts.params}
     sources = [after.nodes[node.inputs[0].node] for node in inserted]
-    missing = {r.op for r in rows if r.reason == "no rule for this operator"}
+    missing = {r.op for r in rows if r.reason == NO_RULE}
     return Report(
         policy=str(policy),
         rows=tuple(rows),

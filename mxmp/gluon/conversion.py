@@ -18,10 +18,11 @@ from .. import dtypes
 from ..errors import ConvertError, InferenceError
 from ..graph import Graph, without_versions
 from ..passes.classify import depends_on_shapes
-from ..policy import Policy, check_matches
+from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, convert_graph, to_graph
 from . import storage, trace
+from .overrides import OverrideCheck
 
 _ATTRIBUTE = "_mxmp_conversion"
 
@@ -88,7 +89,7 @@ class Conversion:
         """Trace and convert the net if its inputs can be guessed; change nothing."""
         self.net = net
         self.policy = policy
-        self.unchecked = False
+        self.overrides: Optional[OverrideCheck] = None
         self.modes: Dict[_Key, _Mode] = {}
         self.shaped = False
         self.current: Optional[_Mode] = None
@@ -290,7 +291,8 @@ class Conversion:
                 mode = known[0]
             else:
                 converted = self._convert(symbol, *_known(inputs, args))
-                self._check_overrides(converted)
+                if self.overrides is not None:
+                    self.overrides.see(self, converted)
                 same = [m for m in known if m.converted.graph == converted.graph]
                 mode = same[0] if same else _Mode(source, inputs, converted, formats)
             self.modes[self._key(args)] = mode
@@ -300,12 +302,6 @@ class Conversion:
         flat, nesting = gluon.block._flatten(args, "input")
         shapes = tuple(getattr(a, "shape", None) for a in flat) if self.shaped else None
         return bool(autograd.is_training()), str(nesting), shapes
-
-    def _check_overrides(self, converted: Converted) -> None:
-        if self.unchecked:
-            nodes = [(row.op, row.name) for row in converted.report.rows]
-            check_matches(self.policy, nodes, trace.prefixes(self.net))
-            self.unchecked = False
 
     def _trace(self, args: Tuple[Any, ...]) -> Tuple[Any, Any]:
         if self.source is not None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple, Union
+from typing import List, Tuple, Union
 
 from mxnet import gluon
 
 from .. import dtypes
 from ..errors import ConvertError
-from ..policy import Policy, check_matches
+from ..policy import Policy
 from ..report import Report, merge
 from . import trace
 from .conversion import Conversion, conversion_of, installed, suspended
+from .overrides import OverrideCheck
 
 
 def convert(net: gluon.Block, policy: Union[str, Policy]) -> gluon.Block:
@@ -44,7 +45,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy]) -> gluon.Block:
     replaced = installed([block for root in found for block in (root, *trace.descendants(root))])
     with suspended(replaced):
         conversions = [Conversion(root, policy) for root in found]
-        _check_overrides(net, policy, conversions)
+        OverrideCheck(policy, trace.prefixes(net), conversions)
     for conversion in replaced:
         conversion.remove()
     try:
@@ -131,13 +132,3 @@ def _conversions(net: gluon.Block) -> List[Conversion]:
     if not found:
         raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
     return found
-
-
-def _check_overrides(net: gluon.Block, policy: Policy, conversions: Sequence[Conversion]) -> None:
-    """Check the policy's patterns now if every graph is known, else at the first call."""
-    early = [conversion.early for conversion in conversions]
-    if all(converted is not None for converted in early):
-        nodes = [(row.op, row.name) for converted in early if converted for row in converted.report.rows]
-        check_matches(policy, nodes, trace.prefixes(net))
-    elif len(conversions) == 1:
-        conversions[0].unchecked = True

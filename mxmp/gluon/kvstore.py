@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Iterable, Optional
 
 from ..errors import TrainerError
 
@@ -38,3 +38,10 @@ def refuse_kvstore_update(what: str) -> TrainerError:
         f"{what} updates weights inside the all-reduce, before their gradients are checked, so one "
         "overflow would destroy them. Leave update_on_kvstore out, or give loss_scale=None."
     )
+
+
+def any_sparse(params: Any) -> bool:
+    """Return whether a parameter is row_sparse; anything but parameters is left to MXNet to refuse."""
+    values = params.values() if hasattr(params, "values") else params
+    values = values if isinstance(values, Iterable) else ()
+    return any(getattr(param, "_stype", "default") != "default" for param in values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, List, Optional
 
 import mxnet as mx
 
@@ -16,7 +16,7 @@ from ..optimizer.multi_precision import MultiPrecision
 from ..optimizer.norm import clip_coefficient, gather, host_norm, scale_in_place, sum_of_squares
 from ..optimizer.scaler import Scaler, Stage, scale_loss
 from .gradients import Gradients, Update
-from .kvstore import choose_update, refuse_kvstore_update
+from .kvstore import any_sparse, choose_update, refuse_kvstore_update
 
 
 class Trainer(mx.gluon.Trainer):
@@ -67,7 +67,7 @@ class Trainer(mx.gluon.Trainer):
         loss_scale: Any = "dynamic",
     ) -> None:
         self._scaler = Scaler(parse(loss_scale))
-        choice = choose_update(self._scaler.active, kvstore, update_on_kvstore, _any_sparse(params))
+        choice = choose_update(self._scaler.active, kvstore, update_on_kvstore, any_sparse(params))
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
         self._gradients = Gradients(self._params)
 
@@ -394,10 +394,3 @@ class Trainer(mx.gluon.Trainer):
     def _end_window(self) -> None:
         self._gradients.release()
         self._scaler.close_window()
-
-
-def _any_sparse(params: Any) -> bool:
-    """Return whether a parameter is row_sparse; anything but parameters is left to MXNet to refuse."""
-    values = params.values() if hasattr(params, "values") else params
-    values = values if isinstance(values, Iterable) else ()
-    return any(getattr(param, "_stype", "default") != "default" for param in values)

@@ -19,6 +19,9 @@ FREE = "free"
 KEEP = "keep"
 """The labels. A node that is kept is none of the engine's business: its inputs stay as they are."""
 
+NO_RULE = "no rule for this operator"
+"""The reason given for an operator that does not stand in the table."""
+
 PRECISION_ATTR = "__mxmp_precision__"
 """Attribute that ``mxmp.gluon.precision`` puts on the operators of a region."""
 
@@ -155,7 +158,7 @@ def _without_rule(node: Node, wanted: Optional[Tuple[str, str]]) -> Verdict:
             f"{wanted[1]} asks for {wanted[0]} at node {node}, but mxmp has no rule for operator "
             f"{node.op!r}, so it does not know which of its inputs may be cast. Leave it in float32."
         )
-    return Verdict(KEEP, "no rule for this operator")
+    return Verdict(KEEP, NO_RULE)
 
 
 def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str) -> Verdict:

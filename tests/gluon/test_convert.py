@@ -552,6 +552,26 @@ def test_pattern_that_matches_nothing_names_the_nearest():
     assert "_mxmp_conversion" not in vars(net)
 
 
+class TwoInputs(gluon.HybridBlock):
+    """Its one argument is a pair, which nobody can guess."""
+
+    def hybrid_forward(self, F, pair):
+        first, second = pair
+        return F.elemwise_add(first, second)
+
+
+def test_pattern_that_matches_nothing_in_several_graphs():
+    net = gluon.nn.Sequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(3, prefix="known_"), TwoInputs(prefix="late_"))
+    net.initialize()
+    convert(net, Policy.parse("O1", names={"*typo*": "float32"}))
+    net[0](mx.nd.ones((2, 3)))
+    for _ in range(2):
+        with pytest.raises(PolicyError, match=r"names: '\*typo\*' matches no node"):
+            net[1]([mx.nd.ones((2, 3)), mx.nd.ones((2, 3))])
+
+
 class Untraceable(gluon.HybridBlock):
     def hybrid_forward(self, F, x):
         return x.reshape((x.shape[0], -1))

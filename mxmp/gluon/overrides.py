@@ -1,0 +1,34 @@
+"""The check that a policy's patterns match something, over all graphs of a net."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+from ..policy import Policy, check_matches
+from ..symbol import Converted
+
+
+class OverrideCheck:
+    """Checks that each pattern of a policy matches something, once all graphs of a net are known."""
+
+    def __init__(self, policy: Policy, prefixes: Sequence[str], conversions: Sequence[Any]) -> None:
+        """Look at the graphs that are known already; the conversions report the others.
+
+        Raises:
+            PolicyError: If all are known and a pattern matches nothing.
+        """
+        self.policy = policy
+        self.prefixes = prefixes
+        self.nodes: Dict[int, List[Tuple[str, str]]] = {}
+        self.count = len(conversions)
+        for conversion in conversions:
+            conversion.overrides = self
+            if conversion.early is not None:
+                self.see(conversion, conversion.early)
+
+    def see(self, conversion: Any, converted: Converted) -> None:
+        """Take note of one net's graph, and check if it was the last one."""
+        found = [(row.op, row.name) for row in converted.report.rows]
+        self.nodes.setdefault(id(conversion), []).extend(found)
+        if len(self.nodes) == self.count:
+            check_matches(self.policy, [node for nodes in self.nodes.values() for node in nodes], self.prefixes)
