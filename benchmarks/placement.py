@@ -21,7 +21,7 @@ from benchmarks.common import make_parser, write
 from mxmp import Policy
 from mxmp.graph import Entry, Graph, Node
 from mxmp.passes import Facts, Verdict, classify, place
-from mxmp.passes.classify import FLOAT32, FREE, KEEP, LOW
+from mxmp.passes.verdict import FLOAT32, FREE, KEEP, LOW
 from mxmp.rules import CLEAR, RULES, Rule
 from mxmp.symbol import infer_facts, to_graph
 

@@ -39,6 +39,10 @@ class InferenceError(ConvertError):
     """MXNet cannot infer the dtypes or shapes of a network as it was given."""
 
 
+class CheckpointError(MxmpError, OSError):
+    """A checkpoint's file is missing, damaged, or cannot be written; the message names it."""
+
+
 class LossScaleError(MxmpError, ValueError):
     """A loss scale is invalid, or it collapsed to its floor."""
 

@@ -28,6 +28,7 @@ LossScaleSpec = Union[None, str, float]
 
 _DTYPE_FIELDS = {"param": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
 _FLAG_FIELDS = ("keep_batchnorm_fp32", "pure")
+_OUT_OF_RANGE = ("clamp", "float32")
 _OVERRIDE_FIELDS = {"op": "ops", "name": "names", "block": "blocks"}
 
 
@@ -45,6 +46,8 @@ class Policy:
             its BatchNorm and the activation.
         pure: Run operators that need float32 (softmax, exp, norms, losses) in low precision too,
             as Apex's O3 does. Only what MXNet's kernels demand stays float32. For baselines.
+        out_of_range: What becomes of stored values beyond the compute dtype's range: 'clamp' makes
+            them its largest value with their sign, 'float32' keeps what reads them in float32.
         ops: Pairs (operator name, dtype) that overrule the operator's category.
         names: Pairs (pattern of node names, dtype); ``*``, ``?`` and ``[...]`` as in a shell.
         blocks: Pairs (pattern of Gluon block prefixes, dtype); applies to all within the block.
@@ -63,6 +66,7 @@ class Policy:
     output_dtype: str = dtypes.FLOAT32
     keep_batchnorm_fp32: bool = False
     pure: bool = False
+    out_of_range: str = "clamp"
     ops: Overrides = ()
     names: Overrides = ()
     blocks: Overrides = ()
@@ -77,6 +81,8 @@ class Policy:
         for field in _FLAG_FIELDS:
             if not isinstance(getattr(self, field), bool):
                 raise PolicyError(f"{field}={getattr(self, field)!r}: expected True or False.")
+        if self.out_of_range not in _OUT_OF_RANGE:
+            raise PolicyError(f"out_of_range={self.out_of_range!r}: expected {' or '.join(map(repr, _OUT_OF_RANGE))}.")
         object.__setattr__(self, "loss_scale", _loss_scale(self.loss_scale))
         self._check()
 
@@ -126,6 +132,8 @@ class Policy:
     def __str__(self) -> str:
         items = [f"{short}={getattr(self, field)}" for short, field in _DTYPE_FIELDS.items()]
         items += [f"{field}=True" for field in _FLAG_FIELDS if getattr(self, field)]
+        if self.out_of_range != _OUT_OF_RANGE[0]:
+            items.append(f"out_of_range={self.out_of_range}")
         for short, field in _OVERRIDE_FIELDS.items():
             items += [f"{short}:{key}={dtype}" for key, dtype in getattr(self, field)]
         if self.loss_scale is not None:
@@ -276,9 +284,9 @@ def _parse_field(key: str, value: str) -> Dict[str, Any]:
         if value not in ("True", "False"):
             raise PolicyError(f"{key}={value}: expected True or False")
         return {field: value == "True"}
-    if field == "loss_scale":
+    if field in ("loss_scale", "out_of_range"):
         return {field: value}
-    known = [*_DTYPE_FIELDS, *_FLAG_FIELDS, "loss_scale", *(f"{k}:<name>" for k in _OVERRIDE_FIELDS)]
+    known = [*_DTYPE_FIELDS, *_FLAG_FIELDS, "loss_scale", "out_of_range", *(f"{k}:<name>" for k in _OVERRIDE_FIELDS)]
     raise PolicyError(f"unknown field {key!r}{did_you_mean(key, known)}")
 
 

@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from . import dtypes
-from .graph import Entry, Graph
-from .passes.classify import FLOAT32, FREE, KEEP, NO_RULE
+from .graph import Entry, Graph, Node
+from .passes.classify import NO_RULE
 from .passes.facts import Facts
-from .passes.insert_casts import MARK_ATTR, Plan
+from .passes.insert_casts import CAST_MARK, HEAD_MARK, MARK_ATTR
+from .passes.plan import Plan
+from .passes.verdict import FLOAT32, FREE, KEEP
 from .policy import Policy
 
 
@@ -44,9 +46,10 @@ class Report:
         rows: One per operator, in the graph's order.
         casts: Number of casts inserted.
         activation_casts: Those of them that cast something else than a parameter.
-        cast_bytes: Bytes that they read and write in one forward pass; None if a shape is unknown.
-        activation_bytes: Bytes of all operators' outputs in one forward pass: (before, after); None
-            if a shape is unknown.
+        cast_bytes: Bytes that they read and write in one forward pass; None if a shape is unknown, or
+            if some stand in the body of a loop.
+        activation_bytes: Bytes of all operators' outputs in one forward pass, outside of bodies: (before,
+            after); None if a shape is unknown.
         without_rule: Operators that stay in float32 because mxmp has no rule for them.
     """
 
@@ -126,32 +129,46 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
         plan: What ``InsertCasts.plan`` decided.
         after: The converted graph.
     """
-    low = policy.compute_dtype
-    rows = []
-    for position, node in enumerate(before.nodes):
-        if node.is_variable:
-            continue
-        verdict = plan.verdicts[position]
-        precision = low if position in plan.placement.low else FLOAT32
-        if verdict.label == KEEP:
-            precision = "as it was"
-        reason = verdict.reason
-        if verdict.label == FREE:
-            reason += ": cheaper so"
-        rows.append(Row(node.name, node.op, precision, reason))
-    inserted = [node for node in after.nodes if node.get(MARK_ATTR) is not None]
+    rows = _rows(policy, before, plan)
+    inserted = _inserted(after)
     params = {node.name for node in before.nodes if node.is_variable and node.name in facts.params}
-    sources = [after.nodes[node.inputs[0].node] for node in inserted]
-    missing = {r.op for r in rows if r.reason == NO_RULE}
     return Report(
         policy=str(policy),
         rows=tuple(rows),
         casts=len(inserted),
-        activation_casts=sum(1 for source in sources if source.name not in params),
-        cast_bytes=plan.placement.cast_bytes,
+        activation_casts=sum(1 for source in inserted if source.name not in params),
+        cast_bytes=None if any(body.casts() for body in plan.bodies.values()) else plan.placement.cast_bytes,
         activation_bytes=_activation_bytes(before, facts, plan),
-        without_rule=tuple(sorted(missing)),
+        without_rule=tuple(sorted({row.op for row in rows if row.reason == NO_RULE})),
     )
+
+
+def _rows(policy: Policy, graph: Graph, plan: Plan) -> List[Row]:
+    rows = []
+    for position, node in enumerate(graph.nodes):
+        if node.is_variable:
+            continue
+        verdict = plan.verdicts[position]
+        precision = policy.compute_dtype if position in plan.placement.low else FLOAT32
+        if verdict.label == KEEP:
+            precision = "as it was"
+        reason = verdict.reason + (": cheaper so" if verdict.label == FREE else "")
+        rows.append(Row(node.name, node.op, precision, reason))
+        for number, body in enumerate(node.subgraphs):
+            if (position, number) in plan.bodies:
+                rows.extend(_rows(policy, body, plan.bodies[position, number]))
+    return rows
+
+
+def _inserted(graph: Graph) -> List[Node]:
+    """Return what each inserted cast reads, in bodies too."""
+    found = []
+    for node in graph.nodes:
+        if node.get(MARK_ATTR) in (CAST_MARK, HEAD_MARK):
+            found.append(graph.nodes[node.inputs[0].node])
+        for body in node.subgraphs:
+            found.extend(_inserted(body))
+    return found
 
 
 def _activation_bytes(graph: Graph, facts: Facts, plan: Plan) -> Optional[Tuple[int, int]]:
@@ -164,7 +181,7 @@ def _activation_bytes(graph: Graph, facts: Facts, plan: Plan) -> Optional[Tuple[
         size, dtype = facts.size(entry), facts.dtype(entry)
         if size is None or dtype is None:
             return None
-        moved = position in plan.placement.low and plan.verdicts[position].moves(index)
+        moved = plan.gives_low(position, index)
         before += size * dtypes.ITEM_BYTES[dtype]
         after += size * (2 if moved else dtypes.ITEM_BYTES[dtype])
     return before, after

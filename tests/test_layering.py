@@ -14,6 +14,7 @@ LAYERS = {
     "errors": (0, set()),
     "dtypes": (0, {"errors"}),
     "requirements": (0, {"errors"}),
+    "files": (0, set()),
     "loss_scale": (1, set()),
     "rules": (1, set()),
     "graph": (1, set()),

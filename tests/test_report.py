@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from mxmp.graph import Entry, from_text
-from mxmp.passes import Facts, InsertCasts
+from mxmp.passes import Facts, InsertCasts, make_plan
 from mxmp.policy import Policy
 from mxmp.report import make_report, merge
 
@@ -25,9 +25,9 @@ def report_of(text=TEXT, sizes=SIZES, policy="O1"):
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     shapes = {(position[name], 0): shape for name, shape in sizes.items()}
     facts = Facts(Facts.assume_float32(graph).dtypes, shapes, params=frozenset("w"))
-    insertion = InsertCasts(Policy.parse(policy), facts)
-    plan = insertion.plan(graph)
-    return make_report(insertion.policy, graph, facts, plan, insertion(graph).graph)
+    policy = Policy.parse(policy)
+    plan = make_plan(graph, policy, facts)
+    return make_report(policy, graph, facts, plan, InsertCasts(policy, facts, plan=plan)(graph).graph)
 
 
 def test_rows_name_precision_and_reason():

@@ -8,7 +8,8 @@ import mxnet as mx
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError
-from ..passes.classify import LOW, PRECISION_ATTR
+from ..passes.classify import PRECISION_ATTR
+from ..passes.verdict import LOW
 
 
 def precision(dtype: str) -> Any:

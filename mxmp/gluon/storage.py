@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, List
 
-import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..optimizer import masters
+from ..symbol.params import round_to
 
 
 def dtype_of(param: gluon.Parameter) -> str:
@@ -38,13 +38,6 @@ def store_float32(param: gluon.Parameter) -> None:
     """Store a low precision parameter in float32: its exact values if they are still known."""
     exact = [masters.new_master(array, param) for array in param.list_data()]
     _replace(param, dtypes.FLOAT32, exact)
-
-
-def round_to(array: Any, dtype: str) -> Any:
-    """Return an array in another floating point dtype, rounded to nearest even."""
-    if dtypes.BFLOAT16 in (dtype, dtypes.canonical(array.dtype)):
-        return mx.nd.amp_cast(array, dtype=dtypes.to_numpy(dtype))  # Cast truncates to bfloat16
-    return array.astype(dtype)
 
 
 def _replace(param: gluon.Parameter, dtype: str, arrays: List[Any]) -> None:

@@ -1,5 +1,6 @@
 """An immutable nnvm graph: what MXNet's symbols are made of, without MXNet."""
 
+from .check import check_json as check_json
 from .core import VARIABLE as VARIABLE
 from .core import Entry as Entry
 from .core import Graph as Graph

@@ -61,6 +61,13 @@ class Node:
                 return value
         return default
 
+    def rewired(self, inputs: Tuple[Entry, ...], subgraphs: Optional[Tuple["Graph", ...]] = None) -> "Node":
+        """Return this node with other inputs, and other bodies if they are given."""
+        bodies = self.subgraphs if subgraphs is None else subgraphs
+        if inputs == self.inputs and bodies == self.subgraphs:
+            return self
+        return Node(self.op, self.name, self.attrs, inputs, self.num_outputs, bodies, self.control_deps)
+
     def with_attrs(self, changes: Mapping[str, Optional[str]]) -> "Node":
         """Return this node with attributes set, or removed where the value is None."""
         merged: Dict[str, Optional[str]] = {**dict(self.attrs), **changes}
@@ -101,6 +108,16 @@ class Graph:
             return node.name
         suffix = "_output" if node.num_outputs == 1 else f"_output{entry.index}"
         return node.name + suffix
+
+    def operators(self) -> List[Node]:
+        """Return all nodes that are no variables, those within bodies of control flow included."""
+        found = []
+        for node in self.nodes:
+            if not node.is_variable:
+                found.append(node)
+            for body in node.subgraphs:
+                found.extend(body.operators())
+        return found
 
     def consumers(self) -> Dict[Tuple[int, int], List[Tuple[int, int]]]:
         """Return, per (node, output index), the (node, input position) pairs that read it."""
@@ -169,4 +186,5 @@ class GraphBuilder:
 
     def finish(self, heads: Iterable[Entry]) -> Graph:
         """Return the graph, with heads given as new entries."""
-        return Graph(tuple(self.nodes), tuple(heads), self._source.metadata)
+        new = tuple(heads)  # may add nodes
+        return Graph(tuple(self.nodes), new, self._source.metadata)

@@ -3,7 +3,6 @@
 from .base import Pass as Pass
 from .base import PassResult as PassResult
 from .base import Sequential as Sequential
-from .classify import Verdict as Verdict
 from .classify import classify as classify
 from .emulate import Emulate as Emulate
 from .erase_casts import EraseCasts as EraseCasts
@@ -13,3 +12,7 @@ from .guard_amp_casts import GuardAmpCasts as GuardAmpCasts
 from .insert_casts import InsertCasts as InsertCasts
 from .place import Placement as Placement
 from .place import place as place
+from .plan import Plan as Plan
+from .plan import make_plan as make_plan
+from .scale_loss import ScaleLoss as ScaleLoss
+from .verdict import Verdict as Verdict

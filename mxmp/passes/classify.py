@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import List, Optional, Sequence, Set, Tuple
+from typing import FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..errors import PolicyError
@@ -11,13 +10,9 @@ from ..graph import Entry, Graph, Node
 from ..policy import Policy
 from ..rules import ALLOW, CLEAR, DENY, INFER, RULES, Call, Rule, RuleSet
 from ..rules.conditions import SHAPE_CONDITIONS
+from .control_flow import Body, bodies_of
 from .facts import CAST_OPS, Facts
-
-FLOAT32 = "float32"
-LOW = "low"
-FREE = "free"
-KEEP = "keep"
-"""The labels. A node that is kept is none of the engine's business: its inputs stay as they are."""
+from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
 
 NO_RULE = "no rule for this operator"
 """The reason given for an operator that does not stand in the table."""
@@ -28,38 +23,12 @@ PRECISION_ATTR = "__mxmp_precision__"
 BATCH_NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What was decided about one node, and why.
-
-    Attributes:
-        label: ``FLOAT32``, ``LOW``, ``FREE`` or ``KEEP``.
-        reason: One phrase, for the report.
-        rule: The operator's rule, if it has one.
-    """
-
-    label: str
-    reason: str
-    rule: Optional[Rule] = None
-
-    def follows(self, port: int) -> bool:
-        """Return whether an input is cast to the node's precision."""
-        return self.label != KEEP and self.rule is not None and self.rule.is_data(port)
-
-    def accepts_any(self, port: int) -> bool:
-        """Return whether an input may have either precision."""
-        return self.rule is not None and port in self.rule.any
-
-    def moves(self, index: int) -> bool:
-        """Return whether an output has the node's precision."""
-        return self.label != KEEP and self.rule is not None and index not in self.rule.keep_outputs
-
-
 def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tuple[Verdict, ...]:
-    """Return a verdict for every node of a graph.
+    """Return a verdict for every node of a graph, the bodies of control flow included.
 
     Deny operators taint what follows: an infer operator that reads, directly or through clear
-    operators, what a deny operator (or another tainted one) wrote, is pinned to float32.
+    operators, what a deny operator (or another tainted one) wrote, is pinned to float32. Within a
+    loop its state carries the taint into the next iteration.
 
     Clear operators that carry a variable's own values to where float32 is wanted are pinned too
     (a detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and
@@ -68,23 +37,111 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     Raises:
         PolicyError: If an override asks for what MXNet has no kernel for; it names the node.
     """
-    verdicts: List[Verdict] = []
-    tainted: Set[int] = set()
-    for position, node in enumerate(graph.nodes):
-        verdict = _verdict(graph, position, policy, facts, rules)
-        if verdict.label == FREE and verdict.rule and not policy.pure:
-            source = next((e.node for p, e in _data_inputs(node, verdict) if e.node in tainted), None)
+    return _Classifier(graph, policy, facts, rules, _unnameable(graph, policy, facts)).run()
+
+
+class _Classifier:
+    """One forward sweep over a graph or a body.
+
+    Attributes:
+        tainted: Positions of nodes that a deny operator has tainted; at first those of a body's
+            variables that bring a taint with them.
+        unfit: Positions of nodes whose values may be beyond the low precision dtype's range.
+        named: Positions of nodes whose outputs have names that no cast can take.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        policy: Policy,
+        facts: Facts,
+        rules: RuleSet,
+        named: FrozenSet[int] = frozenset(),
+        tainted: FrozenSet[int] = frozenset(),
+    ) -> None:
+        self.graph, self.policy, self.facts, self.rules = graph, policy, facts, rules
+        self.named = named
+        self.tainted: Set[int] = set(tainted)
+        self.unfit = {i for i, node in enumerate(graph.nodes) if node.is_variable and node.name in facts.unfit}
+
+    def run(self) -> Tuple[Verdict, ...]:
+        verdicts = [self._verdict(position, node) for position, node in enumerate(self.graph.nodes)]
+        if not self.policy.pure:
+            for position in _carriers(self.graph, verdicts, self.facts):
+                verdicts[position] = Verdict(FLOAT32, "carries exact values", verdicts[position].rule)
+        return tuple(verdicts)
+
+    def _verdict(self, position: int, node: Node) -> Verdict:
+        bodies = bodies_of(node)
+        if bodies:
+            return self._enter(position, node, bodies)
+        verdict = _verdict(self.graph, position, self.policy, self.facts, self.rules)
+        if verdict.label in (LOW, FREE) and position in self.named:
+            verdict = Verdict(FLOAT32, "its outputs have names of their own", verdict.rule)
+        return self._taint(position, node, self._fit(position, node, verdict))
+
+    def _fit(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+        """Pin what reads a parameter with values beyond the low precision dtype's range."""
+        source = next((e.node for _, e in _data_inputs(node, verdict) if e.node in self.unfit), None)
+        if source is None or verdict.label not in (LOW, FREE) or verdict.rule is None:
+            return verdict
+        if verdict.rule.category == CLEAR:
+            self.unfit.add(position)
+        name = self.graph.nodes[source].name
+        return Verdict(FLOAT32, f"'{name}' has values beyond {self.policy.compute_dtype}'s range", verdict.rule)
+
+    def _taint(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+        if verdict.label == FREE and verdict.rule and not self.policy.pure:
+            source = next((e.node for _, e in _data_inputs(node, verdict) if e.node in self.tainted), None)
             if source is not None and verdict.rule.category == INFER:
-                verdict = Verdict(FLOAT32, f"infer behind {graph.nodes[source]}", verdict.rule)
+                verdict = Verdict(FLOAT32, f"infer behind {self.graph.nodes[source]}", verdict.rule)
             if source is not None:
-                tainted.add(position)
+                self.tainted.add(position)
         if verdict.label == FLOAT32 and verdict.rule and verdict.rule.category in (DENY, INFER):
-            tainted.add(position)
-        verdicts.append(verdict)
-    if not policy.pure:
-        for position in _carriers(graph, verdicts, facts):
-            verdicts[position] = Verdict(FLOAT32, "carries exact values", verdicts[position].rule)
-    return tuple(verdicts)
+            self.tainted.add(position)
+        return verdict
+
+    def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Verdict:
+        """Return the verdict on a control flow node, with those on the nodes of its bodies."""
+        ports = {port for port, entry in enumerate(node.inputs) if entry.node in self.tainted}
+        found: List[Tuple[Verdict, ...]] = []
+        for number, body in enumerate(bodies):
+            facts = self.facts.bodies.get((position, number))
+            if body.decides or facts is None:
+                found.append(())
+                continue
+            verdicts, taints = self._enter_body(body, facts, ports)
+            found.append(verdicts)
+            if taints:
+                self.tainted.add(position)
+        return Verdict(KEEP, "control flow, its bodies are converted", bodies=tuple(found))
+
+    def _enter_body(self, body: Body, facts: Facts, ports: Set[int]) -> Tuple[Tuple[Verdict, ...], bool]:
+        """Return the verdicts on a body's nodes, and whether what it gives is tainted."""
+        variables, heads = body.variables(), [head.node for head in body.graph.heads]
+        seeds = frozenset(variable for variable, port in zip(variables, body.ports) if port in ports)
+        while True:
+            inner = _Classifier(body.graph, self.policy, facts, self.rules, tainted=seeds)
+            verdicts = inner.run()
+            carried = {variables[variable] for variable, head in body.states if heads[head] in inner.tainted}
+            if carried <= seeds:
+                return verdicts, any(head in inner.tainted for head in heads)
+            seeds |= carried
+
+
+def _unnameable(graph: Graph, policy: Policy, facts: Facts) -> FrozenSet[int]:
+    """Return the nodes with an output of the graph whose name no cast can take.
+
+    A cast's output is called ``<name>_output``; what some operators call theirs (SliceChannel's
+    ``<name>_output0``) can be kept only by giving that output in the dtype it had.
+    """
+    found = set()
+    for head in graph.heads:
+        if policy.output_dtype == dtypes.FLOAT32 and not graph.nodes[head.node].is_variable:
+            name = facts.output_names.get((head.node, head.index), "_output")  # unknown: taken for the common one
+            if not name.endswith("_output"):
+                found.add(head.node)
+    return frozenset(found)
 
 
 def _carriers(graph: Graph, verdicts: Sequence[Verdict], facts: Facts) -> Set[int]:
@@ -134,13 +191,18 @@ def _by_category(rule: Rule, call: Call, pure: bool) -> Verdict:
     if pure:
         return Verdict(LOW, "pure policy", rule)
     if rule.category == DENY:
-        return Verdict(FLOAT32, f"deny: {rule.reason}" if rule.reason else "deny", rule)
+        return Verdict(FLOAT32, f"deny: {rule.reason}" if rule.reason else "deny", rule, _widens(rule, call))
     forbidden = rule.forbids(call)
     if forbidden:
         return Verdict(FLOAT32, forbidden, rule)
     if rule.category == ALLOW:
         return Verdict(LOW, "allow", rule)
     return Verdict(FREE, "clear" if rule.category == CLEAR else "infer", rule)
+
+
+def _widens(rule: Rule, call: Call) -> str:
+    """Return the attribute that saves a cast in front of a call, empty if it is taken already."""
+    return rule.widens if call.attrs.get(rule.widens) in (None, "None") else ""
 
 
 def _override(node: Node, policy: Policy) -> Optional[Tuple[str, str]]:
@@ -198,4 +260,6 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
 def depends_on_shapes(graph: Graph, rules: RuleSet = RULES) -> bool:
     """Return whether a verdict on this graph may change with the shapes of its inputs."""
     found = (rules.find(node.op, dict(node.attrs)) for node in graph.nodes)
-    return any(rule is not None and rule.condition in SHAPE_CONDITIONS for rule in found)
+    return any(rule is not None and rule.condition in SHAPE_CONDITIONS for rule in found) or any(
+        depends_on_shapes(body, rules) for node in graph.nodes for body in node.subgraphs
+    )

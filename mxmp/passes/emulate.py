@@ -51,21 +51,24 @@ class Emulate(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph in float32 arithmetic with float16 rounding."""
-        if dtypes.FLOAT16 not in self.facts.dtypes.values():
-            return graph
-        return _Emulator(graph, self.facts, self.rules).run()
+        return _Emulator(graph, self.facts, self.rules).run() if _has_float16(self.facts) else graph
+
+
+def _has_float16(facts: Facts) -> bool:
+    return dtypes.FLOAT16 in facts.dtypes.values() or any(_has_float16(body) for body in facts.bodies.values())
 
 
 class _Emulator:
-    """One forward sweep over the graph.
+    """One forward sweep over the graph, or over a body of a control flow node.
 
     Old entries of dtype float16 are kept in one of two forms, or both: ``on_grid`` (float32 values
     on the float16 grid) and ``real`` (a float16 tensor, for the operators that mxmp has no rule
     for and for float16 outputs).
     """
 
-    def __init__(self, graph: Graph, facts: Facts, rules: RuleSet) -> None:
+    def __init__(self, graph: Graph, facts: Facts, rules: RuleSet, is_body: bool = False) -> None:
         self.graph = graph
+        self.is_body = is_body
         self.facts = facts
         self.rules = rules
         self.builder = GraphBuilder(graph)
@@ -79,10 +82,14 @@ class _Emulator:
             rule = self.rules.find(node.op, dict(node.attrs))
             if node.op in CAST_OPS:
                 self._cast(position, node)
+            elif (position, 0) in self.facts.bodies or (self.is_body and node.is_variable):
+                self._on_grid(position, node)
             elif rule is not None and node.get("dtype") != dtypes.FLOAT16:
                 self._emulated(position, node, rule)
             else:
                 self._native(position, node)
+        if self.is_body:
+            return self.builder.finish(self._as_grid(head) for head in self.graph.heads)
         heads = [self._as_real(head) for head in self.graph.heads]
         self._keep_names(heads)
         return self.builder.finish(heads)
@@ -100,7 +107,7 @@ class _Emulator:
         elif target == dtypes.FLOAT32 and self._is_float16(source):
             self.builder.redirect(Entry(position), self._as_grid(source))
         else:
-            self.builder.copy(position, replace(node, inputs=(self._as_grid(source),)))
+            self.builder.copy(position, node.rewired((self._as_grid(source),)))
 
     def _emulated(self, position: int, node: Node, rule: Rule) -> None:
         """Run an operator in float32; round what can leave the grid."""
@@ -108,7 +115,7 @@ class _Emulator:
         data = [self._is_float16(entry) for port, entry in enumerate(node.inputs) if rule.is_data(port)]
         if any(data):
             node = _with_float16_scalars(node, rule)
-        new = self.builder.copy(position, replace(node, inputs=inputs))
+        new = self.builder.copy(position, node.rewired(inputs))
         stays_on_grid = rule.exact and all(data)
         for index in range(node.num_outputs):
             entry = Entry(position, index)
@@ -116,9 +123,21 @@ class _Emulator:
                 result = Entry(new, index)
                 self.on_grid[position, index] = result if stays_on_grid else self._round_result(entry, result)
 
+    def _on_grid(self, position: int, node: Node) -> None:
+        """Copy a control flow node, its bodies emulated, or a variable of a body."""
+        bodies = tuple(
+            _Emulator(body, self.facts.bodies[position, number], self.rules, is_body=True).run()
+            for number, body in enumerate(node.subgraphs)
+        )
+        inputs = tuple(self._as_grid(entry) for entry in node.inputs)
+        new = self.builder.copy(position, node.rewired(inputs, bodies))
+        for index in range(node.num_outputs):
+            if self._is_float16(Entry(position, index)):
+                self.on_grid[position, index] = Entry(new, index)
+
     def _native(self, position: int, node: Node) -> None:
         inputs = tuple(self._as_real(entry) for entry in node.inputs)
-        new = self.builder.copy(position, replace(node, inputs=inputs))
+        new = self.builder.copy(position, node.rewired(inputs))
         for index in range(node.num_outputs):
             if self._is_float16(Entry(position, index)):
                 self.real[position, index] = Entry(new, index)

@@ -8,7 +8,7 @@ from typing import ClassVar, Dict, Optional, Tuple
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
 from .base import Pass
-from .insert_casts import ABSORBED_ATTR, HEAD_MARK, MARK_ATTR, STORED_ATTR
+from .insert_casts import ABSORBED_ATTR, DECLARED_ATTR, HEAD_MARK, MARK_ATTR, WIDENED_ATTR
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,10 @@ class EraseCasts(Pass):
                 builder.redirect(Entry(position), builder.mapped(node.inputs[0]))
                 continue
             inputs = tuple(builder.mapped(entry) for entry in _original_inputs(graph, node))
-            node = _original_storage(node).with_attrs({ABSORBED_ATTR: None})
-            builder.copy(position, replace(node, name=names.get(position, node.name), inputs=inputs))
+            node = _original_attrs(node)
+            bodies = tuple(self.run(body) for body in node.subgraphs)
+            node = replace(node, name=names[position]) if position in names else node
+            builder.copy(position, node.rewired(inputs, bodies))
         return builder.finish(builder.mapped(head) for head in graph.heads)
 
 
@@ -46,9 +48,13 @@ def _original_inputs(graph: Graph, node: Node) -> Tuple[Entry, ...]:
     )
 
 
-def _original_storage(node: Node) -> Node:
-    stored: Optional[str] = node.get(STORED_ATTR)
-    if stored is None:
-        return node
-    declared = dtypes.to_flag(stored) if stored in dtypes.ITEM_BYTES else None
-    return node.with_attrs({"__dtype__": declared, STORED_ATTR: None})
+def _original_attrs(node: Node) -> Node:
+    """Return a node with the attributes that it had before insertion."""
+    changes: Dict[str, Optional[str]] = {ABSORBED_ATTR: None, DECLARED_ATTR: None, WIDENED_ATTR: None}
+    declared, widened = node.get(DECLARED_ATTR), node.get(WIDENED_ATTR)
+    if declared is not None:
+        changes["__dtype__"] = dtypes.to_flag(declared) if declared in dtypes.ITEM_BYTES else None
+    if widened is not None:
+        key, equals, before = widened.partition("=")
+        changes[key] = before if equals else None
+    return node.with_attrs(changes) if any(node.get(key) is not None for key in changes) else node

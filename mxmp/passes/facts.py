@@ -20,12 +20,17 @@ class Facts:
         shapes: Inferred shape; missing where unknown.
         output_names: Names of the entries as MXNet's ``list_outputs`` has them.
         params: Names of the variables that are parameters, whose storage a policy may choose.
+        unfit: Names of those with values beyond the range of the low precision dtype, whose readers
+            stay in float32.
+        bodies: Facts on the bodies of control flow nodes, by (node, number of the body).
     """
 
     dtypes: Mapping[EntryKey, str]
     shapes: Mapping[EntryKey, Tuple[int, ...]] = field(default_factory=dict)
     output_names: Mapping[EntryKey, str] = field(default_factory=dict)
     params: FrozenSet[str] = frozenset()
+    unfit: FrozenSet[str] = frozenset()
+    bodies: Mapping[Tuple[int, int], "Facts"] = field(default_factory=dict)
 
     @classmethod
     def assume_float32(cls, graph: Graph) -> "Facts":

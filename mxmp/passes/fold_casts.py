@@ -6,7 +6,7 @@ inserted cast would give, an equal cast that the network has already gives as we
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Dict, Optional, Set, Tuple
 
 from .. import dtypes
@@ -69,7 +69,8 @@ class _Folder:
         ports = [str(port) for port, entry in enumerate(node.inputs) if entry in self.absorbed]
         if ports:
             node = node.with_attrs({ABSORBED_ATTR: ",".join(ports)})  # for EraseCasts
-        new = self.builder.copy(position, replace(node, inputs=inputs))
+        bodies = tuple(_Folder(body).run() for body in node.subgraphs)
+        new = self.builder.copy(position, node.rewired(inputs, bodies))
         how = _conversion(node)
         if how is not None:
             self.known.setdefault((inputs[0], how), Entry(new))

@@ -9,7 +9,7 @@ amp_cast commits its output.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ..graph import Entry, Graph, GraphBuilder, Node
@@ -38,7 +38,8 @@ class GuardAmpCasts(Pass):
                 shared = len(readers[source.node, source.index]) > 1
                 if graph.nodes[source.node].is_variable or shared:
                     inputs = (_identity(builder, node, inputs[0]),)
-            builder.copy(position, replace(node, inputs=inputs))
+            bodies = tuple(self.run(body) for body in node.subgraphs)
+            builder.copy(position, node.rewired(inputs, bodies))
         return builder.finish(builder.mapped(head) for head in graph.heads)
 
 

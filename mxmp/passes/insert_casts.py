@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Dict, FrozenSet, Optional, Tuple
+from typing import ClassVar, Dict, Optional, Tuple
 
 from .. import dtypes
 from ..errors import PassError
@@ -12,9 +12,8 @@ from ..graph.core import make_attrs
 from ..policy import Policy
 from ..rules import RULES, RuleSet
 from .base import Pass
-from .classify import LOW, Verdict, classify
 from .facts import Facts
-from .place import Placement, place
+from .plan import Plan, make_plan
 
 MARK_ATTR = "__mxmp__"
 """Attribute of the nodes that mxmp inserted; MXNet ignores attributes spelled like this."""
@@ -28,27 +27,19 @@ ABSORBED_ATTR = "__mxmp_absorbed__"
 """Attribute of a node some of whose inputs, given by their numbers, would have read a cast of
 mxmp, but read an equal cast of the network's own."""
 
-STORED_ATTR = "__mxmp_stored__"
-"""Attribute of a parameter that is stored in low precision: the dtype that it declared before,
-empty if it declared none."""
+DECLARED_ATTR = "__mxmp_declared__"
+"""Attribute of a variable whose dtype mxmp declares, because it is stored in low precision or
+because a cast behind it hides its dtype from MXNet's inference: the dtype that it declared
+before, empty if it declared none."""
+
+WIDENED_ATTR = "__mxmp_widened__"
+"""Attribute of a node that reads low precision data and gives float32, in place of a cast: the
+attribute of the operator that says so, followed by what stood there before, if anything did."""
+
+_OUTPUT = "_output"
 
 # Attributes that say where a node runs, which a cast beside it must share.
 _PLACE_ATTRS = ("__ctx_group__",)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that was decided about a graph.
-
-    Attributes:
-        verdicts: One per node.
-        placement: Which nodes run in low precision.
-        low_params: Positions of the parameters to store in low precision.
-    """
-
-    verdicts: Tuple[Verdict, ...]
-    placement: Placement
-    low_params: FrozenSet[int]
 
 
 @dataclass(frozen=True)
@@ -56,112 +47,105 @@ class InsertCasts(Pass):
     """Rewrites a float32 graph so that it runs under a policy.
 
     Every tensor is cast once to the dtype that some of its readers want; outputs come in the
-    policy's output dtype and keep their names (but for those of operators that name several
-    outputs themselves, where they are cast). ``EraseCasts`` is the inverse.
+    policy's output dtype and keep their names. ``EraseCasts`` is the inverse.
 
     Attributes:
         policy: The policy.
         facts: What MXNet infers about the graph; None takes every entry for float32 of unknown
             shape.
         rules: The table of operators.
-        stored: Names of parameters that are stored in low precision already, whoever reads them.
+        plan: What was decided already; None decides it here.
     """
 
     name: ClassVar[str] = "insert-casts"
     policy: Policy = Policy()
     facts: Optional[Facts] = None
     rules: RuleSet = RULES
-    stored: FrozenSet[str] = frozenset()
+    plan: Optional[Plan] = None
 
     def requires(self, graph: Graph) -> None:
         """Refuse a graph that has been converted already."""
         for node in graph.nodes:
             if node.get(MARK_ATTR) is not None:
                 raise PassError(f"pass {self.name}: node {node} is a cast of mxmp; erase the casts first.")
+            for body in node.subgraphs:
+                self.requires(body)
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts."""
         if not self.policy.is_mixed:
             return graph
-        return _Inserter(graph, self.policy, self._facts(graph), self.plan(graph)).run()
-
-    def plan(self, graph: Graph) -> Plan:
-        """Return what this pass decides about a graph, without editing it."""
-        facts = self._facts(graph)
-        verdicts = classify(graph, self.policy, facts, self.rules)
-        low_params: FrozenSet[int] = frozenset()
-        if self.policy.param_dtype != dtypes.FLOAT32:
-            stored = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in self.stored}
-            low_params = _low_params(graph, verdicts, facts) | stored
-        output_low = self.policy.output_dtype != dtypes.FLOAT32
-        return Plan(verdicts, place(graph, verdicts, facts, low_params, output_low), low_params)
-
-    def _facts(self, graph: Graph) -> Facts:
-        return self.facts if self.facts is not None else Facts.assume_float32(graph)
-
-
-def _low_params(graph: Graph, verdicts: Tuple[Verdict, ...], facts: Facts) -> FrozenSet[int]:
-    """Return the parameters that nothing but pinned low precision data inputs read.
-
-    A parameter that any float32 operator reads stays float32 and is cast for the others; so does
-    one that a free operator reads, whose label may change with the shapes.
-    """
-    found = {
-        position
-        for position, node in enumerate(graph.nodes)
-        if node.is_variable and node.name in facts.params and facts.dtype(Entry(position)) == dtypes.FLOAT32
-    }
-    read = set()
-    for position, node in enumerate(graph.nodes):
-        for port, entry in enumerate(node.inputs):
-            verdict = verdicts[position]
-            if verdict.label == LOW and verdict.follows(port):
-                read.add(entry.node)
-            else:
-                found.discard(entry.node)
-    return frozenset(found & read - {head.node for head in graph.heads})
+        facts = self.facts if self.facts is not None else Facts.assume_float32(graph)
+        plan = self.plan if self.plan is not None else make_plan(graph, self.policy, facts, self.rules)
+        return _Inserter(graph, self.policy, facts, plan).run()
 
 
 class _Inserter:
-    """One forward sweep over the graph."""
+    """One forward sweep over a graph, or over a body of a control flow node."""
 
-    def __init__(self, graph: Graph, policy: Policy, facts: Facts, plan: Plan) -> None:
+    def __init__(self, graph: Graph, policy: Policy, facts: Facts, plan: Plan, is_body: bool = False) -> None:
         self.graph = graph
+        self.policy = policy
         self.low_dtype = policy.compute_dtype
         self.output_dtype = policy.output_dtype
         self.facts = facts
         self.plan = plan
+        self.is_body = is_body
         self.builder = GraphBuilder(graph)
         self.casts: Dict[Tuple[int, int, str], Entry] = {}
 
     def run(self) -> Graph:
         for position, node in enumerate(self.graph.nodes):
             inputs = tuple(self._input(position, port) for port in range(len(node.inputs)))
+            node = self._widened(position, node)
+            self.builder.copy(position, node.rewired(inputs, self._bodies(position, node)))
             if position in self.plan.low_params:
-                declared = dtypes.from_flag(node.get("__dtype__", "") or "") or ""
-                node = node.with_attrs({"__dtype__": dtypes.to_flag(self.low_dtype), STORED_ATTR: declared})
-            self.builder.copy(position, replace(node, inputs=inputs))
-        heads = [self._head(head) for head in self.graph.heads]
-        return self.builder.finish(heads)
+                self._declare(Entry(position), self.low_dtype)
+        if self.is_body:
+            return self.builder.finish(self._exit(number, head) for number, head in enumerate(self.graph.heads))
+        return self.builder.finish([self._head(head) for head in self.graph.heads])
+
+    def _bodies(self, position: int, node: Node) -> Tuple[Graph, ...]:
+        found = []
+        for number, graph in enumerate(node.subgraphs):
+            plan = self.plan.bodies.get((position, number))
+            if plan is not None:
+                graph = _Inserter(graph, self.policy, self.facts.bodies[position, number], plan, is_body=True).run()
+            found.append(graph)
+        return tuple(found)
+
+    def _widened(self, position: int, node: Node) -> Node:
+        """Return a node that reads low precision data as it is, where its operator can."""
+        key = self.plan.verdicts[position].widens
+        if not key or self._dtype(node.inputs[0]) != self.low_dtype:
+            return node
+        before = node.get(key)
+        return node.with_attrs({key: dtypes.FLOAT32, WIDENED_ATTR: key if before is None else f"{key}={before}"})
 
     def _input(self, position: int, port: int) -> Entry:
         entry = self.graph.nodes[position].inputs[port]
-        verdict = self.plan.verdicts[position]
         has = self._dtype(entry)
-        if has is None or verdict.accepts_any(port):
+        if has is None or self.plan.verdicts[position].accepts_any(port):
             return self.builder.mapped(entry)
-        wants_low = verdict.follows(port) and position in self.plan.placement.low
-        wanted = self.low_dtype if wants_low else dtypes.FLOAT32
+        wanted = self.low_dtype if self.plan.reads_low(position, port) else dtypes.FLOAT32
         return self.builder.mapped(entry) if has == wanted else self._cast(entry, wanted, position)
 
     def _dtype(self, entry: Entry) -> Optional[str]:
         """Return the dtype of an old entry in the new graph, None if it is not ours to change."""
         if self.facts.dtype(entry) != dtypes.FLOAT32:
             return None
-        if entry.node in self.plan.low_params:
-            return self.low_dtype
-        moves = self.plan.verdicts[entry.node].moves(entry.index)
-        return self.low_dtype if moves and entry.node in self.plan.placement.low else dtypes.FLOAT32
+        low = entry.node in self.plan.low_params or self.plan.gives_low(entry.node, entry.index)
+        return self.low_dtype if low else dtypes.FLOAT32
+
+    def _declare(self, entry: Entry, dtype: str) -> None:
+        """Let a variable say its dtype, which MXNet does not infer through a cast."""
+        position = self.builder.mapped(entry).node
+        node = self.builder.nodes[position]
+        declared = dtypes.from_flag(node.get("__dtype__", "") or "") or ""
+        if node.is_variable and not self.is_body and declared != dtype:
+            self.builder.nodes[position] = node.with_attrs(
+                {"__dtype__": dtypes.to_flag(dtype), DECLARED_ATTR: node.get(DECLARED_ATTR) or declared}
+            )
 
     def _cast(self, entry: Entry, dtype: str, reader: int) -> Entry:
         key = (entry.node, entry.index, dtype)
@@ -175,6 +159,8 @@ class _Inserter:
                 (self.builder.mapped(entry),),
             )
             self.casts[key] = Entry(self.builder.add(node))
+            if entry.node not in self.plan.low_params:
+                self._declare(entry, dtypes.FLOAT32)
         return self.casts[key]
 
     def _place_attrs(self, producer: int, reader: int) -> Dict[str, str]:
@@ -186,16 +172,31 @@ class _Inserter:
                     found[key] = value
         return found
 
+    def _exit(self, number: int, head: Entry) -> Entry:
+        """Return what a body gives; the plan says which outputs may be in low precision."""
+        if number in self.plan.any_heads or self._dtype(head) in (None, dtypes.FLOAT32):
+            return self.builder.mapped(head)
+        return self._cast(head, dtypes.FLOAT32, head.node)
+
     def _head(self, head: Entry) -> Entry:
-        has = self._dtype(head)
-        if has is None or has == self.output_dtype:
+        if not self._is_cast(head):
             return self.builder.mapped(head)
         cast = self._cast(head, self.output_dtype, head.node)
-        producer = self.graph.nodes[head.node]
-        alone = all(head.node != other.node or head.index == other.index for other in self.graph.heads)
-        if alone and self.facts.output_name(self.graph, head) == f"{producer.name}_output":
-            self._swap_names(head, cast)
+        producer, name = self.graph.nodes[head.node], self.facts.output_name(self.graph, head)
+        if name == producer.name + _OUTPUT:
+            if all(self._is_cast(other) for other in self.graph.heads if other.node == head.node):
+                self._swap_names(head, cast)
+        elif not producer.is_variable and name.endswith(_OUTPUT):
+            self._rename(cast, name[: -len(_OUTPUT)])
         return cast
+
+    def _is_cast(self, head: Entry) -> bool:
+        return self._dtype(head) not in (None, self.output_dtype)
+
+    def _rename(self, cast: Entry, name: str) -> None:
+        if name not in self.builder.names:
+            self.builder.names.add(name)
+            self.builder.nodes[cast.node] = replace(self.builder.nodes[cast.node], name=name)
 
     def _swap_names(self, head: Entry, cast: Entry) -> None:
         """Give the cast the name of the node it reads, so that the output keeps its name."""

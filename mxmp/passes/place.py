@@ -26,8 +26,8 @@ import igraph
 from .. import dtypes
 from ..errors import PassError
 from ..graph import Entry, Graph
-from .classify import FREE, LOW, Verdict
 from .facts import Facts
+from .verdict import FREE, LOW, Verdict
 
 _SOURCE = -1
 _SINK = -2
@@ -89,6 +89,7 @@ def place(
     facts: Facts,
     low_params: FrozenSet[int] = frozenset(),
     output_low: bool = False,
+    any_heads: FrozenSet[int] = frozenset(),
 ) -> Placement:
     """Return the cheapest placement that keeps every pin.
 
@@ -98,8 +99,10 @@ def place(
         facts: Shapes decide the bytes; if one is missing, casts are counted in place of bytes.
         low_params: Positions of parameters that are stored in low precision.
         output_low: Whether the graph's float32 outputs are wanted in low precision.
+        any_heads: Numbers of the outputs that may have either precision.
     """
-    tensors = _tensors(graph, verdicts, facts, low_params, output_low)
+    demands = [None if number in any_heads else output_low for number in range(len(graph.heads))]
+    tensors = _tensors(graph, verdicts, facts, low_params, demands)
     in_bytes = all(tensor.size is not None for tensor in tensors)
     network = _Network(tensors, verdicts, in_bytes)
     flow, free_low = network.solve()
@@ -114,27 +117,40 @@ def place(
 
 
 def _tensors(
-    graph: Graph, verdicts: Sequence[Verdict], facts: Facts, low_params: FrozenSet[int], output_low: bool
+    graph: Graph,
+    verdicts: Sequence[Verdict],
+    facts: Facts,
+    low_params: FrozenSet[int],
+    demands: Sequence[Optional[bool]],
 ) -> List[_Tensor]:
     """Return the float32 tensors of a graph, with who decides and who demands their dtype."""
     readers: Dict[Tuple[int, int], Set[int]] = {}
     for position, node in enumerate(graph.nodes):
         for port, entry in enumerate(node.inputs):
+            readers.setdefault((entry.node, entry.index), set())
             if not verdicts[position].accepts_any(port):
-                side = _side(position, verdicts) if verdicts[position].follows(port) else _SOURCE
-                readers.setdefault((entry.node, entry.index), set()).add(side)
-    for head in graph.heads:
-        readers.setdefault((head.node, head.index), set()).add(_SINK if output_low else _SOURCE)
+                readers[entry.node, entry.index].add(_reading_side(position, port, verdicts))
+    for head, low in zip(graph.heads, demands):
+        sides = readers.setdefault((head.node, head.index), set())
+        if low is not None:
+            sides.add(_SINK if low else _SOURCE)
     tensors = []
     for (position, index), sides in readers.items():
         entry = Entry(position, index)
         if facts.dtype(entry) != dtypes.FLOAT32:
             continue
         producer = _side(position, verdicts) if verdicts[position].moves(index) else _SOURCE
-        if position in low_params:
+        if position in low_params or index in verdicts[position].low_outputs:
             producer = _SINK
         tensors.append(_Tensor(entry, producer, frozenset(sides), facts.size(entry)))
     return tensors
+
+
+def _reading_side(position: int, port: int, verdicts: Sequence[Verdict]) -> int:
+    verdict = verdicts[position]
+    if port in verdict.low_ports:
+        return _SINK
+    return _side(position, verdicts) if verdict.follows(port) else _SOURCE
 
 
 def _side(position: int, verdicts: Sequence[Verdict]) -> int:

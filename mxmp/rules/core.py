@@ -68,6 +68,8 @@ class Rule:
         when: Attribute values that this variant is for; rules of one operator are tried in order.
         condition: Says why a particular call must stay in float32.
         reason: Why the operator is in its category, for the report.
+        widens: Attribute with which the operator reads low precision data, and computes in and gives
+            float32; empty if it has none. It saves a cast.
     """
 
     op: str
@@ -81,6 +83,7 @@ class Rule:
     when: Tuple[Tuple[str, str], ...] = ()
     condition: Optional[Condition] = None
     reason: str = ""
+    widens: str = ""
 
     def __post_init__(self) -> None:
         """Check the category."""

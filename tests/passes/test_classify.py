@@ -7,7 +7,7 @@ import pytest
 from mxmp.errors import PolicyError
 from mxmp.graph import from_text
 from mxmp.passes import Facts, classify
-from mxmp.passes.classify import FLOAT32, FREE, KEEP, LOW
+from mxmp.passes.verdict import FLOAT32, FREE, KEEP, LOW
 from mxmp.policy import Policy
 from mxmp.rules import RULES
 

@@ -43,7 +43,7 @@ def test_one_operator_gets_two_casts():
 def test_bfloat16_is_cast_by_amp_cast():
     assert insert("x = null()\nf = FullyConnected(x, x)\nreturn f", BF16) == lines(
         """
-        x = null()
+        x = null() {__dtype__: 0; __mxmp_declared__: }
         x_cast_bfloat16 = amp_cast(x) {__mxmp__: cast; dtype: bfloat16}
         f_bfloat16 = FullyConnected(x_cast_bfloat16, x_cast_bfloat16)
         f = amp_cast(f_bfloat16) {__mxmp__: head; dtype: float32}
@@ -101,7 +101,7 @@ def test_parameters_are_stored_low_only_where_all_readers_are():
         return d, f
     """
     found = insert(text, Policy.parse("O2"), params=("w", "tied"))
-    assert "w = null() {__dtype__: 2; __mxmp_stored__: float32}" in found
+    assert "w = null() {__dtype__: 2; __mxmp_declared__: float32}" in found
     assert "tied = null() {__dtype__: 0}" in found
     assert "tied_cast_float16 = Cast(tied)" in found and "w_cast" not in found
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mxmp.graph import Entry, Graph, Node
 from mxmp.passes import Facts, Verdict, place
-from mxmp.passes.classify import FLOAT32, FREE, KEEP, LOW
+from mxmp.passes.verdict import FLOAT32, FREE, KEEP, LOW
 from mxmp.rules import CLEAR, Rule
 
 # A rule with one input that is never cast and one that takes either dtype, so that every kind of
@@ -50,6 +50,7 @@ def price(graph, verdicts, sizes, output_low, low, in_bytes):
     for position, node in enumerate(graph.nodes):
         for port, entry in enumerate(node.inputs):
             verdict = verdicts[position]
+            readers.setdefault((entry.node, entry.index), [])
             if verdict.label != KEEP and port == 4 or verdict.label == KEEP and verdict.rule and port == 4:
                 continue
             is_low = verdict.label != KEEP and port != 3 and position in low

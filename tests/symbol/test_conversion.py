@@ -14,7 +14,7 @@ from mxnet.gluon.model_zoo import vision
 from mxmp import Policy
 from mxmp.errors import ConvertError, InferenceError
 from mxmp.graph import Entry
-from mxmp.passes import EraseCasts, Facts, InsertCasts
+from mxmp.passes import EraseCasts, Facts, make_plan
 from mxmp.rules import DENY, RULES, RuleSet
 from mxmp.symbol import convert_graph, from_graph, infer_facts, to_graph
 
@@ -167,15 +167,6 @@ def test_float64_and_integer_branches_are_left_alone():
     assert {row.name: row.precision for row in found.report.rows}["wide"] == "as it was"
 
 
-def test_control_flow_bodies_are_left_alone():
-    def body(x, state):
-        return mx.sym.FullyConnected(x, num_hidden=4, name="inner"), state
-
-    out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), mx.sym.var("state"))
-    found = convert_graph(out, Policy.parse("O1"))
-    assert found.report.casts == 0
-
-
 def test_numpy_symbols_stay_numpy():
     data = mx.sym.var("data").as_np_ndarray()
     out = mx.sym.np.exp(data)
@@ -194,7 +185,7 @@ def test_a_network_that_is_wrong_by_itself_names_the_node():
 def test_a_conversion_that_does_not_type_check_names_the_node(monkeypatch):
     """With a wrong rule a sum would get two dtypes; MXNet's own check finds it."""
     wrong = RuleSet(tuple(replace(r, any=(1,)) if r.op == "elemwise_add" else r for r in RULES))
-    monkeypatch.setattr("mxmp.symbol.InsertCasts", partial(InsertCasts, rules=wrong))
+    monkeypatch.setattr("mxmp.symbol.conversion.make_plan", partial(make_plan, rules=wrong))
     data = mx.sym.var("data")
     fc = mx.sym.FullyConnected(data, num_hidden=4, name="fc")
     out = mx.sym.FullyConnected(mx.sym.elemwise_add(fc, data, name="culprit"), num_hidden=2)

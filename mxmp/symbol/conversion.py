@@ -1,79 +1,17 @@
-"""MXNet symbols to graphs and back, and what MXNet infers about them.
-
-The one place where the engine meets MXNet: facts are gathered here, and the result of a
-conversion is checked here with MXNet's own type inference.
-"""
+"""One symbol through the passes: the conversion that all fronts share."""
 
 from __future__ import annotations
 
-import json
-import re
-from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, FrozenSet, Optional, Tuple
 
-import mxnet as mx
-
-from . import dtypes
-from .errors import ConvertError, InferenceError
-from .graph import Entry, Graph, from_json, to_json
-from .passes import Emulate, EraseCasts, Facts, FoldCasts, GuardAmpCasts, InsertCasts, Sequential
-from .policy import Policy
-from .report import Report, make_report
-
-Shapes = Mapping[str, Tuple[int, ...]]
-Dtypes = Mapping[str, str]
-
-_OPERATOR = re.compile(r"Error in operator ([^:]+):")
-
-
-def to_graph(symbol: Any) -> Graph:
-    """Return a symbol's graph, amp_cast nodes included (MXNet's own ``tojson()`` drops them)."""
-    return from_json(symbol.tojson(remove_amp_cast=False))
-
-
-def from_graph(graph: Graph, like: Any = None) -> Any:
-    """Return the symbol of a graph; a numpy symbol if ``like`` is one."""
-    symbol = mx.sym.load_json(to_json(graph))
-    return symbol.as_np_ndarray() if isinstance(like, mx.sym.numpy._Symbol) else symbol
-
-
-def infer_facts(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Facts:
-    """Return what MXNet infers about the entries of a symbol's graph.
-
-    Args:
-        symbol: The symbol.
-        graph: Its graph, as ``to_graph`` gives it.
-        shapes: Known shapes of variables; with none, shapes are left unknown.
-        types: Known dtypes of variables.
-        params: Names of the variables that are parameters.
-
-    Raises:
-        InferenceError: If MXNet's inference fails; the message names the node.
-    """
-    internals = symbol.get_internals()
-    heads = [Entry(*head) for head in json.loads(internals.tojson(remove_amp_cast=False))["heads"]]
-    keys = [(head.node, head.index) for head in heads]
-    # MXNet cannot be told that an input is bfloat16 (python/mxnet/symbol/symbol.py looks it up by
-    # numpy type, which bfloat16 has none of); the variable's own __dtype__ says it.
-    known = {name: dtypes.to_numpy(t) for name, t in types.items() if t != dtypes.BFLOAT16}
-    found = _infer(internals.infer_type_partial, known, "dtypes")
-    sizes = _infer(internals.infer_shape_partial, dict(shapes), "shapes") if shapes else None
-    return Facts(
-        dtypes={key: dtypes.canonical(t) for key, t in zip(keys, found or ()) if t is not None},
-        shapes={key: tuple(s) for key, s in zip(keys, sizes or ()) if s},
-        output_names=dict(zip(keys, internals.list_outputs())),
-        params=params,
-    )
-
-
-def _infer(function: Any, known: Dict[str, Any], what: str) -> Any:
-    try:
-        return function(**known)[1]
-    except mx.base.MXNetError as e:
-        match = _OPERATOR.search(str(e))
-        node = f"node '{match.group(1)}'" if match else "the network"
-        last = [line for line in str(e).splitlines() if line.strip()][-1]
-        raise InferenceError(f"{node}: MXNet cannot infer its {what}: {last.strip()}") from e
+from .. import dtypes
+from ..errors import ConvertError, InferenceError
+from ..graph import Entry, Graph
+from ..passes import Emulate, EraseCasts, Facts, FoldCasts, GuardAmpCasts, InsertCasts, Sequential, make_plan
+from ..policy import Policy
+from ..report import Report, make_report
+from .facts import Dtypes, Shapes, from_graph, infer_facts, to_graph
 
 
 @dataclass(frozen=True)
@@ -107,6 +45,7 @@ def convert_graph(
     types: Optional[Dtypes] = None,
     params: FrozenSet[str] = frozenset(),
     stored: FrozenSet[str] = frozenset(),
+    unfit: FrozenSet[str] = frozenset(),
 ) -> Converted:
     """Convert a symbol: erase earlier casts, insert and fold new ones, and check the result.
 
@@ -117,6 +56,8 @@ def convert_graph(
         types: Dtypes of the inputs; float32 unless given here or declared by the variable.
         params: Names of the variables that are parameters.
         stored: Names of those that are stored in low precision already.
+        unfit: Names of those with values beyond the low precision dtype's range, whose readers are
+            to stay in float32.
 
     Raises:
         InferenceError: If the network does not type-check by itself; it names the node.
@@ -128,10 +69,9 @@ def convert_graph(
     source = from_graph(erased.graph, symbol) if erased.modified else symbol
     graph = to_graph(source) if erased.modified else erased.graph
     types = _input_dtypes(source, graph, shapes, types or {}, params)
-    facts = infer_facts(source, graph, shapes, types, params)
-    insertion = InsertCasts(policy, facts, stored=stored)
-    plan = insertion.plan(graph)
-    after = FoldCasts()(insertion(graph).graph).graph
+    facts = replace(infer_facts(source, graph, shapes, types, params), unfit=unfit)
+    plan = make_plan(graph, policy, facts, stored=stored)
+    after = Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))(graph).graph
     result = from_graph(after, symbol)
     after = to_graph(result)  # in the order that MXNet writes
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)

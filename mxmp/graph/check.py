@@ -1,0 +1,86 @@
+"""Symbol JSON of any version of MXNet, checked before MXNet loads it.
+
+MXNet upgrades what versions 0.8 to 1.8 wrote (src/nnvm/legacy_json_util.cc at tag 1.9.1), but what
+is malformed makes it abort, read beyond its arrays or name no node.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Collection, Dict, List
+
+from ..errors import GraphError
+from .core import VARIABLE
+
+_HINT = "The file is truncated or was edited by hand."
+
+
+def check_json(text: str, operators: Collection[str]) -> None:
+    """Check that a text is a symbol's JSON, whatever version wrote it.
+
+    Args:
+        text: The text.
+        operators: Names of all operators that MXNet knows.
+
+    Raises:
+        GraphError: If it is no JSON or no symbol, or naming the first node that is malformed, out of
+            order or of an unknown operator.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as e:
+        raise GraphError(f"not a symbol's JSON: {e}. The file is truncated or no symbol file.") from e
+    _check_graph(data, frozenset(operators) | {VARIABLE})
+
+
+def _check_graph(data: Any, operators: Collection[str]) -> None:
+    nodes = data.get("nodes") if isinstance(data, dict) else None
+    if not isinstance(nodes, list) or not isinstance(data.get("heads"), list):
+        raise GraphError("not a symbol's JSON: it has no 'nodes' and 'heads'.")
+    for position, node in enumerate(nodes):
+        _check_node(position, node, nodes, operators)
+    if not data["heads"]:
+        raise GraphError("the graph has no outputs.")
+    for number, head in enumerate(data["heads"]):
+        _check_entry(f"output {number} of the graph", head, len(nodes), nodes)
+
+
+def _check_node(position: int, node: Any, nodes: List[Any], operators: Collection[str]) -> None:
+    if not isinstance(node, dict) or not all(isinstance(node.get(key), str) for key in ("op", "name")):
+        raise GraphError(f"node {position}: found {_short(node)}, expected 'op', 'name' and 'inputs'. {_HINT}")
+    where = f"node '{node['name']}' ({node['op']})"
+    if node["op"] not in operators:
+        raise GraphError(
+            f"{where}: this MXNet has no operator '{node['op']}'. If it comes from a library, load that with "
+            f"mx.library.load first."
+        )
+    for key in ("attrs", "attr", "param"):
+        if not _is_texts(node.get(key, {})):
+            raise GraphError(f"{where}: '{key}' is {_short(node[key])}; expected names and texts. {_HINT}")
+    if not isinstance(node.get("inputs"), list):
+        raise GraphError(f"{where}: 'inputs' is {_short(node.get('inputs'))}; expected a list. {_HINT}")
+    if node["op"] == VARIABLE and node["inputs"]:
+        raise GraphError(f"{where}: a variable cannot have inputs. {_HINT}")
+    for port, entry in enumerate(node["inputs"]):
+        _check_entry(f"{where}: input {port}", entry, position, nodes)
+    for body in node.get("subgraphs", ()):
+        _check_graph(body, operators)
+
+
+def _check_entry(where: str, entry: Any, limit: int, nodes: List[Any]) -> None:
+    if not isinstance(entry, list) or not 2 <= len(entry) <= 3 or not all(type(n) is int and n >= 0 for n in entry):
+        raise GraphError(f"{where} is {_short(entry)}; expected [node, output] or [node, output, version]. {_HINT}")
+    if entry[0] >= len(nodes):
+        raise GraphError(f"{where} refers to node {entry[0]}, but the graph has {len(nodes)} nodes. {_HINT}")
+    if entry[0] >= limit:
+        later: Dict[str, Any] = nodes[entry[0]] if isinstance(nodes[entry[0]], dict) else {}
+        raise GraphError(f"{where} refers to node '{later.get('name')}', which comes later or is itself. {_HINT}")
+
+
+def _is_texts(attrs: Any) -> bool:
+    return isinstance(attrs, dict) and all(isinstance(value, str) for value in attrs.values())
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

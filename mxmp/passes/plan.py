@@ -1,0 +1,165 @@
+"""All that is decided about a graph before it is edited, the bodies of control flow included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import AbstractSet, Dict, FrozenSet, Mapping, Optional, Sequence, Set, Tuple
+
+from .. import dtypes
+from ..graph import Entry, Graph
+from ..policy import Policy
+from ..rules import RULES, RuleSet
+from .classify import classify
+from .control_flow import Body, bodies_of
+from .facts import Facts
+from .place import Placement, place
+from .verdict import LOW, Verdict
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that was decided about a graph.
+
+    Attributes:
+        verdicts: One per node.
+        placement: Which nodes run in low precision.
+        low_params: Positions of the parameters to store in low precision; of a body, of the
+            variables that enter it in low precision.
+        bodies: The plans of the bodies of control flow nodes, by (node, number of the body).
+        any_heads: Of a body, the numbers of its outputs that may have either precision.
+    """
+
+    verdicts: Tuple[Verdict, ...]
+    placement: Placement
+    low_params: FrozenSet[int]
+    bodies: Mapping[Tuple[int, int], "Plan"] = field(default_factory=dict)
+    any_heads: FrozenSet[int] = frozenset()
+
+    def reads_low(self, position: int, port: int) -> bool:
+        """Return whether a node wants one of its inputs in low precision."""
+        return self.verdicts[position].reads_low(port, position in self.placement.low)
+
+    def gives_low(self, position: int, index: int) -> bool:
+        """Return whether a node gives one of its outputs in low precision."""
+        return self.verdicts[position].gives_low(index, position in self.placement.low)
+
+    def casts(self) -> int:
+        """Return the number of casts, those in bodies included."""
+        return self.placement.casts + sum(plan.casts() for plan in self.bodies.values())
+
+
+def make_plan(
+    graph: Graph, policy: Policy, facts: Facts, rules: RuleSet = RULES, stored: FrozenSet[str] = frozenset()
+) -> Plan:
+    """Return what is decided about a graph.
+
+    Args:
+        graph: A graph without casts of mxmp.
+        policy: The policy.
+        facts: What MXNet infers about the graph.
+        rules: The table of operators.
+        stored: Names of parameters that are stored in low precision already.
+    """
+    verdicts, bodies = _plan_bodies(graph, classify(graph, policy, facts, rules), facts)
+    low_params: FrozenSet[int] = frozenset()
+    if policy.param_dtype != dtypes.FLOAT32:
+        known = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in stored}
+        low_params = _low_params(graph, verdicts, facts) | known
+    output_low = policy.output_dtype != dtypes.FLOAT32
+    return Plan(verdicts, place(graph, verdicts, facts, low_params, output_low), low_params, bodies)
+
+
+def _low_params(graph: Graph, verdicts: Sequence[Verdict], facts: Facts) -> FrozenSet[int]:
+    """Return the parameters that nothing but pinned low precision data inputs read.
+
+    A parameter that any float32 operator reads stays float32 and is cast for the others; so does
+    one that a free operator reads, whose label may change with the shapes.
+    """
+    params = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in facts.params}
+    pinned = {i for i, verdict in enumerate(verdicts) if verdict.label == LOW}
+    return _read_low_alone(graph, verdicts, pinned, facts, params)
+
+
+def _read_low_alone(
+    graph: Graph, verdicts: Sequence[Verdict], low: AbstractSet[int], facts: Facts, candidates: Set[int]
+) -> FrozenSet[int]:
+    """Return the float32 variables among the candidates that are only ever read in low precision."""
+    found = {i for i in candidates if facts.dtype(Entry(i)) == dtypes.FLOAT32}
+    read = set()
+    for position, node in enumerate(graph.nodes):
+        for port, entry in enumerate(node.inputs):
+            if verdicts[position].reads_low(port, position in low):
+                read.add(entry.node)
+            else:
+                found.discard(entry.node)
+    return frozenset(found & read - {head.node for head in graph.heads})
+
+
+def _plan_bodies(
+    graph: Graph, verdicts: Tuple[Verdict, ...], facts: Facts
+) -> Tuple[Tuple[Verdict, ...], Dict[Tuple[int, int], Plan]]:
+    """Return the plans of all bodies, and the verdicts with what the bodies want and give."""
+    plans: Dict[Tuple[int, int], Plan] = {}
+    found = list(verdicts)
+    for position, verdict in enumerate(verdicts):
+        if not verdict.bodies:
+            continue
+        bodies = bodies_of(graph.nodes[position])
+        own_facts = {number: facts.bodies[position, number] for number, nodes in enumerate(verdict.bodies) if nodes}
+        own = {number: _plan_body(bodies[number], verdict.bodies[number], f) for number, f in own_facts.items()}
+        ports = _low_ports(bodies, own, own_facts)
+        own = {number: _enter_low(bodies[number], plan, own_facts[number], ports) for number, plan in own.items()}
+        plans.update({(position, number): plan for number, plan in own.items()})
+        found[position] = replace(verdict, low_ports=ports, low_outputs=_low_outputs(bodies, own, own_facts))
+    return tuple(found), plans
+
+
+def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts) -> Plan:
+    """Return the plan of a body whose variables are float32.
+
+    Loop states stay float32: they are what rounding errors add up in. So do the outputs that
+    other bodies must agree with. The other outputs come in what they are computed in.
+    """
+    verdicts, bodies = _plan_bodies(body.graph, verdicts, facts)
+    any_heads = frozenset(range(len(body.graph.heads))) - body.exact
+    return Plan(verdicts, place(body.graph, verdicts, facts, any_heads=any_heads), frozenset(), bodies, any_heads)
+
+
+def _low_ports(bodies: Sequence[Body], plans: Mapping[int, Plan], facts: Mapping[int, Facts]) -> FrozenSet[int]:
+    """Return the inputs that all bodies want in low precision alone.
+
+    They are cast once, in front of a loop, rather than in every iteration.
+    """
+    low: Set[int] = set()
+    exact: Set[int] = set()
+    for number, body in enumerate(bodies):
+        variables = body.variables()
+        wanted: FrozenSet[int] = frozenset()
+        if number in plans:
+            plan = plans[number]
+            candidates = set(variables) - {variables[variable] for variable, _ in body.states}
+            wanted = _read_low_alone(body.graph, plan.verdicts, plan.placement.low, facts[number], candidates)
+        for position, port in zip(variables, body.ports):
+            (low if position in wanted else exact).add(port)
+    return frozenset(low - exact)
+
+
+def _enter_low(body: Body, plan: Plan, facts: Facts, ports: FrozenSet[int]) -> Plan:
+    """Return a body's plan with the variables that enter it in low precision."""
+    low = frozenset(position for position, port in zip(body.variables(), body.ports) if port in ports)
+    if not low:
+        return plan
+    placement = place(body.graph, plan.verdicts, facts, low, any_heads=plan.any_heads)
+    return replace(plan, placement=placement, low_params=low)
+
+
+def _low_outputs(bodies: Sequence[Body], plans: Mapping[int, Plan], facts: Mapping[int, Facts]) -> FrozenSet[int]:
+    """Return the outputs of a control flow node that its bodies give in low precision."""
+    found: Set[Optional[int]] = set()
+    for number, plan in plans.items():
+        body = bodies[number]
+        for head, (entry, output) in enumerate(zip(body.graph.heads, body.outputs)):
+            gives_low = plan.gives_low(entry.node, entry.index) and facts[number].dtype(entry) == dtypes.FLOAT32
+            if head in plan.any_heads and gives_low:
+                found.add(output)
+    return frozenset(output for output in found if output is not None)

@@ -1,0 +1,167 @@
+"""Loss heads get a ``loss_scale`` input, which multiplies their gradient and nothing else.
+
+A loss head of the Symbolic API starts the backward pass by itself and ignores the gradient of its
+output, so multiplying the output scales nothing. In front of its data x this pass puts
+
+    y = BlockGrad(x) + loss_scale * (x - BlockGrad(x))
+
+whose value is x and whose gradient is that of y times the scale, multiplied in float32 before the
+backward pass rounds anything to low precision. Both are exact for powers of two. Where x is
+infinite or NaN the difference is not 0; there x itself stands for it, which changes no sum.
+
+The scale is an input of shape (1,): it changes from step to step without a new executor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Dict, FrozenSet, Iterator, Optional
+
+from .. import dtypes
+from ..errors import PassError
+from ..graph import Entry, Graph, GraphBuilder, Node
+from ..graph.core import VARIABLE, make_attrs
+from ..rules.conditions import value_of
+from .base import Pass
+from .facts import Facts
+from .insert_casts import MARK_ATTR, cast_op
+
+LOSS_HEADS = frozenset(
+    {
+        "SoftmaxOutput",
+        "SVMOutput",
+        "LinearRegressionOutput",
+        "LogisticRegressionOutput",
+        "MAERegressionOutput",
+        "MakeLoss",
+        "make_loss",
+    }
+)
+"""Operators whose gradient does not depend on that of their output; input 0 is what they train."""
+
+# Written by the user; a graph does not tell whether they use the gradient of their output
+# (CustomOpProp, python/mxnet/operator.py at tag 1.9.1: need_top_grad).
+_USER_OPS = frozenset({"Custom", "_Native", "_NDArray"})
+
+# It adds a penalty to the gradient that it gets, which no scale reaches.
+_PENALTY = "IdentityAttachKLSparseReg"
+
+SCALE_MARK = "loss_scale"
+
+
+@dataclass(frozen=True)
+class ScaleLoss(Pass):
+    """Scales the gradient of every loss head by an input of the graph.
+
+    To be run on a converted graph. ``EraseCasts`` takes out what it puts in; of the variable then
+    nothing is left that any output depends on.
+
+    Attributes:
+        facts: Dtypes of the graph's entries; one that is unknown counts as float32.
+        variable: Name of the new input; float32, shape (1,).
+        custom: Names of the user's own operators (``Custom``) that are loss heads.
+    """
+
+    name: ClassVar[str] = "scale-loss"
+    facts: Facts = field(default_factory=lambda: Facts({}))
+    variable: str = "loss_scale"
+    custom: FrozenSet[str] = frozenset()
+
+    def requires(self, graph: Graph) -> None:
+        """Refuse graphs whose gradient cannot be scaled as a whole."""
+        if any(node.name == self.variable for node in graph.nodes):
+            raise PassError(
+                f"pass {self.name}: the graph has a node '{self.variable}' already; rename it, or erase the loss scale."
+            )
+        for node in _all_nodes(graph):
+            if node.op == _PENALTY:
+                raise PassError(
+                    f"pass {self.name}: node {node} adds a penalty to the gradient that cannot be scaled; "
+                    f"write the penalty as a loss under make_loss."
+                )
+        for node in (node for outer in graph.nodes for body in outer.subgraphs for node in _all_nodes(body)):
+            if is_loss_head(node):
+                raise PassError(
+                    f"pass {self.name}: node {node} is a loss head inside of a control flow operator; move it out."
+                )
+        self._check_user_ops(graph)
+
+    def _check_user_ops(self, graph: Graph) -> None:
+        known = {node.name for node in graph.nodes if node.op in _USER_OPS}
+        for name in sorted(self.custom - known):
+            raise PassError(
+                f"pass {self.name}: the graph has no Custom operator '{name}'; check the names in loss_heads."
+            )
+        for head in graph.heads:
+            node = graph.nodes[head.node]
+            if node.name in known - self.custom:
+                raise PassError(
+                    f"pass {self.name}: output {node} is an operator of yours, of which mxmp cannot know whether it is "
+                    f"a loss head. If it ignores the gradient of its output (need_top_grad=False), name it in "
+                    f"loss_heads; else let an identity follow it."
+                )
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph with scaled loss heads; the same one if it has none."""
+        builder = GraphBuilder(graph)
+        scale: Optional[Entry] = None
+        scaled: Dict[Entry, Entry] = {}
+        for position, node in enumerate(graph.nodes):
+            inputs = [builder.mapped(entry) for entry in node.inputs]
+            if is_loss_head(node) or node.name in self.custom:
+                data = node.inputs[0]
+                if scale is None:
+                    scale = Entry(builder.add(_scale_variable(self.variable, node)))
+                if data not in scaled:
+                    scaled[data] = self._scaled(builder, graph, position, inputs[0], scale)
+                inputs[0] = scaled[data]
+            builder.copy(position, replace(node, inputs=tuple(inputs)))
+        return builder.finish(builder.mapped(head) for head in graph.heads)
+
+    def _scaled(self, builder: GraphBuilder, graph: Graph, position: int, x: Entry, scale: Entry) -> Entry:
+        """Return an entry with the value of x whose gradient is scaled in float32."""
+        head = graph.nodes[position]
+        dtype = self.facts.dtype(head.inputs[0]) or dtypes.FLOAT32
+        if dtype not in dtypes.PRECISIONS:
+            raise PassError(
+                f"pass {self.name}: node {head} reads {dtype}, whose gradient cannot be scaled; cast it to float32."
+            )
+
+        def add(op: str, what: str, *inputs: Entry, **attrs: str) -> Entry:
+            attrs = {**attrs, **_place(head), MARK_ATTR: SCALE_MARK}
+            return Entry(builder.add(Node(op, builder.unique(f"{head.name}_{what}"), make_attrs(attrs), inputs)))
+
+        # The first input of each node leads back to x: so EraseCasts finds the way.
+        low = dtype != dtypes.FLOAT32
+        if low:
+            x = add(cast_op(dtypes.FLOAT32, dtype), "wide", x, dtype=dtypes.FLOAT32)
+        value = add("BlockGrad", "value", x)
+        zero = add("elemwise_sub", "zero", x, value)
+        finite = add("_equal", "finite", zero, zero)
+        change = add("where", "change", finite, zero, x)
+        result = add("elemwise_add", "scaled", value, add("broadcast_mul", "scaled_change", change, scale))
+        return add(cast_op(dtype, dtype), "narrow", result, dtype=dtype) if low else result
+
+
+def is_loss_head(node: Node) -> bool:
+    """Return whether a node's gradient is the loss's own, whatever comes behind it."""
+    return node.op in LOSS_HEADS and not value_of(dict(node.attrs), "out_grad")
+
+
+def _scale_variable(name: str, head: Node) -> Node:
+    attrs = {"__shape__": "(1,)", "__dtype__": dtypes.to_flag(dtypes.FLOAT32), **_place(head)}
+    return Node(VARIABLE, name, make_attrs(attrs))
+
+
+def _place(head: Node) -> Dict[str, str]:
+    """Return the attributes that say where a loss head runs."""
+    group = head.get("__ctx_group__")
+    return {} if group is None else {"__ctx_group__": group}
+
+
+def _all_nodes(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes of a graph and of the bodies of its control flow."""
+    for node in graph.nodes:
+        yield node
+        for body in node.subgraphs:
+            yield from _all_nodes(body)

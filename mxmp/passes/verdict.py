@@ -1,0 +1,58 @@
+"""What is decided about one node: its label, the reason, and which ports follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import FrozenSet, Optional, Tuple
+
+from ..rules import Rule
+
+FLOAT32 = "float32"
+LOW = "low"
+FREE = "free"
+KEEP = "keep"
+"""The labels. A node that is kept is none of the engine's business: its inputs stay as they are."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was decided about one node, and why.
+
+    Attributes:
+        label: ``FLOAT32``, ``LOW``, ``FREE`` or ``KEEP``.
+        reason: One phrase, for the report.
+        rule: The operator's rule, if it has one.
+        widens: Attribute with which this node reads low precision data and gives float32, so that
+            its first input needs no cast; empty if it has none.
+        bodies: Of a control flow node, the verdicts on the nodes of each of its bodies.
+        low_ports: Of a control flow node, the inputs that its bodies want in low precision.
+        low_outputs: Likewise, the outputs that they give in low precision.
+    """
+
+    label: str
+    reason: str
+    rule: Optional[Rule] = None
+    widens: str = ""
+    bodies: Tuple[Tuple["Verdict", ...], ...] = ()
+    low_ports: FrozenSet[int] = frozenset()
+    low_outputs: FrozenSet[int] = frozenset()
+
+    def follows(self, port: int) -> bool:
+        """Return whether an input is cast to the node's precision."""
+        return self.label != KEEP and self.rule is not None and self.rule.is_data(port)
+
+    def accepts_any(self, port: int) -> bool:
+        """Return whether an input may have either precision."""
+        return self.rule is not None and (port in self.rule.any or (port == 0 and self.widens != ""))
+
+    def moves(self, index: int) -> bool:
+        """Return whether an output has the node's precision."""
+        return self.label != KEEP and self.rule is not None and index not in self.rule.keep_outputs
+
+    def reads_low(self, port: int, low: bool) -> bool:
+        """Return whether an input is wanted in low precision, given whether the node runs in it."""
+        return port in self.low_ports or (low and self.follows(port))
+
+    def gives_low(self, index: int, low: bool) -> bool:
+        """Return whether an output comes in low precision, given whether the node runs in it."""
+        return index in self.low_outputs or (low and self.moves(index))

@@ -1,0 +1,117 @@
+"""What users give: symbols, shapes, dtypes and parameters, checked against each other."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import mxnet as mx
+
+from .. import dtypes as dtypes_
+from ..errors import ConvertError, DtypeError
+from ..policy import did_you_mean
+
+# How MXNet's Initializer tells parameters by their names (python/mxnet/initializer.py at tag 1.9.1).
+_PARAMETER_SUFFIXES = ("weight", "bias", "gamma", "beta", "parameters")
+
+
+class Model(NamedTuple):
+    """A symbol with what is known about its inputs.
+
+    Attributes:
+        symbol: The symbol.
+        shapes: Shapes of inputs by name.
+        dtypes: Dtypes of inputs by name.
+    """
+
+    symbol: Any
+    shapes: Dict[str, Tuple[int, ...]]
+    dtypes: Dict[str, str]
+
+
+def require_symbol(sym: Any) -> Any:
+    """Return a symbol, or raise a ConvertError that says what else it is."""
+    if isinstance(sym, mx.sym.Symbol):
+        return sym
+    hint = "; for a Gluon net call mxmp.gluon.convert(net, policy)" if isinstance(sym, mx.gluon.Block) else ""
+    raise ConvertError(f"sym is a {type(sym).__name__}; expected a Symbol{hint}.")
+
+
+def known_shapes(sym: Any, shapes: Optional[Any]) -> Dict[str, Tuple[int, ...]]:
+    """Return shapes by name from a dict, or pairs as in ``Module.data_shapes``.
+
+    Raises:
+        ConvertError: If a name is no variable of the symbol, or a shape is none.
+    """
+    found = {}
+    pairs = shapes.items() if isinstance(shapes, Mapping) else [(pair[0], pair[1]) for pair in shapes or ()]
+    for name, shape in pairs:
+        _require_variable(sym, name, "shapes")
+        try:
+            found[name] = tuple(int(size) for size in shape)
+        except (TypeError, ValueError):
+            raise ConvertError(f"shapes: {name!r} has shape {shape!r}; expected a tuple of integers.") from None
+        if any(size < 0 for size in found[name]):
+            raise ConvertError(f"shapes: {name!r} has shape {found[name]}; a size cannot be negative.")
+    return found
+
+
+def known_dtypes(sym: Any, dtypes: Optional[Mapping[str, Any]]) -> Dict[str, str]:
+    """Return dtypes by name.
+
+    Raises:
+        ConvertError: If a name is no variable of the symbol, or a dtype is none of MXNet's.
+    """
+    found = {}
+    for name, dtype in dict(dtypes or {}).items():
+        _require_variable(sym, name, "dtypes")
+        try:
+            found[name] = dtypes_.canonical(dtype)
+        except DtypeError as e:
+            raise ConvertError(f"dtypes: {name!r}: {e}") from e
+    return found
+
+
+def input_names(sym: Any, shapes: Mapping[str, Any], data_names: Optional[Sequence[str]]) -> FrozenSet[str]:
+    """Return the names of a symbol's inputs: those given, or those with shapes, or the usual ones."""
+    if data_names is not None:
+        for name in data_names:
+            _require_variable(sym, name, "data_names")
+        return frozenset(data_names)
+    usual = {name for name in sym.list_arguments() if name == "data" or name.endswith("label")}
+    return frozenset(shapes) | usual if not shapes else frozenset(shapes) | {n for n in usual if n != "data"}
+
+
+def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], shapes: Any) -> None:
+    """Check that parameters fit a symbol; MXNet's own inference checks their shapes.
+
+    Parameters that the symbol does not have are let pass, as MXNet does.
+
+    Raises:
+        ConvertError: If a value is no NDArray, or a parameter is missing.
+    """
+    for what, params in (("arg_params", arg_params), ("aux_params", aux_params)):
+        for name, array in params.items():
+            if not isinstance(array, mx.nd.NDArray):
+                raise ConvertError(f"{what}: {name!r} is a {type(array).__name__}; expected an NDArray.")
+    missing = [n for n in sym.list_auxiliary_states() if n not in aux_params]
+    if missing:
+        raise ConvertError(f"aux_params lacks {_listed(missing)}, which the symbol has{_nearest(missing, aux_params)}.")
+    absent = [n for n in sym.list_arguments() if n not in arg_params and n not in shapes]
+    missing = [n for n in absent if n.endswith(_PARAMETER_SUFFIXES)]
+    if missing:
+        raise ConvertError(f"arg_params lacks {_listed(missing)}, which the symbol has{_nearest(missing, arg_params)}.")
+
+
+def _require_variable(sym: Any, name: Any, argument: str) -> None:
+    known = sym.list_inputs()
+    if name not in known:
+        raise ConvertError(f"{argument}: the symbol has no variable {name!r}{did_you_mean(str(name), known)}.")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"'{name}'" for name in names[:3]) + more
+
+
+def _nearest(missing: Sequence[str], given: Mapping[str, Any]) -> str:
+    return did_you_mean(missing[0], given) if given else "; it is empty"

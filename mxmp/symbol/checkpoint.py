@@ -1,0 +1,155 @@
+"""Checkpoints: files of a symbol and its parameters, as ``mx.model.save_checkpoint`` writes them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+import mxnet as mx
+
+from ..errors import CheckpointError, GraphError, MxmpError
+from ..files import replacing
+from ..graph import check_json
+from .convert import ConvertedModel, PolicyLike, convert_model
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint holds.
+
+    Attributes:
+        symbol: The symbol.
+        arg_params: Its arguments, NDArrays by name.
+        aux_params: Its auxiliary states, likewise.
+    """
+
+    symbol: Any
+    arg_params: Dict[str, Any]
+    aux_params: Dict[str, Any]
+
+
+def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
+    """Return the names of a checkpoint's files: symbol and parameters."""
+    return f"{prefix}-symbol.json", f"{prefix}-{epoch:04d}.params"
+
+
+def load_symbol(file: str) -> Any:
+    """Return the symbol in a JSON file, which may be of any version of MXNet up to 1.9.1.
+
+    Raises:
+        CheckpointError: If the file is missing, no symbol, or malformed; the message names the file,
+            and the node where there is one.
+    """
+    try:
+        with open(file, encoding="utf-8") as stream:
+            text = stream.read()
+        check_json(text, mx.operator.get_all_registered_operators())
+        return mx.sym.load_json(text)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file}: there is no such file.") from None
+    except (OSError, UnicodeDecodeError, GraphError) as e:
+        raise CheckpointError(f"{file}: {e}") from e
+    except mx.MXNetError as e:
+        raise CheckpointError(f"{file}: MXNet cannot load it: {_last_line(e)}") from e
+
+
+def load_params(file: str) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Return the arguments and the auxiliary states in a file of parameters.
+
+    Raises:
+        CheckpointError: If the file is missing, damaged, or holds something else.
+    """
+    if not os.path.isfile(file):
+        raise CheckpointError(f"{file}: there is no such file.")
+    try:
+        arrays = mx.nd.load(file)
+    except (mx.MXNetError, ValueError, OSError) as e:
+        raise CheckpointError(f"{file}: truncated, or no file of parameters: {_last_line(e)}") from e
+    found: Dict[str, Dict[str, Any]] = {"arg": {}, "aux": {}}
+    for name, array in arrays.items() if isinstance(arrays, dict) else ():
+        kind, _, rest = name.partition(":")
+        if kind not in found or not rest:
+            raise CheckpointError(
+                f"{file}: it holds '{name}'; expected names such as 'arg:fc_weight' or 'aux:bn_mean'."
+            )
+        found[kind][rest] = array
+    if not isinstance(arrays, dict):
+        raise CheckpointError(f"{file}: its {len(arrays)} arrays have no names; expected a checkpoint's parameters.")
+    return found["arg"], found["aux"]
+
+
+def load_checkpoint(prefix: str, epoch: int) -> Checkpoint:
+    """Return a checkpoint's symbol and parameters.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged; the message names it.
+    """
+    symbol_file, params_file = checkpoint_files(prefix, epoch)
+    return Checkpoint(load_symbol(symbol_file), *load_params(params_file))
+
+
+def save_checkpoint(prefix: str, epoch: int, symbol: Any, arg_params: Mapping[str, Any], aux_params: Any) -> None:
+    """Write a checkpoint, casts included, both files or neither.
+
+    Raises:
+        CheckpointError: If the folder is missing or cannot be written to.
+    """
+    folder = os.path.dirname(os.path.abspath(prefix))
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"{prefix}: there is no folder {folder}; make it first.")
+    arrays = {f"arg:{name}": array for name, array in arg_params.items()}
+    arrays.update({f"aux:{name}": array for name, array in aux_params.items()})
+    try:
+        with replacing(*checkpoint_files(prefix, epoch)) as (symbol_file, params_file):
+            with open(symbol_file, "w", encoding="utf-8") as stream:
+                stream.write(symbol.tojson(remove_amp_cast=False))
+            mx.nd.save(params_file, arrays)
+    except (OSError, mx.MXNetError) as e:
+        raise CheckpointError(f"{prefix}: the checkpoint cannot be written: {_last_line(e)}") from e
+
+
+def convert_checkpoint(
+    prefix: str,
+    epoch: int,
+    out_prefix: str,
+    policy: PolicyLike = "O2",
+    shapes: Optional[Any] = None,
+    dtypes: Optional[Mapping[str, Any]] = None,
+    out_epoch: Optional[int] = None,
+    **changes: Any,
+) -> ConvertedModel:
+    """Convert the checkpoint ``prefix-symbol.json``, ``prefix-0000.params`` and write the result.
+
+    The result loads in plain MXNet, without mxmp.
+
+    Args:
+        prefix: The checkpoint's prefix, folder included.
+        epoch: Its epoch.
+        out_prefix: Prefix of the files to write; not the same.
+        policy: A policy or its text; 'O2' stores parameters in float16.
+        shapes: Shapes of inputs, as for ``convert_symbol``.
+        dtypes: Dtypes of inputs, likewise.
+        out_epoch: Epoch of the file to write; that of the checkpoint unless given.
+        **changes: Fields of the policy that overrule it.
+
+    Returns:
+        What was written, with its report.
+
+    Raises:
+        CheckpointError: If a file is missing, damaged or cannot be written. Then nothing is written.
+        ConvertError: If the parameters do not fit the symbol, or it cannot be converted.
+        PolicyError: If the policy does not parse, or one of its patterns matches nothing.
+    """
+    if os.path.realpath(prefix) == os.path.realpath(out_prefix):
+        raise CheckpointError(f"out_prefix={out_prefix!r} is the prefix of the checkpoint itself; give another.")
+    source = load_checkpoint(prefix, epoch)
+    try:
+        model = convert_model(*source, policy, shapes, dtypes, **changes)
+    except MxmpError as e:
+        raise type(e)(f"{prefix}: {e}") from e
+    save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)
+    return model
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,279 @@
+"""convert_symbol, convert_model and convert_buckets: what users of the Symbolic API call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+from .. import dtypes as dtypes_
+from ..errors import ConvertError
+from ..graph import Graph
+from ..policy import Policy, check_matches
+from ..report import Report
+from . import params as values
+from .arguments import Model, check_params, input_names, known_dtypes, known_shapes, require_symbol
+from .conversion import Converted, convert_graph
+from .facts import to_graph
+
+PolicyLike = Union[str, Policy]
+"""A policy, or the text of one."""
+
+
+@dataclass(frozen=True)
+class ConvertedModel:
+    """A converted model; unpacks as ``symbol, arg_params, aux_params``.
+
+    Attributes:
+        symbol: The converted symbol, which plain MXNet runs.
+        arg_params: Its arguments, in the dtypes that it wants.
+        aux_params: Its auxiliary states.
+        report: What was decided about each operator.
+        changes: The parameters whose values the low precision dtype could not hold: how many were
+            clamped or became zero.
+        param_bytes: Bytes of all parameters, (before, after).
+    """
+
+    symbol: Any
+    arg_params: Dict[str, Any]
+    aux_params: Dict[str, Any]
+    report: Report
+    changes: Tuple[values.Change, ...]
+    param_bytes: Tuple[int, int]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Unpack as MXNet's own functions return a model."""
+        return iter((self.symbol, self.arg_params, self.aux_params))
+
+
+def convert_symbol(
+    sym: Any,
+    policy: PolicyLike = "O1",
+    shapes: Optional[Any] = None,
+    dtypes: Optional[Mapping[str, Any]] = None,
+    data_names: Optional[Sequence[str]] = None,
+    **changes: Any,
+) -> Any:
+    """Return a symbol converted to mixed precision; the given one is not changed.
+
+    Args:
+        sym: A float32 network, or one that mxmp converted before, to which the new policy then
+            applies in place of the old one.
+        policy: A policy or its text, such as 'O1', 'mixed_bfloat16' or 'O2,name:fc*=float32'.
+        shapes: Shapes of inputs, a dict or pairs as in ``Module.data_shapes``. With them casts are
+            placed where they move the fewest bytes; without, where there are the fewest.
+        dtypes: Dtypes of inputs that are not float32 and do not declare theirs.
+        data_names: Names of the inputs, which is to say of what is no parameter: a policy such as
+            'O2' declares parameters in low precision. Those that ``shapes`` names, unless given;
+            without both 'data' and what ends in 'label'.
+        **changes: Fields of the policy that overrule it, such as ``output_dtype='float16'``.
+
+    Returns:
+        A symbol of the same inputs and outputs, their names, order and dtypes included.
+
+    Raises:
+        ConvertError: If ``sym`` is no symbol, or the conversion does not type-check.
+        InferenceError: If the network does not by itself; the message names the node.
+        PolicyError: If the policy does not parse, or one of its patterns matches nothing.
+    """
+    model = Model(require_symbol(sym), known_shapes(sym, shapes), known_dtypes(sym, dtypes))
+    parsed = _policy(policy, changes, [to_graph(sym)])
+    params = frozenset(sym.list_arguments()) - input_names(sym, model.shapes, data_names)
+    return convert_graph(sym, parsed, model.shapes, model.dtypes, params).symbol
+
+
+def convert_model(
+    sym: Any,
+    arg_params: Mapping[str, Any],
+    aux_params: Mapping[str, Any],
+    policy: PolicyLike = "O1",
+    shapes: Optional[Any] = None,
+    dtypes: Optional[Mapping[str, Any]] = None,
+    **changes: Any,
+) -> ConvertedModel:
+    """Return a model converted to mixed precision: its symbol, and its parameters to go with it.
+
+    Where the policy stores parameters in low precision ('O2', 'float16'), those that only low
+    precision operators read are rounded to nearest even. Values beyond the dtype's range are
+    clamped, or their readers stay in float32, as the policy's ``out_of_range`` says; values that
+    become zero are counted. The dicts and arrays given are not changed.
+
+    Args:
+        sym: The symbol.
+        arg_params: Its arguments, NDArrays by name.
+        aux_params: Its auxiliary states, likewise.
+        policy: A policy or its text.
+        shapes: Shapes of inputs, as for ``convert_symbol``.
+        dtypes: Dtypes of inputs, likewise.
+        **changes: Fields of the policy that overrule it.
+
+    Raises:
+        ConvertError: If the parameters do not fit the symbol; the message names them.
+        InferenceError: If the network does not type-check by itself.
+        PolicyError: If the policy does not parse, or one of its patterns matches nothing.
+    """
+    require_symbol(sym)
+    graph = to_graph(sym)
+    parsed = _policy(policy, changes, [graph])
+    args, aux = values.widened(graph, arg_params), dict(aux_params)
+    model = Model(sym, known_shapes(sym, shapes), known_dtypes(sym, dtypes))
+    check_params(sym, args, aux, model.shapes)
+    (found,), unfit = _convert_all([model], args, aux, parsed)
+    stored, changed = _store(parsed, [found], args)
+    before, after = values.total_bytes({**args, **aux}), values.total_bytes({**stored, **aux})
+    return ConvertedModel(found.symbol, stored, aux, found.report, changed, (before, after))
+
+
+@dataclass(frozen=True)
+class ConvertedBuckets:
+    """The symbols of a BucketingModule, converted, with one set of parameters.
+
+    Attributes:
+        models: (symbol, data_names, label_names) by bucket.
+        arg_params: Arguments of all of them, in the dtypes that they want.
+        aux_params: Auxiliary states.
+        reports: What was decided, by bucket.
+        changes: As ``ConvertedModel.changes``.
+    """
+
+    models: Dict[Any, Tuple[Any, Any, Any]]
+    arg_params: Dict[str, Any]
+    aux_params: Dict[str, Any]
+    reports: Dict[Any, Report]
+    changes: Tuple[values.Change, ...]
+
+    def sym_gen(self, bucket_key: Any) -> Tuple[Any, Any, Any]:
+        """Return a bucket's symbol and names, as BucketingModule asks for them.
+
+        Raises:
+            ConvertError: If the bucket was not converted.
+        """
+        if bucket_key not in self.models:
+            raise ConvertError(f"bucket {bucket_key!r} was not converted; known: {list(self.models)}.")
+        return self.models[bucket_key]
+
+
+def convert_buckets(
+    sym_gen: Callable[[Any], Tuple[Any, Any, Any]],
+    buckets: Iterable[Any],
+    arg_params: Mapping[str, Any],
+    aux_params: Mapping[str, Any],
+    policy: PolicyLike = "O1",
+    shapes: Optional[Mapping[Any, Any]] = None,
+    **changes: Any,
+) -> ConvertedBuckets:
+    """Convert all buckets of a BucketingModule, with one set of parameters.
+
+    A parameter is stored in low precision only if every bucket that has it wants it so.
+
+    Args:
+        sym_gen: The module's: from a bucket's key to (symbol, data_names, label_names).
+        buckets: The keys of all buckets.
+        arg_params: Arguments of all buckets, NDArrays by name.
+        aux_params: Auxiliary states, likewise.
+        policy: A policy or its text.
+        shapes: Shapes of inputs by bucket.
+        **changes: Fields of the policy that overrule it.
+
+    Raises:
+        ConvertError: If there is no bucket, or the parameters do not fit.
+        PolicyError: If the policy does not parse, or one of its patterns matches nothing.
+    """
+    keys = list(buckets)
+    if not keys:
+        raise ConvertError("buckets is empty; give the key of every bucket.")
+    generated = {key: sym_gen(key) for key in keys}
+    graphs = [to_graph(require_symbol(symbol)) for symbol, _, _ in generated.values()]
+    parsed = _policy(policy, changes, graphs)
+    args, aux = values.widened(graphs[0], arg_params), dict(aux_params)
+    models = []
+    for key, (symbol, _, _) in generated.items():
+        model = Model(symbol, known_shapes(symbol, (shapes or {}).get(key)), {})
+        check_params(symbol, args, aux, model.shapes)
+        models.append(model)
+    found, _ = _convert_all(models, args, aux, parsed)
+    stored, changed = _store(parsed, found, args)
+    return ConvertedBuckets(
+        {key: (each.symbol, *generated[key][1:]) for key, each in zip(keys, found)},
+        stored,
+        aux,
+        {key: each.report for key, each in zip(keys, found)},
+        changed,
+    )
+
+
+def _policy(policy: PolicyLike, changes: Mapping[str, Any], graphs: Sequence[Graph]) -> Policy:
+    parsed = Policy.parse(policy, **changes)
+    check_matches(parsed, [(node.op, node.name) for graph in graphs for node in graph.operators()])
+    return parsed
+
+
+def _convert_all(
+    models: Sequence[Model], args: Mapping[str, Any], aux: Mapping[str, Any], policy: Policy
+) -> Tuple[List[Converted], FrozenSet[str]]:
+    """Convert symbols that share parameters, until all agree on what is stored in low precision."""
+    allowed = frozenset(args)
+    unfit: FrozenSet[str] = frozenset()
+    while True:
+        found = [_convert(model, args, aux, policy, allowed, unfit) for model in models]
+        more = _unfit(policy, found, args) - unfit
+        refused = _refused(found)
+        if not more and not refused:
+            return found, unfit
+        unfit, allowed = unfit | more, allowed - refused
+
+
+def _convert(
+    model: Model,
+    args: Mapping[str, Any],
+    aux: Mapping[str, Any],
+    policy: Policy,
+    allowed: FrozenSet[str],
+    unfit: FrozenSet[str],
+) -> Converted:
+    arrays = {**args, **aux}
+    own = set(model.symbol.list_inputs())
+    types = {name: dtypes_.canonical(array.dtype) for name, array in arrays.items() if name in own}
+    shapes = {name: array.shape for name, array in arrays.items() if name in own} if model.shapes else {}
+    return convert_graph(
+        model.symbol, policy, {**shapes, **model.shapes}, {**types, **model.dtypes}, allowed, unfit=unfit
+    )
+
+
+def _unfit(policy: Policy, found: Sequence[Converted], args: Mapping[str, Any]) -> FrozenSet[str]:
+    """Return the parameters beyond the low precision dtype's range whose readers must stay in float32."""
+    if not policy.is_mixed:
+        return frozenset()
+    low = frozenset().union(*(each.low_params | values.read_low(each.graph) for each in found))
+    candidates = low
+    if policy.out_of_range == "clamp":
+        candidates = low & frozenset().union(*(values.read_exactly(each.graph) for each in found))
+        candidates -= frozenset().union(*(each.low_params for each in found))
+    return values.beyond_range({name: args[name] for name in candidates & set(args)}, policy.compute_dtype)
+
+
+def _refused(found: Sequence[Converted]) -> FrozenSet[str]:
+    """Return the parameters that some symbols want in low precision and others do not."""
+    refused = set()
+    for name in frozenset().union(*(each.low_params for each in found)):
+        if any(name not in each.low_params and name in each.symbol.list_arguments() for each in found):
+            refused.add(name)
+    return frozenset(refused)
+
+
+def _store(
+    policy: Policy, found: Sequence[Converted], args: Mapping[str, Any]
+) -> Tuple[Dict[str, Any], Tuple[values.Change, ...]]:
+    """Return the parameters in the dtypes that converted symbols want, and what became of their values."""
+    stored, changes = dict(args), []
+    low = frozenset().union(*(each.low_params for each in found))
+    cast = frozenset().union(*(values.read_low(each.graph) for each in found)) if policy.is_mixed else frozenset()
+    for name, array in args.items():
+        if name in low:
+            stored[name], change = values.store_low(name, array, policy.param_dtype)
+        elif name in cast and dtypes_.canonical(array.dtype) == dtypes_.FLOAT32:
+            stored[name], change = values.clamp_float32(name, array, policy.compute_dtype)
+        else:
+            continue
+        if change.clamped or change.underflowed:
+            changes.append(change)
+    return stored, tuple(changes)

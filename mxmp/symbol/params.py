@@ -1,0 +1,134 @@
+"""Parameters in the dtypes that a converted graph wants, and what that does to their values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, FrozenSet, Mapping, Set, Tuple
+
+import mxnet as mx
+import numpy as np
+
+from .. import dtypes
+from ..graph import Graph
+from ..passes.insert_casts import DECLARED_ATTR, MARK_ATTR
+from ..rules import CLEAR, RULES
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What storing one parameter in low precision did to its values.
+
+    Attributes:
+        name: The parameter.
+        clamped: Number of values beyond the dtype's range, which became its largest value with
+            their sign.
+        largest: Largest magnitude before.
+        underflowed: Number of values that became zero.
+    """
+
+    name: str
+    clamped: int = 0
+    largest: float = 0.0
+    underflowed: int = 0
+
+
+def beyond_range(arrays: Arrays, dtype: str) -> FrozenSet[str]:
+    """Return the names of float32 arrays with finite values beyond a dtype's range. Waits for them."""
+    limit = dtypes.limits(dtype).max
+    return frozenset(name for name, array in arrays.items() if _largest(array.asnumpy()) > limit)
+
+
+def read_low(graph: Graph) -> FrozenSet[str]:
+    """Return the variables whose values reach a cast to low precision, at once or through clear operators."""
+    carried: Dict[int, FrozenSet[str]] = {}
+    found: Set[str] = set()
+    for position, node in enumerate(graph.nodes):
+        if node.is_variable:
+            carried[position] = frozenset([node.name])
+            continue
+        names = frozenset().union(*(carried.get(entry.node, frozenset()) for entry in node.inputs))
+        if node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION:
+            found |= names
+        rule = RULES.find(node.op, dict(node.attrs))
+        if rule is not None and rule.category == CLEAR:
+            carried[position] = names
+    return frozenset(found)
+
+
+def read_exactly(graph: Graph) -> FrozenSet[str]:
+    """Return the variables that something else than a cast of mxmp reads, or that are outputs."""
+    readers = [node for node in graph.nodes if node.get(MARK_ATTR) is None]
+    entries = [entry for node in readers for entry in node.inputs] + list(graph.heads)
+    return frozenset(graph.nodes[entry.node].name for entry in entries if graph.nodes[entry.node].is_variable)
+
+
+def store_low(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
+    """Return a float32 array in low precision, rounded to nearest even, and what became of its values."""
+    values = array.asnumpy()
+    clamped, largest = _count_beyond(values, dtype)
+    low = round_to(clamp(array, dtype) if clamped else array, dtype)
+    zeros = np.count_nonzero(low.asnumpy().view(np.uint16) & 0x7FFF == 0) - np.count_nonzero(values == 0)
+    return low, Change(name, clamped, largest, int(zeros))
+
+
+def clamp_float32(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
+    """Return a float32 array with its values in the range of a low precision dtype, and how many were not."""
+    clamped, largest = _count_beyond(array.asnumpy(), dtype)
+    return (clamp(array, dtype) if clamped else array), Change(name, clamped, largest)
+
+
+def clamp(array: Any, dtype: str) -> Any:
+    """Return an array with finite values beyond a dtype's range replaced by its largest, with their sign."""
+    values = array.asnumpy()
+    limit = dtypes.limits(dtype).max
+    inside = np.where(np.isfinite(values), np.clip(values, -limit, limit), values)
+    return mx.nd.array(inside, ctx=array.ctx, dtype=values.dtype)
+
+
+def round_to(array: Any, dtype: str) -> Any:
+    """Return an array in another floating point dtype, rounded to nearest even."""
+    if dtypes.BFLOAT16 in (dtype, dtypes.canonical(array.dtype)):
+        return mx.nd.amp_cast(array, dtype=dtypes.to_numpy(dtype))  # Cast truncates to bfloat16
+    return array.astype(dtype)
+
+
+def total_bytes(arrays: Arrays) -> int:
+    """Return the bytes that arrays take."""
+    return sum(array.size * dtypes.ITEM_BYTES[dtypes.canonical(array.dtype)] for array in arrays.values())
+
+
+def _count_beyond(values: np.ndarray, dtype: str) -> Tuple[int, float]:
+    largest = _largest(values)
+    limit = dtypes.limits(dtype).max
+    if largest <= limit:
+        return 0, largest
+    return int(np.count_nonzero(np.isfinite(values) & (np.abs(values) > limit))), largest
+
+
+def _largest(values: np.ndarray) -> float:
+    """Return the largest finite magnitude."""
+    if not values.size:
+        return 0.0
+    largest = max(float(values.max()), -float(values.min()))  # faster than a copy of magnitudes
+    if math.isfinite(largest):
+        return largest
+    finite = values[np.isfinite(values)]
+    return float(np.abs(finite).max()) if finite.size else 0.0
+
+
+def widened(graph: Graph, arrays: Arrays) -> Dict[str, Any]:
+    """Return parameters as they were before mxmp stored some in low precision, but for the rounding.
+
+    Args:
+        graph: The graph that they belong to; its variables say which were stored.
+        arrays: The parameters by name.
+    """
+    stored = {n.name: n.get(DECLARED_ATTR) for n in graph.nodes if n.is_variable and n.get(DECLARED_ATTR) is not None}
+    found = dict(arrays)
+    for name, declared in stored.items():
+        if name in found and dtypes.canonical(found[name].dtype) in dtypes.LOW_PRECISION:
+            found[name] = round_to(found[name], declared or dtypes.FLOAT32)
+    return found
