@@ -6,6 +6,7 @@ Everywhere else in mxmp a dtype is its full name as a string ('float16', 'bfloat
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,17 +106,22 @@ def canonical(dtype: Any) -> str:
         >>> canonical("half"), canonical(np.float32)
         ('float16', 'float32')
     """
-    if isinstance(dtype, str):
-        name = _ALIASES.get(dtype.strip().lower(), dtype.strip().lower())
-    else:
-        try:
-            found = np.dtype(dtype)
-        except TypeError as e:
-            raise DtypeError(_unknown(dtype)) from e
-        name = BFLOAT16 if found == NUMPY_BFLOAT16 else found.name
+    try:
+        name = _canonical(dtype)
+    except TypeError as e:
+        raise DtypeError(_unknown(dtype)) from e
     if name not in ITEM_BYTES:
         raise DtypeError(_unknown(dtype))
     return name
+
+
+@functools.lru_cache(maxsize=64)
+def _canonical(dtype: Any) -> str:
+    """Return a dtype's name; numpy makes it anew each time it is asked, and networks ask often."""
+    if isinstance(dtype, str):
+        return _ALIASES.get(dtype.strip().lower(), dtype.strip().lower())
+    found = np.dtype(dtype)
+    return BFLOAT16 if found == NUMPY_BFLOAT16 else str(found.name)
 
 
 def _unknown(dtype: Any) -> str:

@@ -40,6 +40,10 @@ class Pass(ABC):
             PassError: If the pass cannot deal with it, or its result is malformed.
         """
         verify(graph)
+        return self.apply(graph)
+
+    def apply(self, graph: Graph) -> PassResult:
+        """Run the pass on a graph that is verified already; as calling it for the rest."""
         self.requires(graph)
         after = self.run(graph)
         try:
@@ -77,7 +81,7 @@ class Sequential(Pass):
     def run(self, graph: Graph) -> Graph:
         """Return what the last pass returns."""
         for each in self.passes:
-            result = each(graph)
+            result = each.apply(graph)
             if self.callback:
                 self.callback(each, result)
             graph = result.graph

@@ -71,14 +71,15 @@ def known_dtypes(sym: Any, dtypes: Optional[Mapping[str, Any]]) -> Dict[str, str
     return found
 
 
-def input_names(sym: Any, shapes: Mapping[str, Any], data_names: Optional[Sequence[str]]) -> FrozenSet[str]:
-    """Return the names of a symbol's inputs: those given, or those with shapes, or the usual ones."""
-    if data_names is not None:
-        for name in data_names:
-            _require_variable(sym, name, "data_names")
-        return frozenset(data_names)
-    usual = {name for name in sym.list_arguments() if name == "data" or name.endswith("label")}
-    return frozenset(shapes) | usual if not shapes else frozenset(shapes) | {n for n in usual if n != "data"}
+def param_names(sym: Any, shapes: Mapping[str, Any], data_names: Optional[Sequence[str]]) -> FrozenSet[str]:
+    """Return the names of a symbol's parameters: all but the inputs, or what is called like one."""
+    arguments = frozenset(sym.list_arguments())
+    for name in data_names or ():
+        _require_variable(sym, name, "data_names")
+    if data_names is None and not shapes:
+        return frozenset(name for name in arguments if name.endswith(_PARAMETER_SUFFIXES))
+    inputs = frozenset(shapes if data_names is None else data_names)
+    return frozenset(name for name in arguments - inputs if not name.endswith("label"))
 
 
 def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], shapes: Any) -> None:

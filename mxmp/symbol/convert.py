@@ -7,13 +7,11 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Map
 
 from .. import dtypes as dtypes_
 from ..errors import ConvertError
-from ..graph import Graph
 from ..policy import Policy, check_matches
 from ..report import Report
 from . import params as values
-from .arguments import Model, check_params, input_names, known_dtypes, known_shapes, require_symbol
+from .arguments import Model, check_params, known_dtypes, known_shapes, param_names, require_symbol
 from .conversion import Converted, convert_graph
-from .facts import to_graph
 
 PolicyLike = Union[str, Policy]
 """A policy, or the text of one."""
@@ -62,9 +60,9 @@ def convert_symbol(
         shapes: Shapes of inputs, a dict or pairs as in ``Module.data_shapes``. With them casts are
             placed where they move the fewest bytes; without, where there are the fewest.
         dtypes: Dtypes of inputs that are not float32 and do not declare theirs.
-        data_names: Names of the inputs, which is to say of what is no parameter: a policy such as
-            'O2' declares parameters in low precision. Those that ``shapes`` names, unless given;
-            without both 'data' and what ends in 'label'.
+        data_names: Names of the inputs. All other variables are parameters, which a policy such as
+            'O2' declares in low precision. Unless given, inputs are those that ``shapes`` names and
+            labels; without shapes parameters are known by their names ('weight', 'bias', ...).
         **changes: Fields of the policy that overrule it, such as ``output_dtype='float16'``.
 
     Returns:
@@ -76,9 +74,11 @@ def convert_symbol(
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
     model = Model(require_symbol(sym), known_shapes(sym, shapes), known_dtypes(sym, dtypes))
-    parsed = _policy(policy, changes, [to_graph(sym)])
-    params = frozenset(sym.list_arguments()) - input_names(sym, model.shapes, data_names)
-    return convert_graph(sym, parsed, model.shapes, model.dtypes, params).symbol
+    parsed = Policy.parse(policy, **changes)
+    params = param_names(sym, model.shapes, data_names)
+    found = convert_graph(sym, parsed, model.shapes, model.dtypes, params)
+    _check_overrides(parsed, [found])
+    return found.symbol
 
 
 def convert_model(
@@ -111,13 +111,12 @@ def convert_model(
         InferenceError: If the network does not type-check by itself.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
-    require_symbol(sym)
-    graph = to_graph(sym)
-    parsed = _policy(policy, changes, [graph])
-    args, aux = values.widened(graph, arg_params), dict(aux_params)
-    model = Model(sym, known_shapes(sym, shapes), known_dtypes(sym, dtypes))
+    parsed = Policy.parse(policy, **changes)
+    model = Model(require_symbol(sym), known_shapes(sym, shapes), known_dtypes(sym, dtypes))
+    args, aux = dict(arg_params), dict(aux_params)
     check_params(sym, args, aux, model.shapes)
-    (found,), unfit = _convert_all([model], args, aux, parsed)
+    args = values.widened(sym, args)
+    (found,) = _convert_all([model], args, aux, parsed)
     stored, changed = _store(parsed, [found], args)
     before, after = values.total_bytes({**args, **aux}), values.total_bytes({**stored, **aux})
     return ConvertedModel(found.symbol, stored, aux, found.report, changed, (before, after))
@@ -181,16 +180,15 @@ def convert_buckets(
     keys = list(buckets)
     if not keys:
         raise ConvertError("buckets is empty; give the key of every bucket.")
+    parsed = Policy.parse(policy, **changes)
     generated = {key: sym_gen(key) for key in keys}
-    graphs = [to_graph(require_symbol(symbol)) for symbol, _, _ in generated.values()]
-    parsed = _policy(policy, changes, graphs)
-    args, aux = values.widened(graphs[0], arg_params), dict(aux_params)
+    args, aux = dict(arg_params), dict(aux_params)
     models = []
     for key, (symbol, _, _) in generated.items():
-        model = Model(symbol, known_shapes(symbol, (shapes or {}).get(key)), {})
-        check_params(symbol, args, aux, model.shapes)
-        models.append(model)
-    found, _ = _convert_all(models, args, aux, parsed)
+        models.append(Model(require_symbol(symbol), known_shapes(symbol, (shapes or {}).get(key)), {}))
+        check_params(symbol, args, aux, models[-1].shapes)
+        args = values.widened(symbol, args)
+    found = _convert_all(models, args, aux, parsed)
     stored, changed = _store(parsed, found, args)
     return ConvertedBuckets(
         {key: (each.symbol, *generated[key][1:]) for key, each in zip(keys, found)},
@@ -201,15 +199,13 @@ def convert_buckets(
     )
 
 
-def _policy(policy: PolicyLike, changes: Mapping[str, Any], graphs: Sequence[Graph]) -> Policy:
-    parsed = Policy.parse(policy, **changes)
-    check_matches(parsed, [(node.op, node.name) for graph in graphs for node in graph.operators()])
-    return parsed
+def _check_overrides(policy: Policy, found: Sequence[Converted]) -> None:
+    check_matches(policy, [(row.op, row.name) for each in found for row in each.report.rows])
 
 
 def _convert_all(
     models: Sequence[Model], args: Mapping[str, Any], aux: Mapping[str, Any], policy: Policy
-) -> Tuple[List[Converted], FrozenSet[str]]:
+) -> List[Converted]:
     """Convert symbols that share parameters, until all agree on what is stored in low precision."""
     allowed = frozenset(args)
     unfit: FrozenSet[str] = frozenset()
@@ -218,7 +214,8 @@ def _convert_all(
         more = _unfit(policy, found, args) - unfit
         refused = _refused(found)
         if not more and not refused:
-            return found, unfit
+            _check_overrides(policy, found)
+            return found
         unfit, allowed = unfit | more, allowed - refused
 
 

@@ -46,7 +46,7 @@ def infer_facts(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params
         InferenceError: If MXNet's inference fails; the message names the node.
     """
     internals = symbol.get_internals()
-    keys = _entries(internals, graph)
+    keys = _entries(internals)
     # MXNet cannot be told that an input is bfloat16 (python/mxnet/symbol/symbol.py looks it up by
     # numpy type, which bfloat16 has none of); the variable's own __dtype__ says it.
     known = {name: dtypes.to_numpy(t) for name, t in types.items() if t != dtypes.BFLOAT16}
@@ -62,9 +62,11 @@ def infer_facts(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params
     return replace(facts, bodies=bodies) if bodies else facts
 
 
-def _entries(internals: Any, graph: Graph) -> Tuple[Tuple[int, int], ...]:
+def _entries(internals: Any) -> Tuple[Tuple[int, int], ...]:
     """Return the (node, output index) of each output of a symbol's internals."""
-    heads = json.loads(internals.tojson(remove_amp_cast=False))["heads"]
+    text = internals.tojson(remove_amp_cast=False)
+    key = '"heads": '  # of the whole graph, which stands behind those of all bodies; the nodes are known
+    heads, _ = json.JSONDecoder().raw_decode(text, text.rindex(key) + len(key))
     return tuple((node, index) for node, index, *_ in heads)
 
 
@@ -108,4 +110,5 @@ def _infer(function: Any, known: Dict[str, Any], what: str) -> Any:
         match = _OPERATOR.search(str(e))
         node = f"node '{match.group(1)}'" if match else "the network"
         last = [line for line in str(e).splitlines() if line.strip()][-1]
-        raise InferenceError(f"{node}: MXNet cannot infer its {what}: {last.strip()}") from e
+        reason = _OPERATOR.split(last)[-1].replace("MXNetError:", "").strip()
+        raise InferenceError(f"{node}: MXNet cannot infer its {what}: {reason}") from e

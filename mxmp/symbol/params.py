@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import dtypes
 from ..graph import Graph
+from ..passes.control_flow import bodies_of
 from ..passes.insert_casts import DECLARED_ATTR, MARK_ATTR
 from ..rules import CLEAR, RULES
 
@@ -52,6 +53,11 @@ def read_low(graph: Graph) -> FrozenSet[str]:
         names = frozenset().union(*(carried.get(entry.node, frozenset()) for entry in node.inputs))
         if node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION:
             found |= names
+        for body in bodies_of(node):
+            inside = read_low(body.graph)
+            for variable, port in zip(body.variables(), body.ports):
+                if body.graph.nodes[variable].name in inside:
+                    found |= carried.get(node.inputs[port].node, frozenset())
         rule = RULES.find(node.op, dict(node.attrs))
         if rule is not None and rule.category == CLEAR:
             carried[position] = names
@@ -119,16 +125,17 @@ def _largest(values: np.ndarray) -> float:
     return float(np.abs(finite).max()) if finite.size else 0.0
 
 
-def widened(graph: Graph, arrays: Arrays) -> Dict[str, Any]:
+def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:
     """Return parameters as they were before mxmp stored some in low precision, but for the rounding.
 
     Args:
-        graph: The graph that they belong to; its variables say which were stored.
+        symbol: What they belong to; its variables say which were stored.
         arrays: The parameters by name.
     """
-    stored = {n.name: n.get(DECLARED_ATTR) for n in graph.nodes if n.is_variable and n.get(DECLARED_ATTR) is not None}
+    low = [name for name, array in arrays.items() if dtypes.canonical(array.dtype) in dtypes.LOW_PRECISION]
+    declared = {name: attrs.get(DECLARED_ATTR) for name, attrs in symbol.attr_dict().items()} if low else {}
     found = dict(arrays)
-    for name, declared in stored.items():
-        if name in found and dtypes.canonical(found[name].dtype) in dtypes.LOW_PRECISION:
-            found[name] = round_to(found[name], declared or dtypes.FLOAT32)
+    for name in low:
+        if declared.get(name) is not None:
+            found[name] = round_to(found[name], declared[name] or dtypes.FLOAT32)
     return found
