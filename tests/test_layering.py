@@ -24,6 +24,7 @@ LAYERS = {
     "symbol": (3, set()),
     "optimizer": (3, set()),
     "gluon": (3, {"symbol", "optimizer"}),
+    "module": (3, {"symbol", "optimizer"}),
     "diagnose": (3, {"symbol", "optimizer"}),
     "__init__": (4, {"cli"}),
 }
@@ -66,14 +67,6 @@ def test_imports_follow_the_layers(path):
         if target == module or layer == 4:
             continue
         assert LAYERS[target][0] < layer or target in same, f"{path}: {module} may not import {target}"
-
-
-def test_networks_import_mxnet_alone():
-    for path in (ROOT / "symbols").glob("*.py"):
-        if path.name != "__init__.py":
-            tree = ast.walk(ast.parse(path.read_text()))
-            found = {a.name.split(".")[0] for n in tree if isinstance(n, ast.Import) for a in n.names}
-            assert "mxmp" not in found
 
 
 def test_the_table_can_fail(tmp_path):

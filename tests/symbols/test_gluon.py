@@ -1,0 +1,212 @@
+"""The same weights give the same logits in Gluon's counterpart of each network.
+
+Counterparts are those of MXNet's and GluonCV's model zoos. Where neither has one (mlp, lenet,
+inception_bn, CIFAR's v2), it is put together here from Gluon's layers.
+"""
+
+from __future__ import annotations
+
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+from gluoncv.model_zoo import get_model
+from mxnet.gluon import HybridBlock, nn
+from mxnet.gluon.contrib.nn import HybridConcurrent
+from mxnet.gluon.model_zoo.vision import resnet
+
+import symbols
+from tests.symbols.networks import draw, infer_shapes, logits, run, run_bound
+
+
+def parameters_in_order(symbol):
+    """Return the names of a symbol's parameters from its input on, the longer arm of a sum first.
+
+    Two graphs of one network have them in the same order, whatever the order of a sum's operands.
+    """
+    nodes = json.loads(symbol.tojson())["nodes"]
+    depth = []
+    for node in nodes:
+        depth.append(1 + max((depth[i] for i, *_ in node["inputs"]), default=0))
+    order, seen = [], set()
+
+    def visit(position):
+        if position in seen:
+            return
+        seen.add(position)
+        node = nodes[position]
+        inputs = [i for i, *_ in node["inputs"]]
+        for i in sorted(inputs, key=lambda i: -depth[i]) if "add" in node["op"] else inputs:
+            visit(i)
+        if node["op"] == "null" and node["name"] != "data":
+            order.append(node["name"])
+
+    visit(len(nodes) - 1)
+    return order
+
+
+def give(net, symbol, params):
+    """Set the parameters of a Gluon net to those of a symbol, and return the symbol's that it lacks.
+
+    A bias that the symbol lacks stays zero in Gluon.
+    """
+    theirs, ours = net.collect_params(), parameters_in_order(symbol)
+    for name in parameters_in_order(net(mx.sym.var("data"))):
+        shape = theirs[name].shape
+        if not ours or ours[0].rsplit("_", 1)[1] != name.rsplit("_", 1)[1]:
+            assert name.endswith("_bias"), f"{name} of Gluon meets {ours[:1]}"
+            theirs[name].set_data(mx.nd.zeros(shape))
+            continue
+        value = params[ours.pop(0)]
+        assert value.size == np.prod(shape), f"{name} of Gluon has shape {shape}, the symbol's {value.shape}"
+        theirs[name].set_data(mx.nd.array(value.reshape(shape)))
+    return ours
+
+
+def check(symbol, net, shape):
+    """Compare a network's logits with those of its counterpart."""
+    head, rng = logits(symbol), np.random.default_rng(0)
+    images = rng.standard_normal(shape, np.float32)
+    params = draw(infer_shapes(head, shape), rng)
+    net.initialize()
+    net(mx.nd.zeros(shape))  # Gluon infers shapes now
+    net.hybridize()
+    for name in give(net, head, params):
+        assert name.endswith("_bias")
+        params[name][:] = 0
+    expected = net(mx.nd.array(images)).asnumpy()
+    found, bound = (evaluate(head, params, images).asnumpy() for evaluate in (run, run_bound))
+    assert found.shape == expected.shape and np.abs(expected).max() > 1e-2
+    eps = np.abs(expected).max() * np.finfo(np.float32).eps
+    # The same kernels on the same values: only the mean over all pixels may add them in another order
+    # than the mean over a window of that size.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4 * eps)
+    # Fused, normalization scales the weights of its convolution in place of the result: an eps or two
+    # per layer, over some tens of layers.
+    np.testing.assert_allclose(bound, expected, rtol=0, atol=256 * eps)
+
+
+ZOO = {
+    "alexnet": ("alexnet", 64),
+    "vgg11": ("vgg11", 32),
+    "vgg11_bn": ("vgg11_bn", 32),
+    "googlenet_bn": ("googlenet", 224),  # Gluon's last pooling has a window of 7
+    "inception_v3": ("inceptionv3", 299),  # and of 8
+    "resnet18_v1": ("resnet18_v1", 64),
+    "resnet50_v1": ("resnet50_v1", 64),
+    "resnet18_v1b": ("resnet18_v1b", 64),
+    "resnet50_v1b": ("resnet50_v1b", 64),
+    "resnet18_v2": ("resnet18_v2", 64),
+    "resnet50_v2": ("resnet50_v2", 64),
+    "resnext50_32x4d": ("resnext50_32x4d", 64),
+    "mobilenet0.25": ("mobilenet0.25", 64),
+    "mobilenet_v2_1.0": ("mobilenetv2_1.0", 64),
+    "densenet121": ("densenet121", 224),  # a window of 7
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_logits_are_those_of_the_model_zoo(name):
+    counterpart, size = ZOO[name]
+    kwargs = {"pretrained_base": False} if name == "googlenet_bn" else {}
+    check(symbols.get_symbol(name, num_classes=12), get_model(counterpart, classes=12, **kwargs), (2, 3, size, size))
+
+
+@pytest.mark.parametrize("num_layers", [13, 16, 19])
+def test_deeper_vgg_has_gluons_layers_in_their_order(num_layers):
+    ours = infer_shapes(symbols.get_symbol(f"vgg{num_layers}", num_classes=12), (1, 3, 64, 64))
+    theirs = infer_shapes(get_model(f"vgg{num_layers}", classes=12)(mx.sym.var("data")), (1, 3, 64, 64))
+    assert list(ours.values()) == list(theirs.values())
+
+
+def sequential(*blocks):
+    net = nn.HybridSequential()
+    net.add(*blocks)
+    return net
+
+
+def test_mlp_is_three_dense_layers():
+    net = sequential(nn.Dense(128, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(10))
+    check(symbols.get_symbol("mlp"), net, (3, 1, 28, 28))
+
+
+def test_lenet_is_two_convolutions_and_two_dense_layers():
+    convolutions = [(nn.Conv2D(n, 5, activation="tanh"), nn.MaxPool2D(2)) for n in (20, 50)]
+    net = sequential(*convolutions[0], *convolutions[1], nn.Dense(500, activation="tanh"), nn.Dense(10))
+    check(symbols.get_symbol("lenet"), net, (3, 1, 28, 28))
+
+
+def test_cifar_resnet_v1_is_gluoncvs_with_the_relu_of_the_paper():
+    """GluonCV has none after the first convolution."""
+    theirs = get_model("cifar_resnet20_v1")
+    conv, norm, *stages = theirs.features
+    net = sequential(conv, norm, nn.Activation("relu"), *stages, theirs.output)
+    check(symbols.get_symbol("cifar_resnet20_v1"), net, (2, 3, 32, 32))
+
+
+class FirstUnit(HybridBlock):
+    """A unit of Gluon's v2 whose shortcut starts behind its first activation."""
+
+    def __init__(self, unit):
+        super().__init__()
+        self.unit = unit
+
+    def hybrid_forward(self, F, x):
+        x = F.relu(self.unit.bn1(x))
+        return self.unit.conv2(F.relu(self.unit.bn2(self.unit.conv1(x)))) + x
+
+
+def test_cifar_resnet_v2_is_gluons_with_the_first_unit_of_the_paper():
+    theirs = resnet.ResNetV2(resnet.BasicBlockV2, [3, 3, 3], [16, 16, 32, 64], classes=10, thumbnail=True)
+    norm, conv, stage1, *rest = theirs.features
+    first, *units = stage1
+    net = sequential(norm, conv, FirstUnit(first), *units, *rest, theirs.output)
+    check(symbols.get_symbol("cifar_resnet20_v2"), net, (2, 3, 32, 32))
+
+
+# Ioffe and Szegedy 2015, figure 5: 1x1, 3x3 reduce, 3x3, double 3x3 reduce, double 3x3, pool, projection.
+INCEPTION_BN = """
+    64 64 64 64 96 avg 32
+    64 64 96 64 96 avg 64
+    0 128 160 64 96 max 0
+    224 64 96 96 128 avg 128
+    192 96 128 96 128 avg 128
+    160 128 160 128 160 avg 128
+    96 128 192 160 192 avg 128
+    0 128 192 192 256 max 0
+    352 192 320 160 224 avg 128
+    352 192 320 192 224 max 128
+"""
+
+
+def conv_bn(channels, size, **kwargs):
+    return [nn.Conv2D(channels, size, use_bias=False, **kwargs), nn.BatchNorm(), nn.Activation("relu")]
+
+
+def inception(row):
+    one, reduce3, three, reduce_double, double, kind, projected = row.split()
+    stride = 1 if int(one) else 2
+    same = {"padding": 1}
+    last = {"padding": 1, "strides": stride}
+    pool = {"avg": nn.AvgPool2D, "max": nn.MaxPool2D}[kind](3, stride, 1)
+    net = HybridConcurrent(axis=1)
+    if int(one):
+        net.add(sequential(*conv_bn(int(one), 1)))
+    net.add(sequential(*conv_bn(int(reduce3), 1), *conv_bn(int(three), 3, **last)))
+    doubled = [*conv_bn(int(double), 3, **same), *conv_bn(int(double), 3, **last)]
+    net.add(sequential(*conv_bn(int(reduce_double), 1), *doubled))
+    net.add(sequential(pool, *(conv_bn(int(projected), 1) if int(projected) else [])))
+    return net
+
+
+def test_inception_bn_is_the_table_of_the_paper():
+    halve = {"pool_size": 3, "strides": 2, "ceil_mode": True}
+    stem = [*conv_bn(64, 7, strides=2, padding=3), nn.MaxPool2D(**halve)]
+    stem += [*conv_bn(64, 1), *conv_bn(192, 3, padding=1), nn.MaxPool2D(**halve)]
+    units = [inception(row) for row in INCEPTION_BN.strip().splitlines()]
+    check(
+        symbols.get_symbol("inception_bn"),
+        sequential(*stem, *units, nn.GlobalAvgPool2D(), nn.Dense(1000)),
+        (2, 3, 96, 96),
+    )
