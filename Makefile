@@ -19,6 +19,7 @@ bench: $(VENV)/.demo
 	@OMP_NUM_THREADS=2 $(VENV)/bin/python -m benchmarks.step_time
 	@$(VENV)/bin/python -m benchmarks.accuracy
 	@$(VENV)/bin/python -m benchmarks.placement
+	@$(VENV)/bin/python -m benchmarks.conversion
 
 lint: $(VENV)/.test
 	@$(VENV)/bin/python -m ruff check .

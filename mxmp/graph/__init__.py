@@ -6,6 +6,7 @@ from .core import Entry as Entry
 from .core import Graph as Graph
 from .core import GraphBuilder as GraphBuilder
 from .core import Node as Node
+from .core import in_written_order as in_written_order
 from .core import without_versions as without_versions
 from .serde import from_json as from_json
 from .serde import to_json as to_json

@@ -134,6 +134,34 @@ def without_versions(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), heads=tuple(h._replace(version=0) for h in graph.heads))
 
 
+def in_written_order(graph: Graph) -> Graph:
+    """Return a graph with its nodes in the order in which MXNet writes them.
+
+    That is the order of a depth first search from the outputs (PostOrderDFSVisit in
+    3rdparty/tvm/nnvm/include/nnvm/graph.h at tag 1.9.1); what no output needs is left out.
+    """
+    positions: Dict[int, int] = {}
+    stack = [head.node for head in reversed(graph.heads)]
+    while stack:
+        position = stack[-1]
+        node = graph.nodes[position]
+        needed = [p for p in (*(e.node for e in node.inputs), *node.control_deps) if p not in positions]
+        if needed and position not in positions:
+            stack.extend(reversed(needed))
+            continue
+        positions.setdefault(stack.pop(), len(positions))
+    def moved(entry: Entry) -> Entry:
+        return Entry(positions[entry.node], entry.index, entry.version)
+
+    nodes = []
+    for position in sorted(positions, key=positions.__getitem__):
+        node = graph.nodes[position]
+        node = node.rewired(tuple(map(moved, node.inputs)), tuple(map(in_written_order, node.subgraphs)))
+        deps = tuple(positions[dep] for dep in node.control_deps)
+        nodes.append(replace(node, control_deps=deps) if deps != node.control_deps else node)
+    return replace(graph, nodes=tuple(nodes), heads=tuple(map(moved, graph.heads)))
+
+
 class GraphBuilder:
     """Builds a graph out of another, node by node, with an old-to-new entry map.
 

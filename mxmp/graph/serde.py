@@ -15,6 +15,7 @@ from .core import Entry, Graph, Node, make_attrs
 from .verify import verify
 
 _NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps"}
+_NEEDED_KEYS = {"op", "name", "inputs"}
 _GRAPH_KEYS = {"nodes", "arg_nodes", "node_row_ptr", "heads", "attrs"}
 
 
@@ -61,8 +62,7 @@ def _output_counts(data: Dict[str, Any]) -> List[int]:
 
 
 def _node_from(position: int, data: Dict[str, Any], num_outputs: int) -> Node:
-    unknown = set(data) - _NODE_KEYS
-    if unknown or not {"op", "name", "inputs"} <= set(data):
+    if not _NEEDED_KEYS <= data.keys() <= _NODE_KEYS:
         raise GraphError(
             f"node {position} ({data.get('name', 'without name')!r}): found fields {sorted(data)}, "
             f"expected 'op', 'name', 'inputs' and optionally 'attrs', 'subgraphs', 'control_deps'."

@@ -17,8 +17,13 @@ def verify(graph: Graph) -> None:
     Raises:
         GraphError: Naming the first node that breaks a rule.
     """
-    for position, node in enumerate(graph.nodes):
-        _verify_node(graph, position, node)
+    nodes = graph.nodes
+    for position, node in enumerate(nodes):
+        sound = not (node.is_variable and node.inputs) and node.num_outputs >= 1
+        for number, index, _ in node.inputs:
+            sound = sound and 0 <= number < position and 0 <= index < nodes[number].num_outputs
+        if not sound or node.control_deps or node.subgraphs:
+            _verify_node(graph, position, node)
     if not graph.heads:
         raise GraphError("the graph has no outputs.")
     for number, head in enumerate(graph.heads):

@@ -22,6 +22,8 @@ class EraseCasts(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph as it was before insertion."""
+        if not _is_converted(graph):
+            return graph
         names = _original_names(graph)
         builder = GraphBuilder(graph)
         for position, node in enumerate(graph.nodes):
@@ -34,6 +36,14 @@ class EraseCasts(Pass):
             node = replace(node, name=names[position]) if position in names else node
             builder.copy(position, node.rewired(inputs, bodies))
         return builder.finish(builder.mapped(head) for head in graph.heads)
+
+
+def _is_converted(graph: Graph) -> bool:
+    """Return whether a node bears an attribute of mxmp, or one within its bodies does."""
+    return any(
+        any(key.startswith("__mxmp") for key, _ in node.attrs) or any(_is_converted(body) for body in node.subgraphs)
+        for node in graph.nodes
+    )
 
 
 def _original_names(graph: Graph) -> Dict[int, str]:

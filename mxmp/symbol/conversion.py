@@ -7,7 +7,7 @@ from typing import Any, FrozenSet, Optional, Tuple
 
 from .. import dtypes
 from ..errors import ConvertError, InferenceError
-from ..graph import Entry, Graph
+from ..graph import Entry, Graph, in_written_order
 from ..passes import Emulate, EraseCasts, Facts, FoldCasts, GuardAmpCasts, InsertCasts, Sequential, make_plan
 from ..policy import Policy
 from ..report import Report, make_report
@@ -71,9 +71,8 @@ def convert_graph(
     types = _input_dtypes(source, graph, shapes, types or {}, params)
     facts = replace(infer_facts(source, graph, shapes, types, params), unfit=unfit)
     plan = make_plan(graph, policy, facts, stored=stored)
-    after = Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))(graph).graph
+    after = in_written_order(Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))(graph).graph)
     result = from_graph(after, symbol)
-    after = to_graph(result)  # in the order that MXNet writes
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
     types = _variable_dtypes(graph, facts, low_params)
     try:
@@ -95,7 +94,10 @@ def _input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, para
     known = {**{name: dtypes.FLOAT32 for name in inputs}, **types}
     rest = undeclared - set(known)
     if rest:
-        facts = infer_facts(symbol, graph, {}, known, params)
+        try:
+            facts = infer_facts(symbol, graph, {}, known, params)
+        except InferenceError:  # Embedding and Dropout, for example, must be told
+            return {**dict.fromkeys(undeclared, dtypes.FLOAT32), **types}
         unknown = [
             node.name
             for position, node in enumerate(graph.nodes)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import accuracy, placement, step_time
+from benchmarks import accuracy, conversion, placement, step_time
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -54,3 +54,14 @@ def test_placement_writes_times_table_and_plot(tmp_path, capsys):
     assert set(result["seconds"]) == set(result["targets"]) == {"ResNet-152", "5,000 free nodes"}
     assert (tmp_path / "placement.png").read_bytes().startswith(PNG)
     assert "under 50" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_conversion_compares_with_its_peer(tmp_path, capsys):
+    assert conversion.main(["--network", "resnet18_v1", "--rounds", "2", "--out", str(tmp_path)]) == 0
+    result = json.loads((tmp_path / "conversion.json").read_text())
+    assert len(result["ratios"]) == 2
+    for row in result["seconds"].values():
+        assert {who: len(values) for who, values in row.items()} == {"mxmp": 2, "contrib.amp": 2}
+    assert (tmp_path / "conversion.png").read_bytes().startswith(PNG)
+    assert "at most 3" in capsys.readouterr().out

@@ -1,0 +1,118 @@
+"""Time the conversion of ResNet-152, symbol and parameters, against ``contrib.amp.convert_model``.
+
+Run it from the repository: ``python -m benchmarks.conversion``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from statistics import median
+from typing import Any, Callable, Dict, List, Tuple
+
+import mxnet as mx
+from matplotlib.figure import Figure
+from mxnet.contrib import amp
+from mxnet.gluon.model_zoo import vision
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import make_parser, write
+from mxmp.symbol import convert_model
+
+TARGET = 3.0
+"""How many times as long as its peer's conversion mxmp's may take."""
+
+Model = Tuple[Any, Dict[str, Any], Dict[str, Any]]
+Convert = Callable[[], object]
+
+
+def network(name: str) -> Model:
+    """Return a network of the Gluon model zoo in memory: symbol, arguments, auxiliary states."""
+    net = vision.get_model(name)
+    net.initialize()
+    net(mx.nd.zeros((1, 3, 64, 64)))
+    symbol = net(mx.sym.var("data"))
+    arrays = {param.name: param.data() for param in net.collect_params().values()}
+    aux = set(symbol.list_auxiliary_states())
+    return (
+        symbol,
+        {n: a for n, a in arrays.items() if n not in aux},
+        {n: a for n, a in arrays.items() if n in aux},
+    )
+
+
+def pairs(model: Model) -> Dict[str, Tuple[Convert, Convert]]:
+    """Return (mxmp's, its peer's) conversion, with weights as they are and with weights stored in float16."""
+    symbol, args, aux = model
+
+    def peer(stored: bool) -> Convert:
+        return lambda: amp.convert_model(symbol, dict(args), dict(aux), cast_optional_params=stored)
+
+    return {
+        "weights in float32 (O1)": (lambda: convert_model(*model, "O1"), peer(False)),
+        "weights in float16 (O2)": (lambda: convert_model(*model, "O2"), peer(True)),
+    }
+
+
+def seconds_of(convert: Convert) -> float:
+    """Return how long a conversion takes, what it left to MXNet's engine included."""
+    start = time.perf_counter()
+    convert()
+    mx.nd.waitall()
+    return time.perf_counter() - start
+
+
+def measure(model: Model, rounds: int) -> Dict[str, Dict[str, List[float]]]:
+    """Return the seconds of each conversion; mxmp and its peer take turns, the first round is left out."""
+    mx.nd.waitall()
+    found: Dict[str, Dict[str, List[float]]] = {}
+    for number in range(rounds + 1):
+        for name, (own, peer) in pairs(model).items():
+            row = found.setdefault(name, {"mxmp": [], "contrib.amp": []})
+            for who, convert in (("mxmp", own), ("contrib.amp", peer)):
+                seconds = seconds_of(convert)
+                if number:
+                    row[who].append(seconds)
+    return found
+
+
+def plot(ratios: Dict[str, List[float]], path: str) -> None:
+    """Draw the ratio of each round."""
+    figure = Figure(figsize=(7, 3), tight_layout=True)
+    axes = figure.subplots()
+    for name, values in ratios.items():
+        axes.plot(values, [name] * len(values), "o", alpha=0.4)
+    axes.axvline(TARGET, color="C2", label="target")
+    axes.set(xlabel="mxmp / contrib.amp, each round", xlim=(0, None), title="Converting a model")
+    axes.margins(y=0.5)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main(argv: List[str] | None = None) -> int:
+    """Measure, print the table, write JSON and plot."""
+    parser = make_parser(__doc__.splitlines()[0])
+    parser.add_argument("--network", default="resnet152_v1", help="of the Gluon model zoo; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
+    args = parser.parse_args(argv)
+    seconds = measure(network(args.network), args.rounds)
+    ratios = {name: [a / b for a, b in zip(row["mxmp"], row["contrib.amp"])] for name, row in seconds.items()}
+    table = Table("parameters", "mxmp, ms", "contrib.amp, ms", "ratio (medians)", "target", title=args.network)
+    for name, row in seconds.items():
+        own, peer = median(row["mxmp"]), median(row["contrib.amp"])
+        table.add_row(
+            name, f"{1e3 * own:.0f}", f"{1e3 * peer:.0f}", f"{median(ratios[name]):.2f}", f"at most {TARGET:g}"
+        )
+    result = {"network": args.network, "seconds": seconds, "ratios": {n: median(r) for n, r in ratios.items()}}
+    file = write(args.out, "conversion", result)
+    plot(ratios, str(args.out / "conversion.png"))
+    console = Console()
+    console.print(table)
+    console.print(f"Written: {os.path.relpath(file)} and conversion.png beside it")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
