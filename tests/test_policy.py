@@ -74,6 +74,7 @@ def policies(draw):
         output_dtype=draw(dtype),
         keep_batchnorm_fp32=draw(st.booleans()),
         pure=draw(st.booleans()),
+        out_of_range=draw(st.sampled_from(["clamp", "float32"])),
         ops=draw(overrides),
         names=draw(overrides),
         blocks=draw(overrides),
@@ -216,3 +217,15 @@ def test_pattern_that_matches_nothing_is_an_error_with_the_nearest(changes, mess
 def test_patterns_that_match_pass():
     policy = Policy.parse("O1", names={"*conv?_fwd": "float32"}, blocks={"net0": "float16"}, ops={"softmax": "float32"})
     assert check_matches(policy, NODES) is None
+
+
+def test_out_of_range_is_clamp_unless_told():
+    assert Policy.parse("O2").out_of_range == "clamp"
+    policy = Policy.parse("O2,out_of_range=float32")
+    assert policy.out_of_range == "float32"
+    assert "out_of_range=float32" in str(policy) and Policy.parse(str(policy)) == policy
+
+
+def test_out_of_range_wants_a_known_choice():
+    with pytest.raises(PolicyError, match="out_of_range='drop': expected 'clamp' or 'float32'"):
+        Policy.parse("O2,out_of_range=drop")
