@@ -71,8 +71,8 @@ class _Tensor:
 
     Attributes:
         entry: The tensor.
-        producer: Who decides its dtype: a free node's position, ``_SOURCE`` (float32) or
-            ``_SINK`` (low precision).
+        producer: Who decides its dtype: the position of a free node or parameter, ``_SOURCE``
+            (float32) or ``_SINK`` (low precision).
         readers: Who demand a dtype of it, likewise.
         size: Number of elements, None if unknown.
     """
@@ -90,6 +90,7 @@ def place(
     low_params: FrozenSet[int] = frozenset(),
     output_low: bool = False,
     any_heads: FrozenSet[int] = frozenset(),
+    free_params: FrozenSet[int] = frozenset(),
 ) -> Placement:
     """Return the cheapest placement that keeps every pin.
 
@@ -100,9 +101,11 @@ def place(
         low_params: Positions of parameters that are stored in low precision.
         output_low: Whether the graph's float32 outputs are wanted in low precision.
         any_heads: Numbers of the outputs that may have either precision.
+        free_params: Positions of parameters that may be stored in either precision; those that are
+            cheaper so are among the low of the result.
     """
     demands = [None if number in any_heads else output_low for number in range(len(graph.heads))]
-    tensors = _tensors(graph, verdicts, facts, low_params, demands)
+    tensors = _tensors(graph, verdicts, facts, low_params, free_params, demands)
     in_bytes = all(tensor.size is not None for tensor in tensors)
     network = _Network(tensors, verdicts, in_bytes)
     flow, free_low = network.solve()
@@ -121,6 +124,7 @@ def _tensors(
     verdicts: Sequence[Verdict],
     facts: Facts,
     low_params: FrozenSet[int],
+    free_params: FrozenSet[int],
     demands: Sequence[Optional[bool]],
 ) -> List[_Tensor]:
     """Return the float32 tensors of a graph, with who decides and who demands their dtype."""
@@ -142,6 +146,8 @@ def _tensors(
         producer = _side(position, verdicts) if verdicts[position].moves(index) else _SOURCE
         if position in low_params or index in verdicts[position].low_outputs:
             producer = _SINK
+        elif position in free_params:
+            producer = position
         tensors.append(_Tensor(entry, producer, frozenset(sides), facts.size(entry)))
     return tensors
 

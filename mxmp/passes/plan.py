@@ -49,7 +49,12 @@ class Plan:
 
 
 def make_plan(
-    graph: Graph, policy: Policy, facts: Facts, rules: RuleSet = RULES, stored: FrozenSet[str] = frozenset()
+    graph: Graph,
+    policy: Policy,
+    facts: Facts,
+    rules: RuleSet = RULES,
+    stored: FrozenSet[str] = frozenset(),
+    final: bool = False,
 ) -> Plan:
     """Return what is decided about a graph.
 
@@ -59,25 +64,22 @@ def make_plan(
         facts: What MXNet infers about the graph.
         rules: The table of operators.
         stored: Names of parameters that are stored in low precision already.
+        final: Whether the storage of parameters is decided on this graph alone, once and for all.
+            Otherwise a parameter that a free operator reads stays float32, because that operator's
+            label may change with the shapes.
     """
     verdicts, bodies = _plan_bodies(graph, classify(graph, policy, facts, rules), facts)
     low_params: FrozenSet[int] = frozenset()
+    free_params: FrozenSet[int] = frozenset()
     if policy.param_dtype != dtypes.FLOAT32:
-        known = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in stored}
-        low_params = _low_params(graph, verdicts, facts) | known
+        params = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in facts.params}
+        pinned = {i for i, verdict in enumerate(verdicts) if verdict.label == LOW}
+        low_params = _read_low_alone(graph, verdicts, pinned, facts, params)
+        low_params |= {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in stored}
+        free_params = frozenset(params - low_params - {head.node for head in graph.heads}) if final else free_params
     output_low = policy.output_dtype != dtypes.FLOAT32
-    return Plan(verdicts, place(graph, verdicts, facts, low_params, output_low), low_params, bodies)
-
-
-def _low_params(graph: Graph, verdicts: Sequence[Verdict], facts: Facts) -> FrozenSet[int]:
-    """Return the parameters that nothing but pinned low precision data inputs read.
-
-    A parameter that any float32 operator reads stays float32 and is cast for the others; so does
-    one that a free operator reads, whose label may change with the shapes.
-    """
-    params = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in facts.params}
-    pinned = {i for i, verdict in enumerate(verdicts) if verdict.label == LOW}
-    return _read_low_alone(graph, verdicts, pinned, facts, params)
+    placement = place(graph, verdicts, facts, low_params, output_low, free_params=free_params)
+    return Plan(verdicts, placement, low_params | (placement.low & free_params), bodies)
 
 
 def _read_low_alone(

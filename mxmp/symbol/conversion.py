@@ -46,6 +46,7 @@ def convert_graph(
     params: FrozenSet[str] = frozenset(),
     stored: FrozenSet[str] = frozenset(),
     unfit: FrozenSet[str] = frozenset(),
+    final: bool = False,
 ) -> Converted:
     """Convert a symbol: erase earlier casts, insert and fold new ones, and check the result.
 
@@ -58,6 +59,8 @@ def convert_graph(
         stored: Names of those that are stored in low precision already.
         unfit: Names of those with values beyond the low precision dtype's range, whose readers are
             to stay in float32.
+        final: Whether this is the one conversion of a network, whose parameters are stored as it
+            decides; Gluon and Module may convert it again for other shapes.
 
     Raises:
         InferenceError: If the network does not type-check by itself; it names the node.
@@ -70,7 +73,7 @@ def convert_graph(
     graph = to_graph(source) if erased.modified else erased.graph
     types = _input_dtypes(source, graph, shapes, types or {}, params)
     facts = replace(infer_facts(source, graph, shapes, types, params), unfit=unfit)
-    plan = make_plan(graph, policy, facts, stored=stored)
+    plan = make_plan(graph, policy, facts, stored=stored, final=final)
     after = in_written_order(Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))(graph).graph)
     result = from_graph(after, symbol)
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)

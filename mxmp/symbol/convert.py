@@ -28,6 +28,8 @@ class ConvertedModel:
         report: What was decided about each operator.
         changes: The parameters whose values the low precision dtype could not hold: how many were
             clamped or became zero.
+        unfit: Names of the parameters with values beyond its range whose readers stay in float32,
+            because the policy says so or because they read the same values in float32 too.
         param_bytes: Bytes of all parameters, (before, after).
     """
 
@@ -36,6 +38,7 @@ class ConvertedModel:
     aux_params: Dict[str, Any]
     report: Report
     changes: Tuple[values.Change, ...]
+    unfit: Tuple[str, ...]
     param_bytes: Tuple[int, int]
 
     def __iter__(self) -> Iterator[Any]:
@@ -76,7 +79,7 @@ def convert_symbol(
     model = Model(require_symbol(sym), known_shapes(sym, shapes), known_dtypes(sym, dtypes))
     parsed = Policy.parse(policy, **changes)
     params = param_names(sym, model.shapes, data_names)
-    found = convert_graph(sym, parsed, model.shapes, model.dtypes, params)
+    found = convert_graph(sym, parsed, model.shapes, model.dtypes, params, final=True)
     _check_overrides(parsed, [found])
     return found.symbol
 
@@ -116,10 +119,10 @@ def convert_model(
     args, aux = dict(arg_params), dict(aux_params)
     check_params(sym, args, aux, model.shapes)
     args = values.widened(sym, args)
-    (found,) = _convert_all([model], args, aux, parsed)
+    (found,), unfit = _convert_all([model], args, aux, parsed)
     stored, changed = _store(parsed, [found], args)
     before, after = values.total_bytes({**args, **aux}), values.total_bytes({**stored, **aux})
-    return ConvertedModel(found.symbol, stored, aux, found.report, changed, (before, after))
+    return ConvertedModel(found.symbol, stored, aux, found.report, changed, unfit, (before, after))
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ class ConvertedBuckets:
         aux_params: Auxiliary states.
         reports: What was decided, by bucket.
         changes: As ``ConvertedModel.changes``.
+        unfit: As ``ConvertedModel.unfit``.
     """
 
     models: Dict[Any, Tuple[Any, Any, Any]]
@@ -139,6 +143,7 @@ class ConvertedBuckets:
     aux_params: Dict[str, Any]
     reports: Dict[Any, Report]
     changes: Tuple[values.Change, ...]
+    unfit: Tuple[str, ...]
 
     def sym_gen(self, bucket_key: Any) -> Tuple[Any, Any, Any]:
         """Return a bucket's symbol and names, as BucketingModule asks for them.
@@ -188,7 +193,7 @@ def convert_buckets(
         models.append(Model(require_symbol(symbol), known_shapes(symbol, (shapes or {}).get(key)), {}))
         check_params(symbol, args, aux, models[-1].shapes)
         args = values.widened(symbol, args)
-    found = _convert_all(models, args, aux, parsed)
+    found, unfit = _convert_all(models, args, aux, parsed)
     stored, changed = _store(parsed, found, args)
     return ConvertedBuckets(
         {key: (each.symbol, *generated[key][1:]) for key, each in zip(keys, found)},
@@ -196,6 +201,7 @@ def convert_buckets(
         aux,
         {key: each.report for key, each in zip(keys, found)},
         changed,
+        unfit,
     )
 
 
@@ -205,7 +211,7 @@ def _check_overrides(policy: Policy, found: Sequence[Converted]) -> None:
 
 def _convert_all(
     models: Sequence[Model], args: Mapping[str, Any], aux: Mapping[str, Any], policy: Policy
-) -> List[Converted]:
+) -> Tuple[List[Converted], Tuple[str, ...]]:
     """Convert symbols that share parameters, until all agree on what is stored in low precision."""
     allowed = frozenset(args)
     unfit: FrozenSet[str] = frozenset()
@@ -215,7 +221,7 @@ def _convert_all(
         refused = _refused(found)
         if not more and not refused:
             _check_overrides(policy, found)
-            return found
+            return found, tuple(sorted(unfit))
         unfit, allowed = unfit | more, allowed - refused
 
 
@@ -232,7 +238,7 @@ def _convert(
     types = {name: dtypes_.canonical(array.dtype) for name, array in arrays.items() if name in own}
     shapes = {name: array.shape for name, array in arrays.items() if name in own} if model.shapes else {}
     return convert_graph(
-        model.symbol, policy, {**shapes, **model.shapes}, {**types, **model.dtypes}, allowed, unfit=unfit
+        model.symbol, policy, {**shapes, **model.shapes}, {**types, **model.dtypes}, allowed, unfit=unfit, final=True
     )
 
 

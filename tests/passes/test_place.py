@@ -23,7 +23,7 @@ def problems(draw, max_nodes=11):
     count = draw(st.integers(2, max_nodes))
     nodes, verdicts, sizes = [], [], {}
     for position in range(count):
-        fan_in = draw(st.integers(0 if position == 0 else 1, min(position, 5))) if position else 0
+        fan_in = draw(st.integers(0 if position < 4 else 1, min(position, 5)))
         inputs = tuple(
             Entry(draw(st.integers(0, position - 1)), draw(st.sampled_from([0, 0, 0, 1]))) for _ in range(fan_in)
         )
@@ -44,7 +44,7 @@ def facts_of(sizes, known=True):
     return Facts({key: "float32" for key in sizes}, {key: (n,) for key, n in sizes.items()} if known else {})
 
 
-def price(graph, verdicts, sizes, output_low, low, in_bytes):
+def price(graph, verdicts, sizes, output_low, low, in_bytes, params=frozenset()):
     """Return (objective, casts) of a labelling, straight from the definition."""
     readers = {}
     for position, node in enumerate(graph.nodes):
@@ -60,7 +60,7 @@ def price(graph, verdicts, sizes, output_low, low, in_bytes):
     cost = casts = 0
     for (node, index), demands in readers.items():
         size = sizes[node, index]
-        made_low = verdicts[node].label != KEEP and index == 0 and node in low
+        made_low = (verdicts[node].label != KEEP and index == 0 or node in params) and node in low
         if any(is_low != made_low for _, _, is_low in demands):
             casts += 1
             cost += 6 * size if in_bytes else 1
@@ -72,14 +72,14 @@ def price(graph, verdicts, sizes, output_low, low, in_bytes):
     return cost, casts
 
 
-def brute_force(graph, verdicts, sizes, output_low, in_bytes):
+def brute_force(graph, verdicts, sizes, output_low, in_bytes, params=frozenset()):
     """Return the best (objective, casts) and, among those labellings, the smallest low side."""
-    free = [i for i, v in enumerate(verdicts) if v.label == FREE]
+    free = [i for i, v in enumerate(verdicts) if v.label == FREE] + sorted(params)
     pinned = {i for i, v in enumerate(verdicts) if v.label == LOW}
     best, sides = None, []
     for bits in itertools.product([False, True], repeat=len(free)):
         low = pinned | {node for node, bit in zip(free, bits) if bit}
-        found = price(graph, verdicts, sizes, output_low, low, in_bytes)
+        found = price(graph, verdicts, sizes, output_low, low, in_bytes, params)
         if best is None or found < best:
             best, sides = found, []
         if found == best:
@@ -98,6 +98,17 @@ def test_bytes_are_minimal(problem):
     assert found.low == min(sides, key=len)  # ties go to float32
     assert all(found.low <= side for side in sides)
     assert found.flow == cost  # the certificate
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems(), st.booleans())
+def test_storage_of_parameters_is_part_of_the_optimum(problem, in_bytes):
+    graph, verdicts, sizes, output_low = problem
+    params = frozenset(i for i, node in enumerate(graph.nodes) if node.is_variable)
+    found = place(graph, verdicts, facts_of(sizes, known=in_bytes), output_low=output_low, free_params=params)
+    (cost, casts), sides = brute_force(graph, verdicts, sizes, output_low, in_bytes, params)
+    assert (found.cost, found.casts) == (cost, casts) and found.flow == cost
+    assert found.low == min(sides, key=len)
 
 
 @settings(max_examples=300, deadline=None)
