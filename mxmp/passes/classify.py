@@ -17,6 +17,9 @@ from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
 NO_RULE = "no rule for this operator"
 """The reason given for an operator that does not stand in the table."""
 
+NAMED = "its outputs have names of their own"
+"""The reason given for an operator that gives outputs of the network under names that no cast can take."""
+
 PRECISION_ATTR = "__mxmp_precision__"
 """Attribute that ``mxmp.gluon.precision`` puts on the operators of a region."""
 
@@ -37,7 +40,7 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     Raises:
         PolicyError: If an override asks for what MXNet has no kernel for; it names the node.
     """
-    return _Classifier(graph, policy, facts, rules, _unnameable(graph, policy, facts)).run()
+    return _Classifier(graph, policy, facts, rules, _unnameable(graph, facts)).run()
 
 
 class _Classifier:
@@ -76,9 +79,15 @@ class _Classifier:
         if bodies:
             return self._enter(position, node, bodies)
         verdict = _verdict(self.graph, position, self.policy, self.facts, self.rules)
-        if verdict.label in (LOW, FREE) and position in self.named:
-            verdict = Verdict(FLOAT32, "its outputs have names of their own", verdict.rule)
-        return self._taint(position, node, self._fit(position, node, verdict))
+        verdict = self._taint(position, node, self._fit(position, node, self._named(position, verdict)))
+        if verdict.label == FREE and position in self.named:
+            return Verdict(LOW, NAMED, verdict.rule)
+        return verdict
+
+    def _named(self, position: int, verdict: Verdict) -> Verdict:
+        """Pin what gives float32 outputs of the network under names that no cast can take."""
+        float32 = position in self.named and self.policy.output_dtype == dtypes.FLOAT32
+        return Verdict(FLOAT32, NAMED, verdict.rule) if float32 and verdict.label in (LOW, FREE) else verdict
 
     def _fit(self, position: int, node: Node, verdict: Verdict) -> Verdict:
         """Pin what reads a parameter with values beyond the low precision dtype's range."""
@@ -129,15 +138,15 @@ class _Classifier:
             seeds |= carried
 
 
-def _unnameable(graph: Graph, policy: Policy, facts: Facts) -> FrozenSet[int]:
+def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
     """Return the nodes with an output of the graph whose name no cast can take.
 
     A cast's output is called ``<name>_output``; what some operators call theirs (SliceChannel's
-    ``<name>_output0``) can be kept only by giving that output in the dtype it had.
+    ``<name>_output0``) can be kept only by giving that output in the dtype that is wanted.
     """
     found = set()
     for head in graph.heads:
-        if policy.output_dtype == dtypes.FLOAT32 and not graph.nodes[head.node].is_variable:
+        if not graph.nodes[head.node].is_variable:
             name = facts.output_names.get((head.node, head.index), "_output")  # unknown: taken for the common one
             if not name.endswith("_output"):
                 found.add(head.node)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import ClassVar, Dict, Optional, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
+from ..graph.core import make_attrs
 from .base import Pass
+from .facts import CAST_OPS
 from .insert_casts import ABSORBED_ATTR, DECLARED_ATTR, HEAD_MARK, MARK_ATTR, WIDENED_ATTR
 
 
@@ -26,16 +29,41 @@ class EraseCasts(Pass):
             return graph
         names = _original_names(graph)
         builder = GraphBuilder(graph)
+        widenings: Dict[Tuple[str, Entry], Entry] = {}  # by name and what they widen
         for position, node in enumerate(graph.nodes):
             if node.get(MARK_ATTR) is not None:
                 builder.redirect(Entry(position), builder.mapped(node.inputs[0]))
                 continue
-            inputs = tuple(builder.mapped(entry) for entry in _original_inputs(graph, node))
+            known = widenings.get((node.name, builder.mapped(node.inputs[0]))) if node.op in CAST_OPS else None
+            if known is not None:
+                builder.redirect(Entry(position), known)  # restored already, for a reader that comes earlier
+                continue
+            inputs = self._original_inputs(graph, node, builder, widenings)
             node = _original_attrs(node)
             bodies = tuple(self.run(body) for body in node.subgraphs)
             node = replace(node, name=names[position]) if position in names else node
-            builder.copy(position, node.rewired(inputs, bodies))
+            new = builder.copy(position, node.rewired(inputs, bodies))
+            if node.op in CAST_OPS:
+                widenings[node.name, inputs[0]] = Entry(new)
         return builder.finish(builder.mapped(head) for head in graph.heads)
+
+    @staticmethod
+    def _original_inputs(
+        graph: Graph, node: Node, builder: GraphBuilder, widenings: Dict[Tuple[str, Entry], Entry]
+    ) -> Tuple[Entry, ...]:
+        """Return a node's inputs, with what is cast in place of casts that were absorbed."""
+        inputs = [builder.mapped(entry) for entry in node.inputs]
+        for port, *widening in json.loads(node.get(ABSORBED_ATTR) or "[]"):
+            if not widening:
+                inputs[port] = builder.mapped(graph.nodes[node.inputs[port].node].inputs[0])
+                continue
+            op, name = widening
+            key = (name, inputs[port])
+            if key not in widenings:
+                attrs = make_attrs({"dtype": dtypes.FLOAT32})
+                widenings[key] = Entry(builder.add(Node(op, name, attrs, (inputs[port],))))
+            inputs[port] = widenings[key]
+        return tuple(inputs)
 
 
 def _is_converted(graph: Graph) -> bool:
@@ -48,14 +76,6 @@ def _is_converted(graph: Graph) -> bool:
 
 def _original_names(graph: Graph) -> Dict[int, str]:
     return {node.inputs[0].node: node.name for node in graph.nodes if node.get(MARK_ATTR) == HEAD_MARK}
-
-
-def _original_inputs(graph: Graph, node: Node) -> Tuple[Entry, ...]:
-    """Return a node's inputs, with what is cast in place of casts that were absorbed."""
-    absorbed = (node.get(ABSORBED_ATTR) or "").split(",")
-    return tuple(
-        graph.nodes[entry.node].inputs[0] if str(port) in absorbed else entry for port, entry in enumerate(node.inputs)
-    )
 
 
 def _original_attrs(node: Node) -> Node:

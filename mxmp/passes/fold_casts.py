@@ -6,6 +6,7 @@ inserted cast would give, an equal cast that the network has already gives as we
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import ClassVar, Dict, Optional, Set, Tuple
 
@@ -14,8 +15,6 @@ from ..graph import Entry, Graph, GraphBuilder, Node
 from .base import Pass
 from .facts import CAST_OPS
 from .insert_casts import ABSORBED_ATTR, CAST_MARK, MARK_ATTR
-
-_WIDENING = {(dtypes.FLOAT16, dtypes.FLOAT32), (dtypes.BFLOAT16, dtypes.FLOAT32)}
 
 
 @dataclass(frozen=True)
@@ -43,22 +42,42 @@ class _Folder:
         self.known: Dict[Tuple[Entry, str], Entry] = {}  # (what is cast, how) -> the cast
         self.own = _own_casts(graph)
         self.emitted: Set[int] = set()
-        self.absorbed: Set[Entry] = set()  # old entries of inserted casts that gave way to the network's own
+        # Old entries of inserted casts that gave way: () to an equal cast of the network's own, or the
+        # operator and name of its widening that the cast took back.
+        self.absorbed: Dict[Entry, Tuple[str, ...]] = {}
+        self.heads = {head.node for head in graph.heads}
 
     def run(self) -> Graph:
         for position, node in enumerate(self.graph.nodes):
-            if node.get(MARK_ATTR) == CAST_MARK:
-                own = self.own.get((node.inputs[0], _conversion(node) or ""))
-                if own is not None:
-                    self._emit(own)  # an equal cast of the network's own comes later: let it come now
-                same = self._equal(node, (self.builder.mapped(node.inputs[0]),))
-                if same is not None:
-                    self.builder.redirect(Entry(position), same)
-                    if self.builder.nodes[same.node].get(MARK_ATTR) is None and own is not None:
-                        self.absorbed.add(Entry(position))
-                    continue
-            self._emit(position)
+            # A cast at an output stays: only nodes can say what they would have read.
+            if node.get(MARK_ATTR) != CAST_MARK or position in self.heads or not self._fold(position, node):
+                self._emit(position)
         return self.builder.finish(self.builder.mapped(head) for head in self.graph.heads)
+
+    def _fold(self, position: int, node: Node) -> bool:
+        """Let something else stand for a cast that repeats it, if there is such a thing."""
+        how, source = _conversion(node) or "", node.inputs[0]
+        own = self.own.get((source, how))
+        if own is not None:
+            self._emit(own)  # it may come later: let it come now
+        same = self.known.get((self.builder.mapped(source), how))
+        if same is None:
+            same = self._narrower(node, self.builder.nodes[self.builder.mapped(source).node])
+            if same is None:
+                return False
+            widening = self.graph.nodes[source.node]
+            self.absorbed[Entry(position)] = (widening.op, widening.name)
+        elif own is not None:
+            self.absorbed[Entry(position)] = ()
+        self.builder.redirect(Entry(position), same)
+        return True
+
+    def _narrower(self, node: Node, source: Node) -> Optional[Entry]:
+        """Return what a cast's source widens, if the cast takes just that back."""
+        if source.op not in CAST_OPS or source.attrs != (("dtype", dtypes.FLOAT32),):
+            return None
+        before = self._dtype(source.inputs[0])
+        return source.inputs[0] if before == _cast_dtype(node) and before in dtypes.LOW_PRECISION else None
 
     def _emit(self, position: int) -> None:
         if position in self.emitted:
@@ -66,30 +85,14 @@ class _Folder:
         self.emitted.add(position)
         node = self.graph.nodes[position]
         inputs = tuple(self.builder.mapped(entry) for entry in node.inputs)
-        ports = [str(port) for port, entry in enumerate(node.inputs) if entry in self.absorbed]
-        if ports:
-            node = node.with_attrs({ABSORBED_ATTR: ",".join(ports)})  # for EraseCasts
+        absorbed = [[port, *self.absorbed[e]] for port, e in enumerate(node.inputs) if e in self.absorbed]
+        if absorbed:
+            node = node.with_attrs({ABSORBED_ATTR: json.dumps(absorbed)})  # for EraseCasts
         bodies = tuple(_Folder(body).run() for body in node.subgraphs)
         new = self.builder.copy(position, node.rewired(inputs, bodies))
         how = _conversion(node)
         if how is not None:
             self.known.setdefault((inputs[0], how), Entry(new))
-
-    def _equal(self, node: Node, inputs: Tuple[Entry, ...]) -> Optional[Entry]:
-        """Return an entry of the new graph that holds what a cast would give."""
-        dtype, how = _cast_dtype(node), _conversion(node)
-        if dtype is None or how is None:
-            return None
-        repeated = self.known.get((inputs[0], how))
-        if repeated is not None:
-            return repeated
-        source = self.builder.nodes[inputs[0].node]
-        if _cast_dtype(source) is None:
-            return None
-        before = self._dtype(source.inputs[0])
-        if before == dtype and (before, _cast_dtype(source)) in _WIDENING:
-            return source.inputs[0]
-        return None
 
     def _dtype(self, entry: Entry) -> Optional[str]:
         """Return the dtype of an entry of the new graph where a cast or a variable declares it."""

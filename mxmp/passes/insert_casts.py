@@ -24,8 +24,9 @@ HEAD_MARK = "head"
 its name, and that node has another."""
 
 ABSORBED_ATTR = "__mxmp_absorbed__"
-"""Attribute of a node some of whose inputs, given by their numbers, would have read a cast of
-mxmp, but read an equal cast of the network's own."""
+"""Attribute of a node some of whose inputs would have read a cast of mxmp, but read what gives the
+same: JSON, a list for each of them. ``[port]`` reads an equal cast of the network's own; ``[port,
+op, name]`` reads what the network's own cast of that name widens."""
 
 DECLARED_ATTR = "__mxmp_declared__"
 """Attribute of a variable whose dtype mxmp declares, because it is stored in low precision or

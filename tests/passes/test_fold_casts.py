@@ -23,7 +23,7 @@ def test_an_existing_cast_is_absorbed():
         x_cast_float16 = Cast(x) {__mxmp__: cast; dtype: float16}
         d = dot(mine, x_cast_float16)
         return d"""
-    ) == lines("x = null()\nmine = Cast(x) {dtype: float16}\nd = dot(mine, mine) {__mxmp_absorbed__: 1}\nreturn d")
+    ) == lines("x = null()\nmine = Cast(x) {dtype: float16}\nd = dot(mine, mine) {__mxmp_absorbed__: [[1]]}\nreturn d")
 
 
 def test_an_existing_cast_that_comes_later_is_absorbed():
@@ -34,7 +34,7 @@ def test_an_existing_cast_that_comes_later_is_absorbed():
         mine = Cast(x) {dtype: float16}
         return d, mine"""
     ) == lines(
-        "x = null()\nmine = Cast(x) {dtype: float16}\nd = dot(mine, mine) {__mxmp_absorbed__: 0,1}\nreturn d, mine"
+        "x = null()\nmine = Cast(x) {dtype: float16}\nd = dot(mine, mine) {__mxmp_absorbed__: [[0], [1]]}\nreturn d, mine"
     )
 
 
@@ -45,7 +45,12 @@ def test_widening_and_back_is_the_identity():
         down = Cast(up) {__mxmp__: cast; dtype: float16}
         d = dot(down, down)
         return d, up"""
-    ) == lines("x = null() {__dtype__: 2}\nup = Cast(x) {dtype: float32}\nd = dot(x, x)\nreturn d, up")
+    ) == lines(
+        """x = null() {__dtype__: 2}
+        up = Cast(x) {dtype: float32}
+        d = dot(x, x) {__mxmp_absorbed__: [[0, "Cast", "up"], [1, "Cast", "up"]]}
+        return d, up"""
+    )
 
 
 def test_rounding_stays():
