@@ -108,7 +108,8 @@ def _plan_bodies(
             continue
         bodies = bodies_of(graph.nodes[position])
         own_facts = {number: facts.bodies[position, number] for number, nodes in enumerate(verdict.bodies) if nodes}
-        own = {number: _plan_body(bodies[number], verdict.bodies[number], f) for number, f in own_facts.items()}
+        named = frozenset(head.index for head in graph.heads if head.node == position)
+        own = {n: _plan_body(bodies[n], verdict.bodies[n], f, named) for n, f in own_facts.items()}
         ports = _low_ports(bodies, own, own_facts)
         own = {number: _enter_low(bodies[number], plan, own_facts[number], ports) for number, plan in own.items()}
         plans.update({(position, number): plan for number, plan in own.items()})
@@ -116,14 +117,16 @@ def _plan_bodies(
     return tuple(found), plans
 
 
-def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts) -> Plan:
+def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts, named: FrozenSet[int]) -> Plan:
     """Return the plan of a body whose variables are float32.
 
     Loop states stay float32: they are what rounding errors add up in. So do the outputs that
-    other bodies must agree with. The other outputs come in what they are computed in.
+    other bodies must agree with, and those that are outputs of the whole graph (``named``), whose
+    names no cast can take. The other outputs come in what they are computed in.
     """
     verdicts, bodies = _plan_bodies(body.graph, verdicts, facts)
-    any_heads = frozenset(range(len(body.graph.heads))) - body.exact
+    named_heads = frozenset(head for head, output in enumerate(body.outputs) if output in named)
+    any_heads = frozenset(range(len(body.graph.heads))) - body.exact - named_heads
     return Plan(verdicts, place(body.graph, verdicts, facts, any_heads=any_heads), frozenset(), bodies, any_heads)
 
 
