@@ -19,6 +19,9 @@ from .passes.plan import Plan
 from .passes.verdict import FLOAT32, FREE, KEEP
 from .policy import Policy
 
+MANY_READERS = 32
+"""Readers of one cast beyond which a report warns: the gradients of 64 have overflowed float16."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -51,6 +54,8 @@ class Report:
         activation_bytes: Bytes of all operators' outputs in one forward pass, outside of bodies: (before,
             after); None if a shape is unknown.
         without_rule: Operators that stay in float32 because mxmp has no rule for them.
+        widely_read: Pairs (tensor, number of readers) of what is cast once to low precision for more
+            than ``MANY_READERS``: in training their gradients are added up in low precision.
     """
 
     policy: str
@@ -60,6 +65,7 @@ class Report:
     cast_bytes: Optional[int]
     activation_bytes: Optional[Tuple[int, int]]
     without_rule: Tuple[str, ...]
+    widely_read: Tuple[Tuple[str, int], ...] = ()
 
     def count(self) -> Dict[str, int]:
         """Return how many operators compute in each precision."""
@@ -97,6 +103,8 @@ class Report:
             lines.append(f"activations: {after:,} bytes, {before:,} before")
         if self.without_rule:
             lines.append(f"no rule, left as they were: {', '.join(self.without_rule)}")
+        for name, readers in self.widely_read:
+            lines.append(f"'{name}' is cast once for {readers} readers; their gradients add up in low precision")
         return lines
 
 
@@ -116,6 +124,7 @@ def merge(reports: Sequence[Report]) -> Report:
         if None in activations
         else (sum(a[0] for a in activations if a), sum(a[1] for a in activations if a)),
         without_rule=tuple(sorted({op for report in reports for op in report.without_rule})),
+        widely_read=tuple(sorted({pair for report in reports for pair in report.widely_read})),
     )
 
 
@@ -140,7 +149,19 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
         cast_bytes=None if any(body.casts() for body in plan.bodies.values()) else plan.placement.cast_bytes,
         activation_bytes=_activation_bytes(before, facts, plan),
         without_rule=tuple(sorted({row.op for row in rows if row.reason == NO_RULE})),
+        widely_read=_widely_read(after),
     )
+
+
+def _widely_read(graph: Graph) -> Tuple[Tuple[str, int], ...]:
+    consumers = graph.consumers()
+    found = []
+    for position, node in enumerate(graph.nodes):
+        if node.get(MARK_ATTR) == CAST_MARK and node.get("dtype") in dtypes.LOW_PRECISION:
+            readers = len(consumers.get((position, 0), ()))
+            if readers > MANY_READERS:
+                found.append((graph.entry_name(node.inputs[0]), readers))
+    return tuple(found)
 
 
 def _rows(policy: Policy, graph: Graph, plan: Plan) -> List[Row]:

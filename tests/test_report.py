@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from mxmp.graph import Entry, from_text
 from mxmp.passes import Facts, InsertCasts, make_plan
 from mxmp.policy import Policy
@@ -79,3 +81,13 @@ def test_merge_adds_up():
 def test_entry_facts_of_partly_unknown_shapes():
     facts = Facts({}, {(0, 0): (0, 3), (1, 0): (2, 3)})
     assert facts.size(Entry(0)) is None and facts.size(Entry(1)) == 6 and facts.size(Entry(2)) is None
+
+
+@pytest.mark.parametrize("readers, warned", [(32, False), (33, True)])
+def test_tensors_with_many_readers_are_named(readers, warned):
+    calls = [f"d{i} = dot(x, w{i})" for i in range(readers)]
+    weights = [f"w{i} = null()" for i in range(readers)]
+    text = "\n".join(["x = null()", *weights, *calls, "return " + ", ".join(f"d{i}" for i in range(readers))])
+    found = report_of(text, sizes={})
+    assert found.widely_read == ((("x", readers),) if warned else ())
+    assert ("'x' is cast once for 33 readers; their gradients add up in low precision" in found.summary()) == warned
