@@ -20,5 +20,6 @@ requirements.check()  # before the first import of MXNet, whose own error names 
 from . import errors as errors  # noqa: E402
 from . import gluon as gluon  # noqa: E402
 from . import loss_scale as loss_scale  # noqa: E402
+from . import module as module  # noqa: E402
 from . import symbol as symbol  # noqa: E402
 from .policy import Policy as Policy  # noqa: E402

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import enum
 import logging
+import math
 from typing import Any, Callable, ClassVar, Dict, Iterator, List, NoReturn, Optional, Sequence
 
 import mxnet as mx
@@ -21,6 +22,7 @@ from ..errors import LossScaleError, NonFiniteLossError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message
 from .finite import all_finite, merge_flags
 from .masters import is_low_precision
+from .norm import gather, host_norm, sum_of_squares
 
 _LOG = logging.getLogger(__name__)
 
@@ -110,7 +112,7 @@ class Scaler:
         if self.window.stage is not Stage.READY or self.window.reduced:
             raise TrainerError(
                 f"{call} came between backward and step, where gradients of the present scale "
-                "wait to be used; call step first."
+                "wait to be used; call step first (update on a module)."
             )
 
     def require_scaled(self, call: str) -> None:
@@ -164,13 +166,30 @@ class Scaler:
             numbers = (mx.nd.concat(*parts, dim=0) if flags else value).asnumpy().tolist()
         bad = [flag for flag, number in zip(flags, numbers[value.size :]) if number != 1.0]
         if window.loss_flag is not None and any(flag is window.loss_flag for flag in bad):
-            raise NonFiniteLossError(
-                "the loss itself is NaN or inf, before any scaling; no loss scale mends that. The "
-                "weights and the loss scale are unchanged. Look at the data, the learning rate and "
-                "the forward pass: an activation may exceed its dtype."
-            )
+            raise non_finite_loss()
         window.finite = False if bad else None
         return numbers[: value.size]
+
+    def read_norm(self, groups: Sequence[Sequence[mx.nd.NDArray]]) -> float:
+        """Return the largest norm of several groups of unscaled gradients; one host read.
+
+        Also sets ``window.finite``, so that the step need not read again.
+
+        Args:
+            groups: Float32 arrays, those of a group on one context.
+
+        Returns:
+            NaN if any norm is NaN.
+
+        Raises:
+            NonFiniteLossError: If the loss itself was not finite.
+        """
+        norms = [math.sqrt(square) for square in self.read(gather([sum_of_squares(group) for group in groups]))]
+        if self.window.finite is None:
+            # Squares overflow above 1.8e19: such gradients may be finite all the same.
+            norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
+            self.window.finite = all(map(math.isfinite, norms))
+        return math.nan if any(map(math.isnan, norms)) else max(norms)
 
     def settle(self, finite: bool, step: int, first_bad: Callable[[], Optional[str]]) -> None:
         """Adjust the loss scale and the counters to the outcome of a step.
@@ -257,6 +276,15 @@ class Scaler:
                 "scale_loss was called after allreduce_grads; a further backward would mix reduced and "
                 "unreduced gradients. Call update first."
             )
+
+
+def non_finite_loss() -> NonFiniteLossError:
+    """Return the error for a loss that is not finite by itself."""
+    return NonFiniteLossError(
+        "the loss itself is NaN or inf, before any scaling; no loss scale mends that. The "
+        "weights and the loss scale are unchanged. Look at the data, the learning rate and "
+        "the forward pass: an activation may exceed its dtype."
+    )
 
 
 @contextlib.contextmanager

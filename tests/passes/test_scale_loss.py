@@ -94,11 +94,10 @@ def starts_a_gradient(example):
         {name: "write" if name in names else "null" for name in symbol.list_arguments()},
         {name: inputs[name] for name in symbol.list_auxiliary_states()},
     )
-    executor.forward(is_train=True)
-    try:
-        executor.backward()
-    except mx.MXNetError:
+    if "_head_grad_" in executor.debug_str():  # the backward graph reads the gradient of an output
         return False
+    executor.forward(is_train=True)
+    executor.backward()
     return any(np.any(gradient.asnumpy()) for gradient in gradients.values())
 
 
@@ -166,34 +165,23 @@ def test_values_that_are_not_finite_pass_unchanged(name):
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
+    ("dtype", "loss", "expected"),
+    [
+        ("float16", "MakeLoss(low) {grad_scale: 0.5}", 2.0**15),
+        pytest.param("bfloat16", "make_loss(low)", 2.0**16, marks=pytest.mark.bfloat16),
+    ],
+    ids=["float16", "bfloat16"],
 )
-def test_a_low_precision_head_is_scaled_in_float32(dtype):
-    """2**16 is no float16, but half of it is what the gradient has to be."""
-    text = f"""
-    x = null()
-    low = amp_cast(x) {{dtype: {dtype}}}
-    loss = make_loss(low)
-    return loss
-    """
-    graph = from_text(text)
-    facts = Facts({(0, 0): "float32", (1, 0): dtype, (2, 0): dtype})
-    scaled = ScaleLoss(facts)(graph).graph
-    symbol = from_graph(scaled)
-    x = mx.nd.array([1.0, 2.0])
+def test_a_low_precision_head_is_scaled_in_float32(dtype, loss, expected):
+    """2**16 is no float16 number, but half of it is what the gradient has to be."""
+    graph = from_text(f"x = null()\nlow = amp_cast(x) {{dtype: {dtype}}}\nloss = {loss}\nreturn loss")
+    symbol = from_graph(ScaleLoss(Facts({(0, 0): "float32", (1, 0): dtype}))(graph).graph)
     grad = mx.nd.zeros((2,))
-    args = {"x": x, "loss_scale": mx.nd.array([2.0**16])}
+    args = {"x": mx.nd.array([1.0, 2.0]), "loss_scale": mx.nd.array([2.0**16])}
     executor = symbol.bind(mx.cpu(), args, {"x": grad}, {"x": "write", "loss_scale": "null"})
     executor.forward(is_train=True)
     executor.backward()
-    # One times the scale, rounded to the dtype on its way down: float16 has no 65536.
-    assert grad.asnumpy().tolist() == [np.inf if dtype == "float16" else 2.0**16] * 2
-    args["loss_scale"][:] = 2.0**15
-    executor.forward(is_train=True)
-    executor.backward()
-    assert grad.asnumpy().tolist() == [2.0**15] * 2
-    ops = [node.op for node in scaled.nodes]
-    assert ops.index("broadcast_mul") > ops.index("BlockGrad") > 2  # between a cast up and a cast down
+    assert grad.asnumpy().tolist() == [expected] * 2
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2", "float32"])
@@ -233,7 +221,9 @@ def test_a_float64_head_is_refused():
 
 
 def test_a_head_inside_of_a_loop_is_refused():
-    out, _ = mx.sym.contrib.foreach(lambda x, s: (mx.sym.make_loss(x, name="inner"), s), mx.sym.var("x"), mx.sym.var("s"))
+    out, _ = mx.sym.contrib.foreach(
+        lambda x, s: (mx.sym.make_loss(x, name="inner"), s), mx.sym.var("x"), mx.sym.var("s")
+    )
     with pytest.raises(PassError, match="'inner' .make_loss. is a loss head inside of a control flow operator"):
         ScaleLoss()(to_graph(out))
 

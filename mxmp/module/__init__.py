@@ -1,0 +1,4 @@
+"""Mixed precision for the Symbolic API: Module and BucketingModule with a policy and a loss scale."""
+
+from .bucketing import BucketingModule as BucketingModule
+from .module import Module as Module

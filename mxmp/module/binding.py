@@ -1,0 +1,123 @@
+"""What a module runs: its symbol, converted for the shapes that it is bound with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Dict, FrozenSet, Iterable, Sequence, Tuple
+
+import mxnet as mx
+
+from .. import dtypes
+from ..graph import Entry, Graph
+from ..passes import ScaleLoss
+from ..passes.facts import CAST_OPS
+from ..passes.scale_loss import is_loss_head
+from ..policy import Policy
+from ..symbol import Converted, convert_graph, from_graph, infer_facts, to_graph
+
+LOSS_SCALE = "loss_scale"
+"""Name of the input that holds the loss scale; shape (1,), float32."""
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """A symbol as executors run it.
+
+    Attributes:
+        converted: The symbol under its policy, without a loss scale.
+        symbol: What executors bind.
+        scaled: Whether its loss heads were to get a loss scale.
+        has_loss_scale: Whether it has any.
+        loss_outputs: Numbers of the outputs that come from scaled loss heads.
+    """
+
+    converted: Converted
+    symbol: Any
+    scaled: bool
+    has_loss_scale: bool
+    loss_outputs: Tuple[int, ...]
+
+
+def prepare(
+    symbol: Any,
+    policy: Policy,
+    inputs: Iterable[mx.io.DataDesc],
+    params: FrozenSet[str],
+    stored: FrozenSet[str],
+    contexts: Sequence[mx.Context],
+    scaled: bool,
+    loss_heads: FrozenSet[str],
+) -> Runnable:
+    """Convert a symbol for executors.
+
+    Args:
+        symbol: A float32 network.
+        policy: The policy.
+        inputs: Shapes and dtypes of data and labels.
+        params: Names of the parameters and auxiliary states.
+        stored: Names of parameters that are stored in low precision already.
+        contexts: Where it runs. On CPU float16 is emulated.
+        scaled: Whether its loss heads get a loss scale.
+        loss_heads: Names of Custom operators that are loss heads.
+
+    Raises:
+        ConvertError: If the conversion does not type-check; it names the node.
+        PolicyError: If an override of the policy cannot be met.
+        PassError: If the gradient cannot be scaled; it names the node.
+    """
+    inputs = list(inputs)
+    shapes = {each.name: tuple(each.shape) for each in inputs}
+    declared = symbol.attr_dict()
+    types = {
+        each.name: dtypes.canonical(each.dtype)
+        for each in inputs
+        if declared.get(each.name, {}).get("__dtype__", "-1") == "-1"
+    }
+    converted = convert_graph(symbol, policy, shapes, types, params, stored)
+    result = _with_loss_scale(converted, shapes, loss_heads) if scaled else converted
+    on_cpu = any(context.device_type != "gpu" for context in contexts)
+    runs = _with_dtypes(result.on_cpu() if on_cpu else result.symbol, _variable_dtypes(result))
+    outputs = _loss_outputs(result.graph, loss_heads) if scaled else ()
+    return Runnable(converted, runs, scaled, result is not converted, outputs)
+
+
+def _with_loss_scale(converted: Converted, shapes: Dict[str, Any], loss_heads: FrozenSet[str]) -> Converted:
+    """Return a converted symbol whose loss heads read the loss scale; the same one if it has none."""
+    scaled = ScaleLoss(converted.facts, LOSS_SCALE, loss_heads)(converted.graph)
+    if not scaled.modified:
+        return converted
+    symbol = from_graph(scaled.graph, converted.symbol)
+    graph = to_graph(symbol)  # in the order that MXNet writes
+    facts = infer_facts(symbol, graph, shapes, _variable_dtypes(converted), converted.facts.params)
+    return replace(converted, symbol=symbol, graph=graph, facts=facts)
+
+
+def _loss_outputs(graph: Graph, loss_heads: FrozenSet[str]) -> Tuple[int, ...]:
+    """Return the numbers of the outputs that come from loss heads, casts behind them passed over."""
+    found = []
+    for number, head in enumerate(graph.heads):
+        node = graph.nodes[head.node]
+        while node.op in CAST_OPS:
+            node = graph.nodes[node.inputs[0].node]
+        if is_loss_head(node) or node.name in loss_heads:
+            found.append(number)
+    return tuple(found)
+
+
+def _variable_dtypes(converted: Converted) -> Dict[str, str]:
+    """Return what MXNet inferred for the variables of a converted symbol."""
+    nodes = enumerate(converted.graph.nodes)
+    found = {node.name: converted.facts.dtype(Entry(i)) for i, node in nodes if node.is_variable}
+    return {name: dtype for name, dtype in found.items() if dtype is not None}
+
+
+def _with_dtypes(symbol: Any, types: Dict[str, str]) -> Any:
+    """Return a symbol whose variables declare their dtypes; casts hide them from MXNet's inference."""
+    graph = to_graph(symbol)
+    nodes = tuple(
+        node.with_attrs({"__dtype__": dtypes.to_flag(types[node.name])})
+        if node.is_variable and node.name in types and node.get("__dtype__") is None
+        else node
+        for node in graph.nodes
+    )
+    return symbol if nodes == graph.nodes else from_graph(replace(graph, nodes=nodes), symbol)

@@ -1,0 +1,258 @@
+"""A BucketingModule with a precision policy and one loss scale over all buckets."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, Dict, Iterable, Optional, Union
+
+import mxnet as mx
+
+from ..errors import TrainerError
+from ..policy import Policy
+from .module import Module
+from .options import make_scaler
+from .status import ScalerStatus
+
+
+class BucketingModule(ScalerStatus, mx.mod.BucketingModule):
+    """Trains symbols of several input lengths as ``mx.mod.BucketingModule``, in mixed precision.
+
+    Every bucket is a `Module`, converted for its own shapes. All share parameters, masters,
+    optimizer and one loss scale. The default bucket must have the parameters of all.
+
+    Args:
+        sym_gen: As for ``mx.mod.BucketingModule``, and so are the next eight.
+        default_bucket_key: As above.
+        logger: As above.
+        context: As above.
+        work_load_list: As above.
+        fixed_param_names: As above.
+        state_names: As above.
+        group2ctxs: As above.
+        compression_params: As above.
+        policy: As for `Module`.
+        loss_scale: As for `Module`.
+        loss_heads: As for `Module`; of every bucket.
+
+    Raises:
+        PolicyError: If the policy is none.
+        LossScaleError: If the loss scale is none.
+    """
+
+    def __init__(
+        self,
+        sym_gen: Callable[[Any], Any],
+        default_bucket_key: Any = None,
+        logger: Any = logging,
+        context: Any = None,
+        work_load_list: Any = None,
+        fixed_param_names: Any = None,
+        state_names: Any = None,
+        group2ctxs: Any = None,
+        compression_params: Any = None,
+        policy: Union[str, Policy] = "O1",
+        loss_scale: Any = "policy",
+        loss_heads: Iterable[str] = (),
+    ) -> None:
+        self._options: Dict[str, Any] = {
+            "logger": logger,
+            "context": mx.cpu() if context is None else context,
+            "work_load_list": work_load_list,
+            "fixed_param_names": fixed_param_names,
+            "state_names": state_names,
+            "group2ctxs": group2ctxs,
+            "compression_params": compression_params,
+        }
+        super().__init__(sym_gen, default_bucket_key, **self._options)
+        self._options.update(policy=Policy.parse(policy), loss_heads=tuple(loss_heads))
+        self._scaler = make_scaler(self._options["policy"], loss_scale)
+
+    def _set_loss_scale(self, spec: Any) -> None:
+        if self._curr_module is not None:
+            self._curr_module.loss_scale = spec
+        else:
+            self._scaler.loss_scale = make_scaler(self._options["policy"], spec).loss_scale
+
+    # ------------------------------------------------------------------ buckets
+
+    def _add_bucket(self, key: Any, symbol: Any = None) -> None:
+        """Make the module of a bucket where it is missing; it is bound later, by MXNet."""
+        if key not in self._buckets:
+            generated, data_names, label_names = self._call_sym_gen(key)
+            module = Module(generated if symbol is None else symbol, data_names, label_names, **self._options)
+            module._scaler = self._scaler
+            self._buckets[key] = module
+
+    def _reset_bind(self) -> None:
+        super()._reset_bind()
+        self._add_bucket(self._default_bucket_key)
+
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Any = None,
+        grad_req: Any = "write",
+    ) -> None:
+        """Bind the default bucket, as ``mx.mod.BucketingModule.bind``; a rebind keeps the optimizer.
+
+        Raises:
+            ConvertError: As `Module.bind`, and so are the others.
+            PassError: As above.
+            TrainerError: As above.
+        """
+        before = self._curr_module
+        if force_rebind and before is not None:
+            before.discard_grads()
+        self._add_bucket(self._default_bucket_key)
+        super().bind(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
+        if self.optimizer_initialized and self._curr_module is not before:
+            self._curr_module.borrow_optimizer(before)
+
+    def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Make a bucket the current one; it is converted and bound the first time."""
+        known = bucket_key in self._buckets and self._buckets[bucket_key].binded
+        self._add_bucket(bucket_key)
+        super().switch_bucket(bucket_key, data_shapes, label_shapes)
+        if self._monitor is not None and not known:
+            self._curr_module.install_monitor(self._monitor)
+
+    # ------------------------------------------------------------------ training
+
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        """Set up the optimizer for the parameters of the default bucket: `Module.init_optimizer`."""
+        current = self._current("init_optimizer")
+        self._curr_module = self._buckets[self._default_bucket_key]
+        try:
+            super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        finally:
+            self._curr_module = current
+
+    def unscale(self) -> None:
+        """Make the gradients true ones: `Module.unscale`."""
+        self._current("unscale").unscale()
+
+    def clip_global_norm(self, max_norm: float) -> float:
+        """Clip the gradients of the current bucket: `Module.clip_global_norm`."""
+        return self._current("clip_global_norm").clip_global_norm(max_norm)
+
+    def update(self) -> bool:
+        """Update the parameters or skip: `Module.update`."""
+        module = self._current("update")
+        self._params_dirty = True
+        return module.update()
+
+    def discard_grads(self) -> None:
+        """Give up the present window: `Module.discard_grads`."""
+        self._current("discard_grads").discard_grads()
+
+    def _current(self, call: str) -> Module:
+        if self._curr_module is None:
+            raise TrainerError(f"{call}: the module is not bound; call bind first.")
+        return self._curr_module
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(
+        self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = False
+    ) -> None:
+        """Write the float32 symbols of all buckets and the float32 parameters.
+
+        Args:
+            prefix: Of the files.
+            epoch: Four digits in the names.
+            save_optimizer_states: Also write optimizer states, masters and the loss scale.
+            remove_amp_cast: As for ``mx.mod.BucketingModule``.
+
+        Raises:
+            TrainerError: If states are asked for between backward and update; nothing is written.
+        """
+        if save_optimizer_states:
+            self._current("save_checkpoint")._require_saveable("save_checkpoint")
+        super().save_checkpoint(prefix, epoch, remove_amp_cast)
+        if save_optimizer_states:
+            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
+
+    def save_optimizer_states(self, fname: str) -> None:
+        """Save optimizer states, masters and the loss scale: `Module.save_optimizer_states`."""
+        self._current("save_optimizer_states").save_optimizer_states(fname)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Load what `save_optimizer_states` saved."""
+        self._current("load_optimizer_states").load_optimizer_states(fname)
+
+    @classmethod
+    def load(
+        cls,
+        prefix: str,
+        epoch: int,
+        sym_gen: Optional[Callable[[Any], Any]] = None,
+        default_bucket_key: Any = None,
+        load_optimizer_states: bool = False,
+        **kwargs: Any,
+    ) -> BucketingModule:
+        """Return a module made from a checkpoint.
+
+        Args:
+            prefix: As for `save_checkpoint`.
+            epoch: Likewise.
+            sym_gen: Required, as for `BucketingModule`; gives the names of data and labels.
+            default_bucket_key: Required; a whole number, as the keys of a checkpoint are.
+            load_optimizer_states: Whether `init_optimizer` loads the states and the loss scale.
+            **kwargs: As for `BucketingModule`.
+
+        Raises:
+            TrainerError: If an argument is missing.
+        """
+        (keys,) = mx.nd.load(f"{prefix}.buckets")
+        symbols = {key: mx.sym.load(f"{prefix}-{key}-symbol.json") for key in keys.asnumpy().astype(int).tolist()}
+        params = mx.model.load_params(prefix, epoch)
+        module = cls.load_dict(symbols, sym_gen, default_bucket_key, *params, **kwargs)
+        if load_optimizer_states:
+            module._curr_module._preload_opt_states = f"{prefix}-{epoch:04d}.states"
+        return module
+
+    @classmethod
+    def load_dict(
+        cls,
+        sym_dict: Optional[Dict[Any, Any]] = None,
+        sym_gen: Optional[Callable[[Any], Any]] = None,
+        default_bucket_key: Any = None,
+        arg_params: Optional[Dict[str, mx.nd.NDArray]] = None,
+        aux_params: Optional[Dict[str, mx.nd.NDArray]] = None,
+        **kwargs: Any,
+    ) -> BucketingModule:
+        """Return a module made from the symbols of its buckets and their parameters.
+
+        Args:
+            sym_dict: Required; symbols by bucket key, the default one included.
+            sym_gen: As for `load`, and so is the next.
+            default_bucket_key: As above.
+            arg_params: Required.
+            aux_params: Required; may be empty.
+            **kwargs: As for `BucketingModule`.
+
+        Raises:
+            TrainerError: If an argument is missing.
+        """
+        given = {"sym_dict": sym_dict, "sym_gen": sym_gen, "default_bucket_key": default_bucket_key}
+        for name, value in {**given, "arg_params": arg_params, "aux_params": aux_params}.items():
+            if value is None:
+                raise TrainerError(f"load: {name} is missing; a BucketingModule is made from all of its parts.")
+        module = cls(sym_gen, default_bucket_key, **kwargs)
+        for key, symbol in sym_dict.items():
+            module._add_bucket(key, symbol)
+        module._add_bucket(default_bucket_key)
+        current = module._curr_module = module._buckets[default_bucket_key]
+        current._arg_params, current._aux_params = arg_params, aux_params
+        current.params_initialized = module.params_initialized = True
+        return module

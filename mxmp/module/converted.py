@@ -1,0 +1,286 @@
+"""A Module whose executors run its symbol's conversion, and whose parameters are float32 all the same."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence
+
+import mxnet as mx
+from mxnet.module.base_module import _parse_data_desc
+from mxnet.module.executor_group import DataParallelExecutorGroup
+
+from ..errors import ConvertError, TrainerError
+from ..optimizer.masters import follow, is_low_precision, to_float32
+from ..optimizer.scaler import Scaler
+from ..passes.classify import depends_on_shapes
+from ..policy import Policy, check_matches
+from ..symbol import to_graph
+from .binding import LOSS_SCALE, Runnable, prepare
+from .training import Training, Weight
+
+_INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
+
+
+class ConvertedModule(mx.mod.Module):
+    """Binding and parameters of a module in mixed precision.
+
+    ``symbol`` stays what it was. ``_arg_params`` holds float32 values of every weight that
+    executors hold in low precision.
+
+    Args:
+        *args: As for ``mx.mod.Module``.
+        policy: The policy.
+        scaler: The loss scale; says whether loss heads get one.
+        loss_heads: Names of Custom operators that are loss heads.
+    """
+
+    def __init__(self, *args: Any, policy: Policy, scaler: Scaler, loss_heads: FrozenSet[str]) -> None:
+        super().__init__(*args)
+        self._policy = policy
+        self._scaler = scaler
+        self._loss_heads = loss_heads
+        self._runnable: Optional[Runnable] = None
+        self._training: Optional[Training] = None
+        self._monitor: Any = None
+
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Any = None,
+        grad_req: Any = "write",
+    ) -> None:
+        """Convert the symbol for these shapes and make executors, as ``mx.mod.Module.bind``.
+
+        Raises:
+            ConvertError: If the conversion does not type-check; it names the node.
+            PassError: If the network's gradient cannot be scaled; it names the node.
+            TrainerError: If ``shared_module`` is no bound and initialized `Module` of mxmp.
+        """
+        if force_rebind and self.binded:
+            if self.params_initialized and self._params_dirty:
+                self._sync_params_from_devices()
+            self._reset_bind()
+            self._end_window()
+        if self.binded:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        if inputs_need_grad and not for_training:
+            raise TrainerError("bind: inputs_need_grad=True needs for_training=True.")
+        if isinstance(grad_req, (list, tuple)):  # the graph that is bound has one argument more
+            grad_req = dict(zip(self._symbol.list_arguments(), grad_req))
+        self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
+        shared = None if shared_module is None else _require_shareable(shared_module)
+        if shared is not None:
+            self._scaler = shared._scaler
+        descs = _parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
+        runnable = self._prepare(descs, shared)
+        self._data_shapes, self._label_shapes = descs
+        self._use(runnable, shared._exec_group if shared else None)
+        self._place_params(shared)
+        if shared is not None and shared.optimizer_initialized:
+            self.borrow_optimizer(shared)
+        self.binded = True
+
+    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Take other shapes, as ``mx.mod.Module.reshape``; convert anew if these decide otherwise."""
+        runnable = self._bound("reshape")
+        if depends_on_shapes(runnable.converted.graph):
+            descs = _parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
+            found = self._prepare(descs, self)
+            if found.converted.graph != runnable.converted.graph:
+                self._data_shapes, self._label_shapes = descs
+                self._use(found, self._exec_group)
+                if self._monitor is not None:
+                    self._exec_group.install_monitor(self._monitor)
+                return
+        super().reshape(data_shapes, label_shapes)
+
+    def install_monitor(self, mon: Any) -> None:
+        """Install a monitor on all executors; it sees the graph that runs, casts included."""
+        self._bound("install_monitor")
+        self._monitor = mon
+        super().install_monitor(mon)
+
+    def _prepare(self, descs: Any, shared: Optional[ConvertedModule]) -> Runnable:
+        """Return what to run for data and labels of these descriptions."""
+        stored: FrozenSet[str] = frozenset()
+        if shared is None:  # a bucket may lack what a pattern of the policy means
+            graph = to_graph(self._symbol)
+            check_matches(self._policy, [(node.op, node.name) for node in graph.nodes if not node.is_variable])
+        else:
+            stored = shared._low_weights()
+        scaled = self.for_training and self._scaler.active
+        params = frozenset(self._param_names) | frozenset(self._aux_names)
+        inputs = [desc for group in descs for desc in group or ()]
+        found = prepare(self._symbol, self._policy, inputs, params, stored, self._context, scaled, self._loss_heads)
+        if shared is not None:
+            _check_sharing(self._param_names, shared._param_names, found.converted.low_params - stored)
+        return found
+
+    def _use(self, runnable: Runnable, shared_group: Any) -> None:
+        """Make executors for the present shapes; they share parameters with another group's."""
+        names = set(self._param_names)
+        group = DataParallelExecutorGroup(
+            runnable.symbol,
+            self._context,
+            self._work_load_list,
+            self._data_shapes,
+            self._label_shapes,
+            [name for name in runnable.symbol.list_arguments() if name in names],
+            self.for_training,
+            self.inputs_need_grad,
+            shared_group,
+            logger=self.logger,
+            fixed_param_names=self._fixed_param_names,
+            grad_req=self._grad_req,
+            group2ctxs=self._group2ctxs,
+            state_names=self._state_names,
+        )
+        if runnable.has_loss_scale:
+            write_loss_scale(group, 1.0)
+        self._runnable, self._exec_group = runnable, group
+        self._total_exec_bytes = group._total_exec_bytes
+
+    def _place_params(self, shared: Optional[ConvertedModule]) -> None:
+        """Share the host's parameters, copy them to the devices, or make room for them."""
+        group = self._exec_group
+        if shared is not None:
+            self.params_initialized = True
+            self._arg_params, self._aux_params = shared._arg_params, shared._aux_params
+            return
+        if self.params_initialized:
+            self._arg_params = {name: to_float32(array) for name, array in self._arg_params.items()}
+            group.set_params(self._arg_params, self._aux_params)
+            return
+        self._arg_params, self._aux_params = (
+            {name: _host_zeros(arrays[0]) for name, arrays in pairs}
+            for pairs in (zip(group.param_names, group.param_arrays), zip(group.aux_names, group.aux_arrays))
+        )
+
+    def _bound(self, call: str) -> Runnable:
+        if not self.binded or self._runnable is None:
+            raise TrainerError(f"{call}: the module is not bound; call bind first.")
+        return self._runnable
+
+    # ------------------------------------------------------------------ parameters
+
+    def init_params(
+        self,
+        initializer: Any = _INITIALIZER,
+        arg_params: Any = None,
+        aux_params: Any = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """Initialize parameters in float32, as ``mx.mod.Module.init_params``."""
+        self._bound("init_params")
+        applies = force_init or not self.params_initialized
+        super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
+        if applies:
+            self._renew_masters(self._arg_params)
+
+    def set_params(
+        self,
+        arg_params: Any,
+        aux_params: Any,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        """Set parameters, float32 masters included, as ``mx.mod.Module.set_params``."""
+        self._bound("set_params")
+        applies = allow_missing and (force_init or not self.params_initialized)
+        super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
+        if applies:  # else init_params has done it
+            for name in self._low_weights() & set(arg_params):
+                arg_params[name].copyto(self._arg_params[name])
+            self._renew_masters(arg_params)
+
+    def _weights(self) -> List[Weight]:
+        """Return all parameters; the gradients of those that are not trained are None."""
+        group = self._exec_group
+        grads = group.grad_arrays or [[None] * len(arrays) for arrays in group.param_arrays]
+        return [Weight(*each) for each in zip(group.param_names, group.param_arrays, grads)]
+
+    def _trained(self) -> List[Weight]:
+        return [weight for weight in self._weights() if weight.grads[0] is not None]
+
+    def _low_weights(self) -> FrozenSet[str]:
+        return frozenset(weight.name for weight in self._weights() if is_low_precision(weight.arrays[0]))
+
+    def _renew_masters(self, values: Dict[str, mx.nd.NDArray]) -> None:
+        """Make float32 values the masters of the weights that were rounded from them."""
+        for weight in self._trained() if self._training is not None else ():
+            if is_low_precision(weight.arrays[0]) and weight.name in values:
+                self._training.set_master(weight, to_float32(values[weight.name]))
+
+    def _sync_params_from_devices(self) -> None:
+        """Bring the host's parameters up to date: the masters of low precision weights."""
+        if self._update_on_kvstore:
+            super()._sync_params_from_devices()
+            return
+        for weight in self._weights():
+            exact = [self._exact(weight.name, number, array) for number, array in enumerate(weight.arrays)]
+            _store_mean(exact, self._arg_params[weight.name])
+        for name, arrays in zip(self._exec_group.aux_names, self._exec_group.aux_arrays):
+            _store_mean(arrays, self._aux_params[name])
+        self._params_dirty = False
+
+    def _exact(self, name: str, number: int, array: mx.nd.NDArray) -> mx.nd.NDArray:
+        """Return a weight's master; without one the host's value where that still rounds to it."""
+        if not is_low_precision(array):
+            return array
+        master = self._training.master(name, number) if self._training is not None else None
+        if master is None:
+            master = self._arg_params[name].copyto(array.ctx)
+        follow(master, array)
+        return master
+
+    def _end_window(self) -> None:
+        """Forget gradients that wait to be used."""
+        if self._training is not None:
+            self._training.end_window()
+        else:
+            self._scaler.close_window()
+
+
+def _check_sharing(names: Sequence[str], shared: Sequence[str], low: FrozenSet[str]) -> None:
+    """Raise if parameters cannot be shared; ``low`` are those that are stored in low precision here alone."""
+    unknown = [name for name in names if name not in shared]
+    if unknown:
+        raise TrainerError(
+            f"bind: parameters {unknown} are missing in the module that is shared with; the default bucket must have "
+            "the parameters of all."
+        )
+    if low:
+        raise ConvertError(
+            f"parameters {sorted(low)} are stored in float32 by the module that is shared with, but in low precision "
+            "here; use a policy with param_dtype='float32', such as 'O1'."
+        )
+
+
+def write_loss_scale(group: DataParallelExecutorGroup, value: float) -> None:
+    """Set the loss scale that the executors of a group read."""
+    for executor in group.execs:
+        executor.arg_dict[LOSS_SCALE][:] = value
+
+
+def _require_shareable(module: Any) -> ConvertedModule:
+    if not isinstance(module, ConvertedModule) or not module.binded or not module.params_initialized:
+        raise TrainerError(f"bind: shared_module is {module!r}; expected a bound and initialized mxmp.module.Module.")
+    return module
+
+
+def _host_zeros(like: mx.nd.NDArray) -> mx.nd.NDArray:
+    return mx.nd.zeros(like.shape, dtype="float32" if is_low_precision(like) else like.dtype, stype=like.stype)
+
+
+def _store_mean(arrays: Sequence[mx.nd.NDArray], out: mx.nd.NDArray) -> None:
+    """Store the mean of the contexts' values, as MXNet does; of one context, its value."""
+    if len(arrays) > 1:
+        arrays = [sum(array.copyto(mx.cpu()) for array in arrays) / len(arrays)]
+    arrays[0].astype(out.dtype).copyto(out)

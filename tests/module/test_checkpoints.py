@@ -1,0 +1,139 @@
+"""Checkpoints: resumed bit for bit, and read by plain MXNet."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.errors import StateError
+from mxmp.graph import without_versions
+from mxmp.module import Module
+from mxmp.symbol import to_graph
+from tests.module.tools import TWO, batches, bits, convnet, iterator, mlp, poison, ready, scale, trace, values
+
+SHAPE = [("data", (8, 6))], [("softmax_label", (8,))]
+
+
+def options():
+    schedule = mx.lr_scheduler.MultiFactorScheduler(step=[2, 5], factor=0.5, base_lr=0.05)
+    return {"learning_rate": 0.05, "momentum": 0.9, "lr_scheduler": schedule}
+
+
+def step(module, number):
+    data = batches()
+    module.forward_backward(data[number % len(data)])
+    if number in (3, 4, 7):
+        poison(module)
+    module.update()
+
+
+@pytest.mark.parametrize("context", [[mx.cpu()], TWO], ids=["one", "two"])
+@pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+def test_a_run_resumed_at_every_step_is_bit_identical(policy, context, tmp_path):
+    prefix = str(tmp_path / "model")
+    loss_scale = scale(2.0**6, growth_interval=3, hysteresis=2)
+    whole = ready(policy=policy, loss_scale=loss_scale, options=options(), context=context, kvstore="device")
+    resumed = ready(policy=policy, loss_scale=loss_scale, options=options(), context=context, kvstore="device")
+    for number in range(9):
+        resumed.save_checkpoint(prefix, number, save_optimizer_states=True)
+        resumed = Module.load(prefix, number, True, policy=policy, loss_scale=loss_scale, context=context)
+        resumed.bind(*SHAPE)
+        resumed.init_optimizer("device", "sgd", options())
+        for module in (whole, resumed):
+            step(module, number)
+    assert trace(resumed) == trace(whole)
+    assert bits(values(resumed)) == bits(values(whole))
+    assert resumed._scaler.to_dict() == whole._scaler.to_dict()
+    assert (whole.skipped_steps, whole.loss_scale.value != 2.0**6) == (3, True)
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_plain_mxnet_loads_a_checkpoint(policy, tmp_path):
+    prefix = str(tmp_path / "model")
+    module = ready(convnet(), policy, shape=(8, 1, 6, 6), loss_scale=4)
+    for batch in batches(shape=(1, 6, 6)):
+        module.forward_backward(batch)
+        module.update()
+    module.save_checkpoint(prefix, 3)
+    symbol, args, aux = mx.model.load_checkpoint(prefix, 3)
+    assert without_versions(to_graph(symbol)) == without_versions(to_graph(convnet()))
+    assert {a.dtype for a in (*args.values(), *aux.values())} == {np.float32}
+    assert bits({n: a.asnumpy() for n, a in {**args, **aux}.items()}) == bits(values(module))
+    plain = mx.mod.Module.load(prefix, 3)
+    data = iterator(shape=(1, 6, 6))
+    plain.bind(data.provide_data, data.provide_label, for_training=False)
+    found, expected = (m.predict(data).asnumpy() for m in (module, plain))
+    assert np.abs(found - expected).max() < 16 * np.finfo(np.float16).eps  # probabilities of two layers in float16
+
+
+def test_a_checkpoint_of_plain_mxnet_goes_on_in_mixed_precision(tmp_path):
+    prefix = str(tmp_path / "model")
+    plain = mx.mod.Module(mlp())
+    plain.bind(*SHAPE)
+    plain.init_params(mx.init.Xavier())
+    plain.save_checkpoint(prefix, 0)
+    module = Module.load(prefix, 0, policy="O2", loss_scale=8)
+    module.bind(*SHAPE)
+    assert bits(values(module)) == bits(values(plain))
+    module.init_optimizer()
+    step(module, 0)
+    assert module.skipped_steps == 0
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_float16_checkpoint_is_taken_as_float32(policy, tmp_path):
+    prefix, module = str(tmp_path / "model"), ready(policy="O2")
+    args = {name: array.astype("float16") for name, array in module.get_params()[0].items()}
+    mx.model.save_checkpoint(prefix, 0, mlp(), args, {})
+    loaded = Module.load(prefix, 0, policy=policy, loss_scale=8)
+    loaded.bind(*SHAPE)
+    loaded.init_optimizer()
+    assert {array.dtype for array in loaded.get_params()[0].values()} == {np.float32}
+    assert bits(values(loaded)) == bits({name: a.astype("float32").asnumpy() for name, a in args.items()})
+    step(loaded, 0)
+    assert any(np.any(a != a.astype(np.float16)) for a in values(loaded).values())
+
+
+def test_states_of_plain_mxnet_are_refused(tmp_path):
+    fname = str(tmp_path / "model.states")
+    plain = mx.mod.Module(mlp())
+    plain.bind(*SHAPE)
+    plain.init_params()
+    plain.init_optimizer()
+    plain.save_optimizer_states(fname)
+    module = ready()
+    before = trace(module)
+    with pytest.raises(StateError, match=f"{fname}: not a file of optimizer states"):
+        module.load_optimizer_states(fname)
+    assert trace(module) == before
+
+
+def test_a_scaler_that_does_not_load_changes_nothing(tmp_path, monkeypatch):
+    fname = str(tmp_path / "model.states")
+    module = ready(loss_scale=8)
+    step(module, 0)
+    monkeypatch.setattr(module._scaler, "to_dict", lambda: {"loss_scale": None})
+    module.save_optimizer_states(fname)
+    other = ready(loss_scale=4)
+    before = trace(other)
+    with pytest.raises(StateError, match="the loss scale does not load: .* expected a dict"):
+        other.load_optimizer_states(fname)
+    assert trace(other) == before and other.loss_scale.value == 4
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_rebind_keeps_parameters_optimizer_and_scale(policy):
+    """Evaluation in between, at another batch size, with executors of its own."""
+    module, other = (ready(policy=policy, loss_scale=scale(16)) for _ in range(2))
+    for number in range(4):
+        step(module, number)
+        step(other, number)
+    module.bind([("data", (2, 6))], [("softmax_label", (2,))], for_training=False, force_rebind=True)
+    assert bits(values(module)) == bits(values(other))
+    module.bind(*SHAPE, force_rebind=True)
+    for number in range(4, 8):
+        step(module, number)
+        step(other, number)
+    assert trace(module) == trace(other)
+    assert module._scaler.to_dict() == other._scaler.to_dict()
