@@ -24,6 +24,7 @@ LAYERS = {
     "symbol": (3, set()),
     "optimizer": (3, set()),
     "gluon": (3, {"symbol", "optimizer"}),
+    "onnx": (3, {"symbol"}),
     "module": (3, {"symbol", "optimizer"}),
     "diagnose": (3, {"symbol", "optimizer"}),
     "__init__": (4, {"cli"}),

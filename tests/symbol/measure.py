@@ -1,0 +1,53 @@
+"""Casts and bytes of a symbol, as MXNet's own inference has them: nothing of mxmp takes part."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+import numpy as np
+
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # MXNet's stand-in
+CASTS = ("Cast", "amp_cast", "amp_multicast")
+
+
+class Cost(NamedTuple):
+    """What a symbol does in one forward pass.
+
+    Attributes:
+        casts: Tensors that casts change the dtype of.
+        bytes: What all operators read and write, hidden outputs left out.
+    """
+
+    casts: int
+    bytes: int
+
+
+def nodes_of(symbol):
+    """Return the nodes of a symbol's JSON, amp_cast included."""
+    return json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]
+
+
+def entries_of(symbol, shapes, dtypes):
+    """Return (dtype, shape) by (node, output) as MXNet infers them."""
+    internals = symbol.get_internals()
+    heads = json.loads(internals.tojson(remove_amp_cast=False))["heads"]
+    known = {name: dtypes[name] for name in internals.list_inputs() if name in dtypes and dtypes[name] != BFLOAT16}
+    types = internals.infer_type(**known)[1]
+    sizes = internals.infer_shape(**shapes)[1]
+    return {(node, index): (np.dtype(t), s) for (node, index, *_), t, s in zip(heads, types, sizes)}
+
+
+def measure(symbol, shapes, dtypes):
+    """Return the cost of a symbol whose inputs have the given shapes and dtypes (float32 if not given)."""
+    entries = entries_of(symbol, shapes, dtypes)
+    casts = moved = 0
+    for position, node in enumerate(nodes_of(symbol)):
+        if node["op"] == "null":
+            continue
+        read = [entries[entry[0], entry[1]] for entry in node["inputs"]]
+        written = [found for (owner, _), found in entries.items() if owner == position]
+        if node["op"] in CASTS:
+            casts += sum(before[0] != after[0] for before, after in zip(read, written))
+        moved += sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in read + written)
+    return Cost(casts, moved)
