@@ -41,3 +41,7 @@ def test_what_users_reach_from_the_top():
         assert callable(getattr(mxmp.gluon, name))
     for name in ("NoOpLossScale", "StaticLossScale", "DynamicLossScale"):
         assert callable(getattr(mxmp.loss_scale, name))
+    for name in ("convert_symbol", "convert_model", "convert_checkpoint", "convert_buckets"):
+        assert callable(getattr(mxmp.symbol, name))
+    for name in ("Module", "BucketingModule"):
+        assert callable(getattr(mxmp.module, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import Any, Dict, List, Optional
 
 import mxnet as mx
@@ -13,7 +12,7 @@ from ..loss_scale import LossScale, NoOpLossScale, parse
 from ..optimizer import states
 from ..optimizer.finite import all_finite
 from ..optimizer.multi_precision import MultiPrecision
-from ..optimizer.norm import clip_coefficient, gather, host_norm, scale_in_place, sum_of_squares
+from ..optimizer.norm import clip_coefficient, scale_in_place
 from ..optimizer.scaler import Scaler, Stage, scale_loss
 from .gradients import Gradients, Update
 from .kvstore import any_sparse, choose_update, refuse_kvstore_update
@@ -167,7 +166,7 @@ class Trainer(mx.gluon.Trainer):
             self._unscale()
         groups = [group for group in self._gradients.arrays() if group]
         try:
-            norm = self._read_norm(groups[:1] if self._kvstore else groups)
+            norm = self._scaler.read_norm(groups[:1] if self._kvstore else groups)
         except NonFiniteLossError:
             self._end_window()
             raise
@@ -350,17 +349,6 @@ class Trainer(mx.gluon.Trainer):
 
     def _all_arrays(self) -> List[mx.nd.NDArray]:
         return [grad for group in self._gradients.arrays() for grad in group]
-
-    def _read_norm(self, groups: List[List[mx.nd.NDArray]]) -> float:
-        """Return the largest norm of the groups and set ``window.finite``; one host read."""
-        window = self._scaler.window
-        squares = [sum_of_squares(group) for group in groups]
-        norms = [math.sqrt(square) for square in self._scaler.read(gather(squares))]
-        if window.finite is None:
-            # Squares overflow above 1.8e19: such gradients may be finite all the same.
-            norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
-            window.finite = all(map(math.isfinite, norms))
-        return math.nan if any(map(math.isnan, norms)) else max(norms)
 
     def _finish(self, rescale: float) -> bool:
         """Update or skip, and end the window."""
