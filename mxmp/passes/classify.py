@@ -23,7 +23,7 @@ NAMED = "its outputs have names of their own"
 PRECISION_ATTR = "__mxmp_precision__"
 """Attribute that ``mxmp.gluon.precision`` puts on the operators of a region."""
 
-BATCH_NORMS = ("BatchNorm", "_contrib_SyncBatchNorm")
+BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 
 
 def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tuple[Verdict, ...]:
@@ -189,7 +189,8 @@ def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: R
     if wanted:
         return _forced(node, rule, wanted, low)
     if low not in rule.dtypes:
-        return Verdict(FLOAT32, f"MXNet has no {low} kernel for it", rule)
+        deny = rule.category == DENY and rule.reason
+        return Verdict(FLOAT32, f"deny: {rule.reason}" if deny else f"MXNet has no {low} kernel for it", rule)
     if policy.keep_batchnorm_fp32 and node.op in BATCH_NORMS:
         return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
     call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), low)
@@ -203,7 +204,7 @@ def _by_category(rule: Rule, call: Call, pure: bool) -> Verdict:
         return Verdict(FLOAT32, f"deny: {rule.reason}" if rule.reason else "deny", rule, _widens(rule, call))
     forbidden = rule.forbids(call)
     if forbidden:
-        return Verdict(FLOAT32, forbidden, rule)
+        return Verdict(FLOAT32, forbidden, rule, _widens(rule, call))
     if rule.category == ALLOW:
         return Verdict(LOW, "allow", rule)
     return Verdict(FREE, "clear" if rule.category == CLEAR else "infer", rule)

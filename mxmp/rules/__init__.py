@@ -4,6 +4,8 @@ from .core import ALLOW as ALLOW
 from .core import CATEGORIES as CATEGORIES
 from .core import CLEAR as CLEAR
 from .core import DENY as DENY
+from .core import EVERY as EVERY
+from .core import GIVEN as GIVEN
 from .core import INFER as INFER
 from .core import Call as Call
 from .core import Rule as Rule

@@ -6,12 +6,12 @@ but does not carry (an unknown shape) is a reason too: what is not known to be s
 
 from __future__ import annotations
 
-import ast
 import math
-from typing import Any, Mapping, Optional, Tuple
+from typing import Mapping, Optional, Tuple
 
 from .. import dtypes
 from .core import Call, Condition
+from .core import value_of as value_of
 
 MAX_REDUCTION = 1024
 """Longest sum in low precision.
@@ -29,19 +29,6 @@ MAX_MAGNIFICATION = 8
 Its gradient is a running sum in the dtype of the data (src/operator/contrib/bilinear_resize.cc and
 .cu at tag 1.9.1): off by 0.7%, 3% and 22% for factors of 8, 16 and 32 (float16 on CPU).
 """
-
-_WORDS = {"true": True, "false": False}
-
-
-def value_of(attrs: Mapping[str, str], key: str) -> Any:
-    """Return an attribute's Python value (number, tuple, bool, None), or its text."""
-    text = attrs.get(key)
-    if text is None:
-        return None
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return _WORDS.get(text, text)
 
 
 def scalars_in_range(*keys: str) -> Condition:

@@ -6,8 +6,9 @@ The categories are those of TensorFlow's auto_mixed_precision graph pass
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
-from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from .. import dtypes
 from ..errors import RuleError
@@ -26,7 +27,26 @@ DENY = "deny"
 
 CATEGORIES = (ALLOW, INFER, CLEAR, DENY)
 
+EVERY: Sequence[int] = range(1 << 16)
+"""All ports, however many a call has (``keep=EVERY``)."""
+
+GIVEN = "*"
+"""In a rule's ``when``: any value but None."""
+
 Shape = Optional[Tuple[int, ...]]
+
+_WORDS = {"true": True, "false": False}
+
+
+def value_of(attrs: Mapping[str, str], key: str) -> Any:
+    """Return an attribute's Python value (number, tuple, bool, None), or its text."""
+    text = attrs.get(key)
+    if text is None:
+        return None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return _WORDS.get(text, text)
 
 
 @dataclass(frozen=True)
@@ -56,7 +76,7 @@ class Rule:
         op: The operator's name in the graph (not an alias).
         category: One of ``CATEGORIES``.
         keep: Inputs that are never cast: indices, labels, lengths, and the float32 parameters
-            and statistics of BatchNorm.
+            and statistics of BatchNorm. ``EVERY`` where none may be.
         any: Inputs whose dtype does not matter, so no cast is ever made for them.
         keep_outputs: Outputs whose dtype does not follow the data (BatchNorm's mean and variance).
         dtypes: Low precision dtypes that MXNet 1.9.1 has a sound kernel for. bfloat16 has kernels
@@ -65,7 +85,8 @@ class Rule:
             no rounding. False where the result is rounded.
         scalars: Attributes that the kernel rounds to the dtype of the data before it uses them
             (``DType(alpha)`` in src/operator/tensor/elemwise_binary_scalar_op.h at tag 1.9.1).
-        when: Attribute values that this variant is for; rules of one operator are tried in order.
+        when: Attribute values that this variant is for, as text or ``GIVEN``; rules of one operator
+            are tried in order.
         condition: Says why a particular call must stay in float32.
         reason: Why the operator is in its category, for the report.
         widens: Attribute with which the operator reads low precision data, and computes in and gives
@@ -74,9 +95,9 @@ class Rule:
 
     op: str
     category: str
-    keep: Tuple[int, ...] = ()
-    any: Tuple[int, ...] = ()
-    keep_outputs: Tuple[int, ...] = ()
+    keep: Sequence[int] = ()
+    any: Sequence[int] = ()
+    keep_outputs: Sequence[int] = ()
     dtypes: FrozenSet[str] = frozenset(dtypes.LOW_PRECISION)
     exact: bool = False
     scalars: Tuple[str, ...] = ()
@@ -92,7 +113,7 @@ class Rule:
 
     def matches(self, attrs: Mapping[str, str]) -> bool:
         """Return whether this variant is the one for these attributes."""
-        return all(attrs.get(key) == value for key, value in self.when)
+        return all(_is(attrs, key, value) for key, value in self.when)
 
     def is_data(self, port: int) -> bool:
         """Return whether an input carries data, which follows the operator's precision."""
@@ -139,6 +160,12 @@ class RuleSet:
 
     def __iter__(self) -> Iterator[Rule]:
         return iter(self.rules)
+
+
+def _is(attrs: Mapping[str, str], key: str, value: str) -> bool:
+    """Return whether an attribute has a value, however it is spelled (True, true, 1)."""
+    found = value_of(attrs, key)
+    return found is not None if value == GIVEN else bool(found == value_of({key: value}, key))
 
 
 def _collision(first: Rule, second: Rule) -> str:

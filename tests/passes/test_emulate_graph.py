@@ -132,19 +132,34 @@ def test_outputs_keep_their_names(symbol, dtype):
     assert emulated.list_inputs() == converted.symbol.list_inputs()
 
 
+class Twice(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * 2)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * 2)
+
+
+@mx.operator.register("mxmp_emulate_twice")
+class TwiceProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        return Twice()
+
+
 def test_an_operator_without_rule_runs_in_float16_itself(rng):
     x = grid(rng, 100)
-    symbol = mx.sym.sin(mx.sym.Cast(data, dtype="float16", name="low"), name="sin")
+    low = mx.sym.Cast(data, dtype="float16", name="low")
+    symbol = mx.sym.Custom(low, op_type="mxmp_emulate_twice", name="own")
     assert emulated_text(symbol, Policy()) == [
         "low_as_float16 = Cast(data) {dtype: float16}",
         "low_as_float32 = Cast(low_as_float16) {dtype: float32}",
         "low_as_float161 = Cast(low_as_float32) {dtype: float16}",
-        "sin = sin(low_as_float161)",
-        "return sin",
+        "own = Custom(low_as_float161) {op_type: mxmp_emulate_twice}",
+        "return own",
     ]
     found = Run(symbol, {"data": x}, Policy()).outputs[0]
     assert found.dtype == np.float16
-    np.testing.assert_array_equal(found, mx.nd.sin(mx.nd.array(x, dtype="float16")).asnumpy())
+    np.testing.assert_array_equal(found, x.astype(np.float16) * 2)
 
 
 def test_a_float16_network_of_the_users_own_runs(rng):

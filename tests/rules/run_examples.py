@@ -1,9 +1,9 @@
-"""Runs examples through MXNet; as a program, all of them in bfloat16, where a kernel may abort.
+"""Runs examples through MXNet; as a program, all of them in a low precision, where a kernel may abort.
 
 The program prints two lines of JSON per example: its number, and what it gave::
 
-    python -m tests.rules.run_examples sound 0       # those that the table says run in bfloat16
-    python -m tests.rules.run_examples excluded 0    # the others; where it dies, go on behind that one
+    python -m tests.rules.run_examples bfloat16 sound 0       # those that the table says run in it
+    python -m tests.rules.run_examples bfloat16 excluded 0    # the others; where it dies, go on behind that one
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ def _cast(name: str, dtype: str, source: List[int]) -> Dict[str, Any]:
     return {"op": "amp_cast", "name": name, "attrs": {"dtype": dtype}, "inputs": [source]}
 
 
-def output_dtypes(symbol: Any) -> List[str]:
-    """Return the dtypes of a symbol's outputs for float32 variables, as MXNet infers them."""
-    _, found, _ = symbol.infer_type(**{name: "float32" for name in symbol.list_inputs()})
+def output_dtypes(example: Example, *built: Any, **options: Any) -> List[str]:
+    """Return the dtypes of a call's outputs, as MXNet infers them (the arguments are those of ``build``)."""
+    symbol = build(example, *built, **options)
+    known = {f"in{port}": dtype for port, dtype in enumerate(example.dtypes)}
+    _, found, _ = symbol.infer_type(**known)
     return [dtypes.canonical(dtype) for dtype in found]
 
 
@@ -68,7 +70,7 @@ def run(example: Example, dtype: str, arrays: Sequence[np.ndarray]) -> Tuple[Arr
         arrays: Its inputs.
     """
     symbol = build(example, dtype, up=True)
-    inputs = {f"in{port}": mx.nd.array(array) for port, array in enumerate(arrays)}
+    inputs = {f"in{port}": mx.nd.array(array, dtype=array.dtype) for port, array in enumerate(arrays)}
     trained = [f"in{port}" for port in example.data_ports] if example.differentiable else []
     gradients = {name: mx.nd.zeros(inputs[name].shape) for name in trained}
     executor = symbol.bind(
@@ -99,23 +101,29 @@ def relative_errors(found: Arrays, expected: Arrays) -> List[float]:
     return errors
 
 
-def _compare(example: Example) -> Dict[str, Any]:
+def _compare(example: Example, dtype: str) -> Dict[str, Any]:
     arrays = example.arrays()
     expected = run(example, dtypes.FLOAT32, arrays)
     try:
-        found = run(example, dtypes.BFLOAT16, arrays)
+        found = run(example, dtype, arrays)
     except mx.MXNetError as e:
         return {"error": str(e).strip().splitlines()[-1]}
     return {name: relative_errors(a, b) for name, a, b in zip(("outputs", "gradients"), found, expected)}
 
 
-def main(which: str, first: int) -> None:
-    """Run the examples that have bfloat16 ('sound') or have it not ('excluded'), from one on."""
-    for number, example in enumerate(EXAMPLES):
-        if number >= first and (dtypes.BFLOAT16 in example.rule.dtypes) == (which == "sound"):
+def chosen(dtype: str, which: str) -> List[int]:
+    """Return the numbers of the examples that have a dtype ('sound') or not ('excluded')."""
+    candidates = [n for n, example in enumerate(EXAMPLES) if example.data_ports and example.runs]
+    return [n for n in candidates if (dtype in EXAMPLES[n].rule.dtypes) == (which == "sound")]
+
+
+def main(dtype: str, which: str, first: int) -> None:
+    """Run the chosen examples from one on."""
+    for number in chosen(dtype, which):
+        if number >= first:
             print(number, flush=True)
-            print(json.dumps(_compare(example)), flush=True)
+            print(json.dumps(_compare(EXAMPLES[number], dtype)), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

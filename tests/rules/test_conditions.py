@@ -165,28 +165,64 @@ def test_an_unknown_magnification_is_forbidden(attrs, shapes):
 
 
 CONDITIONED = {
-    "sum": ({"axis": "1"}, (2, 1025)),
-    "mean": ({"axis": "1"}, (2, 1025)),
-    "_contrib_AdaptiveAvgPooling2D": ({}, (1, 1, 33, 33)),
-    "_contrib_BilinearResize2D": ({"height": "9", "width": "9"}, (1, 1, 1, 1)),
-    "_mul_scalar": ({"scalar": "1e9"}, (2,)),
-    "clip": ({"a_min": "0", "a_max": "1e9"}, (2,)),
-    "LeakyReLU": ({"act_type": "leaky", "slope": "1e-9"}, (2,)),
-    "SequenceMask": ({"value": "-1e9"}, (2, 2)),
-    "Pad": ({"constant_value": "1e9"}, (1, 1, 2, 2)),
+    "sum": ({"axis": "1"}, (2, 1024), {"axis": "1"}, (2, 1025)),
+    "mean": ({"axis": "1"}, (2, 1024), {"axis": "1"}, (2, 1025)),
+    "_np_sum": ({"axis": "(1,)"}, (2, 1024), {"axis": "(1,)"}, (2, 1025)),
+    "_npi_mean": ({"axis": "None"}, (2, 512), {"axis": "None"}, (2, 513)),
+    "_contrib_AdaptiveAvgPooling2D": ({}, (1, 1, 32, 32), {}, (1, 1, 33, 32)),
+    "_contrib_BilinearResize2D": (
+        {"height": "8", "width": "8"}, (1, 1, 1, 1), {"height": "9", "width": "9"}, (1, 1, 1, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op, dtype", [(op, dtype) for op in CONDITIONED for dtype in ("float16", "bfloat16")])
+def test_the_table_asks_about_shapes(op, dtype):
+    safe, safe_shape, unsafe, unsafe_shape = CONDITIONED[op]
+    assert RULES.find(op, safe).forbids(Call(safe, (safe_shape,), dtype)) is None
+    assert RULES.find(op, unsafe).forbids(Call(unsafe, (unsafe_shape,), dtype)) is not None
+
+
+def test_a_sum_that_gives_float32_may_be_long():
+    attrs = {"axis": "1", "dtype": "float32"}
+    assert RULES.find("_np_sum", attrs).forbids(Call(attrs, ((2, 70000),), "float16")) is None
+
+
+# The largest value and the smallest normal one, and what lies beyond.
+EDGES = {
+    "float16": (("65504", "65505"), ("6.103515625e-05", "6.1e-05")),
+    "bfloat16": (("3.3895313892515355e+38", "3.4e+38"), ("1.1754943508222875e-38", "1.17e-38")),
 }
+WITH_SCALARS = [
+    pytest.param(rule, key, dtype, id=f"{rule.op}-{key}-{dtype}")
+    for rule in RULES
+    if rule.scalars and rule.category != "deny"
+    for key in rule.scalars
+    for dtype in EDGES
+]
 
 
-@pytest.mark.parametrize("op", CONDITIONED)
-def test_the_table_asks_the_condition(op):
-    attrs, shape = CONDITIONED[op]
-    assert RULES.find(op, attrs).forbids(Call(attrs, (shape,), "float16")) is not None
+@pytest.mark.parametrize("rule, key, dtype", WITH_SCALARS)
+def test_every_scalar_of_the_table_must_fit(rule, key, dtype):
+    for inside, beyond in EDGES[dtype]:
+        assert rule.forbids(Call({key: inside}, (), dtype)) is None
+        assert key in rule.forbids(Call({key: beyond}, (), dtype))
 
 
-@pytest.mark.parametrize(
-    "rule", [rule for rule in RULES if rule.scalars and rule.category != "deny"], ids=lambda r: r.op
-)
-def test_every_scalar_of_the_table_must_fit(rule):
-    for key in rule.scalars:
-        assert key in rule.forbids(Call({key: "1e9"}, (), "float16"))
-        assert rule.forbids(Call({key: "0.5"}, (), "float16")) is None
+MUST_FIT = """_plus_scalar _mul_scalar _npi_add_scalar _npi_multiply_scalar _npi_true_divide_scalar _maximum_scalar
+_npi_equal_scalar clip LeakyReLU Pad _npi_pad SequenceMask _full _npi_full_like one_hot _npi_where_lscalar
+_npi_where_scalar2 _slice_assign_scalar _npi_ediff1d _npi_insert_scalar _contrib_gradientmultiplier""".split()
+
+
+@pytest.mark.parametrize("op", MUST_FIT)
+def test_operators_with_scalars_name_them(op):
+    assert RULES.find(op, {}).scalars
+
+
+# Attributes that no float16 or bfloat16 does justice to, whatever their value.
+ALWAYS_FLOAT32 = """_power_scalar _npi_power_scalar _rpower_scalar _rdiv_scalar _npi_rtrue_divide_scalar smooth_l1
+_arange _npi_arange _linspace LayerNorm GroupNorm L2Normalization InstanceNorm""".split()
+
+
+@pytest.mark.parametrize("op", ALWAYS_FLOAT32)
+def test_exponents_epsilons_and_counts_are_for_float32(op):
+    assert RULES.find(op, {}).category == "deny"

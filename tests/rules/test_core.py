@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mxmp.errors import RuleError
-from mxmp.rules import ALLOW, CATEGORIES, CLEAR, DENY, INFER, RULES, Call, Rule, RuleSet
+from mxmp.rules import ALLOW, CLEAR, DENY, EVERY, GIVEN, INFER, Call, Rule, RuleSet
 
 RELU, SOFTRELU = (("act_type", "relu"),), (("act_type", "softrelu"),)
 LSTM, LENGTHS = ("mode", "lstm"), ("use_sequence_length", "True")
@@ -87,6 +87,17 @@ def test_forbids_asks_the_condition():
     assert Rule("op", INFER, condition=lambda c: f"axis {c.attrs['axis']}").forbids(call) == "axis 1"
 
 
-def test_every_rule_has_a_category_and_every_deny_a_reason():
-    assert {rule.category for rule in RULES} == set(CATEGORIES)
-    assert [rule.op for rule in RULES if rule.category == DENY and not rule.reason] == []
+def test_a_rule_may_keep_every_port():
+    rule = Rule("op", CLEAR, keep=EVERY, keep_outputs=EVERY)
+    assert not any(rule.is_data(port) for port in (0, 1, 999))
+    assert 999 in rule.keep_outputs
+
+
+@pytest.mark.parametrize("attrs, found", [({"dtype": "float32"}, True), ({"dtype": "None"}, False), ({}, False)])
+def test_given_matches_any_value_but_none(attrs, found):
+    assert Rule("sum", INFER, when=(("dtype", GIVEN),)).matches(attrs) == found
+
+
+@pytest.mark.parametrize("text, found", [("True", True), ("true", True), ("1", True), ("False", False), ("0", False)])
+def test_values_match_however_they_are_spelled(text, found):
+    assert Rule("RNN", ALLOW, when=(LENGTHS,)).matches({LENGTHS[0]: text}) == found

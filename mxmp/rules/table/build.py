@@ -1,0 +1,53 @@
+"""How the lines of the table are written."""
+
+from __future__ import annotations
+
+from typing import Any, FrozenSet, Tuple
+
+from ... import dtypes
+from ..conditions import scalars_in_range
+from ..core import EVERY, GIVEN, Rule
+
+Rules = Tuple[Rule, ...]
+
+BFLOAT16_ALONE = frozenset({dtypes.BFLOAT16})
+_FLOAT16_ALONE = frozenset({dtypes.FLOAT16})
+_NEITHER: FrozenSet[str] = frozenset()
+
+
+def rules(category: str, ops: str, no_bfloat16: bool = False, no_low: bool = False, **fields: Any) -> Rules:
+    """Return one rule for each of the operators that ``ops`` names, alike but for the name.
+
+    Args:
+        category: One of ``CATEGORIES``.
+        ops: Names of operators, with spaces between them.
+        no_bfloat16: Whether MXNet's bfloat16 kernel on CPU is missing ('Unknown type enum 12', a
+            failed check), aborts the process or gives wrong numbers.
+        no_low: Whether MXNet has a sound kernel in neither low precision.
+        **fields: Other fields of ``Rule``.
+    """
+    if no_low:
+        fields["dtypes"] = _NEITHER
+    elif no_bfloat16:
+        fields["dtypes"] = _FLOAT16_ALONE
+    return tuple(Rule(op, category, **fields) for op in ops.split())
+
+
+def scalar_rules(category: str, keys: str, ops: str, **fields: Any) -> Rules:
+    """Return rules for operators with scalars, named in ``keys``, which must fit the low precision dtype."""
+    scalars = tuple(keys.split())
+    return rules(category, ops, scalars=scalars, condition=scalars_in_range(*scalars), **fields)
+
+
+def kept(category: str, ops: str, reason: str) -> Rules:
+    """Return rules for operators whose inputs and outputs are all left as they are."""
+    return rules(category, ops, keep=EVERY, keep_outputs=EVERY, reason=reason)
+
+
+def variant(*pairs: str) -> Tuple[Tuple[str, str], ...]:
+    """Return the ``when`` of a rule from attributes and their values: ``variant("mode", "lstm")``."""
+    return tuple(zip(pairs[::2], pairs[1::2]))
+
+
+TYPED = variant("dtype", GIVEN)
+"""The ``when`` of a rule for calls whose attribute ``dtype`` says what they give."""

@@ -1,0 +1,75 @@
+"""Arithmetic, comparisons and selection, value by value."""
+
+from __future__ import annotations
+
+from ..core import CLEAR, DENY, INFER
+from .build import BFLOAT16_ALONE, Rules, kept, rules, scalar_rules
+
+_ARITHMETIC = (
+    *rules(INFER, "elemwise_add elemwise_sub elemwise_mul elemwise_div add_n _scatter_elemwise_div"),
+    *rules(INFER, "_grad_add", no_bfloat16=True),
+    *rules(INFER, "broadcast_add broadcast_sub broadcast_mul broadcast_div"),
+    *rules(INFER, "_npi_add _npi_subtract _npi_multiply"),
+    # numpy's division takes bfloat16 for an integer, and means to give float32.
+    *rules(INFER, "_npi_true_divide", no_bfloat16=True),
+    *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar"),
+    *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar _npi_multiply_scalar"),
+    *scalar_rules(INFER, "scalar", "_npi_true_divide_scalar", no_bfloat16=True),
+    *scalar_rules(INFER, "scalar", "_scatter_plus_scalar _scatter_minus_scalar"),
+    # Their bfloat16 gradients are 0.
+    *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True),
+    *scalar_rules(INFER, "scalar", "_mod_scalar _rmod_scalar _npi_mod_scalar _npi_rmod_scalar", no_bfloat16=True),
+    *rules(INFER, "_npi_diff"),
+    *scalar_rules(INFER, "to_begin_scalar to_end_scalar", "_npi_ediff1d", no_bfloat16=True),
+)
+
+_ROUNDING = (
+    *rules(INFER, "floor ceil round rint fix trunc sign", exact=True),
+    *rules(INFER, "_npi_floor _npi_ceil _npi_rint _npi_fix _npi_trunc _npi_sign", exact=True),
+    *rules(INFER, "_contrib_round_ste _contrib_sign_ste", exact=True),
+    *rules(INFER, "_npi_around", dtypes=BFLOAT16_ALONE),  # refuses float16
+)
+
+# The answers are 0 and 1; those of numpy's operators are booleans.
+_COMPARISONS = (
+    *rules(INFER, "broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal", exact=True),
+    *rules(INFER, "broadcast_lesser broadcast_lesser_equal", exact=True),
+    *rules(INFER, "_equal _not_equal _greater _greater_equal _lesser _lesser_equal", exact=True),
+    *scalar_rules(INFER, "scalar", "_greater_scalar _greater_equal_scalar", exact=True),
+    *scalar_rules(INFER, "scalar", "_lesser_scalar _lesser_equal_scalar", exact=True),
+    *scalar_rules(INFER, "scalar", "_equal_scalar _not_equal_scalar", exact=True),
+    *rules(INFER, "_npi_equal _npi_not_equal _npi_greater _npi_greater_equal", keep_outputs=(0,)),
+    *rules(INFER, "_npi_less _npi_less_equal", keep_outputs=(0,)),
+    *scalar_rules(INFER, "scalar", "_npi_equal_scalar _npi_not_equal_scalar", keep_outputs=(0,)),
+    *scalar_rules(INFER, "scalar", "_npi_greater_scalar _npi_greater_equal_scalar", keep_outputs=(0,)),
+    *scalar_rules(INFER, "scalar", "_npi_less_scalar _npi_less_equal_scalar", keep_outputs=(0,)),
+)
+
+_LOGIC = (
+    *rules(INFER, "_logical_and _logical_or _logical_xor logical_not", exact=True),
+    *rules(INFER, "broadcast_logical_and broadcast_logical_or broadcast_logical_xor", exact=True),
+    *scalar_rules(INFER, "scalar", "_logical_and_scalar _logical_or_scalar _logical_xor_scalar", exact=True),
+    *rules(INFER, "_npi_logical_not _np_any _np_all", keep_outputs=(0,)),
+    *kept(DENY, "_npi_isnan _npi_isinf _npi_isfinite _npi_isposinf _npi_isneginf", "asks what overflow changes"),
+    *kept(DENY, "_contrib_allclose _npx_constraint_check _npi_share_memory", "a check"),
+    *kept(DENY, "_npi_bitwise_and _npi_bitwise_or _npi_bitwise_xor _npi_bitwise_not _npi_lcm", "integers"),
+    *kept(DENY, "_npi_bitwise_and_scalar _npi_bitwise_or_scalar _npi_bitwise_xor_scalar _npi_lcm_scalar", "integers"),
+)
+
+# By value, or by a condition of any dtype.
+_SELECTION = (
+    *rules(CLEAR, "abs negative _npi_absolute _npi_negative", exact=True),
+    *rules(CLEAR, "broadcast_maximum broadcast_minimum _maximum _minimum _npi_copysign", exact=True),
+    *scalar_rules(CLEAR, "scalar", "_maximum_scalar _minimum_scalar", exact=True),
+    *scalar_rules(CLEAR, "scalar", "_npi_copysign_scalar _npi_rcopysign_scalar", exact=True),
+    *scalar_rules(CLEAR, "a_min a_max", "clip", exact=True),
+    *scalar_rules(CLEAR, "scalar", "_contrib_gradientmultiplier", exact=True),  # the identity
+    *rules(CLEAR, "where", keep=(0,), exact=True),
+    *rules(CLEAR, "_npi_where", keep=(0,), exact=True, no_bfloat16=True),
+    *scalar_rules(CLEAR, "scalar", "_npi_where_lscalar _npi_where_rscalar", keep=(0,), exact=True, no_bfloat16=True),
+    # Makes float32 of two numbers. Infer, so that a mask of -1e9 keeps what adds it in float32.
+    *scalar_rules(INFER, "x y", "_npi_where_scalar2", keep=(0,), keep_outputs=(0,)),
+    *rules(DENY, "_npi_nan_to_num", reason="what it puts for inf depends on the dtype", no_bfloat16=True),
+)
+
+ELEMENTWISE: Rules = _ARITHMETIC + _ROUNDING + _COMPARISONS + _LOGIC + _SELECTION

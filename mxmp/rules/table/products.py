@@ -1,0 +1,42 @@
+"""Matrix products and convolutions: what tensor cores and AVX512-BF16 are for."""
+
+from __future__ import annotations
+
+from ..core import ALLOW, DENY
+from .build import Rules, rules, variant
+
+_PRODUCTS = (
+    *rules(ALLOW, "Convolution FullyConnected"),
+    *rules(ALLOW, "Convolution_v1 Deconvolution dot batch_dot", no_bfloat16=True),
+    *rules(ALLOW, "_np_dot _npi_matmul _npi_tensordot _npi_tensordot_int_axes _npi_einsum", no_bfloat16=True),
+)
+
+_ATTENTION = (
+    *rules(ALLOW, "_contrib_interleaved_matmul_selfatt_qk", no_bfloat16=True),
+    *rules(ALLOW, "_contrib_interleaved_matmul_selfatt_valatt", no_bfloat16=True),
+    *rules(ALLOW, "_contrib_interleaved_matmul_encdec_qk", no_bfloat16=True),
+    *rules(ALLOW, "_contrib_interleaved_matmul_encdec_valatt", no_bfloat16=True),
+)
+
+_LENGTHS = variant("use_sequence_length", "True")
+
+# The last input of an RNN with lengths has a dtype of its own; an LSTM has one input more.
+_RECURRENT = (
+    *rules(ALLOW, "RNN", when=variant("mode", "lstm") + _LENGTHS, keep=(4,), no_bfloat16=True),
+    *rules(ALLOW, "RNN", when=_LENGTHS, keep=(3,), no_bfloat16=True),
+    *rules(ALLOW, "RNN", no_bfloat16=True),
+)
+
+# They would gain, but have kernels in float32 and float64 alone (tensor/la_op.h); batch_dot has float16.
+_LINALG = rules(ALLOW, "_linalg_gemm _linalg_gemm2 _linalg_syrk _linalg_trmm", no_low=True)
+
+_POSITIONS = "adds positions and offsets in the dtype of the data"  # contrib/nn/deformable_im2col.cuh
+
+_OTHERS = (
+    *rules(DENY, "_contrib_DeformableConvolution", reason=_POSITIONS, no_low=True),
+    *rules(DENY, "_contrib_ModulatedDeformableConvolution", reason=_POSITIONS, no_low=True),
+    *rules(DENY, "Correlation", reason="sums over channels in the dtype of the data", no_bfloat16=True),
+    *rules(DENY, "khatri_rao", reason="no kernel on GPU, none with a gradient", no_low=True),
+)
+
+PRODUCTS: Rules = _PRODUCTS + _ATTENTION + _RECURRENT + _LINALG + _OTHERS

@@ -1,0 +1,92 @@
+"""Which inputs may be cast: MXNet's own type inference is asked about every rule."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+
+import mxnet as mx
+import pytest
+
+from mxmp import dtypes
+from mxmp.rules import RULES
+from tests.rules.examples import EXAMPLES, Example
+from tests.rules.run_examples import output_dtypes
+
+# Of these no call can be written down without a graph or a sparse array of its own.
+WITHOUT_EXAMPLE = {
+    "holds a graph": {"_foreach", "_while_loop", "_cond", "_sg_mkldnn_conv", "_sg_mkldnn_fully_connected",
+                      "_sg_mkldnn_selfatt_qk", "_sg_mkldnn_selfatt_valatt"},
+    "wants a csr array": {"_contrib_dgl_adjacency", "_contrib_dgl_subgraph", "_contrib_dgl_graph_compact",
+                          "_contrib_dgl_csr_neighbor_uniform_sample", "_contrib_dgl_csr_neighbor_non_uniform_sample"},
+    "its types are not inferred (optimizer_op-inl.h: MP_MultiSGD_InferType works on copies)":
+        {"multi_mp_sgd_update", "multi_mp_sgd_mom_update", "preloaded_multi_sgd_update",
+         "preloaded_multi_sgd_mom_update", "preloaded_multi_mp_sgd_update", "preloaded_multi_mp_sgd_mom_update",
+         "_multi_mp_adamw_update", "_multi_mp_lamb_update"},
+}  # fmt: skip
+
+LOW_CALLS = [(example, dtype) for example in EXAMPLES for dtype in sorted(example.rule.dtypes) if example.data_ports]
+
+
+def ids(value):
+    return str(value) if isinstance(value, (Example, str)) else None
+
+
+def test_every_rule_has_an_example():
+    shown = {id(example.rule) for example in EXAMPLES}
+    missing = {rule.op for rule in RULES if id(rule) not in shown}
+    assert missing == set().union(*WITHOUT_EXAMPLE.values())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_mxnet_takes_the_example_in_float32(example):
+    assert len(output_dtypes(example, dtypes.FLOAT32)) == example.outputs
+
+
+@pytest.mark.parametrize("example, dtype", LOW_CALLS, ids=ids)
+def test_mxnet_accepts_the_ports_and_gives_the_outputs_that_the_rule_says(example, dtype):
+    rule = example.rule
+    before = output_dtypes(example, dtypes.FLOAT32)
+    expected = [was if index in rule.keep_outputs else dtype for index, was in enumerate(before)]
+    indifferent = [port for port in rule.any if port < len(example.shapes)]
+    for some in chain.from_iterable(combinations(indifferent, n) for n in range(len(indifferent) + 1)):
+        assert output_dtypes(example, dtype, [*example.data_ports, *some]) == expected
+
+
+# Type inference lets these inputs have a dtype of their own, but more is at stake.
+AGREE = {
+    "amp_multicast": "casts them all to the widest",
+    "_contrib_BilinearResize2D": "its backward pass fails with 'data type do not match specified type'",
+    **dict.fromkeys(
+        "_npi_add _npi_subtract _npi_multiply _npi_true_divide _npi_mod _npi_power".split(),
+        "gives the wider dtype, where mxmp places a cast itself",
+    ),
+    **dict.fromkeys(
+        "_contrib_index_copy _npi_insert_scalar _npi_insert_slice _npi_insert_tensor".split(),
+        "does not look at the second dtype",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "example",
+    [e for e in EXAMPLES if len(e.data_ports) > 1 and "float16" in e.rule.dtypes and e.op not in AGREE],
+    ids=str,
+)
+def test_inputs_that_are_cast_must_agree(example):
+    for port in example.data_ports:
+        with pytest.raises((mx.MXNetError, UserWarning)):  # UserWarning: 'Cannot decide type'
+            output_dtypes(example, "float16", set(example.data_ports) - {port})
+
+
+REFUSED = """InstanceNorm SoftmaxOutput SVMOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput
+softmax_cross_entropy _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiBoxDetection _contrib_Proposal
+_contrib_MultiProposal _contrib_ROIAlign ROIPooling""".split()
+
+
+@pytest.mark.parametrize("op", REFUSED)
+def test_mxnet_refuses_low_precision_where_the_rule_has_none(op):
+    example = next(example for example in EXAMPLES if example.op == op)
+    assert example.rule.dtypes == frozenset()
+    for dtype in dtypes.LOW_PRECISION:
+        with pytest.raises(mx.MXNetError):
+            output_dtypes(example, dtype)

@@ -1,0 +1,156 @@
+"""Every operator that MXNet has registered is in the table once, or is no business of a table."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+
+import mxnet as mx
+import pytest
+from mxnet.base import _LIB, c_str, check_call, py_str
+from mxnet.contrib.amp.lists import symbol_fp16 as contrib
+
+from mxmp.passes.facts import CAST_OPS
+from mxmp.rules import ALLOW, CLEAR, DENY, INFER, RULES
+
+BACKWARD = re.compile("(^|_)backward(_|$)")
+"""Operators of the backward pass: MXNet adds them when a graph is bound."""
+
+WITHOUT_RULE = {
+    "what the engine itself inserts and absorbs": set(CAST_OPS),
+    "added when a graph is bound": {"_NoGradient", "_CrossDeviceCopy"},
+    "stands on autograd's tape alone": {"_CachedOp", "_CachedOpThreadSafe", "_CustomFunction"},
+    "runs the user's own code, which knows its dtypes; the report names it": {"Custom", "_NDArray", "_Native"},
+    "has no output, so that nothing in a symbol can read it": {"reset_arrays"},
+    "a function of NDArrays, whose types no symbol infers": {
+        "_copyto", "_set_value", "_onehot_encode", "fill_element_0index",
+        "_cvimread", "_cvimdecode", "_cvimresize", "_cvcopyMakeBorder", "_imdecode",
+    },
+}  # fmt: skip
+
+
+def registered():
+    """Return the operators of the installed MXNet: every name, aliases too, and the name that graphs have for it."""
+    size, names = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
+    check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
+    copies = [py_str(names[i]) for i in range(size.value)]  # the next call into MXNet writes over them
+    return {name: canonical(name) for name in copies}
+
+
+def canonical(alias):
+    handle, name, text = ctypes.c_void_p(), ctypes.c_char_p(), ctypes.c_char_p()
+    check_call(_LIB.NNGetOpHandle(c_str(alias), ctypes.byref(handle)))
+    count, lists = ctypes.c_uint(), [ctypes.POINTER(ctypes.c_char_p)() for _ in range(3)]
+    unused = (text, count, *lists, ctypes.c_char_p(), ctypes.c_char_p())
+    check_call(_LIB.MXSymbolGetAtomicSymbolInfo(handle, ctypes.byref(name), *map(ctypes.byref, unused)))
+    return py_str(name.value)
+
+
+REGISTRY = registered()
+OPERATORS = set(REGISTRY.values())
+
+
+def test_graphs_have_the_canonical_name():
+    symbol = mx.sym.elemwise_add(mx.sym.identity(mx.sym.var("a")), mx.sym.var("b"))
+    found = [node["op"] for node in json.loads(symbol.tojson())["nodes"] if node["op"] != "null"]
+    assert found == [REGISTRY["identity"], REGISTRY["elemwise_add"]] == ["_copy", "elemwise_add"]
+
+
+def test_every_registered_operator_has_a_rule_or_a_reason():
+    assert len(REGISTRY) > 1100 and len(OPERATORS) > 850
+    forward = {op for op in OPERATORS if not BACKWARD.search(op)}
+    assert forward - set(RULES.ops()) == set().union(*WITHOUT_RULE.values())
+
+
+def test_every_rule_is_for_a_registered_operator_by_the_name_that_graphs_have():
+    assert set(RULES.ops()) - OPERATORS == set()
+    assert [op for op in RULES.ops() if BACKWARD.search(op)] == []
+
+
+def test_reasons_do_not_overlap():
+    assert sum(map(len, WITHOUT_RULE.values())) == len(set().union(*WITHOUT_RULE.values()))
+
+
+X = mx.sym.var("x")
+LOOPS = {
+    "_foreach": lambda: mx.sym.contrib.foreach(lambda data, state: (data + state, state), X, mx.sym.var("s")),
+    "_while_loop": lambda: mx.sym.contrib.while_loop(lambda i: i < 3, lambda i: (i, i + 1), [X], max_iterations=3),
+    "_cond": lambda: mx.sym.contrib.cond(mx.sym.sum(X) < 3, lambda: X + 1, lambda: X + 2),
+}
+
+
+@pytest.mark.parametrize("op", LOOPS)
+def test_control_flow_keeps_every_port(op):
+    outputs = LOOPS[op]()
+    flat = mx.sym.Group(list(mx.sym.Group(part) if isinstance(part, list) else part for part in outputs)
+                        if isinstance(outputs, (list, tuple)) else [outputs])  # fmt: skip
+    nodes = [node for node in json.loads(flat.tojson())["nodes"] if node["op"] == op]
+    assert len(nodes) == 1 and nodes[0]["inputs"]
+    rule = RULES.find(op, nodes[0]["attrs"])
+    assert not any(rule.is_data(port) for port in range(len(nodes[0]["inputs"])))
+    assert 0 in rule.keep_outputs and rule.reason == "control flow: entered"
+
+
+def categories(names):
+    """Return the categories of operators given by any of their names."""
+    ops = {REGISTRY[name] for name in names if name in REGISTRY}
+    return {op: {rule.category for rule in RULES if rule.op == op} for op in ops & set(RULES.ops())}
+
+
+def test_what_contrib_amp_runs_in_low_precision_is_allowed():
+    assert {category for found in categories(contrib.FP16_FUNCS).values() for category in found} == {ALLOW}
+
+
+# contrib.amp keeps these in float32; why mxmp does not.
+LOWER_THAN_CONTRIB_AMP = {
+    "low precision is what a product is for": {"Convolution_v1"},
+    "would gain; MXNet has no low precision kernel": {
+        "_linalg_gemm", "_linalg_gemm2", "_linalg_syrk", "_linalg_trmm"},
+    "moves values; no low precision kernel either": {
+        "_linalg_makediag", "_linalg_extractdiag", "_linalg_maketrian", "_linalg_extracttrian"},
+    "only where the sum is short": {"sum", "mean"},
+    "no kernel in float16": {"_contrib_SyncBatchNorm"},
+}  # fmt: skip
+
+
+def test_what_contrib_amp_keeps_in_float32_is_denied():
+    found = categories(contrib.FP32_FUNCS)
+    assert len(found) > 80
+    lower = {op for op, category in found.items() if category != {DENY}}
+    assert lower == set().union(*LOWER_THAN_CONTRIB_AMP.values())
+
+
+# https://pytorch.org/docs/1.13/amp.html#autocast-op-reference, those that MXNet has by that name.
+TORCH_FLOAT32 = """arccos arcsin cosh erfinv exp expm1 log log10 log1p log2 log_softmax norm prod reciprocal rsqrt
+sinh softmax softmin tan smooth_l1 _power _power_scalar _rpower_scalar _np_cumsum _np_prod LayerNorm GroupNorm""".split()
+TORCH_LOW = """Convolution Deconvolution FullyConnected dot batch_dot _npi_matmul _linalg_gemm2 RNN""".split()
+
+
+@pytest.mark.parametrize("names, category", [(TORCH_FLOAT32, DENY), (TORCH_LOW, ALLOW)], ids=["float32", "low"])
+def test_categories_are_those_of_torch_autocast(names, category):
+    found = categories(names)
+    assert len(found) == len(names)
+    assert {op: each for op, each in found.items() if each != {category}} == {}
+
+
+TWINS = {
+    "_npi_add": "broadcast_add", "_npi_multiply": "broadcast_mul", "_npi_add_scalar": "_plus_scalar",
+    "_npi_multiply_scalar": "_mul_scalar", "_npi_rsubtract_scalar": "_rminus_scalar", "_npi_matmul": "batch_dot",
+    "_npi_tensordot": "dot", "_np_dot": "dot", "_npi_mean": "mean", "_np_sum": "sum", "_np_max": "max",
+    "_npi_exp": "exp", "_npi_log": "log", "_npi_power": "broadcast_power", "_npi_sqrt": "sqrt", "_npi_tanh": "tanh",
+    "_npx_relu": "relu", "_npx_sigmoid": "sigmoid", "_np_reshape": "Reshape", "_np_transpose": "transpose",
+    "_npi_concatenate": "Concat", "_npi_stack": "stack", "_npi_where": "where", "_npi_pad": "Pad",
+    "_npi_argmax": "argmax", "_npi_arange": "_arange", "_npi_zeros": "_zeros", "_npi_square": "square",
+    "_contrib_BatchNormWithReLU": "BatchNorm", "_npi_full_like": "_full",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op, twin", TWINS.items())
+def test_numpy_operators_are_in_the_category_of_their_twins(op, twin):
+    assert categories([op])[op] == categories([twin])[twin]
+
+
+def test_every_category_is_used_and_every_deny_has_a_reason():
+    assert {rule.category for rule in RULES} == {ALLOW, INFER, CLEAR, DENY}
+    assert [rule.op for rule in RULES if rule.category == DENY and not rule.reason] == []
