@@ -18,7 +18,7 @@ from mxmp.passes import EraseCasts
 from mxmp.symbol import convert_graph, from_graph
 from tests.symbol.balls import ball, evaluate
 from tests.symbol.measure import entries_of
-from tests.symbol.random_graphs import networks
+from tests.symbol.random_graphs import INPUTS, networks
 
 POLICIES = ("O1", "O2", "O3", "O1,output=float16", "mixed_bfloat16")
 
@@ -70,10 +70,11 @@ def check(network, policy, with_shapes):
     dtypes = {name: low if name in found.low_params else "float32" for name in network.values()}
     if low == "float16":
         entries_of(found.symbol, shapes, dtypes)
-    # Names stay; but an input that is an output has no name left when it comes in another dtype.
     assert found.symbol.list_inputs() == network.symbol.list_inputs()
+    # No cast can have the name of an input or of a loop's output, so it is lost with another output dtype.
+    unnameable = (*INPUTS, "_foreach") if "output=" in policy else ()
     for before, after in zip(network.symbol.list_outputs(), found.symbol.list_outputs()):
-        assert before == after or (before in network.inputs and "output=" in policy)
+        assert before == after or before.startswith(unnameable)
     # It is idempotent.
     assert text_of(convert(found.symbol, network, policy, with_shapes).symbol) == text_of(found.symbol)
     # It erases to the original.
