@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import ClassVar, Dict, Optional, Tuple
+from typing import ClassVar, Dict, Optional, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
@@ -12,6 +12,9 @@ from ..graph.core import make_attrs
 from .base import Pass
 from .facts import CAST_OPS
 from .insert_casts import ABSORBED_ATTR, DECLARED_ATTR, HEAD_MARK, MARK_ATTR, WIDENED_ATTR
+
+_WIDENS = make_attrs({"dtype": dtypes.FLOAT32})
+_Widening = Tuple[str, str, Entry]  # operator, name, what is widened
 
 
 @dataclass(frozen=True)
@@ -29,27 +32,33 @@ class EraseCasts(Pass):
             return graph
         names = _original_names(graph)
         builder = GraphBuilder(graph)
-        widenings: Dict[Tuple[str, Entry], Entry] = {}  # by name and what they widen
+        widenings: Dict[_Widening, Entry] = {}
+        early: Set[_Widening] = set()  # those restored for a reader that comes before them
         for position, node in enumerate(graph.nodes):
             if node.get(MARK_ATTR) is not None:
                 builder.redirect(Entry(position), builder.mapped(node.inputs[0]))
                 continue
-            known = widenings.get((node.name, builder.mapped(node.inputs[0]))) if node.op in CAST_OPS else None
-            if known is not None:
-                builder.redirect(Entry(position), known)  # restored already, for a reader that comes earlier
+            widening = _widening(node, builder)
+            if widening in early:
+                early.remove(widening)
+                builder.redirect(Entry(position), widenings[widening])
                 continue
-            inputs = self._original_inputs(graph, node, builder, widenings)
+            inputs = self._original_inputs(graph, node, builder, widenings, early)
             node = _original_attrs(node)
             bodies = tuple(self.run(body) for body in node.subgraphs)
             node = replace(node, name=names[position]) if position in names else node
             new = builder.copy(position, node.rewired(inputs, bodies))
-            if node.op in CAST_OPS:
-                widenings[node.name, inputs[0]] = Entry(new)
+            if widening is not None:
+                widenings.setdefault(widening, Entry(new))
         return builder.finish(builder.mapped(head) for head in graph.heads)
 
     @staticmethod
     def _original_inputs(
-        graph: Graph, node: Node, builder: GraphBuilder, widenings: Dict[Tuple[str, Entry], Entry]
+        graph: Graph,
+        node: Node,
+        builder: GraphBuilder,
+        widenings: Dict[_Widening, Entry],
+        early: Set[_Widening],
     ) -> Tuple[Entry, ...]:
         """Return a node's inputs, with what is cast in place of casts that were absorbed."""
         inputs = [builder.mapped(entry) for entry in node.inputs]
@@ -58,12 +67,19 @@ class EraseCasts(Pass):
                 inputs[port] = builder.mapped(graph.nodes[node.inputs[port].node].inputs[0])
                 continue
             op, name = widening
-            key = (name, inputs[port])
+            key = (op, name, inputs[port])
             if key not in widenings:
-                attrs = make_attrs({"dtype": dtypes.FLOAT32})
-                widenings[key] = Entry(builder.add(Node(op, name, attrs, (inputs[port],))))
+                widenings[key] = Entry(builder.add(Node(op, name, _WIDENS, (inputs[port],))))
+                early.add(key)
             inputs[port] = widenings[key]
         return tuple(inputs)
+
+
+def _widening(node: Node, builder: GraphBuilder) -> Optional[_Widening]:
+    """Return what tells a node from others, if it is a cast to float32 such as FoldCasts takes back."""
+    if node.op not in CAST_OPS or node.attrs != _WIDENS:
+        return None
+    return node.op, node.name, builder.mapped(node.inputs[0])
 
 
 def _is_converted(graph: Graph) -> bool:
