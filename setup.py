@@ -11,7 +11,19 @@ PLOT = ["matplotlib>=3.5"]
 # GluonCV and all that it requires leave MXNet to the user, so that no extra but 'cpu' pulls
 # the CPU wheel: it would overwrite the files of mxnet-cu112. tests/test_setup.py holds this.
 DEMO = [*PLOT, "scikit-learn>=1.0", "gluoncv>=0.10.5"]
-TEST = [*DEMO, "hypothesis>=6.80", "mypy>=1.5", "pytest>=7.4", "pytest-timeout>=2.1", "pytest-xdist>=3.3", "ruff>=0.6"]
+# MXNet's exporter reads onnx.mapping, which onnx 1.13 deprecated.
+ONNX = ["onnx>=1.13,<1.14"]
+TEST = [
+    *DEMO,
+    *ONNX,
+    "hypothesis>=6.80",
+    "mypy>=1.5",
+    "onnxruntime>=1.15",
+    "pytest>=7.4",
+    "pytest-timeout>=2.1",
+    "pytest-xdist>=3.3",
+    "ruff>=0.6",
+]
 
 
 def read_version() -> str:
@@ -41,6 +53,7 @@ setup(
     extras_require={
         "cpu": ["mxnet==1.9.1"],
         "cu112": ["mxnet-cu112==1.9.1"],
+        "onnx": ONNX,
         "plot": PLOT,
         "demo": DEMO,
         "test": TEST,

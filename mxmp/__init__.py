@@ -21,5 +21,6 @@ from . import errors as errors  # noqa: E402
 from . import gluon as gluon  # noqa: E402
 from . import loss_scale as loss_scale  # noqa: E402
 from . import module as module  # noqa: E402
+from . import onnx as onnx  # noqa: E402
 from . import symbol as symbol  # noqa: E402
 from .policy import Policy as Policy  # noqa: E402

@@ -28,7 +28,8 @@ def test_readme_has_code_and_output():
 
 
 @pytest.mark.bfloat16
-def test_readme_code_runs_in_order_and_prints_what_it_says(capsys):
+def test_readme_code_runs_in_order_and_prints_what_it_says(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # for the files that it writes
     namespace = {}
     for code, printed in blocks():
         exec(compile(code, str(README), "exec"), namespace)

@@ -335,7 +335,8 @@ class Conversion:
         return converted, inputs, out_format
 
     def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Converted:
-        params = self.net.collect_params()
+        read = set(symbol.list_inputs())  # a net may have parameters that it does not use
+        params = {name: p for name, p in self.net.collect_params().items() if name in read}
         trainable = frozenset(name for name, p in params.items() if not isinstance(p, gluon.Constant))
         stored = frozenset(param.name for param in self.stored)
         known = self._shapes(shapes, params)

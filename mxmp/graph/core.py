@@ -150,6 +150,7 @@ def in_written_order(graph: Graph) -> Graph:
             stack.extend(reversed(needed))
             continue
         positions.setdefault(stack.pop(), len(positions))
+
     def moved(entry: Entry) -> Entry:
         return Entry(positions[entry.node], entry.index, entry.version)
 

@@ -1,0 +1,233 @@
+"""Export to ONNX, by MXNet's exporter.
+
+``mx.onnx.export_model`` of MXNet 1.9.1 translates a symbol operator by operator, and misreads some
+of them (python/mxnet/onnx/mx2onnx/_op_translations at tag 1.9.1), which ``exportable`` writes out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Iterator, Mapping, Optional
+
+import mxnet as mx
+import numpy as np
+
+from . import dtypes as dtypes_
+from .errors import CheckpointError, ConvertError, DependencyError, InferenceError
+from .files import replacing
+from .graph import Entry, Graph, GraphBuilder, Node
+from .graph.core import make_attrs
+from .passes import Facts, Pass
+from .symbol import from_graph, infer_facts, to_graph
+from .symbol.arguments import check_params, known_dtypes, known_shapes, require_symbol
+
+OPSET = 15
+"""Version of ONNX's operators that models say: the first whose BatchNormalization reads float16 with float32
+statistics. What the exporter writes, of version 13 and before, means the same up to version 17."""
+
+# The exporter gives onnx the bits of a float16 constant, and onnx 1.8 and later take them for its
+# value: x + 1 becomes x + 15360.
+_WITH_CONSTANTS = frozenset(
+    "_mul_scalar _minus_scalar _rminus_scalar _plus_scalar _div_scalar _rdiv_scalar _power_scalar _maximum_scalar "
+    "_minimum_scalar _greater_scalar _lesser_scalar _equal_scalar clip Pad softmax log2 _linalg_gemm2 "
+    "_contrib_div_sqrt_dim _contrib_arange_like".split()
+)
+# Their constants are float32 whatever they read, and so is GELU's.
+_WITH_FLOAT32_CONSTANTS = frozenset("LayerNorm SequenceMask _contrib_interleaved_matmul_selfatt_qk".split())
+# What MXNet takes for attributes that are left out, and the exporter does not.
+_DEFAULTS = {"FullyConnected": {"flatten": "True"}, "LRN": {"knorm": "2"}}
+_TRUE = ("True", "1")
+# What other loss heads compute in inference (src/operator/regression_output.cc and svm_output-inl.h at tag 1.9.1).
+_HEADS = {
+    "LinearRegressionOutput": "_copy",
+    "MAERegressionOutput": "_copy",
+    "SVMOutput": "_copy",
+    "LogisticRegressionOutput": "sigmoid",
+}
+
+
+def export_model(
+    sym: Any,
+    arg_params: Mapping[str, Any],
+    aux_params: Mapping[str, Any],
+    file: str,
+    shapes: Any,
+    dtypes: Optional[Mapping[str, Any]] = None,
+) -> str:
+    """Write a symbol with its parameters as an ONNX model, which onnx's checker has passed.
+
+    MXNet's exporter does the work, on what ``exportable`` returns. The exporter says of a model that its
+    operators are of the newest version that onnx knows, which is not so: onnx 1.13 and later refuse its
+    means and splits for it. Here they are called those of opset 15.
+
+    Args:
+        sym: A symbol, converted by mxmp or not; it is not changed.
+        arg_params: Its parameters, NDArrays by name.
+        aux_params: Its auxiliary states, likewise.
+        file: Where to write; it is written whole or not at all.
+        shapes: Shapes of the inputs, as for ``convert_symbol``; labels may be left out.
+        dtypes: Dtypes of the inputs, likewise; float32 unless given.
+
+    Returns:
+        The file.
+
+    Raises:
+        DependencyError: If onnx is not installed.
+        ConvertError: If the parameters do not fit, an input has no shape, or the exporter cannot
+            translate an operator.
+        CheckpointError: If the file cannot be written.
+
+    Example:
+        >>> model = mxmp.symbol.convert_model(sym, arg_params, aux_params, "O2", shapes)
+        >>> mxmp.onnx.export_model(*model, "net.onnx", shapes)
+    """
+    onnx = _import_onnx()
+    sizes, types = known_shapes(require_symbol(sym), shapes), known_dtypes(sym, dtypes)
+    check_params(sym, arg_params, aux_params, sizes)
+    symbol, params = exportable(sym), {**arg_params, **aux_params}
+    inputs = [name for name in symbol.list_inputs() if name not in params]
+    for name in inputs:
+        if name not in sizes:
+            raise ConvertError(f"shapes: the input '{name}' has no shape; give shapes={{'{name}': (1, ...)}}.")
+    try:
+        with replacing(file) as (written,), _checked_as(onnx, OPSET):
+            in_types = [np.dtype(types.get(name, dtypes_.FLOAT32)) for name in inputs]
+            mx.onnx.export_model(symbol, params, [sizes[name] for name in inputs], in_types, written)
+            model = onnx.load(written)
+            model.opset_import[0].version = OPSET
+            onnx.checker.check_model(model)
+            onnx.save(model, written)
+    except OSError as e:
+        raise CheckpointError(f"{file}: the model cannot be written: {e}") from e
+    except (AttributeError, NotImplementedError, mx.MXNetError, onnx.checker.ValidationError) as e:
+        raise ConvertError(f"MXNet's exporter to ONNX cannot translate the network: {_first_line(e)}") from e
+    return file
+
+
+def _import_onnx() -> Any:
+    try:
+        import onnx
+    except ImportError as e:
+        raise DependencyError(f"onnx cannot be imported ({e}); pip install 'onnx>=1.13,<1.14'.") from e
+    return onnx
+
+
+@contextlib.contextmanager
+def _checked_as(onnx: Any, opset: int) -> Iterator[None]:
+    """Have onnx's checker, which the exporter calls, take graphs for those of an opset."""
+    context = onnx.checker.DEFAULT_CONTEXT
+    before = context.opset_imports
+    context.opset_imports = {**before, "": opset}
+    try:
+        yield
+    finally:
+        context.opset_imports = before
+
+
+def exportable(sym: Any) -> Any:
+    """Return a symbol for inference that MXNet's exporter to ONNX translates to what MXNet computes.
+
+    - Operators in float16 that the exporter gives constants (``x + 1``, ``clip``, ``LayerNorm``, GELU)
+      run in float32 between two casts: it writes wrong constants, or constants of the wrong dtype.
+    - ``FullyConnected`` says ``flatten=True`` and ``LRN`` says ``knorm=2``, which are MXNet's defaults, but
+      not the exporter's.
+    - ``BatchNorm`` with ``fix_gamma``, which the exporter does not look at, gets a gamma of ones.
+    - ``SoftmaxOutput`` and the other loss heads become what they are in inference, a softmax for example,
+      and their labels go: the exporter leaves labels out, and then looks for them.
+
+    Args:
+        sym: A symbol, converted or not; it is not changed. Its variables are float32 unless they
+            declare or imply another dtype.
+
+    Raises:
+        ConvertError: If it has an ``amp_cast``, as every symbol converted to bfloat16: the exporter
+            drops them without a word.
+    """
+    graph = to_graph(require_symbol(sym))
+    for node in graph.operators():
+        if node.op == "amp_cast":
+            raise ConvertError(
+                f"node {node}: MXNet's exporter to ONNX drops every amp_cast; convert to float16, where mxmp inserts "
+                f"Cast."
+            )
+    return from_graph(WriteOut(_infer(sym, graph))(graph).graph, sym)
+
+
+def _infer(sym: Any, graph: Graph) -> Facts:
+    """Return the dtypes of a symbol whose variables are float32 where nothing says otherwise."""
+    variables = {i: n for i, n in enumerate(graph.nodes) if n.is_variable}
+    try:
+        found = infer_facts(sym, graph, {}, {}, frozenset())
+        unknown = [node.name for i, node in variables.items() if found.dtype(Entry(i)) is None]
+    except InferenceError:  # Embedding, for example, must be told
+        unknown = [node.name for node in variables.values() if node.get("__dtype__") in (None, "-1")]
+    return infer_facts(sym, graph, {}, dict.fromkeys(unknown, dtypes_.FLOAT32), frozenset())
+
+
+@dataclass(frozen=True)
+class WriteOut(Pass):
+    """Replaces what MXNet's exporter translates to something else, by what it translates well.
+
+    Attributes:
+        facts: What MXNet infers about the graph.
+    """
+
+    name: ClassVar[str] = "write-out"
+    facts: Facts
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph with all of it written out; its outputs keep their names."""
+        builder = GraphBuilder(graph)
+        for position, old in enumerate(graph.nodes):
+            node = old.rewired(tuple(map(builder.mapped, old.inputs)))
+            if node.op in _DEFAULTS:
+                node = node.with_attrs({**_DEFAULTS[node.op], **dict(node.attrs)})
+            elif node.op == "BatchNorm" and node.get("fix_gamma") in (None, *_TRUE):
+                ones = _add(builder, "ones_like", f"{node.name}_ones", {}, node.inputs[1])
+                node = replace(node, inputs=(node.inputs[0], ones, *node.inputs[2:]))
+            elif node.op == "SoftmaxOutput":
+                node = _softmax(node, builder)
+            elif node.op in _HEADS:
+                node = Node(_HEADS[node.op], node.name, (), node.inputs[:1])
+            if _has_constants(node) and self.facts.dtype(old.inputs[0]) == dtypes_.FLOAT16:
+                node = self._in_float32(old, node, builder)
+            builder.copy(position, node)
+        return builder.finish(map(builder.mapped, graph.heads))
+
+    def _in_float32(self, old: Node, node: Node, builder: GraphBuilder) -> Node:
+        """Return the cast that takes back to float16 what a node computes in float32."""
+        inputs = [
+            _add(builder, "Cast", f"{node.name}_{port}", {"dtype": dtypes_.FLOAT32}, entry)
+            if self.facts.dtype(old.inputs[port]) == dtypes_.FLOAT16
+            else entry
+            for port, entry in enumerate(node.inputs)
+        ]
+        # The exporter tells 1 - x from x - 1 by how the name begins.
+        inner = replace(node, name=builder.unique(f"{node.name}_{dtypes_.FLOAT32}"), inputs=tuple(inputs))
+        return Node("Cast", node.name, make_attrs({"dtype": dtypes_.FLOAT16}), (Entry(builder.add(inner)),))
+
+
+def _has_constants(node: Node) -> bool:
+    is_gelu = node.op == "LeakyReLU" and node.get("act_type") == "gelu"
+    return is_gelu or node.op in _WITH_CONSTANTS or node.op in _WITH_FLOAT32_CONSTANTS
+
+
+def _softmax(node: Node, builder: GraphBuilder) -> Node:
+    """Return what SoftmaxOutput computes in inference (src/operator/softmax_output-inl.h at tag 1.9.1)."""
+    data = node.inputs[0]
+    if node.get("multi_output") in _TRUE:
+        return Node("softmax", node.name, make_attrs({"axis": "1"}), (data,))
+    if node.get("preserve_shape") in _TRUE:
+        return Node("softmax", node.name, make_attrs({"axis": "-1"}), (data,))
+    flat = _add(builder, "Flatten", f"{node.name}_flat", {}, data)
+    rows = _add(builder, "softmax", f"{node.name}_rows", {}, flat)
+    return Node("reshape_like", node.name, (), (rows, data))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].strip() if str(error).strip() else type(error).__name__
+
+
+def _add(builder: GraphBuilder, op: str, name: str, attrs: Any, *inputs: Entry) -> Entry:
+    return Entry(builder.add(Node(op, builder.unique(name), make_attrs(attrs), inputs)))

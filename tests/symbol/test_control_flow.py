@@ -1,0 +1,251 @@
+"""Bodies of _foreach, _while_loop and _cond: entered, run, and equal in dtype at loop state."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp import Policy
+from mxmp.passes import EraseCasts
+from mxmp.symbol import convert_graph, from_graph, to_graph
+from tests.symbol.balls import ball, evaluate
+from tests.symbol.measure import BFLOAT16, nodes_of
+
+POLICIES = ("O1", "O2", "mixed_bfloat16")
+STEPS, ROWS, WIDTH = 3, 2, 4
+SHAPES = {"data": (STEPS, ROWS, WIDTH), "state": (ROWS, WIDTH), "weight": (WIDTH, WIDTH), "x": (ROWS, WIDTH)}
+
+
+def dense(data, weight, name):
+    return mx.sym.FullyConnected(data, weight, no_bias=True, num_hidden=WIDTH, name=name)
+
+
+def foreach():
+    """A recurrent layer between two others, so that what enters its body is float16 outside."""
+    weight = mx.sym.var("weight")
+    data = mx.sym.var("data")
+    data = mx.sym.FullyConnected(data, weight, no_bias=True, num_hidden=WIDTH, flatten=False, name="before")
+
+    def body(step, state):
+        hidden = mx.sym.elemwise_add(dense(step, weight, "i2h"), dense(state, weight, "h2h"), name="sum")
+        return mx.sym.softmax(hidden, name="soft"), mx.sym.tanh(hidden, name="new")
+
+    out, state = mx.sym.contrib.foreach(body, data, mx.sym.var("state"))
+    return mx.sym.Group([dense(mx.sym.Flatten(out, name="flat"), mx.sym.var("last"), "after"), state])
+
+
+def while_loop():
+    weight = mx.sym.var("weight")
+
+    def condition(count, state):
+        return count < 3
+
+    def function(count, state):
+        hidden = dense(state, weight, "hidden")
+        return mx.sym.relu(hidden, name="out"), [count + 1, mx.sym.tanh(hidden, name="new")]
+
+    outputs, states = mx.sym.contrib.while_loop(
+        condition, function, [mx.sym.var("count"), dense(mx.sym.var("x"), weight, "before")], max_iterations=4
+    )
+    return mx.sym.Group([outputs, *states])
+
+
+def cond():
+    weight, x = mx.sym.var("weight"), mx.sym.var("x")
+    hidden = dense(x, weight, "before")
+    return mx.sym.contrib.cond(
+        mx.sym.sum(x) > mx.sym.var("threshold"),
+        lambda: dense(hidden, weight, "then"),
+        lambda: mx.sym.exp(hidden, name="else"),
+    )
+
+
+NETWORKS = {"_foreach": foreach, "_while_loop": while_loop, "_cond": cond}
+INPUTS = {
+    "_foreach": ("data", "state"),
+    "_while_loop": ("x", "count"),
+    "_cond": ("x", "threshold"),
+}
+
+
+def values_of(op):
+    rng = np.random.RandomState(0)
+    symbol = NETWORKS[op]()
+    shapes = {**SHAPES, "last": (WIDTH, ROWS * WIDTH), "count": (1,), "threshold": (1,)}
+    values = {name: rng.randn(*shapes[name]) * 0.5 for name in symbol.list_inputs()}
+    values.update({name: np.zeros(1) for name in ("count", "threshold") if name in values})
+    return {name: value.astype(np.float32) for name, value in values.items()}
+
+
+def convert(op, policy, symbol=None):
+    symbol = NETWORKS[op]() if symbol is None else symbol
+    shapes = {name: value.shape for name, value in values_of(op).items()}
+    params = frozenset(symbol.list_arguments()) - set(INPUTS[op])
+    return convert_graph(symbol, Policy.parse(policy), shapes, dict.fromkeys(INPUTS[op], "float32"), params)
+
+
+def run(symbol, values, low=frozenset()):
+    arrays = {n: mx.nd.array(v, dtype="float16" if n in low else "float32") for n, v in values.items()}
+    return [out.asnumpy() for out in symbol.bind(mx.cpu(), arrays).forward()]
+
+
+def body_of(symbol, op, number=0):
+    (node,) = (node for node in nodes_of(symbol) if node["op"] == op)
+    return node["subgraphs"][number]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("op", NETWORKS)
+def test_bodies_are_entered(op, policy):
+    rows = {row.name: row.precision for row in convert(op, policy).report.rows}
+    low = Policy.parse(policy).compute_dtype
+    expected = {
+        "_foreach": {"i2h": low, "h2h": low, "soft": "float32"},
+        "_while_loop": {"hidden": low},
+        "_cond": {"then": low, "else": "float32"},
+    }[op]
+    assert {name: rows[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("op", NETWORKS)
+def test_outputs_and_inputs_stay_and_the_result_type_checks(op, policy):
+    symbol = NETWORKS[op]()
+    found = convert(op, policy, symbol)
+    assert found.symbol.list_inputs() == symbol.list_inputs()
+    assert found.symbol.list_outputs() == symbol.list_outputs()
+    low = Policy.parse(policy).compute_dtype
+    known = {name: "float32" for name in symbol.list_inputs() if name not in found.low_params}
+    stored, heads, _ = found.symbol.infer_type(**known)
+    assert [np.dtype(head) for head in heads] == [np.float32] * len(symbol.list_outputs())
+    expected = {"float16": np.dtype(np.float16), "bfloat16": BFLOAT16}[low]
+    types = dict(zip(found.symbol.list_arguments(), stored))
+    assert all(np.dtype(types[name]) == expected for name in found.low_params)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("op", NETWORKS)
+def test_erasing_and_converting_again(op, policy):
+    symbol = NETWORKS[op]()
+    found = convert(op, policy, symbol)
+    assert EraseCasts()(found.graph).graph == to_graph(symbol) != found.graph
+    assert convert(op, policy, found.symbol).graph == found.graph
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+@pytest.mark.parametrize("op", NETWORKS)
+def test_runs_in_emulated_float16(op, policy):
+    """Within 8 roundings of float16: no output is behind more, and no weight matrix has a norm above 2."""
+    values, found = values_of(op), convert(op, policy)
+    expected, results = run(NETWORKS[op](), values), run(found.on_cpu(), values, found.low_params)
+    for exact, result in zip(expected, results):
+        assert result.dtype == np.float32
+        if op == "_while_loop":  # steps that were not taken are left undefined
+            exact, result = exact[:3], result[:3]
+        assert 0 <= np.abs(result - exact).max() < 8 * 2.0**-11 * max(1, np.abs(exact).max())
+    assert any(np.any(result != exact) for exact, result in zip(expected, results))
+
+
+def test_a_loop_stays_within_the_derived_bound():
+    values, found = values_of("_foreach"), convert("_foreach", "O1")
+    exact = evaluate(found.symbol.tojson(remove_amp_cast=False), {name: ball(v) for name, v in values.items()})
+    for result, each in zip(run(found.on_cpu(), values), exact):
+        assert np.all(np.abs(result - each.value) <= each.error) and each.error.max() < 0.05
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("op", ["_foreach", "_while_loop"])
+def test_loop_state_has_one_dtype_at_both_ends(op, policy):
+    """The state is float32 where it enters and where it leaves; the body casts in between."""
+    body = body_of(convert(op, policy).symbol, op, 1 if op == "_while_loop" else 0)
+    nodes, heads = body["nodes"], body["heads"]
+    low = Policy.parse(policy).compute_dtype
+    state = nodes[heads[-1][0]]
+    assert state["op"] == "tanh" or state["attrs"]["dtype"] == "float32"
+    name = "state" if op == "_foreach" else "before"
+    (position,) = (i for i, node in enumerate(nodes) if node["op"] == "null" and node["name"].startswith(name))
+    readers = [node for node in nodes if any(entry[0] == position for entry in node["inputs"])]
+    assert [(node["op"].endswith("ast"), node["attrs"]["dtype"]) for node in readers] == [(True, low)]
+
+
+def test_what_a_loop_reads_in_low_precision_is_cast_in_front_of_it():
+    """The weight is cast once, not in every iteration, and shared with the layer outside."""
+    found = convert("_foreach", "O1")
+    outside = [n for n in nodes_of(found.symbol) if n["op"] == "Cast"]
+    assert sum(nodes_of(found.symbol)[n["inputs"][0][0]]["name"] == "weight" for n in outside) == 1
+    body = body_of(found.symbol, "_foreach")["nodes"]
+    weights = {i for i, node in enumerate(body) if node["op"] == "null" and node["name"] == "weight"}
+    assert not any(node["op"] == "Cast" and node["inputs"][0][0] in weights for node in body)
+
+
+def test_a_stored_weight_that_only_a_loop_reads_is_stored_low():
+    weight = mx.sym.var("weight")
+
+    def body(step, state):
+        new = mx.sym.tanh(dense(step, weight, "h"), name="new")
+        return new, mx.sym.elemwise_add(state, new, name="add")
+
+    out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), mx.sym.var("state"))
+    shapes = {name: SHAPES[name] for name in ("data", "state")}
+    known = dict.fromkeys(shapes, "float32")
+    found = convert_graph(out, Policy.parse("O2"), shapes, known, frozenset(["weight"]))
+    assert found.low_params == {"weight"}
+
+
+def test_loops_within_loops():
+    weight = mx.sym.var("weight")
+
+    def inner(step, state):
+        new = mx.sym.tanh(dense(step, weight, "inner") + state, name="new")
+        return new, new
+
+    def outer(step, state):
+        rows, last = mx.sym.contrib.foreach(inner, mx.sym.expand_dims(step, axis=1, name="rows"), state)
+        return mx.sym.exp(rows, name="exp"), last
+
+    out, state = mx.sym.contrib.foreach(outer, mx.sym.var("data"), mx.sym.var("state"))
+    symbol = mx.sym.Group([out, state])
+    shapes = {"data": (STEPS, ROWS, WIDTH), "state": (1, WIDTH), "weight": (WIDTH, WIDTH)}
+    known = {"data": "float32", "state": "float32"}
+    found = convert_graph(symbol, Policy.parse("O1"), shapes, known, frozenset(["weight"]))
+    assert {row.name: row.precision for row in found.report.rows}["inner"] == "float16"
+    assert EraseCasts()(found.graph).graph == to_graph(symbol)
+    rng = np.random.RandomState(0)
+    values = {name: rng.randn(*shape).astype(np.float32) * 0.5 for name, shape in shapes.items()}
+    for exact, result in zip(run(symbol, values), run(found.on_cpu(), values)):
+        assert 0 < np.abs(result - exact).max() < 16 * 2.0**-11 * np.abs(exact).max()
+
+
+def test_a_condition_is_left_as_it_was():
+    for op in ("_while_loop", "_cond"):
+        before, after = body_of(NETWORKS[op](), op), body_of(convert(op, "O1").symbol, op)
+        assert [node["op"] for node in before["nodes"]] == [node["op"] for node in after["nodes"]]
+
+
+def test_a_deny_operator_outside_taints_the_loop():
+    data = mx.sym.exp(mx.sym.var("data"), name="exp")
+    weight = mx.sym.var("weight")
+
+    def body(step, state):
+        total = mx.sym.elemwise_add(step, state, name="total")
+        return dense(total, weight, "h"), total
+
+    out, state = mx.sym.contrib.foreach(body, data, mx.sym.var("state"))
+    shapes = {name: SHAPES[name] for name in ("data", "state")}
+    found = convert_graph(
+        mx.sym.Group([out, state]), Policy.parse("O1"), shapes, dict.fromkeys(shapes, "float32"), frozenset(["weight"])
+    )
+    rows = {row.name: row.precision for row in found.report.rows}
+    assert (rows["total"], rows["h"]) == ("float32", "float16")
+
+
+@pytest.mark.parametrize("op", NETWORKS)
+def test_saved_and_loaded_by_plain_mxnet(op, tmp_path):
+    found, values = convert(op, "O1"), values_of(op)
+    file = str(tmp_path / "net.json")
+    found.symbol.save(file)  # drops amp_cast alone, of which there is none
+    again = mx.sym.load(file)
+    assert to_graph(again) == found.graph
+    assert from_graph(to_graph(again)).list_outputs() == found.symbol.list_outputs()
+    assert set(values) == set(again.list_inputs())

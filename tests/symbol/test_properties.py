@@ -1,0 +1,336 @@
+"""What every conversion must hold, one property each, and the general ones over every network."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp import Policy
+from mxmp.errors import PolicyError
+from mxmp.graph import verify
+from mxmp.passes import EraseCasts
+from mxmp.rules import DENY, RULES
+from mxmp.symbol import convert_graph, convert_model, convert_symbol, from_graph, to_graph
+from tests.symbol.measure import BFLOAT16, entries_of, measure, nodes_of
+from tests.symbol.networks import NAMES, PLACEMENT, load
+
+POLICIES = ("O1", "O2", "mixed_bfloat16")
+QUICK = {*PLACEMENT, "symbols/lenet", "symbols/resnet18_v1"}
+EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
+X = {"x": (4, 6)}
+
+
+def convert(symbol, policy="O1", shapes=None, params=None, dtypes=None):
+    shapes = X if shapes is None else shapes
+    params = frozenset(symbol.list_arguments()) - set(shapes) if params is None else params
+    known = {**dict.fromkeys(shapes, "float32"), **(dtypes or {})}
+    return convert_graph(symbol, Policy.parse(policy), shapes, known, frozenset(params))
+
+
+def dense(data, name="fc", weight=None, hidden=6):
+    weight = mx.sym.var(f"{name}_weight") if weight is None else weight
+    return mx.sym.FullyConnected(data, weight, no_bias=True, num_hidden=hidden, name=name)
+
+
+def precisions(found):
+    """Return what each operator computes in, by name."""
+    return {row.name: row.precision for row in found.report.rows}
+
+
+def casts(found):
+    """Return (name of what is cast, dtype) of all casts."""
+    nodes = nodes_of(found.symbol)
+    return [
+        (nodes[node["inputs"][0][0]]["name"], node["attrs"]["dtype"]) for node in nodes if node["op"].endswith("ast")
+    ]
+
+
+def text(symbol):
+    return symbol.tojson(remove_amp_cast=False)
+
+
+# Over every network.
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_network_converts_soundly(name):
+    """One conversion for all of it, since the networks are many.
+
+    Idempotent, deterministic and invertible; node order topological, names unique; outputs keep names
+    and dtypes; no float32-only operator reads low precision; save and load round trip.
+    """
+    symbol, shapes = load(name)
+    before = text(symbol)
+    policy = POLICIES[len(name) % 3]
+    params = {n for n in symbol.list_arguments() if n not in shapes and not n.endswith("label")}
+    found = convert(symbol, policy, shapes, params)
+    assert text(symbol) == before
+    assert text(found.symbol) != before
+    assert text(convert(found.symbol, policy, shapes, params).symbol) == text(found.symbol)
+    assert text(convert(symbol, policy, shapes, params).symbol) == text(found.symbol)
+    assert json.loads(text(from_graph(EraseCasts()(found.graph).graph))) == json.loads(before)
+    assert found.symbol.list_outputs() == symbol.list_outputs()
+    assert found.symbol.list_inputs() == symbol.list_inputs()
+    assert_sound(found, Policy.parse(policy).compute_dtype, shapes)
+    again = mx.sym.load_json(text(found.symbol))
+    assert text(again) == text(found.symbol)
+
+
+def assert_sound(found, low, shapes):
+    """Check a converted graph with MXNet's own inference."""
+    verify(to_graph(found.symbol))
+    nodes = nodes_of(found.symbol)
+    assert len({node["name"] for node in nodes}) == len(nodes)
+    stored = {name: BFLOAT16 if low == "bfloat16" else np.float16 for name in found.low_params}
+    given = {name: stored.get(name, np.float32) for name in found.symbol.list_inputs()}
+    entries = entries_of(found.symbol, shapes, given)
+    low_dtype = BFLOAT16 if low == "bfloat16" else np.dtype(low)
+    reads_low = 0
+    for node in nodes:
+        rule = RULES.find(node["op"], node.get("attrs", {}))
+        if rule is None or node["op"] in ("Cast", "amp_cast"):
+            continue
+        for port, (position, index, *_) in enumerate(node["inputs"]):
+            is_low = entries[position, index][0] == low_dtype
+            reads_low += is_low
+            widened = port == 0 and rule.widens and node["attrs"].get(rule.widens) == "float32"
+            assert not (is_low and rule.category == DENY and rule.is_data(port) and not widened), node
+            assert not (is_low and port in rule.keep), node
+    assert reads_low > 1
+    heads = json.loads(text(found.symbol))["heads"]
+    assert all(entries[node, index][0] != low_dtype for node, index, *_ in heads)
+
+
+# Placement.
+
+
+def test_no_allow_operator_leaves_the_graph_unchanged():
+    net = mx.sym.softmax(mx.sym.relu(mx.sym.var("x"), name="act") * 0.5, name="soft")
+    for policy in ("O1", "O2", "mixed_bfloat16"):
+        assert text(convert(net, policy).symbol) == text(net)
+
+
+def test_one_operator_has_exactly_two_casts():
+    found = convert(dense(mx.sym.var("x")), "O2")
+    assert casts(found) == [("x", "float16"), ("fc_float16", "float32")]
+
+
+def test_deny_carries_through_infer_operators():
+    """exp -> sum is a softmax in parts: a float16 sum behind an exponential overflows."""
+    net = dense(mx.sym.sum(mx.sym.exp(dense(mx.sym.var("x"), "a"), name="exp"), axis=1, keepdims=True, name="sum"), "b")
+    assert precisions(convert(net))["sum"] == "float32"
+
+
+def test_deny_does_not_carry_through_a_trailing_clear_operator():
+    net = dense(mx.sym.Reshape(mx.sym.exp(dense(mx.sym.var("x"), "a"), name="exp"), shape=(2, 12), name="move"), "b")
+    found = convert(net)
+    assert precisions(found)["move"] == "float16"
+    assert ("exp", "float16") in casts(found)
+
+
+def test_deny_carries_through_clear_operators_to_infer_operators():
+    moved = mx.sym.Reshape(mx.sym.exp(dense(mx.sym.var("x"), "a"), name="exp"), shape=(2, 12), name="move")
+    net = dense(mx.sym.elemwise_add(moved, moved, name="add"), "b")
+    assert precisions(convert(net))["add"] == "float32"
+
+
+def test_a_reduction_without_an_exponential_is_not_pinned():
+    net = dense(mx.sym.sum(dense(mx.sym.var("x"), "a"), axis=1, keepdims=True, name="sum"), "b")
+    assert precisions(convert(net))["sum"] == "float16"
+
+
+def test_low_precision_spreads_sideways_through_clear_operators():
+    """The other input of the concatenation is float32, but a cast of it is cheaper than two of the rest."""
+    x = mx.sym.var("x")
+    side = mx.sym.relu(mx.sym.slice_axis(x, axis=1, begin=0, end=1, name="part"), name="side")
+    net = dense(mx.sym.relu(mx.sym.Concat(dense(x, "a"), side, dim=1, name="join"), name="act"), "b")
+    found = precisions(convert(net))
+    assert {found[name] for name in ("a", "join", "act", "side", "b")} == {"float16"}
+
+
+def test_a_tensor_used_several_times_has_one_cast():
+    x = mx.sym.var("x")
+    net = mx.sym.Group([dense(x, f"fc{i}") for i in range(3)])
+    assert casts(convert(net, "O2")).count(("x", "float16")) == 1
+
+
+def test_an_existing_cast_is_absorbed():
+    x = mx.sym.var("x")
+    own = mx.sym.Cast(x, dtype="float16", name="own")
+    found = convert(mx.sym.Group([dense(x), own]), "O2")
+    assert casts(found).count(("x", "float16")) == 1
+
+
+def test_casts_are_optimal_against_brute_force():
+    """Every way to run the free operators, forced by name and measured by MXNet's inference."""
+    x = mx.sym.var("x")
+    first = mx.sym.relu(dense(x, "a"), name="r1")
+    left = mx.sym.softmax(mx.sym.tanh(first, name="t1"), name="soft")
+    wide = mx.sym.Concat(first, mx.sym.abs(left, name="a1"), dim=1, name="join")
+    right = mx.sym.slice_axis(mx.sym.relu(wide, name="r2"), axis=1, begin=0, end=7, name="cut")
+    net = mx.sym.Group([dense(right, "b"), mx.sym.max(right, axis=1, name="top"), mx.sym.relu(left, name="r3")])
+    free = [row.name for row in convert(net).report.rows if row.reason.startswith(("clear", "infer"))]
+    assert len(free) >= 6
+
+    def price(policy):
+        return measure(convert(net, policy).symbol, X, {"x": "float32", "a_weight": "float32", "b_weight": "float32"})
+
+    every = [
+        price(Policy.parse("O1", names=dict(zip(free, choice))))
+        for choice in itertools.product(("float16", "float32"), repeat=len(free))
+    ]
+    best = min(cost.bytes for cost in every)
+    found = price("O1")
+    assert found.bytes == best < max(cost.bytes for cost in every)
+    assert found.casts == min(cost.casts for cost in every if cost.bytes == best)
+
+
+def test_dynamic_shapes_run_at_any_size():
+    """Without shapes one graph fits all of them."""
+    net = mx.sym.softmax(dense(mx.sym.relu(dense(mx.sym.var("x"), "a"), name="act"), "b"), name="soft")
+    found = convert_graph(net, Policy.parse("O1"), {}, {"x": "float32"}, frozenset(["a_weight", "b_weight"]))
+    rng = np.random.RandomState(0)
+    weights = {name: mx.nd.array(rng.randn(6, 6)) for name in ("a_weight", "b_weight")}
+    for rows in (1, 3, 17):
+        values = {**weights, "x": mx.nd.array(rng.randn(rows, 6))}
+        expected, result = (s.bind(mx.cpu(), values).forward()[0].asnumpy() for s in (net, found.on_cpu()))
+        assert result.shape == (rows, 6)
+        np.testing.assert_allclose(result, expected, atol=0.05)
+
+
+# Outputs.
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_tensor_that_is_an_output_and_an_input_both_keeps_its_dtype(policy):
+    first = dense(mx.sym.var("x"), "a")
+    net = mx.sym.Group([first, dense(mx.sym.relu(first, name="act"), "b")])
+    found = convert(net, policy)
+    assert found.symbol.list_outputs() == ["a_output", "b_output"]
+    assert [found.facts.dtype(head) for head in found.graph.heads] == ["float32", "float32"]
+
+
+def test_an_input_cast_straight_to_an_output_stays():
+    x = mx.sym.var("x")
+    net = mx.sym.Group([mx.sym.Cast(x, dtype="float16", name="half"), x, dense(x)])
+    for policy in POLICIES:
+        found = convert(net, policy)
+        assert found.symbol.list_outputs() == ["half_output", "x", "fc_output"]
+        assert [found.facts.dtype(head) for head in found.graph.heads] == ["float16", "float32", "float32"]
+
+
+def test_output_dtype_is_the_policys_choice():
+    net = mx.sym.Group([dense(mx.sym.var("x")), mx.sym.Cast(mx.sym.var("x"), dtype="int32", name="count")])
+    found = convert(net, "O1,output=float16")
+    assert found.symbol.list_outputs() == ["fc_output", "count_output"]
+    assert [found.facts.dtype(head) for head in found.graph.heads] == ["float16", "int32"]
+
+
+# Inputs.
+
+
+def test_integer_arguments_stay_integers():
+    ids = mx.sym.var("ids", dtype="int32")
+    rows = mx.sym.Embedding(ids, mx.sym.var("table"), input_dim=5000, output_dim=6, name="embed")
+    number = mx.sym.expand_dims(mx.sym.Cast(ids, dtype="float32", name="number"), axis=1)
+    net = dense(mx.sym.broadcast_add(rows, number, name="numbered"))
+    found = convert(net, "O2", {"ids": (4,)}, dtypes={"ids": "int32"})
+    assert ("ids", "float16") not in casts(found)
+    shapes = {"ids": (4,), "table": (5000, 6)}
+    entries = entries_of(found.symbol, shapes, {"table": "float32", "fc_weight": "float16"})
+    assert entries[0, 0][0] == np.int32
+
+
+def test_float_indices_are_never_cast():
+    """2049 is no float16 number."""
+    rows = mx.sym.Embedding(mx.sym.var("ids"), mx.sym.var("table"), input_dim=5000, output_dim=6, name="embed")
+    found = convert(dense(rows), "O2", {"ids": (1,)})
+    assert [what for what, _ in casts(found) if what == "ids"] == []
+    table = np.arange(30000, dtype=np.float32).reshape(5000, 6) % 2048
+    given = {
+        "ids": mx.nd.array([2049]),
+        "table": mx.nd.array(table, dtype="float16" if "table" in found.low_params else "float32"),
+        "fc_weight": mx.nd.array(np.eye(6), dtype="float16"),
+    }
+    np.testing.assert_array_equal(found.on_cpu().bind(mx.cpu(), given).forward()[0].asnumpy()[0], table[2049])
+
+
+@pytest.mark.parametrize("order", ["low first", "float32 first"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_shared_weights_in_either_order_of_use(order, policy):
+    x, weight = mx.sym.var("x"), mx.sym.var("weight")
+    readers = [dense(x, weight=weight), mx.sym.exp(weight, name="exp")]
+    net = mx.sym.Group(readers if order == "low first" else readers[::-1])
+    found = convert(net, policy)
+    assert found.low_params == frozenset()  # exp reads it in float32
+    values = {"x": mx.nd.ones(X["x"]), "weight": mx.nd.ones((6, 6))}
+    if policy != "mixed_bfloat16":
+        results = {o: r.asnumpy() for o, r in zip(net.list_outputs(), found.on_cpu().bind(mx.cpu(), values).forward())}
+        np.testing.assert_array_equal(results["fc_output"], np.full((4, 6), 6, np.float32))
+        np.testing.assert_allclose(results["exp_output"], np.e, rtol=1e-6)  # not the exponential of a float16
+
+
+# Values.
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("out_of_range", ["clamp", "float32"])
+def test_a_constant_that_does_not_fit_is_clamped_or_kept_with_its_sign(sign, out_of_range):
+    net = dense(mx.sym.var("x"))
+    weight = np.full((6, 6), 2.0, np.float32)
+    weight[0, 0] = sign * 1e5
+    found = convert_model(net, {"fc_weight": mx.nd.array(weight)}, {}, "O2", X, out_of_range=out_of_range)
+    stored = found.arg_params["fc_weight"]
+    if out_of_range == "clamp":
+        assert stored.dtype == np.float16 and stored[0, 0].asscalar() == sign * 65504
+        assert [(c.name, c.clamped, c.largest) for c in found.changes] == [("fc_weight", 1, 1e5)]
+    else:
+        assert stored.dtype == np.float32 and stored[0, 0].asscalar() == np.float32(sign * 1e5)
+        (row,) = found.report.rows
+        assert row.precision == "float32" and "'fc_weight' has values beyond float16's range" in row.reason
+
+
+@pytest.mark.parametrize(
+    "operator, fits, beyond",
+    [
+        ("_mul_scalar", 65504.0, 65536.0),
+        ("_mul_scalar", 2.0**-14, 2.0**-15),
+        ("_plus_scalar", -65504.0, -1e9),  # a mask
+        ("_plus_scalar", 1e-4, 1e-9),  # an epsilon
+    ],
+)
+def test_scalars_on_both_sides_of_the_threshold(operator, fits, beyond):
+    for scalar, expected in ((fits, "float16"), (beyond, "float32")):
+        apply = getattr(mx.sym._internal, operator)
+        net = dense(apply(dense(mx.sym.var("x"), "a"), scalar=scalar, name="scaled"), "b")
+        assert precisions(convert(net))["scaled"] == expected
+
+
+@pytest.mark.parametrize("operator", ["sum", "mean"])
+def test_reductions_on_both_sides_of_the_threshold(operator):
+    for length, expected in ((1024, "float16"), (1025, "float32")):
+        reduced = getattr(mx.sym, operator)(dense(mx.sym.var("x"), "a", hidden=length), axis=1, name="reduced")
+        net = dense(mx.sym.Reshape(reduced, shape=(-1, 1)), "b")
+        assert precisions(convert(net))["reduced"] == expected
+
+
+# Overrides.
+
+
+def test_a_forced_include_beats_an_exclude():
+    net = mx.sym.softmax(dense(mx.sym.var("x"), "a"), name="soft")
+    excluded = convert(net, "O1,name:*=float32")
+    assert set(precisions(excluded).values()) == {"float32"} and text(excluded.symbol) == text(net)
+    both = convert(net, "O1,name:*=float32,name:soft=float16")
+    assert precisions(both) == {"a": "float32", "soft": "float16"}
+
+
+@pytest.mark.parametrize("override", ["name:stage9_*", "op:Convolutoin", "block:stage9"])
+def test_a_pattern_that_matches_nothing_is_an_error_that_names_it(override):
+    net = mx.sym.Convolution(mx.sym.var("x"), kernel=(1, 1), num_filter=2, name="stage1_conv")
+    with pytest.raises(PolicyError, match=override.partition(":")[2].replace("*", r"\*")):
+        convert_symbol(net, f"O1,{override}=float32")
