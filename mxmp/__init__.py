@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 requirements.check()  # before the first import of MXNet, whose own error names neither cause nor cure
 
+from . import diagnose as diagnose  # noqa: E402
 from . import errors as errors  # noqa: E402
 from . import gluon as gluon  # noqa: E402
 from . import loss_scale as loss_scale  # noqa: E402

@@ -65,7 +65,7 @@ class _Classifier:
         self.graph, self.policy, self.facts, self.rules = graph, policy, facts, rules
         self.named = named
         self.tainted: Set[int] = set(tainted)
-        self.unfit = {i for i, node in enumerate(graph.nodes) if node.is_variable and node.name in facts.unfit}
+        self.unfit = {i for i in range(len(graph.nodes)) if facts.is_unfit(graph, i)}
 
     def run(self) -> Tuple[Verdict, ...]:
         verdicts = [self._verdict(position, node) for position, node in enumerate(self.graph.nodes)]
@@ -90,13 +90,17 @@ class _Classifier:
         return Verdict(FLOAT32, NAMED, verdict.rule) if float32 and verdict.label in (LOW, FREE) else verdict
 
     def _fit(self, position: int, node: Node, verdict: Verdict) -> Verdict:
-        """Pin what reads a parameter with values beyond the low precision dtype's range."""
-        source = next((e.node for _, e in _data_inputs(node, verdict) if e.node in self.unfit), None)
-        if source is None or verdict.label not in (LOW, FREE) or verdict.rule is None:
+        """Pin what gives or reads values beyond the low precision dtype's range."""
+        sources = [e.node for _, e in _data_inputs(node, verdict) if e.node in self.unfit]
+        if verdict.label not in (LOW, FREE) or verdict.rule is None:
+            return verdict
+        if position in self.unfit:
+            return Verdict(FLOAT32, f"its values are beyond {self.policy.compute_dtype}'s range", verdict.rule)
+        if not sources:
             return verdict
         if verdict.rule.category == CLEAR:
             self.unfit.add(position)
-        name = self.graph.nodes[source].name
+        name = self.graph.nodes[sources[0]].name
         return Verdict(FLOAT32, f"'{name}' has values beyond {self.policy.compute_dtype}'s range", verdict.rule)
 
     def _taint(self, position: int, node: Node, verdict: Verdict) -> Verdict:

@@ -20,8 +20,8 @@ class Facts:
         shapes: Inferred shape; missing where unknown.
         output_names: Names of the entries as MXNet's ``list_outputs`` has them.
         params: Names of the variables that are parameters, whose storage a policy may choose.
-        unfit: Names of those with values beyond the range of the low precision dtype, whose readers
-            stay in float32.
+        unfit: Names of the entries, parameters among them, with values beyond the range of the low
+            precision dtype: what gives and what reads them stays in float32.
         bodies: Facts on the bodies of control flow nodes, by (node, number of the body).
     """
 
@@ -59,6 +59,11 @@ class Facts:
         for each in shape:
             size *= each
         return size
+
+    def is_unfit(self, graph: Graph, position: int) -> bool:
+        """Return whether an output of a node has values beyond the low precision dtype's range."""
+        entries = (Entry(position, index) for index in range(graph.nodes[position].num_outputs))
+        return bool(self.unfit) and any(self.output_name(graph, entry) in self.unfit for entry in entries)
 
     def output_name(self, graph: Graph, entry: Entry) -> str:
         """Return the name that MXNet gives to an entry."""

@@ -8,10 +8,14 @@ import mxnet as mx
 
 from .. import dtypes as dtypes_
 from ..errors import ConvertError, DtypeError
-from ..policy import did_you_mean
+from ..policy import Policy, did_you_mean
 
 # How MXNet's Initializer tells parameters by their names (python/mxnet/initializer.py at tag 1.9.1).
 _PARAMETER_SUFFIXES = ("weight", "bias", "gamma", "beta", "parameters")
+
+
+HEADROOM = 2.0
+"""How many times larger than measured a value may come to be; a calibration does not see all data."""
 
 
 class Model(NamedTuple):
@@ -21,11 +25,20 @@ class Model(NamedTuple):
         symbol: The symbol.
         shapes: Shapes of inputs by name.
         dtypes: Dtypes of inputs by name.
+        ranges: Largest magnitudes of outputs and inputs by name, where they were measured.
     """
 
     symbol: Any
     shapes: Dict[str, Tuple[int, ...]]
     dtypes: Dict[str, str]
+    ranges: Mapping[str, float] = {}
+
+    def beyond_range(self, policy: Policy) -> FrozenSet[str]:
+        """Return the names of what may have values beyond the range of a policy's compute dtype."""
+        if not policy.is_mixed:
+            return frozenset()
+        largest = dtypes_.limits(policy.compute_dtype).max
+        return frozenset(name for name, value in self.ranges.items() if value * HEADROOM > largest)
 
 
 def require_symbol(sym: Any) -> Any:
@@ -68,6 +81,23 @@ def known_dtypes(sym: Any, dtypes: Optional[Mapping[str, Any]]) -> Dict[str, str
             found[name] = dtypes_.canonical(dtype)
         except DtypeError as e:
             raise ConvertError(f"dtypes: {name!r}: {e}") from e
+    return found
+
+
+def known_ranges(sym: Any, ranges: Optional[Mapping[str, float]]) -> Dict[str, float]:
+    """Return magnitudes by the name of an output, such as 'conv0_output', or of a variable.
+
+    Raises:
+        ConvertError: If a name is none of the symbol's internals, or a magnitude is no number from 0 on.
+    """
+    found = {}
+    names = set(sym.get_internals().list_outputs()) if ranges else set()
+    for name, value in dict(ranges or {}).items():
+        if name not in names:
+            raise ConvertError(f"ranges: the symbol has no output {name!r}{did_you_mean(str(name), sorted(names))}.")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            raise ConvertError(f"ranges: {name!r} is {value!r}; expected its largest magnitude, a number from 0 on.")
+        found[name] = float(value)
     return found
 
 

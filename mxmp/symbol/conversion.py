@@ -57,8 +57,8 @@ def convert_graph(
         types: Dtypes of the inputs; float32 unless given here or declared by the variable.
         params: Names of the variables that are parameters.
         stored: Names of those that are stored in low precision already.
-        unfit: Names of those with values beyond the low precision dtype's range, whose readers are
-            to stay in float32.
+        unfit: Names of variables and outputs with values beyond the low precision dtype's range: what
+            gives and what reads them is to stay in float32.
         final: Whether this is the one conversion of a network, whose parameters are stored as it
             decides; Gluon and Module may convert it again for other shapes.
 

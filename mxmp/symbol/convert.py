@@ -10,7 +10,7 @@ from ..errors import ConvertError
 from ..policy import Policy, check_matches
 from ..report import Report
 from . import params as values
-from .arguments import Model, check_params, known_dtypes, known_shapes, param_names, require_symbol
+from .arguments import Model, check_params, known_dtypes, known_ranges, known_shapes, param_names, require_symbol
 from .conversion import Converted, convert_graph
 
 PolicyLike = Union[str, Policy]
@@ -52,6 +52,7 @@ def convert_symbol(
     shapes: Optional[Any] = None,
     dtypes: Optional[Mapping[str, Any]] = None,
     data_names: Optional[Sequence[str]] = None,
+    ranges: Optional[Mapping[str, float]] = None,
     **changes: Any,
 ) -> Any:
     """Return a symbol converted to mixed precision; the given one is not changed.
@@ -66,6 +67,9 @@ def convert_symbol(
         data_names: Names of the inputs. All other variables are parameters, which a policy such as
             'O2' declares in low precision. Unless given, inputs are those that ``shapes`` names and
             labels; without shapes parameters are known by their names ('weight', 'bias', ...).
+        ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges`` has them. What
+            gives and what reads values near the end of the dtype's range, or beyond it, stays in
+            float32.
         **changes: Fields of the policy that overrule it, such as ``output_dtype='float16'``.
 
     Returns:
@@ -76,10 +80,11 @@ def convert_symbol(
         InferenceError: If the network does not by itself; the message names the node.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
-    model = Model(require_symbol(sym), known_shapes(sym, shapes), known_dtypes(sym, dtypes))
+    model = _model(sym, shapes, dtypes, ranges)
     parsed = Policy.parse(policy, **changes)
     params = param_names(sym, model.shapes, data_names)
-    found = convert_graph(sym, parsed, model.shapes, model.dtypes, params, final=True)
+    unfit = model.beyond_range(parsed)
+    found = convert_graph(sym, parsed, model.shapes, model.dtypes, params, unfit=unfit, final=True)
     _check_overrides(parsed, [found])
     return found.symbol
 
@@ -91,6 +96,7 @@ def convert_model(
     policy: PolicyLike = "O1",
     shapes: Optional[Any] = None,
     dtypes: Optional[Mapping[str, Any]] = None,
+    ranges: Optional[Mapping[str, float]] = None,
     **changes: Any,
 ) -> ConvertedModel:
     """Return a model converted to mixed precision: its symbol, and its parameters to go with it.
@@ -107,6 +113,7 @@ def convert_model(
         policy: A policy or its text.
         shapes: Shapes of inputs, as for ``convert_symbol``.
         dtypes: Dtypes of inputs, likewise.
+        ranges: Largest magnitudes of outputs by name, likewise.
         **changes: Fields of the policy that overrule it.
 
     Raises:
@@ -115,7 +122,7 @@ def convert_model(
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
     parsed = Policy.parse(policy, **changes)
-    model = Model(require_symbol(sym), known_shapes(sym, shapes), known_dtypes(sym, dtypes))
+    model = _model(sym, shapes, dtypes, ranges)
     args, aux = dict(arg_params), dict(aux_params)
     check_params(sym, args, aux, model.shapes)
     args = values.widened(sym, args)
@@ -190,7 +197,7 @@ def convert_buckets(
     args, aux = dict(arg_params), dict(aux_params)
     models = []
     for key, (symbol, _, _) in generated.items():
-        models.append(Model(require_symbol(symbol), known_shapes(symbol, (shapes or {}).get(key)), {}))
+        models.append(_model(symbol, (shapes or {}).get(key), None, None))
         check_params(symbol, args, aux, models[-1].shapes)
         args = values.widened(symbol, args)
     found, unfit = _convert_all(models, args, aux, parsed)
@@ -203,6 +210,11 @@ def convert_buckets(
         changed,
         unfit,
     )
+
+
+def _model(sym: Any, shapes: Any, dtypes: Any, ranges: Any) -> Model:
+    """Return what a user gave, checked."""
+    return Model(require_symbol(sym), known_shapes(sym, shapes), known_dtypes(sym, dtypes), known_ranges(sym, ranges))
 
 
 def _check_overrides(policy: Policy, found: Sequence[Converted]) -> None:
@@ -237,6 +249,7 @@ def _convert(
     own = set(model.symbol.list_inputs())
     types = {name: dtypes_.canonical(array.dtype) for name, array in arrays.items() if name in own}
     shapes = {name: array.shape for name, array in arrays.items() if name in own} if model.shapes else {}
+    unfit |= model.beyond_range(policy)
     return convert_graph(
         model.symbol, policy, {**shapes, **model.shapes}, {**types, **model.dtypes}, allowed, unfit=unfit, final=True
     )

@@ -1,0 +1,140 @@
+"""Magnitudes of a float32 network, and what a conversion makes of them."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp import Policy
+from mxmp.diagnose import measure_ranges
+from mxmp.errors import ConvertError
+from mxmp.symbol import convert_graph, convert_model, convert_symbol
+
+X = {"x": (4, 6)}
+WEIGHTS = np.random.RandomState(0).randn(2, 6, 6).astype(np.float32)
+
+
+def dense(data, name):
+    return mx.sym.FullyConnected(data, no_bias=True, num_hidden=6, name=name)
+
+
+def scaled(factor):
+    """Two layers with a deliberate factor between them, which the second softens."""
+    up = mx.sym._internal._mul_scalar(dense(mx.sym.var("x"), "a"), scalar=factor, name="up")
+    return mx.sym._internal._mul_scalar(dense(mx.sym.relu(up, name="act"), "b"), scalar=1 / factor, name="down")
+
+
+def params():
+    return {"a_weight": mx.nd.array(WEIGHTS[0]), "b_weight": mx.nd.array(WEIGHTS[1])}
+
+
+def batches(count=3, rows=4):
+    rng = np.random.RandomState(1)
+    return [{"x": mx.nd.array(100 * rng.randn(rows, 6))} for _ in range(count)]
+
+
+def emulated(net, ranges, batch):
+    """Return the output of the net converted with O1, with float16 emulated."""
+    unfit = frozenset(name for name, value in ranges.items() if value > 65504 / 2)
+    found = convert_graph(net, Policy.parse("O1"), X, {"x": "float32"}, frozenset(params()), unfit=unfit)
+    assert found.symbol.tojson() == convert_symbol(net, "O1", X, ranges=ranges).tojson()
+    return found.on_cpu().bind(mx.cpu(), {**params(), **batch}).forward()[0].asnumpy()
+
+
+def test_largest_magnitudes_are_those_of_numpy():
+    found = measure_ranges(scaled(1000.0), params(), {}, batches())
+    x = np.concatenate([batch["x"].asnumpy() for batch in batches()])
+    first = x @ WEIGHTS[0].T
+    assert set(found) == {"x", "a_output", "up_output", "act_output", "b_output", "down_output"}
+    np.testing.assert_allclose(found["x"], np.abs(x).max(), rtol=1e-6)
+    np.testing.assert_allclose(found["a_output"], np.abs(first).max(), rtol=1e-5)
+    np.testing.assert_allclose(found["act_output"], 1000 * first.max(), rtol=1e-5)
+
+
+def test_a_deliberate_overflow_is_found_and_excluded():
+    """Nothing in the graph tells that a factor of 1000 is too much; the data does."""
+    net = scaled(1000.0)
+    blind = convert_model(net, params(), {}, "O1", X)
+    ranges = measure_ranges(net, params(), {}, batches())
+    found = convert_model(net, params(), {}, "O1", X, ranges=ranges)
+    assert {row.precision for row in blind.report.rows} == {"float16"}
+    rows = {row.name: row for row in found.report.rows}
+    assert ranges["up_output"] > 65504
+    assert rows["up"].reason == "its values are beyond float16's range"
+    assert {rows[name].precision for name in ("up", "act", "b", "down")} == {"float32"}
+    assert rows["a"].precision == "float16"
+
+    batch = batches(1)[0]
+    exact = net.bind(mx.cpu(), {**params(), **batch}).forward()[0].asnumpy()
+    assert not np.isfinite(emulated(net, {}, batch)).all()
+    np.testing.assert_allclose(emulated(net, ranges, batch), exact, rtol=0.05, atol=0.01 * np.abs(exact).max())
+
+
+def test_values_within_the_range_change_nothing():
+    net = scaled(2.0)
+    ranges = measure_ranges(net, params(), {}, batches())
+    assert convert_symbol(net, "O1", X, ranges=ranges).tojson() == convert_symbol(net, "O1", X).tojson()
+    assert convert_symbol(net, "mixed_bfloat16", X, ranges={"act_output": 1e9}).tojson() == (
+        convert_symbol(net, "mixed_bfloat16", X).tojson()
+    )
+
+
+def test_a_factor_of_two_is_kept_in_hand():
+    net = mx.sym.relu(dense(mx.sym.var("x"), "a"), name="act")
+    within = convert_symbol(net, "O1", X, ranges={"a_output": 65504 / 2}).tojson()
+    beyond = convert_symbol(net, "O1", X, ranges={"a_output": 65504 / 2 + 1}).tojson()
+    assert within == convert_symbol(net, "O1", X).tojson() != beyond == net.tojson()
+
+
+def test_inputs_beyond_the_range_stay_in_float32():
+    net = dense(mx.sym.var("x"), "a")
+    assert convert_symbol(net, "O1", X, ranges={"x": 1e6}).tojson() == net.tojson()
+
+
+def test_a_data_iterator_is_read_to_its_end():
+    data = np.concatenate([batch["x"].asnumpy() for batch in batches()])
+    iterator = mx.io.NDArrayIter({"x": data}, batch_size=4)
+    assert measure_ranges(scaled(10.0), params(), {}, iterator) == measure_ranges(scaled(10.0), params(), {}, batches())
+
+
+def test_infinities_and_labels_do_not_count():
+    net = mx.sym.SoftmaxOutput(mx.sym.var("x"), name="soft")
+    found = measure_ranges(net, {}, {}, [{"x": mx.nd.array([[-np.inf, 3.0]])}])
+    assert found["x"] == 3 and found["soft_output"] == 1
+
+
+def test_batches_of_several_shapes():
+    found = measure_ranges(scaled(1.0), params(), {}, [*batches(1, 2), *batches(1, 5)])
+    assert found["x"] == max(np.abs(b["x"].asnumpy()).max() for b in [*batches(1, 2), *batches(1, 5)])
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"batches": []}, "batches is empty"),
+        ({"batches": [{"y": mx.nd.ones((4, 6))}]}, "shapes: the symbol has no variable 'y'"),
+        ({"batches": [{"x": mx.nd.ones((4, 5))}]}, "batches: inputs of shapes .* do not fit"),
+        ({"arg_params": {}}, "arg_params lacks 'a_weight', 'b_weight'"),
+        ({"sym": "net.json"}, "sym is a str"),
+    ],
+    ids=["no_batch", "unknown_input", "wrong_shape", "no_params", "no_symbol"],
+)
+def test_bad_input_of_a_measurement(given, message):
+    good = {"sym": scaled(1.0), "arg_params": params(), "aux_params": {}, "batches": batches(1)}
+    with pytest.raises(ConvertError, match=message) as error:
+        measure_ranges(**{**good, **given})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "ranges, message",
+    [
+        ({"act": 1.0}, "ranges: the symbol has no output 'act'; .*act_output"),
+        ({"act_output": "large"}, "ranges: 'act_output' is 'large'; expected its largest magnitude"),
+        ({"act_output": float("nan")}, "ranges: 'act_output' is nan"),
+    ],
+)
+def test_bad_ranges(ranges, message):
+    with pytest.raises(ConvertError, match=message):
+        convert_symbol(scaled(1.0), "O1", X, ranges=ranges)
