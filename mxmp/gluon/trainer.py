@@ -7,18 +7,19 @@ from typing import Any, Dict, List, Optional
 
 import mxnet as mx
 
-from ..errors import LossScaleError, NonFiniteLossError, StateError, TrainerError
-from ..loss_scale import LossScale, NoOpLossScale, parse
+from ..errors import NonFiniteLossError, TrainerError
+from ..loss_scale import NoOpLossScale, parse
 from ..optimizer import states
 from ..optimizer.finite import all_finite
 from ..optimizer.multi_precision import MultiPrecision
 from ..optimizer.norm import clip_coefficient, scale_in_place
 from ..optimizer.scaler import Scaler, Stage, scale_loss
+from ..optimizer.status import ScalerStatus
 from .gradients import Gradients, Update
 from .kvstore import any_sparse, choose_update, refuse_kvstore_update
 
 
-class Trainer(mx.gluon.Trainer):
+class Trainer(ScalerStatus, mx.gluon.Trainer):
     """Applies an optimizer to parameters, as ``mx.gluon.Trainer``, in mixed precision.
 
     Three things are added. The loss is scaled, and a step whose gradients are not finite is
@@ -70,32 +71,11 @@ class Trainer(mx.gluon.Trainer):
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
         self._gradients = Gradients(self._params)
 
-    @property
-    def loss_scale(self) -> LossScale:
-        """The present loss scale. May be set between steps, to whatever ``Trainer`` takes."""
-        return self._scaler.loss_scale
-
-    @loss_scale.setter
-    def loss_scale(self, spec: Any) -> None:
+    def _set_loss_scale(self, spec: Any) -> None:
         value = parse(spec)
         if not isinstance(value, NoOpLossScale) and self._kvstore_params["update_on_kvstore"] is not False:
             raise refuse_kvstore_update("the kvstore of this trainer")
         self._scaler.loss_scale = value
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps skipped so far because of non-finite gradients."""
-        return self._scaler.skipped_steps
-
-    @property
-    def consecutive_skips(self) -> int:
-        """Steps skipped since the last one that was taken."""
-        return self._scaler.consecutive_skips
-
-    @property
-    def last_step_skipped(self) -> bool:
-        """Whether the last step was skipped."""
-        return self._scaler.last_step_skipped
 
     def scale_loss(self, loss: Any, *others: Trainer) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields the loss times the loss scale.
@@ -282,12 +262,7 @@ class Trainer(mx.gluon.Trainer):
             super().load_states(fname)
             return
         self._scaler.require_ready("load_states")
-        loaded = states.load(fname, self._target())
-        try:
-            self._scaler.load_dict(loaded.extra)
-        except LossScaleError as e:
-            raise StateError(f"{fname}: the loss scale does not load: {e}") from e
-        loaded.apply()
+        states.restore(fname, self._target(), self._scaler)
 
     # Set-up.
 

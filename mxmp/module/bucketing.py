@@ -8,10 +8,10 @@ from typing import Any, Callable, Dict, Iterable, Optional, Union
 import mxnet as mx
 
 from ..errors import TrainerError
+from ..optimizer.status import ScalerStatus
 from ..policy import Policy
 from .module import Module
 from .options import make_scaler
-from .status import ScalerStatus
 
 
 class BucketingModule(ScalerStatus, mx.mod.BucketingModule):

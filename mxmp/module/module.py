@@ -11,11 +11,11 @@ from ..errors import TrainerError
 from ..loss_scale import NoOpLossScale
 from ..optimizer.masters import to_float32
 from ..optimizer.scaler import Stage
+from ..optimizer.status import ScalerStatus
 from ..policy import Policy
 from ..report import Report
 from .converted import ConvertedModule, write_loss_scale
 from .options import make_optimizer, make_scaler, updates_on_kvstore
-from .status import ScalerStatus
 from .training import Training
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]

@@ -6,7 +6,6 @@ from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 
-from ..errors import LossScaleError, StateError
 from ..optimizer import MultiPrecision, all_finite, states
 from ..optimizer.finite import first_non_finite
 from ..optimizer.masters import follow, is_low_precision, to_float32
@@ -212,12 +211,7 @@ class Training:
             StateError: If the file is damaged or does not fit; then nothing is changed.
         """
         self.scaler.require_ready("load_optimizer_states")
-        loaded = states.load(fname, self._target())
-        try:
-            self.scaler.load_dict(loaded.extra)
-        except LossScaleError as e:
-            raise StateError(f"{fname}: the loss scale does not load: {e}") from e
-        loaded.apply()
+        states.restore(fname, self._target(), self.scaler)
 
     def _target(self) -> states.Target:
         return states.Target(self.optimizer, self.updaters, self._contexts, self._params)

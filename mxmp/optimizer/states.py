@@ -17,9 +17,10 @@ import mxnet as mx
 import numpy as np
 
 from ..dtypes import canonical
-from ..errors import StateError
+from ..errors import LossScaleError, StateError
 from . import state_file
 from .multi_precision import MasterState, MultiPrecision
+from .scaler import Scaler
 from .state_file import StateFile
 
 FORMAT = "mxmp-optimizer-states"
@@ -149,6 +150,20 @@ def load(fname: str, target: Target) -> Loaded:
         inner.num_update = num_update
 
     return Loaded(file.header["extra"], apply)
+
+
+def restore(fname: str, target: Target, scaler: Scaler) -> None:
+    """Put the states of a file in place, with the loss scale that `save` got from ``scaler.to_dict()``.
+
+    Raises:
+        StateError: If the file is damaged or does not fit; then nothing is changed.
+    """
+    loaded = load(fname, target)
+    try:
+        scaler.load_dict(loaded.extra)
+    except LossScaleError as e:
+        raise StateError(f"{fname}: the loss scale does not load: {e}") from e
+    loaded.apply()
 
 
 def _counts_per_device(saved: Dict[int, Dict[int, int]], contexts: Sequence[mx.Context]) -> Dict[int, Any]:

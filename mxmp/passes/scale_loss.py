@@ -21,23 +21,11 @@ from .. import dtypes
 from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import VARIABLE, make_attrs
-from ..rules.conditions import value_of
+from ..rules import RULES
+from ..rules.core import value_of
 from .base import Pass
 from .facts import Facts
 from .insert_casts import MARK_ATTR, cast_op
-
-LOSS_HEADS = frozenset(
-    {
-        "SoftmaxOutput",
-        "SVMOutput",
-        "LinearRegressionOutput",
-        "LogisticRegressionOutput",
-        "MAERegressionOutput",
-        "MakeLoss",
-        "make_loss",
-    }
-)
-"""Operators whose gradient does not depend on that of their output; input 0 is what they train."""
 
 # Written by the user; a graph does not tell whether they use the gradient of their output
 # (CustomOpProp, python/mxnet/operator.py at tag 1.9.1: need_top_grad).
@@ -145,7 +133,9 @@ class ScaleLoss(Pass):
 
 def is_loss_head(node: Node) -> bool:
     """Return whether a node's gradient is the loss's own, whatever comes behind it."""
-    return node.op in LOSS_HEADS and not value_of(dict(node.attrs), "out_grad")
+    attrs = dict(node.attrs)
+    rule = RULES.find(node.op, attrs)
+    return rule is not None and rule.loss_head and not value_of(attrs, "out_grad")
 
 
 def _scale_variable(name: str, head: Node) -> Node:

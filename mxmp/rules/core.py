@@ -91,6 +91,8 @@ class Rule:
         reason: Why the operator is in its category, for the report.
         widens: Attribute with which the operator reads low precision data, and computes in and gives
             float32; empty if it has none. It saves a cast.
+        loss_head: Whether the gradient of input 0 does not depend on that of the output, whatever
+            comes behind it, unless the operator's ``out_grad`` says otherwise.
     """
 
     op: str
@@ -105,6 +107,7 @@ class Rule:
     condition: Optional[Condition] = None
     reason: str = ""
     widens: str = ""
+    loss_head: bool = False
 
     def __post_init__(self) -> None:
         """Check the category."""

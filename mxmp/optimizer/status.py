@@ -1,11 +1,11 @@
-"""What a module tells about its loss scale."""
+"""What a trainer or a module tells about its loss scale."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..loss_scale import LossScale
-from ..optimizer.scaler import Scaler
+from .scaler import Scaler
 
 
 class ScalerStatus:
@@ -15,7 +15,7 @@ class ScalerStatus:
 
     @property
     def loss_scale(self) -> LossScale:
-        """The present loss scale. May be set between steps, to whatever the module takes."""
+        """The present loss scale. May be set between steps, to whatever ``__init__`` takes."""
         return self._scaler.loss_scale
 
     @loss_scale.setter
