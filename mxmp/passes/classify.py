@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
@@ -190,15 +191,19 @@ def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: R
     if foreign:
         return Verdict(KEEP, foreign, rule)
     low = policy.compute_dtype
+    call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), low)
+    stand_in = "" if low in rule.dtypes else rules.stand_in(rule, call)
+    has_kernel = low in rule.dtypes or stand_in != ""
     if wanted:
-        return _forced(node, rule, wanted, low)
-    if low not in rule.dtypes:
+        verdict = _forced(node, rule, wanted, low, has_kernel)
+    elif not has_kernel:
         deny = rule.category == DENY and rule.reason
         return Verdict(FLOAT32, f"deny: {rule.reason}" if deny else f"MXNet has no {low} kernel for it", rule)
-    if policy.keep_batchnorm_fp32 and node.op in BATCH_NORMS:
+    elif policy.keep_batchnorm_fp32 and node.op in BATCH_NORMS:
         return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
-    call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), low)
-    return _by_category(rule, call, policy.pure)
+    else:
+        verdict = _by_category(rule, call, policy.pure)
+    return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in) if stand_in else verdict
 
 
 def _by_category(rule: Rule, call: Call, pure: bool) -> Verdict:
@@ -237,7 +242,7 @@ def _without_rule(node: Node, wanted: Optional[Tuple[str, str]]) -> Verdict:
     return Verdict(KEEP, NO_RULE)
 
 
-def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str) -> Verdict:
+def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str, has_kernel: bool) -> Verdict:
     dtype, why = wanted
     if dtype == dtypes.FLOAT32:
         return Verdict(FLOAT32, why, rule)
@@ -245,7 +250,7 @@ def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str) -> Verdic
         raise PolicyError(
             f"{why} asks for {dtype} at node {node}, but the policy's compute_dtype is {low}; use {low} or float32."
         )
-    if low not in rule.dtypes:
+    if not has_kernel:
         raise PolicyError(
             f"{why} asks for {dtype} at node {node}, but MXNet 1.9.1 has no {dtype} kernel for {node.op}. "
             f"Leave it in float32."
@@ -274,6 +279,6 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
 def depends_on_shapes(graph: Graph, rules: RuleSet = RULES) -> bool:
     """Return whether a verdict on this graph may change with the shapes of its inputs."""
     found = (rules.find(node.op, dict(node.attrs)) for node in graph.nodes)
-    return any(rule is not None and rule.condition in SHAPE_CONDITIONS for rule in found) or any(
+    return any(rule is not None and (rule.condition in SHAPE_CONDITIONS or rule.stand_ins) for rule in found) or any(
         depends_on_shapes(body, rules) for node in graph.nodes for body in node.subgraphs
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import ClassVar, Dict, Optional, Tuple
 
@@ -23,6 +24,9 @@ HEAD_MARK = "head"
 """A cast at an output; it bears the name of the node that it reads, so that the output keeps
 its name, and that node has another."""
 
+FACTOR_MARK = "factor"
+"""A multiplication in front of a stand-in, whose operator has no factor of its own."""
+
 ABSORBED_ATTR = "__mxmp_absorbed__"
 """Attribute of a node some of whose inputs would have read a cast of mxmp, but read what gives the
 same: JSON, a list for each of them. ``[port]`` reads an equal cast of the network's own; ``[port,
@@ -38,6 +42,10 @@ WIDENED_ATTR = "__mxmp_widened__"
 attribute of the operator that says so, followed by what stood there before, if anything did."""
 
 _OUTPUT = "_output"
+
+REPLACED_ATTR = "__mxmp_replaced__"
+"""Attribute of a node that stands in for one whose operator has no low precision kernel: JSON, that
+operator and its attributes."""
 
 # Attributes that say where a node runs, which a cast beside it must share.
 _PLACE_ATTRS = ("__ctx_group__",)
@@ -99,6 +107,8 @@ class _Inserter:
         for position, node in enumerate(self.graph.nodes):
             inputs = tuple(self._input(position, port) for port in range(len(node.inputs)))
             node = self._widened(position, node)
+            if self.plan.verdicts[position].stand_in and position in self.plan.placement.low:
+                node, inputs = self._stand_in(node, self.plan.verdicts[position].stand_in, inputs)
             self.builder.copy(position, node.rewired(inputs, self._bodies(position, node)))
             if position in self.plan.low_params:
                 self._declare(Entry(position), self.low_dtype)
@@ -122,6 +132,20 @@ class _Inserter:
             return node
         before = node.get(key)
         return node.with_attrs({key: dtypes.FLOAT32, WIDENED_ATTR: key if before is None else f"{key}={before}"})
+
+    def _stand_in(self, node: Node, op: str, inputs: Tuple[Entry, ...]) -> Tuple[Node, Tuple[Entry, ...]]:
+        """Return the node to put in place of another, and its inputs."""
+        attrs = {key: value for key, value in node.attrs if not key.startswith("__")}
+        kept: Dict[str, Optional[str]] = {key: attrs[key] for key in ("transpose_a", "transpose_b") if key in attrs}
+        alpha = attrs.get("alpha", "1")
+        if float(alpha) != 1:
+            factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **_place_of(node)}
+            name = self.builder.unique(f"{node.name}_alpha")
+            scaled = self.builder.add(Node("_mul_scalar", name, make_attrs(factor), inputs[:1]))
+            inputs = (Entry(scaled), *inputs[1:])
+        removed: Dict[str, Optional[str]] = dict.fromkeys(attrs)
+        marks = {REPLACED_ATTR: json.dumps([node.op, attrs])}
+        return replace(node.with_attrs({**removed, **kept, **marks}), op=op), inputs
 
     def _input(self, position: int, port: int) -> Entry:
         entry = self.graph.nodes[position].inputs[port]
@@ -165,13 +189,7 @@ class _Inserter:
         return self.casts[key]
 
     def _place_attrs(self, producer: int, reader: int) -> Dict[str, str]:
-        found: Dict[str, str] = {}
-        for position in (reader, producer):
-            for key in _PLACE_ATTRS:
-                value = self.graph.nodes[position].get(key)
-                if value is not None:
-                    found[key] = value
-        return found
+        return {**_place_of(self.graph.nodes[reader]), **_place_of(self.graph.nodes[producer])}
 
     def _exit(self, number: int, head: Entry) -> Entry:
         """Return what a body gives; the plan says which outputs may be in low precision."""
@@ -208,6 +226,11 @@ class _Inserter:
             return
         nodes[new] = replace(nodes[new], name=self.builder.unique(f"{old_name}_{self._dtype(head)}"))
         nodes[cast.node] = replace(nodes[cast.node].with_attrs({MARK_ATTR: HEAD_MARK}), name=old_name)
+
+
+def _place_of(node: Node) -> Dict[str, str]:
+    """Return the attributes that say where a node runs."""
+    return {key: value for key, value in node.attrs if key in _PLACE_ATTRS}
 
 
 def cast_op(dtype: str, low_dtype: str) -> str:

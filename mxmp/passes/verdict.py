@@ -24,6 +24,7 @@ class Verdict:
         rule: The operator's rule, if it has one.
         widens: Attribute with which this node reads low precision data and gives float32, so that
             its first input needs no cast; empty if it has none.
+        stand_in: Operator to put in this one's place if it runs in low precision; empty if itself does.
         bodies: Of a control flow node, the verdicts on the nodes of each of its bodies.
         low_ports: Of a control flow node, the inputs that its bodies want in low precision.
         low_outputs: Likewise, the outputs that they give in low precision.
@@ -33,6 +34,7 @@ class Verdict:
     reason: str
     rule: Optional[Rule] = None
     widens: str = ""
+    stand_in: str = ""
     bodies: Tuple[Tuple["Verdict", ...], ...] = ()
     low_ports: FrozenSet[int] = frozenset()
     low_outputs: FrozenSet[int] = frozenset()

@@ -91,6 +91,10 @@ class Rule:
         reason: Why the operator is in its category, for the report.
         widens: Attribute with which the operator reads low precision data, and computes in and gives
             float32; empty if it has none. It saves a cast.
+        stand_ins: Operators that compute the same and have low precision kernels where this one has none:
+            pairs (number of dimensions of input 0, operator). They take its ``transpose_a`` and
+            ``transpose_b``; its ``alpha`` becomes a factor on input 0.
+        stand_in_defaults: Pairs (attribute, value as text) that a call must have, or leave out, for it.
         loss_head: Whether the gradient of input 0 does not depend on that of the output, whatever
             comes behind it, unless the operator's ``out_grad`` says otherwise.
     """
@@ -107,6 +111,8 @@ class Rule:
     condition: Optional[Condition] = None
     reason: str = ""
     widens: str = ""
+    stand_ins: Tuple[Tuple[int, str], ...] = ()
+    stand_in_defaults: Tuple[Tuple[str, str], ...] = ()
     loss_head: bool = False
 
     def __post_init__(self) -> None:
@@ -121,6 +127,15 @@ class Rule:
     def is_data(self, port: int) -> bool:
         """Return whether an input carries data, which follows the operator's precision."""
         return port not in self.keep and port not in self.any
+
+    def stand_in(self, call: Call) -> str:
+        """Return the operator to put in this one's place in low precision, empty if there is none for a call."""
+        shape = call.shapes[0] if call.shapes else None
+        if shape is None or not all(
+            key not in call.attrs or _is(call.attrs, key, v) for key, v in self.stand_in_defaults
+        ):
+            return ""
+        return dict(self.stand_ins).get(len(shape), "")
 
     def forbids(self, call: Call) -> Optional[str]:
         """Return why a call must stay in float32 whatever surrounds it, or None."""
@@ -156,6 +171,12 @@ class RuleSet:
             if rule.matches(attrs):
                 return rule
         return None
+
+    def stand_in(self, rule: Rule, call: Call) -> str:
+        """Return what to put in an operator's place, which has no kernel in ``call.dtype`` itself, if anything has."""
+        op = rule.stand_in(call)
+        found = self.find(op, call.attrs) if op else None
+        return op if found is not None and call.dtype in found.dtypes else ""
 
     def ops(self) -> Iterable[str]:
         """Return the names of all operators that have a rule."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..conditions import scalars_in_range
 from ..core import ALLOW, DENY
 from .build import Rules, rules, variant
 
@@ -27,8 +28,19 @@ _RECURRENT = (
     *rules(ALLOW, "RNN", no_bfloat16=True),
 )
 
-# They would gain, but have kernels in float32 and float64 alone (tensor/la_op.h); batch_dot has float16.
-_LINALG = rules(ALLOW, "_linalg_gemm _linalg_gemm2 _linalg_syrk _linalg_trmm", no_low=True)
+# They would gain, but have kernels in float32 and float64 alone (tensor/la_op.h). Attention is written with
+# gemm2, which is a product that has float16 kernels and a factor (``alpha`` of it).
+_LINALG = (
+    *rules(ALLOW, "_linalg_gemm _linalg_syrk _linalg_trmm", no_low=True),
+    *rules(
+        ALLOW,
+        "_linalg_gemm2",
+        no_low=True,
+        condition=scalars_in_range("alpha"),
+        stand_ins=((2, "dot"), (3, "batch_dot")),
+        stand_in_defaults=(("axis", "-2"),),
+    ),
+)
 
 _POSITIONS = "adds positions and offsets in the dtype of the data"  # contrib/nn/deformable_im2col.cuh
 

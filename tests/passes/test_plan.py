@@ -1,0 +1,267 @@
+"""What is decided before a graph is edited: storage of parameters, and the bodies of control flow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mxnet as mx
+import pytest
+
+from mxmp.graph import from_text
+from mxmp.passes import Facts, make_plan
+from mxmp.passes.control_flow import bodies_of
+from mxmp.passes.verdict import FLOAT32, KEEP, LOW
+from mxmp.policy import Policy
+from mxmp.rules import RULES, RuleSet
+from mxmp.symbol import infer_facts, to_graph
+
+O1, O2 = Policy.parse("O1"), Policy.parse("O2")
+
+
+class Planned:
+    """A plan with its graph, asked by name."""
+
+    def __init__(self, text, policy=O2, params=(), dtypes=None, unfit=(), **options):
+        self.graph = from_text(text)
+        self.at = {node.name: i for i, node in enumerate(self.graph.nodes)}
+        facts = Facts.assume_float32(self.graph)
+        known = {**facts.dtypes, **{(self.at[name], 0): dtype for name, dtype in (dtypes or {}).items()}}
+        facts = replace(facts, dtypes=known, params=frozenset(params), unfit=frozenset(unfit))
+        self.plan = make_plan(self.graph, policy, facts, **options)
+
+    def stored_low(self):
+        return {self.graph.nodes[position].name for position in self.plan.low_params}
+
+    def low(self):
+        """Return the names of the operators that run in low precision."""
+        names = {self.graph.nodes[position].name for position in self.plan.placement.low}
+        return {name for name in names if not self.graph.nodes[self.at[name]].is_variable}
+
+    def label(self, name):
+        return self.plan.verdicts[self.at[name]].label
+
+
+LAYER = "x = null()\nw = null()\nd = dot(x, w)\n"
+
+
+# Ports.
+
+
+def test_low_operators_read_and_give_low():
+    found = Planned(LAYER + "return d")
+    assert found.low() == {"d"}
+    assert found.plan.reads_low(found.at["d"], 0) and found.plan.reads_low(found.at["d"], 1)
+    assert found.plan.gives_low(found.at["d"], 0)
+
+
+def test_float32_operators_read_and_give_float32():
+    found = Planned(LAYER + "e = exp(d)\nreturn e")
+    assert not found.plan.reads_low(found.at["e"], 0) and not found.plan.gives_low(found.at["e"], 0)
+
+
+def test_ports_that_are_never_cast_are_read_as_they_are():
+    found = Planned("i = null()\nw = null()\ne = Embedding(i, w)\nd = dot(e, w)\nreturn d", params=["w"])
+    assert "e" in found.low()
+    assert not found.plan.reads_low(found.at["e"], 0) and found.plan.reads_low(found.at["e"], 1)
+
+
+def test_what_has_no_rule_reads_and_gives_what_it_did():
+    rules = RuleSet(tuple(rule for rule in RULES if rule.op != "dot"))
+    found = Planned(LAYER + "return d", params=["w"], rules=rules)
+    assert found.label("d") == KEEP and found.stored_low() == set()
+    assert not found.plan.reads_low(found.at["d"], 1) and not found.plan.gives_low(found.at["d"], 0)
+
+
+def test_outputs_wanted_low_need_no_cast():
+    assert Planned(LAYER + "return d", O1).plan.casts() == 3  # x, w, and d back
+    assert Planned(LAYER + "return d", O1.replace(output_dtype="float16")).plan.casts() == 2
+
+
+# Storage.
+
+
+@pytest.mark.parametrize("policy, stored, casts", [(O1, set(), 3), (O2, {"w"}, 2)], ids=["O1", "O2"])
+def test_storage_is_the_policys_choice(policy, stored, casts):
+    found = Planned(LAYER + "return d", policy, params=["w"])
+    assert (found.stored_low(), found.plan.casts()) == (stored, casts)
+
+
+def test_inputs_are_not_stored():
+    assert Planned(LAYER + "return d", params=[]).stored_low() == set()
+
+
+NOT_STORED = {
+    "a float32 operator reads it too": LAYER + "e = exp(w)\nreturn d, e",
+    "a float32 operator reads it alone": "w = null()\ne = exp(w)\nreturn e",
+    "an operator without rule reads it too": LAYER + "c = Custom(w)\nreturn d, c",
+    "a port that stays float32 reads it too": LAYER + "bn = BatchNorm(d, w, w, w, w) x3\nreturn bn",
+    "a port for indices reads it too": LAYER + "e = Embedding(w, x)\nf = dot(e, x)\nreturn d, f",
+    "it is an output": LAYER + "return d, w",
+    "nothing reads it": "x = null()\nw = null()\nr = relu(x)\nreturn r",
+}
+
+
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("text", NOT_STORED.values(), ids=NOT_STORED.keys())
+def test_a_parameter_stays_float32_if(text, final):
+    assert "w" not in Planned(text, params=["w"], final=final).stored_low()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float64", "float16"])
+def test_parameters_of_other_dtypes_are_left_alone(dtype):
+    found = Planned(LAYER + "return d", params=["w"], dtypes={"w": dtype, "d": dtype})
+    assert found.stored_low() == set() and found.label("d") == KEEP and found.plan.casts() == 0
+
+
+def test_parameters_beyond_the_range_stay_float32_with_their_readers():
+    found = Planned(LAYER + "f = dot(d, x)\nreturn f", params=["w"], unfit=["w"])
+    assert (found.label("d"), found.label("f")) == (FLOAT32, LOW)
+    assert found.stored_low() == set()
+
+
+@pytest.mark.parametrize("final, stored", [(False, {"w"}), (True, {"w", "s"})])
+def test_a_parameter_of_free_operators_is_stored_once_and_for_all_or_not(final, stored):
+    """The label of ``m`` depends on shapes, which other calls may change; where none will come, it is settled."""
+    found = Planned(
+        LAYER + "s = null()\nm = elemwise_mul(d, s)\nf = dot(m, m)\nreturn f", params=["w", "s"], final=final
+    )
+    assert "m" in found.low() and found.stored_low() == stored
+    assert found.plan.casts() == 2 + (not final)
+
+
+def test_a_free_parameter_is_stored_float32_where_that_saves_casts():
+    """Twice read in float32, once by a free operator that could be low."""
+    text = "x = null()\ns = null()\ne = exp(s)\nm = elemwise_mul(x, s)\nl = log(m)\nreturn e, l"
+    found = Planned(text, params=["s"], final=True)
+    assert found.stored_low() == set() and found.plan.casts() == 0
+
+
+def test_what_is_stored_low_already_stays_so():
+    found = Planned("w = null()\ne = exp(w)\nreturn e", params=["w"], stored=frozenset(["w"]))
+    assert found.stored_low() == {"w"}
+    assert found.plan.casts() == 1 and not found.plan.reads_low(found.at["e"], 0)  # to float32, in front of exp
+
+
+def test_float32_storage_takes_nothing_as_stored_low():
+    found = Planned(LAYER + "return d", O1, params=["w"], stored=frozenset(["w"]))
+    assert found.stored_low() == set()  # the caller widens them first
+
+
+# Control flow.
+
+
+def plan_of(symbol, policy=O1, shapes=None, params=()):
+    """Return (plan, graph, position of the control flow node)."""
+    graph = to_graph(symbol)
+    types = dict.fromkeys(symbol.list_arguments(), "float32")
+    facts = infer_facts(symbol, graph, shapes or {}, types, frozenset(params))
+    position = next(i for i, node in enumerate(graph.nodes) if node.subgraphs)
+    return make_plan(graph, policy, facts), graph, position
+
+
+def dense(data, weight, name):
+    return mx.sym.FullyConnected(data, weight, no_bias=True, num_hidden=4, name=name)
+
+
+def recurrent(outputs_used=True):
+    """Return a loop with a state, whose output is read by another layer or is one of the graph."""
+    weight = mx.sym.var("w")
+
+    def step(x, state):
+        hidden = dense(x, weight, "inside")
+        return hidden, mx.sym.tanh(hidden + state, name="new")
+
+    out, state = mx.sym.contrib.foreach(step, mx.sym.var("seq"), mx.sym.var("s"))
+    after = mx.sym.FullyConnected(out, mx.sym.var("v"), no_bias=True, num_hidden=4, name="after", flatten=False)
+    return mx.sym.Group([after if outputs_used else out, state])
+
+
+def names_of(graph, position, ports):
+    return {graph.entry_name(graph.nodes[position].inputs[port]) for port in ports}
+
+
+def test_a_body_has_a_plan_of_its_own():
+    plan, graph, position = plan_of(recurrent())
+    body = bodies_of(graph.nodes[position])[0].graph
+    inner = plan.bodies[position, 0]
+    low = {body.nodes[i].name for i in inner.placement.low if not body.nodes[i].is_variable}
+    assert "inside" in low and len(inner.verdicts) == len(body.nodes)
+    assert plan.verdicts[position].label == KEEP
+
+
+def test_what_a_loop_wants_low_is_cast_in_front_of_it():
+    plan, graph, position = plan_of(recurrent())
+    assert names_of(graph, position, plan.verdicts[position].low_ports) == {"seq", "w"}
+    assert {port for port in range(3) if plan.reads_low(position, port)} == plan.verdicts[position].low_ports
+
+
+def test_a_loops_state_enters_and_leaves_in_float32():
+    plan, graph, position = plan_of(recurrent())
+    (body,) = bodies_of(graph.nodes[position])
+    ((variable, head),) = body.states
+    assert body.ports[variable] not in plan.verdicts[position].low_ports
+    assert head not in plan.bodies[position, 0].any_heads
+    assert not plan.gives_low(position, head)
+
+
+def test_an_output_that_only_layers_read_comes_low():
+    plan, _, position = plan_of(recurrent())
+    assert plan.verdicts[position].low_outputs == {0} and plan.gives_low(position, 0)
+
+
+def test_an_output_of_the_network_comes_in_float32():
+    """Its name, '<node>_output0', can be no cast's."""
+    plan, _, position = plan_of(recurrent(outputs_used=False))
+    assert plan.verdicts[position].low_outputs == frozenset()
+
+
+def test_a_weight_that_only_a_loop_reads_is_stored_low():
+    plan, graph, _ = plan_of(recurrent(), O2, params=["w", "v"])
+    assert {graph.nodes[i].name for i in plan.low_params} == {"w", "v"}
+
+
+def test_casts_of_bodies_are_counted():
+    """Outside: seq, w, v, the last layer's output; inside: what the state adds to."""
+    plan, _, position = plan_of(recurrent())
+    inner = plan.bodies[position, 0]
+    assert plan.placement.casts == 4 and inner.casts() == 1
+    assert plan.casts() == 5
+
+
+def test_conditions_have_no_plan():
+    def branch(name):
+        return lambda: dense(mx.sym.var("x"), mx.sym.var("w"), name)
+
+    net = mx.sym.contrib.cond(mx.sym.sum(mx.sym.var("p")) > 0, branch("yes"), branch("no"))
+    plan, _, position = plan_of(net)
+    assert set(plan.bodies) == {(position, 1), (position, 2)}
+
+
+def test_branches_agree_on_what_they_want_low():
+    """One branch multiplies with x, the other takes its exponential: x enters in float32."""
+    x, weight = mx.sym.var("x"), mx.sym.var("w")
+    net = mx.sym.contrib.cond(
+        mx.sym.sum(mx.sym.var("p")) > 0, lambda: dense(x, weight, "yes"), lambda: mx.sym.exp(dense(x, weight, "no") + x)
+    )
+    plan, graph, position = plan_of(net)
+    wanted = names_of(graph, position, plan.verdicts[position].low_ports)
+    assert "w" in wanted and "x" not in wanted
+
+
+def test_loops_in_loops_have_plans_in_plans():
+    weight = mx.sym.var("w")
+
+    def inner(row, state):
+        return dense(row, weight, "deep"), state
+
+    def outer(rows, state):
+        out, _ = mx.sym.contrib.foreach(inner, rows, state)
+        return out, state
+
+    out, _ = mx.sym.contrib.foreach(outer, mx.sym.var("seq"), mx.sym.var("s"))
+    plan, graph, position = plan_of(mx.sym.exp(out))
+    ((key, deep),) = plan.bodies[position, 0].bodies.items()
+    body = bodies_of(bodies_of(graph.nodes[position])[0].graph.nodes[key[0]])[0].graph
+    assert "deep" in {body.nodes[i].name for i in deep.placement.low}
+    assert names_of(graph, position, plan.verdicts[position].low_ports) == {"seq", "w"}
+    assert plan.casts() == plan.placement.casts + plan.bodies[position, 0].casts()
