@@ -47,9 +47,11 @@ setup(
     python_requires=">=3.8,<3.12",
     install_requires=[
         "numpy>=1.21,<1.24",  # MXNet 1.9.1 reads np.bool, which numpy 1.24 removed
+        "click>=8.1",  # command line
         "igraph>=0.10",  # maximum flow
         "rich>=12.0",  # tables and progress bars
     ],
+    entry_points={"console_scripts": ["mxmp = mxmp.cli:main"]},
     extras_require={
         "cpu": ["mxnet==1.9.1"],
         "cu112": ["mxnet-cu112==1.9.1"],

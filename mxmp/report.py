@@ -9,18 +9,33 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from . import dtypes
-from .graph import Entry, Graph, Node
-from .passes.classify import NO_RULE
+from .graph import Entry, Graph
+from .passes.classify import NO_RULE, classify
 from .passes.facts import Facts
-from .passes.insert_casts import CAST_MARK, HEAD_MARK, MARK_ATTR
+from .passes.insert_casts import DECLARED_ATTR, MARK_ATTR
 from .passes.plan import Plan
-from .passes.verdict import FLOAT32, FREE, KEEP
+from .passes.verdict import FLOAT32, FREE, KEEP, Verdict
 from .policy import Policy
+from .rules import RULES
+from .tally import (
+    activation_bytes,
+    cast_bytes,
+    casts_at,
+    count_activations,
+    inserted_casts,
+    positions,
+    total,
+    widely_read,
+)
 
-MANY_READERS = 32
-"""Readers of one cast beyond which a report warns: the gradients of 64 have overflowed float16."""
+AS_IT_WAS = "as it was"
+"""The precision of a node that is not touched."""
+
+AS_CONVERTED = "as converted"
+"""The policy of a report on a network of which only the conversion is known."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +47,15 @@ class Row:
         op: Its operator.
         precision: Dtype that it computes in; 'as it was' for nodes that are not touched.
         reason: Why.
+        casts: The tensors that mxmp casts for its inputs, or behind it for the network's outputs, each
+            with the dtype that it becomes. Readers share casts: one may stand in several rows.
     """
 
     name: str
     op: str
     precision: str
     reason: str
+    casts: Tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,6 +74,7 @@ class Report:
         without_rule: Operators that stay in float32 because mxmp has no rule for them.
         widely_read: Pairs (tensor, number of readers) of what is cast once to low precision for more
             than ``MANY_READERS``: in training their gradients are added up in low precision.
+        param_bytes: Bytes of all parameters and auxiliary states: (before, after); None if unknown.
     """
 
     policy: str
@@ -66,6 +85,7 @@ class Report:
     activation_bytes: Optional[Tuple[int, int]]
     without_rule: Tuple[str, ...]
     widely_read: Tuple[Tuple[str, int], ...] = ()
+    param_bytes: Optional[Tuple[int, int]] = None
 
     def count(self) -> Dict[str, int]:
         """Return how many operators compute in each precision."""
@@ -78,48 +98,63 @@ class Report:
         """Return the report as JSON."""
         return json.dumps(asdict(self), indent=2)
 
+    def table(self) -> Table:
+        """Return one line per operator, for a terminal."""
+        table = Table(title=Text(f"mxmp: {self.policy}"))
+        for column in ("node", "operator", "precision", "reason", "casts"):
+            table.add_column(column, overflow="fold")
+        for row in self.rows:
+            cells = (row.name, row.op, row.precision, row.reason, ", ".join(row.casts))
+            table.add_row(*map(Text, cells))  # a name may look like rich's markup
+        return table
+
     def __str__(self) -> str:
         """Return the report as a table for a terminal."""
-        table = Table("node", "operator", "precision", "reason", title=f"mxmp: {self.policy}")
-        for row in self.rows:
-            table.add_row(row.name, row.op, row.precision, row.reason)
         console = Console(file=io.StringIO(), width=120)
-        console.print(table)
+        console.print(self.table())
         for line in self.summary():
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, markup=False)
         output: Any = console.file
         return str(output.getvalue())
 
-    def summary(self) -> List[str]:
-        """Return the totals, a line each."""
+    def totals(self) -> List[Tuple[str, str]]:
+        """Return the totals, each with what it counts."""
         parts = ", ".join(f"{count} in {precision}" for precision, count in sorted(self.count().items()))
         moved = "bytes unknown" if self.cast_bytes is None else f"{self.cast_bytes:,} bytes"
-        lines = [
-            f"operators: {parts}",
-            f"casts: {self.casts} ({self.activation_casts} of activations), {moved} per forward pass",
+        found = [
+            ("operators", parts),
+            ("casts", f"{self.casts} ({self.activation_casts} of activations), {moved} per forward pass"),
         ]
-        if self.activation_bytes:
-            before, after = self.activation_bytes
-            lines.append(f"activations: {after:,} bytes, {before:,} before")
+        for what, both in (("parameters", self.param_bytes), ("activations", self.activation_bytes)):
+            if both:
+                found.append((what, f"{both[1]:,} bytes, {both[0]:,} before"))
         if self.without_rule:
-            lines.append(f"no rule, left as they were: {', '.join(self.without_rule)}")
-        for name, readers in self.widely_read:
-            lines.append(f"'{name}' is cast once for {readers} readers; their gradients add up in low precision")
-        return lines
+            found.append(("no rule, left as they were", ", ".join(self.without_rule)))
+        return found
+
+    def warnings(self) -> List[str]:
+        """Return a sentence on each thing that training should look out for."""
+        return [
+            f"'{name}' is cast once for {readers} readers; their gradients add up in low precision"
+            for name, readers in self.widely_read
+        ]
+
+    def summary(self) -> List[str]:
+        """Return totals and warnings, a line each."""
+        return [f"{what}: {text}" for what, text in self.totals()] + self.warnings()
 
 
 def merge(reports: Sequence[Report]) -> Report:
     """Return one report on several graphs of one network."""
     if len(reports) == 1:
         return reports[0]
-    moved = [report.cast_bytes for report in reports]
     activations = [report.activation_bytes for report in reports]
     return Report(
         policy=reports[0].policy,
         rows=tuple(row for report in reports for row in report.rows),
         casts=sum(report.casts for report in reports),
         activation_casts=sum(report.activation_casts for report in reports),
-        cast_bytes=None if None in moved else sum(m for m in moved if m is not None),
+        cast_bytes=total(report.cast_bytes for report in reports),
         activation_bytes=None
         if None in activations
         else (sum(a[0] for a in activations if a), sum(a[1] for a in activations if a)),
@@ -138,58 +173,117 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
         plan: What ``InsertCasts.plan`` decided.
         after: The converted graph.
     """
-    rows = _rows(policy, before, plan)
-    inserted = _inserted(after)
-    params = {node.name for node in before.nodes if node.is_variable and node.name in facts.params}
+    rows = _rows(policy, before, facts, plan, after)
+    inserted = inserted_casts(after)
     return Report(
         policy=str(policy),
         rows=tuple(rows),
         casts=len(inserted),
-        activation_casts=sum(1 for source in inserted if source.name not in params),
-        cast_bytes=None if any(body.casts() for body in plan.bodies.values()) else plan.placement.cast_bytes,
+        activation_casts=count_activations(inserted, facts),
+        cast_bytes=cast_bytes(before, facts, after),
         activation_bytes=_activation_bytes(before, facts, plan),
-        without_rule=tuple(sorted({row.op for row in rows if row.reason == NO_RULE})),
-        widely_read=_widely_read(after),
+        without_rule=_without_rule(rows),
+        widely_read=widely_read(after),
     )
 
 
-def _widely_read(graph: Graph) -> Tuple[Tuple[str, int], ...]:
-    consumers = graph.consumers()
-    found = []
-    for position, node in enumerate(graph.nodes):
-        if node.get(MARK_ATTR) == CAST_MARK and node.get("dtype") in dtypes.LOW_PRECISION:
-            readers = len(consumers.get((position, 0), ()))
-            if readers > MANY_READERS:
-                found.append((graph.entry_name(node.inputs[0]), readers))
-    return tuple(found)
+def held_report(before: Graph, facts: Facts, after: Graph, after_facts: Facts) -> Report:
+    """Return the report on a network that was converted earlier, under a policy that it does not tell.
+
+    The precisions are those of the tensors that the operators read. The reasons are those of the
+    rules alone; where they do not lead to the precision, a policy overruled them, and the row says so.
+
+    Args:
+        before: The graph without the casts of mxmp, as ``EraseCasts`` gives it.
+        facts: What MXNet infers about it.
+        after: The graph as it was converted.
+        after_facts: What MXNet infers about that.
+    """
+    rows = _held_rows(before, facts, classify(before, _like(after, after_facts), facts, RULES), after, after_facts)
+    inserted = inserted_casts(after)
+    old, new = activation_bytes(before, facts), activation_bytes(after, after_facts)
+    return Report(
+        policy=AS_CONVERTED,
+        rows=tuple(rows),
+        casts=len(inserted),
+        activation_casts=count_activations(inserted, facts),
+        cast_bytes=cast_bytes(before, facts, after),
+        activation_bytes=None if old is None or new is None else (old, new),
+        without_rule=_without_rule(rows),
+        widely_read=widely_read(after),
+    )
 
 
-def _rows(policy: Policy, graph: Graph, plan: Plan) -> List[Row]:
+def _without_rule(rows: Sequence[Row]) -> Tuple[str, ...]:
+    return tuple(sorted({row.op for row in rows if row.reason == NO_RULE}))
+
+
+def _rows(policy: Policy, graph: Graph, facts: Facts, plan: Plan, after: Graph) -> List[Row]:
     rows = []
+    where = positions(graph, after)
+    casts = casts_at(graph, facts, after, where)
     for position, node in enumerate(graph.nodes):
         if node.is_variable:
             continue
         verdict = plan.verdicts[position]
         precision = policy.compute_dtype if position in plan.placement.low else FLOAT32
         if verdict.label == KEEP:
-            precision = "as it was"
+            precision = AS_IT_WAS
         reason = verdict.reason + (": cheaper so" if verdict.label == FREE else "")
-        rows.append(Row(node.name, node.op, precision, reason))
+        rows.append(Row(node.name, node.op, precision, reason, casts.get(position, ())))
         for number, body in enumerate(node.subgraphs):
             if (position, number) in plan.bodies:
-                rows.extend(_rows(policy, body, plan.bodies[position, number]))
+                inner = facts.bodies[position, number], plan.bodies[position, number]
+                rows.extend(_rows(policy, body, *inner, after.nodes[where[position]].subgraphs[number]))
     return rows
 
 
-def _inserted(graph: Graph) -> List[Node]:
-    """Return what each inserted cast reads, in bodies too."""
-    found = []
-    for node in graph.nodes:
-        if node.get(MARK_ATTR) in (CAST_MARK, HEAD_MARK):
-            found.append(graph.nodes[node.inputs[0].node])
-        for body in node.subgraphs:
-            found.extend(_inserted(body))
-    return found
+def _held_rows(before: Graph, facts: Facts, verdicts: Sequence[Verdict], after: Graph, after_facts: Facts) -> List[Row]:
+    rows = []
+    where = positions(before, after)
+    casts = casts_at(before, facts, after, where)
+    for position, node in enumerate(before.nodes):
+        if node.is_variable:
+            continue
+        verdict = verdicts[position]
+        precision, reason = AS_IT_WAS, verdict.reason
+        if verdict.label != KEEP:
+            precision = _held_precision(verdict, after, where[position], after_facts)
+            reason = _held_reason(verdict, precision)
+        rows.append(Row(node.name, node.op, precision, reason, casts.get(position, ())))
+        for number, inner in enumerate(verdict.bodies):
+            if inner:
+                body = after.nodes[where[position]].subgraphs[number]
+                body_facts = after_facts.bodies[where[position], number]
+                old = node.subgraphs[number], facts.bodies[position, number]
+                rows.extend(_held_rows(*old, inner, body, body_facts))
+    return rows
+
+
+def _held_precision(verdict: Verdict, graph: Graph, position: int, facts: Facts) -> str:
+    """Return the dtype of a node's data; a node without data computes in what it gives."""
+    for port, entry in enumerate(graph.nodes[position].inputs):
+        if verdict.follows(port) and not verdict.accepts_any(port):
+            return facts.dtype(entry) or "unknown"
+    return facts.dtype(Entry(position)) or "unknown"
+
+
+def _held_reason(verdict: Verdict, precision: str) -> str:
+    if verdict.label == FREE:
+        return f"{verdict.reason}: either is safe"
+    if (precision == FLOAT32) == (verdict.label == FLOAT32):
+        return verdict.reason
+    usual = FLOAT32 if verdict.label == FLOAT32 else "low precision"
+    return f"as converted; its rule says {usual} ({verdict.reason})"
+
+
+def _like(graph: Graph, facts: Facts) -> Policy:
+    """Return the plainest policy that a converted graph may come from."""
+    found = [node.get("dtype") for node in graph.operators() if node.get(MARK_ATTR) is not None]
+    found += [dtypes.from_flag(n.get("__dtype__") or "") for n in graph.nodes if n.get(DECLARED_ATTR) is not None]
+    low = next((dtype for dtype in found if dtype in dtypes.LOW_PRECISION), None) or dtypes.FLOAT16
+    gives_low = any(facts.dtype(head) == low for head in graph.heads)
+    return Policy(compute_dtype=low, output_dtype=low if gives_low else FLOAT32)
 
 
 def _activation_bytes(graph: Graph, facts: Facts, plan: Plan) -> Optional[Tuple[int, int]]:

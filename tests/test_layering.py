@@ -20,7 +20,8 @@ LAYERS = {
     "graph": (1, set()),
     "policy": (1, {"loss_scale"}),
     "passes": (2, set()),
-    "report": (2, {"passes"}),
+    "tally": (2, {"passes"}),
+    "report": (2, {"passes", "tally"}),
     "symbol": (3, set()),
     "optimizer": (3, set()),
     "gluon": (3, {"symbol", "optimizer"}),
@@ -28,6 +29,8 @@ LAYERS = {
     "module": (3, {"symbol", "optimizer"}),
     "diagnose": (3, {"symbol", "optimizer"}),
     "__init__": (4, {"cli"}),
+    "cli": (4, set()),
+    "__main__": (4, set()),
 }
 MXNET_LAYER = 3
 FILES = sorted((ROOT / "mxmp").rglob("*.py"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from mxmp.graph import Entry, from_text
-from mxmp.passes import Facts, InsertCasts, make_plan
+from mxmp.passes import Facts, FoldCasts, InsertCasts, Sequential, make_plan
 from mxmp.policy import Policy
-from mxmp.report import make_report, merge
+from mxmp.report import Row, make_report, merge
 
 TEXT = """
     x = null()
@@ -29,7 +30,8 @@ def report_of(text=TEXT, sizes=SIZES, policy="O1"):
     facts = Facts(Facts.assume_float32(graph).dtypes, shapes, params=frozenset("w"))
     policy = Policy.parse(policy)
     plan = make_plan(graph, policy, facts)
-    return make_report(policy, graph, facts, plan, InsertCasts(policy, facts, plan=plan)(graph).graph)
+    convert = Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))
+    return make_report(policy, graph, facts, plan, convert(graph).graph)
 
 
 def test_rows_name_precision_and_reason():
@@ -39,6 +41,42 @@ def test_rows_name_precision_and_reason():
         "s": ("float32", "deny: exponentials and their sum"),
         "c": ("as it was", "no rule for this operator"),
     }
+
+
+def test_rows_name_their_casts():
+    assert {row.name: row.casts for row in report_of().rows} == {
+        "d": ("x to float16", "w to float16"),
+        "s": ("d_output to float32",),
+        "c": (),
+    }
+
+
+def test_rows_name_the_casts_of_outputs():
+    """A cast at an output takes the name of the node that it reads; the row has the tensor's own."""
+    found = report_of("x = null()\nw = null()\nd = dot(x, w)\nreturn d", sizes={})
+    assert [(row.name, row.casts) for row in found.rows] == [
+        ("d", ("x to float16", "w to float16", "d_output to float32"))
+    ]
+
+
+def test_twins_have_their_own_casts():
+    """MXNet lets nodes share a name."""
+    text = "x = null()\nw = null()\nv = null()\nd = dot(x, w)\ne = dot(d, v)\ns = softmax(e)\nreturn s"
+    single = from_text(text)
+    twins = replace(single, nodes=tuple(replace(n, name="d") if n.name == "e" else n for n in single.nodes))
+    policy, facts = Policy.parse("O1"), Facts.assume_float32(twins)
+    plan = make_plan(twins, policy, facts)
+    found = make_report(policy, twins, facts, plan, InsertCasts(policy, facts, plan=plan)(twins).graph)
+    assert [(row.name, row.casts) for row in found.rows] == [
+        ("d", ("x to float16", "w to float16")),
+        ("d", ("v to float16",)),
+        ("s", ("d_output to float32",)),
+    ]
+
+
+def test_names_that_look_like_markup_are_printed():
+    text = str(replace(report_of(), rows=(Row("[bold]d[/bold]", "dot", "float16", ":smile:", ("[x]",)),)))
+    assert "[bold]d[/bold]" in text and ":smile:" in text and "[x]" in text
 
 
 def test_casts_and_bytes_by_hand():
@@ -63,6 +101,17 @@ def test_text_holds_every_operator_and_the_totals():
     text = str(report_of())
     assert all(word in text for word in ("softmax", "Custom", "casts: 3 (2 of activations), 156 bytes"))
     assert "no rule, left as they were: Custom" in text
+
+
+def test_casts_that_the_network_had_itself_are_not_counted():
+    own = "x = null()\nw = null()\nh = Cast(x) {dtype: float16}\nd = dot(x, w)\nreturn d, h"
+    found = report_of(own, {"x": (2, 3), "w": (3, 4), "h": (2, 3), "d": (2, 4)})
+    assert (found.casts, found.cast_bytes) == (2, 6 * (3 * 4 + 2 * 4))  # w, and d at the output; x has one
+
+
+def test_bytes_of_parameters_show_where_they_are_known():
+    assert "parameters: 24 bytes, 48 before" in replace(report_of(), param_bytes=(48, 24)).summary()
+    assert not any("parameters" in line for line in report_of().summary())
 
 
 def test_json_holds_the_same():

@@ -11,7 +11,7 @@ from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import make_attrs
 from .base import Pass
 from .facts import CAST_OPS
-from .insert_casts import ABSORBED_ATTR, DECLARED_ATTR, HEAD_MARK, MARK_ATTR, REPLACED_ATTR, WIDENED_ATTR
+from .insert_casts import ABSORBED_ATTR, DECLARED_ATTR, HEAD_MARK, MARK_ATTR, REPLACED_ATTR, WIDENED_ATTR, replaced
 
 _WIDENS = make_attrs({"dtype": dtypes.FLOAT32})
 _Widening = Tuple[str, str, Entry]  # operator, name, what is widened
@@ -98,7 +98,7 @@ def _original_attrs(node: Node) -> Node:
     """Return a node with the attributes that it had before insertion."""
     changes: Dict[str, Optional[str]] = {ABSORBED_ATTR: None, DECLARED_ATTR: None, WIDENED_ATTR: None}
     if node.get(REPLACED_ATTR) is not None:
-        op, attrs = json.loads(node.get(REPLACED_ATTR) or "")
+        op, attrs = replaced(node)
         changes = {**changes, "transpose_a": None, "transpose_b": None, **attrs, REPLACED_ATTR: None}
         node = replace(node, op=op)
     declared, widened = node.get(DECLARED_ATTR), node.get(WIDENED_ATTR)

@@ -228,6 +228,15 @@ class _Inserter:
         nodes[cast.node] = replace(nodes[cast.node].with_attrs({MARK_ATTR: HEAD_MARK}), name=old_name)
 
 
+def replaced(node: Node) -> Tuple[str, Dict[str, str]]:
+    """Return the operator that a node stands in for, with its attributes; its own if it is no stand-in."""
+    text = node.get(REPLACED_ATTR)
+    if text is None:
+        return node.op, dict(node.attrs)
+    op, attrs = json.loads(text)
+    return op, attrs
+
+
 def _place_of(node: Node) -> Dict[str, str]:
     """Return the attributes that say where a node runs."""
     return {key: value for key, value in node.attrs if key in _PLACE_ATTRS}

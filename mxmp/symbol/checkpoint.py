@@ -32,6 +32,17 @@ def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
     return f"{prefix}-symbol.json", f"{prefix}-{epoch:04d}.params"
 
 
+def check_out_prefix(prefix: str, out_prefix: str) -> None:
+    """Check, before any work, where a converted checkpoint is to be written.
+
+    Raises:
+        CheckpointError: If it is the checkpoint itself, or the folder is missing.
+    """
+    if os.path.realpath(prefix) == os.path.realpath(out_prefix):
+        raise CheckpointError(f"out_prefix={out_prefix!r} is the prefix of the checkpoint itself; give another.")
+    _check_folder(out_prefix)
+
+
 def load_symbol(file: str) -> Any:
     """Return the symbol in a JSON file, which may be of any version of MXNet up to 1.9.1.
 
@@ -93,9 +104,7 @@ def save_checkpoint(prefix: str, epoch: int, symbol: Any, arg_params: Mapping[st
     Raises:
         CheckpointError: If the folder is missing or cannot be written to.
     """
-    folder = os.path.dirname(os.path.abspath(prefix))
-    if not os.path.isdir(folder):
-        raise CheckpointError(f"{prefix}: there is no folder {folder}; make it first.")
+    _check_folder(prefix)
     arrays = {f"arg:{name}": array for name, array in arg_params.items()}
     arrays.update({f"aux:{name}": array for name, array in aux_params.items()})
     try:
@@ -139,8 +148,7 @@ def convert_checkpoint(
         ConvertError: If the parameters do not fit the symbol, or it cannot be converted.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
-    if os.path.realpath(prefix) == os.path.realpath(out_prefix):
-        raise CheckpointError(f"out_prefix={out_prefix!r} is the prefix of the checkpoint itself; give another.")
+    check_out_prefix(prefix, out_prefix)
     source = load_checkpoint(prefix, epoch)
     try:
         model = convert_model(*source, policy, shapes, dtypes, **changes)
@@ -148,6 +156,12 @@ def convert_checkpoint(
         raise type(e)(f"{prefix}: {e}") from e
     save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)
     return model
+
+
+def _check_folder(prefix: str) -> None:
+    folder = os.path.dirname(os.path.abspath(prefix))
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"{prefix}: there is no folder {folder}; make it first.")
 
 
 def _last_line(error: Exception) -> str:

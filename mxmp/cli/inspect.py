@@ -1,0 +1,81 @@
+"""``mxmp inspect``: what a policy decides about a network, or what a converted one holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from glob import escape, glob
+from typing import Any, Dict, Optional
+
+import click
+
+from ..symbol import load_params, load_symbol
+from ..symbol.checkpoint import checkpoint_files
+from .inspection import Inspection, decided, held, is_converted
+from .options import Prefix, make_policy, model_options
+from .output import pairs_table, progress, stdout, value_lines
+
+_EPOCH = re.compile(r"-\d{4,}\.params")
+
+
+@click.command()
+@click.argument("prefix", type=Prefix())
+@click.option("--epoch", type=click.IntRange(min=0), help="Epoch of the parameters; the only one there unless given.")
+@click.option("--policy", "text", help="The policy; O1 unless given, or what a converted network has.")
+@model_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def inspect(
+    prefix: str,
+    epoch: Optional[int],
+    text: Optional[str],
+    shapes: Dict[str, Any],
+    types: Dict[str, str],
+    as_json: bool,
+    **changes: Any,
+) -> None:
+    r"""Show each operator's precision, the reason and the casts.
+
+    PREFIX-symbol.json may be a float32 network: then this is what a conversion would decide. A
+    network that mxmp converted is shown as it is, unless a policy is given.
+
+    \b
+    Example:
+      mxmp inspect resnet50 --policy mixed_bfloat16 --shape data:1,3,224,224
+    """
+    asked = text is not None or any(changes.values())
+    policy = make_policy(text or "O1", **changes)
+    with progress(2) as begin:
+        begin("load")
+        symbol = load_symbol(checkpoint_files(prefix, 0)[0])
+        file = _params_file(prefix, epoch)
+        params = None if file is None else load_params(file)
+        begin("inspect")
+        if is_converted(symbol) and not asked:
+            found = held(symbol, params, shapes, types)
+        else:
+            found = decided(symbol, params, policy, shapes, types)
+    if as_json:
+        values = {"changes": [asdict(change) for change in found.changes], "unfit": found.unfit}
+        click.echo(json.dumps({**asdict(found.report), **values}, indent=2))
+    else:
+        _print(found, policy.compute_dtype)
+
+
+def _params_file(prefix: str, epoch: Optional[int]) -> Optional[str]:
+    """Return the file with the parameters to count, if it is clear which."""
+    if epoch is not None:
+        return checkpoint_files(prefix, epoch)[1]
+    names = [name for name in glob(f"{escape(prefix)}-*.params") if _EPOCH.fullmatch(name[len(prefix) :])]
+    return names[0] if len(names) == 1 else None
+
+
+def _print(found: Inspection, dtype: str) -> None:
+    console = stdout()
+    console.print(found.report.table())
+    pairs = found.report.totals() + value_lines(found.changes, found.unfit, dtype)
+    if found.report.param_bytes is None:
+        pairs.append(("parameters", "bytes unknown; --epoch or --shape of every input tells them"))
+    if found.report.activation_bytes is None:
+        pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
+    console.print(pairs_table(pairs + [("note", warning) for warning in found.report.warnings()]))

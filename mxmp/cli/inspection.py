@@ -1,0 +1,115 @@
+"""What ``mxmp inspect`` shows, put together from what the library knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Tuple
+
+from .. import dtypes
+from ..graph import Entry, Graph
+from ..passes import EraseCasts, Facts
+from ..policy import Policy, check_matches
+from ..report import Report, held_report
+from ..symbol import Converted, convert_graph, convert_model, infer_facts, to_graph
+from ..symbol.arguments import check_params, known_dtypes, known_shapes, param_names
+from ..symbol.params import Change, total_bytes, widened
+from ..tally import variable_bytes
+
+Params = Tuple[Dict[str, Any], Dict[str, Any]]
+"""Arguments and auxiliary states."""
+
+
+class _Known(NamedTuple):
+    """What is known about a network's variables, as ``convert_graph`` takes it."""
+
+    shapes: Dict[str, Tuple[int, ...]]
+    types: Dict[str, str]
+    params: FrozenSet[str]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What there is to show about a network.
+
+    Attributes:
+        report: Every operator, and the totals.
+        changes: What storing parameters in low precision would do to their values.
+        unfit: Names of the parameters with values beyond its range whose readers would stay in float32.
+    """
+
+    report: Report
+    changes: Tuple[Change, ...] = ()
+    unfit: Tuple[str, ...] = ()
+
+
+def is_converted(symbol: Any) -> bool:
+    """Return whether a symbol holds something that mxmp put there."""
+    return bool(EraseCasts()(to_graph(symbol)).modified)
+
+
+def decided(
+    symbol: Any, params: Optional[Params], policy: Policy, shapes: Mapping[str, Any], types: Mapping[str, str]
+) -> Inspection:
+    """Return what a policy decides about a network.
+
+    Raises:
+        MxmpError: As ``convert_model``.
+    """
+    if params is not None:
+        model = convert_model(symbol, *params, policy, shapes, types)
+        return Inspection(replace(model.report, param_bytes=model.param_bytes), model.changes, model.unfit)
+    known = _known(symbol, None, shapes, types)
+    found = convert_graph(symbol, policy, *known, final=True)
+    check_matches(policy, [(row.op, row.name) for row in found.report.rows])
+    before = convert_graph(symbol, Policy(), *known)
+    sizes = _param_bytes(symbol, known.params, (before.graph, before.facts), (found.graph, found.facts))
+    return Inspection(replace(found.report, param_bytes=sizes))
+
+
+def held(symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], types: Mapping[str, str]) -> Inspection:
+    """Return what a converted network holds.
+
+    Raises:
+        MxmpError: If the parameters do not fit it, or it does not type-check.
+    """
+    known = _known(symbol, params, shapes, types)
+    before = convert_graph(symbol, Policy(), *known)  # in float32, which takes out the casts
+    graph = to_graph(symbol)
+    facts = infer_facts(symbol, graph, known.shapes, _undeclared(graph, before), known.params)
+    views = (before.graph, before.facts), (graph, facts)
+    if params is None:
+        sizes = _param_bytes(symbol, known.params, *views)
+    else:
+        args, aux = params
+        sizes = total_bytes({**widened(symbol, args), **aux}), total_bytes({**args, **aux})
+    return Inspection(replace(held_report(*views[0], *views[1]), param_bytes=sizes))
+
+
+def _known(symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], types: Mapping[str, str]) -> _Known:
+    """Return what is known about a network's variables once casts are taken out, as ``convert_model`` does."""
+    sizes, dtypes_of = known_shapes(symbol, shapes), known_dtypes(symbol, types)
+    if params is None:
+        return _Known(sizes, dtypes_of, param_names(symbol, sizes, None))
+    args, aux = widened(symbol, params[0]), params[1]
+    check_params(symbol, args, aux, sizes)
+    own = set(symbol.list_inputs())
+    arrays = {name: array for name, array in {**args, **aux}.items() if name in own}
+    if sizes:
+        sizes = {**{name: array.shape for name, array in arrays.items()}, **sizes}
+    dtypes_of = {**{name: dtypes.canonical(array.dtype) for name, array in arrays.items()}, **dtypes_of}
+    return _Known(sizes, dtypes_of, frozenset(args))
+
+
+def _undeclared(graph: Graph, before: Converted) -> Dict[str, str]:
+    """Return the dtypes of the variables that leave theirs to be inferred: the same as without casts."""
+    declared = {node.name for node in graph.nodes if node.is_variable and node.get("__dtype__") not in (None, "-1")}
+    found = {n.name: before.facts.dtype(Entry(i)) for i, n in enumerate(before.graph.nodes) if n.is_variable}
+    return {name: dtype for name, dtype in found.items() if dtype is not None and name not in declared}
+
+
+def _param_bytes(
+    symbol: Any, params: FrozenSet[str], before: Tuple[Graph, Facts], after: Tuple[Graph, Facts]
+) -> Optional[Tuple[int, int]]:
+    names = params | frozenset(symbol.list_auxiliary_states())
+    old, new = variable_bytes(*before, names), variable_bytes(*after, names)
+    return None if old is None or new is None else (old, new)

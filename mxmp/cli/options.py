@@ -1,0 +1,127 @@
+"""Arguments and options that commands share, as values that the library takes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
+
+import click
+
+from .. import dtypes
+from ..errors import DtypeError, PolicyError
+from ..policy import Policy
+
+_FILE_OF_PREFIX = re.compile(r"(.+)(-symbol\.json|-\d{4,}\.params)")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Prefix(click.ParamType):
+    """What the names of a checkpoint's files begin with, folder included."""
+
+    name = "prefix"
+
+    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> str:
+        """Return the prefix, or say what it is of a file's full name."""
+        text = str(value)
+        match = _FILE_OF_PREFIX.fullmatch(text)
+        if match:
+            self.fail(f"{text!r} is a file; give its prefix, {match.group(1)!r}.", param, ctx)
+        if not text or text.endswith("/"):
+            self.fail(f"{text!r} is a folder; put a name behind it, such as '{text}net'.", param, ctx)
+        return text
+
+
+class Shape(click.ParamType):
+    """``name:sizes``, such as ``data:1,3,224,224``."""
+
+    name = "name:sizes"
+
+    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
+        """Return (name, sizes)."""
+        name, _, sizes = value.rpartition(":")
+        if not name or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", sizes):
+            self.fail(f"{value!r} is no shape; expected one like 'data:1,3,224,224'.", param, ctx)
+        return name, tuple(int(size) for size in sizes.split(",") if size.strip())
+
+
+class Dtype(click.ParamType):
+    """``name:dtype``, such as ``data:int32``."""
+
+    name = "name:dtype"
+
+    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
+        """Return (name, dtype)."""
+        name, _, dtype = value.rpartition(":")
+        if not name:
+            self.fail(f"{value!r} names no input; expected one like 'data:int32'.", param, ctx)
+        try:
+            return name, dtypes.canonical(dtype)
+        except DtypeError:
+            self.fail(f"{value!r} has no dtype of MXNet; expected one like 'data:int32'.", param, ctx)
+
+
+def once_each(ctx: click.Context, param: click.Parameter, pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
+    """Return pairs as a dict, for options that may be repeated."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.BadParameter(f"{name!r} is given twice.", ctx, param)
+    return dict(pairs)
+
+
+def model_options(command: Command) -> Command:
+    """Add the options that say what is known about a network and how it is to be converted."""
+    for option in reversed(_MODEL_OPTIONS):
+        command = option(command)
+    return command
+
+
+_MODEL_OPTIONS: List[Callable[[Any], Any]] = [
+    click.option(
+        "--keep-float32",
+        metavar="PATTERN",
+        multiple=True,
+        help="Keep the nodes of these names in float32; *, ? and [...] as in a shell. Repeatable.",
+    ),
+    click.option(
+        "--shape",
+        "shapes",
+        type=Shape(),
+        multiple=True,
+        callback=once_each,
+        help="Shape of an input: data:1,3,224,224. With the shapes of all inputs, casts are placed where they move "
+        "the fewest bytes. Repeatable.",
+    ),
+    click.option(
+        "--dtype",
+        "types",
+        type=Dtype(),
+        multiple=True,
+        callback=once_each,
+        help="Dtype of an input that is not float32: data:int32. Repeatable.",
+    ),
+    click.option("--output-dtype", metavar="DTYPE", help="Dtype of the outputs, in place of the policy's."),
+    click.option(
+        "--out-of-range",
+        metavar="clamp|float32",
+        help="What becomes of parameters beyond the dtype's range: clamped, or their readers stay in float32.",
+    ),
+]
+
+
+def make_policy(
+    text: str, keep_float32: Sequence[str], output_dtype: Optional[str], out_of_range: Optional[str]
+) -> Policy:
+    """Return the policy that the options describe.
+
+    Raises:
+        click.UsageError: If they do not describe one.
+    """
+    changes = {"output_dtype": output_dtype, "out_of_range": out_of_range}
+    try:
+        policy = Policy.parse(text, **{field: value for field, value in changes.items() if value is not None})
+        names = {**dict(policy.names), **dict.fromkeys(keep_float32, dtypes.FLOAT32)}
+        return policy.replace(names=names)
+    except PolicyError as e:
+        raise click.UsageError(str(e), click.get_current_context()) from e

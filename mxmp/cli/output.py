@@ -1,0 +1,74 @@
+"""What commands print: tables on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Callable, Iterator, List, Sequence, Tuple
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..symbol.params import Change
+
+_UNLIMITED = 10_000  # columns; a pipe has no width, and a name in one piece can be searched for
+
+
+def stdout() -> Console:
+    """Return the console for results: as wide as the terminal, or as the text where there is none."""
+    return Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False, markup=False, emoji=False)
+
+
+def pairs_table(pairs: Sequence[Tuple[str, str]]) -> Table:
+    """Return a table of things and what is to be said about them."""
+    table = Table(show_header=False, box=box.SQUARE)
+    for _ in range(2):
+        table.add_column(overflow="fold")
+    for pair in pairs:
+        table.add_row(*map(Text, pair))
+    return table
+
+
+def value_lines(changes: Sequence[Change], unfit: Sequence[str], dtype: str) -> List[Tuple[str, str]]:
+    """Return a line for each parameter whose values did not fit into low precision."""
+    lines = [
+        (
+            "clamped",
+            f"{change.name}: {_values(change.clamped)} beyond {dtype}'s range, the largest {change.largest:g}",
+        )
+        for change in changes
+        if change.clamped
+    ]
+    lines += [
+        ("became zero", f"{change.name}: {_values(change.underflowed)}") for change in changes if change.underflowed
+    ]
+    return lines + [("kept in float32", f"{name}: values beyond {dtype}'s range") for name in unfit]
+
+
+@contextlib.contextmanager
+def progress(stages: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call with the name of each stage as it begins.
+
+    A terminal shows a bar on stderr until the last stage is over; anything else shows nothing.
+    """
+    if not sys.stderr.isatty():
+        yield lambda stage: None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True, markup=False), transient=True) as bar:
+        task = bar.add_task("", total=stages)
+        begun = 0
+
+        def begin(stage: str) -> None:
+            nonlocal begun
+            bar.update(task, description=stage, completed=begun, refresh=True)
+            begun += 1
+
+        yield begin
+
+
+def _values(count: int) -> str:
+    return f"{count:,} value{'' if count == 1 else 's'}"

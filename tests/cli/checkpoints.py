@@ -1,0 +1,67 @@
+"""A small checkpoint, and the command line run on it."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+from click.testing import CliRunner
+
+from mxmp.cli import main
+
+SHAPE = "data:2,3,8,8"
+SHAPES = {"data": (2, 3, 8, 8)}
+CONV, FC = 4 * 3 * 3 * 3 + 4, 5 * 144 + 5  # values of a layer's weight and bias
+BN = 4 * 4
+
+
+def network():
+    data = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=4, name="conv")
+    data = mx.sym.relu(mx.sym.BatchNorm(data, fix_gamma=False, name="bn"), name="act")
+    data = mx.sym.FullyConnected(mx.sym.Flatten(data, name="flat"), num_hidden=5, name="fc")
+    return mx.sym.SoftmaxOutput(data, name="softmax")
+
+
+def params(symbol):
+    """Return arguments and auxiliary states, every value within float16's range."""
+    rng = np.random.RandomState(0)
+    args, _, aux = symbol.infer_shape(**SHAPES)
+    arrays = {
+        name: mx.nd.array(rng.uniform(0.1, 1, shape))
+        for name, shape in zip(symbol.list_arguments(), args)
+        if name not in ("data", "softmax_label")
+    }
+    return arrays, {name: mx.nd.ones(shape) for name, shape in zip(symbol.list_auxiliary_states(), aux)}
+
+
+def save(folder, name="net", epoch=3, symbol=None, **values):
+    """Write a checkpoint by MXNet alone, some parameters replaced, and return its prefix."""
+    symbol = network() if symbol is None else symbol
+    args, aux = params(symbol)
+    for param, value in values.items():
+        args[param] = mx.nd.array(np.broadcast_to(value, args[param].shape))
+    prefix = str(folder / name)
+    mx.model.save_checkpoint(prefix, epoch, symbol, args, aux)
+    return prefix
+
+
+def mxmp(*args, code=0):
+    """Run the command line and return (stdout, stderr); it must end with an exit code, not with an exception."""
+    result = _runner().invoke(main, [str(arg) for arg in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.stdout, result.stderr
+
+
+def _runner():
+    """Return a runner that keeps stderr apart, as click does by itself from 8.2 on."""
+    try:
+        return CliRunner(mix_stderr=False)
+    except TypeError:
+        return CliRunner()
+
+
+def table(text):
+    """Return the rows of all tables in a text, each a list of cells."""
+    rows = [line.strip().strip("│┃") for line in text.splitlines() if line.strip()[:1] in ("│", "┃")]
+    return [[cell.strip() for cell in row.replace("┃", "│").split("│")] for row in rows]

@@ -1,0 +1,115 @@
+"""``mxmp convert``: the files, and the summary."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.symbol import convert_checkpoint, to_graph
+from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, save, table
+
+
+def totals(out):
+    return {row[0]: row[1] for row in table(out)}
+
+
+def test_the_files_are_those_of_convert_checkpoint(tmp_path):
+    prefix = save(tmp_path)
+    mxmp("convert", prefix, 3, "-o", tmp_path / "cli", "--shape", SHAPE)
+    convert_checkpoint(prefix, 3, str(tmp_path / "api"), "O2", SHAPES)
+    for end in ("symbol.json", "0003.params"):
+        assert (tmp_path / f"cli-{end}").read_bytes() == (tmp_path / f"api-{end}").read_bytes()
+
+
+def test_plain_mxnet_loads_the_files(tmp_path):
+    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out")
+    symbol, args, _ = mx.model.load_checkpoint(str(tmp_path / "out"), 3)
+    assert symbol.list_outputs() == ["softmax_output"]
+    assert args["fc_weight"].dtype == np.float16 and args["bn_gamma"].dtype == np.float32
+
+
+def test_the_summary_by_hand(tmp_path):
+    out, err = mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--shape", SHAPE)
+    found = totals(out)
+    assert found["operators"] == "5 in float16, 1 in float32"
+    assert found["casts"] == f"2 (2 of activations), {6 * (2 * 3 * 64 + 2 * 5):,} bytes per forward pass"
+    assert found["parameters"] == f"{2 * (CONV + FC) + 4 * BN:,} bytes, {4 * (CONV + FC + BN):,} before"
+    image = 2 * 4 * 6 * 6
+    # Four tensors of an image's size, fc's, softmax's; BatchNorm's statistics are read by nobody.
+    assert found["activations"] == f"{2 * (4 * image + 10) + 4 * 10:,} bytes, {4 * (4 * image + 20):,} before"
+    assert str(tmp_path / "out-0003.params") in out and str(tmp_path / "out-symbol.json") in out
+    assert err == ""  # no progress where there is no terminal
+
+
+@pytest.mark.parametrize(
+    "options, op, expected",
+    [
+        (["--keep-float32", "fc*"], "FullyConnected", "float32"),
+        (["--keep-float32", "bn", "--keep-float32", "c?nv"], "Convolution", "float32"),
+        (["--policy", "O1,op:Convolution=float32"], "Convolution", "float32"),
+        (["--policy", "mixed_bfloat16"], "FullyConnected", "bfloat16"),
+    ],
+    ids=["pattern", "two patterns", "policy text", "bfloat16"],
+)
+def test_options_reach_the_network(options, op, expected, tmp_path):
+    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", *options)
+    out, _ = mxmp("inspect", tmp_path / "out")
+    assert [row[2] for row in table(out) if row[1:2] == [op]] == [expected]
+
+
+def test_the_output_dtype_can_be_overruled(tmp_path):
+    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--output-dtype", "float16")
+    head = to_graph(mx.sym.load(str(tmp_path / "out-symbol.json")))
+    assert head.nodes[head.heads[0].node].get("dtype") == "float16"
+
+
+def test_a_dtype_reaches_the_network(tmp_path):
+    ids = mx.sym.Embedding(mx.sym.var("data"), input_dim=50, output_dim=4, name="table")
+    symbol = mx.sym.FullyConnected(ids, num_hidden=2, name="fc")
+    prefix = str(tmp_path / "net")
+    arrays = {"table_weight": mx.nd.ones((50, 4)), "fc_weight": mx.nd.ones((2, 12)), "fc_bias": mx.nd.zeros(2)}
+    mx.model.save_checkpoint(prefix, 0, symbol, arrays, {})
+    out, _ = mxmp("convert", prefix, 0, "-o", tmp_path / "out", "--shape", "data:5,3", "--dtype", "data:int32")
+    assert totals(out)["casts"].startswith("1 (1 of activations)")  # the output's; ids are not cast
+
+
+def test_values_that_do_not_fit_are_listed(tmp_path):
+    prefix = save(tmp_path, fc_weight=[7e4] + [1e-9] * 2 + [1.0] * 141)
+    out, _ = mxmp("convert", prefix, 3, "-o", tmp_path / "out")
+    assert totals(out)["clamped"] == "fc_weight: 5 values beyond float16's range, the largest 70000"
+    assert totals(out)["became zero"] == "fc_weight: 10 values"
+    assert np.max(mx.nd.load(str(tmp_path / "out-0003.params"))["arg:fc_weight"].asnumpy()) == 65504
+
+
+def test_out_of_range_keeps_float32(tmp_path):
+    prefix = save(tmp_path, fc_weight=7e4)
+    out, _ = mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--out-of-range", "float32")
+    assert totals(out)["kept in float32"] == "fc_weight: values beyond float16's range"
+    assert np.max(mx.nd.load(str(tmp_path / "out-0003.params"))["arg:fc_weight"].asnumpy()) == 7e4
+
+
+@pytest.mark.parametrize("end", ["symbol.json", "0003.params"])
+def test_existing_files_are_refused_before_any_work(end, tmp_path):
+    (tmp_path / f"out-{end}").write_text("mine")
+    args = "convert", tmp_path / "nothing", 3, "-o", tmp_path / "out"  # so loading it would be the first error
+    out, err = mxmp(*args, code=1)
+    assert out == "" and err == (
+        f"mxmp: error: {tmp_path}/out-{end}: it exists; give another prefix to -o, or --force to overwrite it.\n"
+    )
+    assert (tmp_path / f"out-{end}").read_text() == "mine"
+
+
+def test_force_overwrites(tmp_path):
+    prefix = save(tmp_path)
+    (tmp_path / "out-symbol.json").write_text("mine")
+    mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--force")
+    assert mx.sym.load(str(tmp_path / "out-symbol.json")).list_outputs() == ["softmax_output"]
+
+
+def test_force_does_not_overwrite_the_source(tmp_path):
+    prefix = save(tmp_path)
+    before = (tmp_path / "net-0003.params").read_bytes()
+    _, err = mxmp("convert", prefix, 3, "-o", tmp_path / "." / "net", "--force", code=1)
+    assert "is the prefix of the checkpoint itself" in err
+    assert (tmp_path / "net-0003.params").read_bytes() == before

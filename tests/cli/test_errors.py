@@ -1,0 +1,149 @@
+"""Bad input: one line that says what to do, and an exit code; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import mxnet as mx
+import pytest
+
+import mxmp as package
+from tests.cli.checkpoints import SHAPE, mxmp, save
+
+
+def refused(match, *args, code=1):
+    """Expect that the command line refuses its arguments, and return what it says."""
+    out, err = mxmp(*args, code=code)
+    assert out == "" and "Traceback" not in err
+    if code == 1:
+        assert err.startswith("mxmp: error: ") and err.count("\n") == 1
+    assert re.search(match, " ".join(err.split())), err
+    return err
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    return save(tmp_path)
+
+
+@pytest.mark.parametrize("command", [["convert", "PREFIX", "3", "-o", "OUT"], ["inspect", "PREFIX", "--policy", "O2"]])
+@pytest.mark.parametrize(
+    "options, code, match",
+    [
+        (["--policy", "O9"], 2, r"unknown policy 'O9'; the nearest are"),
+        (["--policy", "O0", "--output-dtype", "float16"], 2, r"output_dtype='float16' with compute_dtype='float32'"),
+        (["--policy", "O1", "--output-dtype", "int7"], 2, r"unknown dtype 'int7'"),
+        (["--policy", "O1", "--out-of-range", "wrap"], 2, r"out_of_range='wrap': expected 'clamp' or 'float32'"),
+        (["--keep-float32", "a=b"], 2, r"'a=b' is no pattern"),
+        (["--keep-float32", "fx*"], 1, r"names: 'fx\*' matches no node; the nearest are softmax, fc"),
+        (["--shape", "data"], 2, r"'data' is no shape; expected one like 'data:1,3,224,224'"),
+        (["--shape", "data:"], 2, r"'data:' is no shape"),
+        (["--shape", "data:2x3"], 2, r"'data:2x3' is no shape"),
+        (["--shape", "data:2,-3"], 2, r"'data:2,-3' is no shape"),
+        (["--shape", SHAPE, "--shape", "data:1,3,8,8"], 2, r"'data' is given twice"),
+        (["--shape", "dota:2,3,8,8"], 1, r"shapes: the symbol has no variable 'dota'; the nearest are data"),
+        (["--shape", "data:2,3"], 1, r"node 'conv': MXNet cannot infer its shapes"),
+        (["--dtype", "data:int7"], 2, r"'data:int7' has no dtype of MXNet; expected one like 'data:int32'"),
+        (["--dtype", "int32"], 2, r"'int32' names no input"),
+        (["--dtype", "dota:int32"], 1, r"dtypes: the symbol has no variable 'dota'"),
+        (["--shap", SHAPE], 2, r"No such option:? '?--shap"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options(command, options, code, match, prefix, tmp_path):
+    names = {"PREFIX": prefix, "OUT": str(tmp_path / "out")}
+    refused(match, *(names.get(arg, arg) for arg in command), *options, code=code)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_missing_files(prefix, tmp_path):
+    refused(r"other-symbol.json: there is no such file", "inspect", tmp_path / "other")
+    refused(r"other-symbol.json: there is no such file", "convert", tmp_path / "other", 3, "-o", tmp_path / "out")
+    refused(r"net-0007.params: there is no such file", "convert", prefix, 7, "-o", tmp_path / "out")
+    refused(r"net-0007.params: there is no such file", "inspect", prefix, "--epoch", 7)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize("end, match", [("symbol.json", "not a symbol's JSON"), ("0003.params", "truncated")])
+def test_truncated_files(end, match, part, prefix, tmp_path):
+    file = tmp_path / f"net-{end}"
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * part)])
+    refused(f"net-{end}: {match}", "convert", prefix, 3, "-o", tmp_path / "out")
+    refused(f"net-{end}: {match}", "inspect", prefix)
+
+
+def test_a_damaged_shape_in_the_parameters(prefix, tmp_path):
+    """MXNet loads an array whose size is beyond what it can ask for."""
+    file = tmp_path / "net-0003.params"
+    data = bytearray(file.read_bytes())
+    # Magic and reserved words, number of arrays, magic of the array, its storage, number of dimensions
+    # (NDArray::Save, src/ndarray/ndarray.cc at tag 1.9.1); then sizes of eight bytes each.
+    data[8 + 8 + 8 + 4 + 4 + 4 + 7] = 0x40  # 2**62 more: in bytes, a multiple of 2**64
+    file.write_bytes(data)
+    refused(r"error: MXNet: .*Size of tensor", "inspect", prefix)
+
+
+def test_parameters_of_another_network(prefix, tmp_path):
+    other = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="head")
+    save(tmp_path, "other", symbol=other)
+    shutil.copy(tmp_path / "other-0003.params", tmp_path / "net-0003.params")
+    refused(r"lacks 'bn_moving_mean', 'bn_moving_var'", "convert", prefix, 3, "-o", tmp_path / "out")
+    refused(r"lacks 'bn_moving_mean', 'bn_moving_var'", "inspect", prefix)
+
+
+def test_an_unknown_operator(prefix, tmp_path):
+    file = tmp_path / "net-symbol.json"
+    graph = json.loads(file.read_text())
+    next(node for node in graph["nodes"] if node["name"] == "conv")["op"] = "Convolutoin"
+    file.write_text(json.dumps(graph))
+    refused(r"node 'conv' \(Convolutoin\): this MXNet has no operator 'Convolutoin'", "inspect", prefix)
+
+
+@pytest.mark.parametrize("end", ["symbol.json", "0003.params"])
+def test_a_file_in_place_of_its_prefix(end, prefix, tmp_path):
+    match = rf"net-{end}' is a file; give its prefix, '{prefix}'"
+    refused(match, "inspect", f"{prefix}-{end}", code=2)
+    refused(match, "convert", f"{prefix}-{end}", 3, "-o", tmp_path / "out", code=2)
+    refused(match, "convert", tmp_path / "other", 3, "-o", f"{prefix}-{end}", code=2)
+
+
+def test_a_folder_in_place_of_a_prefix(prefix, tmp_path):
+    refused(r"/' is a folder; put a name behind it", "convert", prefix, 3, "-o", f"{tmp_path}/", code=2)
+    refused(r"'' is a folder", "inspect", "", code=2)
+
+
+def test_a_missing_folder_is_found_before_any_work(prefix, tmp_path):
+    for folder in (tmp_path / "nowhere", tmp_path / "net-symbol.json"):
+        message = f"{folder}/out: there is no folder {folder}; make it first"
+        refused(re.escape(message), "convert", tmp_path / "other", 3, "-o", folder / "out")
+
+
+def test_what_cannot_be_written_is_said(prefix, tmp_path):
+    (tmp_path / "out-symbol.json").mkdir()
+    refused(r"out: the checkpoint cannot be written", "convert", prefix, 3, "-o", tmp_path / "out", "--force")
+    assert not list(tmp_path.glob("out*.params"))
+
+
+@pytest.mark.parametrize("epoch", ["-1", "x", "1.5"])
+def test_epochs(epoch, prefix, tmp_path):
+    refused(
+        r"Usage: .*(No such option|not in the range|not a valid integer)", "convert", prefix, epoch, "-o", "x", code=2
+    )
+    refused(r"(not in the range|not a valid integer)", "convert", prefix, "-o", "x", "--", epoch, code=2)
+    refused(r"(not in the range|not a valid integer)", "inspect", prefix, "--epoch", epoch, code=2)
+
+
+def test_usage(prefix):
+    refused(r"Missing argument 'EPOCH'", "convert", prefix, code=2)
+    refused(r"Missing option '-o'", "convert", prefix, 3, code=2)
+    refused(r"No such command 'convret'", "convret", code=2)
+
+
+def test_help_and_version():
+    assert mxmp("--version")[0] == f"mxmp, version {package.__version__}\n"
+    assert {"convert", "inspect"} <= set(mxmp("--help")[0].split())
+    for command in ("convert", "inspect"):
+        assert "PREFIX" in mxmp(command, "-h")[0]

@@ -1,0 +1,147 @@
+"""``mxmp inspect``: what a policy decides, and what a converted network holds."""
+
+from __future__ import annotations
+
+import json
+
+import mxnet as mx
+import pytest
+
+from mxmp import Policy
+from mxmp.cli.inspection import decided, held, is_converted
+from mxmp.symbol import convert_model, convert_symbol
+from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, network, params, save, table
+from tests.symbol.networks import load
+from tests.symbol.test_control_flow import SHAPES as LOOP_SHAPES
+from tests.symbol.test_control_flow import foreach
+
+NETWORKS = ("attention_pre", "instance_norm_unet", "symbols/ssd", "symbols/lstm_lm_small", "zoo/squeezenet1.0")
+POLICIES = ("O1", "O2", "mixed_bfloat16", "O2,keep_batchnorm_fp32=True,output=float16")
+
+
+def rows(out):
+    """Return (precision, reason, casts) by node."""
+    return {row[0]: tuple(row[2:]) for row in table(out) if len(row) == 5}
+
+
+def totals(out):
+    return {row[0]: row[1] for row in table(out) if len(row) == 2}
+
+
+def as_json(*args):
+    out, err = mxmp("inspect", *args, "--json")
+    assert err == ""
+    return json.loads(out)
+
+
+def test_a_float32_network_shows_what_o1_decides(tmp_path):
+    out, err = mxmp("inspect", save(tmp_path), "--shape", SHAPE)
+    assert err == ""
+    assert rows(out) == {
+        "node": ("precision", "reason", "casts"),
+        "conv": ("float16", "allow", "data to float16, conv_weight to float16, conv_bias to float16"),
+        "bn": ("float16", "infer: cheaper so", ""),
+        "act": ("float16", "clear: cheaper so", ""),
+        "flat": ("float16", "clear: cheaper so", ""),
+        "fc": ("float16", "allow", "fc_weight to float16, fc_bias to float16"),
+        "softmax": ("float32", "deny: loss head", "fc_output to float32"),
+    }
+    assert totals(out)["casts"].startswith("6 (2 of activations)")
+
+
+def test_a_converted_network_shows_what_it_holds(tmp_path):
+    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--keep-float32", "fc")
+    out, _ = mxmp("inspect", tmp_path / "out")
+    assert "mxmp: as converted" in out
+    assert rows(out)["conv"] == ("float16", "allow", "data to float16")
+    assert rows(out)["bn"] == ("float32", "infer: either is safe", "conv_output to float32")
+    assert rows(out)["fc"][:2] == ("float32", "as converted; its rule says low precision (allow)")
+    assert totals(out)["parameters"] == f"{2 * CONV + 4 * (FC + BN):,} bytes, {4 * (CONV + FC + BN):,} before"
+
+
+def test_an_operator_against_its_rule_is_said_to_be(tmp_path):
+    soft = mx.sym.softmax(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="soft")
+    convert_symbol(soft, "O3").save(str(tmp_path / "net-symbol.json"))
+    out, _ = mxmp("inspect", tmp_path / "net")
+    precision, reason, casts = rows(out)["soft"]
+    assert precision == "float16" and reason.startswith("as converted; its rule says float32 (deny: ")
+    assert casts == "soft_output to float32"  # behind it, for the output
+
+
+def test_a_policy_decides_anew_about_a_converted_network(tmp_path):
+    prefix = save(tmp_path)
+    mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--policy", "mixed_bfloat16")
+    anew = as_json(tmp_path / "out", "--policy", "O1", "--shape", SHAPE)
+    assert anew == as_json(prefix, "--policy", "O1", "--shape", SHAPE)
+
+
+def test_an_override_alone_decides_anew(tmp_path):
+    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--policy", "mixed_bfloat16")
+    out, _ = mxmp("inspect", tmp_path / "out", "--keep-float32", "fc")
+    assert rows(out)["fc"][:2] == ("float32", "name override 'fc'")
+    assert rows(out)["conv"][0] == "float16"
+
+
+def test_json_is_the_report_and_more(tmp_path):
+    found = as_json(save(tmp_path, fc_weight=1e5), "--policy", "O2", "--shape", SHAPE)
+    args, aux = params(network())
+    args["fc_weight"][:] = 1e5
+    model = convert_model(network(), args, aux, "O2", SHAPES)
+    expected = json.loads(model.report.to_json())
+    assert found == {
+        **expected,
+        "param_bytes": list(model.param_bytes),
+        "changes": [{"name": "fc_weight", "clamped": 720, "largest": 1e5, "underflowed": 0}],
+        "unfit": [],
+    }
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_bytes_from_shapes_are_those_of_the_file(policy, tmp_path):
+    prefix = save(tmp_path)
+    with_file = as_json(prefix, "--policy", policy, "--shape", SHAPE)
+    (tmp_path / "net-0003.params").unlink()
+    without = as_json(prefix, "--policy", policy, "--shape", SHAPE)
+    assert with_file == without and with_file["param_bytes"][0] == 4 * (CONV + FC + BN)
+
+
+def test_the_epoch_says_whose_parameters(tmp_path):
+    prefix = save(tmp_path)
+    save(tmp_path, epoch=4, fc_weight=1e5)
+    out, _ = mxmp("inspect", prefix, "--policy", "O2")
+    assert totals(out)["parameters"] == "bytes unknown; --epoch or --shape of every input tells them"
+    assert totals(out)["activations"] == "bytes unknown; --shape of every input tells them"
+    assert "clamped" not in totals(mxmp("inspect", prefix, "--policy", "O2", "--epoch", 3)[0])
+    assert "clamped" in totals(mxmp("inspect", prefix, "--policy", "O2", "--epoch", 4)[0])
+
+
+def test_parameters_of_other_checkpoints_are_not_taken(tmp_path):
+    prefix = save(tmp_path, "a[b]")
+    save(tmp_path, "a[b]-more")
+    (tmp_path / "a[b]-last.params").write_text("no epoch")
+    assert as_json(prefix)["param_bytes"] == [4 * (CONV + FC + BN)] * 2
+
+
+def test_names_are_printed_as_they_are(tmp_path):
+    """Rich would take some for markup or emoji."""
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="[red]:smile:")
+    symbol.save(str(tmp_path / "net-symbol.json"))
+    assert "[red]:smile:" in rows(mxmp("inspect", tmp_path / "net")[0])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", ["foreach", *NETWORKS])
+def test_what_was_decided_is_what_is_held(name, policy):
+    """The oracle of each is the other: one reads the plan, the other the dtypes that MXNet infers."""
+    symbol, shapes = (foreach(), LOOP_SHAPES) if name == "foreach" else load(name)
+    shapes = {key: shape for key, shape in shapes.items() if key in symbol.list_inputs()}
+    inputs = [key for key in symbol.list_inputs() if key in shapes]
+    converted = convert_symbol(symbol, policy, shapes, data_names=inputs)
+    assert is_converted(converted) and not is_converted(symbol)
+    was = decided(symbol, None, Policy.parse(policy), shapes, {}).report
+    found = held(converted, None, shapes, {}).report
+    assert [(r.name, r.op, r.precision, r.casts) for r in found.rows] == [
+        (r.name, r.op, r.precision, r.casts) for r in was.rows
+    ]
+    for total in ("casts", "activation_casts", "cast_bytes", "activation_bytes", "param_bytes", "without_rule"):
+        assert getattr(found, total) == getattr(was, total), total
