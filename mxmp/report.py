@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from rich.console import Console
 from rich.table import Table
@@ -173,14 +173,15 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
         plan: What ``InsertCasts.plan`` decided.
         after: The converted graph.
     """
-    rows = _rows(policy, before, facts, plan, after)
+    where = positions(before, after)
+    rows = _rows(policy, before, facts, plan, after, where)
     inserted = inserted_casts(after)
     return Report(
         policy=str(policy),
         rows=tuple(rows),
         casts=len(inserted),
         activation_casts=count_activations(inserted, facts),
-        cast_bytes=cast_bytes(before, facts, after),
+        cast_bytes=cast_bytes(facts, after, where),
         activation_bytes=_activation_bytes(before, facts, plan),
         without_rule=_without_rule(rows),
         widely_read=widely_read(after),
@@ -199,7 +200,9 @@ def held_report(before: Graph, facts: Facts, after: Graph, after_facts: Facts) -
         after: The graph as it was converted.
         after_facts: What MXNet infers about that.
     """
-    rows = _held_rows(before, facts, classify(before, _like(after, after_facts), facts, RULES), after, after_facts)
+    where = positions(before, after)
+    verdicts = classify(before, _like(after, after_facts), facts, RULES)
+    rows = _held_rows(before, facts, verdicts, after, after_facts, where)
     inserted = inserted_casts(after)
     old, new = activation_bytes(before, facts), activation_bytes(after, after_facts)
     return Report(
@@ -207,7 +210,7 @@ def held_report(before: Graph, facts: Facts, after: Graph, after_facts: Facts) -
         rows=tuple(rows),
         casts=len(inserted),
         activation_casts=count_activations(inserted, facts),
-        cast_bytes=cast_bytes(before, facts, after),
+        cast_bytes=cast_bytes(facts, after, where),
         activation_bytes=None if old is None or new is None else (old, new),
         without_rule=_without_rule(rows),
         widely_read=widely_read(after),
@@ -218,9 +221,8 @@ def _without_rule(rows: Sequence[Row]) -> Tuple[str, ...]:
     return tuple(sorted({row.op for row in rows if row.reason == NO_RULE}))
 
 
-def _rows(policy: Policy, graph: Graph, facts: Facts, plan: Plan, after: Graph) -> List[Row]:
+def _rows(policy: Policy, graph: Graph, facts: Facts, plan: Plan, after: Graph, where: Mapping[int, int]) -> List[Row]:
     rows = []
-    where = positions(graph, after)
     casts = casts_at(graph, facts, after, where)
     for position, node in enumerate(graph.nodes):
         if node.is_variable:
@@ -234,13 +236,20 @@ def _rows(policy: Policy, graph: Graph, facts: Facts, plan: Plan, after: Graph) 
         for number, body in enumerate(node.subgraphs):
             if (position, number) in plan.bodies:
                 inner = facts.bodies[position, number], plan.bodies[position, number]
-                rows.extend(_rows(policy, body, *inner, after.nodes[where[position]].subgraphs[number]))
+                converted = after.nodes[where[position]].subgraphs[number]
+                rows.extend(_rows(policy, body, *inner, converted, positions(body, converted)))
     return rows
 
 
-def _held_rows(before: Graph, facts: Facts, verdicts: Sequence[Verdict], after: Graph, after_facts: Facts) -> List[Row]:
+def _held_rows(
+    before: Graph,
+    facts: Facts,
+    verdicts: Sequence[Verdict],
+    after: Graph,
+    after_facts: Facts,
+    where: Mapping[int, int],
+) -> List[Row]:
     rows = []
-    where = positions(before, after)
     casts = casts_at(before, facts, after, where)
     for position, node in enumerate(before.nodes):
         if node.is_variable:
@@ -256,7 +265,7 @@ def _held_rows(before: Graph, facts: Facts, verdicts: Sequence[Verdict], after: 
                 body = after.nodes[where[position]].subgraphs[number]
                 body_facts = after_facts.bodies[where[position], number]
                 old = node.subgraphs[number], facts.bodies[position, number]
-                rows.extend(_held_rows(*old, inner, body, body_facts))
+                rows.extend(_held_rows(*old, inner, body, body_facts, positions(old[0], body)))
     return rows
 
 

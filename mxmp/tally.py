@@ -111,14 +111,21 @@ def activation_bytes(graph: Graph, facts: Facts) -> Optional[int]:
     return total(entry_bytes(facts, Entry(*key)) for key in given)
 
 
-def cast_bytes(before: Graph, facts: Facts, after: Graph) -> Optional[int]:
+def cast_bytes(facts: Facts, after: Graph, where: Mapping[int, int]) -> Optional[int]:
     """Return the bytes that the casts of a converted graph read and write.
 
-    None if a shape is unknown, or if some stand in a body, which may run any number of times.
+    Args:
+        facts: What MXNet infers about the graph before its conversion.
+        after: The converted graph.
+        where: As ``positions`` gives it.
+
+    Returns:
+        The bytes; None if a shape is unknown, or if some stand in a body, which may run any number
+        of times.
     """
     if any(inserted_casts(body) for node in after.nodes for body in node.subgraphs):
         return None
-    source = _sources(positions(before, after))
+    source = _sources(where)
     tensors = (node.inputs[0] for node in after.nodes if node.get(MARK_ATTR) in _CAST_MARKS)
     sizes = [facts.size(tensor._replace(node=source[tensor.node])) for tensor in tensors]
     return total(None if size is None else size * _CAST_BYTES for size in sizes)
