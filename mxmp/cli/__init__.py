@@ -31,7 +31,7 @@ class CommandLine(click.Group):
         except MxmpError as e:
             click.echo(f"mxmp: error: {' '.join(str(e).split())}", err=True)
             ctx.exit(1)
-        except mx.MXNetError as e:  # a damaged file that MXNet loads, to fail later
+        except mx.MXNetError as e:
             _, _, reason = str(e).strip().rpartition("\n")
             click.echo(f"mxmp: error: MXNet: {reason}", err=True)
             ctx.exit(1)

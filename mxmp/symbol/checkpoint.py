@@ -73,6 +73,8 @@ def load_params(file: str) -> Tuple[Dict[str, Any], Dict[str, Any]]:
         raise CheckpointError(f"{file}: there is no such file.")
     try:
         arrays = mx.nd.load(file)
+        for array in arrays.values() if isinstance(arrays, dict) else arrays:
+            _ = array.shape  # fails where a damaged file has a size that no array can have
     except (mx.MXNetError, ValueError, OSError) as e:
         raise CheckpointError(f"{file}: truncated, or no file of parameters: {_last_line(e)}") from e
     found: Dict[str, Dict[str, Any]] = {"arg": {}, "aux": {}}
@@ -124,6 +126,7 @@ def convert_checkpoint(
     shapes: Optional[Any] = None,
     dtypes: Optional[Mapping[str, Any]] = None,
     out_epoch: Optional[int] = None,
+    ranges: Optional[Mapping[str, float]] = None,
     **changes: Any,
 ) -> ConvertedModel:
     """Convert the checkpoint ``prefix-symbol.json``, ``prefix-0000.params`` and write the result.
@@ -138,6 +141,7 @@ def convert_checkpoint(
         shapes: Shapes of inputs, as for ``convert_symbol``.
         dtypes: Dtypes of inputs, likewise.
         out_epoch: Epoch of the file to write; that of the checkpoint unless given.
+        ranges: Largest magnitudes of outputs by name, as for ``convert_symbol``.
         **changes: Fields of the policy that overrule it.
 
     Returns:
@@ -151,7 +155,7 @@ def convert_checkpoint(
     check_out_prefix(prefix, out_prefix)
     source = load_checkpoint(prefix, epoch)
     try:
-        model = convert_model(*source, policy, shapes, dtypes, **changes)
+        model = convert_model(*source, policy, shapes, dtypes, ranges, **changes)
     except MxmpError as e:
         raise type(e)(f"{prefix}: {e}") from e
     save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)

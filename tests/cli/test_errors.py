@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 
 import mxnet as mx
 import pytest
@@ -83,7 +84,15 @@ def test_a_damaged_shape_in_the_parameters(prefix, tmp_path):
     # (NDArray::Save, src/ndarray/ndarray.cc at tag 1.9.1); then sizes of eight bytes each.
     data[8 + 8 + 8 + 4 + 4 + 4 + 7] = 0x40  # 2**62 more: in bytes, a multiple of 2**64
     file.write_bytes(data)
-    refused(r"error: MXNet: .*Size of tensor", "inspect", prefix)
+    refused(r"net-0003.params: truncated, or no file of parameters: .*Size of tensor", "inspect", prefix)
+
+
+def test_an_error_of_mxnet_is_one_line(prefix, tmp_path, monkeypatch):
+    def fail(*args):
+        raise mx.MXNetError("Traceback (most recent call last):\n  File kernel.cc\nMXNetError: no memory")
+
+    monkeypatch.setattr(sys.modules["mxmp.cli.convert"], "convert_model", fail)  # the name is the command's too
+    refused("mxmp: error: MXNet: MXNetError: no memory", "convert", prefix, 3, "-o", tmp_path / "out")
 
 
 def test_parameters_of_another_network(prefix, tmp_path):
