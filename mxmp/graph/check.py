@@ -12,6 +12,12 @@ from typing import Any, Collection, Dict, List
 from ..errors import GraphError
 from .core import VARIABLE
 
+# What nnvm's reader knows (3rdparty/tvm/nnvm/src/pass/saveload_json.cc), older spellings included.
+_NODE_KEYS = frozenset(
+    {"op", "name", "attrs", "attr", "param", "inputs", "subgraphs", "control_deps", "backward_source_id"}
+)
+_GRAPH_KEYS = frozenset({"nodes", "arg_nodes", "node_row_ptr", "heads", "attrs"})
+
 _HINT = "The file is truncated or was edited by hand."
 
 
@@ -28,7 +34,7 @@ def check_json(text: str, operators: Collection[str]) -> None:
     """
     try:
         data = json.loads(text)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise GraphError(f"not a symbol's JSON: {e}. The file is truncated or no symbol file.") from e
     _check_graph(data, frozenset(operators) | {VARIABLE})
 
@@ -37,6 +43,8 @@ def _check_graph(data: Any, operators: Collection[str]) -> None:
     nodes = data.get("nodes") if isinstance(data, dict) else None
     if not isinstance(nodes, list) or not isinstance(data.get("heads"), list):
         raise GraphError("not a symbol's JSON: it has no 'nodes' and 'heads'.")
+    if not data.keys() <= _GRAPH_KEYS:
+        raise GraphError(f"the graph has unknown fields {sorted(data.keys() - _GRAPH_KEYS)}. {_HINT}")
     for position, node in enumerate(nodes):
         _check_node(position, node, nodes, operators)
     if not data["heads"]:
@@ -54,6 +62,8 @@ def _check_node(position: int, node: Any, nodes: List[Any], operators: Collectio
             f"{where}: this MXNet has no operator '{node['op']}'. If it comes from a library, load that with "
             f"mx.library.load first."
         )
+    if not node.keys() <= _NODE_KEYS:
+        raise GraphError(f"{where} has unknown fields {sorted(node.keys() - _NODE_KEYS)}. {_HINT}")
     for key in ("attrs", "attr", "param"):
         if not _is_texts(node.get(key, {})):
             raise GraphError(f"{where}: '{key}' is {_short(node[key])}; expected names and texts. {_HINT}")
@@ -63,6 +73,12 @@ def _check_node(position: int, node: Any, nodes: List[Any], operators: Collectio
         raise GraphError(f"{where}: a variable cannot have inputs. {_HINT}")
     for port, entry in enumerate(node["inputs"]):
         _check_entry(f"{where}: input {port}", entry, position, nodes)
+    for key in ("control_deps", "subgraphs"):
+        if not isinstance(node.get(key, []), list):
+            raise GraphError(f"{where}: '{key}' is {_short(node[key])}; expected a list. {_HINT}")
+    for before in node.get("control_deps", ()):
+        if type(before) is not int or not 0 <= before < position:
+            raise GraphError(f"{where}: 'control_deps' has {_short(before)}; expected nodes before it. {_HINT}")
     for body in node.get("subgraphs", ()):
         _check_graph(body, operators)
 

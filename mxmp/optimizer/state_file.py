@@ -7,17 +7,17 @@ for themselves, everything else is ``{kind: content}``.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import zipfile
-from typing import Any, Dict, Iterator
+from typing import Any, Dict
 
 import mxnet as mx
 import numpy as np
 
 from ..dtypes import BFLOAT16, canonical, to_numpy
 from ..errors import StateError
+from ..files import replacing
 from .multi_precision import MasterState
 
 _HEADER = "header"
@@ -58,23 +58,8 @@ def encode(value: Any, arrays: Dict[str, np.ndarray], prefix: str = "") -> Any:
 
 def write(fname: str, header: Dict[str, Any], arrays: Dict[str, np.ndarray]) -> None:
     """Write a file, whole or not at all: a temporary file beside it takes its place at the end."""
-    with _replacing(os.fspath(fname)) as file:
+    with replacing(os.fspath(fname)) as (name,), open(name, "wb") as file:
         np.savez(file, **{_HEADER: np.array(json.dumps(header))}, **arrays)
-
-
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[Any]:
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        raise
 
 
 class StateFile:

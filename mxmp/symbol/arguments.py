@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -13,6 +15,8 @@ from ..policy import Policy, did_you_mean
 # How MXNet's Initializer tells parameters by their names (python/mxnet/initializer.py at tag 1.9.1).
 _PARAMETER_SUFFIXES = ("weight", "bias", "gamma", "beta", "parameters")
 
+
+_LARGEST_SIZE = 2**31 - 1
 
 HEADROOM = 2.0
 """How many times larger than measured a value may come to be; a calibration does not see all data."""
@@ -42,8 +46,12 @@ class Model(NamedTuple):
 
 
 def require_symbol(sym: Any) -> Any:
-    """Return a symbol, or raise a ConvertError that says what else it is."""
+    """Return a symbol, or raise a ConvertError that says what it is, or which two variables share a name."""
     if isinstance(sym, mx.sym.Symbol):
+        names = sym.list_inputs()
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConvertError(f"sym has two variables of the name '{twice}', which MXNet cannot bind; rename one.")
         return sym
     hint = "; for a Gluon net call mxmp.gluon.convert(net, policy)" if isinstance(sym, mx.gluon.Block) else ""
     raise ConvertError(f"sym is a {type(sym).__name__}; expected a Symbol{hint}.")
@@ -56,15 +64,22 @@ def known_shapes(sym: Any, shapes: Optional[Any]) -> Dict[str, Tuple[int, ...]]:
         ConvertError: If a name is no variable of the symbol, or a shape is none.
     """
     found = {}
-    pairs = shapes.items() if isinstance(shapes, Mapping) else [(pair[0], pair[1]) for pair in shapes or ()]
+    try:
+        pairs = shapes.items() if isinstance(shapes, Mapping) else [(pair[0], pair[1]) for pair in shapes or ()]
+    except (TypeError, IndexError):
+        raise ConvertError(f"shapes is {shapes!r}; expected a dict, or pairs of names and shapes.") from None
     for name, shape in pairs:
         _require_variable(sym, name, "shapes")
         try:
-            found[name] = tuple(int(size) for size in shape)
-        except (TypeError, ValueError):
+            found[name] = tuple(operator.index(size) for size in shape)
+        except TypeError:
             raise ConvertError(f"shapes: {name!r} has shape {shape!r}; expected a tuple of integers.") from None
         if any(size < 0 for size in found[name]):
             raise ConvertError(f"shapes: {name!r} has shape {found[name]}; a size cannot be negative.")
+        if math.prod(found[name]) >= _LARGEST_SIZE and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
+            raise ConvertError(
+                f"shapes: {name!r} has shape {found[name]}; this MXNet has tensors below 2**31 elements."
+            )
     return found
 
 
@@ -75,7 +90,7 @@ def known_dtypes(sym: Any, dtypes: Optional[Mapping[str, Any]]) -> Dict[str, str
         ConvertError: If a name is no variable of the symbol, or a dtype is none of MXNet's.
     """
     found = {}
-    for name, dtype in dict(dtypes or {}).items():
+    for name, dtype in _require_mapping("dtypes", dtypes or {}).items():
         _require_variable(sym, name, "dtypes")
         try:
             found[name] = dtypes_.canonical(dtype)
@@ -92,7 +107,7 @@ def known_ranges(sym: Any, ranges: Optional[Mapping[str, float]]) -> Dict[str, f
     """
     found = {}
     names = set(sym.get_internals().list_outputs()) if ranges else set()
-    for name, value in dict(ranges or {}).items():
+    for name, value in _require_mapping("ranges", ranges or {}).items():
         if name not in names:
             raise ConvertError(f"ranges: the symbol has no output {name!r}{did_you_mean(str(name), sorted(names))}.")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
@@ -104,6 +119,8 @@ def known_ranges(sym: Any, ranges: Optional[Mapping[str, float]]) -> Dict[str, f
 def param_names(sym: Any, shapes: Mapping[str, Any], data_names: Optional[Sequence[str]]) -> FrozenSet[str]:
     """Return the names of a symbol's parameters: all but the inputs, or what is called like one."""
     arguments = frozenset(sym.list_arguments())
+    if not isinstance(data_names, (list, tuple, set, frozenset, type(None))):
+        raise ConvertError(f"data_names is {data_names!r}; expected a list of names.")
     for name in data_names or ():
         _require_variable(sym, name, "data_names")
     if data_names is None and not shapes:
@@ -113,17 +130,19 @@ def param_names(sym: Any, shapes: Mapping[str, Any], data_names: Optional[Sequen
 
 
 def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], shapes: Any) -> None:
-    """Check that parameters fit a symbol; MXNet's own inference checks their shapes.
+    """Check that parameters are arrays, and all there; their shapes are known once MXNet has inferred them.
 
     Parameters that the symbol does not have are let pass, as MXNet does.
 
     Raises:
-        ConvertError: If a value is no NDArray, or a parameter is missing.
+        ConvertError: If a value is no dense NDArray, or a parameter is missing.
     """
     for what, params in (("arg_params", arg_params), ("aux_params", aux_params)):
-        for name, array in params.items():
-            if not isinstance(array, mx.nd.NDArray):
-                raise ConvertError(f"{what}: {name!r} is a {type(array).__name__}; expected an NDArray.")
+        for name, array in _require_mapping(what, params).items():
+            if not isinstance(array, mx.nd.NDArray) or array.stype != "default":
+                raise ConvertError(
+                    f"{what}: {name!r} is a {type(array).__name__}; expected an NDArray, not a sparse one."
+                )
     missing = [n for n in sym.list_auxiliary_states() if n not in aux_params]
     if missing:
         raise ConvertError(f"aux_params lacks {_listed(missing)}, which the symbol has{_nearest(missing, aux_params)}.")
@@ -131,6 +150,12 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
     missing = [n for n in absent if n.endswith(_PARAMETER_SUFFIXES)]
     if missing:
         raise ConvertError(f"arg_params lacks {_listed(missing)}, which the symbol has{_nearest(missing, arg_params)}.")
+
+
+def _require_mapping(argument: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConvertError(f"{argument} is a {type(value).__name__}; expected a dict with names of variables.")
+    return value
 
 
 def _require_variable(sym: Any, name: Any, argument: str) -> None:

@@ -70,9 +70,9 @@ def load_params(file: str) -> Tuple[Dict[str, Any], Dict[str, Any]]:
         CheckpointError: If the file is missing, damaged, or holds something else.
     """
     if not os.path.isfile(file):
-        raise CheckpointError(f"{file}: there is no such file.")
+        raise CheckpointError(f"{file}: {'a folder' if os.path.isdir(file) else 'there is no such file'}.")
     try:
-        arrays = mx.nd.load(file)
+        arrays = mx.nd.load(os.fspath(file))
         for array in arrays.values() if isinstance(arrays, dict) else arrays:
             _ = array.shape  # fails where a damaged file has a size that no array can have
     except (mx.MXNetError, ValueError, OSError) as e:
@@ -113,7 +113,7 @@ def save_checkpoint(prefix: str, epoch: int, symbol: Any, arg_params: Mapping[st
         with replacing(*checkpoint_files(prefix, epoch)) as (symbol_file, params_file):
             with open(symbol_file, "w", encoding="utf-8") as stream:
                 stream.write(symbol.tojson(remove_amp_cast=False))
-            mx.nd.save(params_file, arrays)
+            _save_arrays(params_file, arrays)
     except (OSError, mx.MXNetError) as e:
         raise CheckpointError(f"{prefix}: the checkpoint cannot be written: {_last_line(e)}") from e
 
@@ -160,6 +160,17 @@ def convert_checkpoint(
         raise type(e)(f"{prefix}: {e}") from e
     save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)
     return model
+
+
+def _save_arrays(file: str, arrays: Mapping[str, Any]) -> None:
+    """Write arrays and read them back: MXNet does not notice that the last bytes find no room on the disk."""
+    mx.nd.save(file, arrays)
+    try:
+        whole = len(mx.nd.load(file)) == len(arrays)
+    except mx.MXNetError:
+        whole = False
+    if not whole:
+        raise OSError("what was written is not whole; is the disk full?")
 
 
 def _check_folder(prefix: str) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from .. import dtypes as dtypes_
-from ..errors import ConvertError
+from ..errors import ConvertError, InferenceError
+from ..graph import Entry
 from ..policy import Policy, check_matches
 from ..report import Report
 from . import params as values
@@ -123,12 +124,11 @@ def convert_model(
     """
     parsed = Policy.parse(policy, **changes)
     model = _model(sym, shapes, dtypes, ranges)
-    args, aux = dict(arg_params), dict(aux_params)
-    check_params(sym, args, aux, model.shapes)
-    args = values.widened(sym, args)
+    check_params(sym, arg_params, aux_params, model.shapes)
+    args, aux = values.widened(sym, arg_params), dict(aux_params)
     (found,), unfit = _convert_all([model], args, aux, parsed)
     stored, changed = _store(parsed, [found], args)
-    before, after = values.total_bytes({**args, **aux}), values.total_bytes({**stored, **aux})
+    before, after = (values.total_bytes(params) + values.total_bytes(aux) for params in (args, stored))
     return ConvertedModel(found.symbol, stored, aux, found.report, changed, unfit, (before, after))
 
 
@@ -194,12 +194,13 @@ def convert_buckets(
         raise ConvertError("buckets is empty; give the key of every bucket.")
     parsed = Policy.parse(policy, **changes)
     generated = {key: sym_gen(key) for key in keys}
-    args, aux = dict(arg_params), dict(aux_params)
     models = []
     for key, (symbol, _, _) in generated.items():
         models.append(_model(symbol, (shapes or {}).get(key), None, None))
-        check_params(symbol, args, aux, models[-1].shapes)
-        args = values.widened(symbol, args)
+        check_params(symbol, arg_params, aux_params, models[-1].shapes)
+    args, aux = dict(arg_params), dict(aux_params)
+    for model in models:
+        args = values.widened(model.symbol, args)
     found, unfit = _convert_all(models, args, aux, parsed)
     stored, changed = _store(parsed, found, args)
     return ConvertedBuckets(
@@ -245,14 +246,27 @@ def _convert(
     allowed: FrozenSet[str],
     unfit: FrozenSet[str],
 ) -> Converted:
-    arrays = {**args, **aux}
-    own = set(model.symbol.list_inputs())
-    types = {name: dtypes_.canonical(array.dtype) for name, array in arrays.items() if name in own}
-    shapes = {name: array.shape for name, array in arrays.items() if name in own} if model.shapes else {}
+    arrays = {name: args[name] for name in model.symbol.list_arguments() if name in args}
+    arrays.update((name, aux[name]) for name in model.symbol.list_auxiliary_states())
+    types = {name: dtypes_.canonical(array.dtype) for name, array in arrays.items()}
+    shapes = {name: array.shape for name, array in arrays.items()} if model.shapes else {}
     unfit |= model.beyond_range(policy)
-    return convert_graph(
+    found = convert_graph(
         model.symbol, policy, {**shapes, **model.shapes}, {**types, **model.dtypes}, allowed, unfit=unfit, final=True
     )
+    _check_shapes(found, shapes)
+    return found
+
+
+def _check_shapes(found: Converted, shapes: Mapping[str, Tuple[int, ...]]) -> None:
+    """Check shapes that MXNet's inference overwrites, those of BatchNorm's parameters for example."""
+    for position, node in enumerate(found.graph.nodes):
+        wanted = found.facts.shape(Entry(position)) if node.is_variable else None
+        if wanted is not None and shapes.get(node.name, wanted) != wanted:
+            raise InferenceError(
+                f"the parameter '{node.name}' has shape {shapes[node.name]}; the symbol wants {wanted}. "
+                f"Is it of another network?"
+            )
 
 
 def _unfit(policy: Policy, found: Sequence[Converted], args: Mapping[str, Any]) -> FrozenSet[str]:

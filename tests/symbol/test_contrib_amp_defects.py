@@ -261,11 +261,12 @@ def test_casts_have_the_context_group_of_their_layer():
 
 # 28
 def test_float64_branches_are_left_alone():
-    net = dense(mx.sym.Cast(mx.sym.var("x"), dtype="float64", name="wide"))
+    x = mx.sym.var("x")
+    net = dense(mx.sym.Cast(x, dtype="float64", name="wide"))
     assert net.infer_type(x="float32")[1] == [np.float64]
     with raises_type_error():
         amp.convert_symbol(net)
-    ours = convert_symbol(mx.sym.Group([net, dense(mx.sym.var("x"), name="other")]), "O1", X)
+    ours = convert_symbol(mx.sym.Group([net, dense(x, name="other")]), "O1", X)
     assert ours.infer_type(x="float32", other_weight="float32")[1] == [np.float64, np.float32]
 
 

@@ -1,0 +1,58 @@
+"""Small networks, their parameters, and what MXNet says about them."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+
+from mxmp.symbol import to_graph
+
+X = {"x": (4, 6)}
+
+
+def dense(data, name="fc", weight=None, hidden=6):
+    """Return a product with a weight; its layer is called ``name``."""
+    weight = mx.sym.var(f"{name}_weight") if weight is None else weight
+    return mx.sym.FullyConnected(data, weight, no_bias=True, num_hidden=hidden, name=name)
+
+
+def convolutional():
+    """Return a network with every kind of parameter, and the shapes of its inputs."""
+    data = mx.sym.Convolution(mx.sym.var("x"), kernel=(3, 3), num_filter=4, name="conv")
+    data = mx.sym.relu(mx.sym.BatchNorm(data, fix_gamma=False, name="bn"), name="act")
+    data = mx.sym.FullyConnected(mx.sym.Flatten(data, name="flat"), num_hidden=5, name="fc")
+    return mx.sym.softmax(data, name="soft"), {"x": (2, 3, 8, 8)}
+
+
+def params_of(symbol, shapes, seed=0):
+    """Return arguments and auxiliary states of a symbol whose inputs are those that ``shapes`` names."""
+    rng = np.random.RandomState(seed)
+    args, _, aux = symbol.infer_shape(**shapes)
+    inputs = zip(symbol.list_arguments(), args)
+    values = {name: mx.nd.array(rng.uniform(-1, 1, shape)) for name, shape in inputs if name not in shapes}
+    return values, {name: mx.nd.ones(shape) for name, shape in zip(symbol.list_auxiliary_states(), aux)}
+
+
+def dtypes_of(arrays):
+    """Return the dtypes of arrays by name; bfloat16 is called by its name."""
+    return {name: "bfloat16" if np.dtype(a.dtype).names else np.dtype(a.dtype).name for name, a in arrays.items()}
+
+
+def snapshot(*dicts):
+    """Return the names, arrays and values of dicts, to see later that nothing changed."""
+    return [
+        {name: (id(array), str(array.dtype), array.asnumpy().tobytes()) for name, array in d.items()} for d in dicts
+    ]
+
+
+def type_checks(symbol, arrays, inputs):
+    """Return whether MXNet finds a dtype for every output of a symbol with these parameters."""
+    own = symbol.list_arguments()
+    known = {name: array.dtype for name, array in arrays.items() if name in own and not np.dtype(array.dtype).names}
+    return symbol.infer_type(**dict.fromkeys(inputs, "float32"), **known)[1] is not None
+
+
+def casts_of(symbol):
+    """Return the names of what is cast, sorted."""
+    graph = to_graph(symbol)
+    return sorted(graph.nodes[n.inputs[0].node].name for n in graph.nodes if n.op in ("Cast", "amp_cast"))

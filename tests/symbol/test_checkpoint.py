@@ -1,0 +1,253 @@
+"""Checkpoints: what is written loads again, in plain MXNet too, and is written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.errors import CheckpointError, ConvertError
+from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, save_checkpoint, to_graph
+from tests.symbol.refusals import contents, nothing_written, refused
+from tests.symbol.small import convolutional, dtypes_of, params_of, snapshot
+
+NETWORK, SHAPES = convolutional()
+ARGS, AUX = params_of(NETWORK, SHAPES)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return the prefix of a checkpoint, epoch 3."""
+    prefix = str(tmp_path / "net")
+    save_checkpoint(prefix, 3, NETWORK, ARGS, AUX)
+    return prefix
+
+
+def values(arrays):
+    return {name: array.asnumpy().tobytes() for name, array in arrays.items()}
+
+
+def test_plain_mxnet_loads_what_is_saved(saved):
+    symbol, args, aux = mx.model.load_checkpoint(saved, 3)
+    assert symbol.tojson() == NETWORK.tojson()
+    assert (values(args), values(aux)) == (values(ARGS), values(AUX))
+
+
+def test_what_plain_mxnet_saves_is_loaded(tmp_path):
+    prefix = str(tmp_path / "net")
+    mx.model.save_checkpoint(prefix, 3, NETWORK, ARGS, AUX)
+    found = load_checkpoint(prefix, 3)
+    assert found.symbol.tojson() == NETWORK.tojson()
+    assert (values(found.arg_params), values(found.aux_params)) == (values(ARGS), values(AUX))
+
+
+def test_casts_for_bfloat16_are_saved(tmp_path):
+    """MXNet's own save drops amp_cast by default."""
+    prefix = str(tmp_path / "net")
+    model = convert_model(NETWORK, ARGS, AUX, "mixed_bfloat16", SHAPES)
+    save_checkpoint(prefix, 0, *model)
+    found = to_graph(load_checkpoint(prefix, 0).symbol)
+    assert found == to_graph(model.symbol)
+    assert sum(node.op == "amp_cast" for node in found.nodes) == model.report.casts > 0
+
+
+@pytest.mark.parametrize(
+    "policy", [*("O0", "O1", "O2", "O3", "mixed_bfloat16"), pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
+)
+def test_what_is_written_is_what_is_returned(policy, saved, tmp_path):
+    model = convert_checkpoint(saved, 3, str(tmp_path / "low"), policy, SHAPES)
+    symbol, args, aux = mx.model.load_checkpoint(str(tmp_path / "low"), 3)
+    assert to_graph(symbol) == to_graph(model.symbol)
+    assert dtypes_of(args) == dtypes_of(model.arg_params) and dtypes_of(aux) == dtypes_of(model.aux_params)
+    assert (values(args), values(aux)) == (values(model.arg_params), values(model.aux_params))
+
+
+def test_conversion_of_files_is_that_of_the_model(saved, tmp_path):
+    found = convert_checkpoint(saved, 3, str(tmp_path / "low"), "O2", SHAPES)
+    expected = convert_model(NETWORK, ARGS, AUX, "O2", SHAPES)
+    assert to_graph(found.symbol) == to_graph(expected.symbol)
+    assert values(found.arg_params) == values(expected.arg_params)
+    assert found.report == expected.report and found.param_bytes == expected.param_bytes
+
+
+def test_the_source_files_stay_as_they_are(saved, tmp_path):
+    before = contents(tmp_path)
+    convert_checkpoint(saved, 3, str(tmp_path / "low"), "O2", SHAPES)
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert sorted(set(after) - set(before)) == ["low-0003.params", "low-symbol.json"]
+
+
+def test_another_epoch_can_be_written(saved, tmp_path):
+    convert_checkpoint(saved, 3, str(tmp_path / "low"), "O2", SHAPES, out_epoch=12)
+    assert (tmp_path / "low-0012.params").exists() and not (tmp_path / "low-0003.params").exists()
+
+
+def test_fields_of_the_policy_and_dtypes_reach_the_conversion(tmp_path):
+    ids = mx.sym.var("ids")
+    net = mx.sym.Embedding(mx.sym.Cast(ids, dtype="int64"), input_dim=5, output_dim=4, name="embed")
+    prefix, shapes = str(tmp_path / "net"), {"ids": (3,)}
+    save_checkpoint(prefix, 0, net, *params_of(net, shapes))
+    found = convert_checkpoint(
+        prefix,
+        0,
+        str(tmp_path / "low"),
+        "O1",
+        shapes,
+        {"ids": "int32"},
+        ops={"Embedding": "float16"},
+        output_dtype="float16",
+    )
+    assert found.symbol.infer_type(ids="int32")[1] == [np.float16]
+
+
+def test_paths_may_be_path_objects(tmp_path):
+    prefix = pathlib.Path(tmp_path) / "net"
+    save_checkpoint(prefix, 0, NETWORK, ARGS, AUX)
+    convert_checkpoint(prefix, 0, tmp_path / "low", "O2", SHAPES)
+    assert values(load_checkpoint(tmp_path / "low", 0).aux_params) == values(AUX)
+
+
+def test_a_converted_checkpoint_converts_back(saved, tmp_path):
+    """Weights are rounded by then; all else is as before."""
+    convert_checkpoint(saved, 3, str(tmp_path / "low"), "O2", SHAPES)
+    found = convert_checkpoint(str(tmp_path / "low"), 3, str(tmp_path / "back"), "O0", SHAPES)
+    assert to_graph(found.symbol) == to_graph(NETWORK)
+    assert set(dtypes_of(found.arg_params).values()) == {"float32"}
+    for name, array in found.arg_params.items():
+        np.testing.assert_allclose(array.asnumpy(), ARGS[name].asnumpy(), rtol=2**-11, atol=2**-25)
+
+
+# Where the result may go.
+
+
+@pytest.mark.parametrize("spelling", ["same", "dot", "folder and back", "symlink to the folder", "relative"])
+def test_the_checkpoint_itself_is_never_written_over(spelling, saved, tmp_path, monkeypatch):
+    os.symlink(tmp_path, tmp_path / "link", target_is_directory=True)
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    out = {
+        "same": saved,
+        "dot": "./net",
+        "folder and back": str(tmp_path / "sub" / ".." / "net"),
+        "symlink to the folder": str(tmp_path / "link" / "net"),
+        "relative": "net",
+    }[spelling]
+    with nothing_written(tmp_path), refused(
+        CheckpointError, f"out_prefix={out!r} is the prefix of the checkpoint itself"
+    ):
+        convert_checkpoint(saved, 3, out, "O2", SHAPES)
+
+
+def test_the_checkpoint_itself_may_be_the_one_that_is_spelled_otherwise(saved, tmp_path):
+    os.symlink(tmp_path, tmp_path / "link", target_is_directory=True)
+    with nothing_written(tmp_path), refused(CheckpointError, "out_prefix="):
+        convert_checkpoint(str(tmp_path / "link" / "net"), 3, saved, "O2", SHAPES)
+
+
+def test_a_missing_folder_is_named(saved, tmp_path):
+    missing = str(tmp_path / "missing")
+    with nothing_written(tmp_path), refused(CheckpointError, f"there is no folder {missing}"):
+        convert_checkpoint(saved, 3, os.path.join(missing, "low"), "O2", SHAPES)
+
+
+def test_a_file_in_place_of_the_folder_is_named(saved, tmp_path):
+    with nothing_written(tmp_path), refused(CheckpointError, "net-symbol.json"):
+        convert_checkpoint(saved, 3, f"{saved}-symbol.json/low", "O2", SHAPES)
+
+
+# Whole or not at all.
+
+
+@pytest.fixture
+def both(saved, tmp_path):
+    """Return (prefix, out prefix) of a checkpoint and of an earlier result, of another network."""
+    out = str(tmp_path / "low")
+    save_checkpoint(out, 3, mx.sym.relu(mx.sym.var("x")), {"old": mx.nd.ones(2)}, {})
+    return saved, out
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), mx.MXNetError("FileStream.Write incomplete")]
+)
+def test_a_failed_write_leaves_the_earlier_files(error, both, tmp_path, monkeypatch):
+    def fail(file, arrays):
+        with open(file, "wb") as stream:
+            stream.write(b"half of it")
+        raise error
+
+    monkeypatch.setattr(mx.nd, "save", fail)
+    with nothing_written(tmp_path), refused(CheckpointError, both[1], "cannot be written"):
+        convert_checkpoint(both[0], 3, both[1], "O2", SHAPES)
+
+
+def test_an_interrupted_write_leaves_the_earlier_files(both, tmp_path, monkeypatch):
+    def interrupt(file, arrays):
+        with open(file, "wb") as stream:
+            stream.write(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mx.nd, "save", interrupt)
+    with nothing_written(tmp_path), pytest.raises(KeyboardInterrupt):
+        convert_checkpoint(both[0], 3, both[1], "O2", SHAPES)
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """Let no file of this process grow beyond some bytes, as on a disk that is full."""
+    resource = pytest.importorskip("resource")  # Unix
+    import signal
+
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("missing", [1, 100, 3000, 10_000, 24_000])
+def test_a_disk_that_is_full_leaves_the_earlier_files(missing, tmp_path):
+    """MXNet 1.9.1 does not look at the result of fclose, which writes the last bytes (4,096 at most)."""
+    net, out = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=20, name="fc"), str(tmp_path / "low")
+    args, _ = params_of(net, {"x": (1, 300)})
+    save_checkpoint(out, 0, net, args, {})
+    size = os.path.getsize(f"{out}-0000.params")
+    with nothing_written(tmp_path), refused(CheckpointError, out, "cannot be written"), files_of_at_most(
+        size - missing
+    ):
+        save_checkpoint(out, 0, net, args, {})
+
+
+def test_a_symbol_that_does_not_fit_on_the_disk_leaves_the_earlier_files(both, tmp_path):
+    with nothing_written(tmp_path), refused(CheckpointError, both[1], "cannot be written"), files_of_at_most(100):
+        convert_checkpoint(both[0], 3, both[1], "O2", SHAPES)
+
+
+def test_a_folder_in_the_place_of_one_file_leaves_the_other_as_it_was(both, tmp_path):
+    os.remove(f"{both[1]}-0003.params")
+    os.mkdir(f"{both[1]}-0003.params")
+    with nothing_written(tmp_path), refused(CheckpointError, both[1], "cannot be written"):
+        convert_checkpoint(both[0], 3, both[1], "O2", SHAPES)
+
+
+def test_a_failed_conversion_leaves_the_earlier_files(both, tmp_path):
+    with nothing_written(tmp_path), refused(ConvertError, both[0], "'y'"):
+        convert_checkpoint(both[0], 3, both[1], "O2", {"y": (2, 3)})
+
+
+def test_a_failed_save_leaves_the_callers_model_as_it_was(tmp_path, monkeypatch):
+    def fail(file, arrays):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mx.nd, "save", fail)
+    before = snapshot(ARGS, AUX), NETWORK.tojson()
+    with refused(CheckpointError, "No space left on device"):
+        save_checkpoint(str(tmp_path / "net"), 0, NETWORK, ARGS, AUX)
+    assert (snapshot(ARGS, AUX), NETWORK.tojson()) == before

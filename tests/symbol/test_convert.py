@@ -1,0 +1,337 @@
+"""Models: which dtype each parameter is stored in, and what becomes of its values."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp import Policy
+from mxmp.symbol import convert_model, load_symbol, to_graph
+from tests.symbol.small import X, casts_of, convolutional, dense, dtypes_of, params_of, snapshot, type_checks
+
+BFLOAT16 = Policy(param_dtype="bfloat16", compute_dtype="bfloat16")
+LAYER = dense(mx.sym.var("x"))
+
+
+def model_of(weight, policy="O2", **changes):
+    """Return one layer converted, whose weight starts with the values given and is 1 otherwise."""
+    values = np.ones((6, 6), np.float32)
+    values.flat[: len(weight)] = weight
+    return convert_model(LAYER, {"fc_weight": mx.nd.array(values)}, {}, policy, X, **changes)
+
+
+def stored(model, count):
+    """Return the first values of a layer's weight, as float32."""
+    return model.arg_params["fc_weight"].astype("float32").asnumpy().flat[:count]
+
+
+# Which dtype.
+
+
+def test_weights_get_the_dtype_of_their_readers():
+    net, shapes = convolutional()
+    args, aux = params_of(net, shapes)
+    found = convert_model(net, args, aux, "O2", shapes)
+    assert dtypes_of(found.arg_params) == {
+        "conv_weight": "float16", "conv_bias": "float16", "fc_weight": "float16", "fc_bias": "float16",
+        "bn_gamma": "float32", "bn_beta": "float32",
+    }  # fmt: skip
+    assert set(dtypes_of(found.aux_params).values()) == {"float32"}
+    assert type_checks(found.symbol, found.arg_params, shapes)
+    assert casts_of(found.symbol) == ["fc", "x"]
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2,keep_batchnorm_fp32=True", "O2", "O3", "float16"])
+def test_batch_norm_keeps_float32_parameters(policy):
+    net, shapes = convolutional()
+    found = convert_model(net, *params_of(net, shapes), policy, shapes)
+    norms = {
+        name: dtype for name, dtype in dtypes_of({**found.arg_params, **found.aux_params}).items() if "bn_" in name
+    }
+    assert len(norms) == 4 and set(norms.values()) == {"float32"}
+
+
+def test_policies_that_store_float32_give_the_very_arrays():
+    for policy in ("O0", "O1", "mixed_bfloat16"):
+        weight = mx.nd.ones((6, 6))
+        found = convert_model(LAYER, {"fc_weight": weight}, {}, policy, X)
+        assert found.arg_params["fc_weight"] is weight
+
+
+@pytest.mark.parametrize("order", ["low first", "float32 first"])
+def test_a_weight_of_low_and_float32_layers_stays_float32(order):
+    x, weight = mx.sym.var("x"), mx.sym.var("weight")
+    layers = [dense(x, "a", weight), dense(x, "b", weight)]
+    net = mx.sym.Group(layers if order == "low first" else layers[::-1])
+    array = mx.nd.array(np.random.RandomState(0).randn(6, 6))
+    found = convert_model(net, {"weight": array}, {}, "O2,name:b=float32", X)
+    assert found.arg_params["weight"] is array
+    assert casts_of(found.symbol).count("weight") == 1
+    assert type_checks(found.symbol, found.arg_params, X)
+
+
+@pytest.mark.parametrize("order", ["embedding first", "layer first"])
+def test_tied_weights_of_low_layers_are_stored_low(order):
+    weight, x = mx.sym.var("weight"), mx.sym.var("x")
+    embed = mx.sym.Embedding(mx.sym.var("ids"), weight, input_dim=6, output_dim=6, name="embed")
+    layers = [dense(embed, "after"), dense(x, "fc", weight)]
+    net = mx.sym.Group(layers if order == "embedding first" else layers[::-1])
+    shapes = {"x": (4, 6), "ids": (4,)}
+    args = {"weight": mx.nd.ones((6, 6)), "after_weight": mx.nd.ones((6, 6))}
+    found = convert_model(net, args, {}, "O2", shapes)
+    assert dtypes_of(found.arg_params) == {"weight": "float16", "after_weight": "float16"}
+    assert "weight" not in casts_of(found.symbol) and type_checks(found.symbol, found.arg_params, shapes)
+
+
+def test_a_weight_that_is_an_output_stays_float32():
+    net = mx.sym.Group([LAYER, LAYER.get_internals()["fc_weight"]])
+    found = convert_model(net, {"fc_weight": mx.nd.ones((6, 6))}, {}, "O2", X)
+    assert found.symbol.infer_type(x="float32", fc_weight=found.arg_params["fc_weight"].dtype)[1] == [np.float32] * 2
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float64", "int8"])
+def test_parameters_of_other_dtypes_are_left_alone(dtype):
+    table = mx.nd.array([[2049.0] * 6], dtype=dtype)
+    wide = mx.sym.Cast(mx.sym.var("table_weight", dtype=dtype), dtype="float32", name="wide")
+    net = mx.sym.broadcast_add(LAYER, wide, name="sum")
+    found = convert_model(net, {"fc_weight": mx.nd.ones((6, 6)), "table_weight": table}, {}, "O2", X)
+    assert found.arg_params["table_weight"] is table
+    assert dtypes_of(found.arg_params)["fc_weight"] == "float16"
+
+
+def test_parameters_that_the_symbol_lacks_are_passed_on():
+    other = mx.nd.ones(3)
+    found = convert_model(LAYER, {"fc_weight": mx.nd.ones((6, 6)), "other_weight": other}, {}, "O2", X)
+    assert found.arg_params["other_weight"] is other
+
+
+def test_without_shapes_parameters_are_those_given():
+    found = convert_model(LAYER, {"fc_weight": mx.nd.ones((6, 6))}, {}, "O2")
+    assert dtypes_of(found.arg_params) == {"fc_weight": "float16"}
+    assert found.report.cast_bytes is None
+
+
+# What becomes of values.
+
+
+def test_values_are_rounded_to_nearest_even():
+    rng = np.random.RandomState(0)
+    values = np.ldexp(rng.uniform(-1, 1, 4000), rng.randint(-30, 16, 4000)).astype(np.float32)
+    values[:4] = [2049, 2051, -2049, 1 + 2**-11]  # in the middle of two neighbours
+    net = dense(mx.sym.var("x"), hidden=4000)
+    found = convert_model(net, {"fc_weight": mx.nd.array(values.reshape(4000, 1))}, {}, "O2", {"x": (1, 1)})
+    result = found.arg_params["fc_weight"].asnumpy().ravel()
+    np.testing.assert_array_equal(result.view(np.uint16), values.astype(np.float16).view(np.uint16))
+    assert found.changes[0].underflowed == np.count_nonzero(values.astype(np.float16) == 0)
+
+
+@pytest.mark.bfloat16
+def test_values_are_rounded_to_bfloat16_to_nearest_even():
+    values = np.random.RandomState(0).randn(4000).astype(np.float32)
+    values[:3] = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8]  # in the middle of two neighbours
+    net = dense(mx.sym.var("x"), hidden=4000)
+    found = convert_model(net, {"fc_weight": mx.nd.array(values.reshape(4000, 1))}, {}, BFLOAT16, {"x": (1, 1)})
+    bits = values.view(np.uint32).astype(np.uint64)
+    expected = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # adds half a unit, less one if even
+    np.testing.assert_array_equal(found.arg_params["fc_weight"].asnumpy().view(np.uint16).ravel(), expected)
+    assert found.changes == ()
+
+
+def test_values_in_range_are_no_change():
+    found = model_of([65504.0, -65504.0, 2.0**-24, -(2.0**-24), 0.0, -0.0, 0.1])
+    assert found.changes == () and found.unfit == ()
+    np.testing.assert_array_equal(stored(found, 4), [65504, -65504, 2**-24, -(2**-24)])
+
+
+def test_values_out_of_range_are_clamped_with_their_sign_and_listed():
+    found = model_of([1e5, -2e5, 65504.0, 7.0])
+    np.testing.assert_array_equal(stored(found, 4), [65504, -65504, 65504, 7])
+    (change,) = found.changes
+    assert (change.name, change.clamped, change.largest, change.underflowed) == ("fc_weight", 2, 2e5, 0)
+    assert found.unfit == ()
+
+
+def test_values_that_would_round_to_infinity_are_clamped():
+    """From 65520 on float16 has no finite neighbour; between it and 65504 rounding and clamping agree."""
+    np.testing.assert_array_equal(stored(model_of([65519.0, 65520.0, -65520.0]), 3), [65504, 65504, -65504])
+
+
+@pytest.mark.bfloat16
+def test_values_beyond_bfloat16_are_clamped():
+    largest = np.float32(3.3895314e38)  # (2 - 2**-7) * 2**127
+    found = model_of([3.4e38, -3.4e38], BFLOAT16)
+    np.testing.assert_array_equal(stored(found, 2), [largest, -largest])
+    assert [(c.name, c.clamped) for c in found.changes] == [("fc_weight", 2)]
+
+
+def test_weights_that_are_cast_at_run_time_are_clamped_too():
+    """With float32 storage the cast in front of the layer would make them infinite."""
+    found = model_of([1e5, -2e5, 7.0], "O1")
+    assert found.arg_params["fc_weight"].dtype == np.float32
+    np.testing.assert_array_equal(stored(found, 3), [65504, -65504, 7])
+    assert [(c.name, c.clamped, c.largest) for c in found.changes] == [("fc_weight", 2, 2e5)]
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "O1,name:turned=float32"])
+def test_weights_that_are_moved_before_they_are_cast_are_clamped_too(policy):
+    turned = mx.sym.transpose(mx.sym.var("fc_weight"), axes=(1, 0), name="turned")
+    net, array = dense(mx.sym.var("x"), weight=turned), mx.nd.ones((6, 6)) * -1e5
+    found = convert_model(net, {"fc_weight": array}, {}, policy, X)
+    assert (found.arg_params["fc_weight"].asnumpy() == -65504).all()
+    assert [(c.name, c.clamped) for c in found.changes] == [("fc_weight", 36)]
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_weights_out_of_range_keep_their_layer_in_float32_if_wished(policy):
+    x = mx.sym.var("x")
+    net = mx.sym.Group([dense(x, "fits"), dense(x, "wide")])
+    args = {"fits_weight": mx.nd.ones((6, 6)), "wide_weight": mx.nd.ones((6, 6)) * 1e5}
+    found = convert_model(net, args, {}, policy, X, out_of_range="float32")
+    assert found.unfit == ("wide_weight",) and found.changes == ()
+    assert found.arg_params["wide_weight"] is args["wide_weight"]
+    assert {row.name: row.precision for row in found.report.rows} == {"fits": "float16", "wide": "float32"}
+
+
+@pytest.mark.parametrize("exact", ["exp", "output"])
+def test_weights_out_of_range_that_float32_reads_too_are_not_clamped(exact):
+    weight = mx.sym.var("weight")
+    other = mx.sym.exp(weight, name="exp") if exact == "exp" else weight
+    net = mx.sym.Group([dense(mx.sym.var("x"), "fc", weight), other])
+    array = mx.nd.ones((6, 6)) * -1e5
+    found = convert_model(net, {"weight": array}, {}, "O2", X)
+    assert found.unfit == ("weight",) and found.arg_params["weight"] is array
+    assert {row.precision for row in found.report.rows} == {"float32"}
+
+
+def test_values_that_become_zero_are_counted():
+    found = model_of([1e-9, -1e-9, 2.0**-25, 2.0**-24, 0.0])  # 2**-25 is a tie, and zero is even
+    np.testing.assert_array_equal(stored(found, 5), [0, 0, 0, 2**-24, 0])
+    assert [(c.name, c.clamped, c.underflowed) for c in found.changes] == [("fc_weight", 0, 3)]
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_values_that_are_not_finite_stay_so_and_are_not_counted(policy):
+    found = model_of([np.nan, np.inf, -np.inf, 2.0], policy)
+    np.testing.assert_array_equal(stored(found, 4), [np.nan, np.inf, -np.inf, 2])
+    assert found.changes == () and found.unfit == ()
+
+
+def test_the_largest_value_listed_is_a_finite_one():
+    found = model_of([np.inf, -1e6, np.nan, 1e5])
+    np.testing.assert_array_equal(stored(found, 4), [np.inf, -65504, np.nan, 65504])
+    assert [(c.clamped, c.largest) for c in found.changes] == [(2, 1e6)]
+
+
+def test_an_infinite_weight_does_not_keep_its_layer_in_float32():
+    found = model_of([np.inf], out_of_range="float32")
+    assert found.unfit == () and found.arg_params["fc_weight"].dtype == np.float16
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "O2,out_of_range=float32", "O3"])
+def test_the_callers_dicts_and_arrays_are_untouched(policy):
+    args, aux = {"fc_weight": mx.nd.array(np.full((6, 6), 1e5))}, {"other": mx.nd.ones(2)}
+    before, text = snapshot(args, aux), LAYER.tojson()
+    found = convert_model(LAYER, args, aux, policy, X)
+    found.arg_params["new"] = found.aux_params["new"] = mx.nd.ones(1)
+    assert (snapshot(args, aux), LAYER.tojson()) == (before, text)
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1", "O2", "O3", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
+def test_bytes_are_those_of_the_arrays(policy):
+    net, shapes = convolutional()
+    args, aux = params_of(net, shapes)
+    found = convert_model(net, args, aux, policy, shapes)
+
+    def count(*dicts):
+        return sum(array.asnumpy().nbytes for arrays in dicts for array in arrays.values())
+
+    assert found.param_bytes == (count(args, aux), count(found.arg_params, found.aux_params))
+    assert (found.param_bytes[1] < found.param_bytes[0]) == (policy not in ("O0", "O1"))
+
+
+# Again.
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "O3", pytest.param(BFLOAT16, marks=pytest.mark.bfloat16)])
+def test_converting_twice_is_converting_once(policy):
+    net, shapes = convolutional()
+    once = convert_model(net, *params_of(net, shapes), policy, shapes)
+    twice = convert_model(*once, policy, shapes)
+    assert to_graph(twice.symbol) == to_graph(once.symbol)
+    assert [a[1:] for a in snapshot(twice.arg_params)[0].values()] == [
+        a[1:] for a in snapshot(once.arg_params)[0].values()
+    ]
+
+
+def test_another_policy_replaces_the_first():
+    net, shapes = convolutional()
+    args, aux = params_of(net, shapes)
+    low = convert_model(net, args, aux, "O2", shapes)
+    back = convert_model(*low, "O0", shapes)
+    assert to_graph(back.symbol) == to_graph(net)
+    for name, array in back.arg_params.items():
+        rounded = args[name].astype("float16") if low.arg_params[name].dtype == np.float16 else args[name]
+        np.testing.assert_array_equal(array.asnumpy(), rounded.astype("float32").asnumpy())
+
+
+# In plain MXNet.
+
+
+def test_a_model_unpacks_as_mxnets_functions_return_it():
+    found = model_of([1.0])
+    symbol, args, aux = found
+    assert (symbol, args, aux) == (found.symbol, found.arg_params, found.aux_params)
+
+
+@pytest.mark.parametrize("how", ["Module", "simple_bind", "bind"])
+def test_a_converted_model_runs_in_plain_mxnet(how, tmp_path):
+    """An embedding, which MXNet looks up in float16 on CPU too."""
+    net = mx.sym.Embedding(mx.sym.var("ids"), input_dim=50, output_dim=8, name="embed")
+    table = np.random.RandomState(0).randn(50, 8).astype(np.float32)
+    low = convert_model(net, {"embed_weight": mx.nd.array(table)}, {}, "O2,op:Embedding=float16", {"ids": (3,)})
+    file = str(tmp_path / "net.json")
+    low.symbol.save(file)
+    symbol, ids = load_symbol(file), mx.nd.array([4, 0, 49])
+    if how == "Module":
+        module = mx.mod.Module(symbol, data_names=["ids"], label_names=None)
+        module.bind([("ids", (3,))], for_training=False)
+        module.set_params(low.arg_params, low.aux_params)
+        module.forward(mx.io.DataBatch([ids]))
+        (result,) = module.get_outputs()
+    elif how == "simple_bind":
+        executor = symbol.simple_bind(mx.cpu(), ids=(3,))
+        executor.copy_params_from(low.arg_params, low.aux_params)
+        assert executor.arg_dict["embed_weight"].dtype == np.float16
+        (result,) = executor.forward(ids=ids)
+    else:
+        (result,) = symbol.bind(mx.cpu(), {"ids": ids, **low.arg_params}).forward()
+    assert result.dtype == np.float32
+    np.testing.assert_array_equal(result.asnumpy(), table[[4, 0, 49]].astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.bfloat16
+def test_a_bfloat16_model_runs_in_plain_mxnet():
+    net, shapes = convolutional()
+    args, aux = params_of(net, shapes)
+    low = convert_model(net, args, aux, BFLOAT16, shapes)
+    data = mx.nd.array(np.random.RandomState(1).randn(*shapes["x"]))
+    expected = net.bind(mx.cpu(), {"x": data, **args}, aux_states=aux).forward()[0].asnumpy()
+    result = low.symbol.bind(mx.cpu(), {"x": data, **low.arg_params}, aux_states=low.aux_params).forward()[0].asnumpy()
+    assert result.dtype == np.float32
+    assert 0 < np.abs(result - expected).max() < 16 * 2**-8  # probabilities; some roundings of 2**-8
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "O3"])
+def test_a_converted_model_is_bound_by_module(policy):
+    """Not run: on CPU MXNet multiplies no matrices in float16."""
+    net, shapes = convolutional()
+    low = convert_model(net, *params_of(net, shapes), policy, shapes)
+    module = mx.mod.Module(low.symbol, data_names=["x"], label_names=None)
+    module.bind(list(shapes.items()), for_training=False)
+    module.set_params(low.arg_params, low.aux_params)
+    args, aux = module.get_params()
+    bound = module._exec_group.execs[0].arg_dict
+    assert dtypes_of({name: bound[name] for name in low.arg_params}) == dtypes_of(low.arg_params)
+    for name, array in {**low.arg_params, **low.aux_params}.items():
+        np.testing.assert_array_equal({**args, **aux}[name].asnumpy(), array.asnumpy())

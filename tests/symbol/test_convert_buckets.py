@@ -1,0 +1,151 @@
+"""Buckets: all of them with one set of parameters."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.errors import ConvertError, PolicyError
+from mxmp.symbol import convert_buckets, convert_model, to_graph
+from tests.symbol.refusals import refused
+from tests.symbol.small import X, casts_of, dense, dtypes_of, snapshot, type_checks
+
+
+def recurrent(length):
+    """Return one bucket: a layer that is applied ``length`` times, and one that only buckets beyond 2 have."""
+    data = mx.sym.var("x")
+    weight = mx.sym.var("h_weight")
+    for step in range(length):
+        data = mx.sym.relu(dense(data, f"step{step}", weight), name=f"act{step}")
+    if length > 2:
+        data = dense(data, "long")
+    return mx.sym.softmax(dense(data, "out"), name="soft"), ["x"], None
+
+
+def weights(**values):
+    names = ("h_weight", "long_weight", "out_weight")
+    return {name: mx.nd.ones((6, 6)) * values.get(name, 0.5) for name in names}
+
+
+def buckets_of(policy="O2", sym_gen=recurrent, args=None, keys=(1, 2, 4), **changes):
+    shapes = {key: X for key in keys}
+    return convert_buckets(sym_gen, keys, weights() if args is None else args, {}, policy, shapes, **changes)
+
+
+def test_all_buckets_share_one_set_of_parameters():
+    found = buckets_of()
+    assert list(found.models) == list(found.reports) == [1, 2, 4]
+    assert dtypes_of(found.arg_params) == dict.fromkeys(weights(), "float16")
+    for key, (symbol, _, _) in found.models.items():
+        assert type_checks(symbol, found.arg_params, X)
+        assert symbol.list_arguments() == recurrent(key)[0].list_arguments()
+
+
+def test_each_bucket_is_converted_as_a_model_of_its_own():
+    found = buckets_of("O1")
+    for key, (symbol, _, _) in found.models.items():
+        own = {name: array for name, array in weights().items() if name in symbol.list_arguments()}
+        alone = convert_model(recurrent(key)[0], own, {}, "O1", X)
+        assert to_graph(symbol) == to_graph(alone.symbol) and found.reports[key] == alone.report
+
+
+def test_sym_gen_gives_a_buckets_symbol_and_names():
+    found = buckets_of()
+    symbol, data_names, label_names = found.sym_gen(2)
+    assert symbol is found.models[2][0] and (data_names, label_names) == (["x"], None)
+
+
+def test_sym_gen_names_a_bucket_that_was_not_converted():
+    with refused(ConvertError, "bucket 3 was not converted; known: [1, 2, 4]"):
+        buckets_of().sym_gen(3)
+
+
+def reading_exactly(length):
+    """Return a bucket, of which the longest reads the shared weight in float32 too."""
+    symbol, names, labels = recurrent(length)
+    exact = mx.sym.exp(symbol.get_internals()["h_weight"], name="exp")
+    return (mx.sym.Group([symbol, exact]) if length == 4 else symbol), names, labels
+
+
+@pytest.mark.parametrize("keys", [(1, 2, 4), (4, 2, 1)])
+def test_a_weight_that_one_bucket_reads_in_float32_stays_float32_for_all(keys):
+    found = buckets_of(sym_gen=reading_exactly, keys=keys)
+    assert dtypes_of(found.arg_params) == {"h_weight": "float32", "long_weight": "float16", "out_weight": "float16"}
+    for symbol, _, _ in found.models.values():
+        assert casts_of(symbol).count("h_weight") == 1 and type_checks(symbol, found.arg_params, X)
+
+
+def test_a_weight_that_one_bucket_alone_has_is_stored_as_it_wants():
+    low = buckets_of().arg_params
+    kept = buckets_of("O2,name:long=float32").arg_params
+    assert low["long_weight"].dtype == np.float16 and kept["long_weight"].dtype == np.float32
+
+
+def test_a_weight_that_no_bucket_has_is_passed_on():
+    found = buckets_of(keys=(1, 2))
+    assert dtypes_of(found.arg_params) == {"h_weight": "float16", "long_weight": "float32", "out_weight": "float16"}
+
+
+def test_a_value_out_of_range_is_clamped_once_for_all_buckets():
+    found = buckets_of(args=weights(h_weight=-1e5))
+    np.testing.assert_array_equal(found.arg_params["h_weight"].asnumpy(), np.full((6, 6), -65504, np.float16))
+    assert [(c.name, c.clamped, c.largest) for c in found.changes] == [("h_weight", 36, 1e5)] and found.unfit == ()
+
+
+def test_a_value_out_of_range_keeps_its_layers_in_float32_in_all_buckets():
+    found = buckets_of(args=weights(h_weight=-1e5), out_of_range="float32")
+    assert found.unfit == ("h_weight",) and found.changes == ()
+    assert dtypes_of(found.arg_params)["h_weight"] == "float32"
+    for key, report in found.reports.items():
+        precision = {row.name: row.precision for row in report.rows}
+        assert {precision[f"step{step}"] for step in range(key)} == {"float32"} and precision["out"] == "float16"
+
+
+def test_a_value_out_of_range_that_one_bucket_reads_in_float32_is_not_clamped_in_any():
+    args = weights(h_weight=1e5)
+    found = buckets_of(sym_gen=reading_exactly, args=args)
+    assert found.unfit == ("h_weight",) and found.arg_params["h_weight"] is args["h_weight"]
+    assert {row.precision for report in found.reports.values() for row in report.rows if "step" in row.name} == {
+        "float32"
+    }
+
+
+def test_an_override_need_not_match_in_every_bucket():
+    found = buckets_of("O2,name:long=float32")
+    assert {row.name: row.precision for row in found.reports[4].rows}["long"] == "float32"
+
+
+def test_an_override_that_matches_in_no_bucket_is_named():
+    with refused(PolicyError, "names: 'lang' matches no node", "long"):
+        buckets_of("O2,name:lang=float32")
+
+
+def test_buckets_leave_the_callers_arrays_alone():
+    args = weights(h_weight=1e5)
+    before = snapshot(args)
+    buckets_of(args=args)
+    assert snapshot(args) == before
+
+
+def test_converted_buckets_run_in_plain_mxnet():
+    """Embeddings, which MXNet looks up in float16 on CPU too."""
+
+    def sym_gen(length):
+        return mx.sym.Embedding(mx.sym.var("ids"), input_dim=50, output_dim=8, name="embed"), ["ids"], None
+
+    table = np.random.RandomState(0).randn(50, 8).astype(np.float32)
+    shapes = {length: {"ids": (2, length)} for length in (3, 5)}
+    found = convert_buckets(
+        sym_gen, shapes, {"embed_weight": mx.nd.array(table)}, {}, "O2,op:Embedding=float16", shapes
+    )
+    module = mx.mod.BucketingModule(found.sym_gen, default_bucket_key=5)
+    module.bind([("ids", (2, 5))], for_training=False)
+    module.set_params(found.arg_params, found.aux_params)
+    for length in (5, 3):
+        ids = np.arange(2 * length).reshape(2, length)
+        batch = mx.io.DataBatch([mx.nd.array(ids)], bucket_key=length, provide_data=[("ids", (2, length))])
+        module.forward(batch)
+        np.testing.assert_array_equal(
+            module.get_outputs()[0].asnumpy(), table[ids].astype(np.float16).astype(np.float32)
+        )

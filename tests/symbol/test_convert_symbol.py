@@ -1,0 +1,379 @@
+"""Symbols of every kind: what is theirs stays, and what plain MXNet makes of the result."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp import Policy
+from mxmp.passes import EraseCasts
+from mxmp.symbol import convert_graph, convert_symbol, to_graph
+from tests.symbol.small import X, convolutional, dense, params_of
+
+LOW_OUTPUT = ("O1,output=float16", "mixed_bfloat16,output=bfloat16")
+POLICIES = ("O1", "O2", "O3", "mixed_bfloat16", *LOW_OUTPUT)
+
+
+def convert(symbol, policy="O1", shapes=None, dtypes=None):
+    shapes = X if shapes is None else shapes
+    params = frozenset(symbol.list_arguments()) - set(shapes)
+    known = {**dict.fromkeys(shapes, "float32"), **(dtypes or {})}
+    return convert_graph(symbol, Policy.parse(policy), shapes, known, params)
+
+
+def precisions(found):
+    """Return what each operator computes in, by name."""
+    return {row.name: row.precision for row in found.report.rows}
+
+
+def nodes_of(symbol):
+    return {node.name: node for node in to_graph(symbol).nodes}
+
+
+# Outputs: names, order, dtypes.
+
+
+def _join(*parts):
+    return mx.sym.Concat(*parts, dim=1, name="join")
+
+
+def _networks():
+    x = mx.sym.var("x")
+    fc, soft = dense(x), mx.sym.softmax(x, name="soft")
+    parts = mx.sym.SliceChannel(dense(x, "wide"), num_outputs=2, axis=1, name="parts")
+    count = mx.sym.Cast(x, dtype="int32", name="count")
+    double = mx.sym.Cast(x, dtype="float64", name="double")
+    return {
+        "one": fc,
+        "a group": mx.sym.Group([soft, fc]),
+        "groups in a group": mx.sym.Group([mx.sym.Group([fc, soft]), mx.sym.Group([dense(fc, "last")])]),
+        "one output twice": mx.sym.Group([fc, soft, fc]),
+        "one that others read": mx.sym.Group([fc, mx.sym.exp(fc, name="exp"), dense(fc, "last")]),
+        "an input": mx.sym.Group([x, fc]),
+        "an input alone": x,
+        "a weight": mx.sym.Group([fc, fc.get_internals()["fc_weight"]]),
+        "all of several outputs": mx.sym.Group([parts[0], parts[1]]),
+        "several outputs in reverse": mx.sym.Group([parts[1], fc, parts[0]]),
+        "one of several outputs": parts[1],
+        "several outputs that others read": mx.sym.Group([dense(parts[0], "last"), mx.sym.exp(parts[1], name="exp")]),
+        "float32 only": soft,
+        "other dtypes": mx.sym.Group([count, fc, double]),
+        "hidden outputs": mx.sym.BatchNorm(fc, name="bn"),
+        "indices among the outputs": mx.sym.Group(list(mx.sym.topk(fc, ret_typ="both", k=2, name="top"))),
+        "a loss": mx.sym.SoftmaxOutput(fc, mx.sym.var("label"), name="loss"),
+        "internals": _join(fc, soft).get_internals(),
+    }
+
+
+NETWORKS = _networks()
+
+# No cast can take these names, 'x' and 'top_output0': its output would be called 'x_output'. Where the policy wants
+# such an output in low precision, and it is not computed in it, the dtype counts.
+UNNAMEABLE = ("an input", "an input alone", "a weight", "indices among the outputs", "internals")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_outputs_keep_names_order_and_dtypes(name, policy):
+    net = NETWORKS[name]
+    found = convert(net, policy)
+    wanted = Policy.parse(policy).output_dtype
+    before = net.infer_type(**dict.fromkeys(net.list_arguments(), "float32"))[1]
+    if name not in UNNAMEABLE or policy not in LOW_OUTPUT:
+        assert found.symbol.list_outputs() == net.list_outputs()
+    assert found.symbol.list_inputs() == net.list_inputs()
+    after = [found.facts.dtype(head) for head in found.graph.heads]
+    assert after == [wanted if dtype == np.float32 else np.dtype(dtype).name for dtype in before]
+    assert found.symbol.infer_shape(**X)[1] == net.infer_shape(**X)[1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("net", NETWORKS.values(), ids=NETWORKS.keys())
+def test_converting_back_gives_the_network(net, policy):
+    found = convert(net, policy)
+    assert to_graph(convert(found.symbol, "O0").symbol) == to_graph(net)
+    assert EraseCasts()(found.graph).graph == to_graph(net)
+
+
+@pytest.mark.parametrize("net", NETWORKS.values(), ids=NETWORKS.keys())
+def test_converted_networks_compute_nearly_the_same(net):
+    """Inputs and weights of at most 1; a handful of roundings of 2**-11, each of values below 8."""
+    found = convert(net, "O1")
+    args, aux = params_of(net, X)
+    args["x"] = mx.nd.array(np.random.RandomState(1).uniform(-1, 1, X["x"]))
+    results = [s.bind(mx.cpu(), args, aux_states=aux).forward() for s in (net, found.on_cpu())]
+    for name, expected, result in zip(net.list_outputs(), *results):
+        assert result.dtype == expected.dtype
+        if "top" not in name:  # ties after rounding may change which come first
+            np.testing.assert_allclose(result.asnumpy(), expected.asnumpy(), atol=4 * 8 * 2**-11, rtol=4 * 2**-11)
+
+
+# Dtypes of the network's own.
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_an_input_that_declares_another_dtype_keeps_it(dtype):
+    net = mx.sym.Group([dense(mx.sym.var("y", dtype=dtype), "own"), dense(mx.sym.var("x"))])
+    found = convert(net, "O2", {**X, "y": (4, 6)}, {"y": dtype})
+    assert precisions(found) == {"own": "as it was", "fc": "float16"}
+    assert nodes_of(found.symbol)["y"] == nodes_of(net)["y"]
+    assert found.symbol.infer_type(x="float32")[1] == [np.dtype(dtype), np.float32]
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+def test_a_float32_input_that_says_so_is_as_one_that_does_not(policy):
+    said, silent = (convert(dense(v), policy) for v in (mx.sym.var("x", dtype="float32"), mx.sym.var("x")))
+    assert [n.name for n in said.graph.nodes] == [n.name for n in silent.graph.nodes]
+    assert nodes_of(said.symbol)["x"].get("__dtype__") == "0"
+
+
+def test_declared_dtypes_come_back_when_converting_back():
+    net = dense(mx.sym.var("x", dtype="float32"), weight=mx.sym.var("fc_weight", dtype="float32", lr_mult=2.0))
+    low = convert(net, "O2")
+    assert nodes_of(low.symbol)["fc_weight"].get("__dtype__") == "2"
+    assert to_graph(convert(low.symbol, "O0").symbol) == to_graph(net)
+
+
+def test_the_networks_own_casts_stay():
+    """A rounding that the user asked for, and one to an integer."""
+    x = mx.sym.var("x")
+    rounded = mx.sym.Cast(mx.sym.Cast(x, dtype="float16", name="down"), dtype="float32", name="up")
+    whole = mx.sym.Cast(mx.sym.Cast(x, dtype="int32", name="whole"), dtype="float32", name="again")
+    net = mx.sym.Group([mx.sym.exp(rounded, name="exp"), mx.sym.exp(whole, name="exp2")])
+    found = convert(mx.sym.Group([net, dense(x)]))
+    assert {"down", "up", "whole", "again"} <= set(nodes_of(found.symbol))
+    values = mx.nd.array([[1 + 2**-12, 2.7] + [0.0] * 4])
+    result = found.on_cpu().bind(mx.cpu(), {"x": values, "fc_weight": mx.nd.ones((6, 6))}).forward()
+    np.testing.assert_allclose(result[0][0, :2].asnumpy(), np.exp([1.0, np.float16(2.7)]), rtol=1e-6)
+    np.testing.assert_allclose(result[1][0, :2].asnumpy(), np.exp([1.0, 2.0]), rtol=1e-6)
+
+
+def test_a_float64_branch_gives_what_it_gave():
+    x = mx.sym.var("x")
+    wide = mx.sym.sum(mx.sym.Cast(x, dtype="float64", name="wide") + 2.0**40, axis=1, name="total")
+    net = mx.sym.Group([wide, dense(x)])
+    found = convert(net)
+    values = {"x": mx.nd.array(np.random.RandomState(0).rand(4, 6)), "fc_weight": mx.nd.ones((6, 6))}
+    expected, result = (s.bind(mx.cpu(), values).forward()[0].asnumpy() for s in (net, found.on_cpu()))
+    assert result.dtype == np.float64
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_an_integer_branch_gives_what_it_gave():
+    """2049 is no float16 number."""
+    x = mx.sym.var("x")
+    number = mx.sym.elemwise_add(*(mx.sym.Cast(x, dtype="int32", name=f"number{i}") for i in range(2)), name="both")
+    net = mx.sym.Group([number, dense(x)])
+    values = {"x": mx.nd.full((4, 6), 2049), "fc_weight": mx.nd.ones((6, 6))}
+    result = convert(net).on_cpu().bind(mx.cpu(), values).forward()[0].asnumpy()
+    assert result.dtype == np.int32 and (result == 4098).all()
+
+
+# Custom operators.
+
+
+@mx.operator.register("mxmp_tests_double")
+class _DoubleProp(mx.operator.CustomOpProp):
+    """A user's operator, which takes float32 and nothing else."""
+
+    def __init__(self):
+        super().__init__(need_top_grad=True)
+
+    def infer_type(self, in_type):
+        if any(dtype != np.float32 for dtype in in_type):
+            raise ValueError(f"takes float32, found {in_type}")
+        return in_type, in_type, []
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return _Double()
+
+
+class _Double(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * 2)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_custom_operator_reads_and_gives_float32(policy):
+    net = dense(mx.sym.Custom(dense(mx.sym.var("x"), "a"), op_type="mxmp_tests_double", name="double"), "b")
+    found = convert(net, policy)
+    assert precisions(found) == {
+        "a": Policy.parse(policy).compute_dtype,
+        "double": "as it was",
+        "b": Policy.parse(policy).compute_dtype,
+    }
+    assert found.report.without_rule == ("Custom",)
+    assert nodes_of(found.symbol)["double"].attrs == nodes_of(net)["double"].attrs
+
+
+def test_a_custom_operator_runs():
+    net = mx.sym.Custom(dense(mx.sym.var("x")), op_type="mxmp_tests_double", name="double")
+    values = {"x": mx.nd.ones((4, 6)), "fc_weight": mx.nd.ones((6, 6))}
+    result = convert(net).on_cpu().bind(mx.cpu(), values, grad_req="null").forward()[0]
+    np.testing.assert_array_equal(result.asnumpy(), np.full((4, 6), 12, np.float32))
+
+
+# Groups of contexts.
+
+
+def _in_two_groups():
+    """Return two layers in two groups; the second, float16 on CPU too, is a table."""
+    with mx.AttrScope(ctx_group="first"):
+        table = mx.sym.Embedding(mx.sym.var("ids"), input_dim=50, output_dim=8, name="embed")
+    with mx.AttrScope(ctx_group="second"):
+        return mx.sym.exp(
+            mx.sym.Embedding(
+                mx.sym.slice_axis(table, axis=1, begin=0, end=1), input_dim=50, output_dim=8, name="again"
+            ),
+            name="exp",
+        )
+
+
+def test_groups_of_contexts_are_kept():
+    net, shapes = _in_two_groups(), {"ids": (3,)}
+    found = convert(net, "O2,op:Embedding=float16", shapes)
+    before, after = net.attr_dict(), found.symbol.attr_dict()
+    for name, attrs in before.items():
+        assert after[name].get("__ctx_group__") == attrs.get("__ctx_group__"), name
+
+
+def test_casts_stand_in_the_group_of_what_they_read_or_else_of_their_reader():
+    """Where both have one: so half the bytes cross over, if it narrows."""
+    with mx.AttrScope(ctx_group="first"):
+        soft = mx.sym.softmax(mx.sym.var("x"), name="soft")
+    with mx.AttrScope(ctx_group="second"):
+        fc = dense(mx.sym.relu(soft, name="act"))
+    plain = dense(mx.sym.exp(mx.sym.var("y"), name="exp"), "plain")
+    found = convert(mx.sym.Group([fc, plain, dense(soft, "third")]), "O1", {**X, "y": (4, 6)})
+    graph = found.graph
+    groups = {
+        (graph.nodes[node.inputs[0].node].name, node.get("dtype")): node.get("__ctx_group__")
+        for node in graph.nodes
+        if node.op == "Cast"
+    }
+    assert groups[("soft", "float16")] == "first"
+    assert {group for (_, _), group in groups.items()} == {"first", "second", None}
+    assert groups[("fc_float16", "float32")] == "second" and groups[("exp", "float16")] is None
+    assert groups[("third_float16", "float32")] is None
+
+
+def test_mxnet_binds_groups_to_their_contexts():
+    net, shapes = _in_two_groups(), {"ids": (3,)}
+    found = convert_symbol(net, "O2,op:Embedding=float16", shapes)
+    contexts = {"first": mx.cpu(1), "second": mx.cpu(2)}
+    executor = found.simple_bind(mx.cpu(0), group2ctx=contexts, ids=(3,))
+    assert executor.arg_dict["embed_weight"].context == mx.cpu(1)
+    assert executor.arg_dict["again_weight"].context == mx.cpu(2)
+    rng = np.random.RandomState(0)
+    first, second = rng.randint(0, 50, (50, 8)), rng.randn(50, 8).astype(np.float16)
+    executor.copy_params_from({"embed_weight": mx.nd.array(first), "again_weight": mx.nd.array(second)}, {})
+    (result,) = executor.forward(ids=mx.nd.array([4, 0, 49]))
+    assert result.context == mx.cpu(2) and result.dtype == np.float32
+    np.testing.assert_allclose(result.asnumpy(), np.exp(second[first[[4, 0, 49], :1]].astype(np.float32)), rtol=1e-6)
+
+
+# Names.
+
+
+def test_nodes_of_one_name_stay_two_nodes():
+    """MXNet does not require names to be unique, though its own float32 executor on CPU mixes these two up."""
+    first = dense(mx.sym.var("x"), "twin", mx.sym.var("a"))
+    net = mx.sym.Group([first, dense(mx.sym.exp(first, name="exp"), "twin", mx.sym.var("b"))])
+    found = convert(net)
+    assert found.symbol.list_outputs() == net.list_outputs() == ["twin_output", "twin_output"]
+    rng = np.random.RandomState(0)
+    x, a, b = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((4, 6), (6, 6), (6, 6)))
+    values = {name: mx.nd.array(array) for name, array in (("x", x), ("a", a), ("b", b))}
+    results = found.on_cpu().bind(mx.cpu(), values).forward()
+    expected = x @ a.T, np.exp(x @ a.T) @ b.T
+    for result, exact in zip(results, expected):
+        np.testing.assert_allclose(result.asnumpy(), exact, atol=8 * 2**-11 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("taken", ["x_cast_float16", "fc_float16"])
+def test_a_name_that_is_taken_gets_a_number(taken):
+    net = mx.sym.Group([dense(mx.sym.var("x")), mx.sym.exp(mx.sym.var(taken), name="exp")])
+    names = [node.name for node in convert(net).graph.nodes]
+    assert len(names) == len(set(names)) and {taken, f"{taken}1"} <= set(names)
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"x": (4, 6)},
+        {"x": [4, 6]},
+        {"x": (np.int64(4), np.int32(6))},
+        [("x", (4, 6))],
+        [mx.io.DataDesc("x", (4, 6))],
+    ],
+    ids=["dict", "list", "numpy", "pairs", "DataDesc"],
+)
+def test_shapes_are_given_as_module_has_them(shapes):
+    net = mx.sym.mean(dense(mx.sym.var("x")), axis=1, name="mean")
+    assert to_graph(convert_symbol(net, "O1", shapes)) == convert(net).graph
+
+
+def test_shapes_decide_where_the_casts_stand():
+    """One cast either way: at the smallest tensor, or, if sizes are unknown, as early as float32 may begin."""
+    net = mx.sym.relu(dense(mx.sym.var("x")), name="act")
+    net = mx.sym.softmax(mx.sym.slice_axis(net, axis=1, begin=0, end=1, name="cut"), name="soft")
+    for shapes, source in ((X, "cut"), (None, "fc")):
+        graph = to_graph(convert_symbol(net, "O1", shapes))
+        assert [graph.nodes[n.inputs[0].node].name for n in graph.nodes if n.get("dtype") == "float32"] == [source]
+
+
+def test_dtypes_of_inputs_are_taken_from_the_argument():
+    net = mx.sym.Embedding(mx.sym.var("ids"), input_dim=5, output_dim=4, name="embed")
+    found = convert_symbol(net, "O1,op:Embedding=float16", {"ids": (3,)}, {"ids": np.int32})
+    assert found.infer_type(ids="int32")[1] == [np.float32]
+
+
+def stored(symbol):
+    """Return the names of the variables that a symbol declares in float16."""
+    return {name for name, node in nodes_of(symbol).items() if node.is_variable and node.get("__dtype__") == "2"}
+
+
+def test_without_shapes_parameters_are_known_by_their_names():
+    net = dense(dense(mx.sym.var("x")), "b", mx.sym.var("other"))
+    assert stored(convert_symbol(net, "O2")) == {"fc_weight"}
+
+
+def test_with_shapes_all_but_inputs_and_labels_are_parameters():
+    net = dense(dense(dense(mx.sym.var("x")), "b", mx.sym.var("other")), "c", mx.sym.var("soft_label"))
+    assert stored(convert_symbol(net, "O2", X)) == {"fc_weight", "other"}
+
+
+def test_data_names_say_what_the_inputs_are():
+    net = dense(dense(mx.sym.var("x")), "b", mx.sym.var("other"))
+    assert stored(convert_symbol(net, "O2", data_names=["x"])) == {"fc_weight", "other"}
+    assert stored(convert_symbol(net, "O2", X, data_names=["x", "fc_weight"])) == {"other"}
+
+
+def test_fields_overrule_the_policy():
+    net = dense(mx.sym.var("x"))
+    low = convert_symbol(net, "O1", X, output_dtype="float16", names={"fc": "float32"})
+    assert to_graph(low) == to_graph(convert_symbol(net, "O1,output=float16,name:fc=float32", X))
+    assert low.infer_type(x="float32")[1] == [np.float16]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_conversion_does_not_depend_on_what_was_converted_before(policy):
+    net, shapes = convolutional()
+    first = convert_symbol(net, policy, shapes).tojson(remove_amp_cast=False)
+    for other in itertools.islice(NETWORKS.values(), 3):
+        convert(other, policy)
+    assert convert_symbol(net, policy, shapes).tojson(remove_amp_cast=False) == first
+
+
+@pytest.mark.parametrize("first, second", list(itertools.permutations(("O1", "O2", "mixed_bfloat16"), 2)))
+def test_the_last_policy_counts(first, second):
+    net, shapes = convolutional()
+    apply = functools.partial(convert_symbol, shapes=shapes)
+    assert to_graph(apply(apply(net, first), second)) == to_graph(apply(net, second))
