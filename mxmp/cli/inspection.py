@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Tuple
 
-from .. import dtypes
 from ..graph import Entry, Graph
 from ..passes import EraseCasts, Facts
 from ..policy import Policy, check_matches
 from ..report import Report, held_report
 from ..symbol import Converted, convert_graph, convert_model, infer_facts, to_graph
-from ..symbol.arguments import check_params, known_dtypes, known_shapes, param_names
+from ..symbol.arguments import Model, check_params, known_dtypes, known_shapes, param_names
 from ..symbol.params import Change, total_bytes, widened
 from ..tally import variable_bytes
 
@@ -87,17 +86,12 @@ def held(symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], types
 
 def _known(symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], types: Mapping[str, str]) -> _Known:
     """Return what is known about a network's variables once casts are taken out, as ``convert_model`` does."""
-    sizes, dtypes_of = known_shapes(symbol, shapes), known_dtypes(symbol, types)
+    model = Model(symbol, known_shapes(symbol, shapes), known_dtypes(symbol, types))
     if params is None:
-        return _Known(sizes, dtypes_of, param_names(symbol, sizes, None))
+        return _Known(model.shapes, model.dtypes, param_names(symbol, model.shapes, None))
     args, aux = widened(symbol, params[0]), params[1]
-    check_params(symbol, args, aux, sizes)
-    own = set(symbol.list_inputs())
-    arrays = {name: array for name, array in {**args, **aux}.items() if name in own}
-    if sizes:
-        sizes = {**{name: array.shape for name, array in arrays.items()}, **sizes}
-    dtypes_of = {**{name: dtypes.canonical(array.dtype) for name, array in arrays.items()}, **dtypes_of}
-    return _Known(sizes, dtypes_of, frozenset(args))
+    check_params(symbol, args, aux, model.shapes)
+    return _Known(*model.known(args, aux), frozenset(args))
 
 
 def _undeclared(graph: Graph, before: Converted) -> Dict[str, str]:

@@ -37,6 +37,14 @@ class Model(NamedTuple):
     dtypes: Dict[str, str]
     ranges: Mapping[str, float] = {}
 
+    def known(self, args: Mapping[str, Any], aux: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, str]]:
+        """Return the shapes and dtypes of inputs and parameters; shapes only if some input's is known."""
+        arrays = {name: args[name] for name in self.symbol.list_arguments() if name in args}
+        arrays.update((name, aux[name]) for name in self.symbol.list_auxiliary_states())
+        types = {name: dtypes_.canonical(array.dtype) for name, array in arrays.items()}
+        shapes = {name: array.shape for name, array in arrays.items()} if self.shapes else {}
+        return {**shapes, **self.shapes}, {**types, **self.dtypes}
+
     def beyond_range(self, policy: Policy) -> FrozenSet[str]:
         """Return the names of what may have values beyond the range of a policy's compute dtype."""
         if not policy.is_mixed:

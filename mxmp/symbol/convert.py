@@ -246,14 +246,9 @@ def _convert(
     allowed: FrozenSet[str],
     unfit: FrozenSet[str],
 ) -> Converted:
-    arrays = {name: args[name] for name in model.symbol.list_arguments() if name in args}
-    arrays.update((name, aux[name]) for name in model.symbol.list_auxiliary_states())
-    types = {name: dtypes_.canonical(array.dtype) for name, array in arrays.items()}
-    shapes = {name: array.shape for name, array in arrays.items()} if model.shapes else {}
+    shapes, types = model.known(args, aux)
     unfit |= model.beyond_range(policy)
-    found = convert_graph(
-        model.symbol, policy, {**shapes, **model.shapes}, {**types, **model.dtypes}, allowed, unfit=unfit, final=True
-    )
+    found = convert_graph(model.symbol, policy, shapes, types, allowed, unfit=unfit, final=True)
     _check_shapes(found, shapes)
     return found
 
