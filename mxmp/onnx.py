@@ -57,9 +57,11 @@ def export_model(
 ) -> str:
     """Write a symbol with its parameters as an ONNX model, which onnx's checker has passed.
 
+    For example ``export_model(*mxmp.symbol.convert_model(...), "net.onnx", shapes)``.
+
     MXNet's exporter does the work, on what ``exportable`` returns. The exporter says of a model that its
     operators are of the newest version that onnx knows, which is not so: onnx 1.13 and later refuse its
-    means and splits for it. Here they are called those of opset 15.
+    means and splits for it. Here they are called those of opset 15, and parameters are no inputs.
 
     Args:
         sym: A symbol, converted by mxmp or not; it is not changed.
@@ -77,10 +79,6 @@ def export_model(
         ConvertError: If the parameters do not fit, an input has no shape, or the exporter cannot
             translate an operator.
         CheckpointError: If the file cannot be written.
-
-    Example:
-        >>> model = mxmp.symbol.convert_model(sym, arg_params, aux_params, "O2", shapes)
-        >>> mxmp.onnx.export_model(*model, "net.onnx", shapes)
     """
     onnx = _import_onnx()
     sizes, types = known_shapes(require_symbol(sym), shapes), known_dtypes(sym, dtypes)
@@ -96,6 +94,7 @@ def export_model(
             mx.onnx.export_model(symbol, params, [sizes[name] for name in inputs], in_types, written)
             model = onnx.load(written)
             model.opset_import[0].version = OPSET
+            _tidy(model.graph)
             onnx.checker.check_model(model)
             onnx.save(model, written)
     except OSError as e:
@@ -103,6 +102,21 @@ def export_model(
     except (AttributeError, NotImplementedError, mx.MXNetError, onnx.checker.ValidationError) as e:
         raise ConvertError(f"MXNet's exporter to ONNX cannot translate the network: {_first_line(e)}") from e
     return file
+
+
+def _tidy(graph: Any) -> None:
+    """Leave parameters out of the inputs, and those that nothing reads out altogether.
+
+    The exporter lists every parameter as an input, as ONNX wanted it before IR version 4; onnxruntime
+    folds no constants then, and 1.26 crashes on such a model in float16.
+    """
+    read = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
+    names = {tensor.name for tensor in graph.initializer}
+    kept = [tensor for tensor in graph.initializer if tensor.name in read]
+    inputs = [value for value in graph.input if value.name not in names]
+    del graph.initializer[:], graph.input[:]
+    graph.initializer.extend(kept)
+    graph.input.extend(inputs)
 
 
 def _import_onnx() -> Any:
