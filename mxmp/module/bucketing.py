@@ -10,6 +10,7 @@ import mxnet as mx
 from ..errors import TrainerError
 from ..optimizer.status import ScalerStatus
 from ..policy import Policy
+from ..report import Report
 from .module import Module
 from .options import make_scaler
 
@@ -66,6 +67,16 @@ class BucketingModule(ScalerStatus, mx.mod.BucketingModule):
         super().__init__(sym_gen, default_bucket_key, **self._options)
         self._options.update(policy=Policy.parse(policy), loss_heads=tuple(loss_heads))
         self._scaler = make_scaler(self._options["policy"], loss_scale)
+
+    @property
+    def policy(self) -> Policy:
+        """The precision policy of all buckets."""
+        return self._options["policy"]
+
+    @property
+    def report(self) -> Report:
+        """What the conversion decided for the current bucket."""
+        return self._current("report").report
 
     def _set_loss_scale(self, spec: Any) -> None:
         if self._curr_module is not None:

@@ -8,9 +8,11 @@ import mxnet as mx
 from mxnet.module.base_module import _parse_data_desc
 from mxnet.module.executor_group import DataParallelExecutorGroup
 
+from ..dtypes import BFLOAT16, canonical
 from ..errors import ConvertError, TrainerError
 from ..optimizer.masters import follow, is_low_precision, to_float32
 from ..optimizer.scaler import Scaler
+from ..passes import EraseCasts
 from ..passes.classify import depends_on_shapes
 from ..policy import Policy, check_matches
 from ..symbol import to_graph
@@ -87,7 +89,7 @@ class ConvertedModule(mx.mod.Module):
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Take other shapes, as ``mx.mod.Module.reshape``; convert anew if these decide otherwise."""
         runnable = self._bound("reshape")
-        if depends_on_shapes(runnable.converted.graph):
+        if depends_on_shapes(to_graph(self._symbol)):
             descs = _parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
             found = self._prepare(descs, self)
             if found.converted.graph != runnable.converted.graph:
@@ -97,6 +99,10 @@ class ConvertedModule(mx.mod.Module):
                     self._exec_group.install_monitor(self._monitor)
                 return
         super().reshape(data_shapes, label_shapes)
+
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
+        """Update a metric with the last outputs, as ``mx.mod.Module.update_metric``; bfloat16 ones in float32."""
+        super().update_metric(_Widening(eval_metric), labels, pre_sliced)
 
     def install_monitor(self, mon: Any) -> None:
         """Install a monitor on all executors; it sees the graph that runs, casts included."""
@@ -108,8 +114,8 @@ class ConvertedModule(mx.mod.Module):
         """Return what to run for data and labels of these descriptions."""
         stored: FrozenSet[str] = frozenset()
         if shared is None:  # a bucket may lack what a pattern of the policy means
-            graph = to_graph(self._symbol)
-            check_matches(self._policy, [(node.op, node.name) for node in graph.nodes if not node.is_variable])
+            graph = EraseCasts()(to_graph(self._symbol)).graph
+            check_matches(self._policy, [(node.op, node.name) for node in graph.operators()])
         else:
             stored = shared._low_weights()
         scaled = self.for_training and self._scaler.active
@@ -223,8 +229,9 @@ class ConvertedModule(mx.mod.Module):
         if self._update_on_kvstore:
             super()._sync_params_from_devices()
             return
+        count = None if self._training is None else len(self._training.updaters)
         for weight in self._weights():
-            exact = [self._exact(weight.name, number, array) for number, array in enumerate(weight.arrays)]
+            exact = [self._exact(weight.name, number, array) for number, array in enumerate(weight.arrays[:count])]
             _store_mean(exact, self._arg_params[weight.name])
         for name, arrays in zip(self._exec_group.aux_names, self._exec_group.aux_arrays):
             _store_mean(arrays, self._aux_params[name])
@@ -246,6 +253,18 @@ class ConvertedModule(mx.mod.Module):
             self._training.end_window()
         else:
             self._scaler.close_window()
+
+
+class _Widening:
+    """A metric that is given bfloat16 in float32, which numpy can read."""
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+
+    def update_dict(self, labels: Any, outputs: Dict[str, mx.nd.NDArray]) -> None:
+        """Update the metric with outputs of one context."""
+        wide = {name: to_float32(o) if canonical(o.dtype) == BFLOAT16 else o for name, o in outputs.items()}
+        self._metric.update_dict(labels, wide)
 
 
 def _check_sharing(names: Sequence[str], shared: Sequence[str], low: FrozenSet[str]) -> None:

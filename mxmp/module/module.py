@@ -14,6 +14,8 @@ from ..optimizer.scaler import Stage
 from ..optimizer.status import ScalerStatus
 from ..policy import Policy
 from ..report import Report
+from ..symbol import load_checkpoint
+from ..symbol.arguments import require_symbol
 from .converted import ConvertedModule, write_loss_scale
 from .options import make_optimizer, make_scaler, updates_on_kvstore
 from .training import Training
@@ -85,7 +87,7 @@ class Module(ScalerStatus, ConvertedModule):
     ) -> None:
         policy = Policy.parse(policy)
         super().__init__(
-            symbol,
+            require_symbol(symbol),
             data_names,
             label_names,
             logger,
@@ -345,8 +347,11 @@ class Module(ScalerStatus, ConvertedModule):
             epoch: Likewise.
             load_optimizer_states: Whether `init_optimizer` loads the states and the loss scale.
             **kwargs: As for `Module`.
+
+        Raises:
+            CheckpointError: If a file is missing or damaged; the message names it.
         """
-        symbol, arg_params, aux_params = mx.model.load_checkpoint(prefix, epoch)
+        symbol, arg_params, aux_params = load_checkpoint(prefix, epoch)
         module = cls(symbol, **kwargs)
         module._arg_params, module._aux_params = arg_params, aux_params
         module.params_initialized = True

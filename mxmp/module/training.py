@@ -43,7 +43,8 @@ class Training:
     Attributes:
         scaler: The loss scale and the present window.
         optimizer: The optimizer, with masters for low precision weights.
-        updaters: One per context.
+        updaters: One per context; with a kvstore one alone, whose weights the other contexts copy:
+            optimizers that draw noise, or count their calls, would let them drift apart.
 
     Args:
         scaler: As above.
@@ -63,9 +64,9 @@ class Training:
     ) -> None:
         self.scaler = scaler
         self.optimizer = optimizer
-        self.updaters = [mx.optimizer.get_updater(optimizer) for _ in contexts]
         self._kvstore = kvstore
-        self._contexts = list(contexts)
+        self._contexts = list(contexts if kvstore is None else contexts[:1])
+        self.updaters = [mx.optimizer.get_updater(optimizer) for _ in self._contexts]
         self._params = [_Param(w.name, w.arrays[0].shape, w.arrays[0].dtype) for w in weights]
         self._indices = {weight.name: index for index, weight in enumerate(weights)}
         # Lists of gradients that show float32 copies, with what they held.
@@ -88,7 +89,7 @@ class Training:
             value: Float32, its shape, on any context.
         """
         index = self._indices[weight.name]
-        for number, array in enumerate(weight.arrays):
+        for number, array in enumerate(weight.arrays[: len(self.updaters)]):
             master = self.master(weight.name, number)
             if master is not None:
                 value.copyto(master)
@@ -99,6 +100,7 @@ class Training:
                 inner = self.optimizer.inner.create_state_multi_precision(index, master)
                 self.updaters[number].states[index] = MasterState(master, inner)
                 self.updaters[number].states_synced[index] = True
+        self._copy([weight])
 
     # ------------------------------------------------------------------ one window
 
@@ -121,8 +123,7 @@ class Training:
             self.unscale(weights)
         if not weights:
             return 0.0
-        groups = [[weight.grads[k] for weight in weights] for k in range(len(self._contexts))]
-        norm = self.scaler.read_norm(groups if self._kvstore is None else groups[:1])
+        norm = self.scaler.read_norm([[weight.grads[k] for weight in weights] for k in range(len(self._contexts))])
         if self.scaler.window.finite:
             scale_in_place(_gradients(weights), clip_coefficient(norm, max_norm))
         return norm
@@ -196,6 +197,13 @@ class Training:
                 updater(indices, [w.grads[number] for w in weights], [w.arrays[number] for w in weights])
         finally:
             self.optimizer.rescale_grad = rescale
+        self._copy(weights)
+
+    def _copy(self, weights: Iterable[Weight]) -> None:
+        """Give contexts without an updater the weights of those that have one."""
+        for weight in weights:
+            for array in weight.arrays[len(self.updaters) :]:
+                weight.arrays[0].copyto(array)
 
     # ------------------------------------------------------------------ states
 

@@ -21,6 +21,8 @@ NO_RULE = "no rule for this operator"
 NAMED = "its outputs have names of their own"
 """The reason given for an operator that gives outputs of the network under names that no cast can take."""
 
+_SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStorageType)
+
 PRECISION_ATTR = "__mxmp_precision__"
 """Attribute that ``mxmp.gluon.precision`` puts on the operators of a region."""
 
@@ -269,6 +271,8 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
     ]
     for kind, number, entry in entries:
         dtype = facts.dtype(entry)
+        if graph.nodes[entry.node].get("__storage_type__") in _SPARSE:
+            return f"{kind} {number} is sparse"
         if dtype is None:
             return f"the dtype of {kind} {number} is unknown"
         if dtype != dtypes.FLOAT32:

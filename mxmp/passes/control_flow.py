@@ -8,20 +8,19 @@ in src/operator/control_flow.cc at tag 1.9.1).
 from __future__ import annotations
 
 import ast
-from typing import Callable, Dict, FrozenSet, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, NamedTuple, Tuple
 
 from ..graph import Graph, Node
 
 
 class Body(NamedTuple):
-    """One body of a control flow node.
+    """One body of a control flow node. Its heads are the outputs of the node, unless it decides.
 
     Attributes:
         graph: The body.
         ports: For each of its variables, in order, the input of the node that it stands for.
         states: Pairs (variable, head) of a loop's state: what a head gives is what the variable
             holds in the next iteration.
-        outputs: For each of its heads the output of the node that it gives, None if it gives none.
         exact: Heads that keep their dtype: states, and what another body must agree with.
         sliced: Variables that hold a slice of what the node reads.
         decides: Whether it is a condition, which is left as it was.
@@ -30,7 +29,6 @@ class Body(NamedTuple):
     graph: Graph
     ports: Tuple[int, ...]
     states: Tuple[Tuple[int, int], ...] = ()
-    outputs: Tuple[Optional[int], ...] = ()
     exact: FrozenSet[int] = frozenset()
     sliced: FrozenSet[int] = frozenset()
     decides: bool = False
@@ -56,7 +54,6 @@ def _foreach(node: Node) -> Tuple[Body, ...]:
         graph,
         ports=tuple(ports[variable] for variable in range(len(ports))),
         states=tuple((variable, first + i) for i, variable in enumerate(states)),
-        outputs=tuple(range(count)),
         exact=frozenset(range(first, count)),
         sliced=frozenset(data),
     )
@@ -72,7 +69,6 @@ def _while_loop(node: Node) -> Tuple[Body, ...]:
         function,
         ports=_locs(node, "func_input_locs"),
         states=tuple((variable, first + i) for i, variable in enumerate(variables)),
-        outputs=tuple(range(count)),
         exact=frozenset(range(first, count)),
     )
     return (Body(condition, _locs(node, "cond_input_locs"), decides=True), body)
@@ -82,7 +78,7 @@ def _cond(node: Node) -> Tuple[Body, ...]:
     condition, *branches = node.subgraphs
     locs = (_locs(node, key) for key in ("then_input_locs", "else_input_locs"))
     count = len(branches[0].heads)
-    found = (Body(g, ports, (), tuple(range(count)), frozenset(range(count))) for g, ports in zip(branches, locs))
+    found = (Body(g, ports, (), frozenset(range(count))) for g, ports in zip(branches, locs))
     return (Body(condition, _locs(node, "cond_input_locs"), decides=True), *found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import AbstractSet, Dict, FrozenSet, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Mapping, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph
@@ -68,7 +68,7 @@ def make_plan(
             Otherwise a parameter that a free operator reads stays float32, because that operator's
             label may change with the shapes.
     """
-    verdicts, bodies = _plan_bodies(graph, classify(graph, policy, facts, rules), facts)
+    verdicts, bodies = _plan_bodies(graph, classify(graph, policy, facts, rules), facts, policy)
     low_params: FrozenSet[int] = frozenset()
     free_params: FrozenSet[int] = frozenset()
     if policy.param_dtype != dtypes.FLOAT32:
@@ -98,7 +98,7 @@ def _read_low_alone(
 
 
 def _plan_bodies(
-    graph: Graph, verdicts: Tuple[Verdict, ...], facts: Facts
+    graph: Graph, verdicts: Tuple[Verdict, ...], facts: Facts, policy: Policy
 ) -> Tuple[Tuple[Verdict, ...], Dict[Tuple[int, int], Plan]]:
     """Return the plans of all bodies, and the verdicts with what the bodies want and give."""
     plans: Dict[Tuple[int, int], Plan] = {}
@@ -109,7 +109,7 @@ def _plan_bodies(
         bodies = bodies_of(graph.nodes[position])
         own_facts = {number: facts.bodies[position, number] for number, nodes in enumerate(verdict.bodies) if nodes}
         named = frozenset(head.index for head in graph.heads if head.node == position)
-        own = {n: _plan_body(bodies[n], verdict.bodies[n], f, named) for n, f in own_facts.items()}
+        own = {n: _plan_body(bodies[n], verdict.bodies[n], f, named, policy) for n, f in own_facts.items()}
         ports = _low_ports(bodies, own, own_facts)
         own = {number: _enter_low(bodies[number], plan, own_facts[number], ports) for number, plan in own.items()}
         plans.update({(position, number): plan for number, plan in own.items()})
@@ -117,16 +117,19 @@ def _plan_bodies(
     return tuple(found), plans
 
 
-def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts, named: FrozenSet[int]) -> Plan:
+def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts, named: FrozenSet[int], policy: Policy) -> Plan:
     """Return the plan of a body whose variables are float32.
 
     Loop states stay float32: they are what rounding errors add up in. So do the outputs that
     other bodies must agree with, and those that are outputs of the whole graph (``named``), whose
-    names no cast can take. The other outputs come in what they are computed in.
+    names no cast can take. The other outputs come in what they are computed in, if that is float16:
+    each is a slice of what the loop gives, and MXNet's bfloat16 kernels cannot write to a slice
+    ("storage_type() == kDefaultStorage && IsView() == false", src/ndarray/ndarray.cc at tag 1.9.1).
     """
-    verdicts, bodies = _plan_bodies(body.graph, verdicts, facts)
-    named_heads = frozenset(head for head, output in enumerate(body.outputs) if output in named)
-    any_heads = frozenset(range(len(body.graph.heads))) - body.exact - named_heads
+    verdicts, bodies = _plan_bodies(body.graph, verdicts, facts, policy)
+    any_heads = frozenset(range(len(body.graph.heads))) - body.exact - named
+    if policy.compute_dtype == dtypes.BFLOAT16:
+        any_heads = frozenset()
     return Plan(verdicts, place(body.graph, verdicts, facts, any_heads=any_heads), frozenset(), bodies, any_heads)
 
 
@@ -160,11 +163,10 @@ def _enter_low(body: Body, plan: Plan, facts: Facts, ports: FrozenSet[int]) -> P
 
 def _low_outputs(bodies: Sequence[Body], plans: Mapping[int, Plan], facts: Mapping[int, Facts]) -> FrozenSet[int]:
     """Return the outputs of a control flow node that its bodies give in low precision."""
-    found: Set[Optional[int]] = set()
+    found: Set[int] = set()
     for number, plan in plans.items():
-        body = bodies[number]
-        for head, (entry, output) in enumerate(zip(body.graph.heads, body.outputs)):
+        for head, entry in enumerate(bodies[number].graph.heads):
             gives_low = plan.gives_low(entry.node, entry.index) and facts[number].dtype(entry) == dtypes.FLOAT32
             if head in plan.any_heads and gives_low:
-                found.add(output)
-    return frozenset(output for output in found if output is not None)
+                found.add(head)
+    return frozenset(found)

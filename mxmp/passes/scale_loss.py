@@ -22,7 +22,6 @@ from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import VARIABLE, make_attrs
 from ..rules import RULES
-from ..rules.core import value_of
 from .base import Pass
 from .facts import Facts
 from .insert_casts import MARK_ATTR, cast_op
@@ -133,9 +132,8 @@ class ScaleLoss(Pass):
 
 def is_loss_head(node: Node) -> bool:
     """Return whether a node's gradient is the loss's own, whatever comes behind it."""
-    attrs = dict(node.attrs)
-    rule = RULES.find(node.op, attrs)
-    return rule is not None and rule.loss_head and not value_of(attrs, "out_grad")
+    rule = RULES.find(node.op, dict(node.attrs))
+    return rule is not None and rule.loss_head
 
 
 def _scale_variable(name: str, head: Node) -> Node:

@@ -96,7 +96,7 @@ class Rule:
             ``transpose_b``; its ``alpha`` becomes a factor on input 0.
         stand_in_defaults: Pairs (attribute, value as text) that a call must have, or leave out, for it.
         loss_head: Whether the gradient of input 0 does not depend on that of the output, whatever
-            comes behind it, unless the operator's ``out_grad`` says otherwise.
+            comes behind it. SoftmaxOutput's ``out_grad`` changes nothing about that in MXNet 1.9.1.
     """
 
     op: str

@@ -89,24 +89,26 @@ def convert_graph(
 def _input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Dtypes:
     """Return the dtypes of variables, float32 for those that neither declare nor imply another.
 
-    Inputs come first, since MXNet infers the dtypes of parameters from them; what is unknown
-    even then is float32 too.
+    What is given or declared comes first, then inputs that it does not imply, since MXNet infers the
+    dtypes of parameters from them; what is unknown even then is float32 too.
     """
     undeclared = {node.name for node in graph.nodes if node.is_variable and node.get("__dtype__") in (None, "-1")}
     inputs = {name for name in undeclared - params if name in shapes or params}
-    known = {**{name: dtypes.FLOAT32 for name in inputs}, **types}
-    rest = undeclared - set(known)
-    if rest:
+    variables = {node.name for node in graph.nodes if node.is_variable}
+    known = dict(types)
+    for names in (inputs, undeclared):
+        rest = names - set(known)
         try:
-            facts = infer_facts(symbol, graph, {}, known, params)
+            facts = (
+                infer_facts(symbol, graph, {}, known, params)
+                if rest and known.keys() | (variables - undeclared)
+                else Facts({})
+            )
         except InferenceError:  # Embedding and Dropout, for example, must be told
             return {**dict.fromkeys(undeclared, dtypes.FLOAT32), **types}
-        unknown = [
-            node.name
-            for position, node in enumerate(graph.nodes)
-            if node.name in rest and node.is_variable and facts.dtype(Entry(position)) is None
-        ]
-        known.update((name, dtypes.FLOAT32) for name in unknown)
+        for position, node in enumerate(graph.nodes):
+            if node.is_variable and node.name in rest and facts.dtype(Entry(position)) is None:
+                known[node.name] = dtypes.FLOAT32
     return known
 
 

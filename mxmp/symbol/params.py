@@ -81,9 +81,13 @@ def store_low(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
 
 
 def clamp_float32(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
-    """Return a float32 array with its values in the range of a low precision dtype, and how many were not."""
-    clamped, largest = _count_beyond(array.asnumpy(), dtype)
-    return (clamp(array, dtype) if clamped else array), Change(name, clamped, largest)
+    """Return a float32 array with its values in the range of a low precision dtype, and what casts do to them."""
+    values = array.asnumpy()
+    clamped, largest = _count_beyond(values, dtype)
+    zeros = np.count_nonzero(np.abs(values) <= dtypes.limits(dtype).smallest_subnormal / 2) - np.count_nonzero(
+        values == 0
+    )
+    return (clamp(array, dtype) if clamped else array), Change(name, clamped, largest, int(zeros))
 
 
 def clamp(array: Any, dtype: str) -> Any:

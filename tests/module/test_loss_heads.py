@@ -58,6 +58,7 @@ VALUES = {"label": (BATCH, 6)}
 # Name -> (symbol, shapes of the labels)
 HEADS = {
     "SoftmaxOutput": (soft, CLASSES),
+    "SoftmaxOutput, out_grad": (lambda: soft(out_grad=True), CLASSES),  # MXNet ignores the output's gradient even so
     "ignore": (lambda: soft(use_ignore=True, ignore_label=2), CLASSES),
     "batch": (lambda: soft(normalization="batch", grad_scale=3.0), CLASSES),
     "valid": (lambda: soft(normalization="valid", use_ignore=True, ignore_label=2, smooth_alpha=0.1), CLASSES),

@@ -153,7 +153,8 @@ def test_bad_arguments_are_named():
 
 
 def test_a_network_that_does_not_convert_names_the_node_and_binds_nothing():
-    symbol = mx.sym.elemwise_add(mx.sym.Cast(mx.sym.var("data"), dtype="int32"), mx.sym.var("data"), name="culprit")
+    data = mx.sym.var("data")
+    symbol = mx.sym.elemwise_add(mx.sym.Cast(data, dtype="int32"), data, name="culprit")
     module = Module(symbol, label_names=None)
     with pytest.raises(ConvertError, match="node 'culprit'"):
         module.bind([("data", (2, 3))])

@@ -289,3 +289,42 @@ def test_the_static_scale_never_moves():
     poison(module)
     assert module.update() is False
     assert module.loss_scale == StaticLossScale(16)
+
+
+@pytest.mark.parametrize("optimizer", ["nadam", "sgld", "sgd"])
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_contexts_hold_the_same_weights(optimizer, policy):
+    """Nadam counts its calls and SGLD draws noise: an update on each context would let them drift apart."""
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc"), name="softmax")
+    module = Module(symbol, context=[mx.cpu(0), mx.cpu(1)], policy=policy, loss_scale=4)
+    module.bind([("data", (8, 6))], [("softmax_label", (8,))])
+    module.init_params(mx.init.Uniform(0.1))
+    module.init_optimizer(optimizer=optimizer, optimizer_params={"learning_rate": 0.05})
+    rng = np.random.RandomState(0)
+    for _ in range(3):
+        module.forward_backward(mx.io.DataBatch([mx.nd.array(rng.randn(8, 6))], [mx.nd.array(rng.randint(0, 4, 8))]))
+        assert module.update()
+    for weight in module._weights():
+        first, second = (array.asnumpy() for array in weight.arrays)
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.bfloat16
+def test_a_metric_reads_bfloat16_outputs():
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc"), name="softmax")
+    module = Module(symbol, policy="bfloat16")
+    images = mx.io.NDArrayIter(np.random.RandomState(0).rand(8, 6), np.arange(8) % 4, batch_size=4)
+    module.fit(images, eval_metric="acc", num_epoch=1)
+    assert 0 <= dict(module.score(images, "acc"))["accuracy"] <= 1
+
+
+def test_an_override_may_name_a_node_in_a_loop():
+    weight = mx.sym.var("w_weight")
+
+    def body(x, state):
+        return mx.sym.FullyConnected(x, weight, num_hidden=4, no_bias=True, name="inner"), state
+
+    out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), mx.sym.var("s0"))
+    module = Module(mx.sym.MakeLoss(mx.sym.sum(out)), ("data", "s0"), None, policy="O1,name:inner*=float32")
+    module.bind([("data", (2, 2, 4)), ("s0", (2, 4))])
+    assert {row.precision for row in module.report.rows if row.name.startswith("inner")} == {"float32"}

@@ -249,3 +249,23 @@ def test_saved_and_loaded_by_plain_mxnet(op, tmp_path):
     assert to_graph(again) == found.graph
     assert from_graph(to_graph(again)).list_outputs() == found.symbol.list_outputs()
     assert set(values) == set(again.list_inputs())
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("followed", [False, True])
+def test_outputs_of_a_loop_run_in_bfloat16(followed):
+    """Each step writes to a slice of what the loop gives, which MXNet's bfloat16 kernels cannot."""
+    weight = mx.sym.var("weight")
+
+    def body(step, state):
+        new = mx.sym.elemwise_add(dense(step, weight, "h"), state, name="new")
+        return new, new
+
+    out, state = mx.sym.contrib.foreach(body, mx.sym.var("data"), mx.sym.var("state"))
+    net = mx.sym.FullyConnected(out, weight, no_bias=True, num_hidden=WIDTH, flatten=False) if followed else state
+    shapes = {name: SHAPES[name] for name in ("data", "state")}
+    found = convert_graph(net, Policy.parse("mixed_bfloat16"), shapes, {}, frozenset(["weight"]))
+    rng = np.random.RandomState(0)
+    values = {name: rng.randn(*SHAPES[name]).astype(np.float32) for name in net.list_inputs()}
+    (exact,), (result,) = run(net, values), run(found.on_cpu(), values)
+    assert 0 < np.abs(result - exact).max() < 8 * 2.0**-8 * np.abs(exact).max()

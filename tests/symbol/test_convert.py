@@ -335,3 +335,11 @@ def test_a_converted_model_is_bound_by_module(policy):
     assert dtypes_of({name: bound[name] for name in low.arg_params}) == dtypes_of(low.arg_params)
     for name, array in {**low.arg_params, **low.aux_params}.items():
         np.testing.assert_array_equal({**args, **aux}[name].asnumpy(), array.asnumpy())
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_values_that_become_zero_are_counted_whether_stored_low_or_cast(policy):
+    weight = np.array([[1.0, 2.0**-25, -(2.0**-26), 0.0, 2.0**-24, 0.75 * 2.0**-24]], np.float32)
+    found = convert_model(dense(mx.sym.var("x"), hidden=1), {"fc_weight": mx.nd.array(weight)}, {}, policy, X)
+    zeros = np.count_nonzero(weight.astype(np.float16) == 0) - np.count_nonzero(weight == 0)
+    assert [(change.name, change.underflowed) for change in found.changes] == [("fc_weight", zeros)] and zeros == 2

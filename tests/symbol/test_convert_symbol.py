@@ -377,3 +377,19 @@ def test_the_last_policy_counts(first, second):
     net, shapes = convolutional()
     apply = functools.partial(convert_symbol, shapes=shapes)
     assert to_graph(apply(apply(net, first), second)) == to_graph(apply(net, second))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_a_label_has_the_dtype_of_the_data_where_that_is_no_float32(dtype):
+    """MXNet wants them alike; a label that is taken for float32 would not type-check."""
+    for data, dtypes in ((mx.sym.var("x", dtype=dtype), None), (mx.sym.var("x"), {"x": dtype})):
+        net = mx.sym.SoftmaxOutput(dense(data), name="soft")
+        found = convert_symbol(net, "O1", X, dtypes)
+        types = dict(zip(found.list_arguments(), found.infer_type(x=dtype)[0]))
+        assert np.dtype(types["soft_label"]) == np.dtype(dtype)
+
+
+@pytest.mark.parametrize("stype", ["row_sparse", "csr"])
+def test_what_reads_sparse_data_is_left_alone(stype):
+    net = mx.sym.sparse.dot(mx.sym.var("x", stype=stype), mx.sym.var("weight", shape=(6, 6)), name="product")
+    assert convert_symbol(net, "O2", X).tojson() == net.tojson()
