@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
+_STAMP = re.compile(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
+
+
+def mxnet_reason(error: Exception) -> str:
+    """Return in one line what an error of MXNet says, without its stack, its clock and its source files."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    start = max((i for i, line in enumerate(lines) if "MXNetError: " in line), default=max(len(lines) - 1, 0))
+    text = " ".join(lines[start:]).rpartition("MXNetError: ")[2]
+    return _STAMP.sub("", text) or type(error).__name__
+
 
 class MxmpError(Exception):
     """Root of all errors raised by mxmp."""
@@ -61,3 +73,7 @@ class StaleGradientError(TrainerError, UserWarning):
 
 class StateError(MxmpError, ValueError):
     """A saved state does not fit what it is loaded into, or the file is damaged."""
+
+
+class LaunchError(MxmpError, RuntimeError):
+    """The processes of a distributed job cannot be started."""

@@ -18,6 +18,7 @@ def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
     Args:
         *paths: Where the files are to stand, all in folders that exist.
     """
+    paths = tuple(os.path.realpath(path) for path in paths)  # what a link leads to is replaced, not the link
     names = tuple(f"{path}.{os.getpid()}.tmp" for path in paths)
     kept = tuple(f"{path}.{os.getpid()}.old" for path in paths)
     try:

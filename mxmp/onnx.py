@@ -7,6 +7,8 @@ of them (python/mxnet/onnx/mx2onnx/_op_translations at tag 1.9.1), which ``expor
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Iterator, Mapping, Optional
 
@@ -14,11 +16,12 @@ import mxnet as mx
 import numpy as np
 
 from . import dtypes as dtypes_
-from .errors import CheckpointError, ConvertError, DependencyError, InferenceError
+from .errors import CheckpointError, ConvertError, DependencyError, InferenceError, mxnet_reason
 from .files import replacing
 from .graph import Entry, Graph, GraphBuilder, Node
 from .graph.core import make_attrs
 from .passes import Facts, Pass
+from .rules.core import value_of
 from .symbol import from_graph, infer_facts, to_graph
 from .symbol.arguments import check_params, known_dtypes, known_shapes, require_symbol
 
@@ -36,7 +39,8 @@ _WITH_CONSTANTS = frozenset(
 # Their constants are float32 whatever they read, and so is GELU's.
 _WITH_FLOAT32_CONSTANTS = frozenset("LayerNorm SequenceMask _contrib_interleaved_matmul_selfatt_qk".split())
 # What MXNet takes for attributes that are left out, and the exporter does not.
-_DEFAULTS = {"FullyConnected": {"flatten": "True"}, "LRN": {"knorm": "2"}}
+_DEFAULTS = {"FullyConnected": {"flatten": "True"}, "LRN": {"knorm": "2"}, "Deconvolution": {"no_bias": "True"}}
+_UNKNOWN_OPERATOR = re.compile(r"No conversion function registered for op type (\w+)")
 _TRUE = ("True", "1")
 # What other loss heads compute in inference (src/operator/regression_output.cc and svm_output-inl.h at tag 1.9.1).
 _HEADS = {
@@ -88,24 +92,26 @@ def export_model(
     for name in inputs:
         if name not in sizes:
             raise ConvertError(f"shapes: the input '{name}' has no shape; give shapes={{'{name}': (1, ...)}}.")
+    if not os.path.isdir(os.path.dirname(os.path.abspath(file))):
+        raise CheckpointError(f"{file}: there is no folder {os.path.dirname(os.path.abspath(file))}; make it first.")
     try:
         with replacing(file) as (written,), _checked_as(onnx, OPSET):
             in_types = [np.dtype(types.get(name, dtypes_.FLOAT32)) for name in inputs]
             mx.onnx.export_model(symbol, params, [sizes[name] for name in inputs], in_types, written)
             model = onnx.load(written)
             model.opset_import[0].version = OPSET
-            _tidy(model.graph)
+            _tidy(model.graph, onnx.numpy_helper)
             onnx.checker.check_model(model)
             onnx.save(model, written)
     except OSError as e:
         raise CheckpointError(f"{file}: the model cannot be written: {e}") from e
-    except (AttributeError, NotImplementedError, mx.MXNetError, onnx.checker.ValidationError) as e:
-        raise ConvertError(f"MXNet's exporter to ONNX cannot translate the network: {_first_line(e)}") from e
+    except Exception as e:  # the exporter raises all sorts: AttributeError, KeyError, AssertionError, ...
+        raise ConvertError(f"MXNet's exporter to ONNX cannot translate the network: {_reason(e, sym)}") from e
     return file
 
 
-def _tidy(graph: Any) -> None:
-    """Leave parameters out of the inputs, and those that nothing reads out altogether.
+def _tidy(graph: Any, helper: Any) -> None:
+    """Leave parameters out of the inputs, those that nothing reads out altogether, and store them as raw bytes.
 
     The exporter lists every parameter as an input, as ONNX wanted it before IR version 4; onnxruntime
     folds no constants then, and 1.26 crashes on such a model in float16.
@@ -115,13 +121,14 @@ def _tidy(graph: Any) -> None:
     kept = [tensor for tensor in graph.initializer if tensor.name in read]
     inputs = [value for value in graph.input if value.name not in names]
     del graph.initializer[:], graph.input[:]
-    graph.initializer.extend(kept)
+    graph.initializer.extend(helper.from_array(helper.to_array(tensor), tensor.name) for tensor in kept)
     graph.input.extend(inputs)
 
 
 def _import_onnx() -> Any:
     try:
         import onnx
+        import onnx.numpy_helper
     except ImportError as e:
         raise DependencyError(f"onnx cannot be imported ({e}); pip install 'onnx>=1.13,<1.14'.") from e
     return onnx
@@ -146,6 +153,8 @@ def exportable(sym: Any) -> Any:
       run in float32 between two casts: it writes wrong constants, or constants of the wrong dtype.
     - ``FullyConnected`` says ``flatten=True`` and ``LRN`` says ``knorm=2``, which are MXNet's defaults, but
       not the exporter's.
+    - Windows of average pooling that reach beyond the data (``pooling_convention='full'``) count what is
+      there alone, as in MXNet; with padding they differ still.
     - ``BatchNorm`` with ``fix_gamma``, which the exporter does not look at, gets a gamma of ones.
     - ``SoftmaxOutput`` and the other loss heads become what they are in inference, a softmax for example,
       and their labels go: the exporter leaves labels out, and then looks for them.
@@ -200,6 +209,8 @@ class WriteOut(Pass):
             elif node.op == "BatchNorm" and node.get("fix_gamma") in (None, *_TRUE):
                 ones = _add(builder, "ones_like", f"{node.name}_ones", {}, node.inputs[1])
                 node = replace(node, inputs=(node.inputs[0], ones, *node.inputs[2:]))
+            elif node.op == "Pooling" and _overhangs(node):
+                node = node.with_attrs({"count_include_pad": "False"})
             elif node.op == "SoftmaxOutput":
                 node = _softmax(node, builder)
             elif node.op in _HEADS:
@@ -207,7 +218,17 @@ class WriteOut(Pass):
             if _has_constants(node) and self.facts.dtype(old.inputs[0]) == dtypes_.FLOAT16:
                 node = self._in_float32(old, node, builder)
             builder.copy(position, node)
-        return builder.finish(map(builder.mapped, graph.heads))
+        return builder.finish(self._head(graph, head, builder) for head in graph.heads)
+
+    @staticmethod
+    def _head(graph: Graph, head: Entry, builder: GraphBuilder) -> Entry:
+        """Return an output; the exporter drops those that are inputs too."""
+        node = graph.nodes[head.node]
+        return (
+            _add(builder, "_copy", f"{node.name}_copy", {}, builder.mapped(head))
+            if node.is_variable
+            else (builder.mapped(head))
+        )
 
     def _in_float32(self, old: Node, node: Node, builder: GraphBuilder) -> Node:
         """Return the cast that takes back to float16 what a node computes in float32."""
@@ -220,6 +241,16 @@ class WriteOut(Pass):
         # The exporter tells 1 - x from x - 1 by how the name begins.
         inner = replace(node, name=builder.unique(f"{node.name}_{dtypes_.FLOAT32}"), inputs=tuple(inputs))
         return Node("Cast", node.name, make_attrs({"dtype": dtypes_.FLOAT16}), (Entry(builder.add(inner)),))
+
+
+def _overhangs(node: Node) -> bool:
+    """Return whether windows of means may reach beyond the data, where onnxruntime counts what is not there.
+
+    It does so only where padding counts, which without padding makes no difference to MXNet.
+    """
+    pads = value_of(dict(node.attrs), "pad") or (0,)
+    full = node.get("pooling_convention") == "full" and node.get("pool_type") == "avg"
+    return full and not any(pads if isinstance(pads, tuple) else (pads,))
 
 
 def _has_constants(node: Node) -> bool:
@@ -239,8 +270,12 @@ def _softmax(node: Node, builder: GraphBuilder) -> Node:
     return Node("reshape_like", node.name, (), (rows, data))
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].strip() if str(error).strip() else type(error).__name__
+def _reason(error: Exception, sym: Any) -> str:
+    """Return what the exporter could not do; where it names an operator alone, with its first node."""
+    text = mxnet_reason(error) if str(error).strip() else type(error).__name__
+    match = _UNKNOWN_OPERATOR.search(text)
+    nodes = [node for node in to_graph(sym).operators() if match and node.op == match.group(1)]
+    return f"{type(error).__name__} {text}" if not nodes else f"node {nodes[0]}: it has no translation of this operator"
 
 
 def _add(builder: GraphBuilder, op: str, name: str, attrs: Any, *inputs: Entry) -> Entry:

@@ -223,14 +223,15 @@ def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequ
             raise PolicyError(f"names: {pattern!r} matches no node{did_you_mean(pattern, names)}.")
     for pattern, _ in policy.blocks:
         if not any(fnmatchcase(name, block_pattern(pattern)) for name in names):
-            raise PolicyError(f"blocks: {pattern!r} matches no block{did_you_mean(pattern, blocks or names)}.")
+            nearest = did_you_mean(pattern, blocks) if blocks else "; a symbol has nodes alone, give name:pattern"
+            raise PolicyError(f"blocks: {pattern!r} matches no block{nearest}.")
 
 
 def _dtype(field: str, value: Any) -> str:
     try:
         name = dtypes.canonical(value)
     except DtypeError as e:
-        raise PolicyError(f"{field}: {e}") from e
+        raise PolicyError(f"{field}: unknown dtype {value!r}; expected float16, bfloat16 or float32.") from e
     if name not in dtypes.PRECISIONS:
         raise PolicyError(f"{field}={name!r}: expected float16, bfloat16 or float32.")
     return name

@@ -119,7 +119,10 @@ class Report:
 
     def totals(self) -> List[Tuple[str, str]]:
         """Return the totals, each with what it counts."""
-        parts = ", ".join(f"{count} in {precision}" for precision, count in sorted(self.count().items()))
+        parts = ", ".join(
+            f"{count} {'' if precision == AS_IT_WAS else 'in '}{precision}"
+            for precision, count in sorted(self.count().items())
+        )
         moved = "bytes unknown" if self.cast_bytes is None else f"{self.cast_bytes:,} bytes"
         found = [
             ("operators", parts),

@@ -9,7 +9,7 @@ import click
 import mxnet as mx
 
 from .. import __version__
-from ..errors import MxmpError
+from ..errors import MxmpError, mxnet_reason
 from .convert import convert
 from .inspect import inspect
 
@@ -32,8 +32,7 @@ class CommandLine(click.Group):
             click.echo(f"mxmp: error: {' '.join(str(e).split())}", err=True)
             ctx.exit(1)
         except mx.MXNetError as e:
-            _, _, reason = str(e).strip().rpartition("\n")
-            click.echo(f"mxmp: error: MXNet: {reason}", err=True)
+            click.echo(f"mxmp: error: MXNet: {mxnet_reason(e)}", err=True)
             ctx.exit(1)
         except KeyboardInterrupt:
             click.echo("mxmp: interrupted", err=True)

@@ -33,7 +33,7 @@ def convert(
     force: bool,
     **changes: Any,
 ) -> None:
-    r"""Convert a checkpoint to mixed precision.
+    """Convert a checkpoint to mixed precision.
 
     Reads PREFIX-symbol.json and the parameters of EPOCH, and writes the same files of OUT, which
     plain MXNet loads.
@@ -41,7 +41,7 @@ def convert(
     \b
     Example:
       mxmp convert resnet50 12 -o resnet50-fp16 --shape data:1,3,224,224
-    """
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
     policy = make_policy(text, **changes)
     check_out_prefix(prefix, out)
     files = checkpoint_files(out, epoch)

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import asdict
 from glob import escape, glob
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import click
 
@@ -22,7 +22,7 @@ _EPOCH = re.compile(r"-\d{4,}\.params")
 @click.command()
 @click.argument("prefix", type=Prefix())
 @click.option("--epoch", type=click.IntRange(min=0), help="Epoch of the parameters; the only one there unless given.")
-@click.option("--policy", "text", help="The policy; O1 unless given, or what a converted network has.")
+@click.option("--policy", "text", help="The policy; O2 unless given, or what a converted network has.")
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(
@@ -34,7 +34,7 @@ def inspect(
     as_json: bool,
     **changes: Any,
 ) -> None:
-    r"""Show each operator's precision, the reason and the casts.
+    """Show each operator's precision, the reason and the casts.
 
     PREFIX-symbol.json may be a float32 network: then this is what a conversion would decide. A
     network that mxmp converted is shown as it is, unless a policy is given.
@@ -42,9 +42,9 @@ def inspect(
     \b
     Example:
       mxmp inspect resnet50 --policy mixed_bfloat16 --shape data:1,3,224,224
-    """
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
     asked = text is not None or any(changes.values())
-    policy = make_policy(text or "O1", **changes)
+    policy = make_policy(text or "O2", **changes)
     with progress(2) as begin:
         begin("load")
         symbol = load_symbol(checkpoint_files(prefix, 0)[0])
@@ -59,23 +59,33 @@ def inspect(
         values = {"changes": [asdict(change) for change in found.changes], "unfit": found.unfit}
         click.echo(json.dumps({**asdict(found.report), **values}, indent=2))
     else:
-        _print(found, policy.compute_dtype)
+        _print(found, policy.compute_dtype, prefix)
 
 
 def _params_file(prefix: str, epoch: Optional[int]) -> Optional[str]:
     """Return the file with the parameters to count, if it is clear which."""
     if epoch is not None:
         return checkpoint_files(prefix, epoch)[1]
-    names = [name for name in glob(f"{escape(prefix)}-*.params") if _EPOCH.fullmatch(name[len(prefix) :])]
+    names = _params_files(prefix)
     return names[0] if len(names) == 1 else None
 
 
-def _print(found: Inspection, dtype: str) -> None:
+def _params_files(prefix: str) -> List[str]:
+    return [name for name in glob(f"{escape(prefix)}-*.params") if _EPOCH.fullmatch(name[len(prefix) :])]
+
+
+def _epochs(prefix: str) -> str:
+    """Return what to say of the parameters that are there, if there are several."""
+    found = [int(name[len(prefix) + 1 : -len(".params")]) for name in _params_files(prefix)]
+    return f"there are epochs {', '.join(map(str, sorted(found)))}; " if len(found) > 1 else ""
+
+
+def _print(found: Inspection, dtype: str, prefix: str) -> None:
     console = stdout()
     console.print(found.report.table())
     pairs = found.report.totals() + value_lines(found.changes, found.unfit, dtype)
     if found.report.param_bytes is None:
-        pairs.append(("parameters", "bytes unknown; --epoch or --shape of every input tells them"))
+        pairs.append(("parameters", f"bytes unknown; {_epochs(prefix)}--epoch or --shape of every input tells them"))
     if found.report.activation_bytes is None:
         pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
     console.print(pairs_table(pairs + [("note", warning) for warning in found.report.warnings()]))

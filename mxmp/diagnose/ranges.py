@@ -7,8 +7,9 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, Union
 import mxnet as mx
 import numpy as np
 
-from ..errors import ConvertError
-from ..symbol.arguments import check_params, known_shapes, require_symbol
+from ..errors import ConvertError, mxnet_reason
+from ..symbol import ConvertedModel, convert_model
+from ..symbol.arguments import known_shapes
 
 Batches = Union[Iterable[Mapping[str, Any]], mx.io.DataIter]
 """Batches of inputs: dicts of NDArrays by name, or one of MXNet's iterators."""
@@ -26,8 +27,8 @@ def measure_ranges(
         sym: The network, in inference; the bodies of its loops are not looked into.
         arg_params: Its arguments, NDArrays by name.
         aux_params: Its auxiliary states, likewise.
-        batches: Batches of its inputs, labels apart: dicts of NDArrays by name, or a DataIter, which
-            is read to its end.
+        batches: Batches of its inputs: dicts of NDArrays by name, or a DataIter, which is reset and
+            read to its end. Labels may be left out where MXNet infers their shapes.
         ctx: Where to run; the CPU unless given.
 
     Returns:
@@ -37,42 +38,51 @@ def measure_ranges(
     Raises:
         ConvertError: If the parameters do not fit, there is no batch, or one lacks an input.
     """
-    internals = require_symbol(sym).get_internals()
-    params = {**arg_params, **aux_params}
-    names = dict.fromkeys(name for name in internals.list_outputs() if name not in params)
-    watched = mx.sym.Group([internals[name] for name in names])
-    run = mx.nd.CachedOp(watched)  # an executor would fuse operators with oneDNN, and hide what they give
+    model = convert_model(sym, arg_params, aux_params, "O0")  # without casts, should it be converted
+    internals, params = model.symbol.get_internals(), {**model.arg_params, **model.aux_params}
+    outputs = internals.list_outputs()
+    watched = [number for number, name in enumerate(outputs) if name not in params]
+    group = mx.sym.Group([internals[number] for number in watched])
+    run = mx.nd.CachedOp(group)  # an executor would fuse operators with oneDNN, and hide what they give
     found: Dict[str, float] = {}
     for batch in _dicts(batches):
-        values = _inputs(sym, {**params, **batch}, known_shapes(sym, {name: a.shape for name, a in batch.items()}))
-        outputs = run(*[values[name].as_in_context(ctx or mx.cpu()) for name in watched.list_inputs()])
-        for name, output in zip(names, outputs):
-            found[name] = max(found.get(name, 0.0), _largest(output))
+        values = _inputs(model, batch)
+        results = run(*[values[name].as_in_context(ctx or mx.cpu()) for name in group.list_inputs()])
+        for number, result in zip(watched, results):
+            found[outputs[number]] = max(found.get(outputs[number], 0.0), _largest(result))
     if not found:
         raise ConvertError("batches is empty; give one batch at least.")
     return found
 
 
 def _dicts(batches: Batches) -> Iterator[Mapping[str, Any]]:
-    if not isinstance(batches, mx.io.DataIter):
-        yield from batches
+    if isinstance(batches, mx.io.DataIter):
+        batches.reset()
+        names = [description[0] for description in batches.provide_data]
+        yield from (dict(zip(names, batch.data)) for batch in batches)
         return
-    names = [description[0] for description in batches.provide_data]
     for batch in batches:
-        yield dict(zip(names, batch.data))
+        if not isinstance(batch, Mapping):
+            raise ConvertError(
+                f"batches holds a {type(batch).__name__}; expected dicts of NDArrays by input, or a DataIter."
+            )
+        yield batch
 
 
-def _inputs(sym: Any, given: Mapping[str, Any], shapes: Mapping[str, Any]) -> Dict[str, Any]:
+def _inputs(model: ConvertedModel, batch: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the values of all inputs, zeros for labels; MXNet's inference checks their shapes."""
-    states = sym.list_auxiliary_states()
-    args = {name: array for name, array in given.items() if name not in states}
-    check_params(sym, args, {name: given[name] for name in states if name in given}, shapes)
+    sym, params = model.symbol, {**model.arg_params, **model.aux_params}
+    shapes = known_shapes(sym, {name: array.shape for name, array in batch.items()})
+    given = {**params, **batch}
     try:
-        sizes, _, _ = sym.infer_shape(**{n: given[n].shape for n in sym.list_inputs() if n in given})
+        sizes, _, _ = sym.infer_shape_partial(**{n: given[n].shape for n in sym.list_inputs() if n in given})
     except mx.MXNetError as e:
-        raise ConvertError(f"batches: inputs of shapes {dict(shapes)} do not fit: {str(e).splitlines()[-1]}") from e
-    labels = {name: mx.nd.zeros(size) for name, size in zip(sym.list_arguments(), sizes) if name not in given}
-    return {**given, **labels}
+        raise ConvertError(f"batches: inputs of shapes {shapes} do not fit: {mxnet_reason(e)}") from e
+    labels = {name: size for name, size in zip(sym.list_arguments(), sizes or ()) if name not in given}
+    for name, size in labels.items():
+        if not name.endswith("label") or not size or 0 in size:
+            raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
+    return {**given, **{name: mx.nd.zeros(size) for name, size in labels.items()}}
 
 
 def _largest(array: Any) -> float:

@@ -182,9 +182,14 @@ class ConvertedModule(mx.mod.Module):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Initialize parameters in float32, as ``mx.mod.Module.init_params``."""
+        """Initialize parameters in float32, as ``mx.mod.Module.init_params``.
+
+        Where a call has nothing to do, as that of ``fit`` on a loaded module, it does not warn of it.
+        """
         self._bound("init_params")
         applies = force_init or not self.params_initialized
+        if not applies and arg_params is None and aux_params is None:
+            return
         super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
         if applies:
             self._renew_masters(self._arg_params)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import json
+import logging
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import mxnet as mx
@@ -18,10 +20,13 @@ import numpy as np
 
 from ..dtypes import canonical
 from ..errors import LossScaleError, StateError
+from ..loss_scale import LossScale
 from . import state_file
 from .multi_precision import MasterState, MultiPrecision
 from .scaler import Scaler
 from .state_file import StateFile
+
+_LOG = logging.getLogger(__name__)
 
 FORMAT = "mxmp-optimizer-states"
 VERSION = 1
@@ -78,10 +83,12 @@ class Loaded:
 
     Attributes:
         extra: What the caller of `save` gave.
+        overruled: Options of the optimizer that the file decides otherwise, as text.
         apply: Puts the states in place.
     """
 
     extra: Dict[str, Any]
+    overruled: List[str]
     apply: Callable[[], None]
 
 
@@ -149,21 +156,48 @@ def load(fname: str, target: Target) -> Loaded:
         inner._index_update_count = inner._all_index_update_counts[0]
         inner.num_update = num_update
 
-    return Loaded(file.header["extra"], apply)
+    return Loaded(file.header["extra"], _overruled(inner, fields), apply)
 
 
 def restore(fname: str, target: Target, scaler: Scaler) -> None:
     """Put the states of a file in place, with the loss scale that `save` got from ``scaler.to_dict()``.
 
+    The file decides over every field; the log tells where that is not what the caller set up.
+
     Raises:
         StateError: If the file is damaged or does not fit; then nothing is changed.
     """
     loaded = load(fname, target)
+    before = scaler.loss_scale
     try:
         scaler.load_dict(loaded.extra)
     except LossScaleError as e:
         raise StateError(f"{fname}: the loss scale does not load: {e}") from e
     loaded.apply()
+    overruled = list(loaded.overruled)
+    if _options(before) != _options(scaler.loss_scale):
+        overruled.append(f"loss_scale={scaler.loss_scale} (not {before})")
+    if overruled:
+        _LOG.warning("%s decides over %s; to change that, set it after loading.", fname, ", ".join(overruled))
+
+
+def _overruled(owner: Any, fields: Dict[str, Any]) -> List[str]:
+    """Return the options of an optimizer's constructors whose values in a file are others."""
+    signatures = (inspect.signature(cls.__init__) for cls in type(owner).__mro__ if cls is not object)
+    options = {"lr", *(name for signature in signatures for name in signature.parameters)}
+    plain = (bool, int, float, str, type(None))
+    return [
+        f"{name}={value!r} (not {vars(owner)[name]!r})"
+        for name, value in fields.items()
+        if name in options and isinstance(value, plain) and value != vars(owner)[name]
+    ]
+
+
+def _options(loss_scale: LossScale) -> Dict[str, Any]:
+    """Return what a user sets of a loss scale, without its state."""
+    state = {"value", "growth_tracker", "hysteresis_tracker", "floor_skips"}
+    found = loss_scale.to_dict()
+    return {key: value for key, value in found.items() if key not in state or found["kind"] == "static"}
 
 
 def _counts_per_device(saved: Dict[int, Dict[int, int]], contexts: Sequence[mx.Context]) -> Dict[int, Any]:
@@ -247,8 +281,8 @@ def _check_target(file: StateFile, target: Target) -> None:
         for key in ("dtype", "shape"):
             found = saved.get(key) if isinstance(saved, dict) else None
             if found != mine[key] and not (key == "shape" and _unknown(param)):
-                where = f"{key} of parameter {i} ('{param.name}' in this trainer)"
-                raise file.error(where, found, mine[key])
+                hint = "; take the policy that it was saved under" if key == "dtype" else ""
+                raise file.error(f"the {key} of parameter '{param.name}' (number {i})", found, f"{mine[key]}{hint}")
 
 
 def _unknown(param: mx.gluon.Parameter) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Dict, Optional, Set, Tuple
 
 from .. import dtypes
+from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import make_attrs
 from .base import Pass
@@ -35,6 +36,7 @@ class EraseCasts(Pass):
         widenings: Dict[_Widening, Entry] = {}
         early: Set[_Widening] = set()  # those restored for a reader that comes before them
         for position, node in enumerate(graph.nodes):
+            _check_attrs(node)
             if node.get(MARK_ATTR) is not None:
                 builder.redirect(Entry(position), builder.mapped(node.inputs[0]))
                 continue
@@ -80,6 +82,23 @@ def _widening(node: Node, builder: GraphBuilder) -> Optional[_Widening]:
     if node.op not in CAST_OPS or node.attrs != _WIDENS:
         return None
     return node.op, node.name, builder.mapped(node.inputs[0])
+
+
+def _check_attrs(node: Node) -> None:
+    """Raise if somebody else has changed an attribute of mxmp."""
+    absorbed, swapped = node.get(ABSORBED_ATTR), node.get(REPLACED_ATTR)
+    try:
+        ports = [port for port, *_ in json.loads(absorbed)] if absorbed else []
+        fine = all(type(port) is int and 0 <= port < len(node.inputs) for port in ports)
+        if swapped:
+            op, attrs = json.loads(swapped)
+            fine = fine and isinstance(op, str) and isinstance(attrs, dict)
+    except (ValueError, TypeError):
+        fine = False
+    if not fine or (node.get(MARK_ATTR) is not None and not node.inputs):
+        raise PassError(
+            f"node {node}: its attributes that begin with '__mxmp' were changed; convert the original again."
+        )
 
 
 def _is_converted(graph: Graph) -> bool:

@@ -13,6 +13,7 @@ from .convert import ConvertedModel as ConvertedModel
 from .convert import convert_buckets as convert_buckets
 from .convert import convert_model as convert_model
 from .convert import convert_symbol as convert_symbol
+from .convert import on_cpu as on_cpu
 from .facts import from_graph as from_graph
 from .facts import infer_facts as infer_facts
 from .facts import to_graph as to_graph

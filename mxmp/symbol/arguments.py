@@ -162,8 +162,14 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
 
 def _require_mapping(argument: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConvertError(f"{argument} is a {type(value).__name__}; expected a dict with names of variables.")
+        raise ConvertError(
+            f"{argument} is {_described(value)}; expected a dict by the names of variables, {{}} for none."
+        )
     return value
+
+
+def _described(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _require_variable(sym: Any, name: Any, argument: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 
-from ..errors import CheckpointError, GraphError, MxmpError
+from ..errors import CheckpointError, GraphError, MxmpError, mxnet_reason
 from ..files import replacing
 from ..graph import check_json
 from .convert import ConvertedModel, PolicyLike, convert_model
@@ -28,7 +28,13 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
-    """Return the names of a checkpoint's files: symbol and parameters."""
+    """Return the names of a checkpoint's files: symbol and parameters.
+
+    Raises:
+        CheckpointError: If the epoch is no whole number from 0 on.
+    """
+    if type(epoch) is not int or epoch < 0:
+        raise CheckpointError(f"epoch={epoch!r}: expected a whole number from 0 on, as in '{prefix}-0007.params'.")
     return f"{prefix}-symbol.json", f"{prefix}-{epoch:04d}.params"
 
 
@@ -57,10 +63,12 @@ def load_symbol(file: str) -> Any:
         return mx.sym.load_json(text)
     except FileNotFoundError:
         raise CheckpointError(f"{file}: there is no such file.") from None
-    except (OSError, UnicodeDecodeError, GraphError) as e:
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{file}: it is no text, so no symbol's JSON.") from None
+    except (OSError, GraphError) as e:
         raise CheckpointError(f"{file}: {e}") from e
     except mx.MXNetError as e:
-        raise CheckpointError(f"{file}: MXNet cannot load it: {_last_line(e)}") from e
+        raise CheckpointError(f"{file}: MXNet cannot load it: {mxnet_reason(e)}") from e
 
 
 def load_params(file: str) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -76,7 +84,7 @@ def load_params(file: str) -> Tuple[Dict[str, Any], Dict[str, Any]]:
         for array in arrays.values() if isinstance(arrays, dict) else arrays:
             _ = array.shape  # fails where a damaged file has a size that no array can have
     except (mx.MXNetError, ValueError, OSError) as e:
-        raise CheckpointError(f"{file}: truncated, or no file of parameters: {_last_line(e)}") from e
+        raise CheckpointError(f"{file}: truncated, or no file of parameters: {mxnet_reason(e)}") from e
     found: Dict[str, Dict[str, Any]] = {"arg": {}, "aux": {}}
     for name, array in arrays.items() if isinstance(arrays, dict) else ():
         kind, _, rest = name.partition(":")
@@ -85,7 +93,7 @@ def load_params(file: str) -> Tuple[Dict[str, Any], Dict[str, Any]]:
                 f"{file}: it holds '{name}'; expected names such as 'arg:fc_weight' or 'aux:bn_mean'."
             )
         found[kind][rest] = array
-    if not isinstance(arrays, dict):
+    if arrays and not isinstance(arrays, dict):
         raise CheckpointError(f"{file}: its {len(arrays)} arrays have no names; expected a checkpoint's parameters.")
     return found["arg"], found["aux"]
 
@@ -115,7 +123,7 @@ def save_checkpoint(prefix: str, epoch: int, symbol: Any, arg_params: Mapping[st
                 stream.write(symbol.tojson(remove_amp_cast=False))
             _save_arrays(params_file, arrays)
     except (OSError, mx.MXNetError) as e:
-        raise CheckpointError(f"{prefix}: the checkpoint cannot be written: {_last_line(e)}") from e
+        raise CheckpointError(f"{prefix}: the checkpoint cannot be written: {mxnet_reason(e)}") from e
 
 
 def convert_checkpoint(
@@ -131,7 +139,7 @@ def convert_checkpoint(
 ) -> ConvertedModel:
     """Convert the checkpoint ``prefix-symbol.json``, ``prefix-0000.params`` and write the result.
 
-    The result loads in plain MXNet, without mxmp.
+    The result loads in plain MXNet, without mxmp. Files of ``out_prefix`` that exist are replaced.
 
     Args:
         prefix: The checkpoint's prefix, folder included.
@@ -174,11 +182,7 @@ def _save_arrays(file: str, arrays: Mapping[str, Any]) -> None:
 
 
 def _check_folder(prefix: str) -> None:
+    """Raise if the folder that a file or prefix names does not exist."""
     folder = os.path.dirname(os.path.abspath(prefix))
     if not os.path.isdir(folder):
         raise CheckpointError(f"{prefix}: there is no folder {folder}; make it first.")
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

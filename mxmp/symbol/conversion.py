@@ -34,8 +34,7 @@ class Converted:
 
     def on_cpu(self) -> Any:
         """Return the symbol that runs on CPU: float16 emulated, bfloat16 casts guarded. Never saved."""
-        result = Sequential((Emulate(self.facts), GuardAmpCasts()))(self.graph)
-        return from_graph(result.graph, self.symbol) if result.modified else self.symbol
+        return emulated(self.symbol, self.graph, self.facts)
 
 
 def convert_graph(
@@ -71,7 +70,7 @@ def convert_graph(
     erased = EraseCasts()(to_graph(symbol))
     source = from_graph(erased.graph, symbol) if erased.modified else symbol
     graph = to_graph(source) if erased.modified else erased.graph
-    types = _input_dtypes(source, graph, shapes, types or {}, params)
+    types = input_dtypes(source, graph, shapes, types or {}, params)
     facts = replace(infer_facts(source, graph, shapes, types, params), unfit=unfit)
     plan = make_plan(graph, policy, facts, stored=stored, final=final)
     after = in_written_order(Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))(graph).graph)
@@ -86,7 +85,13 @@ def convert_graph(
     return Converted(result, after, new_facts, low_params, make_report(policy, graph, facts, plan, after))
 
 
-def _input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Dtypes:
+def emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
+    """Return the symbol that computes on a CPU what another computes on a GPU."""
+    result = Sequential((Emulate(facts), GuardAmpCasts()))(graph)
+    return from_graph(result.graph, symbol) if result.modified else symbol
+
+
+def input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Dtypes:
     """Return the dtypes of variables, float32 for those that neither declare nor imply another.
 
     What is given or declared comes first, then inputs that it does not imply, since MXNet infers the

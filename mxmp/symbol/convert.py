@@ -12,7 +12,8 @@ from ..policy import Policy, check_matches
 from ..report import Report
 from . import params as values
 from .arguments import Model, check_params, known_dtypes, known_ranges, known_shapes, param_names, require_symbol
-from .conversion import Converted, convert_graph
+from .conversion import Converted, convert_graph, emulated, input_dtypes
+from .facts import infer_facts, to_graph
 
 PolicyLike = Union[str, Policy]
 """A policy, or the text of one."""
@@ -130,6 +131,25 @@ def convert_model(
     stored, changed = _store(parsed, [found], args)
     before, after = (values.total_bytes(params) + values.total_bytes(aux) for params in (args, stored))
     return ConvertedModel(found.symbol, stored, aux, found.report, changed, unfit, (before, after))
+
+
+def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
+    """Return a symbol that computes on a CPU, which has no float16 products, what another computes on a GPU.
+
+    It has the same inputs, parameters in float16 included, outputs and names: float32 arithmetic
+    with every result rounded to float16. It is for running, not for saving. For training take
+    ``mxmp.module.Module``, which does this by itself.
+
+    Args:
+        sym: A converted symbol; it is not changed.
+        dtypes: Dtypes of inputs that are not float32 and do not declare theirs.
+
+    Raises:
+        ConvertError: If ``sym`` is no symbol; InferenceError if it does not type-check.
+    """
+    types, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
+    types = input_dtypes(sym, graph, {}, types, frozenset())
+    return emulated(sym, graph, infer_facts(sym, graph, {}, types, frozenset()))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 import mxnet as mx
 
 from .. import dtypes
-from ..errors import InferenceError
+from ..errors import InferenceError, mxnet_reason
 from ..graph import Graph, from_json, to_json
 from ..passes import Facts
 from ..passes.control_flow import Body, bodies_of
@@ -109,6 +109,5 @@ def _infer(function: Any, known: Dict[str, Any], what: str) -> Any:
     except mx.base.MXNetError as e:
         match = _OPERATOR.search(str(e))
         node = f"node '{match.group(1)}'" if match else "the network"
-        last = [line for line in str(e).splitlines() if line.strip()][-1]
-        reason = _OPERATOR.split(last)[-1].replace("MXNetError:", "").strip()
+        reason = _OPERATOR.split(mxnet_reason(e))[-1].strip()
         raise InferenceError(f"{node}: MXNet cannot infer its {what}: {reason}") from e

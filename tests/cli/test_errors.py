@@ -92,7 +92,7 @@ def test_an_error_of_mxnet_is_one_line(prefix, tmp_path, monkeypatch):
         raise mx.MXNetError("Traceback (most recent call last):\n  File kernel.cc\nMXNetError: no memory")
 
     monkeypatch.setattr(sys.modules["mxmp.cli.convert"], "convert_model", fail)  # the name is the command's too
-    refused("mxmp: error: MXNet: MXNetError: no memory", "convert", prefix, 3, "-o", tmp_path / "out")
+    refused("mxmp: error: MXNet: no memory", "convert", prefix, 3, "-o", tmp_path / "out")
 
 
 def test_parameters_of_another_network(prefix, tmp_path):

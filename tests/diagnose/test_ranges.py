@@ -115,10 +115,12 @@ def test_batches_of_several_shapes():
         ({"batches": []}, "batches is empty"),
         ({"batches": [{"y": mx.nd.ones((4, 6))}]}, "shapes: the symbol has no variable 'y'"),
         ({"batches": [{"x": mx.nd.ones((4, 5))}]}, "batches: inputs of shapes .* do not fit"),
+        ({"batches": mx.nd.ones((2, 6))}, "batches holds a NDArray; expected dicts of NDArrays"),
+        ({"batches": [{}]}, "batches: a batch lacks the input 'x'"),
         ({"arg_params": {}}, "arg_params lacks 'a_weight', 'b_weight'"),
         ({"sym": "net.json"}, "sym is a str"),
     ],
-    ids=["no_batch", "unknown_input", "wrong_shape", "no_params", "no_symbol"],
+    ids=["no_batch", "unknown_input", "wrong_shape", "no_dict", "no_input", "no_params", "no_symbol"],
 )
 def test_bad_input_of_a_measurement(given, message):
     good = {"sym": scaled(1.0), "arg_params": params(), "aux_params": {}, "batches": batches(1)}
@@ -138,3 +140,25 @@ def test_bad_input_of_a_measurement(given, message):
 def test_bad_ranges(ranges, message):
     with pytest.raises(ConvertError, match=message):
         convert_symbol(scaled(1.0), "O1", X, ranges=ranges)
+
+
+def test_a_label_of_unknown_shape_is_asked_for():
+    x = mx.sym.Reshape(mx.sym.var("x"), shape=(-1, 2))
+    net = mx.sym.SoftmaxOutput(x, mx.sym.Reshape(mx.sym.var("label"), shape=(-1,)), name="soft")
+    with pytest.raises(ConvertError, match="a batch lacks the input 'label'; give it, also if it is a label"):
+        measure_ranges(net, {}, {}, [{"x": mx.nd.ones((2, 4))}])
+
+
+def test_a_converted_network_is_measured_in_float32():
+    net = scaled(1000.0)
+    for policy in ("O2", "mixed_bfloat16"):
+        model = convert_model(net, params(), {}, policy, X)
+        found = measure_ranges(*model, batches())
+        assert found.keys() == measure_ranges(net, params(), {}, batches()).keys()
+        assert found["up_output"] > 65504
+
+
+def test_nodes_of_one_name_are_measured_together():
+    x = mx.sym.var("x")
+    net = mx.sym.Group([mx.sym.relu(x * 2, name="twin"), mx.sym.relu(x * 3, name="twin")])
+    assert measure_ranges(net, {}, {}, [{"x": mx.nd.ones((2, 2))}])["twin_output"] == 3

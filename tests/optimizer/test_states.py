@@ -8,6 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import mxmp
 from mxmp.dtypes import NUMPY_BFLOAT16, to_numpy
 from mxmp.errors import StateError
 from mxmp.optimizer import MultiPrecision, state_file, states
@@ -322,9 +323,9 @@ def saved_file(tmp_path):
         ({"dtypes": DTYPES[:2]}, "the number of parameters is 3; expected 2"),
         (
             {"dtypes": ["float32", "float32", "bfloat16"]},
-            r"dtype of parameter 1 \('p1' in this trainer\) is float16; expected float32",
+            r"the dtype of parameter 'p1' \(number 1\) is float16; expected float32; take the policy that it was saved",
         ),
-        ({"shape": (2, 3)}, r"shape of parameter 0 .* is \[3, 2\]; expected \[2, 3\]"),
+        ({"shape": (2, 3)}, r"the shape of parameter .* is \[3, 2\]; expected \[2, 3\]"),
     ],
 )
 def test_load_refuses_the_states_of_another_trainer(saved_file, other, message):
@@ -359,7 +360,7 @@ def drop_last_count(counts):
         ),
         (
             {"params": lambda params: [{**params[0], "dtype": "int8"}, *params[1:]]},
-            "dtype of parameter 0 .* is int8; expected float32",
+            "the dtype of parameter .* is int8; expected float32",
         ),
     ],
 )
@@ -409,3 +410,22 @@ def test_load_refuses_another_npz_file(tmp_path):
 def test_load_of_a_missing_file_says_so(tmp_path):
     with pytest.raises(FileNotFoundError):
         states.load(str(tmp_path / "none"), Run().target)
+
+
+def test_the_log_tells_which_options_a_file_overrules(tmp_path, caplog):
+    x = mx.gluon.Parameter("x", shape=(2,))
+    x.initialize()
+
+    def trainer(learning_rate, momentum, loss_scale):
+        options = {"learning_rate": learning_rate, "momentum": momentum}
+        return mxmp.gluon.Trainer([x], "sgd", options, kvstore=None, loss_scale=loss_scale)
+
+    file = str(tmp_path / "t.states")
+    trainer(0.05, 0.9, "dynamic").save_states(file)
+    same, other = trainer(0.05, 0.9, "dynamic"), trainer(0.001, 0.9, 128)
+    same.load_states(file)
+    assert caplog.text == ""
+    other.load_states(file)
+    assert other.learning_rate == 0.05
+    assert "lr=0.05 (not 0.001)" in caplog.text and "momentum" not in caplog.text
+    assert "loss_scale=DynamicLossScale" in caplog.text and "(not StaticLossScale(value=128.0))" in caplog.text

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mxmp import Policy
-from mxmp.symbol import convert_model, load_symbol, to_graph
+from mxmp.symbol import convert_model, load_symbol, on_cpu, to_graph
 from tests.symbol.small import X, casts_of, convolutional, dense, dtypes_of, params_of, snapshot, type_checks
 
 BFLOAT16 = Policy(param_dtype="bfloat16", compute_dtype="bfloat16")
@@ -343,3 +343,19 @@ def test_values_that_become_zero_are_counted_whether_stored_low_or_cast(policy):
     found = convert_model(dense(mx.sym.var("x"), hidden=1), {"fc_weight": mx.nd.array(weight)}, {}, policy, X)
     zeros = np.count_nonzero(weight.astype(np.float16) == 0) - np.count_nonzero(weight == 0)
     assert [(change.name, change.underflowed) for change in found.changes] == [("fc_weight", zeros)] and zeros == 2
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_converted_model_runs_on_cpu(policy):
+    """MXNet has no float16 products there: without ``on_cpu`` it raises."""
+    net, shapes = convolutional()
+    args, aux = params_of(net, shapes)
+    model = convert_model(net, args, aux, policy, shapes)
+    symbol = on_cpu(model.symbol)
+    assert symbol.list_inputs() == net.list_inputs() and symbol.list_outputs() == net.list_outputs()
+    values = {**model.arg_params, "x": mx.nd.array(np.random.RandomState(0).rand(*shapes["x"]))}
+    result = symbol.bind(mx.cpu(), values, aux_states=model.aux_params).forward()[0].asnumpy()
+    exact = net.bind(mx.cpu(), {**args, "x": values["x"]}, aux_states=aux).forward()[0].asnumpy()
+    assert result.dtype == np.float32 and 0 < np.abs(result - exact).max() < 4e-3
+    with pytest.raises(mx.MXNetError, match="FP16 gemm on cpu not implemented"):
+        model.symbol.bind(mx.cpu(), values, aux_states=model.aux_params).forward()[0].asnumpy()
