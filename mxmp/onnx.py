@@ -184,7 +184,7 @@ def _infer(sym: Any, graph: Graph) -> Facts:
         found = infer_facts(sym, graph, {}, {}, frozenset())
         unknown = [node.name for i, node in variables.items() if found.dtype(Entry(i)) is None]
     except InferenceError:  # Embedding, for example, must be told
-        unknown = [node.name for node in variables.values() if node.get("__dtype__") in (None, "-1")]
+        unknown = [node.name for node in variables.values() if not node.declares_dtype]
     return infer_facts(sym, graph, {}, dict.fromkeys(unknown, dtypes_.FLOAT32), frozenset())
 
 

@@ -10,9 +10,10 @@ from typing import Any, Dict, List, Optional
 
 import click
 
-from ..symbol import load_params, load_symbol
+from ..passes import is_converted
+from ..symbol import load_params, load_symbol, to_graph
 from ..symbol.checkpoint import checkpoint_files
-from .inspection import Inspection, decided, held, is_converted
+from .inspection import Inspection, decided, held
 from .options import Prefix, make_policy, model_options
 from .output import pairs_table, progress, stdout, value_lines
 
@@ -51,7 +52,7 @@ def inspect(
         file = _params_file(prefix, epoch)
         params = None if file is None else load_params(file)
         begin("inspect")
-        if is_converted(symbol) and not asked:
+        if is_converted(to_graph(symbol)) and not asked:
             found = held(symbol, params, shapes, types)
         else:
             found = decided(symbol, params, policy, shapes, types)

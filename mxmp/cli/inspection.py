@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Tuple
 
-from ..graph import Entry, Graph
-from ..passes import EraseCasts, Facts
+from ..graph import Graph
+from ..passes import Facts
 from ..policy import Policy, check_matches
 from ..report import Report, held_report
 from ..symbol import Converted, convert_graph, convert_model, infer_facts, to_graph
@@ -39,11 +39,6 @@ class Inspection:
     report: Report
     changes: Tuple[Change, ...] = ()
     unfit: Tuple[str, ...] = ()
-
-
-def is_converted(symbol: Any) -> bool:
-    """Return whether a symbol holds something that mxmp put there."""
-    return bool(EraseCasts()(to_graph(symbol)).modified)
 
 
 def decided(
@@ -96,9 +91,9 @@ def _known(symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], typ
 
 def _undeclared(graph: Graph, before: Converted) -> Dict[str, str]:
     """Return the dtypes of the variables that leave theirs to be inferred: the same as without casts."""
-    declared = {node.name for node in graph.nodes if node.is_variable and node.get("__dtype__") not in (None, "-1")}
-    found = {n.name: before.facts.dtype(Entry(i)) for i, n in enumerate(before.graph.nodes) if n.is_variable}
-    return {name: dtype for name, dtype in found.items() if dtype is not None and name not in declared}
+    declared = {node.name for node in graph.nodes if node.declares_dtype}
+    found = before.facts.variable_dtypes(before.graph)
+    return {name: dtype for name, dtype in found.items() if name not in declared}
 
 
 def _param_bytes(

@@ -54,6 +54,11 @@ class Node:
         """Whether this is an input, a parameter or an auxiliary state."""
         return self.op == VARIABLE
 
+    @property
+    def declares_dtype(self) -> bool:
+        """Whether this is a variable that says its dtype; -1 says that it does not."""
+        return self.is_variable and self.get("__dtype__") not in (None, "-1")
+
     def get(self, key: str, default: str | None = None) -> str | None:
         """Return an attribute's text, or ``default``."""
         for found, value in self.attrs:

@@ -8,7 +8,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Sequence, Tuple
 import mxnet as mx
 
 from .. import dtypes
-from ..graph import Entry, Graph
+from ..graph import Graph
 from ..passes import ScaleLoss
 from ..passes.facts import CAST_OPS
 from ..passes.scale_loss import is_loss_head
@@ -76,7 +76,7 @@ def prepare(
     converted = convert_graph(symbol, policy, shapes, types, params, stored)
     result = _with_loss_scale(converted, shapes, loss_heads) if scaled else converted
     on_cpu = any(context.device_type != "gpu" for context in contexts)
-    runs = _with_dtypes(result.on_cpu() if on_cpu else result.symbol, _variable_dtypes(result))
+    runs = _with_dtypes(result.on_cpu() if on_cpu else result.symbol, result.facts.variable_dtypes(result.graph))
     outputs = _loss_outputs(result.graph, loss_heads) if scaled else ()
     return Runnable(converted, runs, scaled, result is not converted, outputs)
 
@@ -88,7 +88,7 @@ def _with_loss_scale(converted: Converted, shapes: Dict[str, Any], loss_heads: F
         return converted
     symbol = from_graph(scaled.graph, converted.symbol)
     graph = to_graph(symbol)  # in the order that MXNet writes
-    facts = infer_facts(symbol, graph, shapes, _variable_dtypes(converted), converted.facts.params)
+    facts = infer_facts(symbol, graph, shapes, converted.facts.variable_dtypes(converted.graph), converted.facts.params)
     return replace(converted, symbol=symbol, graph=graph, facts=facts)
 
 
@@ -102,13 +102,6 @@ def _loss_outputs(graph: Graph, loss_heads: FrozenSet[str]) -> Tuple[int, ...]:
         if is_loss_head(node) or node.name in loss_heads:
             found.append(number)
     return tuple(found)
-
-
-def _variable_dtypes(converted: Converted) -> Dict[str, str]:
-    """Return what MXNet inferred for the variables of a converted symbol."""
-    nodes = enumerate(converted.graph.nodes)
-    found = {node.name: converted.facts.dtype(Entry(i)) for i, node in nodes if node.is_variable}
-    return {name: dtype for name, dtype in found.items() if dtype is not None}
 
 
 def _with_dtypes(symbol: Any, types: Dict[str, str]) -> Any:

@@ -6,6 +6,7 @@ from .base import Sequential as Sequential
 from .classify import classify as classify
 from .emulate import Emulate as Emulate
 from .erase_casts import EraseCasts as EraseCasts
+from .erase_casts import is_converted as is_converted
 from .facts import Facts as Facts
 from .fold_casts import FoldCasts as FoldCasts
 from .guard_amp_casts import GuardAmpCasts as GuardAmpCasts

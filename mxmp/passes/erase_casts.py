@@ -29,7 +29,7 @@ class EraseCasts(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph as it was before insertion."""
-        if not _is_converted(graph):
+        if not is_converted(graph):
             return graph
         names = _original_names(graph)
         builder = GraphBuilder(graph)
@@ -101,10 +101,10 @@ def _check_attrs(node: Node) -> None:
         )
 
 
-def _is_converted(graph: Graph) -> bool:
+def is_converted(graph: Graph) -> bool:
     """Return whether a node bears an attribute of mxmp, or one within its bodies does."""
     return any(
-        any(key.startswith("__mxmp") for key, _ in node.attrs) or any(_is_converted(body) for body in node.subgraphs)
+        any(key.startswith("__mxmp") for key, _ in node.attrs) or any(is_converted(body) for body in node.subgraphs)
         for node in graph.nodes
     )
 

@@ -60,6 +60,11 @@ class Facts:
             size *= each
         return size
 
+    def variable_dtypes(self, graph: Graph) -> Dict[str, str]:
+        """Return the dtypes of a graph's variables by name, where they are known."""
+        found = {node.name: self.dtype(Entry(i)) for i, node in enumerate(graph.nodes) if node.is_variable}
+        return {name: dtype for name, dtype in found.items() if dtype is not None}
+
     def is_unfit(self, graph: Graph, position: int) -> bool:
         """Return whether an output of a node has values beyond the low precision dtype's range."""
         entries = (Entry(position, index) for index in range(graph.nodes[position].num_outputs))

@@ -139,7 +139,7 @@ class _Inserter:
         kept: Dict[str, Optional[str]] = {key: attrs[key] for key in ("transpose_a", "transpose_b") if key in attrs}
         alpha = attrs.get("alpha", "1")
         if float(alpha) != 1:
-            factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **_place_of(node)}
+            factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **place_of(node)}
             name = self.builder.unique(f"{node.name}_alpha")
             scaled = self.builder.add(Node("_mul_scalar", name, make_attrs(factor), inputs[:1]))
             inputs = (Entry(scaled), *inputs[1:])
@@ -189,7 +189,7 @@ class _Inserter:
         return self.casts[key]
 
     def _place_attrs(self, producer: int, reader: int) -> Dict[str, str]:
-        return {**_place_of(self.graph.nodes[reader]), **_place_of(self.graph.nodes[producer])}
+        return {**place_of(self.graph.nodes[reader]), **place_of(self.graph.nodes[producer])}
 
     def _exit(self, number: int, head: Entry) -> Entry:
         """Return what a body gives; the plan says which outputs may be in low precision."""
@@ -237,7 +237,7 @@ def replaced(node: Node) -> Tuple[str, Dict[str, str]]:
     return op, attrs
 
 
-def _place_of(node: Node) -> Dict[str, str]:
+def place_of(node: Node) -> Dict[str, str]:
     """Return the attributes that say where a node runs."""
     return {key: value for key, value in node.attrs if key in _PLACE_ATTRS}
 

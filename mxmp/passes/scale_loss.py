@@ -15,7 +15,7 @@ The scale is an input of shape (1,): it changes from step to step without a new 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Dict, FrozenSet, Iterator, Optional
+from typing import ClassVar, Dict, FrozenSet, Optional
 
 from .. import dtypes
 from ..errors import PassError
@@ -24,7 +24,7 @@ from ..graph.core import VARIABLE, make_attrs
 from ..rules import RULES
 from .base import Pass
 from .facts import Facts
-from .insert_casts import MARK_ATTR, cast_op
+from .insert_casts import MARK_ATTR, cast_op, place_of
 
 # Written by the user; a graph does not tell whether they use the gradient of their output
 # (CustomOpProp, python/mxnet/operator.py at tag 1.9.1: need_top_grad).
@@ -60,13 +60,13 @@ class ScaleLoss(Pass):
             raise PassError(
                 f"pass {self.name}: the graph has a node '{self.variable}' already; rename it, or erase the loss scale."
             )
-        for node in _all_nodes(graph):
+        for node in graph.operators():
             if node.op == _PENALTY:
                 raise PassError(
                     f"pass {self.name}: node {node} adds a penalty to the gradient that cannot be scaled; "
                     f"write the penalty as a loss under make_loss."
                 )
-        for node in (node for outer in graph.nodes for body in outer.subgraphs for node in _all_nodes(body)):
+        for node in (node for outer in graph.nodes for body in outer.subgraphs for node in body.operators()):
             if is_loss_head(node):
                 raise PassError(
                     f"pass {self.name}: node {node} is a loss head inside of a control flow operator; move it out."
@@ -115,7 +115,7 @@ class ScaleLoss(Pass):
             )
 
         def add(op: str, what: str, *inputs: Entry, **attrs: str) -> Entry:
-            attrs = {**attrs, **_place(head), MARK_ATTR: SCALE_MARK}
+            attrs = {**attrs, **place_of(head), MARK_ATTR: SCALE_MARK}
             return Entry(builder.add(Node(op, builder.unique(f"{head.name}_{what}"), make_attrs(attrs), inputs)))
 
         # The first input of each node leads back to x: so EraseCasts finds the way.
@@ -137,19 +137,5 @@ def is_loss_head(node: Node) -> bool:
 
 
 def _scale_variable(name: str, head: Node) -> Node:
-    attrs = {"__shape__": "(1,)", "__dtype__": dtypes.to_flag(dtypes.FLOAT32), **_place(head)}
+    attrs = {"__shape__": "(1,)", "__dtype__": dtypes.to_flag(dtypes.FLOAT32), **place_of(head)}
     return Node(VARIABLE, name, make_attrs(attrs))
-
-
-def _place(head: Node) -> Dict[str, str]:
-    """Return the attributes that say where a loss head runs."""
-    group = head.get("__ctx_group__")
-    return {} if group is None else {"__ctx_group__": group}
-
-
-def _all_nodes(graph: Graph) -> Iterator[Node]:
-    """Yield the nodes of a graph and of the bodies of its control flow."""
-    for node in graph.nodes:
-        yield node
-        for body in node.subgraphs:
-            yield from _all_nodes(body)

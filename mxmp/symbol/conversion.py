@@ -76,7 +76,8 @@ def convert_graph(
     after = in_written_order(Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))(graph).graph)
     result = from_graph(after, symbol)
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
-    types = _variable_dtypes(graph, facts, low_params)
+    found = facts.variable_dtypes(graph)  # a cast behind a variable hides its dtype from inference
+    types = {name: dtype for name, dtype in found.items() if name not in low_params}
     try:
         new_facts = infer_facts(result, after, shapes, types, params)
     except InferenceError as e:
@@ -97,7 +98,7 @@ def input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, param
     What is given or declared comes first, then inputs that it does not imply, since MXNet infers the
     dtypes of parameters from them; what is unknown even then is float32 too.
     """
-    undeclared = {node.name for node in graph.nodes if node.is_variable and node.get("__dtype__") in (None, "-1")}
+    undeclared = {node.name for node in graph.nodes if node.is_variable and not node.declares_dtype}
     inputs = {name for name in undeclared - params if name in shapes or params}
     variables = {node.name for node in graph.nodes if node.is_variable}
     known = dict(types)
@@ -115,12 +116,6 @@ def input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, param
             if node.is_variable and node.name in rest and facts.dtype(Entry(position)) is None:
                 known[node.name] = dtypes.FLOAT32
     return known
-
-
-def _variable_dtypes(graph: Graph, facts: Facts, low_params: FrozenSet[str]) -> Dtypes:
-    """Return what MXNet inferred for the variables; a cast behind one hides it from inference."""
-    found = {node.name: facts.dtype(Entry(i)) for i, node in enumerate(graph.nodes) if node.is_variable}
-    return {name: dtype for name, dtype in found.items() if dtype is not None and name not in low_params}
 
 
 def _check_outputs(policy: Policy, before: Tuple[Graph, Facts], after: Tuple[Graph, Facts]) -> None:

@@ -8,8 +8,9 @@ import mxnet as mx
 import pytest
 
 from mxmp import Policy
-from mxmp.cli.inspection import decided, held, is_converted
-from mxmp.symbol import convert_model, convert_symbol
+from mxmp.cli.inspection import decided, held
+from mxmp.passes import is_converted
+from mxmp.symbol import convert_model, convert_symbol, to_graph
 from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, network, params, save, table
 from tests.symbol.networks import load
 from tests.symbol.test_control_flow import SHAPES as LOOP_SHAPES
@@ -147,7 +148,7 @@ def test_what_was_decided_is_what_is_held(name, policy):
     shapes = {key: shape for key, shape in shapes.items() if key in symbol.list_inputs()}
     inputs = [key for key in symbol.list_inputs() if key in shapes]
     converted = convert_symbol(symbol, policy, shapes, data_names=inputs)
-    assert is_converted(converted) and not is_converted(symbol)
+    assert is_converted(to_graph(converted)) and not is_converted(to_graph(symbol))
     was = decided(symbol, None, Policy.parse(policy), shapes, {}).report
     found = held(converted, None, shapes, {}).report
     assert [(r.name, r.op, r.precision, r.casts) for r in found.rows] == [
