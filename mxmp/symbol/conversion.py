@@ -7,11 +7,11 @@ from typing import Any, FrozenSet, Optional, Tuple
 
 from .. import dtypes
 from ..errors import ConvertError, InferenceError
-from ..graph import Entry, Graph, in_written_order
+from ..graph import Graph, in_written_order
 from ..passes import Emulate, EraseCasts, Facts, FoldCasts, GuardAmpCasts, InsertCasts, Sequential, make_plan
 from ..policy import Policy
 from ..report import Report, make_report
-from .facts import Dtypes, Shapes, from_graph, infer_facts, to_graph
+from .facts import Dtypes, Shapes, from_graph, infer_facts, infer_variables, to_graph
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,10 @@ def input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, param
     for names in (inputs, undeclared):
         rest = names - set(known)
         try:
-            facts = (
-                infer_facts(symbol, graph, {}, known, params)
-                if rest and known.keys() | (variables - undeclared)
-                else Facts({})
-            )
+            found = infer_variables(symbol, known) if rest and known.keys() | (variables - undeclared) else {}
         except InferenceError:  # Embedding and Dropout, for example, must be told
             return {**dict.fromkeys(undeclared, dtypes.FLOAT32), **types}
-        for position, node in enumerate(graph.nodes):
-            if node.is_variable and node.name in rest and facts.dtype(Entry(position)) is None:
-                known[node.name] = dtypes.FLOAT32
+        known.update((name, found.get(name, dtypes.FLOAT32)) for name in rest)
     return known
 
 

@@ -62,6 +62,18 @@ def infer_facts(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params
     return replace(facts, bodies=bodies) if bodies else facts
 
 
+def infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
+    """Return the dtypes that MXNet infers for variables from those of some of them; what is unknown is left out.
+
+    Raises:
+        InferenceError: If MXNet's inference fails; the message names the node.
+    """
+    known = {name: dtypes.to_numpy(t) for name, t in types.items() if t != dtypes.BFLOAT16}
+    args, _, states = _inferred(symbol.infer_type_partial, known, "dtypes")
+    names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
+    return {name: dtypes.canonical(t) for name, t in zip(names, (*(args or ()), *(states or ()))) if t is not None}
+
+
 def _entries(internals: Any) -> Tuple[Tuple[int, int], ...]:
     """Return the (node, output index) of each output of a symbol's internals."""
     text = internals.tojson(remove_amp_cast=False)
@@ -104,8 +116,14 @@ def _infer_body(body: Body, types: Any, sizes: Any, metadata: str) -> Facts:
 
 
 def _infer(function: Any, known: Dict[str, Any], what: str) -> Any:
+    """Return what MXNet infers of the outputs."""
+    return _inferred(function, known, what)[1]
+
+
+def _inferred(function: Any, known: Dict[str, Any], what: str) -> Any:
+    """Return what MXNet infers of the arguments, outputs and auxiliary states."""
     try:
-        return function(**known)[1]
+        return function(**known)
     except mx.base.MXNetError as e:
         match = _OPERATOR.search(str(e))
         node = f"node '{match.group(1)}'" if match else "the network"
