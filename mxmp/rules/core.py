@@ -7,6 +7,7 @@ The categories are those of TensorFlow's auto_mixed_precision graph pass
 from __future__ import annotations
 
 import ast
+import functools
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -41,8 +42,12 @@ _WORDS = {"true": True, "false": False}
 def value_of(attrs: Mapping[str, str], key: str) -> Any:
     """Return an attribute's Python value (number, tuple, bool, None), or its text."""
     text = attrs.get(key)
-    if text is None:
-        return None
+    return None if text is None else _parsed(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> Any:
+    """Return what a text stands for; networks write the same few again and again."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

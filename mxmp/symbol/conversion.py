@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any, FrozenSet, Optional, Tuple
 
@@ -12,6 +13,7 @@ from ..passes import Emulate, EraseCasts, Facts, FoldCasts, GuardAmpCasts, Inser
 from ..policy import Policy
 from ..report import Report, make_report
 from .facts import Dtypes, Shapes, from_graph, infer_facts, infer_variables, to_graph
+from .params import read_low
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Converted:
     facts: Facts
     low_params: FrozenSet[str]
     report: Report
+
+    @functools.cached_property
+    def cast_params(self) -> FrozenSet[str]:
+        """Names of the variables whose values reach a cast to low precision."""
+        return read_low(self.graph)
 
     def on_cpu(self) -> Any:
         """Return the symbol that runs on CPU: float16 emulated, bfloat16 casts guarded. Never saved."""

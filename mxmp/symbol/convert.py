@@ -288,7 +288,7 @@ def _unfit(policy: Policy, found: Sequence[Converted], args: Mapping[str, Any]) 
     """Return the parameters beyond the low precision dtype's range whose readers must stay in float32."""
     if not policy.is_mixed:
         return frozenset()
-    low = frozenset().union(*(each.low_params | values.read_low(each.graph) for each in found))
+    low = frozenset().union(*(each.low_params | each.cast_params for each in found))
     candidates = low
     if policy.out_of_range == "clamp":
         candidates = low & frozenset().union(*(values.read_exactly(each.graph) for each in found))
@@ -311,7 +311,7 @@ def _store(
     """Return the parameters in the dtypes that converted symbols want, and what became of their values."""
     stored, changes = dict(args), []
     low = frozenset().union(*(each.low_params for each in found))
-    cast = frozenset().union(*(values.read_low(each.graph) for each in found)) if policy.is_mixed else frozenset()
+    cast = frozenset().union(*(each.cast_params for each in found)) if policy.is_mixed else frozenset()
     for name, array in args.items():
         if name in low:
             stored[name], change = values.store_low(name, array, policy.param_dtype)
