@@ -6,7 +6,7 @@ VENV := .venv
 PYTHON ?=
 ARGS ?=
 
-.PHONY: demo test bench lint
+.PHONY: demo test test-horovod bench lint
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/python examples/digits.py $(ARGS)
@@ -14,6 +14,10 @@ demo: $(VENV)/.demo
 # Two processes with one thread each are faster than one with two. A test that hangs fails in the end.
 test: $(VENV)/.test
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --slow -n 2 --timeout 300 $(ARGS)
+
+# Horovod is built from source, in an environment of its own.
+test-horovod: $(VENV)-horovod/.built
+	@OMP_NUM_THREADS=1 $(VENV)-horovod/bin/python -m pytest --slow --timeout 120 tests/distributed/test_horovod.py $(ARGS)
 
 bench: $(VENV)/.demo
 	@OMP_NUM_THREADS=2 $(VENV)/bin/python -m benchmarks.step_time
@@ -27,4 +31,8 @@ lint: $(VENV)/.test
 
 $(VENV)/.demo $(VENV)/.test: $(VENV)/.%: setup.py tools/venv.sh
 	@sh tools/venv.sh $(VENV) cpu,$* "$(PYTHON)"
+	@touch $@
+
+$(VENV)-horovod/.built: setup.py tools/venv.sh tools/horovod.sh
+	@sh tools/horovod.sh $(VENV)-horovod "$(PYTHON)"
 	@touch $@

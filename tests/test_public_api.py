@@ -43,5 +43,8 @@ def test_what_users_reach_from_the_top():
         assert callable(getattr(mxmp.loss_scale, name))
     for name in ("convert_symbol", "convert_model", "convert_checkpoint", "convert_buckets"):
         assert callable(getattr(mxmp.symbol, name))
+    for name in ("init", "disable", "init_trainer", "scale_loss", "unscale", "convert_hybrid_block", "list_lp16_ops"):
+        assert callable(getattr(mxmp.amp, name))
+    assert mxmp.initialize is mxmp.amp.initialize and callable(mxmp.distributed.KVStore)
     for name in ("Module", "BucketingModule"):
         assert callable(getattr(mxmp.module, name))

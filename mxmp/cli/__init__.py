@@ -12,6 +12,7 @@ from .. import __version__
 from ..errors import MxmpError, mxnet_reason
 from .convert import convert
 from .inspect import inspect
+from .launch import launch
 
 INTERRUPTED = 130
 """What a shell expects of a program that Ctrl-C ended: 128 and the signal's number."""
@@ -48,3 +49,4 @@ def main() -> None:
 
 main.add_command(convert)
 main.add_command(inspect)
+main.add_command(launch)

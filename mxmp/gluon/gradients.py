@@ -92,8 +92,16 @@ class Gradients:
         """Multiply the taken gradients by ``factor``, in float32.
 
         Float32 gradients are changed in place. Low precision ones would be flushed to zero, so
-        that ``param.grad()`` shows float32 copies up to `release`. Autograd goes on writing to
-        the arrays that it knows.
+        that they are widened first.
+        """
+        self.widen()
+        for group in self.arrays():
+            scale_in_place(group, factor)
+
+    def widen(self) -> None:
+        """Make ``param.grad()`` show float32 copies of taken low precision gradients up to `release`.
+
+        Autograd goes on writing to the arrays that it knows.
         """
         copied = {}
         for i in dict.fromkeys(i for group in self.take() for i, _, _ in group):
@@ -105,8 +113,6 @@ class Gradients:
                 copied.update(zip(map(id, grads), copies))
                 param._grad = copies
         self._taken = [[(i, copied.get(id(g), g), data) for i, g, data in group] for group in self.take()]
-        for group in self.arrays():
-            scale_in_place(group, factor)
 
     def arrays(self) -> List[List[mx.nd.NDArray]]:
         """Return the taken gradients per context."""

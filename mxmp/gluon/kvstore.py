@@ -29,7 +29,7 @@ def choose_update(active: bool, kvstore: Any, choice: Optional[bool], sparse: bo
             if refused:
                 raise refuse_kvstore_update(what)
         return False
-    return choice if choice is not None or sparse or "dist" in kind else False
+    return choice if choice is not None or sparse or "async" in kind else False
 
 
 def refuse_kvstore_update(what: str) -> TrainerError:

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional
 
 import mxnet as mx
 
+from ..distributed import KVStore, distributed
 from ..errors import NonFiniteLossError, TrainerError
 from ..loss_scale import NoOpLossScale, parse
 from ..optimizer import states
@@ -15,6 +16,7 @@ from ..optimizer.multi_precision import MultiPrecision
 from ..optimizer.norm import clip_coefficient, scale_in_place
 from ..optimizer.scaler import Scaler, Stage, scale_loss
 from ..optimizer.status import ScalerStatus
+from .distributed import broadcast_param, open_kvstore
 from .gradients import Gradients, Update
 from .kvstore import any_sparse, choose_update, refuse_kvstore_update
 
@@ -45,7 +47,10 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         optimizer_params: As for ``mx.gluon.Trainer``. ``multi_precision`` (default True) says
             whether low precision parameters have masters; with an optimizer instance it is the
             only key.
-        kvstore: As for ``mx.gluon.Trainer``.
+        kvstore: As for ``mx.gluon.Trainer``; 'horovod', or a `mxmp.distributed.KVStore`, which says
+            in which dtype gradients are summed over workers (float32 by default). Gradients are
+            summed, so that ``batch_size`` of `step` is that of all workers together. Every worker
+            gets worker 0's parameters: at once if all are initialized, else at the first step.
         compression_params: As for ``mx.gluon.Trainer``.
         update_on_kvstore: True only without a loss scale, because such an update happens inside
             the all-reduce, before any check. None means False where MXNet allows the choice.
@@ -70,6 +75,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         choice = choose_update(self._scaler.active, kvstore, update_on_kvstore, any_sparse(params))
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
         self._gradients = Gradients(self._params)
+        if choice is False and distributed(kvstore) and not any(param._deferred_init for param in self._params):
+            self._prepare()
 
     def _set_loss_scale(self, spec: Any) -> None:
         value = parse(spec)
@@ -170,7 +177,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             TrainerError: Inside a scale_loss block, if the loss was not scaled, after
                 `allreduce_grads`, or (StaleGradientError) without fresh gradients.
             NonFiniteLossError: If the loss itself was not finite; nothing is updated. With a
-                distributed kvstore only the worker whose loss it is raises; the others skip.
+                distributed kvstore every worker raises, whosever loss it is.
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         if self._scaler.window.reduced and self._scaler.window.stage is not Stage.UNSCALED:
@@ -285,6 +292,21 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         if self._params_to_init:
             self._init_params()
 
+    def _init_kvstore(self) -> None:
+        options = self._kvstore_params
+        if options["update_on_kvstore"] is False:
+            options["kvstore"] = open_kvstore(options["kvstore"], self._compression_params, self._params)
+        super()._init_kvstore()
+
+    def _init_params(self) -> None:
+        if not isinstance(self._kvstore, KVStore):
+            super()._init_params()
+            return
+        for param in self._params_to_init:
+            if not param._deferred_init:
+                broadcast_param(self._kvstore, self._param2idx[param.name], param)
+        self._params_to_init = [param for param in self._params_to_init if param._deferred_init]
+
     def _updates_on_kvstore(self) -> bool:
         self._prepare()
         return bool(self._kvstore and self._update_on_kvstore)
@@ -310,9 +332,15 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         return float(self._scale / batch_size)
 
     def _reduce(self) -> None:
-        if not self._scaler.window.reduced:
-            self._allreduce_grads()
-            self._scaler.window.reduced = True
+        window = self._scaler.window
+        if window.reduced:
+            return
+        if isinstance(self._kvstore, KVStore):
+            self._gradients.widen()  # sums over workers may exceed float16
+            if self._scaler.checks:  # all workers decide alike
+                window.loss_flag = self._kvstore.agree(window.loss_flag)
+        self._allreduce_grads()
+        window.reduced = True
 
     def _unscale(self) -> None:
         window = self._scaler.window

@@ -1,0 +1,38 @@
+"""Drop-in for ``mxnet.contrib.amp``, and the interface of NVIDIA Apex: ``from mxmp import amp``.
+
+Where it differs from contrib.amp, on purpose:
+
+- `init` patches no operator. It converts hybridized nets, those hybridized earlier and SymbolBlocks
+  included, when they run next; code that runs eagerly stays float32. `disable` undoes it.
+- `init_trainer` gives a trainer exact skips: one overflow destroys nothing with any number of
+  devices, the scale backs off at once and has a floor, and ``save_states`` keeps it.
+- A step whose loss was not scaled, gradients unscaled twice and the like are errors.
+- Any operator with a low precision kernel can be put in ``target_dtype_ops``; with the list given,
+  no other matrix product or convolution runs in low precision. ``fp32_ops`` adds to the operators
+  that need float32, and takes none away. Unknown operators and excluded names are errors.
+- Conversions keep the names of outputs and the caller's dicts, and survive saving. What
+  `convert_hybrid_block` and `convert_bucketing_module` return trains too, and runs on CPU.
+"""
+
+from .apex import initialize as initialize
+from .apex import load_state_dict as load_state_dict
+from .apex import master_params as master_params
+from .apex import state_dict as state_dict
+from .convert import convert_bucketing_module as convert_bucketing_module
+from .convert import convert_hybrid_block as convert_hybrid_block
+from .convert import convert_model as convert_model
+from .convert import convert_symbol as convert_symbol
+from .hook import disable as disable
+from .hook import disable_casts as disable_casts
+from .hook import init as init
+from .operators import AmpError as AmpError
+from .operators import list_conditional_fp32_ops as list_conditional_fp32_ops
+from .operators import list_fp32_ops as list_fp32_ops
+from .operators import list_loss_output_functions as list_loss_output_functions
+from .operators import list_lp16_fp32_ops as list_lp16_fp32_ops
+from .operators import list_lp16_ops as list_lp16_ops
+from .operators import list_lp16_use_fp32_params as list_lp16_use_fp32_params
+from .operators import list_widest_type_cast as list_widest_type_cast
+from .trainers import init_trainer as init_trainer
+from .trainers import scale_loss as scale_loss
+from .trainers import unscale as unscale

@@ -1,0 +1,307 @@
+"""initialize and its company: the interface of NVIDIA Apex for Gluon nets and trainers.
+
+References:
+    https://nvidia.github.io/apex/amp.html for the levels and their properties.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+
+import mxnet as mx
+
+from .. import dtypes, gluon
+from ..errors import DtypeError, LossScaleError
+from ..gluon import Trainer
+from ..gluon.conversion import installed
+from ..gluon.trace import descendants
+from ..loss_scale import DynamicLossScale, LossScale, parse
+from ..optimizer.masters import follow, is_low_precision
+from ..policy import Policy, did_you_mean
+from .operators import AmpError
+from .trainers import adopt, as_list, require_adoptable, require_trainer
+
+_LEVELS = ("O0", "O1", "O2", "O3")
+
+_PROPERTIES = (
+    "cast_model_type",
+    "keep_batchnorm_fp32",
+    "master_weights",
+    "loss_scale",
+    "cast_model_outputs",
+    "min_loss_scale",
+    "max_loss_scale",
+)
+
+# Properties of Apex that mean nothing here, and why.
+_ABSENT = {
+    "patch_torch_functions": "mxmp patches no functions; operators are cast one by one at O1, and at no other level",
+    "verbosity": "mxmp writes to Python's logging; set the level of the logger 'mxmp'",
+}
+
+
+class _Settings(NamedTuple):
+    """What a level and its overrides mean.
+
+    Attributes:
+        policy: For the nets.
+        loss_scale: For the trainers.
+        masters: Whether low precision parameters have float32 masters.
+    """
+
+    policy: Policy
+    loss_scale: LossScale
+    masters: bool
+
+
+def initialize(
+    models: Any,
+    optimizers: Any = None,
+    opt_level: str = "O1",
+    *,
+    enabled: bool = True,
+    num_losses: int = 1,
+    **overrides: Any,
+) -> Any:
+    """Convert nets in place and set up their trainers, with the levels and properties of Apex.
+
+    ========  ========================  ===============  ==========  ================
+    level     parameters                runs in          loss_scale  master_weights
+    ========  ========================  ===============  ==========  ================
+    ``O0``    float32                   float32          none
+    ``O1``    float32                   by operator      dynamic
+    ``O2``    float16 but BatchNorm's   by operator      dynamic     True
+    ``O3``    float16 but BatchNorm's   float16          none        False
+    ========  ========================  ===============  ==========  ================
+
+    Args:
+        models: A Gluon net, or a list of them.
+        optimizers: A ``mx.gluon.Trainer`` that has made no step yet, which becomes an
+            `mxmp.gluon.Trainer`; or an ``mx.optimizer.Optimizer``, for which a trainer of its net's
+            parameters is made; or a list of them; or None.
+        opt_level: 'O0' to 'O3'.
+        enabled: False leaves the nets as they are, and the trainers without a loss scale.
+        num_losses: Number of losses with scales of their own: see `scale_loss` and its ``loss_id``.
+        **overrides: Properties; None means that of the level. ``cast_model_type``: 'float16' or
+            'bfloat16', for O2 and O3. ``keep_batchnorm_fp32``: whether BatchNorm's data is float32
+            too, for O2 and O3. ``master_weights``: for O2 and O3. ``loss_scale``: 'dynamic', a number
+            or a `LossScale`. ``min_loss_scale``, ``max_loss_scale``: of a dynamic one.
+            ``cast_model_outputs``: dtype of the nets' outputs.
+
+    Returns:
+        The models, or (models, trainers) where optimizers are given; lists where lists were given.
+
+    Raises:
+        AmpError: If a property makes no sense; the message says why.
+        PolicyError: Likewise.
+        ConvertError: If a net cannot be converted.
+        TrainerError: If a trainer cannot check gradients before it updates.
+
+    Example:
+        >>> import mxnet as mx
+        >>> net = mx.gluon.nn.Dense(2, in_units=3)
+        >>> net.initialize()
+        >>> trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+        >>> net, trainer = initialize(net, trainer, opt_level="O2", loss_scale=128)
+        >>> trainer.loss_scale
+        StaticLossScale(value=128.0)
+    """
+    settings = _settings(opt_level if enabled else "O0", overrides if enabled else {})
+    if isinstance(num_losses, bool) or not isinstance(num_losses, int) or num_losses < 1:
+        raise AmpError(f"num_losses={num_losses!r}: expected a whole number from 1 on.")
+    nets, given = as_list(models), [] if optimizers is None else as_list(optimizers)
+    for each in given:
+        if isinstance(each, mx.optimizer.Optimizer):
+            _require_pairs(nets, given)
+        else:
+            _require_trainer(each, settings, overrides.get("master_weights"))
+    if enabled:
+        _convert_all(nets, settings.policy)
+    trainers = [
+        _make_trainer(nets[i], each, settings) if isinstance(each, mx.optimizer.Optimizer) else each
+        for i, each in enumerate(given)
+    ]
+    for trainer in trainers:
+        adopt(trainer, settings.loss_scale, settings.masters, num_losses)
+    if optimizers is None:
+        return models
+    return models, trainers if isinstance(optimizers, (list, tuple)) else trainers[0]
+
+
+def master_params(optimizer: Any) -> Iterator[mx.nd.NDArray]:
+    """Yield the float32 values that trainers update: masters, or the parameters where they are float32.
+
+    They are the arrays themselves, on the first context of each parameter; low precision parameters
+    without masters are yielded as they are.
+
+    Args:
+        optimizer: A trainer that `initialize` or `init_trainer` has seen, or a list of them.
+    """
+    for each in as_list(optimizer):
+        trainer = require_trainer(each, "master_params")
+        for index, param in enumerate(trainer._params):
+            if param.grad_req != "null":
+                yield _master(trainer, index, param.list_data()[0])
+
+
+def state_dict(optimizers: Any) -> Dict[str, Any]:
+    """Return the loss scales of trainers and their counts of skipped steps as plain JSON data.
+
+    ``trainer.save_states`` has them too, next to the optimizer's states.
+
+    Args:
+        optimizers: A trainer that `initialize` or `init_trainer` has seen, or a list of them. Apex
+            remembers them; mxmp keeps nothing of a process as a whole.
+
+    Raises:
+        TrainerError: Between backward and step.
+    """
+    trainers = [require_trainer(each, "state_dict") for each in as_list(optimizers)]
+    for trainer in trainers:
+        trainer._scaler.require_ready("state_dict")
+    return {f"loss_scaler{i}": trainer._scaler.to_dict() for i, trainer in enumerate(trainers)}
+
+
+def load_state_dict(state: Dict[str, Any], optimizers: Any) -> None:
+    """Take what `state_dict` returned, or change nothing.
+
+    Args:
+        state: For as many trainers.
+        optimizers: As for `state_dict`.
+
+    Raises:
+        LossScaleError: If it does not fit.
+        TrainerError: Between backward and step.
+    """
+    before = state_dict(optimizers)
+    if not isinstance(state, dict) or set(state) != set(before):
+        found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+        raise LossScaleError(f"load_state_dict: the state has {found}; expected {sorted(before)}.")
+    try:
+        _load(state, optimizers)
+    except LossScaleError:
+        _load(before, optimizers)
+        raise
+
+
+def _load(state: Dict[str, Any], optimizers: Any) -> None:
+    for i, trainer in enumerate(as_list(optimizers)):
+        trainer._scaler.load_dict(state[f"loss_scaler{i}"])
+
+
+def _settings(level: str, overrides: Dict[str, Any]) -> _Settings:
+    """Return what a level and its overrides mean, or raise an error that says why they mean nothing."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    for name in given:
+        if name in _ABSENT:
+            raise AmpError(f"{name}: {_ABSENT[name]}; leave it out.")
+        if name not in _PROPERTIES:
+            raise AmpError(f"unknown property {name!r}{did_you_mean(name, _PROPERTIES)}.")
+    if level not in _LEVELS:
+        raise AmpError(f"opt_level={level!r}: expected one of {', '.join(_LEVELS)}; the letter O, not a zero.")
+    _check_for_level(level, given)
+    policy = Policy.parse(level)
+    if level in ("O2", "O3") and "cast_model_type" in given:
+        dtype = given["cast_model_type"]
+        policy = policy.replace(param_dtype=dtype, compute_dtype=dtype)
+        if policy.compute_dtype == dtypes.BFLOAT16:  # it has float32's range
+            policy = policy.replace(loss_scale=None)
+    if "keep_batchnorm_fp32" in given:
+        policy = policy.replace(keep_batchnorm_fp32=_flag("keep_batchnorm_fp32", given))
+    if "cast_model_outputs" in given:
+        policy = policy.replace(output_dtype=given["cast_model_outputs"])
+    masters = _flag("master_weights", given) if "master_weights" in given else level != "O3"
+    return _Settings(policy, _loss_scale(policy, given), masters)
+
+
+def _check_for_level(level: str, given: Dict[str, Any]) -> None:
+    """Raise if a property means nothing at a level."""
+    dtype = _dtype(given["cast_model_type"]) if "cast_model_type" in given else None
+    if level in ("O2", "O3"):
+        if dtype == dtypes.FLOAT32:
+            raise AmpError(f"cast_model_type=float32 at {level} leaves nothing in low precision; use O0.")
+        return
+    kept = "everything is float32" if level == "O0" else "parameters stay float32 and operators are cast one by one"
+    if dtype not in (None, dtypes.FLOAT32):
+        raise AmpError(f"cast_model_type={dtype} makes no sense at {level}, where {kept}; use O2 or O3.")
+    for name in ("keep_batchnorm_fp32", "master_weights"):
+        if name in given:
+            raise AmpError(f"{name} makes no sense at {level}, where {kept}; use O2 or O3, or leave it out.")
+
+
+def _loss_scale(policy: Policy, given: Dict[str, Any]) -> LossScale:
+    spec = given.get("loss_scale", policy.loss_scale)
+    if not isinstance(spec, LossScale):
+        spec = policy.replace(loss_scale=spec).loss_scale  # which refuses what makes no sense
+    bounds = {
+        f"{end}_scale": float(given[f"{end}_loss_scale"]) for end in ("min", "max") if f"{end}_loss_scale" in given
+    }
+    if not bounds:
+        return parse(spec)
+    if spec != "dynamic":
+        raise AmpError(f"min_loss_scale and max_loss_scale are for loss_scale='dynamic'; it is {spec!r}.")
+    first = max(DynamicLossScale().init_scale, bounds.get("min_scale", 0.0))
+    return DynamicLossScale(init_scale=min(first, bounds.get("max_scale", first)), **bounds)
+
+
+def _flag(name: str, given: Dict[str, Any]) -> bool:
+    flags = {True: True, False: False, "True": True, "False": False}  # as text too, for command lines
+    value = given[name]
+    if isinstance(value, (bool, str)) and value in flags:
+        return flags[value]
+    raise AmpError(f"{name}={value!r}: expected True or False.")
+
+
+def _dtype(value: Any) -> str:
+    try:
+        return dtypes.canonical(value)
+    except DtypeError as e:
+        raise AmpError(f"cast_model_type: {e}") from e
+
+
+def _require_pairs(nets: List[Any], optimizers: List[Any]) -> None:
+    if len(nets) != len(optimizers):
+        raise AmpError(
+            f"{len(optimizers)} optimizers for {len(nets)} nets: it is not clear which trains what; give Trainers."
+        )
+
+
+def _require_trainer(trainer: Any, settings: _Settings, wanted: Optional[Any]) -> None:
+    require_adoptable(trainer, settings.loss_scale)
+    if wanted is not None and isinstance(trainer, Trainer) and trainer.optimizer.masters != settings.masters:
+        raise AmpError(
+            f"master_weights={wanted}, but the trainer was made with multi_precision={trainer.optimizer.masters}; "
+            f"leave master_weights out, or make the trainer anew."
+        )
+
+
+def _convert_all(nets: List[Any], policy: Policy) -> None:
+    """Convert nets, or leave those that were not converted before as they were."""
+    done: List[Any] = []
+    try:
+        for net in nets:
+            fresh = isinstance(net, mx.gluon.Block) and not installed([net, *descendants(net)])
+            gluon.convert(net, policy)
+            done += [net] if fresh else []
+    except Exception:
+        for net in done:
+            gluon.restore(net)
+        raise
+
+
+def _make_trainer(net: Any, optimizer: mx.optimizer.Optimizer, settings: _Settings) -> Trainer:
+    options = {"multi_precision": settings.masters}
+    return Trainer(net.collect_params(), optimizer, options, loss_scale=settings.loss_scale)
+
+
+def _master(trainer: Trainer, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return the master of a weight, made now if the first step is still to come."""
+    if not is_low_precision(weight) or not trainer.optimizer.masters:
+        return weight
+    updater = trainer._updaters[0]
+    if index not in updater.states:
+        updater.states[index] = trainer.optimizer.create_state_multi_precision(index, weight)
+        updater.states_synced[index] = True
+    master = updater.states[index].master
+    follow(master, weight)
+    return master

@@ -1,0 +1,195 @@
+"""init and disable: one attribute of HybridBlock, so that hybridized nets are converted when they run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from typing import Any, Callable, Iterator, Optional, Set
+
+from mxnet import autograd, gluon
+
+from ..errors import ConvertError
+from ..gluon.conversion import Conversion, conversion_of, installed
+from ..gluon.trace import descendants
+from ..passes.scale_loss import is_loss_head
+from ..policy import Policy
+from .operators import AmpError
+from .request import Request, make_request
+
+_LOG = logging.getLogger(__name__)
+
+_NAME = "_call_cached_op"
+
+
+class _Conversion(Conversion):
+    """The conversion of a net that `init` reached."""
+
+    def __init__(self, net: gluon.HybridBlock, request: Request) -> None:
+        self.request = request
+        super().__init__(net, request.base())
+
+    def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
+        """Hybridize as asked; a net that is not hybridized is not converted."""
+        if not active:
+            self.remove()
+            self.net.hybridize(active, *args, **kwargs)
+        else:
+            super().hybridize(active, *args, **kwargs)
+
+    def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Any:
+        return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol))
+
+    def _key(self, args: Any) -> Any:
+        training, nesting, shapes = super()._key(args)
+        return training, f"{nesting}, recording={autograd.is_recording()}", shapes
+
+    def _mode(self, args: Any) -> Any:
+        """Return the graph for this kind of call, refused if no loss scale reaches its gradient."""
+        known = self._key(args) in self.modes
+        mode = super()._mode(args)
+        if not known and autograd.is_recording():
+            for node in filter(is_loss_head, mode.converted.graph.nodes):
+                self._clear_cached_op()
+                raise ConvertError(
+                    f"block '{self.net.name}': the gradient of node {node} does not depend on that of its output, so "
+                    f"no loss scale reaches it. Use a loss of mx.gluon.loss, or train it by mxmp.module.Module."
+                )
+        return mode
+
+
+class _Hook:
+    """What stands in the place of HybridBlock's method, with all that it did.
+
+    Attributes:
+        request: What `init` was asked for.
+        original: The method.
+        spared: Nets that run in float32 at the moment, by id.
+    """
+
+    def __init__(self, request: Request, original: Callable[..., Any]) -> None:
+        self.request = request
+        self.original = original
+        self.spared: Set[int] = set()
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._conversions: weakref.WeakSet[_Conversion] = weakref.WeakSet()
+
+    def call(self, net: gluon.HybridBlock, *args: Any) -> Any:
+        """Run a hybridized net, converted from its first call on."""
+        if conversion_of(net) is None and self._wants(net):
+            with self._lock:
+                if conversion_of(net) is None:
+                    conversion = _Conversion(net, self.request)
+                    conversion.install()
+                    self._conversions.add(conversion)
+            return net._call_cached_op(*args)
+        return self.original(net, *args)
+
+    def _wants(self, net: gluon.HybridBlock) -> bool:
+        """Return whether a net is to be converted.
+
+        Not in a process that was forked from this one, such as a DataLoader's worker; nor if parts
+        of it were converted by hand.
+        """
+        by_hand = (each for each in installed(descendants(net)) if not isinstance(each, _Conversion))
+        return os.getpid() == self._process and id(net) not in self.spared and not any(by_hand)
+
+    def undo(self) -> None:
+        """Give the nets back that are still converted."""
+        for conversion in list(self._conversions):
+            if conversion_of(conversion.net) is conversion:
+                conversion.remove()
+
+
+def init(
+    target_dtype: Any = "float16",
+    target_precision_ops: Any = None,
+    conditional_fp32_ops: Any = None,
+    fp32_ops: Any = None,
+) -> None:
+    """Let every hybridized net run in mixed precision from its next call on.
+
+    It replaces one attribute of ``HybridBlock``, the call of a hybridized net's graph, and no
+    operator: what runs eagerly stays float32. Nets that were hybridized before are converted as
+    well, and SymbolBlocks; nets that `mxmp.gluon.convert` converted stay as they are, and so do
+    nets in forked processes, such as the workers of a DataLoader. On CPU contexts float16 is
+    emulated. `disable` undoes it.
+
+    Args:
+        target_dtype: 'float16' or 'bfloat16'.
+        target_precision_ops: Operators to run in low precision, and no other matrix products and
+            convolutions. None for all that gain from it.
+        conditional_fp32_ops: (operator, attribute, list of values): operators to run in float32
+            where the attribute is given with one of these values.
+        fp32_ops: Operators to run in float32, besides those that need it.
+
+    Raises:
+        AmpError: If an argument makes no sense, or `init` was called with others before.
+    """
+    request = make_request(
+        target_dtype, target_precision_ops, fp32_ops, conditional_fp32_ops, target_argument="target_precision_ops"
+    )
+    present = installed_hook()
+    if present is None:
+        _install(_Hook(request, getattr(gluon.HybridBlock, _NAME)))
+        _LOG.info("nets that are hybridized run in %s from now on", request.dtype)
+    elif present.request != request:
+        raise AmpError(f"amp.init was called before, with other arguments ({present.request}); call amp.disable first.")
+
+
+def disable() -> None:
+    """Undo `init`: the nets that it converted run their float32 graphs again; nothing without `init`."""
+    hook = installed_hook()
+    if hook is not None:
+        setattr(gluon.HybridBlock, _NAME, hook.original)
+        hook.undo()
+
+
+@contextlib.contextmanager
+def disable_casts(*nets: gluon.Block) -> Iterator[None]:
+    """Return a context manager within which nets run in float32; they are traced anew after it.
+
+    Use it between steps, to evaluate in float32 for example.
+
+    Args:
+        *nets: Converted by `init`, `initialize` or `mxmp.gluon.convert`. Apex needs none, because its
+            casts are those of the process.
+
+    Raises:
+        AmpError: If there is none.
+    """
+    if not nets:
+        raise AmpError("disable_casts: give the nets that are to run in float32: disable_casts(net).")
+    hook = installed_hook()
+    blocks = {id(block): block for net in nets for block in (net, *descendants(net))}
+    found = installed(list(blocks.values()))
+    spared = set() if hook is None else set(blocks) - hook.spared
+    for conversion in found:
+        conversion.remove()
+        conversion.stored.clear()
+    if hook is not None:
+        hook.spared |= spared
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.spared -= spared  # what init converts, it converts at the next call
+        for conversion in found:
+            if not isinstance(conversion, _Conversion):
+                conversion.install()
+
+
+def installed_hook() -> Optional[_Hook]:
+    """Return the hook that `init` installed, which is the only place where its state is kept."""
+    return getattr(getattr(gluon.HybridBlock, _NAME), "hook", None)
+
+
+def _install(hook: _Hook) -> None:
+    def call_cached_op(net: gluon.HybridBlock, *args: Any) -> Any:
+        return hook.call(net, *args)
+
+    call_cached_op.hook = hook
+    setattr(gluon.HybridBlock, _NAME, call_cached_op)

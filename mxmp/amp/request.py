@@ -1,0 +1,149 @@
+"""What the arguments of contrib.amp ask for, as a policy for each network."""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import dataclass
+from typing import Any, FrozenSet, Iterable, List, Optional, Tuple
+
+from .. import dtypes
+from ..graph import Graph, Node
+from ..passes import EraseCasts
+from ..policy import Policy, did_you_mean
+from ..rules import ALLOW, RULES
+from ..symbol import to_graph
+from .operators import AmpError, canonical_op, low_precision
+
+_ALLOWED = frozenset(rule.op for rule in RULES if rule.category == ALLOW)
+
+# What stands in for them depends on shapes, so that rules decide.
+_REPLACED = frozenset(rule.op for rule in RULES if rule.stand_ins)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Arguments that `init` and the conversions share, checked.
+
+    Attributes:
+        dtype: The low precision.
+        target_ops: Operators to run in it; no other matrix product or convolution then does. None
+            for those that mxmp has rules for.
+        fp32_ops: Operators to run in float32, besides those that need it.
+        conditions: (operator, attribute, values): to run in float32 where the attribute is given
+            with one of the values.
+        excluded: Names of nodes to run in float32.
+        store: Whether parameters are stored in low precision.
+    """
+
+    dtype: str
+    target_ops: Optional[FrozenSet[str]] = None
+    fp32_ops: FrozenSet[str] = frozenset()
+    conditions: Tuple[Tuple[str, str, FrozenSet[str]], ...] = ()
+    excluded: FrozenSet[str] = frozenset()
+    store: bool = False
+
+    def base(self) -> Policy:
+        """Return the policy but for the lists."""
+        return Policy(
+            param_dtype=self.dtype if self.store else dtypes.FLOAT32,
+            compute_dtype=self.dtype,
+            loss_scale="dynamic" if self.dtype == dtypes.FLOAT16 else None,
+        )
+
+    def policy(self, symbol: Any) -> Policy:
+        """Return the policy for one network: with overrides for what it has, and none for what it lacks."""
+        nodes = operators_of(symbol)
+        ops = {op: dtype for op in {node.op for node in nodes} for dtype in [self._dtype_of(op)] if dtype}
+        names = {node.name for node in nodes if node.name in self.excluded or self._meets_condition(node)}
+        return self.base().replace(ops=ops, names={glob.escape(name): dtypes.FLOAT32 for name in names})
+
+    def require_excluded(self, symbols: Iterable[Any]) -> None:
+        """Check that some network has each excluded name.
+
+        Raises:
+            AmpError: It has the name and the nearest ones.
+        """
+        known = {node.name for symbol in symbols for node in operators_of(symbol)}
+        for name in sorted(self.excluded - known):
+            raise AmpError(
+                f"excluded_sym_names: the network has no operator named {name!r}{did_you_mean(name, known)}."
+            )
+
+    def _dtype_of(self, op: str) -> Optional[str]:
+        if op in self.fp32_ops:
+            return dtypes.FLOAT32
+        if self.target_ops is None or op in self.target_ops & _REPLACED:
+            return None
+        return self.dtype if op in self.target_ops else dtypes.FLOAT32 if op in _ALLOWED else None
+
+    def _meets_condition(self, node: Node) -> bool:
+        return any(op == node.op and node.get(key) in values for op, key, values in self.conditions)
+
+
+def make_request(
+    target_dtype: Any,
+    target_ops: Any,
+    fp32_ops: Any,
+    conditional_fp32_ops: Any,
+    excluded: Any = None,
+    store: bool = False,
+    target_argument: str = "target_dtype_ops",
+) -> Request:
+    """Return what the arguments of a function of contrib.amp ask for.
+
+    Raises:
+        AmpError: If one is malformed, an operator is unknown, or it stands in two lists.
+    """
+    conditions = tuple(_condition(each) for each in _sequence("conditional_fp32_ops", conditional_fp32_ops))
+    lists = {
+        target_argument: _ops(target_argument, target_ops),
+        "fp32_ops": _ops("fp32_ops", fp32_ops),
+        "conditional_fp32_ops": frozenset(op for op, _, _ in conditions),
+    }
+    _require_disjoint(lists)
+    names = _sequence("excluded_sym_names", excluded)
+    for name in names:
+        if not isinstance(name, str) or not name.strip() or any(mark in name for mark in ",="):
+            raise AmpError(f"excluded_sym_names: {name!r} is no name of an operator.")
+    chosen = None if target_ops is None else lists[target_argument]
+    return Request(low_precision(target_dtype), chosen, lists["fp32_ops"], conditions, frozenset(names), bool(store))
+
+
+def operators_of(symbol: Any) -> List[Node]:
+    """Return the nodes of a symbol that are no variables, bodies of control flow and no casts of mxmp included."""
+    graph: Graph = EraseCasts()(to_graph(symbol)).graph
+    return graph.operators()
+
+
+def _sequence(argument: str, value: Any) -> List[Any]:
+    if value is None:
+        return []
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    raise AmpError(f"{argument} is a {type(value).__name__}; expected a list.")
+
+
+def _ops(argument: str, value: Any) -> FrozenSet[str]:
+    return frozenset(canonical_op(argument, name) for name in _sequence(argument, value))
+
+
+def _condition(value: Any) -> Tuple[str, str, FrozenSet[str]]:
+    try:
+        op, attribute, values = value
+    except (TypeError, ValueError):
+        op, attribute, values = None, None, None
+    if not isinstance(attribute, str) or not isinstance(values, (list, tuple)):
+        raise AmpError(
+            f"conditional_fp32_ops: {value!r} is no (operator, attribute, list of values), such as "
+            f"('Activation', 'act_type', ['softrelu'])."
+        )
+    return canonical_op("conditional_fp32_ops", op), attribute, frozenset(map(str, values))
+
+
+def _require_disjoint(lists: Any) -> None:
+    names = list(lists)
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            both = sorted(lists[first] & lists[second])
+            if both:
+                raise AmpError(f"operator {both[0]!r} is in both {first} and {second}; keep it in one.")

@@ -1,0 +1,190 @@
+"""init_trainer, scale_loss and unscale: MXNet's own trainers with mxmp's loss scaling."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator, List, Optional, Sequence, Tuple, Type
+
+import mxnet as mx
+
+from ..errors import TrainerError
+from ..gluon import Trainer
+from ..gluon.gradients import Gradients
+from ..gluon.kvstore import any_sparse, choose_update, refuse_kvstore_update
+from ..loss_scale import NoOpLossScale, parse
+from ..optimizer.scaler import Scaler
+from .hook import installed_hook
+from .losses import LossScalers
+from .operators import AmpError
+
+
+def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "dynamic") -> None:
+    """Give a trainer loss scaling and exact skips: from now on it is an `mxmp.gluon.Trainer`.
+
+    This one object changes, not its class. Its optimizer keeps float32 masters for parameters in
+    low precision.
+
+    Args:
+        optimizer_or_trainer: A ``mx.gluon.Trainer`` that has made no step yet, created before or
+            after `init`.
+        loss_scale: 'dynamic', a number or a `LossScale`, or None for no scaling and no checks.
+
+    Raises:
+        AmpError: If `init` was not called.
+        TrainerError: If it is no trainer, or its update cannot be checked first: a trainer that has
+            made a step, or whose kvstore updates (``update_on_kvstore=True``).
+        LossScaleError: If ``loss_scale`` is none.
+    """
+    if installed_hook() is None:
+        raise AmpError("amp.init was not called, so no net runs in mixed precision; call it first, or amp.initialize.")
+    adopt(optimizer_or_trainer, loss_scale)
+
+
+@contextlib.contextmanager
+def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0) -> Iterator[Any]:
+    """Return a context manager that yields the loss, or the list of losses, times the loss scale.
+
+    Args:
+        loss: As for `mxmp.gluon.Trainer.scale_loss`.
+        optimizer_or_trainer: A trainer that `init_trainer` or `initialize` has seen; or a list of
+            all trainers whose parameters the loss depends on.
+        loss_id: Number of the loss, below the ``num_losses`` of `initialize`.
+
+    Raises:
+        TrainerError: If a trainer is not initialized, or cannot scale a loss now.
+    """
+    trainers = [require_trainer(each, "scale_loss") for each in as_list(optimizer_or_trainer)]
+    if not trainers:
+        raise TrainerError("scale_loss: the list of trainers is empty.")
+    several = [trainer for trainer in trainers if isinstance(trainer._scaler, LossScalers)]
+    if loss_id != 0 and len(several) < len(trainers):
+        raise TrainerError(f"loss_id={loss_id!r}: the trainer has one loss; give num_losses to amp.initialize.")
+    for trainer in several:
+        trainer._scaler.select(loss_id)
+    scale = min(trainer.loss_scale.value for trainer in trainers)
+    for trainer in several:
+        trainer._scaler.bring(_fresh_gradients(trainer), scale)
+    with trainers[0].scale_loss(loss, *trainers[1:]) as scaled:
+        yield scaled
+    for trainer in several:
+        trainer._scaler.mark(_fresh_gradients(trainer))
+
+
+def unscale(optimizer_or_trainer: Any) -> None:
+    """Make ``param.grad()`` the true gradients, for clipping: `mxmp.gluon.Trainer.unscale`.
+
+    Call it once, after the last backward. Gradients that were not finite make the step skip,
+    whatever becomes of them.
+
+    Args:
+        optimizer_or_trainer: A trainer that `init_trainer` or `initialize` has seen.
+
+    Raises:
+        TrainerError: If it was not, or twice in a step, or before backward.
+    """
+    require_trainer(optimizer_or_trainer, "unscale").unscale()
+
+
+def adopt(trainer: Any, loss_scale: Any, masters: bool = True, num_losses: int = 1) -> None:
+    """Make a trainer an `mxmp.gluon.Trainer` with a loss scale, or change nothing.
+
+    Args:
+        trainer: As for `init_trainer`.
+        loss_scale: Likewise.
+        masters: Whether low precision parameters have float32 masters.
+        num_losses: Number of losses with scales of their own.
+
+    Raises:
+        TrainerError: As `init_trainer`.
+        LossScaleError: If ``loss_scale`` is none.
+    """
+    value = parse(loss_scale)
+    kind = require_adoptable(trainer, value)
+    if isinstance(trainer, Trainer):
+        trainer.loss_scale = value
+    else:
+        settings = trainer._kvstore_params
+        active = not isinstance(value, NoOpLossScale)
+        settings["update_on_kvstore"] = _update_choice(trainer, active)
+        trainer.__class__ = kind
+        trainer._gradients = Gradients(trainer._params)
+        trainer._init_optimizer(trainer._optimizer, {"multi_precision": masters})
+        trainer._scaler = Scaler(value)
+    if num_losses > 1 or isinstance(trainer._scaler, LossScalers):
+        trainer._scaler = LossScalers(value, num_losses)
+
+
+def require_adoptable(trainer: Any, value: Any) -> Type[mx.gluon.Trainer]:
+    """Return the class that `adopt` gives a trainer; changes nothing.
+
+    Args:
+        trainer: Anything.
+        value: A `LossScale`.
+
+    Raises:
+        TrainerError: If it cannot.
+    """
+    if not isinstance(trainer, mx.gluon.Trainer):
+        hint = "; for a Module use mxmp.module.Module" if isinstance(trainer, mx.mod.BaseModule) else ""
+        raise TrainerError(f"expected a gluon Trainer, found a {type(trainer).__name__}{hint}.")
+    if isinstance(trainer, Trainer):
+        trainer._scaler.require_ready("initializing a trainer again")
+        return type(trainer)
+    if any(updater.states for updater in trainer._updaters):
+        raise TrainerError(
+            "the trainer has made a step or loaded states, so its optimizer's states lack what loss scaling needs; "
+            "initialize it before."
+        )
+    if trainer._kv_initialized and trainer._kvstore and trainer._update_on_kvstore:
+        raise refuse_kvstore_update("the kvstore of this trainer, which is set up already,")
+    _update_choice(trainer, not isinstance(value, NoOpLossScale))
+    return _mixed(type(trainer))
+
+
+def require_trainer(trainer: Any, call: str) -> Trainer:
+    """Return a trainer that was initialized, or raise a TrainerError."""
+    if isinstance(trainer, Trainer):
+        return trainer
+    if isinstance(trainer, mx.gluon.Trainer):
+        raise TrainerError(f"{call}: the trainer was not initialized; call amp.init_trainer(trainer) first.")
+    raise TrainerError(f"{call}: expected a gluon Trainer, found a {type(trainer).__name__}.")
+
+
+def as_list(value: Any) -> List[Any]:
+    """Return a list or tuple as a list, anything else as the list of it."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _update_choice(trainer: mx.gluon.Trainer, active: bool) -> Optional[bool]:
+    settings = trainer._kvstore_params
+    return choose_update(active, settings["kvstore"], settings["update_on_kvstore"], any_sparse(trainer._params))
+
+
+def _mixed(kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
+    """Return a class that is mxmp's trainer and the given one.
+
+    Raises:
+        TrainerError: If that has a step of its own.
+    """
+    if kind is mx.gluon.Trainer:
+        return Trainer
+    ours = {name for name, value in vars(Trainer).items() if callable(value) and not name.startswith("__")}
+    for base in kind.__mro__[: kind.__mro__.index(mx.gluon.Trainer)]:
+        both = sorted(ours & set(vars(base)))
+        if both:
+            raise TrainerError(
+                f"{base.__name__} has a method {both[0]} of its own, which mxmp's trainer would replace; derive it "
+                f"from mxmp.gluon.Trainer."
+            )
+    return type(kind.__name__, (Trainer, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+
+
+def _fresh_gradients(trainer: Trainer) -> List[mx.nd.NDArray]:
+    """Return the gradients that backward wrote since the last step."""
+    pairs: Sequence[Tuple[Any, Any]] = [
+        pair
+        for param in trainer._params
+        if param.grad_req != "null"
+        for pair in zip(param._check_and_get(param._data, list), param._check_and_get(param._grad, list))
+    ]
+    return [grad for data, grad in pairs if data._fresh_grad]

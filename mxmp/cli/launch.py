@@ -1,0 +1,70 @@
+"""``mxmp launch``: the processes of a distributed job."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Any, NoReturn, Optional, Sequence
+
+import click
+
+from .. import launch as jobs
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("-n", "--workers", type=click.IntRange(min=1), required=True, help="How many run COMMAND.")
+@click.option("-s", "--servers", type=click.IntRange(min=1), default=1, show_default=True, help="How many add up.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds after which the job is ended.")
+@click.option("--host", default=jobs.LOOPBACK, show_default=True, help="The address of this machine to listen on.")
+@click.option("--hosts", metavar="A,B,...", help="Addresses of several machines: print what each has to run.")
+@click.option("--port", type=click.IntRange(1, 65535), help="The first port; free ones by default, with --hosts 9091.")
+@click.pass_context
+def launch(
+    ctx: click.Context,
+    command: Sequence[str],
+    workers: int,
+    servers: int,
+    timeout: Optional[float],
+    host: str,
+    hosts: Optional[str],
+    port: Optional[int],
+) -> None:
+    r"""Run COMMAND in several processes that train together with kvstore 'dist_sync'.
+
+    Starts the scheduler and servers of MXNet too, on this machine; prints each line with the name
+    of its process in front. When one fails all are ended, and its exit code is that of mxmp; 124
+    says that the job took too long. Sets PYTHONUNBUFFERED=1 unless it is set.
+
+    \b
+    Example:
+      mxmp launch -n 2 python train.py --epochs 10
+    """
+    if hosts is not None:
+        if timeout is not None or host != jobs.LOOPBACK:
+            raise click.UsageError("--hosts only prints commands; leave --timeout and --host out.", ctx)
+        addresses = [address.strip() for address in hosts.split(",")]
+        _print_commands(jobs.plan(command, workers, servers, addresses, port or 9091), addresses)
+        return
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if end.reason:
+        click.echo(f"mxmp: {end.reason}.", err=True)
+    ctx.exit(end.code)
+
+
+def _print_commands(processes: Sequence[jobs.Process], addresses: Sequence[str]) -> None:
+    for address in dict.fromkeys(addresses):
+        click.echo(f"# on {address}")
+        for process in processes:
+            if process.host == address:
+                click.echo(f"{process} &  # {process.name}")
+        click.echo("wait")
+
+
+def _terminated(number: int, frame: Any) -> NoReturn:
+    """End like a program that a signal ended, but not before the processes have."""
+    sys.exit(128 + number)

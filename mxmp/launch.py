@@ -1,0 +1,248 @@
+"""Processes of a distributed job: which there are, and how they run together on one machine.
+
+MXNet's parameter server needs a scheduler, servers and workers, told apart by environment
+variables (DMLC_ROLE and its like). MXNet has no launcher in its wheel, and where a process dies
+its others wait for ever; `run` ends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from .errors import LaunchError
+
+LOOPBACK = "127.0.0.1"
+LAUNCHED = "MXMP_LAUNCH"
+"""Set to 1 for what `run` starts: servers are ended by the launcher, no worker waits for others at its end."""
+
+TIMED_OUT = 124
+"""The exit code of a job that took too long, as that of timeout(1)."""
+
+_SIGNALLED = 128  # and the signal's number, as a shell says it
+_GRACE = 3.0  # seconds between the request to end and the end
+_POLL = 0.05  # seconds
+
+
+class Process(NamedTuple):
+    """One process of a job.
+
+    Attributes:
+        name: 'scheduler', 'server 0', 'worker 0'. MXNet ranks workers by address and port, so that
+            the number is the rank, unless a port is taken meanwhile.
+        host: The address it listens on.
+        command: What it runs.
+        environment: The variables it needs beyond those that are there.
+    """
+
+    name: str
+    host: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+    def __str__(self) -> str:
+        """Return it as a line for a shell."""
+        pairs = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*pairs, *map(shlex.quote, self.command)])
+
+
+class End(NamedTuple):
+    """How a job ended.
+
+    Attributes:
+        code: 0, or the exit code of the process that failed first; 128 and the signal's number if
+            a signal ended it; `TIMED_OUT`.
+        reason: What to tell, empty if all went well.
+    """
+
+    code: int
+    reason: str
+
+
+def plan(
+    command: Sequence[str],
+    workers: int,
+    servers: int = 1,
+    hosts: Sequence[str] = (LOOPBACK,),
+    port: Optional[int] = None,
+) -> List[Process]:
+    """Return the processes of a job with MXNet's parameter server.
+
+    Args:
+        command: What each worker runs.
+        workers: How many, over all hosts; at least 1.
+        servers: How many, over all hosts; at least 1.
+        hosts: IPv4 addresses to listen on. The first is the scheduler's; workers and servers are
+            spread over all, in blocks.
+        port: The scheduler's; the others take those that follow. None: free ports of this
+            machine.
+
+    Raises:
+        LaunchError: If a number or an address is none, or this machine has no such address.
+    """
+    if workers < 1 or servers < 1:
+        raise LaunchError(f"a job of {workers} workers and {servers} servers cannot run; give at least 1 of each.")
+    for host in hosts:
+        _check_address(host)
+    count = 1 + servers + workers
+    if port is not None and not 0 < port <= 65536 - count:
+        raise LaunchError(f"port {port}: the job needs {count} ports from there; give one from 1 to {65536 - count}.")
+    ports = list(range(port, port + count)) if port is not None else free_ports(hosts[0], count)
+    shared = {
+        "DMLC_PS_ROOT_URI": hosts[0],
+        "DMLC_PS_ROOT_PORT": str(ports[0]),
+        "DMLC_NUM_SERVER": str(servers),
+        "DMLC_NUM_WORKER": str(workers),
+    }
+    # ps-lite sorts addresses as text to give ranks (ProcessAddNodeCommandAtScheduler in its src/van.cc).
+    ordered = sorted(hosts)
+    places = [("scheduler", "scheduler", hosts[0])]
+    places += [("server", f"server {i}", ordered[i * len(hosts) // servers]) for i in range(servers)]
+    places += [("worker", f"worker {i}", ordered[i * len(hosts) // workers]) for i in range(workers)]
+    serve = [sys.executable, "-c", "import mxnet"]  # runs until the job is over
+    return [
+        Process(
+            name,
+            host,
+            command if role == "worker" else serve,
+            {"DMLC_ROLE": role, **shared, "DMLC_NODE_HOST": host, "PORT": str(number)},
+        )
+        for (role, name, host), number in zip(places, ports)
+    ]
+
+
+def free_ports(host: str, count: int) -> List[int]:
+    """Return ports of this machine that nothing listens on at the moment, in ascending order.
+
+    Raises:
+        LaunchError: If ``host`` is no address of this machine.
+    """
+    with contextlib.ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            listener = stack.enter_context(socket.socket())
+            try:
+                listener.bind((host, 0))
+            except OSError as e:
+                raise LaunchError(f"cannot listen on {host}: {e.strerror}; give an address of this machine.") from e
+            found.append(listener.getsockname()[1])
+    return sorted(found)
+
+
+def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
+    """Run the processes of a job on this machine until its workers are done or something fails.
+
+    Every line that a process prints comes out with its name in front. When a process fails, or
+    this one is interrupted, all that is left ends with whatever it started.
+
+    Args:
+        processes: The job's; none is a worker whose name does not begin with 'worker'.
+        timeout: Seconds; None waits for ever.
+
+    Raises:
+        LaunchError: If a command cannot be started.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    running: Dict[str, subprocess.Popen[bytes]] = {}
+    echoes: List[threading.Thread] = []
+    try:
+        for process in processes:
+            running[process.name] = _start(process)
+            echoes += _echo(process.name, running[process.name])
+        return _watch(running, deadline, timeout)
+    finally:
+        _end(list(running.values()))
+        for echo in echoes:
+            echo.join(_GRACE)
+
+
+def _start(process: Process) -> subprocess.Popen[bytes]:
+    # Without PYTHONUNBUFFERED what a process prints would come late, and be lost when it is ended.
+    environment = {"PYTHONUNBUFFERED": "1", **os.environ, **process.environment, LAUNCHED: "1"}
+    try:
+        return subprocess.Popen(
+            list(process.command),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a group of its own, to end with all that it starts
+        )
+    except OSError as e:
+        raise LaunchError(f"{process.name}: cannot run {process.command[0]!r}: {e.strerror}.") from e
+
+
+def _watch(running: Mapping[str, subprocess.Popen[bytes]], deadline: Optional[float], timeout: Optional[float]) -> End:
+    workers = [process for name, process in running.items() if name.startswith("worker")]
+    while True:
+        codes = {name: process.poll() for name, process in running.items()}
+        failed = next(((name, code) for name, code in codes.items() if code), None)
+        if failed is not None:
+            return _failure(*failed)
+        if all(process.returncode == 0 for process in workers):
+            return End(0, "")
+        if deadline is not None and time.monotonic() > deadline:
+            left = ", ".join(name for name, code in codes.items() if code is None)
+            return End(TIMED_OUT, f"the job took longer than {timeout:g} s; ended {left}")
+        time.sleep(_POLL)
+
+
+def _failure(name: str, code: int) -> End:
+    if code < 0:
+        return End(_SIGNALLED - code, f"{name} was ended by {signal.Signals(-code).name}; ended the others")
+    return End(code, f"{name} failed with exit code {code}; ended the others")
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the groups of processes: politely, then not."""
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        _signal(process, signal.SIGKILL)  # a group may outlive its first process
+        process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _echo(name: str, process: subprocess.Popen[bytes]) -> List[threading.Thread]:
+    """Start the threads that print a process's lines."""
+    assert process.stdout is not None and process.stderr is not None
+    streams: List[Tuple[IO[bytes], IO[str]]] = [(process.stdout, sys.stdout), (process.stderr, sys.stderr)]
+    threads = [threading.Thread(target=_copy, args=(name, *pair), daemon=True) for pair in streams]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _copy(name: str, source: IO[bytes], target: IO[str]) -> None:
+    with source:
+        for line in source:
+            text = line.decode(errors="replace").rstrip("\n")
+            with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the job goes on
+                target.write(f"[{name}] {text}\n")
+                target.flush()
+
+
+def _check_address(host: str) -> None:
+    try:
+        known = not ipaddress.IPv4Address(host).is_unspecified
+    except ValueError:
+        known = False
+    if not known:
+        raise LaunchError(f"host {host!r}: MXNet's processes listen on and are found by an IPv4 address; give one.")

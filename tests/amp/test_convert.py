@@ -1,0 +1,340 @@
+"""convert_symbol, convert_model, convert_hybrid_block and convert_bucketing_module, as MXNet's scripts call them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.contrib import amp as contrib
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp import amp
+from mxmp.dtypes import NUMPY_BFLOAT16
+from mxmp.errors import ConvertError, PolicyError
+
+NAMES = [name for name in dir(contrib) if name.startswith(("convert_", "init", "list_", "scale_", "unscale"))]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "convert_bucketing_module"])
+def test_arguments_are_contrib_amps(name):
+    theirs = inspect.signature(getattr(contrib.amp, name)).parameters
+    ours = inspect.signature(getattr(amp, name)).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
+    for key, parameter in theirs.items():
+        if (name, key) != ("convert_hybrid_block", "ctx"):  # there gpu(0), which a CPU build has not
+            assert ours[key].default == parameter.default
+
+
+def nodes_of(symbol):
+    return {node["name"]: node for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]}
+
+
+def casts_of(symbol):
+    return sorted(name for name, node in nodes_of(symbol).items() if node["op"] in ("Cast", "amp_cast"))
+
+
+def two_layers():
+    hidden = mx.sym.Activation(
+        mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc1"), act_type="relu", name="act"
+    )
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=3, name="fc2"), name="softmax")
+
+
+def params_of(symbol, **shapes):
+    rng = np.random.RandomState(0)
+    args, _, aux = symbol.infer_shape(**shapes)
+    named = zip(symbol.list_arguments(), args)
+    arrays = {n: mx.nd.array(rng.randn(*s)) for n, s in named if n not in shapes and not n.endswith("label")}
+    return arrays, {n: mx.nd.ones(s) for n, s in zip(symbol.list_auxiliary_states(), aux)}
+
+
+# The cases of MXNet's tests/python/gpu/test_contrib_amp.py at tag 1.9.1, check_amp_convert_symbol.
+def test_the_lists_decide():
+    x, y = mx.sym.var("x"), mx.sym.var("y")
+    net = mx.sym.FullyConnected(x, y, num_hidden=10, no_bias=True, name="fc") + mx.sym.sin(y)
+    found = amp.convert_symbol(net, target_dtype="float16", target_dtype_ops=["FullyConnected"], fp32_ops=["sin"])
+    assert casts_of(found) == ["fc_output_cast_float32", "x_cast_float16", "y_cast_float16"]
+
+
+@pytest.mark.parametrize("condition, count", [(["False"], 3), (["True"], 0)], ids=["not met", "met"])
+def test_conditions_decide(condition, count):
+    net = mx.sym.FullyConnected(mx.sym.var("x"), mx.sym.var("y"), num_hidden=10, no_bias=True, name="fc")
+    lists = {"fp32_ops": ["sin"], "conditional_fp32_ops": [("FullyConnected", "no_bias", condition)]}
+    assert len(casts_of(amp.convert_symbol(net, target_dtype="float16", **lists))) == count
+    assert casts_of(amp.convert_symbol(net, target_dtype="float16", target_dtype_ops=[], **lists)) == []
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"fp32_ops": ["Activation"], "conditional_fp32_ops": [("Activation", "act_type", ["selu"])]},
+        {"target_dtype_ops": ["Activation"], "fp32_ops": ["Activation"]},
+        {"target_dtype_ops": ["FullyConnected"], "fp32_ops": ["FullyConnected"]},
+    ],
+)
+def test_lists_that_contradict_each_other_raise_what_contrib_amp_raises(lists):
+    for module in (contrib, amp):
+        with pytest.raises(AssertionError):
+            module.convert_symbol(two_layers(), **lists)
+
+
+def test_excluded_names_are_names_and_no_patterns():
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc[1]")
+    net = mx.sym.FullyConnected(x, num_hidden=4, name="fc1")
+    found = amp.convert_symbol(net, excluded_sym_names=["fc[1]"])
+    assert "fc[1]_output_cast_float16" in casts_of(found) and "data_cast_float16" not in casts_of(found)
+
+
+@pytest.mark.parametrize("name", ["fc3", "data", "fc*"])
+def test_an_excluded_name_that_does_not_exist_is_an_error(name):
+    for convert in (amp.convert_symbol, lambda sym, **kwargs: amp.convert_model(sym, {}, {}, **kwargs)):
+        with pytest.raises(amp.AmpError, match=f"excluded_sym_names: the network has no operator named '.*{name[:2]}"):
+            convert(two_layers(), excluded_sym_names=[name])
+
+
+def test_an_operator_without_a_kernel_is_an_error_that_names_the_node():
+    net = mx.sym.dot(mx.sym.var("x"), mx.sym.var("y"), name="product")
+    with pytest.raises(PolicyError, match=r"'dot'.*bfloat16.*node 'product' \(dot\).*no bfloat16 kernel"):
+        amp.convert_symbol(net, "bfloat16", ["dot"])
+
+
+def test_data_names_tell_inputs_from_parameters():
+    net = mx.sym.FullyConnected(mx.sym.var("x"), mx.sym.var("kernel"), num_hidden=4, no_bias=True, name="fc")
+    stored = amp.convert_symbol(net, data_names=["x"], cast_optional_params=True)
+    assert nodes_of(stored)["kernel"]["attrs"]["__dtype__"] == "2"
+    assert len(casts_of(stored)) == 2  # of the input and the output
+    assert len(casts_of(amp.convert_symbol(net, cast_optional_params=True))) == 3
+
+
+def test_the_models_of_the_tutorial():
+    """All Convolutions in float16 with their parameters, FullyConnected and SoftmaxOutput in float32."""
+    x = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=4, name="conv0")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=3, name="fc1"), name="softmax")
+    args, aux = params_of(net, data=(1, 2, 5, 5))
+    given = {"target_dtype_ops": ["Convolution"], "fp32_ops": ["SoftmaxOutput", "FullyConnected"]}
+    _, found, _ = amp.convert_model(net, args, aux, cast_optional_params=True, **given)
+    assert found["conv0_weight"].dtype == np.float16 and found["fc1_bias"].dtype == np.float32
+    _, found, _ = amp.convert_model(net, args, aux, **given)
+    assert {array.dtype for array in found.values()} == {np.float32}
+
+
+@pytest.mark.bfloat16
+def test_a_converted_model_runs_in_mxnets_module():
+    net = two_layers()
+    args, aux = params_of(net, data=(2, 5))
+    sym, low, states = amp.convert_model(net, args, aux, target_dtype="bfloat16", cast_optional_params=True)
+    assert low["fc1_weight"].dtype == NUMPY_BFLOAT16
+    found = []
+    for each, params in ((net, args), (sym, low)):
+        module = mx.mod.Module(each, context=mx.cpu())
+        module.bind([["data", (2, 5)]], [["softmax_label", (2,)]])
+        module.set_params(params, states)
+        module.forward(mx.io.DataBatch(data=[mx.nd.ones((2, 5))], label=[mx.nd.ones((2,))]))
+        found.append(module.get_outputs()[0].asnumpy())
+    np.testing.assert_allclose(found[1], found[0], atol=0.05)
+    assert (found[1] != found[0]).any()
+
+
+def test_clamped_values_are_logged(caplog):
+    net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, no_bias=True, name="fc")
+    _, found, _ = amp.convert_model(net, {"fc_weight": mx.nd.array([[1e5, 1e-9]])}, {}, cast_optional_params=True)
+    assert found["fc_weight"].asnumpy().tolist() == [[65504, 0]]
+    assert "parameter 'fc_weight': 1 values clamped to float16's range, 1 became zero" in caplog.text
+
+
+# ---------------------------------------------------------------------- Gluon
+
+
+def ready():
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(3, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(4))
+    net.initialize(mx.init.Xavier(rnd_type="gaussian"))
+    net.hybridize()
+    x = mx.nd.array(np.random.RandomState(0).rand(2, 2, 6, 6))
+    return net, x, net(x).asnumpy()
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_block_is_converted_and_left_alone(stored):
+    net, x, float32 = ready()
+    found = amp.convert_hybrid_block(net, cast_optional_params=stored)
+    assert isinstance(found, gluon.SymbolBlock)
+    result = found(x).asnumpy()
+    np.testing.assert_allclose(result, float32, atol=0.01)
+    assert (result != float32).any()
+    dtypes = {name: np.dtype(p.dtype).name for name, p in found.collect_params().items()}
+    assert dtypes["net_conv0_weight"] == ("float16" if stored else "float32")
+    assert dtypes["net_batchnorm0_gamma"] == "float32"
+    np.testing.assert_array_equal(net(x).asnumpy(), float32)
+    mxmp.gluon.convert(net, "O2" if stored else "O1")
+    np.testing.assert_array_equal(net(x).asnumpy(), result)  # what gluon.convert gives
+
+
+def test_a_converted_block_trains():
+    net, x, _ = ready()
+    net.collect_params("net_conv0_weight").setattr("grad_req", "null")
+    net[3].bias.lr_mult = 0.0
+    found = amp.convert_hybrid_block(net)
+    params = found.collect_params()
+    before = {name: p.data().asnumpy() for name, p in params.items()}
+    trainer = mxmp.gluon.Trainer(params, "sgd", {"learning_rate": 0.1}, loss_scale=128)
+    with autograd.record():
+        with trainer.scale_loss(mx.nd.square(found(x)).mean()) as scaled:
+            scaled.backward()
+    assert trainer.step(1)
+    moved = {name for name, value in before.items() if (params[name].data().asnumpy() != value).any()}
+    assert "net_dense0_weight" in moved and not moved & {"net_conv0_weight", "net_dense0_bias"}
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("called", [False, True])
+def test_a_converted_block_is_exported_for_plain_mxnet(called, tmp_path):
+    net, x, _ = ready()
+    found = amp.convert_hybrid_block(net, "bfloat16", cast_optional_params=True)
+    if called:
+        found(x)
+    found.export(str(tmp_path / "net"), remove_amp_cast=False)
+    files = [str(tmp_path / name) for name in ("net-symbol.json", "net-0000.params")]
+    loaded = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    np.testing.assert_allclose(loaded(x).asnumpy(), found(x).asnumpy(), atol=0.02)
+    assert casts_of(mx.sym.load(files[0])) == casts_of(found._cached_graph[1])
+
+
+def test_lists_and_excluded_names_of_a_block():
+    net, x, _ = ready()
+    found = amp.convert_hybrid_block(
+        net, "float16", ["Convolution", "FullyConnected"], excluded_sym_names=["net_conv0_fwd"]
+    )
+    found(x)
+    rows = {row.op: row.precision for row in mxmp.gluon.report(found).rows}
+    assert (rows["Convolution"], rows["FullyConnected"]) == ("float32", "float16")
+    with pytest.raises(amp.AmpError, match="no operator named 'conv0_fwd'; the nearest are net_conv0_fwd"):
+        amp.convert_hybrid_block(net, excluded_sym_names=["conv0_fwd"])
+
+
+def test_a_converted_net_is_converted_anew():
+    net, x, float32 = ready()
+    mxmp.gluon.convert(net, "O2")
+    net(x)
+    found = amp.convert_hybrid_block(net, target_dtype_ops=[])
+    np.testing.assert_allclose(found(x).asnumpy(), float32, rtol=5e-3, atol=5e-3)  # of rounded weights
+    assert mxmp.gluon.report(found).casts == 0
+
+
+def test_rnn_layers():
+    """As test_amp_conversion_rnn of MXNet's own tests."""
+    model = nn.HybridSequential()
+    model.add(gluon.rnn.LSTM(hidden_size=10, num_layers=2, bidirectional=True), nn.Dense(2))
+    model.initialize()
+    model.hybridize()
+    out = model(mx.nd.ones((2, 3, 4)))
+    new_model = amp.convert_hybrid_block(model)
+    np.testing.assert_allclose(new_model(mx.nd.ones((2, 3, 4))).asnumpy(), out.asnumpy(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: amp.convert_hybrid_block(gluon.Block()), "block is a Block; expected a HybridBlock"),
+        (lambda: amp.convert_hybrid_block(nn.Dense(2, prefix="d_")), "block 'd' has no graph yet; hybridize it"),
+        (lambda: amp.convert_symbol("net.json"), "sym is a str; expected a Symbol"),
+        (lambda: amp.convert_model(None, {}, {}), "sym is a NoneType; expected a Symbol"),
+        (lambda: amp.convert_bucketing_module(None), "bucketing_mod is a NoneType; expected a BucketingModule"),
+        (lambda: amp.convert_bucketing_module(_buckets()), "has no parameters yet; call bind and init_params"),
+    ],
+)
+def test_what_cannot_be_converted(call, message):
+    with pytest.raises(ConvertError, match=message):
+        call()
+
+
+# ---------------------------------------------------------------------- buckets
+
+
+def _unrolled(length):
+    """Return a symbol with one FullyConnected per time step, which share their weight."""
+    data, weight = mx.sym.var("data"), mx.sym.var("weight")
+    steps = mx.sym.SliceChannel(data, axis=1, num_outputs=length, name="steps")
+    found = [
+        mx.sym.LeakyReLU(
+            mx.sym.FullyConnected(steps[t], weight, no_bias=True, num_hidden=3, name=f"fc{t}"),
+            act_type="elu",
+            name=f"elu{t}",
+        )
+        for t in range(length)
+    ]
+    return mx.sym.SoftmaxOutput(sum(found[1:], found[0]), name="softmax"), ("data",), ("softmax_label",)
+
+
+def _buckets():
+    return mx.mod.BucketingModule(_unrolled, default_bucket_key=3, context=mx.cpu())
+
+
+def _batch(length):
+    rng = np.random.RandomState(length)
+    data, label = mx.nd.array(rng.randn(4, length, 2)), mx.nd.array([0, 1, 2, 0])
+    descriptions = [mx.io.DataDesc("data", data.shape)], [mx.io.DataDesc("softmax_label", label.shape)]
+    return mx.io.DataBatch([data], [label], 0, None, length, *descriptions)
+
+
+def _bound(module, training=True):
+    batch = _batch(3)
+    module.bind(batch.provide_data, batch.provide_label, for_training=training)
+    return module
+
+
+def _outputs(module, lengths=(3, 2, 5)):
+    found = []
+    for length in lengths:
+        module.forward(_batch(length), is_train=False)
+        found.append(module.get_outputs()[0].asnumpy())
+    return found
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_bucketing_module_is_converted_and_left_alone(stored):
+    module = _bound(_buckets())
+    module.init_params(mx.init.Normal(1.0))
+    float32 = _outputs(module)
+    found = _bound(amp.convert_bucketing_module(module, cast_optional_params=stored), training=False)
+    for low, exact in zip(_outputs(found, (3, 2, 5)), float32):
+        np.testing.assert_allclose(low, exact, atol=0.01)
+        assert (low != exact).any()
+    for now, before in zip(_outputs(module), float32):
+        np.testing.assert_array_equal(now, before)
+
+
+def test_names_and_conditions_of_single_buckets():
+    module = _bound(_buckets())
+    module.init_params(mx.init.Normal(1.0))
+    module.switch_bucket(5, _batch(5).provide_data, _batch(5).provide_label)
+    found = amp.convert_bucketing_module(
+        module, excluded_sym_names=["fc4"], conditional_fp32_ops=[("LeakyReLU", "act_type", ["elu"])]
+    )
+    _outputs(_bound(found, training=False))
+    rows = {row.name: row.precision for row in found._buckets[5].report.rows}
+    assert (rows["fc4"], rows["fc3"], rows["elu4"], rows["elu0"]) == ("float32", "float16", "float32", "float32")
+    rows = {row.name: row.precision for row in found._buckets[2].report.rows}
+    assert (rows["fc1"], rows["elu1"]) == ("float16", "float32")
+    with pytest.raises(amp.AmpError, match="no operator named 'fc5'"):
+        amp.convert_bucketing_module(module, excluded_sym_names=["fc5"])
+
+
+def test_a_converted_bucketing_module_trains_on_copies():
+    module = _bound(_buckets())
+    module.init_params(mx.init.Normal(1.0))
+    before = module.get_params()[0]["weight"].asnumpy()
+    found = _bound(amp.convert_bucketing_module(module))
+    found.loss_scale = 128
+    found.init_optimizer()
+    for length in (3, 2):
+        found.forward_backward(_batch(length))
+        assert found.update()
+    assert (found.get_params()[0]["weight"].asnumpy() != before).any()
+    np.testing.assert_array_equal(module.get_params()[0]["weight"].asnumpy(), before)

@@ -1,0 +1,264 @@
+"""init, disable and disable_casts: which nets run in mixed precision, and when."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp import amp
+from mxmp.gluon.conversion import conversion_of
+from tests.amp.scenarios import X, dense
+
+
+@pytest.fixture(autouse=True)
+def undo():
+    yield
+    amp.disable()
+
+
+def chain(prefix="net_"):
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Conv2D(3, 3, in_channels=2), nn.BatchNorm(in_channels=3), nn.Activation("relu"), nn.Dense(4))
+    net.initialize(mx.init.Xavier(rnd_type="gaussian"))
+    return net
+
+
+def images():
+    return mx.nd.array(np.random.RandomState(0).rand(2, 2, 6, 6))
+
+
+def precisions(net):
+    return {row.op: row.precision for row in mxmp.gluon.report(net).rows}
+
+
+def is_converted(net):
+    return conversion_of(net) is not None
+
+
+def test_init_gives_what_convert_gives():
+    net, x = chain(), images()
+    net(x)  # finishes initialization
+    mxmp.gluon.convert(net, "O1")
+    expected = net(x).asnumpy()
+    mxmp.gluon.restore(net)
+    net.hybridize()
+    float32 = net(x).asnumpy()
+    amp.init()
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    assert (expected != float32).any()
+
+
+@pytest.mark.bfloat16
+def test_bfloat16():
+    net = chain()
+    net.hybridize()
+    amp.init(mxmp.dtypes.NUMPY_BFLOAT16)
+    net(images())
+    assert precisions(net)["Convolution"] == "bfloat16"
+
+
+def test_lists_of_operators():
+    amp.init("float16", ["FullyConnected", "BatchNorm"], [("Activation", "act_type", ["relu"])], ["Flatten"])
+    net = chain()
+    net.hybridize()
+    net(images())
+    expected = {"Convolution": "float32", "BatchNorm": "float16", "Activation": "float32", "FullyConnected": "float16"}
+    assert precisions(net) == expected
+
+
+def test_operators_in_the_list_that_a_net_lacks_are_no_error():
+    amp.init("float16", ["FullyConnected", "RNN"], [("LeakyReLU", "act_type", ["elu"])], ["topk"])
+    net = dense("net")
+    net.hybridize()
+    net(mx.nd.array(X))
+    assert precisions(net) == {"FullyConnected": "float16"}
+
+
+def test_nets_that_are_not_hybridized_run_as_written():
+    amp.init()
+    net, x = dense("net"), mx.nd.array(X)
+    before = net(x).asnumpy()
+    assert not is_converted(net)
+    net.hybridize()
+    assert (net(x).asnumpy() != before).any() and is_converted(net)
+    net.hybridize(False)
+    np.testing.assert_array_equal(net(x).asnumpy(), before)
+    assert not is_converted(net)
+
+
+def test_hybridizing_again_keeps_the_precision():
+    amp.init()
+    net, x = dense("net"), mx.nd.array(X)
+    net.hybridize()
+    before = net(x).asnumpy()
+    net.hybridize(static_alloc=True, static_shape=True)
+    np.testing.assert_array_equal(net(x).asnumpy(), before)
+    assert is_converted(net)
+
+
+def test_a_part_that_ran_alone_becomes_a_part_of_the_whole():
+    net, x = chain(), images()
+    net.hybridize()
+    amp.init()
+    net[0](x)
+    net(x)
+    assert is_converted(net[0])
+    assert precisions(net)["FullyConnected"] == "float16"
+    amp.disable()
+    assert not is_converted(net) and not is_converted(net[0])
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["net", "part of it"])
+def test_what_was_converted_by_hand_stays_as_it_is(part):
+    net, x = chain(), images()
+    net(x)
+    net.hybridize()
+    chosen = net[3] if part else net
+    mxmp.gluon.convert(chosen, "O1,op:FullyConnected=float32")
+    expected = net(x).asnumpy()
+    amp.init()
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    assert precisions(chosen)["FullyConnected"] == "float32"
+    assert is_converted(net) != part
+    amp.disable()
+    assert is_converted(chosen)
+
+
+def test_blocks_in_a_plain_block_are_converted_each():
+    class Plain(gluon.Block):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = dense("first"), nn.Dense(2, in_units=2)
+            self.second.initialize()
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    net = Plain()
+    net.hybridize()
+    amp.init()
+    net(mx.nd.array(X))
+    assert is_converted(net.first) and is_converted(net.second)
+
+
+def test_image_transforms_give_what_they_gave():
+    transforms = gluon.data.vision.transforms
+    chained = transforms.Compose([transforms.Resize(8), transforms.ToTensor(), transforms.Normalize(0.5, 0.25)])
+    image = mx.nd.array(np.random.RandomState(0).randint(0, 256, (10, 12, 3)), dtype="uint8")
+    before = chained(image).asnumpy()
+    amp.init()
+    np.testing.assert_array_equal(chained(image).asnumpy(), before)
+
+
+def test_init_twice_and_disable_twice_are_no_error():
+    before = gluon.HybridBlock._call_cached_op
+    amp.init()
+    amp.init()
+    amp.disable()
+    assert gluon.HybridBlock._call_cached_op is before
+    amp.disable()
+
+
+def test_nets_are_not_kept_alive():
+    amp.init()
+    net = dense("net")
+    net.hybridize()
+    net(mx.nd.array(X)).wait_to_read()
+    found = weakref.ref(net)
+    del net
+    gc.collect()
+    assert found() is None
+
+
+def test_threads_that_call_one_net_at_once():
+    amp.init()
+    nets = [dense(f"net{i}") for i in range(3)]
+    expected = [net(mx.nd.array(X)).asnumpy() for net in nets]
+    for net in nets:
+        net.hybridize()
+    found = {}
+
+    def run(number):
+        found[number] = nets[number](mx.nd.array(X)).asnumpy()
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, value in enumerate(expected):
+        np.testing.assert_allclose(found[number], value, rtol=2e-3)
+        assert is_converted(nets[number])
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_disable_casts_of_a_net_converted_by_hand(policy):
+    net, x = chain(), images()
+    float32 = net(x).asnumpy()
+    mxmp.gluon.convert(net, policy)
+    mixed = net(x).asnumpy()
+    dtypes = {name: p.dtype for name, p in net.collect_params().items()}
+    for _ in range(2):
+        with amp.disable_casts(net):
+            np.testing.assert_array_equal(net(x).asnumpy(), float32)
+        np.testing.assert_array_equal(net(x).asnumpy(), mixed)
+        assert {name: p.dtype for name, p in net.collect_params().items()} == dtypes
+
+
+def test_disable_casts_of_nets_that_init_reaches():
+    net, x = chain(), images()
+    float32 = net(x).asnumpy()
+    net.hybridize()
+    amp.init()
+    mixed = net(x).asnumpy()
+    with pytest.raises(KeyError), amp.disable_casts(net):
+        np.testing.assert_allclose(net(x).asnumpy(), float32, rtol=1e-5, atol=1e-6)  # a graph fuses
+        assert not is_converted(net)
+        raise KeyError
+    np.testing.assert_array_equal(net(x).asnumpy(), mixed)
+
+
+def test_disable_casts_wants_to_know_the_nets():
+    with pytest.raises(amp.AmpError, match="give the nets that are to run in float32"), amp.disable_casts():
+        pass
+
+
+def test_a_net_that_init_converted_can_be_converted_by_hand():
+    net, x = chain(), images()
+    net.hybridize()
+    amp.init()
+    net(x)
+    mxmp.gluon.convert(net, "O2")
+    expected = net(x).asnumpy()
+    amp.disable()
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("float32",), "target_dtype='float32': expected float16 or bfloat16"),
+        (("fp61",), "target_dtype: unknown dtype 'fp61'"),
+        (("float16", "FullyConnected"), "target_precision_ops is a str; expected a list"),
+        (("float16", ["FullyConected"]), "no operator 'FullyConected'; the nearest are FullyConnected"),
+        (("float16", [1]), "target_precision_ops: 1 is no name of an operator"),
+        (("float16", None, ["Activation"]), "'Activation' is no .operator, attribute, list of values."),
+        (("float16", None, [("Activation", "act_type", "relu")]), "is no .operator, attribute, list of values."),
+        (("float16", ["exp"], None, ["exp"]), "'exp' is in both target_precision_ops and fp32_ops; keep it in one"),
+        (("float16", ["concat"], None, ["Concat"]), "'Concat' is in both"),
+        (("float16", None, [("exp", "x", ["1"])], ["exp"]), "'exp' is in both fp32_ops and conditional_fp32_ops"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(amp.AmpError, match=message):
+        amp.init(*arguments)
+    assert amp.hook.installed_hook() is None

@@ -1,0 +1,81 @@
+"""Two workers and a server of MXNet on loopback, started by ``mxmp launch``."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from tests.distributed.checks import check_training, results
+from tests.distributed.job import BATCH, STEPS, data, fit, network
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 60
+
+pytestmark = pytest.mark.slow
+
+
+def launch(*job, code=0):
+    """Run a job of two workers; return what it printed."""
+    command = [sys.executable, "-m", "mxmp", "launch", "-n", "2", "--timeout", str(TIMEOUT - 10)]
+    command += [sys.executable, "-m", "tests.distributed.job", *map(str, job)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("transport", ["float32", "float16"])
+def test_workers_train_alike(tmp_path, transport):
+    """Inf and NaN on one worker included; and as numpy does with all batches in one place."""
+    out, _ = launch("train", "dist_sync", transport, tmp_path)
+    assert sorted(out.splitlines()) == [f"[worker {rank}] rank {rank} of 2 is done" for rank in range(2)]
+    check_training(tmp_path, transport)
+
+
+def test_a_job_that_lost_a_worker_goes_on_from_its_checkpoint(tmp_path):
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    launch("resume", "dist_sync", "float32", tmp_path / "whole", "lives")
+    out, err = launch("resume", "dist_sync", "float32", tmp_path / "broken", "dies", code=137)
+    assert time.time() - float(out.split("[worker 1] dies at ")[1]) < 10  # MXNet by itself waits for ever
+    assert err.splitlines()[-1] == "mxmp: worker 1 was ended by SIGKILL; ended the others."
+    launch("resume", "dist_sync", "float32", tmp_path / "broken", "dies")
+    for whole, broken in zip(results(tmp_path / "whole"), results(tmp_path / "broken")):
+        assert whole.pop("begun") == 0
+        assert 0 < broken.pop("begun") <= 5  # less where worker 0 was ended while it saved
+        for name in whole:
+            np.testing.assert_array_equal(whole[name], broken[name], err_msg=name)
+
+
+def test_a_module_trains_as_mxnets_with_all_batches_in_one_place(tmp_path):
+    launch("module", "dist_sync", "float32", tmp_path)
+    both = results(tmp_path)
+    pairs = [[data(rank, step, 5, 3) for rank in range(2)] for step in range(STEPS)]
+    batches = [[mx.nd.concat(*arrays, dim=0) for arrays in zip(*pair)] for pair in pairs]
+    alone = fit(mx.mod.Module(network(), label_names=["label"]), batches, None, 7, 2 * BATCH)
+    for name in alone:
+        if not name.startswith("before_"):  # worker 1 was initialized otherwise
+            np.testing.assert_array_equal(both[0][name], both[1][name], err_msg=name)
+        np.testing.assert_allclose(both[0][name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_the_commands_of_the_readme(tmp_path):
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Several machines\n")[1].split("\n## ")[0]
+    (commands,) = re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)
+    (printed,) = re.findall(r"^```text\n(.*?)^```$", text, re.M | re.S)
+    commands = commands.replace("mxmp launch", f"{sys.executable} -m mxmp launch").replace(
+        "python train", f"{sys.executable} train"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["sh", "-ec", commands], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert (done.stdout, done.returncode) == (printed, 0), done.stderr

@@ -1,0 +1,161 @@
+"""The launcher, with programs that need no MXNet: what runs, what is printed, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mxmp.errors import LaunchError
+from mxmp.launch import TIMED_OUT, Process, free_ports, plan, run
+
+SLEEP = "sleep 60"
+
+
+def job(*workers, server=SLEEP):
+    """Return a job of one server and workers, each a line for a shell."""
+    lines = [("server 0", server), *((f"worker {i}", line) for i, line in enumerate(workers))]
+    return [Process(name, "127.0.0.1", ["sh", "-c", line], {"NAME": name}) for name, line in lines]
+
+
+def ends(pid):
+    """Return whether a process ends soon; one that only waits for its parent to notice has ended."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
+        if not found or found.startswith("Z"):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# ---------------------------------------------------------------------- what runs
+
+
+def test_plan_tells_every_process_its_part():
+    processes = plan(["python", "train.py"], 2, servers=3)
+    assert [p.name for p in processes] == ["scheduler", "server 0", "server 1", "server 2", "worker 0", "worker 1"]
+    roles = [p.environment["DMLC_ROLE"] for p in processes]
+    assert roles == ["scheduler", *["server"] * 3, *["worker"] * 2]
+    assert all((p.environment["DMLC_NUM_SERVER"], p.environment["DMLC_NUM_WORKER"]) == ("3", "2") for p in processes)
+    assert [p.command for p in processes[4:]] == [["python", "train.py"]] * 2
+    assert {tuple(p.command) for p in processes[:4]} == {(sys.executable, "-c", "import mxnet")}
+
+
+def test_plan_listens_on_loopback_alone():
+    for process in plan(["true"], 1):
+        assert process.host == process.environment["DMLC_NODE_HOST"] == "127.0.0.1"
+        assert process.environment["DMLC_PS_ROOT_URI"] == "127.0.0.1"
+
+
+def test_plan_gives_ascending_ports_which_are_what_ranks_go_by():
+    processes = plan(["true"], 4, servers=2)
+    ports = [int(p.environment["PORT"]) for p in processes]
+    assert ports == sorted(set(ports))
+    assert {p.environment["DMLC_PS_ROOT_PORT"] for p in processes} == {str(ports[0])}
+
+
+def test_plan_spreads_workers_over_hosts_in_the_order_of_ranks():
+    processes = plan(["true"], 4, servers=2, hosts=["10.0.0.9", "10.0.0.10"], port=9000)
+    assert [p.host for p in processes] == ["10.0.0.9", "10.0.0.10", "10.0.0.9", *["10.0.0.10"] * 2, *["10.0.0.9"] * 2]
+    assert [p.environment["PORT"] for p in processes] == [str(9000 + i) for i in range(7)]
+    assert {p.environment["DMLC_PS_ROOT_URI"] for p in processes} == {"10.0.0.9"}
+
+
+def test_a_process_prints_as_a_line_for_a_shell():
+    process = Process("worker 0", "127.0.0.1", ["sh", "-c", 'echo "$A" $B'], {"A": "one  two", "B": "3"})
+    assert subprocess.run(["sh", "-c", str(process)], capture_output=True, text=True).stdout == "one  two 3\n"
+
+
+@pytest.mark.parametrize(
+    "match, kwargs",
+    [
+        ("a job of 0 workers and 1 servers cannot run", {"workers": 0}),
+        ("a job of 1 workers and 0 servers cannot run", {"workers": 1, "servers": 0}),
+        ("host 'node1': MXNet's processes listen on and are found by an IPv4 address", {"hosts": ["node1"]}),
+        ("host '0.0.0.0'", {"hosts": ["0.0.0.0"]}),
+        ("cannot listen on 192.0.2.1: .*; give an address of this machine", {"hosts": ["192.0.2.1"]}),
+        ("port 65534: the job needs 3 ports from there; give one from 1 to 65533", {"port": 65534}),
+    ],
+)
+def test_plan_refuses(match, kwargs):
+    with pytest.raises(LaunchError, match=match):
+        plan(["true"], **{"workers": 1, **kwargs})
+
+
+def test_free_ports_can_be_listened_on():
+    ports = free_ports("127.0.0.1", 5)
+    assert len(set(ports)) == 5 and ports == sorted(ports)
+    for port in ports:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+
+
+# ---------------------------------------------------------------------- how it runs
+
+
+def test_run_prints_every_line_with_its_process_in_front(capfd):
+    assert run(job("echo one; echo two >&2", "printf 'no end'; printf '\\377\\n' >&2")) == (0, "")
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[worker 0] one", "[worker 1] no end"]
+    assert sorted(err.splitlines()) == ["[worker 0] two", "[worker 1] \N{REPLACEMENT CHARACTER}"]
+
+
+def test_run_gives_each_process_its_environment_on_top_of_ours(capfd, monkeypatch):
+    monkeypatch.setenv("OURS", "kept")
+    run(job("echo $NAME $OURS $MXMP_LAUNCH"))
+    assert capfd.readouterr().out == "[worker 0] worker 0 kept 1\n"
+    assert "MXMP_LAUNCH" not in os.environ
+
+
+def test_run_ends_the_servers_when_the_workers_are_done():
+    begin = time.monotonic()
+    assert run(job("true", "sleep 0.2")) == (0, "")
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    "line, code, reason",
+    [
+        ("exit 7", 7, "worker 1 failed with exit code 7; ended the others"),
+        ("kill -KILL $$", 137, "worker 1 was ended by SIGKILL; ended the others"),
+    ],
+)
+def test_run_ends_all_when_one_fails_and_passes_its_code_on(line, code, reason):
+    begin = time.monotonic()
+    assert run(job(SLEEP, line)) == (code, reason)
+    assert time.monotonic() - begin < 5
+
+
+def test_run_notices_a_server_that_dies():
+    assert run(job(SLEEP, server="exit 3")) == (3, "server 0 failed with exit code 3; ended the others")
+
+
+def test_run_ends_what_a_process_has_started_too(tmp_path):
+    file = tmp_path / "pid"
+    run(job(f"sleep 60 & echo $! > {file}; sleep 60", f"while [ ! -s {file} ]; do sleep 0.05; done; exit 1"))
+    assert ends(int(file.read_text()))
+
+
+def test_run_ends_what_does_not_listen_to_requests(tmp_path):
+    file = tmp_path / "pid"
+    stubborn = f"trap '' TERM; echo $$ > {file}; while true; do sleep 1; done"
+    begin = time.monotonic()
+    assert run(job(stubborn, f"while [ ! -s {file} ]; do sleep 0.05; done; exit 1")).code == 1
+    assert ends(int(file.read_text()))
+    assert time.monotonic() - begin < 20
+
+
+def test_run_ends_a_job_that_takes_too_long():
+    end = run(job("true", SLEEP), timeout=0.5)
+    assert end == (TIMED_OUT, "the job took longer than 0.5 s; ended server 0, worker 1")
+
+
+def test_run_says_what_it_cannot_start():
+    missing = Process("worker 1", "127.0.0.1", ["no-such-program"], {})
+    with pytest.raises(LaunchError, match="worker 1: cannot run 'no-such-program': No such file or directory"):
+        run([*job(SLEEP), missing])

@@ -1,0 +1,149 @@
+"""A trainer whose gradients are summed over workers, without a network."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+
+from mxmp.distributed import KVStore
+from mxmp.errors import NonFiniteLossError, TrainerError
+from mxmp.gluon.kvstore import choose_update
+from mxmp.loss_scale import DynamicLossScale
+from mxmp.optimizer.masters import stash_master
+from tests.distributed.engines import Second, Twins, WithBadLoss
+from tests.gluon.trainer_tools import backward, param, sgd, value
+
+LOW = ["float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", *LOW])
+def test_step_takes_the_sum_over_workers_and_the_batch_of_all(dtype):
+    w = param([1.0, 2.0], dtype)
+    trainer = sgd(w, loss_scale=64, kvstore=KVStore(Twins(4)))
+    backward(trainer, w, [0.5, 0.25])
+    assert trainer.step(batch_size=8)
+    np.testing.assert_array_equal(value(w.data()), [1 - 4 * 0.5 / 8, 2 - 4 * 0.25 / 8])
+
+
+@pytest.mark.parametrize("transport", ["float32", "float16"])
+def test_a_sum_beyond_float16_is_no_overflow(transport):
+    w = param([0.0, 0.0], "float16")
+    trainer = sgd(w, loss_scale=1.0, lr=2.0**-10, kvstore=KVStore(Twins(2), transport))
+    backward(trainer, w, [40000, 1])
+    assert trainer.step(1)
+    np.testing.assert_array_equal(value(w.data()), np.float16([-80000 / 1024, -2 / 1024]))
+    assert w.grad().dtype == np.float16  # as it was, once the step is over
+
+
+@pytest.mark.parametrize("call", ["unscale", "clip_global_norm", "allreduce_grads"])
+def test_gradients_that_are_summed_show_in_float32(call):
+    w = param([0.0], "float16")
+    trainer = sgd(w, loss_scale=2.0, kvstore=KVStore(Twins(2)))
+    backward(trainer, w, [30000])
+    norm = getattr(trainer, call)(*[1e9][: call.startswith("clip")])
+    assert w.grad().dtype == np.float32
+    assert w.grad().asscalar() == (120000 if call == "allreduce_grads" else 60000)
+    assert norm in (None, 60000)
+    assert trainer.update(60000) if call == "allreduce_grads" else trainer.step(60000)
+    assert value(w.data()) == [-1]
+
+
+def test_the_parameters_are_worker_0s_from_the_start():
+    w = param([1.0, 2.0])
+    trainer = sgd(w, loss_scale=1.0, kvstore=KVStore(Second()))
+    assert (value(w.data()) == 5).all()
+    backward(trainer, w, [1, 2])
+    trainer.step(1)
+    np.testing.assert_array_equal(value(w.data()), [4, 3])
+
+
+def test_masters_are_worker_0s_too():
+    """Or weights that round alike would go different ways."""
+    w = param([5.0], "float16")
+    stash_master(w, [mx.nd.array([5 + 2.0**-12])])  # rounds to 5, which worker 0 has exactly
+    trainer = sgd(w, loss_scale=1.0, kvstore=KVStore(Second()))
+    backward(trainer, w, [0])
+    trainer.step(1)
+    assert trainer._updaters[0].states[0].master.asscalar() == 5
+
+
+def test_a_master_keeps_what_its_weight_has_lost():
+    w = param([5.0], "float16")
+    stash_master(w, [mx.nd.array([5 + 2.0**-12])])
+    trainer = sgd(w, loss_scale=1.0, kvstore=KVStore(Twins()))
+    backward(trainer, w, [0])
+    trainer.step(1)
+    assert trainer._updaters[0].states[0].master.asscalar() == 5 + 2.0**-12
+
+
+def test_a_weight_that_was_set_wins_over_its_master():
+    w = param([7.0], "float16")
+    stash_master(w, [mx.nd.array([5 + 2.0**-12])])
+    sgd(w, loss_scale=1.0, kvstore=KVStore(Twins()))
+    assert value(w.data()) == [7]
+
+
+def test_parameters_of_unknown_shape_wait_for_the_first_step():
+    net = gluon.nn.Dense(2, use_bias=False)
+    net.initialize()
+    trainer = sgd(dict(net.collect_params()), loss_scale=1.0, kvstore=KVStore(Second()))
+    with mx.autograd.record():
+        loss = net(mx.nd.ones((1, 3))).sum()
+    with trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+    trainer.step(1)
+    assert (net.weight.data().asnumpy() == 4).all()
+
+
+def test_two_trainers_may_share_a_store():
+    kvstore = KVStore(Twins(2))
+    weights = param([0.0]), param([0.0] * 3)
+    trainers = [sgd(w, loss_scale=1.0, kvstore=kvstore) for w in weights]
+    for w, trainer in zip(weights, trainers):
+        backward(trainer, w, 1)
+        trainer.step(2)
+    assert [value(w.data()).tolist() for w in weights] == [[-1], [-1] * 3]
+
+
+def test_a_loss_that_is_lost_on_one_worker_stops_all_alike():
+    """With scales that differ, gradients of different scales would be summed."""
+    w = param([1.0])
+    trainer = sgd(w, loss_scale=DynamicLossScale(init_scale=8.0), kvstore=KVStore(WithBadLoss([1])))
+    for step in range(3):
+        backward(trainer, w, [1])
+        if step == 1:
+            with pytest.raises(NonFiniteLossError):
+                trainer.step(2)
+        else:
+            assert trainer.step(2)
+    assert value(w.data()) == [-1] and trainer.loss_scale.value == 8
+
+
+def test_without_a_loss_scale_the_workers_update_as_well():
+    """Where the kvstore does, MXNet has no masters and refuses another batch size."""
+    w = param([0.0], "float16")
+    trainer = sgd(w, loss_scale=None, kvstore=KVStore(Twins(2)))
+    for batch_size in (1, 2):
+        backward(trainer, w, [1])
+        trainer.step(batch_size)
+    assert value(w.data()) == [-3]
+    assert trainer._update_on_kvstore is False
+
+
+@pytest.mark.parametrize(
+    "kvstore, choice, expected",
+    [("dist_sync", None, False), ("dist_sync", True, True), ("dist_async", None, None), ("device", None, False)],
+)
+def test_who_updates_without_a_loss_scale(kvstore, choice, expected):
+    assert choose_update(False, kvstore, choice, sparse=False) is expected
+
+
+def test_what_a_distributed_trainer_refuses():
+    sparse = gluon.Parameter("w", shape=(4, 2), grad_stype="row_sparse")
+    sparse.initialize()
+    with pytest.raises(TrainerError, match="parameter 'w' has a row_sparse gradient.*sparse_grad=False"):
+        sgd(sparse, kvstore=KVStore(Twins()))
+    with pytest.raises(TrainerError, match="compression_params=.*transport='float16'"):
+        sgd(param([1.0]), kvstore=KVStore(Twins()), compression_params={"type": "2bit"})
