@@ -125,7 +125,7 @@ def _canonical(dtype: Any) -> str:
 
 
 def _unknown(dtype: Any) -> str:
-    return f"unknown dtype {dtype!r}; expected one of {', '.join(ITEM_BYTES)}."
+    return f"unknown dtype {dtype!r}; expected float16, bfloat16 or float32."
 
 
 def from_flag(flag: str) -> str | None:

@@ -231,7 +231,7 @@ def _dtype(field: str, value: Any) -> str:
     try:
         name = dtypes.canonical(value)
     except DtypeError as e:
-        raise PolicyError(f"{field}: unknown dtype {value!r}; expected float16, bfloat16 or float32.") from e
+        raise PolicyError(f"{field}: {e}") from e
     if name not in dtypes.PRECISIONS:
         raise PolicyError(f"{field}={name!r}: expected float16, bfloat16 or float32.")
     return name

@@ -96,7 +96,7 @@ def test_policy_is_a_value():
 BAD = {
     "unknown dtype in a string": (
         lambda: Policy.parse("compute=fp61"),
-        "unknown dtype 'fp61'; expected one of float16, .* in policy 'compute=fp61'",
+        "unknown dtype 'fp61'; expected float16, bfloat16 or float32 in policy 'compute=fp61'",
     ),
     "unknown dtype": (lambda: Policy(compute_dtype="fp61"), "compute_dtype: unknown dtype 'fp61'"),
     "not a precision": (lambda: Policy(compute_dtype="int8"), "compute_dtype='int8': expected float16"),

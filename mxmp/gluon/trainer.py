@@ -78,7 +78,9 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         if choice is False and distributed(kvstore) and not any(param._deferred_init for param in self._params):
             self._prepare()
 
-    def _set_loss_scale(self, spec: Any) -> None:
+    @ScalerStatus.loss_scale.setter
+    def loss_scale(self, spec: Any) -> None:
+        """Set the loss scale of the steps to come."""
         value = parse(spec)
         if not isinstance(value, NoOpLossScale) and self._kvstore_params["update_on_kvstore"] is not False:
             raise refuse_kvstore_update("the kvstore of this trainer")

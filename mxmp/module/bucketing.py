@@ -78,7 +78,9 @@ class BucketingModule(ScalerStatus, mx.mod.BucketingModule):
         """What the conversion decided for the current bucket."""
         return self._current("report").report
 
-    def _set_loss_scale(self, spec: Any) -> None:
+    @ScalerStatus.loss_scale.setter
+    def loss_scale(self, spec: Any) -> None:
+        """Set the loss scale of the steps to come."""
         if self._curr_module is not None:
             self._curr_module.loss_scale = spec
         else:

@@ -113,7 +113,9 @@ class Module(ScalerStatus, ConvertedModule):
         """What the conversion decided for the shapes that are bound now."""
         return self._bound("report").converted.report
 
-    def _set_loss_scale(self, spec: Any) -> None:
+    @ScalerStatus.loss_scale.setter
+    def loss_scale(self, spec: Any) -> None:
+        """Set the loss scale of the steps to come."""
         value = make_scaler(self._policy, spec).loss_scale
         unscaled = self.binded and self.for_training and not self._bound("loss_scale").scaled
         if unscaled and not isinstance(value, NoOpLossScale):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..loss_scale import LossScale
 from .scaler import Scaler
 
@@ -15,12 +13,8 @@ class ScalerStatus:
 
     @property
     def loss_scale(self) -> LossScale:
-        """The present loss scale. May be set between steps, to whatever ``__init__`` takes."""
+        """The present loss scale. May be set between steps, to whatever the constructor takes."""
         return self._scaler.loss_scale
-
-    @loss_scale.setter
-    def loss_scale(self, spec: Any) -> None:
-        self._set_loss_scale(spec)
 
     @property
     def skipped_steps(self) -> int:
@@ -36,6 +30,3 @@ class ScalerStatus:
     def last_step_skipped(self) -> bool:
         """Whether the last step was skipped."""
         return self._scaler.last_step_skipped
-
-    def _set_loss_scale(self, spec: Any) -> None:
-        raise NotImplementedError

@@ -103,7 +103,8 @@ def known_dtypes(sym: Any, dtypes: Optional[Mapping[str, Any]]) -> Dict[str, str
         try:
             found[name] = dtypes_.canonical(dtype)
         except DtypeError as e:
-            raise ConvertError(f"dtypes: {name!r}: {e}") from e
+            known = ", ".join(dtypes_.ITEM_BYTES)
+            raise ConvertError(f"dtypes: {name!r}: unknown dtype {dtype!r}; expected one of {known}.") from e
     return found
 
 

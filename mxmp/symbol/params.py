@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Iterator, Mapping, Set, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, Set, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -16,8 +16,6 @@ from ..passes.insert_casts import DECLARED_ATTR, MARK_ATTR
 from ..rules import CLEAR, RULES
 
 Arrays = Mapping[str, Any]
-
-_PART = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -107,26 +105,15 @@ def total_bytes(arrays: Arrays) -> int:
 def _survey(name: str, values: np.ndarray, dtype: str) -> Change:
     """Return what rounding to a low precision dtype does to values, beyond rounding them."""
     limits = dtypes.limits(dtype)
-    clamped = underflowed = 0
-    largest = 0.0
-    for part in _parts(values):
-        magnitudes = np.abs(part)
-        top = float(magnitudes.max())
-        if not math.isfinite(top):
-            magnitudes = magnitudes[np.isfinite(magnitudes)]
-            top = float(magnitudes.max(initial=0.0))
-        if top > limits.max:
-            clamped += int(np.count_nonzero(magnitudes > limits.max))
-        small = int(np.count_nonzero(magnitudes <= limits.smallest_subnormal / 2))  # half way goes to even, to zero
-        underflowed += small and small - int(np.count_nonzero(magnitudes == 0))
-        largest = max(largest, top)
+    magnitudes = np.abs(values)
+    largest = float(magnitudes.max(initial=0.0))
+    if not math.isfinite(largest):
+        magnitudes = magnitudes[np.isfinite(magnitudes)]
+        largest = float(magnitudes.max(initial=0.0))
+    clamped = int(np.count_nonzero(magnitudes > limits.max)) if largest > limits.max else 0
+    small = int(np.count_nonzero(magnitudes <= limits.smallest_subnormal / 2))  # half way goes to even, to zero
+    underflowed = small - int(np.count_nonzero(magnitudes == 0)) if small else 0
     return Change(name, clamped, largest, underflowed)
-
-
-def _parts(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield values in parts that a processor's cache holds: three times as fast as all at once."""
-    flat = values.reshape(-1)
-    return (flat[start : start + _PART] for start in range(0, flat.size, _PART))
 
 
 def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:

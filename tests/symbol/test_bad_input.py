@@ -115,7 +115,10 @@ def test_shapes_that_contradict_the_parameters_name_the_node():
 
 BAD_DTYPES = {
     "unknown name": ({"data": "float32"}, "no variable 'data'"),
-    "no such dtype": ({"x": "floaty"}, "dtypes: 'x': unknown dtype 'floaty'"),
+    "no such dtype": (
+        {"x": "floaty"},
+        "dtypes: 'x': unknown dtype 'floaty'; expected one of float16, bfloat16, float32, float64",
+    ),
     "a number": ({"x": 5}, "dtypes: 'x': unknown dtype 5"),
     "not MXNet's": ({"x": "complex64"}, "dtypes: 'x': unknown dtype 'complex64'"),
     "a text": ("float32", "dtypes"),
