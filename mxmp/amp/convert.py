@@ -10,6 +10,7 @@ import mxnet as mx
 from .. import symbol
 from ..errors import ConvertError
 from ..gluon.conversion import Conversion
+from ..gluon.storage import as_stored
 from ..module import BucketingModule
 from ..optimizer.masters import to_float32
 from ..passes import EraseCasts
@@ -215,7 +216,9 @@ class _Conversion(Conversion):
             super().export(path, epoch, remove_amp_cast)
             return
         sym = self.net._cached_graph[1]
-        params = {name: param._reduce() for name, param in self.net.collect_params().items()}
+        stored = self.net.collect_params()
+        with as_stored(stored.values()):
+            params = {name: param._reduce() for name, param in stored.items()}
         states = {name: params.pop(name) for name in sym.list_auxiliary_states()}
         symbol.save_checkpoint(path, epoch, sym, params, states)
 

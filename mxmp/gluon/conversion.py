@@ -255,7 +255,8 @@ class Conversion:
         assert mode is not None
         self.net._cached_graph = mode.inputs, mode.converted.symbol
         self.net._cached_op_args = next(args for (key, _), (_, args) in self.ops.items() if key == id(mode))
-        self._original("export", path, epoch, remove_amp_cast=remove_amp_cast)
+        with storage.as_stored(self.net.collect_params().values()):
+            self._original("export", path, epoch, remove_amp_cast=remove_amp_cast)
 
     def summary(self, *inputs: Any) -> None:
         """Print the summary of the float32 net, which needs every block to run by itself."""

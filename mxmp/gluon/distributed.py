@@ -8,7 +8,7 @@ import mxnet as mx
 
 from ..distributed import KVStore, distributed
 from ..errors import TrainerError
-from ..optimizer.masters import follow, round_into, stash_master, take_master
+from ..optimizer.masters import exact_value, is_low_precision, keep_masters, round_into
 
 
 def open_kvstore(kvstore: Any, compression: Any, params: Sequence[mx.gluon.Parameter]) -> Any:
@@ -34,7 +34,7 @@ def open_kvstore(kvstore: Any, compression: Any, params: Sequence[mx.gluon.Param
 
 
 def broadcast_param(kvstore: KVStore, key: int, param: mx.gluon.Parameter) -> None:
-    """Give a parameter the value that it has on worker 0, and so its stashed float32 value.
+    """Give a parameter the value that it has on worker 0: its float32 master where it is low precision.
 
     Args:
         kvstore: Distributed.
@@ -42,14 +42,11 @@ def broadcast_param(kvstore: KVStore, key: int, param: mx.gluon.Parameter) -> No
         param: Initialized.
     """
     weights = param.list_data()
-    stashed = [take_master(param, ctx) for ctx in param.list_ctx()]
-    masters = [master for master in stashed if master is not None]
-    if not masters:
+    if not is_low_precision(weights[0]) or param.grad_req == "null":
         kvstore.broadcast(key, weights[0], weights)
         return
-    for master, weight in zip(masters, weights):
-        follow(master, weight)
+    masters = [exact_value(weight, param) for weight in weights]
     kvstore.broadcast(key, masters[0], masters)
     for master, weight in zip(masters, weights):
         round_into(master, weight)
-    stash_master(param, masters)
+    keep_masters(param, masters)

@@ -2,13 +2,94 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+import contextlib
+from typing import Any, Iterable, Iterator, List, Type
 
+import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..optimizer import masters
+from ..optimizer.masters import exact_value, forget_masters, keep_masters, to_float32
 from ..symbol.params import round_to
+
+# Attribute of a low precision parameter that holds the class it had before.
+_CLASS = "_mxmp_class"
+
+
+class LowPrecisionParameter(gluon.Parameter):
+    """A parameter that is stored in low precision and is float32 to whoever saves, loads or sets it.
+
+    What is saved is the float32 master; float32 values that are loaded or set are rounded to
+    nearest even, and become the master. `store_low` gives a parameter this class, `store_float32`
+    takes it away.
+    """
+
+    def _reduce(self) -> mx.nd.NDArray:
+        """Return the float32 value on the CPU, the mean over contexts that have values of their own."""
+        with autograd.pause():
+            values = [value.copyto(mx.cpu()) for value in exact_values(self)]
+            first, *others = values
+            alike = all((value == first).min().asscalar() for value in others)
+            return first if alike else mx.nd.add_n(*values) / len(values)
+
+    def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
+        """Load a value of any floating point dtype; it is stored in the dtype that this parameter has."""
+        wide = _to_float32(data)
+        super()._load_init(round_to(wide, dtype_of(self)), ctx)
+        self._keep(wide)
+
+    def _init_impl(self, data: Any, ctx_list: Any) -> None:
+        """Take a value on the given contexts."""
+        wide = _to_float32(data)
+        super()._init_impl(round_to(wide, dtype_of(self)), ctx_list)
+        self._keep(wide)
+
+    def set_data(self, data: Any) -> None:
+        """Set the value on all contexts.
+
+        Args:
+            data: An NDArray or a numpy array of the parameter's shape, of any dtype.
+        """
+        wide = _to_float32(data)
+        super().set_data(round_to(wide, dtype_of(self)))
+        if self._data is not None:
+            self._keep(wide)
+
+    def cast(self, dtype: Any) -> None:
+        """Store the parameter in another dtype, as ``Parameter.cast``; a float32 one keeps no masters."""
+        super().cast(dtype)
+        if dtype_of(self) not in dtypes.LOW_PRECISION:
+            self.__class__ = vars(self).pop(_CLASS)
+            forget_masters(self)
+
+    def _keep(self, wide: mx.nd.NDArray) -> None:
+        """Make a float32 value the master, in the arrays that an optimizer may hold already."""
+        if self.grad_req == "null":
+            return
+        with autograd.pause():
+            masters = exact_values(self)
+            for master in masters:
+                wide.copyto(master)
+        keep_masters(self, masters)
+
+
+def exact_values(param: gluon.Parameter) -> List[mx.nd.NDArray]:
+    """Return the float32 value of an initialized low precision parameter on each of its contexts."""
+    return [exact_value(weight, param) for weight in param.list_data()]
+
+
+@contextlib.contextmanager
+def as_stored(params: Iterable[gluon.Parameter]) -> Iterator[None]:
+    """Let parameters be saved in the dtype that they are stored in, as a converted graph reads them."""
+    low = [param for param in params if isinstance(param, LowPrecisionParameter)]
+    kinds = [type(param) for param in low]
+    for param in low:
+        param.__class__ = vars(param)[_CLASS]
+    try:
+        yield
+    finally:
+        for param, kind in zip(low, kinds):
+            param.__class__ = kind
 
 
 def dtype_of(param: gluon.Parameter) -> str:
@@ -24,23 +105,40 @@ def is_initialized(param: gluon.Parameter) -> bool:
 def store_low(param: gluon.Parameter, dtype: str) -> None:
     """Store an initialized float32 parameter in low precision, rounded to nearest even.
 
-    The float32 values are kept beside it for the optimizer's master copy, unless the parameter
-    is not trained.
+    It becomes a `LowPrecisionParameter`. Its float32 values are kept beside it as the master copy,
+    unless it is not trained.
     """
     exact = param.list_data()
     rounded = [round_to(array, dtype) for array in exact]
     if param.grad_req != "null":
-        masters.stash_master(param, exact)
+        keep_masters(param, exact)
     _replace(param, dtype, rounded)
+    vars(param)[_CLASS] = type(param)
+    param.__class__ = _low_class(type(param))
 
 
 def store_float32(param: gluon.Parameter) -> None:
-    """Store a low precision parameter in float32: its exact values if they are still known."""
-    exact = [masters.new_master(array, param) for array in param.list_data()]
-    _replace(param, dtypes.FLOAT32, exact)
+    """Store a low precision parameter in float32: its master where it has one."""
+    if not isinstance(param, LowPrecisionParameter):
+        return
+    _replace(param, dtypes.FLOAT32, exact_values(param))
+    param.__class__ = vars(param).pop(_CLASS)
+    forget_masters(param)
 
 
-def _replace(param: gluon.Parameter, dtype: str, arrays: List[Any]) -> None:
+def _to_float32(data: Any) -> mx.nd.NDArray:
+    if not isinstance(data, mx.nd.NDArray):
+        return mx.nd.array(data)
+    return to_float32(data.as_nd_ndarray()).astype(dtypes.FLOAT32, copy=False)
+
+
+def _low_class(kind: Type[gluon.Parameter]) -> Type[gluon.Parameter]:
+    if kind is gluon.Parameter:
+        return LowPrecisionParameter
+    return type(kind.__name__, (LowPrecisionParameter, kind), {"__module__": kind.__module__})
+
+
+def _replace(param: gluon.Parameter, dtype: str, arrays: List[mx.nd.NDArray]) -> None:
     """Give a parameter other arrays, as ``Parameter.cast`` does."""
     with autograd.pause():
         param._dtype = dtypes.to_numpy(dtype) if dtype == dtypes.BFLOAT16 else dtype

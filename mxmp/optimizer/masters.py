@@ -1,4 +1,4 @@
-"""Float32 master copies of low precision weights: casts, the stash, and how masters follow."""
+"""Float32 master copies of low precision weights: casts, who keeps them, and how they follow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import NUMPY_BFLOAT16, canonical
 
-_STASH = "_mxmp_master"
+_KEPT = "_mxmp_masters"
 
 # Elements that are converted at a time: 4 MiB in float32.
 _PIECE = 2**20
@@ -109,33 +109,22 @@ def _scratch(like: mx.nd.NDArray) -> List[mx.nd.NDArray]:
     return cache[key]
 
 
-def stash_master(param: mx.gluon.Parameter, masters: Sequence[mx.nd.NDArray]) -> None:
-    """Keep the float32 value of a parameter that is being cast, for the optimizer to find.
+def keep_masters(param: mx.gluon.Parameter, masters: Sequence[mx.nd.NDArray]) -> None:
+    """Keep the float32 value of a low precision parameter, for its optimizer and for saving it.
 
     Args:
         param: An initialized parameter.
-        masters: Its value before the cast: float32, one array per context, in the order of
-            ``param.list_data()``. They are kept, not copied.
+        masters: Its value in float32, one array per context. They are kept, not copied; an
+            optimizer updates them in place.
     """
-    setattr(param, _STASH, {array.ctx: array for array in masters})
+    setattr(param, _KEPT, {array.ctx: array for array in masters})
 
 
-def take_master(param: mx.gluon.Parameter, ctx: mx.Context) -> Optional[mx.nd.NDArray]:
-    """Return the stashed float32 value on a context and forget it, or None if there is none.
-
-    On contexts that the parameter came to after the stash was made, a copy: all start alike.
-    """
-    stash: Dict[mx.Context, Optional[mx.nd.NDArray]] = getattr(param, _STASH, {})
-    left = [array for array in stash.values() if array is not None]
-    if not left:
-        return None
-    for each in param.list_ctx():
-        if each not in stash:
-            stash[each] = left[0].copyto(each)
-    taken, stash[ctx] = stash.get(ctx), None
-    if all(array is None for array in stash.values()):
-        delattr(param, _STASH)
-    return taken
+def forget_masters(param: mx.gluon.Parameter, but: Optional[mx.Context] = None) -> None:
+    """Forget the float32 value of a parameter, but for that on one context."""
+    kept = _kept(param)
+    for ctx in [ctx for ctx in kept if ctx != but]:
+        del kept[ctx]
 
 
 def new_master(weight: mx.nd.NDArray, param: Optional[mx.gluon.Parameter] = None) -> mx.nd.NDArray:
@@ -143,14 +132,37 @@ def new_master(weight: mx.nd.NDArray, param: Optional[mx.gluon.Parameter] = None
 
     Args:
         weight: Float16 or bfloat16.
-        param: The parameter that holds the weight. Its stashed value becomes the master, in
-            every element that still rounds to the weight.
+        param: The parameter that holds the weight. The float32 value that it keeps on this context
+            becomes the master, in every element that still rounds to the weight; and the master is
+            kept, so that all who ask for it share it.
 
     Returns:
         A float32 array that rounds to the weight bit for bit (but for the sign of zero).
     """
-    stashed = take_master(param, weight.ctx) if param is not None else None
-    if stashed is None or stashed.shape != weight.shape:
+    kept = {} if param is None else _kept(param)
+    master = _brought_up(kept.get(weight.ctx), weight)
+    if param is not None:
+        keep_masters(param, [*(array for ctx, array in kept.items() if ctx != weight.ctx), master])
+    return master
+
+
+def exact_value(weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArray:
+    """Return a weight in float32: its master where one is kept, brought up to date, else the weight as it is.
+
+    On a context that lacks a master, a copy of another context's, where it rounds to the weight.
+    """
+    kept = _kept(param)
+    if kept and weight.ctx not in kept:
+        return _brought_up(next(iter(kept.values())).copyto(weight.ctx), weight)
+    return _brought_up(kept.get(weight.ctx), weight)
+
+
+def _brought_up(master: Optional[mx.nd.NDArray], weight: mx.nd.NDArray) -> mx.nd.NDArray:
+    if master is None or master.shape != weight.shape:
         return to_float32(weight)
-    follow(stashed, weight)
-    return stashed
+    follow(master, weight)
+    return master
+
+
+def _kept(param: mx.gluon.Parameter) -> Dict[mx.Context, mx.nd.NDArray]:
+    return getattr(param, _KEPT, {})

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 import mxnet as mx
 
 from ..errors import TrainerError
-from .masters import follow, is_low_precision, new_master, round_into, to_float32
+from .masters import follow, forget_masters, is_low_precision, new_master, round_into, to_float32
 
 _OWN = ("inner", "masters")
 
@@ -38,8 +38,9 @@ class MultiPrecision(mx.optimizer.Optimizer):
     writing: ``lr``, ``wd``, ``momentum``, ``num_update``, ``rescale_grad``, ``param_dict``...
 
     Masters follow the weights: whatever changes a weight between two updates is seen by the
-    next update, on the device. The first value of a master is the stashed one, where
-    `mxmp.optimizer.masters.stash_master` left one that still rounds to the weight.
+    next update, on the device. The first value of a master is the one that the parameter keeps
+    (`mxmp.optimizer.masters.keep_masters`), where that still rounds to the weight; from then on
+    the parameter keeps the master itself.
 
     It is not in ``mx.optimizer.Optimizer.opt_registry``; wrap an instance.
 
@@ -115,10 +116,13 @@ class MultiPrecision(mx.optimizer.Optimizer):
         """
         if not is_low_precision(weight):
             return self.inner.create_state_multi_precision(index, weight)
+        param = self.inner.param_dict.get(index)
         if not self.masters:
+            if param is not None:
+                forget_masters(param)
             state = self.inner.create_state_multi_precision(index, to_float32(weight))
             return MasterState(None, state)
-        master = new_master(weight, self.inner.param_dict.get(index))
+        master = new_master(weight, param)
         return MasterState(master, self.inner.create_state_multi_precision(index, master))
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:

@@ -22,6 +22,7 @@ from ..dtypes import canonical
 from ..errors import LossScaleError, StateError
 from ..loss_scale import LossScale
 from . import state_file
+from .masters import keep_masters
 from .multi_precision import MasterState, MultiPrecision
 from .scaler import Scaler
 from .state_file import StateFile
@@ -149,6 +150,7 @@ def load(fname: str, target: Target) -> Loaded:
         for updater, loaded in zip(target.updaters, states):
             updater.states = loaded
             updater.states_synced = dict.fromkeys(loaded, True)
+        _link_masters(target.params, states)
         vars(inner).update(fields)
         if inner.lr_scheduler is not None:
             vars(inner.lr_scheduler).update(scheduler_fields)
@@ -179,6 +181,15 @@ def restore(fname: str, target: Target, scaler: Scaler) -> None:
         overruled.append(f"loss_scale={scaler.loss_scale} (not {before})")
     if overruled:
         _LOG.warning("%s decides over %s; to change that, set it after loading.", fname, ", ".join(overruled))
+
+
+def _link_masters(params: Sequence[mx.gluon.Parameter], states: Sequence[Dict[int, Any]]) -> None:
+    """Let parameters keep the masters that were loaded for them."""
+    for index, param in enumerate(params):
+        found = [loaded.get(index) for loaded in states]
+        masters = [state.master for state in found if isinstance(state, MasterState) and state.master is not None]
+        if masters and isinstance(param, mx.gluon.Parameter):
+            keep_masters(param, masters)
 
 
 def _overruled(owner: Any, fields: Dict[str, Any]) -> List[str]:

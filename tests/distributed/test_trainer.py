@@ -11,7 +11,7 @@ from mxmp.distributed import KVStore
 from mxmp.errors import NonFiniteLossError, TrainerError
 from mxmp.gluon.kvstore import choose_update
 from mxmp.loss_scale import DynamicLossScale
-from mxmp.optimizer.masters import stash_master
+from mxmp.optimizer.masters import keep_masters
 from tests.distributed.engines import Second, Twins, WithBadLoss
 from tests.gluon.trainer_tools import backward, param, sgd, value
 
@@ -62,7 +62,7 @@ def test_the_parameters_are_worker_0s_from_the_start():
 def test_masters_are_worker_0s_too():
     """Or weights that round alike would go different ways."""
     w = param([5.0], "float16")
-    stash_master(w, [mx.nd.array([5 + 2.0**-12])])  # rounds to 5, which worker 0 has exactly
+    keep_masters(w, [mx.nd.array([5 + 2.0**-12])])  # rounds to 5, which worker 0 has exactly
     trainer = sgd(w, loss_scale=1.0, kvstore=KVStore(Second()))
     backward(trainer, w, [0])
     trainer.step(1)
@@ -71,7 +71,7 @@ def test_masters_are_worker_0s_too():
 
 def test_a_master_keeps_what_its_weight_has_lost():
     w = param([5.0], "float16")
-    stash_master(w, [mx.nd.array([5 + 2.0**-12])])
+    keep_masters(w, [mx.nd.array([5 + 2.0**-12])])
     trainer = sgd(w, loss_scale=1.0, kvstore=KVStore(Twins()))
     backward(trainer, w, [0])
     trainer.step(1)
@@ -80,7 +80,7 @@ def test_a_master_keeps_what_its_weight_has_lost():
 
 def test_a_weight_that_was_set_wins_over_its_master():
     w = param([7.0], "float16")
-    stash_master(w, [mx.nd.array([5 + 2.0**-12])])
+    keep_masters(w, [mx.nd.array([5 + 2.0**-12])])
     sgd(w, loss_scale=1.0, kvstore=KVStore(Twins()))
     assert value(w.data()) == [7]
 

@@ -11,7 +11,7 @@ from mxmp.gluon import convert
 from mxmp.gluon.trainer import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.optimizer import MultiPrecision
-from mxmp.optimizer.masters import stash_master
+from mxmp.optimizer.masters import keep_masters
 from tests.gluon.trainer_tools import LOW, TWO, backward, loss_of, param, sgd, value
 
 # The optimizer.
@@ -52,7 +52,7 @@ def test_small_gradients_reach_the_update_at_a_large_scale(dtype, multi_precisio
 
 def test_the_first_master_is_the_value_before_the_cast():
     w = param([0.1], "float16")
-    stash_master(w, [mx.nd.array([0.1])])
+    keep_masters(w, [mx.nd.array([0.1])])
     trainer = sgd(w)
     backward(trainer, w, 0)
     trainer.step(1)

@@ -9,12 +9,13 @@ import pytest
 from mxmp.dtypes import NUMPY_BFLOAT16, to_numpy
 from mxmp.optimizer import masters
 from mxmp.optimizer.masters import (
+    exact_value,
     follow,
+    forget_masters,
     is_low_precision,
+    keep_masters,
     new_master,
     round_into,
-    stash_master,
-    take_master,
     to_float32,
     wide_pieces,
 )
@@ -185,15 +186,15 @@ def parameter(values, dtype, ctx=None):
 
 
 @pytest.mark.parametrize("dtype", LOW)
-def test_new_master_is_the_stashed_value_bit_for_bit(dtype):
+def test_new_master_is_the_kept_value_bit_for_bit(dtype):
     values = random_values(500)
     param, before = parameter(values, dtype)
-    stash_master(param, before)
+    keep_masters(param, before)
     np.testing.assert_array_equal(new_master(param.data(), param).asnumpy(), values)
 
 
 @pytest.mark.parametrize("dtype", LOW)
-def test_new_master_is_the_weight_without_a_stash(dtype):
+def test_new_master_is_the_weight_where_none_is_kept(dtype):
     values = random_values(500)
     param, _ = parameter(values, dtype)
     expected = round_on_host(values, dtype)
@@ -201,29 +202,37 @@ def test_new_master_is_the_weight_without_a_stash(dtype):
     np.testing.assert_array_equal(new_master(param.data()).asnumpy(), expected)
 
 
-def test_new_master_drops_a_stash_that_the_weight_has_left():
+def test_new_master_drops_a_value_that_the_weight_has_left():
     param, before = parameter([0.1, 0.2], "float16")
-    stash_master(param, before)
+    keep_masters(param, before)
     param.set_data(mx.nd.array([3, 4], dtype="float16"))
     assert new_master(param.data(), param).asnumpy().tolist() == [3, 4]
 
 
-def test_take_master_gives_each_context_its_own_once():
+def test_all_who_ask_share_one_master():
     contexts = [mx.cpu(0), mx.cpu(1)]
     param, before = parameter([0.1, 0.2], "float16", contexts)
-    stash_master(param, before)
-    assert take_master(param, mx.cpu(1)) is before[1]
-    assert take_master(param, mx.cpu(1)) is None
-    assert take_master(param, mx.cpu(0)) is before[0]
-    assert take_master(param, mx.cpu(0)) is None
-    assert not hasattr(param, "_mxmp_master")
+    keep_masters(param, before)
+    for number, weight in enumerate(param.list_data()):
+        assert new_master(weight, param) is before[number]
+        assert new_master(weight, param) is exact_value(weight, param) is before[number]
 
 
-def test_contexts_that_the_parameter_came_to_later_get_a_copy():
-    param, before = parameter([0.1, 0.2], "float16")
-    stash_master(param, before)
-    param.reset_ctx([mx.cpu(0), mx.cpu(1)])
-    taken = [take_master(param, ctx) for ctx in param.list_ctx()]
-    assert [array.ctx for array in taken] == param.list_ctx()
-    assert np.array_equal(taken[0].asnumpy(), taken[1].asnumpy())
-    assert np.array_equal(taken[1].asnumpy(), before[0].asnumpy())
+def test_a_master_made_from_the_weight_is_kept():
+    param, _ = parameter([0.1, 0.2], "float16")
+    assert exact_value(param.data(), param) is not exact_value(param.data(), param)
+    master = new_master(param.data(), param)
+    assert exact_value(param.data(), param) is master
+
+
+def test_masters_can_be_forgotten():
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    param, before = parameter([0.1, 0.2], "float16", contexts)
+    keep_masters(param, before)
+    forget_masters(param, but=mx.cpu(0))
+    first, second = (exact_value(weight, param) for weight in param.list_data())
+    assert first is before[0] and second is not before[1]
+    assert np.array_equal(second.asnumpy(), first.asnumpy())
+    forget_masters(param)
+    rounded = round_on_host(np.float32([0.1, 0.2]), "float16")
+    assert np.array_equal(exact_value(param.data(mx.cpu(0)), param).asnumpy(), rounded)

@@ -10,7 +10,7 @@ import pytest
 from mxmp.dtypes import to_numpy
 from mxmp.errors import TrainerError
 from mxmp.optimizer import MultiPrecision
-from mxmp.optimizer.masters import round_into, stash_master, to_float32
+from mxmp.optimizer.masters import keep_masters, round_into, to_float32
 
 LOW = ["float16", "bfloat16"]
 OPTIMIZERS = sorted(mx.optimizer.Optimizer.opt_registry)
@@ -190,16 +190,16 @@ class TestMastersFollowTheWeight:
         assert self.update([0, 0, 0]).tolist() == [4, 5, 6]
 
     @pytest.mark.parametrize("dtype", LOW)
-    def test_first_master_is_the_stashed_value(self, dtype):
+    def test_first_master_is_the_kept_value(self, dtype):
         self.make(dtype)
         values = np.array([0.1, 0.2, 0.3], np.float32)
         round_into(mx.nd.array(values), self.param.data())
-        stash_master(self.param, [mx.nd.array(values)])
+        keep_masters(self.param, [mx.nd.array(values)])
         np.testing.assert_array_equal(self.update([0, 0, 0]), values)
 
     def test_stash_is_dropped_after_set_data(self):
         self.make()
-        stash_master(self.param, [mx.nd.array([0.1, 0.2, 0.3])])
+        keep_masters(self.param, [mx.nd.array([0.1, 0.2, 0.3])])
         self.param.set_data(mx.nd.array([1, 2, 3], dtype="float16"))
         assert self.update([0, 0, 0]).tolist() == [1, 2, 3]
 
