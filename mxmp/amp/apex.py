@@ -15,11 +15,12 @@ from ..errors import DtypeError, LossScaleError
 from ..gluon import Trainer
 from ..gluon.conversion import installed
 from ..gluon.trace import descendants
+from ..gluon.trainer_setup import adoptable
 from ..loss_scale import DynamicLossScale, LossScale, parse
 from ..optimizer.masters import follow, is_low_precision
 from ..policy import Policy, did_you_mean
 from .operators import AmpError
-from .trainers import adopt, as_list, require_adoptable, require_trainer
+from .trainers import adopt, as_list, require_trainer
 
 _LEVELS = ("O0", "O1", "O2", "O3")
 
@@ -76,9 +77,9 @@ def initialize(
 
     Args:
         models: A Gluon net, or a list of them.
-        optimizers: A ``mx.gluon.Trainer`` that has made no step yet, which becomes an
-            `mxmp.gluon.Trainer`; or an ``mx.optimizer.Optimizer``, for which a trainer of its net's
-            parameters is made; or a list of them; or None.
+        optimizers: A ``mx.gluon.Trainer``, which becomes an `mxmp.gluon.Trainer`; or an
+            ``mx.optimizer.Optimizer``, for which a trainer of its net's parameters is made; or a list
+            of them; or None.
         opt_level: 'O0' to 'O3'.
         enabled: False leaves the nets as they are, and the trainers without a loss scale.
         num_losses: Number of losses with scales of their own: see `scale_loss` and its ``loss_id``.
@@ -267,7 +268,7 @@ def _require_pairs(nets: List[Any], optimizers: List[Any]) -> None:
 
 
 def _require_trainer(trainer: Any, settings: _Settings, wanted: Optional[Any]) -> None:
-    require_adoptable(trainer, settings.loss_scale)
+    adoptable(trainer, settings.loss_scale, Trainer)
     if wanted is not None and isinstance(trainer, Trainer) and trainer.optimizer.masters != settings.masters:
         raise AmpError(
             f"master_weights={wanted}, but the trainer was made with multi_precision={trainer.optimizer.masters}; "

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Optional, Sequence, Tuple, Type
+from typing import Any, Iterator, List, Sequence, Tuple
 
 import mxnet as mx
 
 from ..errors import TrainerError
 from ..gluon import Trainer
-from ..gluon.gradients import Gradients
-from ..gluon.kvstore import any_sparse, choose_update, refuse_kvstore_update
-from ..loss_scale import NoOpLossScale, parse
-from ..optimizer.scaler import Scaler
 from .hook import installed_hook
 from .losses import LossScalers
 from .operators import AmpError
@@ -25,14 +21,13 @@ def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "dyna
     low precision.
 
     Args:
-        optimizer_or_trainer: A ``mx.gluon.Trainer`` that has made no step yet, created before or
-            after `init`.
+        optimizer_or_trainer: A ``mx.gluon.Trainer``, created before or after `init`.
         loss_scale: 'dynamic', a number or a `LossScale`, or None for no scaling and no checks.
 
     Raises:
         AmpError: If `init` was not called.
-        TrainerError: If it is no trainer, or its update cannot be checked first: a trainer that has
-            made a step, or whose kvstore updates (``update_on_kvstore=True``).
+        TrainerError: If it is no trainer; if its kvstore updates, before any check; or if it has
+            made a step with parameters in low precision.
         LossScaleError: If ``loss_scale`` is none.
     """
     if installed_hook() is None:
@@ -86,7 +81,7 @@ def unscale(optimizer_or_trainer: Any) -> None:
 
 
 def adopt(trainer: Any, loss_scale: Any, masters: bool = True, num_losses: int = 1) -> None:
-    """Make a trainer an `mxmp.gluon.Trainer` with a loss scale, or change nothing.
+    """Make a trainer an `mxmp.gluon.Trainer` with a loss scale for each loss, or change nothing.
 
     Args:
         trainer: As for `init_trainer`.
@@ -98,47 +93,10 @@ def adopt(trainer: Any, loss_scale: Any, masters: bool = True, num_losses: int =
         TrainerError: As `init_trainer`.
         LossScaleError: If ``loss_scale`` is none.
     """
-    value = parse(loss_scale)
-    kind = require_adoptable(trainer, value)
-    if isinstance(trainer, Trainer):
-        trainer.loss_scale = value
-    else:
-        settings = trainer._kvstore_params
-        active = not isinstance(value, NoOpLossScale)
-        settings["update_on_kvstore"] = _update_choice(trainer, active)
-        trainer.__class__ = kind
-        trainer._gradients = Gradients(trainer._params)
-        trainer._init_optimizer(trainer._optimizer, {"multi_precision": masters})
-        trainer._scaler = Scaler(value)
-    if num_losses > 1 or isinstance(trainer._scaler, LossScalers):
-        trainer._scaler = LossScalers(value, num_losses)
-
-
-def require_adoptable(trainer: Any, value: Any) -> Type[mx.gluon.Trainer]:
-    """Return the class that `adopt` gives a trainer; changes nothing.
-
-    Args:
-        trainer: Anything.
-        value: A `LossScale`.
-
-    Raises:
-        TrainerError: If it cannot.
-    """
-    if not isinstance(trainer, mx.gluon.Trainer):
-        hint = "; for a Module use mxmp.module.Module" if isinstance(trainer, mx.mod.BaseModule) else ""
-        raise TrainerError(f"expected a gluon Trainer, found a {type(trainer).__name__}{hint}.")
-    if isinstance(trainer, Trainer):
-        trainer._scaler.require_ready("initializing a trainer again")
-        return type(trainer)
-    if any(updater.states for updater in trainer._updaters):
-        raise TrainerError(
-            "the trainer has made a step or loaded states, so its optimizer's states lack what loss scaling needs; "
-            "initialize it before."
-        )
-    if trainer._kv_initialized and trainer._kvstore and trainer._update_on_kvstore:
-        raise refuse_kvstore_update("the kvstore of this trainer, which is set up already,")
-    _update_choice(trainer, not isinstance(value, NoOpLossScale))
-    return _mixed(type(trainer))
+    several = num_losses > 1 or isinstance(getattr(trainer, "_scaler", None), LossScalers)
+    Trainer.adopt(trainer, loss_scale, masters)
+    if several:
+        trainer._scaler = LossScalers(trainer.loss_scale, num_losses)
 
 
 def require_trainer(trainer: Any, call: str) -> Trainer:
@@ -153,30 +111,6 @@ def require_trainer(trainer: Any, call: str) -> Trainer:
 def as_list(value: Any) -> List[Any]:
     """Return a list or tuple as a list, anything else as the list of it."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _update_choice(trainer: mx.gluon.Trainer, active: bool) -> Optional[bool]:
-    settings = trainer._kvstore_params
-    return choose_update(active, settings["kvstore"], settings["update_on_kvstore"], any_sparse(trainer._params))
-
-
-def _mixed(kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
-    """Return a class that is mxmp's trainer and the given one.
-
-    Raises:
-        TrainerError: If that has a step of its own.
-    """
-    if kind is mx.gluon.Trainer:
-        return Trainer
-    ours = {name for name, value in vars(Trainer).items() if callable(value) and not name.startswith("__")}
-    for base in kind.__mro__[: kind.__mro__.index(mx.gluon.Trainer)]:
-        both = sorted(ours & set(vars(base)))
-        if both:
-            raise TrainerError(
-                f"{base.__name__} has a method {both[0]} of its own, which mxmp's trainer would replace; derive it "
-                f"from mxmp.gluon.Trainer."
-            )
-    return type(kind.__name__, (Trainer, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
 
 
 def _fresh_gradients(trainer: Trainer) -> List[mx.nd.NDArray]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any, Iterable, Optional
 
 from ..errors import TrainerError
+from ..loss_scale import LossScale, NoOpLossScale, StaticLossScale
 
 
-def choose_update(active: bool, kvstore: Any, choice: Optional[bool], sparse: bool) -> Optional[bool]:
+def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], sparse: bool) -> Optional[bool]:
     """Return ``update_on_kvstore`` for MXNet: False wherever it need not be left to MXNet.
 
     Args:
-        active: Whether there is a loss scale, and so a check before each update.
+        loss_scale: The trainer's. With a dynamic one every update is checked first; with a static
+            one too, unless the user wants the kvstore to update.
         kvstore: A name, a KVStore or None.
         choice: The user's ``update_on_kvstore``.
         sparse: Whether a parameter is row_sparse, which MXNet can only update on the kvstore.
@@ -20,23 +22,38 @@ def choose_update(active: bool, kvstore: Any, choice: Optional[bool], sparse: bo
         TrainerError: If the update would come before the check.
     """
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
-    if active:
-        for refused, what in (
-            (choice, "update_on_kvstore=True"),
-            ("async" in kind, f"kvstore '{kind}'"),
-            (sparse, "the kvstore of a row_sparse parameter"),
-        ):
-            if refused:
-                raise refuse_kvstore_update(what)
-        return False
-    return choice if choice is not None or sparse or "async" in kind else False
+    for updates, what in (
+        (choice, "update_on_kvstore=True"),
+        ("async" in kind, f"kvstore '{kind}'"),
+        (sparse, "the kvstore of a row_sparse parameter"),
+    ):
+        if updates:
+            require_unchecked(loss_scale, choice, what)
+            return choice
+    return False
 
 
-def refuse_kvstore_update(what: str) -> TrainerError:
-    """Return the error for an update that the kvstore would make."""
-    return TrainerError(
-        f"{what} updates weights inside the all-reduce, before their gradients are checked, so one "
-        "overflow would destroy them. Leave update_on_kvstore out, or give loss_scale=None."
+def require_unchecked(loss_scale: LossScale, choice: Optional[bool], what: str) -> None:
+    """Raise if the kvstore cannot update under a loss scale.
+
+    Args:
+        loss_scale: What the gradients will be scaled by.
+        choice: The user's ``update_on_kvstore``: True accepts that nothing is checked.
+        what: That which makes the kvstore update.
+
+    Raises:
+        TrainerError: It says why, and what can be done.
+    """
+    if isinstance(loss_scale, NoOpLossScale) or (choice and isinstance(loss_scale, StaticLossScale)):
+        return
+    cure = (
+        "Give update_on_kvstore=True to go without the check"
+        if isinstance(loss_scale, StaticLossScale)
+        else "Leave update_on_kvstore out, or give a static loss scale, which then checks nothing,"
+    )
+    raise TrainerError(
+        f"{what} updates weights inside the all-reduce, before their gradients are checked, so one overflow would "
+        f"destroy them. {cure} or loss_scale=None."
     )
 
 

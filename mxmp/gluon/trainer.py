@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, List, Optional
+from typing import Any, List
 
 import mxnet as mx
 
-from ..distributed import KVStore, distributed
+from ..distributed import KVStore
 from ..errors import NonFiniteLossError, TrainerError
-from ..loss_scale import NoOpLossScale, parse
 from ..optimizer import states
 from ..optimizer.finite import all_finite
-from ..optimizer.multi_precision import MultiPrecision
+from ..optimizer.masters import forget_masters
 from ..optimizer.norm import clip_coefficient, scale_in_place
-from ..optimizer.scaler import Scaler, Stage, scale_loss
-from ..optimizer.status import ScalerStatus
-from .distributed import broadcast_param, open_kvstore
-from .gradients import Gradients, Update
-from .kvstore import any_sparse, choose_update, refuse_kvstore_update
+from ..optimizer.scaler import Stage, scale_loss
+from .gradients import Update
+from .trainer_setup import TrainerSetup
 
 
-class Trainer(ScalerStatus, mx.gluon.Trainer):
+class Trainer(TrainerSetup):
     """Applies an optimizer to parameters, as ``mx.gluon.Trainer``, in mixed precision.
 
     Three things are added. The loss is scaled, and a step whose gradients are not finite is
@@ -52,39 +49,16 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             summed, so that ``batch_size`` of `step` is that of all workers together. Every worker
             gets worker 0's parameters: at once if all are initialized, else at the first step.
         compression_params: As for ``mx.gluon.Trainer``.
-        update_on_kvstore: True only without a loss scale, because such an update happens inside
-            the all-reduce, before any check. None means False where MXNet allows the choice.
-        loss_scale: 'dynamic', a number, a `LossScale`, or None for no scaling and no checks.
+        update_on_kvstore: True only without a dynamic loss scale, because such an update happens
+            inside the all-reduce, before any check: with a static scale nothing is checked then.
+            None means False where MXNet allows the choice.
+        loss_scale: 'dynamic', a number, a `LossScale`, a `SharedLossScale`, or None for no scaling
+            and no checks.
 
     Raises:
         TrainerError: If the arguments contradict each other.
         LossScaleError: If ``loss_scale`` is none.
     """
-
-    def __init__(
-        self,
-        params: Any,
-        optimizer: Any,
-        optimizer_params: Optional[Dict[str, Any]] = None,
-        kvstore: Any = "device",
-        compression_params: Optional[Dict[str, Any]] = None,
-        update_on_kvstore: Optional[bool] = None,
-        loss_scale: Any = "dynamic",
-    ) -> None:
-        self._scaler = Scaler(parse(loss_scale))
-        choice = choose_update(self._scaler.active, kvstore, update_on_kvstore, any_sparse(params))
-        super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
-        self._gradients = Gradients(self._params)
-        if choice is False and distributed(kvstore) and not any(param._deferred_init for param in self._params):
-            self._prepare()
-
-    @ScalerStatus.loss_scale.setter
-    def loss_scale(self, spec: Any) -> None:
-        """Set the loss scale of the steps to come."""
-        value = parse(spec)
-        if not isinstance(value, NoOpLossScale) and self._kvstore_params["update_on_kvstore"] is not False:
-            raise refuse_kvstore_update("the kvstore of this trainer")
-        self._scaler.loss_scale = value
 
     def scale_loss(self, loss: Any, *others: Trainer) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields the loss times the loss scale.
@@ -184,11 +158,9 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         """
         if self._scaler.window.reduced and self._scaler.window.stage is not Stage.UNSCALED:
             raise TrainerError("step came after allreduce_grads and would reduce again; call update.")
-        if self._updates_on_kvstore():
-            self._scaler.require_closed("step")
-            super().step(batch_size, ignore_stale_grad)
-            return True
         rescale = self._rescale("step", batch_size)
+        if self._updates_on_kvstore():
+            return self._step_on_kvstore(batch_size, ignore_stale_grad)
         self._begin("step", ignore_stale_grad, check_stale=True)
         if self._scaler.window.stage is not Stage.UNSCALED:
             self._reduce()
@@ -242,18 +214,15 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         """Save optimizer states, masters, counters, scheduler and loss scale to one file.
 
         A run that loads it, with the parameters, goes on bit for bit as if never stopped. The
-        file is written whole or not at all. Where the kvstore updates, MXNet writes its own
-        format.
+        file is written whole or not at all.
 
         Args:
-            fname: Any name; the format is .npz with a JSON header.
+            fname: Any name; the format is .npz with a JSON header, and no pickle.
 
         Raises:
-            TrainerError: Between backward and step: gradients are not saved.
+            TrainerError: Between backward and step: gradients are not saved. Or if the states are
+                with the servers of a distributed kvstore that updates.
         """
-        if self._updates_on_kvstore():
-            super().save_states(fname)
-            return
         self._scaler.require_ready("save_states")
         states.save(fname, self._target(), self._scaler.to_dict())
 
@@ -265,56 +234,10 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
 
         Raises:
             StateError: If the file is damaged or does not fit; then nothing is changed.
-            TrainerError: Between backward and step.
+            TrainerError: As `save_states`.
         """
-        if self._updates_on_kvstore():
-            super().load_states(fname)
-            return
         self._scaler.require_ready("load_states")
         states.restore(fname, self._target(), self._scaler)
-
-    # Set-up.
-
-    def _init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
-        options = dict(optimizer_params)
-        masters = options.pop("multi_precision", True)
-        if not isinstance(optimizer, mx.optimizer.Optimizer):
-            optimizer, options = mx.optimizer.create(optimizer, **options), {}
-        if options:
-            raise TrainerError(
-                f"optimizer_params has {sorted(options)}, but the optimizer is an instance; set them on it."
-            )
-        if not isinstance(optimizer, MultiPrecision):
-            optimizer = MultiPrecision(optimizer, masters)
-        super()._init_optimizer(optimizer, {})
-
-    def _prepare(self) -> None:
-        if not self._kv_initialized:
-            self._init_kvstore()
-        if self._params_to_init:
-            self._init_params()
-
-    def _init_kvstore(self) -> None:
-        options = self._kvstore_params
-        if options["update_on_kvstore"] is False:
-            options["kvstore"] = open_kvstore(options["kvstore"], self._compression_params, self._params)
-        super()._init_kvstore()
-
-    def _init_params(self) -> None:
-        if not isinstance(self._kvstore, KVStore):
-            super()._init_params()
-            return
-        for param in self._params_to_init:
-            if not param._deferred_init:
-                broadcast_param(self._kvstore, self._param2idx[param.name], param)
-        self._params_to_init = [param for param in self._params_to_init if param._deferred_init]
-
-    def _updates_on_kvstore(self) -> bool:
-        self._prepare()
-        return bool(self._kvstore and self._update_on_kvstore)
-
-    def _target(self) -> states.Target:
-        return states.Target(self._optimizer, self._updaters, self._contexts, self._params)
 
     # The window.
 
@@ -374,15 +297,47 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             self._scaler.settle(finite, step, self._gradients.first_bad)
         finally:
             self._end_window()
-        return finite and any(updates)
+        updated = finite and any(updates)
+        self._call_hooks(updated)
+        return updated
+
+    def _step_on_kvstore(self, batch_size: float, ignore_stale_grad: bool) -> bool:
+        """Let the kvstore update, unchecked; a static scale goes out with the batch size."""
+        self._scaler.require_closed("step")
+        self._scaler.require_scaled("step")
+        super().step(batch_size * self._scaler.window.scale, ignore_stale_grad)
+        self._scaler.close_window()
+        self._call_hooks(True)
+        return True
 
     def _apply(self, updates: List[List[Update]], rescale: float) -> None:
-        for updater, group in zip(self._updaters, updates):
+        updaters = self._updating()
+        if len(updaters) < len(updates):
+            updates = [self._on_first_context(updates)]
+        for updater, group in zip(updaters, updates):
             self._optimizer.check_states([(index, weight, updater.states.get(index)) for index, _, weight in group])
         self._optimizer.rescale_grad = rescale
-        for updater, group in zip(self._updaters, updates):
+        for updater, group in zip(updaters, updates):
             if group:
                 updater(*zip(*group))
+        if len(updaters) < len(self._contexts):
+            self._copy_to_other_contexts(updates[0])
+
+    def _on_first_context(self, updates: List[List[Update]]) -> List[Update]:
+        """Return one update for each parameter that is to be updated on any context."""
+        found = [(i, self._params[i]) for i in sorted({i for group in updates for i, _, _ in group})]
+        return [(i, param.list_grad()[0], param.list_data()[0]) for i, param in found]
+
+    def _copy_to_other_contexts(self, updates: List[Update]) -> None:
+        for index, _, weight in updates:
+            param = self._params[index]
+            for other in param.list_data()[1:]:
+                weight.copyto(other)
+            forget_masters(param, but=weight.ctx)
+
+    def _call_hooks(self, updated: bool) -> None:
+        for hook in list(self._step_hooks.values()):
+            hook(self, updated)
 
     def _end_window(self) -> None:
         self._gradients.release()

@@ -172,6 +172,7 @@ class MultiPrecision(mx.optimizer.Optimizer):
             if not isinstance(state, MasterState):
                 raise self._cast_after_state(index)
             if state.master is not None:
+                self._bring(state, weight.ctx)
                 follow(state.master, weight)
             wide.append(to_float32(weight) if state.master is None else state.master)
         grads = [to_float32(grad) for grad in grads]
@@ -182,6 +183,12 @@ class MultiPrecision(mx.optimizer.Optimizer):
             self.inner.update_multi_precision(indices[0], wide[0], grads[0], inner_states[0])
         for source, weight in zip(wide, weights):
             round_into(source, weight)
+
+    def _bring(self, state: MasterState, ctx: mx.Context) -> None:
+        """Bring a state to a context, as MXNet's updater does with loaded states; a kvstore chooses its own."""
+        if state.master is not None and state.master.ctx != ctx:
+            state.master = state.master.as_in_context(ctx)
+            state.inner = mx.optimizer.Updater(self.inner).sync_state_context(state.inner, ctx)
 
     def _refuse_old(self, indices: Sequence[int], states: Sequence[Any]) -> None:
         for index, state in zip(indices, states):

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import logging
 import math
-from typing import Any, Callable, ClassVar, Dict, Iterator, List, NoReturn, Optional, Sequence
+from typing import Any, Callable, ClassVar, Dict, Iterator, List, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -202,38 +202,31 @@ class Scaler:
         Raises:
             LossScaleError: If the loss scale gives up.
         """
+        self._count(finite)
         before = self._loss_scale
+        self._loss_scale = adjusted(before, finite, lambda: location(first_bad(), step))
+        if not finite:
+            lowered = self._loss_scale.value < before.value
+            self._log_skip(logging.INFO if lowered else logging.WARNING, step, before, self._loss_scale)
+        elif self._loss_scale.value != before.value:
+            _LOG.info("%s %g -> %g after step %d", type(before).__name__, before.value, self._loss_scale.value, step)
+
+    def _count(self, finite: bool) -> None:
         self.last_step_skipped = not finite
         self.skipped_steps += not finite
         self.consecutive_skips = 0 if finite else self.consecutive_skips + 1
-        try:
-            self._loss_scale = before.adjust(finite)
-        except LossScaleError as e:
-            self._give_up(before, step, first_bad(), e)
-        self._log(finite, step, before, self._loss_scale)
 
-    def _log(self, finite: bool, step: int, before: LossScale, after: LossScale) -> None:
-        name = type(after).__name__
-        if not finite:
-            _LOG.log(
-                logging.INFO if after.value < before.value else logging.WARNING,
-                "step %d skipped, its gradients are not finite: %s %g -> %g; %d skipped in a row, %d in all",
-                step,
-                name,
-                before.value,
-                after.value,
-                self.consecutive_skips,
-                self.skipped_steps,
-            )
-        elif after.value != before.value:
-            _LOG.info("%s %g -> %g after step %d", name, before.value, after.value, step)
-
-    @staticmethod
-    def _give_up(before: LossScale, step: int, name: Optional[str], error: LossScaleError) -> NoReturn:
-        if not isinstance(before, DynamicLossScale) or name is None:
-            raise error
-        where = f"'{name}' at step {step}"
-        raise LossScaleError(floor_message(before.floor_skips + 1, before.min_scale, where)) from error
+    def _log_skip(self, level: int, step: int, before: LossScale, after: LossScale) -> None:
+        _LOG.log(
+            level,
+            "step %d skipped, its gradients are not finite: %s %g -> %g; %d skipped in a row, %d in all",
+            step,
+            type(after).__name__,
+            before.value,
+            after.value,
+            self.consecutive_skips,
+            self.skipped_steps,
+        )
 
     def to_dict(self) -> Dict[str, Any]:
         """Return the loss scale and the counters as plain JSON data."""
@@ -276,6 +269,31 @@ class Scaler:
                 "scale_loss was called after allreduce_grads; a further backward would mix reduced and "
                 "unreduced gradients. Call update first."
             )
+
+
+def adjusted(loss_scale: LossScale, finite: bool, where: Callable[[], Optional[str]]) -> LossScale:
+    """Return the next loss scale.
+
+    Args:
+        loss_scale: The present one.
+        finite: Whether the gradients were.
+        where: Finds the first non-finite gradient, for the message.
+
+    Raises:
+        LossScaleError: If the loss scale gives up.
+    """
+    try:
+        return loss_scale.adjust(finite)
+    except LossScaleError as e:
+        found = where()
+        if found is None or not isinstance(loss_scale, DynamicLossScale):
+            raise
+        raise LossScaleError(floor_message(loss_scale.floor_skips + 1, loss_scale.min_scale, found)) from e
+
+
+def location(name: Optional[str], step: int) -> Optional[str]:
+    """Return where a gradient was found, for messages; None if its name is not known."""
+    return None if name is None else f"'{name}' at step {step}"
 
 
 def non_finite_loss() -> NonFiniteLossError:

@@ -149,7 +149,7 @@ def load(fname: str, target: Target) -> Loaded:
     def apply() -> None:
         for updater, loaded in zip(target.updaters, states):
             updater.states = loaded
-            updater.states_synced = dict.fromkeys(loaded, True)
+            updater.states_synced = dict.fromkeys(loaded, False)  # a kvstore may want them on another context
         _link_masters(target.params, states)
         vars(inner).update(fields)
         if inner.lr_scheduler is not None:

@@ -132,9 +132,9 @@ def test_a_derived_trainer_keeps_its_methods():
     assert trainer.step(1) and values(w) == [0.5] and trainer.calls == 1
 
 
-def _after_a_step():
-    w = param()
-    trainer = plain(w, update_on_kvstore=False)
+def _after_a_step_in_float16():
+    w = param(dtype="float16")
+    trainer = plain(w, options={"multi_precision": True}, update_on_kvstore=False)
     with autograd.record():
         loss = w.data() * 1.0
     loss.backward()
@@ -154,7 +154,7 @@ def _with_kvstore_update():
     [
         (lambda: plain(param(), update_on_kvstore=True), "update_on_kvstore=True updates weights inside"),
         (_with_kvstore_update, "set up already, updates weights inside the all-reduce"),
-        (_after_a_step, "has made a step or loaded states"),
+        (_after_a_step_in_float16, "has made a step or loaded states, and parameter .* is stored in float16"),
         (lambda: _Stepping([param()], "sgd"), "_Stepping has a method step of its own"),
         (lambda: mx.optimizer.SGD(), "expected a gluon Trainer, found a SGD"),
         (lambda: None, "expected a gluon Trainer, found a NoneType"),

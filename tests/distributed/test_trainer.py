@@ -10,7 +10,7 @@ from mxnet import gluon
 from mxmp.distributed import KVStore
 from mxmp.errors import NonFiniteLossError, TrainerError
 from mxmp.gluon.kvstore import choose_update
-from mxmp.loss_scale import DynamicLossScale
+from mxmp.loss_scale import DynamicLossScale, NoOpLossScale
 from mxmp.optimizer.masters import keep_masters
 from tests.distributed.engines import Second, Twins, WithBadLoss
 from tests.gluon.trainer_tools import backward, param, sgd, value
@@ -137,7 +137,7 @@ def test_without_a_loss_scale_the_workers_update_as_well():
     [("dist_sync", None, False), ("dist_sync", True, True), ("dist_async", None, None), ("device", None, False)],
 )
 def test_who_updates_without_a_loss_scale(kvstore, choice, expected):
-    assert choose_update(False, kvstore, choice, sparse=False) is expected
+    assert choose_update(NoOpLossScale(), kvstore, choice, sparse=False) is expected
 
 
 def test_what_a_distributed_trainer_refuses():

@@ -3,7 +3,6 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
 
 from mxmp.dtypes import to_numpy
 from mxmp.errors import TrainerError
@@ -12,7 +11,7 @@ from mxmp.gluon.trainer import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.optimizer import MultiPrecision
 from mxmp.optimizer.masters import keep_masters
-from tests.gluon.trainer_tools import LOW, TWO, backward, loss_of, param, sgd, value
+from tests.gluon.trainer_tools import LOW, TWO, backward, param, sgd, value
 
 # The optimizer.
 
@@ -119,69 +118,10 @@ def test_an_error_of_the_optimizer_ends_the_window(monkeypatch):
     assert trainer.step(1)
 
 
-# Where updates may happen.
-
-
-@pytest.mark.parametrize("loss_scale", ["dynamic", 128])
-def test_updating_on_the_kvstore_is_refused_with_a_loss_scale(loss_scale):
-    w = param([1.0], ctx=TWO)
-    with pytest.raises(TrainerError, match="update_on_kvstore=True updates weights inside the all-reduce"):
-        sgd(w, loss_scale, update_on_kvstore=True)
-    assert w._trainer is None
-
-
 @pytest.mark.parametrize("params", [3, [3], "w"])
 def test_what_are_no_parameters_is_refused_by_mxnet(params):
     with pytest.raises(ValueError, match="must be a list or dict of Parameters"):
         Trainer(params, "sgd")
-
-
-def test_an_asynchronous_kvstore_is_refused_with_a_loss_scale():
-    with pytest.raises(TrainerError, match="kvstore 'dist_async' updates weights"):
-        sgd(param([1.0]), kvstore="dist_async")
-
-
-def test_row_sparse_parameters_are_refused_with_a_loss_scale():
-    with pytest.raises(TrainerError, match="the kvstore of a row_sparse parameter updates weights"):
-        sgd(param(np.ones((3, 2)), stype="row_sparse", grad_stype="row_sparse"))
-
-
-def test_a_loss_scale_cannot_be_set_where_the_kvstore_updates():
-    trainer = sgd(param([1.0], ctx=TWO), None, update_on_kvstore=True)
-    with pytest.raises(TrainerError, match="the kvstore of this trainer updates weights"):
-        trainer.loss_scale = "dynamic"
-    trainer.loss_scale = None
-
-
-def test_calls_that_need_gradients_are_refused_where_the_kvstore_updates():
-    w = param([1.0], ctx=TWO)
-    trainer = sgd(w, None, update_on_kvstore=True)
-    for call in (
-        trainer.unscale,
-        lambda: trainer.clip_global_norm(1.0),
-        trainer.allreduce_grads,
-        lambda: trainer.update(1),
-    ):
-        with pytest.raises(TrainerError, match="cannot be used where the kvstore updates"):
-            call()
-
-
-# KVStore.load_optimizer_states of MXNet 1.9.1 does not close its file.
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("dtype", LOW)
-def test_masters_work_where_the_kvstore_updates(dtype, tmp_path):
-    w = param([1.0], dtype, ctx=TWO)
-    trainer = sgd(w, None, lr=1e-4, update_on_kvstore=True)
-    for _ in range(100):
-        for ctx in TWO:
-            with autograd.record():
-                loss = loss_of(w, 1, ctx)
-            loss.backward()
-        assert trainer.step(2)
-    assert value(w.data(TWO[1]))[0] == pytest.approx(0.99, abs=2.0**-8)
-    trainer.save_states(str(tmp_path / "s"))
-    trainer.load_states(str(tmp_path / "s"))
 
 
 def test_environment_cannot_move_updates_to_the_kvstore(monkeypatch):

@@ -27,13 +27,13 @@ SAVED = {
 }
 
 
-def fresh_run(optimizer, dtype, contexts, values=None):
+def fresh_run(optimizer, dtype, contexts, values=None, kvstore="device"):
     weights = [np.linspace(-1, 1, 6), np.linspace(0.1, 0.2, 4)] if values is None else values
     params = [param(w, dtype, ctx=contexts, name=f"p{i}") for i, w in enumerate(weights)]
     steps = mx.lr_scheduler.MultiFactorScheduler(step=[2, 5], factor=0.5, base_lr=0.05)
     options = {**SAVED[optimizer], "learning_rate": 0.05, "lr_scheduler": steps}
     scale = DynamicLossScale(init_scale=2.0**12, growth_interval=3, hysteresis=2)
-    return params, Trainer(params, optimizer, options, loss_scale=scale)
+    return params, Trainer(params, optimizer, options, kvstore, loss_scale=scale)
 
 
 def run_steps(params, trainer, contexts, numbers):
@@ -58,14 +58,15 @@ def everything(trainer):
 def test_a_run_resumed_at_every_step_is_bit_identical(optimizer, dtype, contexts, kvstore, tmp_path):
     contexts = TWO[:contexts]
     fname = str(tmp_path / "states")
-    params, whole = fresh_run(optimizer, dtype, contexts)
-    resumed_params, resumed = fresh_run(optimizer, dtype, contexts)
+    params, whole = fresh_run(optimizer, dtype, contexts, kvstore=kvstore)
+    resumed_params, resumed = fresh_run(optimizer, dtype, contexts, kvstore=kvstore)
     for number in range(12):
         resumed.save_states(fname)
         saved = resumed_params
-        resumed_params, resumed = fresh_run(optimizer, dtype, contexts)
+        resumed_params, resumed = fresh_run(optimizer, dtype, contexts, kvstore=kvstore)
         for old, new in zip(saved, resumed_params):
-            new.set_data(old.data(contexts[0]))
+            for ctx in contexts:
+                old.data(ctx).copyto(new.data(ctx))
         resumed.load_states(fname)
         run_steps(params, whole, contexts, [number])
         run_steps(resumed_params, resumed, contexts, [number])

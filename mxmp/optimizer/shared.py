@@ -1,0 +1,142 @@
+"""One loss scale for several trainers, which moves once per iteration."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, List, Optional
+
+from ..errors import TrainerError
+from ..loss_scale import LossScale, parse
+from .scaler import Scaler, adjusted, location
+
+_LOG = logging.getLogger(__name__)
+
+
+class SharedLossScale:
+    """A loss scale that several trainers are given as their ``loss_scale``.
+
+    Each of them steps or skips on its own; `update` then moves the scale, once per iteration: back
+    if any of them skipped. Between two updates a trainer may make one step.
+
+    Args:
+        loss_scale: As for `mxmp.gluon.Trainer`.
+
+    Raises:
+        LossScaleError: If ``loss_scale`` is none.
+
+    Example::
+
+        shared = mxmp.gluon.SharedLossScale("dynamic")
+        critic_trainer = mxmp.gluon.Trainer(critic.collect_params(), "adam", loss_scale=shared)
+        generator_trainer = mxmp.gluon.Trainer(generator.collect_params(), "adam", loss_scale=shared)
+        ...
+        critic_trainer.step(batch_size)
+        generator_trainer.step(batch_size)
+        shared.update()
+    """
+
+    def __init__(self, loss_scale: Any = "dynamic") -> None:
+        self._value = parse(loss_scale)
+        self._members: List[MemberScaler] = []
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The present loss scale. May be set between iterations."""
+        return self._value
+
+    @loss_scale.setter
+    def loss_scale(self, spec: Any) -> None:
+        """Set the loss scale of the iterations to come."""
+        value = parse(spec)
+        for member in self._members:
+            member.require_ready("setting loss_scale")
+        self._value = value
+
+    def update(self) -> None:
+        """Move the scale, after the steps of all trainers: back if any was skipped.
+
+        Raises:
+            TrainerError: If no trainer has stepped since the last update, or one has scaled a loss
+                and not stepped yet.
+            LossScaleError: If the loss scale gave up.
+        """
+        for member in self._members:
+            member.require_window_closed("update of a shared loss scale")
+        stepped = [member for member in self._members if member.outcome is not None]
+        if not stepped:
+            raise TrainerError("update: no trainer has made a step since the last update of the shared loss scale.")
+        finite = all(member.outcome for member in stepped)
+        found = [member.where for member in stepped if member.where is not None]
+        for member in stepped:
+            member.outcome = member.where = None
+        before = self._value
+        self._value = adjusted(before, finite, lambda: found[0] if found else None)
+        if self._value.value != before.value:
+            _LOG.info("shared %s %g -> %g", type(before).__name__, before.value, self._value.value)
+
+    def _join(self, member: MemberScaler) -> None:
+        self._members.append(member)
+
+
+class MemberScaler(Scaler):
+    """The window and the counters of one trainer, with the scale of a `SharedLossScale`.
+
+    Attributes:
+        outcome: Whether the trainer's step since the last update was taken; None before it.
+        where: Which gradient made it skip, found only where the scale may give up.
+    """
+
+    def __init__(self, shared: SharedLossScale) -> None:
+        self._shared = shared
+        self.outcome: Optional[bool] = None
+        self.where: Optional[str] = None
+        super().__init__(shared.loss_scale)
+        shared._members.append(self)
+
+    @property
+    def _loss_scale(self) -> LossScale:
+        return self._shared._value
+
+    @_loss_scale.setter
+    def _loss_scale(self, value: LossScale) -> None:
+        self._shared._value = value
+
+    def require_ready(self, call: str) -> None:
+        """Raise between a scaled loss of any of the trainers and the update of the scale."""
+        for member in self._shared._members:
+            member.require_window_closed(call)
+            if member.outcome is not None:
+                raise TrainerError(
+                    f"{call} came between a step and the update of its shared loss scale; call its update() first."
+                )
+
+    def require_window_closed(self, call: str) -> None:
+        """Raise between a scaled loss of this trainer and its step."""
+        super().require_ready(call)
+
+    def settle(self, finite: bool, step: int, first_bad: Callable[[], Optional[str]]) -> None:
+        """Note the outcome of a step; `SharedLossScale.update` moves the scale."""
+        self._count(finite)
+        self.outcome = finite
+        if not finite:
+            scale = self._loss_scale
+            if scale.value <= getattr(scale, "min_scale", 0.0):
+                self.where = location(first_bad(), step)
+            self._log_skip(logging.INFO, step, scale, scale)
+
+    def _require_can_open(self) -> None:
+        if self.outcome is not None:
+            raise TrainerError(
+                "scale_loss: this trainer has made a step since its shared loss scale moved; call update() of the "
+                "SharedLossScale once per iteration, after the steps of all its trainers."
+            )
+        super()._require_can_open()
+
+
+def make_scaler(loss_scale: Any) -> Scaler:
+    """Return a scaler for what a trainer is given as its loss scale.
+
+    Raises:
+        LossScaleError: If it is none.
+    """
+    return MemberScaler(loss_scale) if isinstance(loss_scale, SharedLossScale) else Scaler(parse(loss_scale))

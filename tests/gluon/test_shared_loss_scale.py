@@ -1,0 +1,156 @@
+"""One loss scale for several trainers: each steps or skips, the scale moves once per iteration."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from mxnet import autograd
+
+from mxmp.errors import LossScaleError, TrainerError
+from mxmp.gluon import SharedLossScale
+from mxmp.loss_scale import DynamicLossScale, StaticLossScale
+from tests.gluon.trainer_tools import backward, param, sgd, snapshot, value
+
+
+def make(loss_scale="dynamic", count=2):
+    shared = SharedLossScale(loss_scale)
+    params = [param([1.0], name=f"w{i}") for i in range(count)]
+    return shared, params, [sgd(w, shared) for w in params]
+
+
+def step(trainer, w, bad=False):
+    backward(trainer, w, 0.5)
+    if bad:
+        w.grad()[:] = np.inf
+    return trainer.step(1)
+
+
+def test_one_trainer_skips_and_the_other_steps():
+    shared, (a, b), (first, second) = make(1024)
+    assert not step(first, a, bad=True) and step(second, b)
+    shared.update()
+    assert (value(a.data()), value(b.data())) == (1.0, 0.5)
+    assert (first.skipped_steps, second.skipped_steps) == (1, 0)
+
+
+def test_the_scale_moves_once_per_iteration():
+    shared, params, trainers = make(DynamicLossScale(init_scale=2.0**8, growth_interval=2))
+    scales = []
+    # Which of the two overflow, iteration by iteration.
+    for bad in ((), (), (0,), (0, 1), (1,), (), ()):
+        for i, (w, trainer) in enumerate(zip(params, trainers)):
+            assert step(trainer, w, bad=i in bad) == (i not in bad)
+            assert trainer.loss_scale is shared.loss_scale
+        shared.update()
+        scales.append(math.log2(shared.loss_scale.value))
+    assert scales == [8, 9, 8, 7, 6, 6, 7]
+
+
+def test_the_scale_is_fixed_within_an_iteration():
+    shared, (a, b), (first, second) = make(DynamicLossScale(init_scale=2.0**8))
+    assert not step(first, a, bad=True)
+    assert second.loss_scale.value == 2.0**8
+    assert step(second, b)
+    shared.update()
+    assert first.loss_scale.value == second.loss_scale.value == 2.0**7
+
+
+def test_a_trainer_may_sit_out_an_iteration():
+    shared, (a, _), (first, second) = make(DynamicLossScale(init_scale=2.0**8))
+    for _ in range(3):
+        step(first, a, bad=True)
+        shared.update()
+    assert second.loss_scale.value == 2.0**5
+
+
+def test_one_loss_for_both():
+    shared, (a, b), (first, second) = make(DynamicLossScale(init_scale=2.0**8))
+    with autograd.record():
+        loss = a.data() * b.data()
+    with first.scale_loss(loss, second) as scaled:
+        scaled.backward()
+    assert first.step(1) and second.step(1)
+    shared.update()
+    assert (value(a.data()), value(b.data())) == (0.0, 0.0)
+
+
+def test_a_second_step_needs_an_update():
+    shared, (a, _), (first, _) = make()
+    step(first, a)
+    with pytest.raises(TrainerError, match=r"scale_loss: this trainer has made a step .* call update\(\)"):
+        backward(first, a, 1)
+    shared.update()
+    step(first, a)
+
+
+def test_an_update_between_backward_and_step_is_refused():
+    shared, (a, b), (first, second) = make()
+    step(first, a)
+    backward(second, b, 1)
+    before = shared.loss_scale
+    with pytest.raises(TrainerError, match="update of a shared loss scale came between backward and step"):
+        shared.update()
+    assert shared.loss_scale is before
+    second.step(1)
+    shared.update()
+
+
+def test_an_update_without_a_step_is_refused():
+    shared, _, _ = make()
+    with pytest.raises(TrainerError, match="no trainer has made a step since the last update"):
+        shared.update()
+
+
+def test_setting_the_scale_through_any_trainer_sets_it_for_all():
+    shared, (a, _), (first, second) = make()
+    second.loss_scale = 64
+    assert first.loss_scale == shared.loss_scale == StaticLossScale(64)
+    step(first, a)
+    for owner in (second, shared):
+        with pytest.raises(TrainerError, match=r"setting loss_scale came between a step and the update"):
+            owner.loss_scale = 32
+    assert shared.loss_scale.value == 64
+
+
+def test_the_floor_raises_at_the_update_with_the_name_of_the_parameter():
+    scale = DynamicLossScale(init_scale=4.0, min_scale=1.0, max_floor_skips=2)
+    shared, (a, b), (first, second) = make(scale)
+    with pytest.raises(LossScaleError, match="'w1' at step 4"):
+        for _ in range(10):
+            step(first, a)
+            step(second, b, bad=True)
+            shared.update()
+    assert second.skipped_steps == 4 and first.skipped_steps == 0
+
+
+def test_states_are_saved_between_iterations(tmp_path):
+    shared, (a, b), (first, second) = make(DynamicLossScale(init_scale=2.0**8))
+    step(first, a)
+    with pytest.raises(TrainerError, match="save_states came between a step and the update of its shared"):
+        second.save_states(str(tmp_path / "s"))
+    step(second, b, bad=True)
+    shared.update()
+    for trainer, name in ((first, "a"), (second, "b")):
+        trainer.save_states(str(tmp_path / name))
+    resumed, _, trainers = make(DynamicLossScale(init_scale=2.0**8))
+    for trainer, name in zip(trainers, "ab"):
+        trainer.load_states(str(tmp_path / name))
+    assert resumed.loss_scale == shared.loss_scale
+    assert [t.skipped_steps for t in trainers] == [0, 1]
+
+
+def test_a_skip_leaves_no_trace():
+    shared, (a, b), (first, second) = make()
+    step(first, a), step(second, b)
+    shared.update()
+    before = snapshot(first)
+    step(first, a, bad=True)
+    shared.update()
+    assert snapshot(first) == before
+
+
+def test_a_scale_that_is_none():
+    with pytest.raises(LossScaleError, match="unknown loss scale 'dinamic'"):
+        SharedLossScale("dinamic")

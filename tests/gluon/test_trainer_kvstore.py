@@ -1,0 +1,147 @@
+"""Where updates may happen: in the trainer, or unchecked inside of the kvstore."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+
+from mxmp.errors import StateError, TrainerError
+from mxmp.gluon import Trainer
+from tests.gluon.trainer_tools import DTYPES, LOW, TWO, backward, loss_of, param, sgd, value
+
+
+def train(loss_scale, dtype, steps=3, optimizer="adam", **options):
+    """Return the values of a parameter on two contexts after some steps with the same gradients."""
+    w = param(np.linspace(-1, 1, 5), dtype, ctx=TWO)
+    trainer = Trainer([w], optimizer, {"learning_rate": 0.01}, loss_scale=loss_scale, **options)
+    for number in range(steps):
+        for ctx in TWO:
+            backward(trainer, w, np.sin(np.arange(5) + number), ctx)
+        assert trainer.step(2)
+    return [value(w.data(ctx)) for ctx in TWO]
+
+
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_static_scale_may_update_on_the_kvstore(dtype, kvstore):
+    checked = train(2.0**6, dtype, kvstore=kvstore)
+    found = train(2.0**6, dtype, kvstore=kvstore, update_on_kvstore=True)
+    np.testing.assert_array_equal(found, checked)
+    np.testing.assert_array_equal(found, train(None, dtype, kvstore=kvstore, update_on_kvstore=True))
+
+
+def test_nothing_is_checked_where_the_kvstore_updates():
+    w = param([1.0, 2.0], ctx=TWO)
+    trainer = sgd(w, 8, update_on_kvstore=True)
+    for ctx in TWO:
+        backward(trainer, w, 1, ctx)
+    w.grad(TWO[1])[0] = np.inf
+    assert trainer.step(1) and trainer.skipped_steps == 0
+    assert value(w.data(TWO[0])).tolist() == [-np.inf, 0]
+
+
+def test_a_loss_that_was_not_scaled_is_refused_where_the_kvstore_updates():
+    w = param([1.0], ctx=TWO)
+    trainer = sgd(w, 8, update_on_kvstore=True)
+    for ctx in TWO:
+        with autograd.record():
+            loss = loss_of(w, 1, ctx)
+        loss.backward()
+    with pytest.raises(TrainerError, match="step: the loss of this step was not scaled"):
+        trainer.step(1)
+
+
+def test_a_dynamic_scale_is_refused():
+    w = param([1.0], ctx=TWO)
+    message = "update_on_kvstore=True updates weights inside the all-reduce.*a static loss scale, which then checks"
+    with pytest.raises(TrainerError, match=message):
+        sgd(w, "dynamic", update_on_kvstore=True)
+    assert w._trainer is None
+
+
+@pytest.mark.parametrize("loss_scale, cure", [("dynamic", "Leave update_on_kvstore out"), (8, "=True to go without")])
+def test_an_asynchronous_kvstore_is_refused_with_a_loss_scale(loss_scale, cure):
+    with pytest.raises(TrainerError, match=f"kvstore 'dist_async' updates weights.*{cure}"):
+        sgd(param([1.0]), loss_scale, kvstore="dist_async")
+
+
+def test_row_sparse_parameters_are_refused_with_a_loss_scale():
+    with pytest.raises(TrainerError, match="the kvstore of a row_sparse parameter updates weights"):
+        sgd(param(np.ones((3, 2)), stype="row_sparse", grad_stype="row_sparse"))
+
+
+@pytest.mark.parametrize("kvstore", ["device", None])
+def test_a_single_context_has_no_kvstore_to_update(kvstore):
+    with pytest.raises(TrainerError, match="1 context: MXNet makes no kvstore there; leave update_on_kvstore out"):
+        sgd(param([1.0]), None, kvstore=kvstore, update_on_kvstore=True)
+
+
+def test_an_optimizer_that_takes_norms_is_refused():
+    with pytest.raises(TrainerError, match="LBSGD needs gradients that are unscaled first"):
+        Trainer([param([1.0], ctx=TWO)], "lbsgd", loss_scale=8, update_on_kvstore=True)
+
+
+def test_a_dynamic_scale_cannot_be_set_where_the_kvstore_updates():
+    trainer = sgd(param([1.0], ctx=TWO), None, update_on_kvstore=True)
+    with pytest.raises(TrainerError, match="the kvstore of this trainer updates weights"):
+        trainer.loss_scale = "dynamic"
+    for allowed in (128, None):
+        trainer.loss_scale = allowed
+
+
+def test_calls_that_need_gradients_are_refused_where_the_kvstore_updates():
+    w = param([1.0], ctx=TWO)
+    trainer = sgd(w, None, update_on_kvstore=True)
+    for call in (
+        trainer.unscale,
+        lambda: trainer.clip_global_norm(1.0),
+        trainer.allreduce_grads,
+        lambda: trainer.update(1),
+    ):
+        with pytest.raises(TrainerError, match="cannot be used where the kvstore updates"):
+            call()
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_masters_work_where_the_kvstore_updates(dtype):
+    w = param([1.0], dtype, ctx=TWO)
+    trainer = sgd(w, None, lr=1e-4, update_on_kvstore=True)
+    for _ in range(100):
+        for ctx in TWO:
+            backward(trainer, w, 1, ctx)
+        assert trainer.step(2)
+    assert value(w.data(TWO[1]))[0] == pytest.approx(0.99, abs=2.0**-8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_states_of_a_kvstore_that_updates_are_saved_without_pickle(dtype, tmp_path):
+    fname = str(tmp_path / "states")
+
+    def run(steps, resume=None):
+        w = param(np.linspace(-1, 1, 5) if resume is None else resume, dtype, ctx=TWO)
+        trainer = Trainer([w], "adam", {"learning_rate": 0.01}, loss_scale=8, update_on_kvstore=True)
+        if resume is not None:
+            trainer.load_states(fname)
+        for number in steps:
+            for ctx in TWO:
+                backward(trainer, w, np.sin(np.arange(5) + number), ctx)
+            trainer.step(2)
+        return trainer, value(w.data(TWO[0]))
+
+    _, whole = run([0, 1, 2, 3])
+    trainer, half = run([0, 1])
+    trainer.save_states(fname)
+    assert np.load(fname, allow_pickle=False).files
+    _, resumed = run([2, 3], half)
+    np.testing.assert_array_equal(resumed, whole)
+
+
+def test_a_state_file_of_mxnet_is_refused_unread(tmp_path):
+    w = param([1.0], ctx=TWO)
+    plain = mx.gluon.Trainer([w], "adam", update_on_kvstore=False)
+    plain.save_states(str(tmp_path / "pickle"))
+    trainer = sgd(param([1.0], ctx=TWO), None, update_on_kvstore=True)
+    with pytest.raises(StateError, match="pickle"):
+        trainer.load_states(str(tmp_path / "pickle"))

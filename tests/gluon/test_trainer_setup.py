@@ -1,0 +1,112 @@
+"""Trainers of MXNet that become mxmp's, and hooks after steps."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+import mxmp
+from mxmp.errors import TrainerError
+from mxmp.gluon import Trainer
+from tests.gluon.trainer_tools import KVSTORES, TWO, backward, loss_of, param, sgd, value
+
+
+def plain_step(trainer, w, x, contexts):
+    for ctx in contexts:
+        with autograd.record():
+            loss = loss_of(w, x, ctx)
+        loss.backward()
+    trainer.step(2)
+
+
+@pytest.mark.parametrize("kvstore", KVSTORES)
+@pytest.mark.parametrize("contexts", [TWO[:1], TWO], ids=["one", "two"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
+def test_a_trainer_is_adopted_in_mid_training_with_its_states(optimizer, contexts, kvstore):
+    weights = [param([1.0, -2.0, 3.0], ctx=contexts) for _ in range(2)]
+    plain, adopted = (
+        gluon.Trainer([w], optimizer, {"learning_rate": 0.1}, kvstore, update_on_kvstore=False) for w in weights
+    )
+    for number in range(6):
+        x = np.sin(np.arange(3) + number)
+        plain_step(plain, weights[0], x, contexts)
+        if number == 3:
+            assert Trainer.adopt(adopted, 64) is adopted
+        if number < 3:
+            plain_step(adopted, weights[1], x, contexts)
+        else:
+            for ctx in contexts:
+                backward(adopted, weights[1], x, ctx)
+            assert adopted.step(2)
+    for ctx in contexts:
+        np.testing.assert_array_equal(value(weights[1].data(ctx)), value(weights[0].data(ctx)))
+    assert adopted.optimizer.num_update == plain.optimizer.num_update == 6
+
+
+def test_hooks_are_called_after_every_step():
+    w, calls = param([1.0]), []
+    trainer = sgd(w, mxmp.loss_scale.DynamicLossScale(init_scale=8))
+    handle = trainer.register_step_hook(lambda t, updated: calls.append((updated, t.skipped_steps, t.loss_scale.value)))
+    for bad in (False, True, False):
+        backward(trainer, w, 1)
+        if bad:
+            w.grad()[:] = np.nan
+        trainer.step(1)
+    assert calls == [(True, 0, 8), (False, 1, 4), (True, 1, 4)]
+    handle.detach()
+    backward(trainer, w, 1)
+    trainer.step(1)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("run", ["update", "kvstore"])
+def test_hooks_are_called_however_a_step_is_made(run):
+    w, calls = param([1.0], ctx=TWO), []
+    trainer = sgd(w, 8, update_on_kvstore=run == "kvstore")
+    trainer.register_step_hook(lambda t, updated: calls.append(updated))
+    for ctx in TWO:
+        backward(trainer, w, 1, ctx)
+    if run == "update":
+        trainer.allreduce_grads()
+        trainer.update(1)
+    else:
+        trainer.step(1)
+    assert calls == [True]
+
+
+def test_a_hook_may_change_the_learning_rate_and_the_scale():
+    w = param([1.0])
+    trainer = sgd(w, 8)
+
+    def hook(t, updated):
+        t.set_learning_rate(0.5)
+        t.loss_scale = 16
+
+    trainer.register_step_hook(hook)
+    for expected in (0.0, -0.5):
+        backward(trainer, w, 1)
+        trainer.step(1)
+        assert value(w.data()) == expected
+    assert trainer.loss_scale.value == 16
+
+
+def test_the_schedule_counts_steps_that_were_taken():
+    w = param([0.0])
+    schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
+    trainer = Trainer([w], "sgd", {"learning_rate": 1.0, "lr_scheduler": schedule}, loss_scale=8)
+    rates = []
+    for bad in (False, True, True, False, False):
+        backward(trainer, w, 1)
+        if bad:
+            w.grad()[:] = np.inf
+        trainer.step(1)
+        rates.append(trainer.learning_rate)
+    plain = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
+    assert rates == [plain(1), plain(1), plain(1), plain(2), plain(3)]
+
+
+def test_what_is_no_trainer_is_refused():
+    with pytest.raises(TrainerError, match="expected a gluon Trainer, found a Module; for a Module use"):
+        Trainer.adopt(mx.mod.Module(mx.sym.var("data"), label_names=None))
