@@ -28,7 +28,7 @@ LAYERS = {
     "distributed": (3, {"optimizer"}),
     "gluon": (3, {"symbol", "optimizer", "distributed"}),
     "onnx": (3, {"symbol"}),
-    "module": (3, {"symbol", "optimizer"}),
+    "module": (3, {"symbol", "optimizer", "distributed"}),
     "diagnose": (3, {"symbol", "optimizer"}),
     "amp": (3, {"symbol", "optimizer", "gluon", "module"}),
     "__init__": (4, {"cli"}),

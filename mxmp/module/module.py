@@ -17,7 +17,7 @@ from ..report import Report
 from ..symbol import load_checkpoint
 from ..symbol.arguments import require_symbol
 from .converted import ConvertedModule, write_loss_scale
-from .options import make_optimizer, make_scaler, updates_on_kvstore
+from .options import make_optimizer, make_scaler, open_kvstore, refuse_compression, updates_on_kvstore
 from .training import Training
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
@@ -138,7 +138,15 @@ class Module(ScalerStatus, ConvertedModule):
 
         ``optimizer_params`` may hold ``multi_precision``, which is True by default here. The
         loss scale is taken out of gradients through ``rescale_grad``, which stays what it is set
-        to (1/batch_size by default).
+        to (1/batch_size by default, of the batches of all workers).
+
+        Args:
+            kvstore: As for ``mx.mod.Module``; 'horovod', or a `mxmp.distributed.KVStore`, which says in
+                which dtype gradients are summed over workers (float32 by default). All workers then
+                start with worker 0's parameters, and decide alike.
+            optimizer: As for ``mx.mod.Module``, and so are the next two.
+            optimizer_params: As above.
+            force_init: As above.
 
         Raises:
             TrainerError: If the module is not ready, or the kvstore would update unchecked.
@@ -149,27 +157,21 @@ class Module(ScalerStatus, ConvertedModule):
             return
         if self._params_dirty:
             self._sync_params_from_devices()
-        if self._compression_params and self._scaler.active:
-            raise TrainerError(
-                "compression_params compares gradients with a threshold while they are scaled, so that the loss scale "
-                "would change the training; use loss_scale=None, or no compression."
-            )
         low = self._low_weights()
-        store, capable = mx.model._create_kvstore(kvstore, len(self._context), self._arg_params)
+        refuse_compression(self._compression_params, self._scaler.active, bool(low))
+        store, capable = open_kvstore(kvstore, self._compression_params, len(self._context), self._arg_params)
         if updates_on_kvstore(store, capable, self._scaler.active, bool(low)):
             self._training = None
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
             return
         weights = self._weights()
-        batch_size = self._exec_group.batch_size
-        if store is not None and "dist" in store.type and "_sync" in store.type:
-            batch_size *= store.num_workers
+        batch_size = self._exec_group.batch_size * (store.num_workers if store is not None else 1)
         names = [weight.name for weight in weights]
         made = make_optimizer(optimizer, dict(optimizer_params), self._symbol, names, 1.0 / batch_size)
         if store is not None and self._compression_params:
             store.set_gradient_compression(self._compression_params)
         self._end_window()
-        self._training = Training(self._scaler, made, store, self._context, weights)
+        self._training = Training(self._scaler, made, store, self._context, weights, self._arg_params)
         self._optimizer, self._kvstore, self._update_on_kvstore = made, store, False
         self._updater = self._training.updaters[0]
         self._renew_masters(self._arg_params)

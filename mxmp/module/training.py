@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 
+from ..distributed import KVStore
 from ..optimizer import MultiPrecision, all_finite, states
 from ..optimizer.finite import first_non_finite
 from ..optimizer.masters import follow, is_low_precision, to_float32
@@ -52,6 +53,8 @@ class Training:
         kvstore: Sums gradients over the contexts; None leaves every context its own.
         contexts: The contexts.
         weights: All parameters in the order of the optimizer's indices.
+        values: What they are rounded from: float32 arrays by name. With a kvstore over several workers
+            these and the weights become worker 0's.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Training:
         kvstore: Any,
         contexts: Sequence[mx.Context],
         weights: Sequence[Weight],
+        values: Mapping[str, mx.nd.NDArray],
     ) -> None:
         self.scaler = scaler
         self.optimizer = optimizer
@@ -72,7 +76,17 @@ class Training:
         # Lists of gradients that show float32 copies, with what they held.
         self._shown: List[Tuple[List[mx.nd.NDArray], List[mx.nd.NDArray]]] = []
         for weight in weights if kvstore is not None else ():
-            kvstore.init(weight.name, weight.arrays[0])
+            if self._workers:
+                value = values[weight.name]
+                first = value.as_in_context(weight.arrays[0].ctx)
+                self._workers.broadcast(weight.name, first, [value, *weight.arrays])
+            else:
+                kvstore.init(weight.name, weight.arrays[0])
+
+    @property
+    def _workers(self) -> Optional[KVStore]:
+        """The kvstore if it sums over workers, which must all decide alike."""
+        return self._kvstore if isinstance(self._kvstore, KVStore) else None
 
     # ------------------------------------------------------------------ masters
 
@@ -110,10 +124,7 @@ class Training:
         self._reduce(weights)
         if weights and self.scaler.checks:
             window.grad_flag = all_finite(_gradients(weights))
-        for weight in weights:
-            if is_low_precision(weight.grads[0]):
-                self._shown.append((weight.grads, list(weight.grads)))
-                weight.grads[:] = [to_float32(grad) for grad in weight.grads]
+        self._widen(weights)
         scale_in_place(_gradients(weights), 1.0 / window.scale)
         window.stage = Stage.UNSCALED
 
@@ -153,7 +164,7 @@ class Training:
         try:
             unread = weights and scaler.checks and window.finite is None
             finite = scaler.judge(all_finite(_gradients(weights)) if unread else None)
-            if not finite and losses and all_finite(losses).asscalar() == 0:
+            if not finite and losses and not self._finite_everywhere(losses):
                 raise non_finite_loss()
             number = self.optimizer.num_update + scaler.skipped_steps + 1
             if finite:
@@ -173,6 +184,8 @@ class Training:
     def _reduce(self, weights: Sequence[Weight]) -> None:
         if self._kvstore is None or self.scaler.window.reduced:
             return
+        if self._workers:
+            self._widen(weights)  # sums over workers may exceed float16
         for weight in weights:
             priority = -self._indices[weight.name]
             if weight.grads[0].stype == weight.arrays[0].stype == "default":
@@ -181,6 +194,20 @@ class Training:
                 self._kvstore.push(weight.name, weight.grads, priority=priority)
                 self._kvstore.pull(weight.name, out=weight.grads, priority=priority, ignore_sparse=False)
         self.scaler.window.reduced = True
+
+    def _widen(self, weights: Sequence[Weight]) -> None:
+        """Show float32 copies of low precision gradients up to the end of the window."""
+        for weight in weights:
+            if is_low_precision(weight.grads[0]):
+                self._shown.append((weight.grads, list(weight.grads)))
+                weight.grads[:] = [to_float32(grad) for grad in weight.grads]
+
+    def _finite_everywhere(self, losses: Sequence[mx.nd.NDArray]) -> bool:
+        """Return whether losses are finite, on all workers; one host read."""
+        flag = all_finite(losses)
+        if self._workers:
+            flag = self._workers.agree(flag)
+        return bool(flag.asscalar() == 1)
 
     def _apply(self, weights: Sequence[Weight], factor: float) -> None:
         """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""

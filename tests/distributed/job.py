@@ -103,7 +103,7 @@ def resume(kvstore, folder, dies):
     net = mlp(seed=kvstore.rank)
     done = max((int(file.stem) for file in folder.glob("*.params")), default=-1) + 1
     if done:
-        net.load_parameters(f"{folder}/{done - 1}.params", cast_dtype=True)
+        net.load_parameters(f"{folder}/{done - 1}.params")
     trainer = mxmp.gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=kvstore)
     if done:
         trainer.load_states(f"{folder}/{done - 1}.states")
@@ -141,10 +141,10 @@ def fit(module, batches, kvstore, seed, batch_size):
 
 
 def module(kvstore, folder, transport):
-    """Train a module in float32, its gradients scaled."""
+    """Train a module in float32, its gradients scaled; the name stands for the job that was joined already."""
     made = mxmp.module.Module(network(), label_names=["label"], policy="O0", loss_scale=128)
     batches = [data(kvstore.rank, step, 5, 3) for step in range(STEPS)]
-    return fit(made, batches, kvstore, 7 + kvstore.rank, BATCH)
+    return fit(made, batches, kvstore.type, 7 + kvstore.rank, BATCH)
 
 
 JOBS = {job.__name__: job for job in (train, resume, module)}

@@ -1,0 +1,89 @@
+"""A module whose gradients are summed over workers, without a network."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import mxmp
+from mxmp.distributed import KVStore
+from mxmp.errors import NonFiniteLossError, TrainerError
+from tests.distributed.engines import Second, Twins, WithBadLoss
+
+
+def make(kvstore, policy="O0", loss_scale=8, rows=2, **options):
+    """Return a module that learns weights w so that x * w are the labels, w = 1 at first."""
+    # Two outputs, by whose number MXNet divides the gradient; the scale of 2 makes up for it.
+    output = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, no_bias=True, name="fc")
+    symbol = mx.sym.LinearRegressionOutput(output, mx.sym.var("label"), grad_scale=2, name="out")
+    module = mxmp.module.Module(symbol, label_names=["label"], policy=policy, loss_scale=loss_scale)
+    module.bind([("data", (rows, 1))], [("label", (rows, 2))])
+    module.init_params(mx.init.One())
+    module.init_optimizer(kvstore, "sgd", {"learning_rate": 1.0, **options})
+    return module
+
+
+def step(module, x, label, rows=2):
+    batch = mx.io.DataBatch([mx.nd.full((rows, 1), x)], [mx.nd.full((rows, 2), label)])
+    module.forward_backward(batch)
+    return module.update()
+
+
+def weight(module):
+    (value,) = set(module.get_params()[0]["fc_weight"].asnumpy().ravel().tolist())
+    return value
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+def test_update_takes_the_sum_over_workers_and_the_batch_of_all(policy):
+    module = make(KVStore(Twins(4)), policy)
+    assert step(module, 1, 0.5)
+    assert weight(module) == 0.5  # the mean of the gradients 1 - 0.5, over 4 workers with two rows each
+
+
+def test_a_sum_beyond_float16_is_no_overflow():
+    module = make(KVStore(Twins(2)), "O2", loss_scale=1, rescale_grad=2.0**-20)
+    assert step(module, 100, -100)
+    assert weight(module) == pytest.approx(1 - 80000 * 2.0**-20)
+
+
+def test_the_parameters_are_worker_0s_from_the_start():
+    module = make(KVStore(Second()), "O2")
+    assert weight(module) == 5
+    assert module._exec_group.param_arrays[0][0].asnumpy().tolist() == [[5], [5]]
+
+
+def test_a_loss_of_nan_on_another_worker_raises_here():
+    module = make(KVStore(WithBadLoss([0])))
+    batch = mx.io.DataBatch([mx.nd.ones((2, 1))], [mx.nd.ones((2, 2))])
+    module.forward_backward(batch)
+    module._exec_group.grad_arrays[0][0][:] = np.inf  # what a sum with the other's NaN gives
+    with pytest.raises(NonFiniteLossError):
+        module.update()
+    assert weight(module) == 1 and module.loss_scale.value == 8
+
+
+def test_an_overflow_on_another_worker_skips_here():
+    module = make(KVStore(WithBadLoss([])), loss_scale=mxmp.loss_scale.DynamicLossScale(init_scale=8))
+    batch = mx.io.DataBatch([mx.nd.ones((2, 1))], [mx.nd.ones((2, 2))])
+    module.forward_backward(batch)
+    module._exec_group.grad_arrays[0][0][:] = np.inf
+    assert module.update() is False
+    assert weight(module) == 1 and module.loss_scale.value == 4
+
+
+def test_compression_is_refused_where_parameters_are_low():
+    symbol = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1), mx.sym.var("label"))
+    options = {"compression_params": {"type": "2bit", "threshold": 0.5}}
+    module = mxmp.module.Module(symbol, label_names=["label"], policy="O2", loss_scale=None, **options)
+    module.bind([("data", (2, 1))], [("label", (2, 1))])
+    module.init_params()
+    with pytest.raises(TrainerError, match="compression_params: MXNet compresses float32 gradients alone"):
+        module.init_optimizer("dist_sync")
+
+
+def test_a_kvstore_by_name_needs_its_job(monkeypatch):
+    monkeypatch.delenv("DMLC_PS_ROOT_URI", raising=False)
+    with pytest.raises(TrainerError, match="kvstore 'dist_sync' needs .*DMLC_PS_ROOT_URI.*mxmp launch"):
+        make("dist_sync")
