@@ -33,7 +33,7 @@ class Trainer(TrainerSetup):
         with trainer.scale_loss(loss) as scaled:  # as often as wanted
             scaled.backward()
         trainer.unscale()                         # optional: true gradients in param.grad()
-        trainer.clip_global_norm(1.0)             # optional
+        trainer.clip_global_norm(1.0)             # optional; or clip_value
         trainer.step(batch_size)
 
     A step reads once on the host (the finite check); without a loss scale, never.
@@ -123,11 +123,7 @@ class Trainer(TrainerSetup):
         """
         if not max_norm > 0:
             raise TrainerError(f"clip_global_norm: max_norm is {max_norm}; expected a positive number.")
-        self._begin("clip_global_norm")
-        if self._scaler.window.stage is not Stage.UNSCALED:
-            self._reduce()
-            self._unscale()
-        groups = [group for group in self._gradients.arrays() if group]
+        groups = self._unscaled("clip_global_norm")
         try:
             norm = self._scaler.read_norm(groups[:1] if self._kvstore else groups)
         except NonFiniteLossError:
@@ -137,6 +133,26 @@ class Trainer(TrainerSetup):
         for group in groups:
             scale_in_place(group, coefficient)
         return norm
+
+    def clip_value(self, max_value: float) -> None:
+        """Bring every element of the gradients into [-max_value, max_value].
+
+        Unscales first if `unscale` was not called; as with `clip_global_norm` the gradients are not
+        yet divided by the batch size. No host read. Gradients that were not finite before still make
+        the step skip.
+
+        Args:
+            max_value: Positive.
+
+        Raises:
+            TrainerError: If ``max_value`` is not positive, or as `unscale`.
+        """
+        if not max_value > 0:
+            raise TrainerError(f"clip_value: max_value is {max_value}; expected a positive number.")
+        for group in self._unscaled("clip_value"):
+            for grad in group:
+                grad = grad.as_nd_ndarray()
+                mx.nd.clip(grad, -max_value, max_value, out=grad)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Reduce the gradients, check them and update the parameters, or skip.
@@ -274,6 +290,14 @@ class Trainer(TrainerSetup):
             window.grad_flag = all_finite(self._all_arrays())
         self._gradients.unscale(1.0 / window.scale)
         window.stage = Stage.UNSCALED
+
+    def _unscaled(self, call: str) -> List[List[mx.nd.NDArray]]:
+        """Return the gradients of each context that has any, unscaled now if they were not before."""
+        self._begin(call)
+        if self._scaler.window.stage is not Stage.UNSCALED:
+            self._reduce()
+            self._unscale()
+        return [group for group in self._gradients.arrays() if group]
 
     def _all_arrays(self) -> List[mx.nd.NDArray]:
         return [grad for group in self._gradients.arrays() for grad in group]

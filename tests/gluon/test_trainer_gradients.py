@@ -245,6 +245,54 @@ def test_clip_global_norm_over_contexts(kvstore):
         np.testing.assert_allclose(found, [-1 / 3, -1], rtol=1e-6)
 
 
+@pytest.mark.parametrize("order", ["clip alone", "unscale first"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clip_value_clips_true_gradients(dtype, order):
+    w = param([0.0, 0.0, 0.0], dtype)
+    trainer = sgd(w, 128)
+    backward(trainer, w, [-3, 0.25, 2])
+    if order == "unscale first":
+        trainer.unscale()
+    trainer.clip_value(0.5)
+    assert w.grad().asnumpy().tolist() == [-0.5, 0.25, 0.5]
+    assert trainer.step(1)
+    assert value(w.data()).tolist() == [0.5, -0.25, -0.5]
+
+
+@pytest.mark.parametrize("kvstore", KVSTORES)
+def test_clip_value_over_contexts(kvstore):
+    w = param([0.0], ctx=TWO)
+    trainer = sgd(w, kvstore=kvstore)
+    for x, ctx in zip((0.25, 3), TWO):
+        backward(trainer, w, x, ctx)
+    trainer.clip_value(0.5)
+    trainer.step(1)
+    assert [w.data(ctx).asscalar() for ctx in TWO] == ([-0.5, -0.5] if kvstore else [-0.25, -0.5])
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan], ids=str)
+def test_clip_value_hides_no_overflow(bad):
+    w = param([1.0, 1.0])
+    trainer = sgd(w)
+    backward(trainer, w, 1)
+    w.grad()[0] = bad
+    trainer.clip_value(1.0)
+    assert not trainer.step(1)
+    assert w.data().asnumpy().tolist() == [1, 1]
+
+
+def test_clip_value_of_row_sparse_gradients():
+    w = param(np.zeros((3, 2)), grad_stype="row_sparse")
+    trainer = sgd(w, 8)
+    with autograd.record():
+        loss = (mx.nd.Embedding(mx.nd.array([1, 1]), w.data(), input_dim=3, output_dim=2, sparse_grad=True) * 3).sum()
+    with trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+    trainer.clip_value(0.5)
+    assert trainer.step(1)
+    assert value(w.data()).tolist() == [[0, 0], [-0.5, -0.5], [0, 0]]
+
+
 @pytest.fixture
 def host_reads(monkeypatch):
     """Count what waits for the device or copies from it."""

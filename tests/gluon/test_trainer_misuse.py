@@ -124,6 +124,10 @@ def clip(trainer):
     trainer.clip_global_norm(1.0)
 
 
+def clip_value(trainer):
+    trainer.clip_value(1.0)
+
+
 def reduce(trainer):
     trainer.allreduce_grads()
 
@@ -161,16 +165,27 @@ MISUSES = {
     **{
         f"{name} {when}": (wrap(call), message.format(name, name))
         for when, wrap, message, calls in [
-            ("in block", in_block, IN_BLOCK, "step update unscale clip_global_norm allreduce_grads discard_grads"),
-            ("without scaling", unscaled_loss, NOT_SCALED, "step update unscale clip_global_norm allreduce_grads"),
-            ("without backward", without_backward, NO_GRADIENT, "step update unscale clip_global_norm"),
-            ("scaled only", scaled_without_backward, NO_GRADIENT, "step update unscale clip_global_norm"),
+            (
+                "in block",
+                in_block,
+                IN_BLOCK,
+                "step update unscale clip_global_norm clip_value allreduce_grads discard_grads",
+            ),
+            (
+                "without scaling",
+                unscaled_loss,
+                NOT_SCALED,
+                "step update unscale clip_global_norm clip_value allreduce_grads",
+            ),
+            ("without backward", without_backward, NO_GRADIENT, "step update unscale clip_global_norm clip_value"),
+            ("scaled only", scaled_without_backward, NO_GRADIENT, "step update unscale clip_global_norm clip_value"),
         ]
         for name, call in {
             "step": step,
             "update": update,
             "unscale": unscale,
             "clip_global_norm": clip,
+            "clip_value": clip_value,
             "allreduce_grads": reduce,
             "discard_grads": discard,
         }.items()
@@ -224,6 +239,12 @@ def test_scale_loss_refuses_what_is_no_loss(loss, message):
 def test_clip_global_norm_refuses_norms_that_are_not_positive(max_norm):
     with pytest.raises(TrainerError, match="max_norm is .*; expected a positive number"):
         sgd(param([1.0])).clip_global_norm(max_norm)
+
+
+@pytest.mark.parametrize("max_value", [0, -1.0, math.nan])
+def test_clip_value_refuses_values_that_are_not_positive(max_value):
+    with pytest.raises(TrainerError, match="max_value is .*; expected a positive number"):
+        sgd(param([1.0])).clip_value(max_value)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
