@@ -21,10 +21,12 @@ from . import amp as amp  # noqa: E402
 from . import diagnose as diagnose  # noqa: E402
 from . import distributed as distributed  # noqa: E402
 from . import errors as errors  # noqa: E402
+from . import estimator as estimator  # noqa: E402
 from . import gluon as gluon  # noqa: E402
 from . import loss_scale as loss_scale  # noqa: E402
 from . import module as module  # noqa: E402
 from . import onnx as onnx  # noqa: E402
+from . import optimizer as optimizer  # noqa: E402
 from . import symbol as symbol  # noqa: E402
 from .amp import initialize as initialize  # noqa: E402
 from .policy import Policy as Policy  # noqa: E402

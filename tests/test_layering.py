@@ -27,6 +27,7 @@ LAYERS = {
     "optimizer": (3, set()),
     "distributed": (3, {"optimizer"}),
     "gluon": (3, {"symbol", "optimizer", "distributed"}),
+    "estimator": (3, {"optimizer", "gluon"}),
     "onnx": (3, {"symbol"}),
     "module": (3, {"symbol", "optimizer", "distributed"}),
     "diagnose": (3, {"symbol", "optimizer"}),

@@ -1,3 +1,5 @@
 """What a machine can do, and where the precision of a network is lost."""
 
+from .devices import Finding as Finding
+from .devices import check_devices as check_devices
 from .ranges import measure_ranges as measure_ranges

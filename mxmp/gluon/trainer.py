@@ -40,7 +40,8 @@ class Trainer(TrainerSetup):
 
     Args:
         params: As for ``mx.gluon.Trainer``.
-        optimizer: A name, an ``mx.optimizer.Optimizer``, or a `MultiPrecision`.
+        optimizer: A name, an ``mx.optimizer.Optimizer``, a `MultiPrecision`, or a
+            `LossScaleOptimizer`, whose loss scale the trainer then has.
         optimizer_params: As for ``mx.gluon.Trainer``. ``multi_precision`` (default True) says
             whether low precision parameters have masters; with an optimizer instance it is the
             only key.

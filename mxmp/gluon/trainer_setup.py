@@ -12,7 +12,7 @@ from ..distributed import KVStore, distributed
 from ..dtypes import LOW_PRECISION, canonical
 from ..errors import TrainerError
 from ..loss_scale import LossScale
-from ..optimizer import states
+from ..optimizer import LossScaleOptimizer, states
 from ..optimizer.multi_precision import MultiPrecision
 from ..optimizer.scaler import Scaler
 from ..optimizer.shared import make_scaler
@@ -35,6 +35,10 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         update_on_kvstore: Optional[bool] = None,
         loss_scale: Any = "dynamic",
     ) -> None:
+        if isinstance(optimizer, LossScaleOptimizer):
+            if loss_scale != "dynamic":
+                raise TrainerError(f"loss_scale={loss_scale!r}, but the LossScaleOptimizer has one; leave it out.")
+            optimizer, loss_scale = optimizer.hand_over("Trainer")
         scaler = make_scaler(loss_scale)
         choice = choose_update(scaler.loss_scale, kvstore, update_on_kvstore, any_sparse(params))
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)

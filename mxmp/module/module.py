@@ -9,6 +9,7 @@ import mxnet as mx
 
 from ..errors import TrainerError
 from ..loss_scale import NoOpLossScale
+from ..optimizer import LossScaleOptimizer
 from ..optimizer.masters import to_float32
 from ..optimizer.scaler import Stage
 from ..optimizer.status import ScalerStatus
@@ -144,9 +145,10 @@ class Module(ScalerStatus, ConvertedModule):
             kvstore: As for ``mx.mod.Module``; 'horovod', or a `mxmp.distributed.KVStore`, which says in
                 which dtype gradients are summed over workers (float32 by default). All workers then
                 start with worker 0's parameters, and decide alike.
-            optimizer: As for ``mx.mod.Module``, and so are the next two.
-            optimizer_params: As above.
-            force_init: As above.
+            optimizer: As for ``mx.mod.Module``; or a `LossScaleOptimizer`, whose loss scale the module
+                then has.
+            optimizer_params: As for ``mx.mod.Module``.
+            force_init: Likewise.
 
         Raises:
             TrainerError: If the module is not ready, or the kvstore would update unchecked.
@@ -155,6 +157,8 @@ class Module(ScalerStatus, ConvertedModule):
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
+        if isinstance(optimizer, LossScaleOptimizer):
+            optimizer, self.loss_scale = optimizer.hand_over("Module")
         if self._params_dirty:
             self._sync_params_from_devices()
         low = self._low_weights()

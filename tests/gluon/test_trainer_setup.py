@@ -10,6 +10,7 @@ from mxnet import autograd, gluon
 import mxmp
 from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer
+from mxmp.optimizer import LossScaleOptimizer
 from tests.gluon.trainer_tools import KVSTORES, TWO, backward, loss_of, param, sgd, value
 
 
@@ -110,3 +111,20 @@ def test_the_schedule_counts_steps_that_were_taken():
 def test_what_is_no_trainer_is_refused():
     with pytest.raises(TrainerError, match="expected a gluon Trainer, found a Module; for a Module use"):
         Trainer.adopt(mx.mod.Module(mx.sym.var("data"), label_names=None))
+
+
+def test_a_trainer_takes_the_scale_of_keras_optimizer():
+    w = param([1.0])
+    optimizer = LossScaleOptimizer(mx.optimizer.SGD(learning_rate=1.0), initial_scale=8, dynamic_growth_steps=2)
+    trainer = Trainer([w], optimizer)
+    for bad in (True, False, False):
+        backward(trainer, w, 0.25)
+        if bad:
+            w.grad()[:] = np.inf
+        trainer.step(1)
+    assert value(w.data()) == 0.5 and trainer.loss_scale.value == 8 and trainer.skipped_steps == 1
+
+
+def test_two_loss_scales_are_refused():
+    with pytest.raises(TrainerError, match="loss_scale=128, but the LossScaleOptimizer has one"):
+        Trainer([param([1.0])], LossScaleOptimizer(mx.optimizer.SGD()), loss_scale=128)

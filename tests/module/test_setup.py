@@ -7,6 +7,7 @@ import pytest
 
 from mxmp.errors import ConvertError, LossScaleError, PassError, PolicyError, TrainerError
 from mxmp.module import Module
+from mxmp.optimizer import LossScaleOptimizer
 from tests.module.tools import TWO, batches, bits, convnet, mlp, plain, ready, train, values
 
 
@@ -182,3 +183,11 @@ def test_the_report_says_what_runs_in_low_precision():
     rows = {row.name: row.precision for row in module.report.rows}
     assert rows["conv"] == "float16" and rows["softmax"] == "float32"
     assert str(module.policy) == str(ready().policy)
+
+
+def test_a_module_takes_the_scale_of_keras_optimizer():
+    optimizer = LossScaleOptimizer(mx.optimizer.SGD(rescale_grad=1 / 8), dynamic=False, initial_scale=64)
+    module = ready(optimizer=optimizer, options={}, loss_scale=1)
+    assert module.loss_scale.value == 64
+    train(module, batches()[:1])
+    assert module.skipped_steps == 0

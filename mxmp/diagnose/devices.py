@@ -1,0 +1,178 @@
+"""What a policy's low precision means on this machine's devices, card by card.
+
+References:
+    ``device_compatibility_check`` of tf.keras.mixed_precision, which names cards below compute
+    capability 7.0; NVIDIA, "CUDA GPUs" (https://developer.nvidia.com/cuda-gpus) for the numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import List, NamedTuple, Optional, Tuple, Union
+
+from .. import dtypes
+from ..policy import Policy
+from .processor import Processor, describe_bfloat16, read_processor, runs_bfloat16
+
+_LOG = logging.getLogger(__name__)
+
+Capability = Tuple[int, int]
+
+# float16 matrix products in tensor cores: Volta and later.
+TENSOR_CORES: Capability = (7, 0)
+# bfloat16 in tensor cores: Ampere and later.
+BFLOAT16: Capability = (8, 0)
+# The machine code in the wheels mxnet-cu112, -cu115 and -cu117 1.9.1 is for sm_50, 60, 70, 80 and 86,
+# without PTX; it runs on cards of the same major version alone, from that minor version on.
+OLDEST, NEWEST_MAJOR = (5, 0), 8
+
+TIMEOUT = 10.0  # seconds; a hanging driver must not hang the check
+
+
+class Gpu(NamedTuple):
+    """A graphics card.
+
+    Attributes:
+        index: Its number, as nvidia-smi counts; CUDA may count otherwise.
+        name: Its model name.
+        capability: Its compute capability (major, minor); None if the driver does not tell.
+    """
+
+    index: int
+    name: str
+    capability: Optional[Capability]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a policy means on one device.
+
+    Attributes:
+        device: Number and name of the device.
+        ok: Whether MXNet runs the policy there, in hardware; None if that is not known.
+        message: One sentence, which names the device.
+    """
+
+    device: str
+    ok: Optional[bool]
+    message: str
+
+
+def check_devices(policy: Union[str, Policy]) -> List[Finding]:
+    """Return what a policy means on every GPU of this machine and on its CPU.
+
+    Starts ``nvidia-smi`` if there is one, and runs one convolution for a bfloat16 policy.
+
+    Args:
+        policy: A policy or its name; its ``compute_dtype`` counts.
+
+    Returns:
+        One finding per GPU, then that of the CPU.
+
+    Raises:
+        PolicyError: If the policy is none.
+
+    Example:
+        >>> print(check_devices("O0")[-1].message)  # doctest: +ELLIPSIS
+        CPU (...): float32 runs as ever.
+    """
+    dtype = Policy.parse(policy).compute_dtype
+    runs = dtype == dtypes.BFLOAT16 and runs_bfloat16()
+    return [*(judge_gpu(gpu, dtype) for gpu in read_gpus()), judge_cpu(read_processor(), dtype, runs)]
+
+
+def read_gpus() -> List[Gpu]:
+    """Return the NVIDIA cards of this machine, as ``nvidia-smi`` lists them; none where it cannot.
+
+    Older drivers do not know ``compute_cap``; their cards come without a capability.
+    """
+    lines = _query("name,compute_cap")
+    if lines is None:
+        lines = _query("name")
+        return [Gpu(index, line.strip(), None) for index, line in enumerate(lines or [])]
+    gpus = []
+    for index, line in enumerate(lines):
+        name, _, capability = line.rpartition(",")
+        gpus.append(Gpu(index, name.strip(), _capability(capability)))
+    return gpus
+
+
+def judge_gpu(gpu: Gpu, dtype: str) -> Finding:
+    """Return what a dtype means on a card.
+
+    Args:
+        gpu: The card.
+        dtype: The policy's compute dtype, canonical.
+    """
+    device = f"GPU {gpu.index} ({gpu.name})"
+    if gpu.capability is None:
+        known = "its driver does not tell its compute capability; float16 needs 7.0 to be fast, MXNet 5.0 to 8.9"
+        return Finding(device, None, f"{device}: {known}. See https://developer.nvidia.com/cuda-gpus.")
+    ok, text = _verdict(gpu.name, gpu.capability, dtype)
+    major, minor = gpu.capability
+    return Finding(device, ok, f"{device}, compute capability {major}.{minor}: {text}.")
+
+
+def judge_cpu(processor: Processor, dtype: str, runs: bool) -> Finding:
+    """Return what a dtype means on a processor.
+
+    Args:
+        processor: The processor.
+        dtype: The policy's compute dtype, canonical.
+        runs: Whether MXNet runs bfloat16 there; see `runs_bfloat16`.
+    """
+    device = f"CPU ({processor.name})"
+    if dtype == dtypes.FLOAT32:
+        return Finding(device, True, f"{device}: float32 runs as ever.")
+    if dtype == dtypes.FLOAT16:
+        text = "float16 is emulated, by float32 arithmetic that is rounded: its results are right, its speed is not"
+        return Finding(device, False, f"{device}: {text}.")
+    ok = processor.native_bfloat16 if runs else False
+    return Finding(device, ok, describe_bfloat16(processor, runs))
+
+
+def _verdict(name: str, capability: Capability, dtype: str) -> Tuple[bool, str]:
+    if capability < OLDEST or capability[0] > NEWEST_MAJOR:
+        return False, (
+            "the released wheels of MXNet 1.9.1 cannot run here, in any precision: they hold machine code for 5.0 to "
+            "8.6 and nothing that a driver could compile for other cards; build MXNet for this card"
+        )
+    if dtype == dtypes.FLOAT32:
+        return True, "float32 runs as ever"
+    if dtype == dtypes.BFLOAT16:
+        lacks = "the card could, but " if capability >= BFLOAT16 else "the card has no bfloat16 arithmetic, and "
+        return False, f"bfloat16 does not run: {lacks}MXNet 1.9.1 has no bfloat16 kernels for GPUs; use float16"
+    if capability >= TENSOR_CORES:
+        where = "in hardware, though this series has no tensor cores" if "GTX 16" in name else "on its tensor cores"
+        return True, f"float16 runs {where}"
+    return (
+        False,
+        "float16 runs without tensor cores, which came with 7.0: it saves memory, but may be slower than float32",
+    )
+
+
+def _capability(text: str) -> Optional[Capability]:
+    """Return the numbers in '8.6'; None for '[N/A]' and its like."""
+    found = re.fullmatch(r"\s*(\d+)\.(\d+)\s*", text)
+    return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+def _query(fields: str) -> Optional[List[str]]:
+    """Return the lines that nvidia-smi prints, one per card; None if it fails."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    command = [program, f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        _LOG.warning("nvidia-smi gave no answer within %g s; the GPUs of this machine are not known.", TIMEOUT)
+        return []
+    except OSError as e:
+        _LOG.warning("nvidia-smi does not run (%s); the GPUs of this machine are not known.", e)
+        return []
+    return [line for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else None

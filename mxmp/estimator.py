@@ -1,0 +1,286 @@
+"""Mixed precision for ``mxnet.gluon.contrib.estimator``: one handler on ``fit``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, List, Sequence, Union
+
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon.contrib.estimator import (
+    BatchEnd,
+    BatchProcessor,
+    EpochBegin,
+    EpochEnd,
+    Estimator,
+    TrainBegin,
+)
+
+from .errors import TrainerError
+from .gluon import Trainer, convert, restore
+from .gluon.conversion import installed
+from .gluon.trace import descendants
+from .gluon.trainer_setup import adoptable
+from .loss_scale import LossScale, NoOpLossScale, parse
+from .optimizer.masters import is_low_precision, new_master
+from .optimizer.multi_precision import MasterState
+from .optimizer.scaler import Stage
+from .policy import Policy
+
+_ATTRIBUTE = "_mxmp_mixed_precision"
+
+
+@dataclasses.dataclass
+class _Applied:
+    """What a handler did to an estimator, kept on it.
+
+    Attributes:
+        nets: The converted nets.
+        trainer: The trainer that was made mxmp's.
+        loss_scale_before: The loss scale that it had.
+        loss_scale: The loss scale that the handler gave it, at its start.
+    """
+
+    nets: List[gluon.Block]
+    trainer: Any
+    loss_scale_before: LossScale
+    loss_scale: LossScale
+
+
+class ScalingBatchProcessor(BatchProcessor):
+    """A batch processor around another, whose ``fit_batch`` runs backward on the scaled losses.
+
+    Data, labels, predictions and losses come back as MXNet's own ``fit_batch`` gives them; the
+    losses are not scaled. All else is the inner processor's.
+
+    Args:
+        inner: The processor, with the ``fit_batch`` of MXNet.
+    """
+
+    def __init__(self, inner: BatchProcessor) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the inner processor's attribute."""
+        if name == "inner":  # not set yet, while unpickling
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> Any:
+        return self.inner._get_data_and_label(batch, ctx, batch_axis)
+
+    def evaluate_batch(self, estimator: Estimator, val_batch: Any, batch_axis: int = 0) -> Any:
+        """Evaluate a batch as the inner processor does."""
+        return self.inner.evaluate_batch(estimator, val_batch, batch_axis)
+
+    def fit_batch(self, estimator: Estimator, train_batch: Any, batch_axis: int = 0) -> Any:
+        """Run forward and backward on a batch, as MXNet's ``fit_batch`` but with the losses scaled.
+
+        Args:
+            estimator: The estimator; its trainer is mxmp's.
+            train_batch: Data and labels of a batch.
+            batch_axis: Axis along which the batch is split over the contexts.
+
+        Returns:
+            Lists of data, labels, predictions and losses, one item per context.
+        """
+        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        with autograd.record():
+            pred = [estimator.net(x) for x in data]
+            loss = [estimator.loss(y_hat, y) for y_hat, y in zip(pred, label)]
+        with estimator.trainer.scale_loss(loss) as scaled:
+            for each in scaled:
+                each.backward()
+        return data, label, pred, loss
+
+
+class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
+    """Makes an Estimator train in mixed precision, from the beginning of a fit on.
+
+    It converts the estimator's nets in place, makes its trainer an `mxmp.gluon.Trainer` and has
+    MXNet's ``fit_batch`` scale the losses. Inputs and targets stay as the loader gives them;
+    validation and predictions run the converted net, take float32 and give float32. A batch
+    processor with a ``fit_batch`` of its own is left alone: run its backward as
+    ``with estimator.trainer.scale_loss(loss) as scaled: ...``; otherwise the step raises.
+
+    The estimator stays in mixed precision after the fit, until `restore`. A later fit goes on with
+    the loss scale as it is, unless its handler has another one. What a fit that an exception ended
+    left of a batch is dropped.
+
+    Args:
+        policy: A policy or its name.
+        loss_scale: 'policy' for the policy's; or 'dynamic', a number, a `LossScale`, or None for no
+            scaling and no checks.
+
+    Raises:
+        PolicyError: If the policy is none.
+        LossScaleError: If the loss scale is none.
+
+    Example:
+        >>> handler = MixedPrecisionHandler("O2", loss_scale=128)  # estimator.fit(..., event_handlers=[handler])
+        >>> handler.policy.param_dtype
+        'float16'
+
+    References:
+        ``Learner.to_fp16`` and ``to_fp32`` of fastai, https://docs.fast.ai/callback.fp16.html.
+    """
+
+    # Before all others: the LoggingHandler and a CheckpointHandler that resumes use the trainer.
+    priority = -np.inf
+
+    def __init__(self, policy: Union[str, Policy] = "O1", loss_scale: Any = "policy") -> None:
+        self.policy = Policy.parse(policy)
+        follows = isinstance(loss_scale, str) and loss_scale == "policy"
+        self.loss_scale = parse(self.policy.loss_scale if follows else loss_scale)
+        self._first_batch = True
+        self._epoch = 0
+        self._skipped = 0
+
+    def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Bring the estimator into mixed precision, or change nothing.
+
+        Raises:
+            TrainerError: If it is no Estimator, or its trainer cannot check gradients before it
+                updates; see `mxmp.gluon.Trainer.adopt`.
+            PolicyError: If a pattern of the policy matches nothing in a net.
+            ConvertError: If a net cannot be converted.
+        """
+        _require_estimator(estimator, "MixedPrecisionHandler")
+        _drop_unfinished(estimator.trainer)
+        adoptable(estimator.trainer, self.loss_scale, Trainer)
+        nets = _nets(estimator)
+        _convert_all(nets, self.policy)
+        if not isinstance(estimator.trainer, Trainer):
+            _restore_all(nets)  # a trainer that has stepped is adopted while its parameters are float32
+        self._adopt(estimator, nets)
+        _convert_all(nets, self.policy)
+        if _has_stock_fit(estimator.batch_processor):
+            estimator.batch_processor = ScalingBatchProcessor(estimator.batch_processor)
+        self._first_batch, self._epoch = True, 0
+        estimator.logger.info(
+            "MixedPrecisionHandler: policy %s; losses are scaled by %s, now %g",
+            self.policy,
+            type(self.loss_scale).__name__,
+            estimator.trainer.loss_scale.value,
+        )
+
+    def epoch_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Note how many steps were skipped so far; a checkpoint may have been loaded since `train_begin`."""
+        self._skipped = estimator.trainer.skipped_steps
+
+    def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Before the first step, fit the optimizer's states to the dtypes that the parameters have now."""
+        if self._first_batch:  # the first forward pass may have stored them in low precision
+            _fit_states(estimator.trainer)
+            self._first_batch = False
+
+    def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Log how many steps of the epoch were skipped, if any."""
+        trainer = estimator.trainer
+        skipped = trainer.skipped_steps - self._skipped
+        if skipped:
+            estimator.logger.info(
+                "[Epoch %d] MixedPrecisionHandler: %d steps skipped, their gradients were not finite; loss scale %g",
+                self._epoch,
+                skipped,
+                trainer.loss_scale.value,
+            )
+        self._epoch += 1
+
+    @staticmethod
+    def restore(estimator: Estimator) -> None:
+        """Bring an estimator back to float32, as fastai's ``to_fp32``; nothing to do for one that is.
+
+        Its nets run their own graphs, with parameters in float32 at the exact values of their
+        masters; the batch processor and the loss scale are what they were. The trainer goes on from
+        its present states, in float32.
+
+        Raises:
+            TrainerError: If it is no Estimator.
+        """
+        _require_estimator(estimator, "restore")
+        applied = vars(estimator).pop(_ATTRIBUTE, None)
+        if applied is None:
+            return
+        _drop_unfinished(applied.trainer)
+        _restore_all(applied.nets)
+        _fit_states(applied.trainer)
+        applied.trainer.loss_scale = applied.loss_scale_before
+        if isinstance(estimator.batch_processor, ScalingBatchProcessor):
+            estimator.batch_processor = estimator.batch_processor.inner
+
+    def _adopt(self, estimator: Estimator, nets: List[gluon.Block]) -> None:
+        """Give the trainer the handler's loss scale, unless it has had it from an earlier fit."""
+        trainer = estimator.trainer
+        applied = vars(estimator).get(_ATTRIBUTE)
+        known = applied is not None and applied.trainer is trainer
+        if known:
+            before = applied.loss_scale_before
+        else:
+            before = trainer.loss_scale if isinstance(trainer, Trainer) else NoOpLossScale()
+        if not known or applied.loss_scale != self.loss_scale:
+            Trainer.adopt(trainer, self.loss_scale)
+        setattr(estimator, _ATTRIBUTE, _Applied(nets, trainer, before, self.loss_scale))
+
+
+def _require_estimator(estimator: Any, call: str) -> None:
+    if not isinstance(estimator, Estimator):
+        raise TrainerError(
+            f"{call}: expected a mxnet.gluon.contrib.estimator.Estimator, found a {type(estimator).__name__}."
+        )
+
+
+def _nets(estimator: Estimator) -> List[gluon.Block]:
+    """Return the nets for training and for validation; one that holds the other first."""
+    net, val_net = estimator.net, estimator.val_net
+    if val_net is net:
+        return [net]
+    return [val_net, net] if any(block is net for block in descendants(val_net)) else [net, val_net]
+
+
+def _convert_all(nets: Sequence[gluon.Block], policy: Policy) -> None:
+    """Convert nets, or leave all of them as they were."""
+    blocks = [block for net in nets for block in (net, *descendants(net))]
+    before = [(conversion.net, conversion.policy) for conversion in installed(blocks)]
+    try:
+        for net in nets:
+            convert(net, policy)
+    except Exception:
+        _restore_all(nets)
+        for block, old in before:
+            convert(block, old)
+        raise
+
+
+def _restore_all(nets: Sequence[gluon.Block]) -> None:
+    for net in nets:
+        restore(net)
+
+
+def _has_stock_fit(processor: Any) -> bool:
+    return getattr(processor.fit_batch, "__func__", None) is BatchProcessor.fit_batch
+
+
+def _drop_unfinished(trainer: Any) -> None:
+    """Give up the gradients that an interrupted fit left between backward and step."""
+    if isinstance(trainer, Trainer):
+        window = trainer._scaler.window
+        if window.stage is not Stage.READY or window.reduced:
+            trainer.discard_grads()
+
+
+def _fit_states(trainer: Trainer) -> None:
+    """Keep the optimizer's states where parameters changed their dtype since these were made.
+
+    The inner state is that of a float32 weight either way, so that nothing of it is lost.
+    """
+    for number, updater in enumerate(trainer._updaters):
+        for index, state in updater.states.items():
+            param = trainer._params[index]
+            weight = param.list_data()[number]
+            if isinstance(state, MasterState) and not is_low_precision(weight):
+                updater.states[index] = state.inner
+            elif is_low_precision(weight) and not isinstance(state, MasterState):
+                master = new_master(weight, param) if trainer.optimizer.masters else None
+                updater.states[index] = MasterState(master, state)

@@ -1,0 +1,179 @@
+"""Pairs of a gradient and a weight, as a user gives them: checked, summed over contexts, unscaled."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Sequence, Tuple, Union
+
+import mxnet as mx
+
+from ..dtypes import FLOAT32, canonical
+from ..errors import TrainerError
+from .masters import is_low_precision, to_float32
+
+Weight = Union[mx.nd.NDArray, mx.gluon.Parameter]
+
+
+class Update(NamedTuple):
+    """What one step does to one weight.
+
+    Attributes:
+        index: The weight's number.
+        grad: Its gradient, summed over the contexts, float32 if the weight has low precision.
+        arrays: Its value on each context.
+    """
+
+    index: int
+    grad: mx.nd.NDArray
+    arrays: List[mx.nd.NDArray]
+
+
+class _Described(NamedTuple):
+    """What saved states say of a weight that is no Parameter."""
+
+    name: str
+    shape: Tuple[int, ...]
+    dtype: Any
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield what nested lists and tuples hold."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested lists with a function applied to what they hold; None stays."""
+    if isinstance(value, (list, tuple)):
+        return [mapped(item, function) for item in value]
+    return None if value is None else function(value)
+
+
+def unscaled(grad: mx.nd.NDArray, factor: float) -> mx.nd.NDArray:
+    """Return a gradient times a factor, in float32 if it has low precision; dense or row_sparse."""
+    with mx.autograd.pause():
+        result = mx.nd._internal._mul_scalar(to_float32(grad.as_nd_ndarray()), scalar=factor)
+    return result.as_np_ndarray() if isinstance(grad, mx.np.ndarray) else result
+
+
+def name_of(weight: Weight, index: int) -> str:
+    """Return what errors call a weight."""
+    return f"parameter '{weight.name}'" if isinstance(weight, mx.gluon.Parameter) else f"weight {index}"
+
+
+def arrays_of(weight: Weight, index: int) -> List[mx.nd.NDArray]:
+    """Return the value of a weight on each context.
+
+    Raises:
+        TrainerError: If it is no weight or not initialized.
+    """
+    if isinstance(weight, mx.gluon.Parameter):
+        if weight._data is None:
+            raise TrainerError(f"{name_of(weight, index)} is not initialized yet; run a forward pass first.")
+        return list(weight.list_data())
+    if not isinstance(weight, mx.nd.NDArray):
+        raise TrainerError(f"weight {index} is a {type(weight).__name__}; expected an NDArray or a gluon Parameter.")
+    return [weight]
+
+
+def described(weight: Weight, index: int) -> Any:
+    """Return a Parameter itself, and for an array what stands for one in saved states."""
+    if isinstance(weight, mx.gluon.Parameter):
+        return weight
+    return _Described(name_of(weight, index), weight.shape, weight.dtype)
+
+
+def contexts_of(weight: Weight) -> List[mx.Context]:
+    """Return where a weight lies."""
+    return [array.ctx for array in arrays_of(weight, 0)]
+
+
+def check_weights(known: Sequence[Weight], weights: Sequence[Weight]) -> List[Weight]:
+    """Return known weights and after them those that are new.
+
+    Raises:
+        TrainerError: If one is no weight, comes twice or lies on other contexts than the first.
+    """
+    ids = {id(weight) for weight in known}
+    if len({id(weight) for weight in weights}) < len(weights):
+        raise TrainerError("a weight comes twice; give each once, with its gradients added up.")
+    first = None
+    for index, weight in enumerate([*known, *weights]):
+        arrays_of(weight, index)
+        first = first or contexts_of(weight)
+        if contexts_of(weight) != first:
+            raise TrainerError(
+                f"{name_of(weight, index)} is on {contexts_of(weight)}, the weights before it are on {first}; put all "
+                "on the same contexts."
+            )
+    return [*known, *(weight for weight in weights if id(weight) not in ids)]
+
+
+def read_pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
+    """Return pairs as a list.
+
+    Raises:
+        TrainerError: If they are none.
+    """
+    pairs = list(grads_and_vars)
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise TrainerError(
+                f"apply_gradients: item {number} is a {type(pair).__name__}; expected pairs (gradient, weight), as "
+                "zip(grads, weights) gives."
+            )
+    return pairs
+
+
+def make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight]) -> List[Update]:
+    """Return what a step does; pairs without a gradient are left out.
+
+    Raises:
+        TrainerError: If a gradient does not fit its weight, or a weight is none of ``weights``.
+    """
+    indices = {id(weight): index for index, weight in enumerate(weights)}
+    updates = []
+    for number, (grad, weight) in enumerate(pairs):
+        if id(weight) not in indices:
+            raise TrainerError(
+                f"apply_gradients: {name_of(weight, number)} is none of the {len(weights)} weights of this optimizer; "
+                "give the same arrays in every step, or call build with the new ones."
+            )
+        if grad is not None:
+            arrays = arrays_of(weight, number)
+            grads = _fitting(grad, arrays, name_of(weight, number))
+            updates.append(Update(indices[id(weight)], _summed(grads), arrays))
+    if len({update.index for update in updates}) < len(updates):
+        raise TrainerError("apply_gradients: a weight comes twice; give each once, with its gradients added up.")
+    if not updates:
+        raise TrainerError("apply_gradients: no weight has a gradient.")
+    return updates
+
+
+def _fitting(grad: Any, arrays: Sequence[mx.nd.NDArray], name: str) -> List[mx.nd.NDArray]:
+    """Return the gradient on each context, as float32 where it has low precision."""
+    grads = list(grad) if isinstance(grad, (list, tuple)) else [grad]
+    if len(grads) != len(arrays):
+        raise TrainerError(
+            f"apply_gradients: {name} has {len(grads)} gradients; expected {len(arrays)}, one for each context."
+        )
+    for each, array in zip(grads, arrays):
+        if not isinstance(each, mx.nd.NDArray):
+            raise TrainerError(f"apply_gradients: the gradient of {name} is a {type(each).__name__}, no NDArray.")
+        found, expected = (f"{_wide_dtype(a)} {a.shape} on {a.ctx}" for a in (each, array))
+        if found != expected:
+            raise TrainerError(f"apply_gradients: the gradient of {name} is {found}; expected {expected}.")
+    return [to_float32(each.as_nd_ndarray()) for each in grads]
+
+
+def _wide_dtype(array: mx.nd.NDArray) -> str:
+    return FLOAT32 if is_low_precision(array) else canonical(array.dtype)
+
+
+def _summed(grads: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    if len(grads) == 1:
+        return grads[0]
+    with mx.autograd.pause():
+        return mx.nd.add_n(*(grad.as_in_context(grads[0].ctx) for grad in grads))

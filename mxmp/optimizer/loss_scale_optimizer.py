@@ -1,0 +1,393 @@
+"""A loss scale around an optimizer, under the names of Keras, for loops without a trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
+
+import mxnet as mx
+
+from ..errors import LossScaleError, TrainerError
+from ..loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
+from . import states
+from .finite import all_finite, first_non_finite
+from .gradient_pairs import (
+    Update,
+    Weight,
+    check_weights,
+    contexts_of,
+    described,
+    leaves,
+    make_updates,
+    mapped,
+    name_of,
+    read_pairs,
+    unscaled,
+)
+from .masters import forget_masters
+from .multi_precision import MultiPrecision
+from .scaler import Scaler, Stage, scale_loss
+from .status import ScalerStatus
+from .whole_step import WholeStepOptimizer
+
+# The defaults of tf.keras 2.12.
+INITIAL_SCALE = 2.0**15
+DYNAMIC_GROWTH_STEPS = 2000
+
+_ORDER = "get_scaled_loss, backward, get_unscaled_gradients, apply_gradients"
+
+
+class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
+    """An optimizer with a loss scale, float32 masters and exact skips, for loops written by hand.
+
+    The order of calls::
+
+        optimizer = LossScaleOptimizer(mx.optimizer.Adam())
+        with autograd.record():
+            scaled = optimizer.get_scaled_loss(loss_fn(net(x), y))
+        scaled.backward()
+        grads = optimizer.get_unscaled_gradients([p.grad() for p in params])
+        optimizer.apply_gradients(zip(grads, params))
+
+    It can also be given to `mxmp.gluon.Trainer` and `mxmp.module.Module`, which take its optimizer and
+    its loss scale over. All attributes that it does not name are those of the inner optimizer.
+
+    Two things differ from Keras. Forgotten or repeated calls are errors. And gradients that stay
+    non-finite at scale 1 raise after 50 steps in a row, as everywhere in mxmp.
+
+    Args:
+        inner: An ``mx.optimizer.Optimizer``, or a `MultiPrecision` around one. Its ``rescale_grad``
+            is applied as it is: set it to 1/batch_size for a loss per sample.
+        dynamic: Whether the scale moves: halved by a non-finite step, down to 1; doubled after
+            ``dynamic_growth_steps`` finite ones.
+        initial_scale: The first scale; 2**15 if dynamic, else it must be given.
+        dynamic_growth_steps: Steps; 2000 by default. Only if dynamic.
+
+    Raises:
+        TrainerError: If ``inner`` is no optimizer, has a loss scale already, or is a trainer's.
+        LossScaleError: If the other arguments are invalid or contradict each other.
+
+    Example:
+        >>> LossScaleOptimizer(mx.optimizer.SGD(learning_rate=0.5)).loss_scale
+        32768.0
+
+    References:
+        tf.keras.mixed_precision.LossScaleOptimizer of TensorFlow 2.12.
+    """
+
+    _own = ("_scaler", "_updater", "_weights", "_scaled", "_owner")
+
+    def __init__(
+        self,
+        inner: mx.optimizer.Optimizer,
+        dynamic: bool = True,
+        initial_scale: Optional[float] = None,
+        dynamic_growth_steps: Optional[int] = None,
+    ) -> None:
+        value = _make_loss_scale(dynamic, initial_scale, dynamic_growth_steps)
+        multi = _wrap(inner)
+        self.__setstate__({"inner": multi.inner, "masters": multi.masters})
+        self._scaler = Scaler(value)
+        self._updater = mx.optimizer.get_updater(multi)
+        self._weights: List[Weight] = []  # in the order of their indices
+        self._scaled: List[Any] = []  # scaled losses of this window
+        self._owner: Optional[str] = None
+
+    # ------------------------------------------------------------------ properties
+
+    @property
+    def inner_optimizer(self) -> mx.optimizer.Optimizer:
+        """The optimizer that was given."""
+        return self.inner
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the scale moves."""
+        return isinstance(self._scaler.loss_scale, DynamicLossScale)
+
+    @property
+    def initial_scale(self) -> float:
+        """The first scale."""
+        scale = self._scaler.loss_scale
+        return scale.init_scale if isinstance(scale, DynamicLossScale) else scale.value
+
+    @property
+    def dynamic_growth_steps(self) -> Optional[int]:
+        """Finite steps after which the scale doubles; None if it does not."""
+        scale = self._scaler.loss_scale
+        return scale.growth_interval if isinstance(scale, DynamicLossScale) else None
+
+    @property
+    def loss_scale(self) -> float:
+        """The present scale. May be set between steps."""
+        self._require_own("loss_scale")
+        return self._scaler.loss_scale.value
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        """Set the scale of the steps to come."""
+        self._require_ready("setting loss_scale")
+        present = self._scaler.loss_scale
+        if isinstance(present, DynamicLossScale):
+            value = StaticLossScale(value).value
+            self._scaler.loss_scale = dataclasses.replace(present, value=value, growth_tracker=0, floor_skips=0)
+        else:
+            self._scaler.loss_scale = StaticLossScale(value)
+
+    @property
+    def iterations(self) -> int:
+        """Steps taken; skipped ones do not count."""
+        return int(self.num_update - self.begin_num_update)
+
+    @property
+    def learning_rate(self) -> float:
+        """The inner optimizer's present learning rate."""
+        return float(self.inner.learning_rate)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        """Set the inner optimizer's learning rate."""
+        self.inner.set_learning_rate(value)
+
+    # ------------------------------------------------------------------ a step
+
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """Return the loss times the loss scale, in float32; call backward on it.
+
+        As often as wanted before a step; the scale stays the same up to it.
+
+        Args:
+            loss: An NDArray of any shape and floating point dtype, or nested lists and tuples of
+                them; inside or outside of ``autograd.record()``.
+
+        Raises:
+            TrainerError: After `get_unscaled_gradients`, or if ``loss`` is scaled already or no loss.
+        """
+        self._require_own("get_scaled_loss")
+        if self._scaler.window.stage is Stage.UNSCALED:
+            raise TrainerError(
+                "get_scaled_loss came after get_unscaled_gradients, so that scaled and true gradients would mix; call "
+                "apply_gradients first, or discard_grads to start again."
+            )
+        if any(leaf is scaled for leaf in leaves(loss) for scaled in self._scaled):
+            raise TrainerError("get_scaled_loss: the loss is scaled already; call get_scaled_loss once for each loss.")
+        with scale_loss(loss, [self._scaler]) as scaled:
+            self._scaled += leaves(scaled)
+        return scaled
+
+    def get_unscaled_gradients(self, grads: Sequence[Any]) -> List[Any]:
+        """Return gradients divided by the loss scale, in float32; the given ones stay as they are.
+
+        Call it once in a step, with all gradients. Those that are not finite make the step skip,
+        whatever becomes of them. No host read.
+
+        Args:
+            grads: NDArrays, dense or row_sparse; or lists of them, one per context; or None.
+
+        Returns:
+            The same, of float32 where they had low precision.
+
+        Raises:
+            TrainerError: If no loss was scaled, twice in a step, or if ``grads`` are no gradients.
+        """
+        self._require_own("get_unscaled_gradients")
+        window = self._scaler.window
+        if window.stage is Stage.READY:
+            raise TrainerError(
+                "get_unscaled_gradients: no loss was scaled since the last step; call get_scaled_loss and run backward "
+                "on what it returns."
+            )
+        if window.stage is Stage.UNSCALED:
+            raise TrainerError(
+                "get_unscaled_gradients: the gradients of this step are unscaled already; call it once, with all of "
+                "them, then apply_gradients."
+            )
+        grads = [grads] if isinstance(grads, mx.nd.NDArray) else list(grads)
+        arrays = [leaf for leaf in leaves(grads) if leaf is not None]
+        for array in arrays:
+            if not isinstance(array, mx.nd.NDArray):
+                raise TrainerError(f"get_unscaled_gradients: expected NDArrays, found a {type(array).__name__}.")
+        if not arrays:
+            raise TrainerError("get_unscaled_gradients: there is no gradient; give those of all weights.")
+        window.grad_flag = all_finite(arrays)
+        window.stage = Stage.UNSCALED
+        factor = 1.0 / window.scale
+        return [mapped(grad, lambda array: unscaled(array, factor)) for grad in grads]
+
+    def apply_gradients(self, grads_and_vars: Iterable[Tuple[Any, Any]]) -> bool:
+        """Check all gradients and update the weights, or skip all. One host read.
+
+        A gradient on several contexts is summed; every context gets the same weight. The weights of
+        the first call are those of `build`.
+
+        Args:
+            grads_and_vars: Pairs of a gradient, true and not scaled, and its weight: an NDArray or a
+                gluon Parameter. The gradient of a Parameter on several contexts is a list. Weights
+                whose gradient is None are left alone.
+
+        Returns:
+            True if the weights were updated, False if the step was skipped.
+
+        Raises:
+            TrainerError: If `get_scaled_loss` or `get_unscaled_gradients` was forgotten, or the pairs
+                are none. Then the step can still be made.
+            NonFiniteLossError: If the loss itself was not finite; nothing is updated.
+            LossScaleError: If the loss scale gave up; nothing is updated.
+        """
+        self._require_own("apply_gradients")
+        if self._scaler.window.stage is not Stage.UNSCALED:
+            missing = "get_scaled_loss" if self._scaler.window.stage is Stage.READY else "get_unscaled_gradients"
+            raise TrainerError(f"apply_gradients: {missing} was not called in this step; the order is {_ORDER}.")
+        pairs = read_pairs(grads_and_vars)
+        weights = self._weights or check_weights([], [weight for _, weight in pairs])
+        updates = make_updates(pairs, weights)
+        self.check_states((u.index, u.arrays[0], self._updater.states.get(u.index)) for u in updates)
+        self._know(weights)
+        try:
+            finite = self._scaler.judge(all_finite([update.grad for update in updates]))
+            number = self.num_update + self.skipped_steps + 1
+            if finite:
+                self._update(updates)
+            named = [(name_of(weights[u.index], u.index), u.grad) for u in updates]
+            self._scaler.settle(finite, number, lambda: first_non_finite(named))
+        finally:
+            self._end_window()
+        return finite
+
+    def discard_grads(self) -> None:
+        """Give up the present step, after an error between its calls: nothing is updated."""
+        self._require_own("discard_grads")
+        self._end_window()
+
+    # ------------------------------------------------------------------ weights and states
+
+    def build(self, var_list: Iterable[Any]) -> None:
+        """Make weights known, in an order that saved states keep; `apply_gradients` does it by itself.
+
+        Args:
+            var_list: NDArrays and gluon Parameters that are initialized, all on the same contexts.
+                Those that are known already keep their place.
+
+        Raises:
+            TrainerError: If one is no weight, comes twice or lies elsewhere; then none is added.
+        """
+        self._require_own("build")
+        self._know(check_weights(self._weights, list(var_list)))
+
+    def save_states(self, fname: str) -> None:
+        """Save optimizer states, masters, counters, scheduler and loss scale to one file.
+
+        Args:
+            fname: Any name; the format is .npz with a JSON header, and no pickle.
+
+        Raises:
+            TrainerError: Between `get_scaled_loss` and `apply_gradients`, or before `build`.
+        """
+        self._require_ready("save_states")
+        states.save(fname, self._target("save_states"), self._scaler.to_dict())
+
+    def load_states(self, fname: str) -> None:
+        """Load what `save_states` saved, for weights that `build` has made known.
+
+        Args:
+            fname: The file; it decides over every field that it has.
+
+        Raises:
+            StateError: If the file is damaged or does not fit; then nothing is changed.
+            TrainerError: As `save_states`.
+        """
+        self._require_ready("load_states")
+        states.restore(fname, self._target("load_states"), self._scaler)
+
+    def hand_over(self, owner: str) -> Tuple[MultiPrecision, LossScale]:
+        """Return the optimizer with masters and the loss scale, for a trainer that does the rest.
+
+        From now on this object only shows the inner optimizer's attributes.
+
+        Args:
+            owner: What the trainer is called, for errors.
+
+        Raises:
+            TrainerError: If it has weights of its own, or another owner.
+        """
+        self._require_ready("hand_over")
+        if self._weights:
+            raise TrainerError(f"this LossScaleOptimizer has weights of its own; make another one for the {owner}.")
+        self._owner = owner
+        return self._updater.optimizer, self._scaler.loss_scale
+
+    # ------------------------------------------------------------------ parts
+
+    def _know(self, weights: List[Weight]) -> None:
+        self._weights = weights
+        # Multipliers of learning rate and weight decay come from the Parameters.
+        self.inner.param_dict = {i: each for i, each in enumerate(weights) if isinstance(each, mx.gluon.Parameter)}
+
+    def _update(self, updates: Sequence[Update]) -> None:
+        """Update on the first context and copy, so that optimizers that draw noise keep weights alike."""
+        indices = [update.index for update in updates]
+        weights = [update.arrays[0].as_nd_ndarray() for update in updates]
+        self._updater(indices, [update.grad for update in updates], weights)
+        for index, _, (first, *others) in updates:
+            for other in others:
+                first.copyto(other)
+            if others and isinstance(self._weights[index], mx.gluon.Parameter):
+                forget_masters(self._weights[index], but=first.ctx)
+
+    def _target(self, call: str) -> states.Target:
+        if not self._weights:
+            raise TrainerError(f"{call}: the weights are not known yet; call build with all of them first.")
+        params = [described(weight, index) for index, weight in enumerate(self._weights)]
+        return states.Target(self._updater.optimizer, [self._updater], contexts_of(self._weights[0])[:1], params)
+
+    def _end_window(self) -> None:
+        self._scaled = []
+        self._scaler.close_window()
+
+    def _require_own(self, call: str) -> None:
+        if self._owner is not None:
+            raise TrainerError(
+                f"{call}: this optimizer belongs to a {self._owner} already, whose own methods scale the loss and step."
+            )
+
+    def _require_ready(self, call: str) -> None:
+        self._require_own(call)
+        if self._scaler.window.stage is not Stage.READY:
+            raise TrainerError(
+                f"{call} came between get_scaled_loss and apply_gradients; call apply_gradients first, or "
+                "discard_grads to give the step up."
+            )
+
+
+def _wrap(inner: Any) -> MultiPrecision:
+    if isinstance(inner, LossScaleOptimizer):
+        raise TrainerError(
+            "inner is a LossScaleOptimizer, which has a loss scale already; wrap the optimizer in it once."
+        )
+    if not isinstance(inner, mx.optimizer.Optimizer):
+        raise TrainerError(
+            f"inner is {inner!r}; expected an mx.optimizer.Optimizer. Create it by name with mx.optimizer.create."
+        )
+    if inner.param_dict:
+        raise TrainerError("inner is the optimizer of a trainer, which would go on using it; make another one.")
+    return inner if isinstance(inner, MultiPrecision) else MultiPrecision(inner)
+
+
+def _make_loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any) -> LossScale:
+    if not isinstance(dynamic, bool):
+        raise LossScaleError(f"dynamic is {dynamic!r}; expected True or False.")
+    if not dynamic and growth_steps is not None:
+        raise LossScaleError(f"dynamic_growth_steps={growth_steps!r} with dynamic=False: a static scale does not grow.")
+    if not dynamic and initial_scale is None:
+        raise LossScaleError("initial_scale is missing: with dynamic=False the scale has to be given, such as 1024.")
+    try:
+        if not dynamic:
+            return StaticLossScale(initial_scale)
+        return DynamicLossScale(
+            init_scale=INITIAL_SCALE if initial_scale is None else initial_scale,
+            growth_interval=DYNAMIC_GROWTH_STEPS if growth_steps is None else growth_steps,
+            max_scale=LARGEST_SCALE,
+        )
+    except LossScaleError as e:
+        given = f"initial_scale={initial_scale!r}, dynamic_growth_steps={growth_steps!r}"
+        raise LossScaleError(f"{given}: {e}") from e

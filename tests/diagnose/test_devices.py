@@ -1,0 +1,195 @@
+"""check_devices on machines that a script in the place of nvidia-smi makes up."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shlex
+import time
+
+import pytest
+
+from mxmp.diagnose import check_devices, devices
+from mxmp.diagnose.devices import Finding, Gpu, judge_cpu, judge_gpu, read_gpus
+from mxmp.diagnose.processor import Processor
+from mxmp.errors import PolicyError
+
+CARDS = [
+    ("Tesla K80", "3.7"),
+    ("GeForce GTX 1080 Ti", "6.1"),
+    ("Tesla V100-SXM2-16GB", "7.0"),
+    ("GeForce GTX 1660, the 6 GB one", "7.5"),
+    ("NVIDIA A100-SXM4-40GB", "8.0"),
+    ("NVIDIA GeForce RTX 4090", "8.9"),
+    ("NVIDIA H100 80GB HBM3", "9.0"),
+    ("NVIDIA GeForce RTX 5090", "12.0"),
+]
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Put a shell script first on PATH as nvidia-smi; it gets the fields asked for as $fields."""
+
+    def write(script):
+        path = tmp_path / "nvidia-smi"
+        path.write_text(
+            f'#!/bin/sh\nfields="${{1#--query-gpu=}}"\n[ "$2" = --format=csv,noheader ] || exit 3\n{script}\n'
+        )
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    return write
+
+
+@pytest.fixture
+def machine(fake):
+    """Make a machine with cards, given as (name, compute capability)."""
+
+    def write(cards):
+        lines = [f"echo {shlex.quote(f'{name}, {capability}')}" for name, capability in cards]
+        fake("\n".join(['[ "$fields" = name,compute_cap ] || exit 2', *lines]))
+
+    return write
+
+
+def test_cards_are_read_in_order(machine):
+    machine(CARDS)
+    found = read_gpus()
+    assert [(gpu.index, gpu.name) for gpu in found] == [(i, name) for i, (name, _) in enumerate(CARDS)]
+    assert [f"{gpu.capability[0]}.{gpu.capability[1]}" for gpu in found] == [number for _, number in CARDS]
+
+
+@pytest.mark.parametrize(
+    ("policy", "ok"),
+    [
+        ("O1", [False, False, True, True, True, True, False, False]),
+        ("mixed_bfloat16", [False] * 8),
+        ("float32", [False, True, True, True, True, True, False, False]),
+    ],
+)
+def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine):
+    machine(CARDS)
+    *cards, processor = check_devices(policy)
+    assert [finding.ok for finding in cards] == ok
+    for index, (finding, (name, _)) in enumerate(zip(cards, CARDS)):
+        assert finding.device == f"GPU {index} ({name})"
+        assert finding.message.startswith(finding.device)
+    assert processor.device.startswith("CPU (")
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "text"),
+    [
+        ((3, 7), "float16", "capability 3.7: the released wheels of MXNet 1.9.1 cannot run here, in any precision"),
+        ((6, 1), "float16", "capability 6.1: float16 runs without tensor cores, which came with 7.0"),
+        ((7, 0), "float16", "capability 7.0: float16 runs on its tensor cores."),
+        ((8, 9), "float16", "capability 8.9: float16 runs on its tensor cores."),
+        ((9, 0), "float16", "they hold machine code for 5.0 to 8.6 and nothing that a driver could compile"),
+        ((9, 0), "float32", "cannot run here, in any precision"),
+        ((7, 5), "bfloat16", "bfloat16 does not run: the card has no bfloat16 arithmetic, and MXNet"),
+        ((8, 0), "bfloat16", "bfloat16 does not run: the card could, but MXNet 1.9.1 has no bfloat16 kernels for GPUs"),
+        ((6, 0), "float32", "float32 runs as ever."),
+    ],
+)
+def test_the_message_names_the_card_and_the_reason(capability, dtype, text):
+    message = judge_gpu(Gpu(2, "Some Card", capability), dtype).message
+    assert message.startswith("GPU 2 (Some Card), compute ") and text in message
+
+
+def test_cards_of_7_5_without_tensor_cores_are_told_apart():
+    finding = judge_gpu(Gpu(0, "NVIDIA GeForce GTX 1660 Ti", (7, 5)), "float16")
+    assert finding.ok and "no tensor cores" in finding.message
+    assert "on its tensor cores" in judge_gpu(Gpu(0, "Tesla T4", (7, 5)), "float16").message
+
+
+def test_a_driver_that_does_not_know_the_field_gives_names_alone(fake):
+    fake(
+        """
+        [ "$fields" = name ] && { echo "Tesla V100-SXM2-16GB"; echo "Tesla P4"; exit 0; }
+        echo 'Field "compute_cap" is not a valid field to query.'; exit 2
+        """
+    )
+    assert read_gpus() == [Gpu(0, "Tesla V100-SXM2-16GB", None), Gpu(1, "Tesla P4", None)]
+    first, second, _ = check_devices("O2")
+    assert first.ok is second.ok is None
+    assert "GPU 1 (Tesla P4): its driver does not tell its compute capability" in second.message
+
+
+@pytest.mark.parametrize("text", ["[N/A]", "[Not Supported]", "", "8", "8.x"])
+def test_a_capability_that_is_no_number_is_unknown(text, machine):
+    machine([("Card, with a comma", text)])
+    assert read_gpus() == [Gpu(0, "Card, with a comma", None)]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'No devices were found'; exit 6",
+        "echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'; exit 9",
+        "exit 0",
+    ],
+    ids=["no devices", "no driver", "silent"],
+)
+def test_a_machine_without_a_working_driver_has_no_gpu(script, fake):
+    fake(script)
+    assert read_gpus() == []
+
+
+def test_a_machine_without_nvidia_smi_has_no_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert read_gpus() == []
+    (finding,) = check_devices("O1")
+    assert finding.device.startswith("CPU")
+
+
+def test_a_program_that_hangs_is_given_up(fake, monkeypatch, caplog):
+    monkeypatch.setattr(devices, "TIMEOUT", 0.2)
+    fake("exec sleep 30")
+    start = time.perf_counter()
+    with caplog.at_level(logging.WARNING, logger=devices.__name__):
+        assert read_gpus() == []
+    assert time.perf_counter() - start < 10
+    assert "nvidia-smi gave no answer within 0.2 s" in caplog.text
+
+
+def test_a_program_that_does_not_start_is_told(fake, tmp_path, caplog):
+    fake("")
+    (tmp_path / "nvidia-smi").write_text("#!/no/such/shell\n")
+    assert read_gpus() == []
+    assert "nvidia-smi does not run" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype", "runs", "ok", "text"),
+    [
+        ("avx2", "float32", False, True, "CPU (Xeon): float32 runs as ever."),
+        ("avx512_bf16", "float16", False, False, "CPU (Xeon): float16 is emulated"),
+        ("avx2", "bfloat16", False, False, "does not run on this processor (Xeon)"),
+        ("avx512bw", "bfloat16", True, False, "oneDNN emulates it"),
+        ("avx512bw avx512_bf16", "bfloat16", True, True, "native on this processor (Xeon: avx512_bf16)"),
+        ("amx_bf16", "bfloat16", True, True, "native on this processor (Xeon: amx_bf16)"),
+        ("", "bfloat16", True, None, "unknown"),
+    ],
+)
+def test_a_processor_is_judged_by_its_flags(flags, dtype, runs, ok, text):
+    finding = judge_cpu(Processor("Xeon", frozenset(flags.split())), dtype, runs)
+    assert finding.ok is ok and text in finding.message
+
+
+def test_check_devices_asks_this_processor(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(devices, "read_processor", lambda: Processor("Made Up", frozenset(["amx_bf16"])))
+    for runs in (True, False):
+        monkeypatch.setattr(devices, "runs_bfloat16", lambda runs=runs: runs)
+        (finding,) = check_devices("mixed_bfloat16")
+        assert finding.ok is runs and "Made Up" in finding.message
+
+
+def test_an_unknown_policy_is_named():
+    with pytest.raises(PolicyError, match="unknown policy 'O7'"):
+        check_devices("O7")
+
+
+def test_findings_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Finding("GPU 0", True, "fine").ok = False
