@@ -24,6 +24,7 @@ bench: $(VENV)/.demo
 	@$(VENV)/bin/python -m benchmarks.accuracy
 	@$(VENV)/bin/python -m benchmarks.placement
 	@$(VENV)/bin/python -m benchmarks.conversion
+	@$(VENV)/bin/python -m benchmarks.trainer_step
 
 lint: $(VENV)/.test
 	@$(VENV)/bin/python -m ruff check .

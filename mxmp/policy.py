@@ -27,7 +27,7 @@ Overrides = Tuple[Tuple[str, str], ...]
 LossScaleSpec = Union[None, str, float]
 
 _DTYPE_FIELDS = {"param": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
-_FLAG_FIELDS = ("keep_batchnorm_fp32", "pure")
+_FLAG_FIELDS = ("keep_batchnorm_fp32", "last_layer_fp32", "pure")
 _OUT_OF_RANGE = ("clamp", "float32")
 _OVERRIDE_FIELDS = {"op": "ops", "name": "names", "block": "blocks"}
 
@@ -44,6 +44,9 @@ class Policy:
         keep_batchnorm_fp32: Give BatchNorm float32 data too. Its gamma, beta and statistics are
             float32 always; that alone is the default, and needs no cast between a convolution,
             its BatchNorm and the activation.
+        last_layer_fp32: Run the last layer in float32: for each output of the network the matrix
+            product or convolution that it comes from, and what lies between. Overrides and regions
+            overrule it.
         pure: Run operators that need float32 (softmax, exp, norms, losses) in low precision too,
             as Apex's O3 does. Only what MXNet's kernels demand stays float32. For baselines.
         out_of_range: What becomes of stored values beyond the compute dtype's range: 'clamp' makes
@@ -65,6 +68,7 @@ class Policy:
     compute_dtype: str = dtypes.FLOAT32
     output_dtype: str = dtypes.FLOAT32
     keep_batchnorm_fp32: bool = False
+    last_layer_fp32: bool = False
     pure: bool = False
     out_of_range: str = "clamp"
     ops: Overrides = ()

@@ -448,7 +448,7 @@ def test_early_stopping_stops(train_data, val_data):
     assert stopping.current_epoch == 1
 
 
-@pytest.mark.parametrize(("policy", "in_units"), [("O1", 64), ("O1", 0), ("O2", 64)])
+@pytest.mark.parametrize(("policy", "in_units"), [("O1", 64), ("O1", 0), ("O2", 64), ("O2", 0)])
 def test_a_resumed_fit_ends_where_an_unbroken_one_does(policy, in_units, train_data, tmp_path):
     def handlers(resume=False):
         checkpoint = CheckpointHandler(str(tmp_path), epoch_period=1, resume_from_checkpoint=resume)

@@ -140,16 +140,62 @@ def test_dynamic_is_init_times_powers_of_the_factors(outcomes):
     assert scale.value == 2.0**16 * 2.0**ups * 0.5**downs
 
 
-def test_dynamic_stays_within_its_bounds_for_a_hundred_thousand_steps():
-    draw = random.Random(7)
-    scale = DynamicLossScale(
-        init_scale=64, min_scale=2, max_scale=2.0**12, growth_interval=2, hysteresis=2, at_floor="hold"
-    )
-    lowest, highest = math.inf, 0.0
-    for _ in range(100_000):
-        scale = scale.adjust(draw.random() < 0.6)
-        lowest, highest = min(lowest, scale.value), max(highest, scale.value)
-    assert (lowest, highest) == (2, 2.0**12)  # both bounds were reached, neither passed
+def random_exponents(draw):
+    """Return log2 of a floor, a first scale between it and a ceiling, and of the two factors."""
+    low, first, high = sorted(draw.sample(range(-30, 31), 3))
+    return low, first, high, draw.randint(1, 3), draw.randint(1, 3)
+
+
+def test_dynamic_never_leaves_its_bounds_in_a_hundred_thousand_steps():
+    """Against whole exponents: growing adds, backing off subtracts, both stop at their bound."""
+    draw, floors, ceilings = random.Random(7), 0, 0
+    for _ in range(200):
+        low, exponent, high, up, down = random_exponents(draw)
+        interval, hysteresis, good = draw.randint(1, 6), draw.randint(1, 4), 0
+        left, finite_share = hysteresis, draw.uniform(0.2, 0.95)
+        scale = DynamicLossScale(
+            init_scale=2.0**exponent,
+            growth_factor=2.0**up,
+            backoff_factor=2.0**-down,
+            growth_interval=interval,
+            min_scale=2.0**low,
+            max_scale=2.0**high,
+            hysteresis=hysteresis,
+            at_floor="hold",
+        )
+        for _ in range(500):
+            finite = draw.random() < finite_share
+            good = good + 1 if finite else 0
+            if good == interval:
+                good, left, exponent = 0, hysteresis, min(exponent + up, high)
+            elif not finite:
+                left = max(left - 1, 0)
+                exponent = exponent if left else max(exponent - down, low)
+            scale = scale.adjust(finite)
+            assert scale.value == 2.0**exponent
+            floors, ceilings = floors + (exponent == low), ceilings + (exponent == high)
+    assert floors > 1000 and ceilings > 1000  # both were met
+
+
+def test_dynamic_gives_up_after_the_chosen_number_of_steps_at_the_floor_whatever_its_options():
+    draw = random.Random(8)
+    for _ in range(200):
+        low, first, high, up, down = random_exponents(draw)
+        hysteresis, patience = draw.randint(1, 4), draw.randint(1, 9)
+        scale = DynamicLossScale(
+            init_scale=2.0**first,
+            growth_factor=2.0**up,
+            backoff_factor=2.0**-down,
+            min_scale=2.0**low,
+            max_scale=2.0**high,
+            hysteresis=hysteresis,
+            max_floor_skips=patience,
+        )
+        steps_down = hysteresis - 1 + math.ceil((first - low) / down)
+        scale = after(scale, [False] * (steps_down + patience - 1))
+        assert scale.value == 2.0**low
+        with pytest.raises(LossScaleError, match=f"non-finite for {patience} steps in a row"):
+            scale.adjust(False)
 
 
 def test_dynamic_raises_after_the_chosen_number_of_steps_at_the_floor():

@@ -73,6 +73,7 @@ def policies(draw):
         compute_dtype=low,
         output_dtype=draw(dtype),
         keep_batchnorm_fp32=draw(st.booleans()),
+        last_layer_fp32=draw(st.booleans()),
         pure=draw(st.booleans()),
         out_of_range=draw(st.sampled_from(["clamp", "float32"])),
         ops=draw(overrides),
@@ -128,6 +129,14 @@ BAD = {
     "batch norm in float32": (
         lambda: Policy.parse("O0", keep_batchnorm_fp32=True),
         "keep_batchnorm_fp32=True with compute_dtype='float32' makes no sense",
+    ),
+    "last layer in float32": (
+        lambda: Policy.parse("O0,last_layer_fp32=True"),
+        "last_layer_fp32=True with compute_dtype='float32' makes no sense",
+    ),
+    "last layer neither": (
+        lambda: Policy.parse("O1,last_layer_fp32=yes"),
+        "last_layer_fp32=yes: expected True or False",
     ),
     "pure float32": (lambda: Policy(pure=True), "pure=True with compute_dtype='float32'"),
     "loss scale in float32": (

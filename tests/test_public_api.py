@@ -37,7 +37,8 @@ def test_public_names_have_docstrings(module):
 
 def test_what_users_reach_from_the_top():
     assert mxmp.Policy.parse("O1").is_mixed
-    for name in ("convert", "cast", "restore", "report", "export", "precision", "Trainer"):
+    gluon = ("convert", "cast", "restore", "report", "export", "precision", "set_policy", "Trainer", "SharedLossScale")
+    for name in gluon:
         assert callable(getattr(mxmp.gluon, name))
     for name in ("NoOpLossScale", "StaticLossScale", "DynamicLossScale"):
         assert callable(getattr(mxmp.loss_scale, name))
@@ -46,5 +47,6 @@ def test_what_users_reach_from_the_top():
     for name in ("init", "disable", "init_trainer", "scale_loss", "unscale", "convert_hybrid_block", "list_lp16_ops"):
         assert callable(getattr(mxmp.amp, name))
     assert mxmp.initialize is mxmp.amp.initialize and callable(mxmp.distributed.KVStore)
+    assert callable(mxmp.estimator.MixedPrecisionHandler) and callable(mxmp.optimizer.LossScaleOptimizer)
     for name in ("Module", "BucketingModule"):
         assert callable(getattr(mxmp.module, name))

@@ -9,12 +9,10 @@ import threading
 import weakref
 from typing import Any, Callable, Iterator, Optional, Set
 
-from mxnet import autograd, gluon
+from mxnet import gluon
 
-from ..errors import ConvertError
 from ..gluon.conversion import Conversion, conversion_of, installed
 from ..gluon.trace import descendants
-from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from .operators import AmpError
 from .request import Request, make_request
@@ -41,23 +39,6 @@ class _Conversion(Conversion):
 
     def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Any:
         return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol))
-
-    def _key(self, args: Any) -> Any:
-        training, nesting, shapes = super()._key(args)
-        return training, f"{nesting}, recording={autograd.is_recording()}", shapes
-
-    def _mode(self, args: Any) -> Any:
-        """Return the graph for this kind of call, refused if no loss scale reaches its gradient."""
-        known = self._key(args) in self.modes
-        mode = super()._mode(args)
-        if not known and autograd.is_recording():
-            for node in filter(is_loss_head, mode.converted.graph.nodes):
-                self._clear_cached_op()
-                raise ConvertError(
-                    f"block '{self.net.name}': the gradient of node {node} does not depend on that of its output, so "
-                    f"no loss scale reaches it. Use a loss of mx.gluon.loss, or train it by mxmp.module.Module."
-                )
-        return mode
 
 
 class _Hook:
@@ -169,7 +150,6 @@ def disable_casts(*nets: gluon.Block) -> Iterator[None]:
     spared = set() if hook is None else set(blocks) - hook.spared
     for conversion in found:
         conversion.remove()
-        conversion.stored.clear()
     if hook is not None:
         hook.spared |= spared
     try:

@@ -7,4 +7,5 @@ from .convert import export as export
 from .convert import report as report
 from .convert import restore as restore
 from .precision import precision as precision
+from .regions import set_policy as set_policy
 from .trainer import Trainer as Trainer

@@ -8,23 +8,25 @@ what hybridizing again rebuilds. No function of MXNet is changed.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..errors import ConvertError, InferenceError
-from ..graph import Graph, without_versions
+from ..graph import without_versions
 from ..passes.classify import depends_on_shapes
 from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, convert_graph, to_graph
-from . import storage, trace
+from . import loss_heads, modes, regions, storage, trace
+from .hooks import ATTRIBUTE, as_written, suspended
+from .hooks import conversion_of as conversion_of
+from .hooks import installed as installed
+from .modes import Key, Mode
 from .overrides import OverrideCheck
-
-_ATTRIBUTE = "_mxmp_conversion"
+from .precision import POLICY, current_region, precision
 
 _HOOKS = (
     "_get_graph",
@@ -33,66 +35,32 @@ _HOOKS = (
     "_clear_cached_op",
     "hybridize",
     "hybrid_forward",
+    "load_parameters",
     "export",
     "cast",
     "summary",
 )
 
 
-def conversion_of(block: gluon.Block) -> Optional["Conversion"]:
-    """Return the conversion of a block, None if it has none."""
-    return vars(block).get(_ATTRIBUTE)
+class Conversion:
+    """The mixed precision of one HybridBlock: its policy, its graphs and the hooks on the block.
 
-
-def installed(blocks: Sequence[gluon.Block]) -> List["Conversion"]:
-    """Return the conversions of those blocks that have one."""
-    found = (conversion_of(block) for block in blocks)
-    return [conversion for conversion in found if conversion is not None]
-
-
-@contextmanager
-def suspended(conversions: Sequence["Conversion"]) -> Iterator[None]:
-    """Take the hooks off their blocks, so that these are traced as they were written."""
-    for conversion in conversions:
-        conversion.unhook()
-    try:
-        yield
-    finally:
-        for conversion in conversions:
-            conversion.hook()
-
-
-class _Mode(NamedTuple):
-    """A net's graph for training or for inference, which may differ.
-
-    Attributes:
-        source: The traced graph, to tell whether both modes have one.
-        inputs: The symbols of its inputs.
-        converted: What it was converted to.
-        formats: How the net's inputs and outputs are nested.
+    Args:
+        net: The block.
+        policy: The policy.
+        marks: What ``set_policy`` said about the net and the blocks in it; looked up unless given.
     """
 
-    source: Graph
-    inputs: Any
-    converted: Converted
-    formats: Tuple[Any, Any]
-
-
-# Training or inference, how the inputs are nested, and their shapes where verdicts depend on them.
-_Key = Tuple[bool, str, Any]
-
-
-class Conversion:
-    """The mixed precision of one HybridBlock: its policy, its graphs and the hooks on the block."""
-
-    def __init__(self, net: gluon.HybridBlock, policy: Policy) -> None:
+    def __init__(self, net: gluon.HybridBlock, policy: Policy, marks: Optional[regions.Marks] = None) -> None:
         """Trace and convert the net if its inputs can be guessed; change nothing."""
         self.net = net
         self.policy = policy
+        self.marks = regions.find_marks(net) if marks is None else marks
+        regions.check_marks(self.marks, policy)
         self.overrides: Optional[OverrideCheck] = None
-        self.modes: Dict[_Key, _Mode] = {}
+        self.modes: Dict[Key, Mode] = {}
         self.shaped = False
-        self.current: Optional[_Mode] = None
+        self.current: Optional[Mode] = None
         self.building: Any = None
         self.source: Any = net._cached_graph if isinstance(net, gluon.SymbolBlock) else None
         previous = conversion_of(net)
@@ -110,9 +78,11 @@ class Conversion:
 
     def _convert_early(self) -> Optional[Converted]:
         """Return the conversion for inputs of unknown shape, None if the net must be called first."""
-        if self.source is not None:
-            return self._convert(self.source[1], {}, {})
-        symbol = trace.trace_early(self.net)
+        with precision(POLICY):  # not in a region that the user may be in
+            if self.source is not None:
+                return self._convert(self._trace(())[1], {}, {})
+            with regions.entered(self.net, self.marks):
+                symbol = trace.trace_early(self.net)
         try:
             return None if symbol is None else self._convert(symbol, {}, {})
         except InferenceError:
@@ -129,7 +99,7 @@ class Conversion:
 
     def install(self) -> None:
         """Hook the net."""
-        setattr(self.net, _ATTRIBUTE, self)
+        setattr(self.net, ATTRIBUTE, self)
         self.hook()
         self._clear_cached_op()
         if self.early is not None:
@@ -140,9 +110,10 @@ class Conversion:
     def remove(self) -> None:
         """Give the net back as it was."""
         self.unhook()
-        delattr(self.net, _ATTRIBUTE)
+        delattr(self.net, ATTRIBUTE)
         for param in self.stored:
             storage.store_float32(param)
+        self.stored.clear()
         self.net._active = self.active
         self.net._clear_cached_op()
         if self.source is not None:
@@ -185,8 +156,12 @@ class Conversion:
         """Return the inputs and the converted symbol for these inputs."""
         if self.building is not None:
             return self.building
-        mode = self._mode(args)
-        self.current = mode
+        return self._use(self._mode(args))
+
+    def _use(self, mode: Mode) -> Any:
+        """Make a mode's graph the net's."""
+        if current_region() is None:
+            self.current = mode
         self.net._cached_graph = mode.inputs, mode.converted.symbol
         self.net._in_format, self.net._out_format = mode.formats
         return self.net._cached_graph
@@ -197,7 +172,7 @@ class Conversion:
         converted = self._mode(args).converted
         self._initialize(args)
         self._store(converted)
-        self.building = inputs, converted.on_cpu() if _on_cpu() else symbol
+        self.building = inputs, converted.on_cpu() if modes.on_cpu() else symbol
         try:
             self._original("_build_cache", *args)
         finally:
@@ -205,15 +180,26 @@ class Conversion:
 
     def _call_cached_op(self, *args: Any) -> Any:
         """Run the graph for this mode and context; inputs of low precision are taken as float32."""
-        args = tuple(_as_float32(arg) for arg in args)
-        self._get_graph(*args)
-        key = id(self.current), _on_cpu()
+        args = tuple(modes.as_float32(arg) for arg in args)
+        mode = self._mode(args)
+        if autograd.is_recording():
+            loss_heads.mark(self.net, mode.loss_heads)
+            if current_region() == dtypes.FLOAT32 and self.source is None and mode.is_float32:
+                return self._call_as_written(args)
+        self._use(mode)
+        key = id(mode), modes.on_cpu()
         if key not in self.ops:
             self.net._cached_op, self.net._cached_op_args = None, []
             self._build_cache(*args)
             self.ops[key] = self.net._cached_op, self.net._cached_op_args
         self.net._cached_op, self.net._cached_op_args = self.ops[key]
         return self._original("_call_cached_op", *args)
+
+    def _call_as_written(self, args: Tuple[Any, ...]) -> Any:
+        """Run the net operator by operator, because cached graphs have no second derivatives in MXNet."""
+        self._initialize(args)
+        with as_written(self.net):
+            return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
         """Return the converted net applied to symbols, for a net that this one is part of.
@@ -223,7 +209,7 @@ class Conversion:
         """
         inside = self._inside_another()
         converted, inputs, out_format = self._for_symbols((x, *args))
-        symbol = converted.on_cpu() if inside and _on_cpu() else converted.symbol
+        symbol = converted.on_cpu() if inside and modes.on_cpu() else converted.symbol
         symbol._compose(**{var.name: given for var, given in zip(inputs, trace.split_inputs((x, *args)))})
         return gluon.block._regroup(list(symbol), out_format)
 
@@ -242,7 +228,7 @@ class Conversion:
         Raises:
             ConvertError: If the net has not seen a batch yet, or the folder is missing.
         """
-        if not self.ops:
+        if self.current is None or not self.ops:
             raise ConvertError(
                 f"block '{self.net.name}' has not been called yet, so its parameters and shapes are not known; "
                 f"run one batch before exporting."
@@ -250,13 +236,18 @@ class Conversion:
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder):
             raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
-        modes = [mode for (training, _, _), mode in self.modes.items() if not training]
-        mode = self.current if self.current in modes or not modes else modes[-1]
-        assert mode is not None
+        found = [mode for key, mode in self.modes.items() if key.region is None and not key.training]
+        mode = self.current if self.current in found or not found else found[-1]
         self.net._cached_graph = mode.inputs, mode.converted.symbol
         self.net._cached_op_args = next(args for (key, _), (_, args) in self.ops.items() if key == id(mode))
         with storage.as_stored(self.net.collect_params().values()):
             self._original("export", path, epoch, remove_amp_cast=remove_amp_cast)
+
+    def load_parameters(self, *args: Any, **kwargs: Any) -> None:
+        """Load as MXNet does, and store in low precision at once what this has initialized."""
+        self._original("load_parameters", *args, **kwargs)
+        if self.early is not None:
+            self._store(self.early)
 
     def summary(self, *inputs: Any) -> None:
         """Print the summary of the float32 net, which needs every block to run by itself."""
@@ -279,9 +270,9 @@ class Conversion:
             return getattr(gluon.block._BlockScope._current, "value", None) is not None
         return self.net._scope._old_scope is not None
 
-    def _mode(self, args: Tuple[Any, ...]) -> _Mode:
+    def _mode(self, args: Tuple[Any, ...]) -> Mode:
         """Return the graph for this kind of call, traced and converted when first needed."""
-        mode = self.modes.get(self._key(args))
+        mode = self.modes.get(modes.make_key(args, self.shaped))
         if mode is None:
             inputs, symbol = self._trace(args)
             formats = self.net._in_format, self.net._out_format
@@ -291,27 +282,24 @@ class Conversion:
             if known and not self.shaped:
                 mode = known[0]
             else:
-                converted = self._convert(symbol, *_known(inputs, args))
+                converted = self._convert(symbol, *modes.known_inputs(inputs, args))
                 if self.overrides is not None:
                     self.overrides.see(self, converted)
                 same = [m for m in known if m.converted.graph == converted.graph]
-                mode = same[0] if same else _Mode(source, inputs, converted, formats)
-            self.modes[self._key(args)] = mode
+                mode = same[0] if same else Mode(source, inputs, converted, formats)
+            self.modes[modes.make_key(args, self.shaped)] = mode  # whether shapes matter is known by now
         return mode
-
-    def _key(self, args: Tuple[Any, ...]) -> _Key:
-        flat, nesting = gluon.block._flatten(args, "input")
-        shapes = tuple(getattr(a, "shape", None) for a in flat) if self.shaped else None
-        return bool(autograd.is_training()), str(nesting), shapes
 
     def _trace(self, args: Tuple[Any, ...]) -> Tuple[Any, Any]:
         if self.source is not None:
-            return self.source
+            inputs, symbol = self.source
+            with regions.entered(self.net, self.marks):
+                return inputs, regions.in_current_region(symbol)
         inner = installed(trace.descendants(self.net))
         self.net._cached_graph = ()
         self.unhook()
         try:
-            with suspended(inner):
+            with suspended(inner), regions.entered(self.net, self.marks):
                 return self._original("_get_graph", *args)
         except Exception as e:
             raise trace.trace_error(self.net, e) from e
@@ -362,29 +350,14 @@ class Conversion:
                 param._finish_deferred_init()
 
     def _store(self, converted: Converted) -> None:
-        """Store the parameters in the dtypes that the graph wants."""
+        """Store the parameters in the dtypes that the graph wants; graphs for other dtypes are forgotten."""
+        count = len(self.stored)
         for name, param in self.net.collect_params().items():
             low = name in converted.low_params
             if low and storage.is_initialized(param) and storage.dtype_of(param) == dtypes.FLOAT32:
                 self.stored.append(param)
                 storage.store_low(param, self.policy.param_dtype)
-
-
-def _on_cpu() -> bool:
-    return bool(mx.context.current_context().device_type != "gpu")
-
-
-def _known(inputs: Sequence[Any], args: Tuple[Any, ...]) -> Tuple[Dict[str, Tuple[int, ...]], Dict[str, str]]:
-    """Return shapes and dtypes of those inputs that are arrays."""
-    arrays = [(s.name, a) for s, a in zip(inputs, trace.split_inputs(args)) if isinstance(a, mx.nd.NDArray)]
-    return {name: a.shape for name, a in arrays}, {name: dtypes.canonical(a.dtype) for name, a in arrays}
-
-
-def _as_float32(arg: Any) -> Any:
-    if isinstance(arg, (list, tuple)):
-        items = [_as_float32(item) for item in arg]
-        return type(arg)(*items) if hasattr(arg, "_fields") else type(arg)(items)
-    if isinstance(arg, mx.nd.NDArray) and dtypes.canonical(arg.dtype) in dtypes.LOW_PRECISION:
-        # The operator: the gradients of astype and amp_cast are lost under grad_req='add'.
-        return (mx.npx.cast if isinstance(arg, mx.np.ndarray) else mx.nd.Cast)(arg, dtype=dtypes.FLOAT32)
-    return arg
+        if len(self.stored) > count:
+            self.modes = {key: mode for key, mode in self.modes.items() if mode.converted is converted}
+            kept = {id(mode) for mode in self.modes.values()}
+            self.ops = {key: op for key, op in self.ops.items() if key[0] in kept}

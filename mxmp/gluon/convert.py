@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 from mxnet import gluon
 
@@ -11,8 +11,10 @@ from ..errors import ConvertError
 from ..policy import Policy
 from ..report import Report, merge
 from . import trace
-from .conversion import Conversion, conversion_of, installed, suspended
+from .conversion import Conversion
+from .hooks import conversion_of, installed, suspended
 from .overrides import OverrideCheck
+from .regions import Marks, find_marks
 
 
 def convert(net: gluon.Block, policy: Union[str, Policy]) -> gluon.Block:
@@ -32,19 +34,20 @@ def convert(net: gluon.Block, policy: Union[str, Policy]) -> gluon.Block:
         The same net.
 
     Raises:
-        PolicyError: If the policy is invalid, or one of its patterns matches nothing.
+        PolicyError: If the policy is invalid, one of its patterns matches nothing, or a block has one
+            of its own that does not fit (``set_policy``).
         ConvertError: If the net cannot be traced or its conversion does not type-check; the
             message names the block or node, and the net is as it was. A net whose inputs are not
             known yet is checked at its first call.
     """
     policy = Policy.parse(policy)
     found = trace.roots(net)
-    present = [conversion_of(root) for root in found]
-    if all(conversion is not None and conversion.policy == policy for conversion in present):
+    marks = find_marks(net)
+    if all(_is_current(conversion_of(root), policy, marks) for root in found):
         return net
     replaced = installed([block for root in found for block in (root, *trace.descendants(root))])
     with suspended(replaced):
-        conversions = [Conversion(root, policy) for root in found]
+        conversions = [Conversion(root, policy, marks) for root in found]
         OverrideCheck(policy, trace.prefixes(net), conversions)
     for conversion in replaced:
         conversion.remove()
@@ -125,6 +128,11 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
         raise ConvertError(f"block '{net.name}' is not converted; use net.export.")
     conversion.export(path, epoch)
     return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
+
+
+def _is_current(conversion: Optional[Conversion], policy: Policy, marks: Marks) -> bool:
+    """Return whether a conversion is what ``convert`` would install."""
+    return type(conversion) is Conversion and conversion.policy == policy and conversion.marks == marks
 
 
 def _conversions(net: gluon.Block) -> List[Conversion]:

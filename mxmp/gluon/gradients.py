@@ -8,7 +8,7 @@ import mxnet as mx
 
 from ..errors import StaleGradientError, TrainerError
 from ..optimizer.finite import first_non_finite
-from ..optimizer.masters import is_low_precision, to_float32
+from ..optimizer.masters import is_low_precision, round_into, to_float32
 from ..optimizer.norm import scale_in_place
 
 Update = Tuple[int, mx.nd.NDArray, mx.nd.NDArray]
@@ -72,6 +72,20 @@ class Gradients:
                         f"meant to be trained, call {call} with ignore_stale_grad=True."
                     )
 
+    def require_used(self, call: str) -> None:
+        """Raise in the middle of an accumulation: between a backward with ``grad_req='add'`` and its step.
+
+        Raises:
+            TrainerError: It names the parameter.
+        """
+        for param, _ in self._fresh():
+            if param.grad_req == "add":
+                raise TrainerError(
+                    f"{call} came in the middle of an accumulation window: the gradient of parameter '{param.name}', "
+                    "with grad_req='add', waits for its step and would not be saved; call step first, or zero_grad "
+                    "and discard_grads."
+                )
+
     def take(self) -> List[List[Update]]:
         """Return the fresh gradients per context; they are stale from now on."""
         if self._taken is None:
@@ -114,6 +128,18 @@ class Gradients:
                 param._grad = copies
         self._taken = [[(i, copied.get(id(g), g), data) for i, g, data in group] for group in self.take()]
 
+    def clear_stale(self) -> None:
+        """Make the gradients of contexts that no backward reached 0 where the others' are fresh.
+
+        They are old sums, of another loss scale, and would be added to the fresh ones.
+        """
+        for param in self._trained():
+            fresh = [data._fresh_grad for data in _data(param)]
+            if any(fresh):
+                for grad, is_fresh in zip(param.list_grad(), fresh):
+                    if not is_fresh:
+                        mx.nd.zeros_like(grad, out=grad)
+
     def arrays(self) -> List[List[mx.nd.NDArray]]:
         """Return the taken gradients per context."""
         return [[grad for _, grad, _ in group] for group in self.take()]
@@ -128,6 +154,9 @@ class Gradients:
         for param, original, copies in self._shown:
             if param._grad is copies:
                 param._grad = original
+            if param.grad_req == "add":  # what was shown stays, zeros above all, as in float32
+                for copy, grad in zip(copies, original):
+                    round_into(copy.as_nd_ndarray(), grad.as_nd_ndarray())
         self._shown.clear()
         self._taken = None
 

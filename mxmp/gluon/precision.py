@@ -1,8 +1,9 @@
-"""``precision``: a region of ``hybrid_forward`` with a precision of its own."""
+"""``precision``: a region with a precision of its own, in ``hybrid_forward`` or around a call."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, Optional
 
 import mxnet as mx
 
@@ -11,16 +12,41 @@ from ..errors import DtypeError, PolicyError
 from ..passes.classify import PRECISION_ATTR
 from ..passes.verdict import LOW
 
+POLICY = "policy"
+"""Where the net's policy decides, as outside of all regions."""
 
-def precision(dtype: str) -> Any:
-    """Return a context manager whose operators run in float32, or in low precision.
+_KNOWN = (dtypes.FLOAT32, LOW, POLICY, *dtypes.LOW_PRECISION)
 
-    It marks the operators that are created inside, which conversion reads; it changes nothing on
-    a net that is not converted. It overrules every other setting of the policy.
+
+class precision(contextlib.ContextDecorator):
+    """A region whose operators run in float32, or in low precision: for ``with``, or as a decorator.
+
+    Within ``hybrid_forward`` it marks the operators that are created inside, which conversion reads;
+    it overrules every other setting of the policy. Around the call of a converted net it holds for
+    that call: the net has a graph for each kind of region. Regions nest, and the innermost decides.
+    One object may be entered again and again, also within itself. On what is not converted it
+    changes nothing. A net that is not converted, but hybridized, keeps for its converted blocks the
+    region that it was first called in.
+
+    In a float32 region a converted net whose operators are then all float32, parameters included
+    (no 'O2'), is run under ``autograd.record`` as it was written, operator by operator: MXNet has no
+    second derivatives through casts and cached graphs. So a gradient penalty trains::
+
+        with autograd.record():
+            with mxmp.gluon.precision("float32"):
+                score = critic(x)
+                (slope,) = autograd.grad(score, [x], create_graph=True, retain_graph=True)
+                loss = criterion(score) + slope.square().mean()
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+
+    MXNet 1.9.1 has second derivatives for few operators: `mxmp.optimizer.second_derivative` lists
+    them. Convolution has none, and those of FullyConnected are right in the last layer alone.
 
     Args:
-        dtype: 'float32', or 'low' for the policy's compute dtype, or that dtype by name (which
-            is an error under a policy with another one).
+        dtype: 'float32'; 'low' for the policy's compute dtype, or that dtype by name (which is an
+            error under a policy with another one); or 'policy', where the policy decides again as
+            outside of any region.
 
     Raises:
         DtypeError: If it is no dtype.
@@ -33,11 +59,30 @@ def precision(dtype: str) -> Any:
             with mxmp.gluon.precision("float32"):
                 return F.broadcast_div(x, F.sum(x, axis=1, keepdims=True))
     """
-    known = (dtypes.FLOAT32, LOW, *dtypes.LOW_PRECISION)
-    try:
-        name = dtype if dtype == LOW else dtypes.canonical(dtype)
-    except DtypeError as e:
-        raise DtypeError(f"precision({dtype!r}): {e}") from e
-    if name not in known:
-        raise PolicyError(f"precision({dtype!r}): expected one of {', '.join(known)}.")
-    return mx.AttrScope(**{PRECISION_ATTR: name})
+
+    def __init__(self, dtype: str) -> None:
+        try:
+            name = dtype if dtype in (LOW, POLICY) else dtypes.canonical(dtype)
+        except DtypeError as e:
+            raise DtypeError(f"precision({dtype!r}): {e}") from e
+        if name not in _KNOWN:
+            raise PolicyError(f"precision({dtype!r}): expected one of {', '.join(_KNOWN)}.")
+        self._region = name
+
+    def __enter__(self) -> precision:
+        # A scope for each entry, since AttrScope remembers one outer scope only. MXNet holds the
+        # current one for each thread, so that this object has no state.
+        scope = mx.AttrScope().__enter__()
+        scope._attr.pop(PRECISION_ATTR, None)  # its own copy of what the outer scopes set
+        if self._region != POLICY:
+            scope._attr[PRECISION_ATTR] = self._region
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        mx.AttrScope._current.value.__exit__(*exc)
+
+
+def current_region() -> Optional[str]:
+    """Return what the innermost region asks for, None outside of regions."""
+    scope = getattr(mx.AttrScope._current, "value", None)
+    return None if scope is None else scope._attr.get(PRECISION_ATTR)

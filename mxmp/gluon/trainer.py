@@ -14,6 +14,7 @@ from ..optimizer.finite import all_finite
 from ..optimizer.masters import forget_masters
 from ..optimizer.norm import clip_coefficient, scale_in_place
 from ..optimizer.scaler import Stage, scale_loss
+from . import loss_heads
 from .gradients import Update
 from .trainer_setup import TrainerSetup
 
@@ -68,8 +69,7 @@ class Trainer(TrainerSetup):
         ``autograd.record()``. A low precision loss is cast to float32 first; the gradient of
         that cast is the scale itself, so a float16 loss cannot bear a scale above 65504 and
         costs one skipped step at 65536. Several blocks may come before a step: their gradients
-        are of one scale. MXNet has no second derivative of the product; for a gradient penalty
-        call ``autograd.grad`` on the loss itself with the scale as ``head_grads``.
+        are of one scale. For a gradient penalty see `mxmp.gluon.precision`.
 
         Args:
             loss: An NDArray of any shape and floating point dtype, on any context, or nested
@@ -78,8 +78,13 @@ class Trainer(TrainerSetup):
                 smallest of their scales for this window; each then steps on its own.
 
         Raises:
-            TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss.
+            TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; if a
+                loss head within the net keeps the scale from the gradients; or if it holds second
+                derivatives that MXNet lacks or gets wrong.
         """
+        for trainer in (self, *others):
+            if trainer._scaler.active:
+                loss_heads.refuse(trainer._params)
         return scale_loss(loss, [trainer._scaler for trainer in (self, *others)])
 
     def unscale(self) -> None:
@@ -241,6 +246,7 @@ class Trainer(TrainerSetup):
                 with the servers of a distributed kvstore that updates.
         """
         self._scaler.require_ready("save_states")
+        self._gradients.require_used("save_states")
         states.save(fname, self._target(), self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:
@@ -254,6 +260,7 @@ class Trainer(TrainerSetup):
             TrainerError: As `save_states`.
         """
         self._scaler.require_ready("load_states")
+        self._gradients.require_used("load_states")
         states.restore(fname, self._target(), self._scaler)
 
     # The window.
@@ -277,6 +284,8 @@ class Trainer(TrainerSetup):
         window = self._scaler.window
         if window.reduced:
             return
+        if self._kvstore:
+            self._gradients.clear_stale()
         if isinstance(self._kvstore, KVStore):
             self._gradients.widen()  # sums over workers may exceed float16
             if self._scaler.checks:  # all workers decide alike

@@ -23,6 +23,7 @@ from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_messa
 from .finite import all_finite, merge_flags
 from .masters import is_low_precision
 from .norm import gather, host_norm, sum_of_squares
+from .second_derivative import check_second_derivatives, second_derivative_error
 
 _LOG = logging.getLogger(__name__)
 
@@ -325,6 +326,7 @@ def scale_loss(loss: Any, scalers: Sequence[Scaler]) -> Iterator[Any]:
     leaves: List[mx.nd.NDArray] = []
     active = any(scaler.active for scaler in scalers)
     scaled = _map_losses(loss, "loss", scale if active else None, leaves)
+    check_second_derivatives(_ids(scaled).values())
     flag = all_finite(leaves) if active and leaves else None
     outputs = _ids(scaled) if active else {}
     try:
@@ -336,9 +338,12 @@ def scale_loss(loss: Any, scalers: Sequence[Scaler]) -> Iterator[Any]:
                 scaler.window.loss_flag = merge_flags([f for f in flags if f is not None])
         Scaler._scaled_losses.update(outputs)
         yield scaled
-    except BaseException:
+    except BaseException as e:
         for scaler, window in zip(scalers, before):
             scaler.window = window
+        explained = second_derivative_error(e) if isinstance(e, mx.MXNetError) else None
+        if explained is not None:
+            raise explained from e
         raise
     finally:
         for scaler in scalers:

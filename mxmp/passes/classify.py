@@ -13,6 +13,7 @@ from ..rules import ALLOW, CLEAR, DENY, INFER, RULES, Call, Rule, RuleSet
 from ..rules.conditions import SHAPE_CONDITIONS
 from .control_flow import Body, bodies_of
 from .facts import CAST_OPS, Facts
+from .last_layer import last_layer
 from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
 
 NO_RULE = "no rule for this operator"
@@ -20,6 +21,9 @@ NO_RULE = "no rule for this operator"
 
 NAMED = "its outputs have names of their own"
 """The reason given for an operator that gives outputs of the network under names that no cast can take."""
+
+LAST_LAYER = "last layer"
+"""The reason given for an operator of the last layer, where the policy wants that in float32."""
 
 _SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStorageType)
 
@@ -40,16 +44,21 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     (a detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and
     lose half pixels.
 
+    With ``policy.last_layer_fp32`` the last layer is pinned to float32, unless an override says
+    otherwise.
+
     Raises:
         PolicyError: If an override asks for what MXNet has no kernel for; it names the node.
     """
-    return _Classifier(graph, policy, facts, rules, _unnameable(graph, facts)).run()
+    last = last_layer(graph, rules) if policy.last_layer_fp32 else frozenset()
+    return _Classifier(graph, policy, facts, rules, _unnameable(graph, facts), last=last).run()
 
 
 class _Classifier:
     """One forward sweep over a graph or a body.
 
     Attributes:
+        last: Positions of the operators of the last layer, if that is to be float32.
         tainted: Positions of nodes that a deny operator has tainted; at first those of a body's
             variables that bring a taint with them.
         unfit: Positions of nodes whose values may be beyond the low precision dtype's range.
@@ -64,9 +73,10 @@ class _Classifier:
         rules: RuleSet,
         named: FrozenSet[int] = frozenset(),
         tainted: FrozenSet[int] = frozenset(),
+        last: FrozenSet[int] = frozenset(),
     ) -> None:
         self.graph, self.policy, self.facts, self.rules = graph, policy, facts, rules
-        self.named = named
+        self.named, self.last = named, last
         self.tainted: Set[int] = set(tainted)
         self.unfit = {i for i in range(len(graph.nodes)) if facts.is_unfit(graph, i)}
 
@@ -81,7 +91,7 @@ class _Classifier:
         bodies = bodies_of(node)
         if bodies:
             return self._enter(position, node, bodies)
-        verdict = _verdict(self.graph, position, self.policy, self.facts, self.rules)
+        verdict = _verdict(self.graph, position, self.policy, self.facts, self.rules, position in self.last)
         verdict = self._taint(position, node, self._fit(position, node, self._named(position, verdict)))
         if verdict.label == FREE and position in self.named:
             return Verdict(LOW, NAMED, verdict.rule)
@@ -126,18 +136,21 @@ class _Classifier:
             if body.decides or facts is None:
                 found.append(())
                 continue
-            verdicts, taints = self._enter_body(body, facts, ports)
+            last = last_layer(body.graph, self.rules) if position in self.last else frozenset()
+            verdicts, taints = self._enter_body(body, facts, ports, last)
             found.append(verdicts)
             if taints:
                 self.tainted.add(position)
         return Verdict(KEEP, "control flow, its bodies are converted", bodies=tuple(found))
 
-    def _enter_body(self, body: Body, facts: Facts, ports: Set[int]) -> Tuple[Tuple[Verdict, ...], bool]:
+    def _enter_body(
+        self, body: Body, facts: Facts, ports: Set[int], last: FrozenSet[int]
+    ) -> Tuple[Tuple[Verdict, ...], bool]:
         """Return the verdicts on a body's nodes, and whether what it gives is tainted."""
         variables, heads = body.variables(), [head.node for head in body.graph.heads]
         seeds = frozenset(variable for variable, port in zip(variables, body.ports) if port in ports)
         while True:
-            inner = _Classifier(body.graph, self.policy, facts, self.rules, tainted=seeds)
+            inner = _Classifier(body.graph, self.policy, facts, self.rules, tainted=seeds, last=last)
             verdicts = inner.run()
             carried = {variables[variable] for variable, head in body.states if heads[head] in inner.tainted}
             if carried <= seeds:
@@ -180,7 +193,7 @@ def _data_inputs(node: Node, verdict: Verdict) -> List[Tuple[int, Entry]]:
     return [(port, entry) for port, entry in enumerate(node.inputs) if verdict.follows(port)]
 
 
-def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: RuleSet) -> Verdict:
+def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: RuleSet, last: bool) -> Verdict:
     node = graph.nodes[position]
     if node.is_variable:
         return Verdict(KEEP, "variable")
@@ -198,6 +211,8 @@ def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: R
     has_kernel = low in rule.dtypes or stand_in != ""
     if wanted:
         verdict = _forced(node, rule, wanted, low, has_kernel)
+    elif last:
+        return Verdict(FLOAT32, LAST_LAYER, rule)
     elif not has_kernel:
         deny = rule.category == DENY and rule.reason
         return Verdict(FLOAT32, f"deny: {rule.reason}" if deny else f"MXNet has no {low} kernel for it", rule)

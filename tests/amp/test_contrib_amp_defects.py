@@ -23,7 +23,7 @@ from mxnet import autograd, gluon
 
 import mxmp
 from mxmp import amp
-from mxmp.errors import ConvertError, TrainerError
+from mxmp.errors import TrainerError
 from tests.amp import scenarios
 from tests.amp.scenarios import X, backward, dense, param, trainer_of, values
 
@@ -163,10 +163,14 @@ def test_a_loss_head_that_cannot_be_scaled_is_an_error(theirs):
     net.initialize()
     net.hybridize()
     assert net(mx.nd.array(X)).shape == (1, 2)  # infers
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer)
     for train_mode in (True, True, False):
-        with pytest.raises(ConvertError, match=r"block 'net'.*softmaxoutput0.*no loss scale reaches it"):
-            with autograd.record(train_mode):
-                net(mx.nd.array(X))
+        with autograd.record(train_mode):
+            loss = net(mx.nd.array(X))
+        with pytest.raises(TrainerError, match=r"block 'net'.*softmaxoutput0.*no loss scale reaches it"):
+            with amp.scale_loss(loss, trainer):
+                pass
     assert net(mx.nd.array(X)).shape == (1, 2)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import accuracy, conversion, placement, step_time
+from benchmarks import accuracy, conversion, placement, step_time, trainer_step
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -65,3 +65,31 @@ def test_conversion_compares_with_its_peer(tmp_path, capsys):
         assert {who: len(values) for who, values in row.items()} == {"mxmp": 2, "contrib.amp": 2}
     assert (tmp_path / "conversion.png").read_bytes().startswith(PNG)
     assert "at most 3" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_trainer_step_compares_with_its_peer(tmp_path, capsys):
+    arguments = ["--network", "mobilenet0.25", "--warmup", "1", "--rounds", "3", "--out", str(tmp_path)]
+    assert trainer_step.main(arguments) == 0
+    result = json.loads((tmp_path / "trainer_step.json").read_text())
+    assert set(result["ratios"]) == set(result["seconds"]) == set(trainer_step.ROWS)
+    for row, found in result["seconds"].items():
+        assert {who: len(values) for who, values in found.items()} == {"mxmp": 3, "mx.gluon": 3}
+        ratios = sorted(a / b for a, b in zip(found["mxmp"], found["mx.gluon"]))
+        assert result["ratios"][row] == ratios[1]
+    assert (tmp_path / "trainer_step.png").read_bytes().startswith(PNG)
+    assert "at most 1.25" in capsys.readouterr().out
+
+
+def test_trainer_step_times_a_step_that_is_taken_like_its_peers():
+    """Both sides start alike, see the same gradients, and end alike: neither does less."""
+    params = {who: trainer_step.parameters("mobilenet0.25", "float32") for who in ("own", "peer")}
+    for own, peer in zip(*params.values()):
+        peer.set_data(own.data())
+    before = params["own"][0].data().asnumpy()
+    for side in (trainer_step.Own(params["own"]), trainer_step.Peer(params["peer"])):
+        for _ in range(2):
+            assert trainer_step.seconds_of(side) > 0
+    for own, peer in zip(*params.values()):
+        assert (own.data() == peer.data()).min().asscalar()
+    assert (params["own"][0].data().asnumpy() != before).all()

@@ -14,6 +14,7 @@ import mxmp
 from mxmp import Policy
 from mxmp.errors import ConvertError, DtypeError, PolicyError
 from mxmp.gluon import cast, convert, export, precision, report, restore
+from mxmp.gluon.conversion import Conversion
 
 POLICIES = ["O1", "O2", "O3", "mixed_bfloat16", "float16"]
 # Two roundings per layer over a handful of layers; logits are of order one.
@@ -908,3 +909,63 @@ def test_numpy_nets_cannot_store_parameters_low():
         with pytest.raises(ConvertError, match="under npx.set_np parameters can be stored in float32 alone"):
             convert(net, "O2")
         assert convert(net, "O1") is net
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+def test_the_last_layer_may_be_float32(policy):
+    net, x = make(), batch()
+    convert(net, f"{policy},last_layer_fp32=True")
+    net(x)
+    rows = {row.op: row.precision for row in report(net).rows}
+    assert rows["FullyConnected"] == "float32" and rows["Convolution"] == Policy.parse(policy).compute_dtype
+    stored = dtypes_of(net)
+    assert stored["dense0_weight"] == "float32" and (stored["conv0_weight"] == "float32") == (policy != "O2")
+
+
+class Recurrent(gluon.HybridBlock):
+    """Its outputs come out of a loop with a layer inside, behind another layer."""
+
+    def __init__(self, **kwargs):
+        super().__init__(prefix="net_", **kwargs)
+        with self.name_scope():
+            self.before = nn.Dense(4, flatten=False)
+            self.weight = self.params.get("weight", shape=(4, 4))
+
+    def hybrid_forward(self, F, x, weight):
+        def step(row, state):
+            new = F.tanh(F.dot(row, weight, name="inner") + state)
+            return new, new
+
+        return F.contrib.foreach(step, self.before(x), F.zeros((2, 4)))[0]
+
+
+def test_the_last_layer_may_be_within_a_loop():
+    net = Recurrent()
+    net.initialize()
+    convert(net, "O1,last_layer_fp32=True")
+    net(mx.nd.ones((3, 2, 5)))
+    rows = {row.op: row.precision for row in report(net).rows}
+    assert (rows["FullyConnected"], rows["dot"], rows["tanh"]) == ("float16", "float32", "float32")
+
+
+def test_converting_takes_over_from_amp():
+    net, x = make(), batch()
+    net(x)
+    net.hybridize()
+    mxmp.amp.init()
+    try:
+        net(x)
+        by_hook = net._mxmp_conversion
+    finally:
+        convert(net, by_hook.policy)
+        mxmp.amp.disable()
+    assert type(net._mxmp_conversion) is Conversion and type(by_hook) is not Conversion
+
+
+def test_restoring_twice_leaves_parameters_alone():
+    net, x = make(), batch()
+    convert(net, "O2")
+    net(x)
+    conversion = net._mxmp_conversion
+    restore(net)
+    assert conversion.stored == []

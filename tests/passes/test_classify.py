@@ -164,6 +164,47 @@ def test_overrides_by_operator_name_block_and_region():
     assert found["net_c_fwd"].reason == "precision('float32') region"
 
 
+LAST_LAYERS = {
+    "what lies between": (
+        "x = null()\nf = dot(x, x)\nr = relu(f)\nd = dot(r, x)\nb = elemwise_add(d, x)\nt = tanh(b)\nreturn t",
+        {"d", "b", "t"},
+    ),
+    "a loss head and its label": (
+        "x = null()\ny = null()\nf = dot(x, x)\nd = dot(f, x)\nl = dot(y, y)\ns = SoftmaxOutput(d, l)\nreturn s",
+        {"d", "s"},
+    ),
+    "several outputs": (
+        "x = null()\nf = dot(x, x)\na = dot(f, x)\nb = Convolution(f, x)\nr = Reshape(b)\nreturn a, r",
+        {"a", "b", "r"},
+    ),
+    "a branch past a product": (
+        "x = null()\nf = dot(x, x)\nr = relu(f)\nd = dot(r, x)\ns = elemwise_add(d, r)\nreturn s",
+        {"f", "r", "d", "s"},
+    ),
+    "an output in the middle": ("x = null()\nf = dot(x, x)\nr = relu(f)\nd = dot(r, x)\nreturn d, r", {"f", "r", "d"}),
+    "no product at all": ("x = null()\nr = relu(x)\ns = square(r)\nreturn s", {"r", "s"}),
+}
+
+
+@pytest.mark.parametrize("policy", ["O1", "O3"])
+@pytest.mark.parametrize("text, expected", LAST_LAYERS.values(), ids=LAST_LAYERS.keys())
+def test_the_last_layer_in_float32(text, expected, policy):
+    found = verdicts_of(text, policy=Policy.parse(policy, last_layer_fp32=True))
+    assert {name for name, verdict in found.items() if verdict.reason == "last layer"} == expected
+    assert all(found[name].label == FLOAT32 for name in expected)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"names": {"d": "float16"}}, {"ops": {"dot": "float16"}}, {"blocks": {"net": "float16"}}, {}]
+)
+def test_overrides_and_regions_overrule_the_last_layer(changes):
+    name = "net_d" if "blocks" in changes else "d"
+    region = "" if changes else " {__mxmp_precision__: low}"
+    policy = Policy.parse("O1", last_layer_fp32=True, **changes)
+    found = verdicts_of(f"x = null()\n{name} = dot(x, x){region}\nr = relu({name})\nreturn r", policy=policy)
+    assert (found[name].label, found["r"].label) == (LOW, FLOAT32)
+
+
 IMPOSSIBLE = {
     "no rule": (
         "x = null()\nc = Custom(x)\nreturn c",

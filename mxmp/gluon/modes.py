@@ -1,0 +1,90 @@
+"""The graphs of a converted net: one for each kind of call."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from .. import dtypes
+from ..graph import Graph, without_versions
+from ..symbol import Converted
+from . import trace
+from .loss_heads import loss_heads
+from .precision import current_region
+
+
+class Key(NamedTuple):
+    """A kind of call.
+
+    Attributes:
+        training: Whether it is for training or for inference.
+        nesting: How its inputs are nested.
+        region: The ``precision`` region around it, None outside of regions.
+        shapes: Shapes of its inputs where verdicts depend on them, else None.
+    """
+
+    training: bool
+    nesting: str
+    region: Optional[str]
+    shapes: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """A net's graph for some kinds of calls.
+
+    Attributes:
+        source: The traced graph, to tell whether two kinds of calls have one.
+        inputs: The symbols of its inputs.
+        converted: What it was converted to.
+        formats: How the net's inputs and outputs are nested.
+    """
+
+    source: Graph
+    inputs: Any
+    converted: Converted
+    formats: Tuple[Any, Any]
+
+    @functools.cached_property
+    def loss_heads(self) -> Tuple[str, ...]:
+        """The loss heads in it, by name and operator."""
+        return loss_heads(self.source)
+
+    @functools.cached_property
+    def is_float32(self) -> bool:
+        """Whether conversion changed nothing, so that the net may as well run as it was written."""
+        same = without_versions(self.converted.graph) == self.source
+        return same and self.converted.on_cpu() is self.converted.symbol
+
+
+def make_key(args: Tuple[Any, ...], shaped: bool) -> Key:
+    """Return the kind of a call now, with these inputs; ``shaped`` if their shapes matter."""
+    flat, nesting = gluon.block._flatten(args, "input")
+    shapes = tuple(getattr(a, "shape", None) for a in flat) if shaped else None
+    return Key(bool(autograd.is_training()), str(nesting), current_region(), shapes)
+
+
+def on_cpu() -> bool:
+    """Return whether the current context is a CPU."""
+    return bool(mx.context.current_context().device_type != "gpu")
+
+
+def known_inputs(inputs: Sequence[Any], args: Tuple[Any, ...]) -> Tuple[Dict[str, Tuple[int, ...]], Dict[str, str]]:
+    """Return shapes and dtypes of those inputs that are arrays."""
+    arrays = [(s.name, a) for s, a in zip(inputs, trace.split_inputs(args)) if isinstance(a, mx.nd.NDArray)]
+    return {name: a.shape for name, a in arrays}, {name: dtypes.canonical(a.dtype) for name, a in arrays}
+
+
+def as_float32(arg: Any) -> Any:
+    """Return an input, or nested inputs, with low precision arrays cast to float32."""
+    if isinstance(arg, (list, tuple)):
+        items = [as_float32(item) for item in arg]
+        return type(arg)(*items) if hasattr(arg, "_fields") else type(arg)(items)
+    if isinstance(arg, mx.nd.NDArray) and dtypes.canonical(arg.dtype) in dtypes.LOW_PRECISION:
+        # The operator: the gradients of astype and amp_cast are lost under grad_req='add'.
+        return (mx.npx.cast if isinstance(arg, mx.np.ndarray) else mx.nd.Cast)(arg, dtype=dtypes.FLOAT32)
+    return arg

@@ -1,0 +1,160 @@
+"""Losses made of gradients (WGAN-GP) through converted nets, within a float32 region."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from mxmp.gluon import Trainer, convert, precision
+from mxmp.optimizer.second_derivative import second_derivative_error
+
+RNG = np.random.RandomState(0)
+X = RNG.randn(1, 4, 6).astype("float32")
+
+
+class Product(gluon.HybridBlock):
+    """A linear layer of (1, N, in_units) that has right second derivatives, which Dense has not."""
+
+    def __init__(self, units, in_units, **kwargs):
+        super().__init__(**kwargs)
+        self.weight = self.params.get("weight", shape=(1, units, in_units))
+
+    def hybrid_forward(self, F, x, weight):
+        return F.batch_dot(x, weight, transpose_b=True)
+
+
+class Critic(gluon.HybridBlock):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.first, self.second = Product(8, 6), Product(5, 8)
+            self.score = nn.Dense(1, in_units=5, flatten=False)
+
+    def hybrid_forward(self, F, x):
+        return self.score(F.sigmoid(self.second(F.tanh(self.first(x)))))
+
+
+def make(policy=None, hybridized=False):
+    mx.random.seed(0)
+    net = Critic(prefix="critic_")
+    net.initialize(mx.init.Xavier())
+    if hybridized:
+        net.hybridize()
+    return convert(net, policy) if policy else net
+
+
+def weights(net):
+    return {name: p.data().asnumpy() for name, p in net.collect_params().items()}
+
+
+def penalty_of(net, x):
+    with precision("float32"):
+        score = net(x)
+        (slope,) = autograd.grad(score, [x], create_graph=True, retain_graph=True)
+    return score, (slope.square().sum(axis=2).sqrt() - 1).square().mean()
+
+
+def step(net, trainer, scaled):
+    x = mx.nd.array(X)
+    x.attach_grad()
+    with autograd.record():
+        score, penalty = penalty_of(net, x)
+        loss = score.mean() + 10 * penalty
+    if scaled:
+        with trainer.scale_loss(loss) as total:
+            total.backward()
+    else:
+        loss.backward()
+    trainer.step(1)
+    return penalty.asscalar()
+
+
+@pytest.mark.parametrize("hybridized", [False, True], ids=["plain", "hybridized"])
+@pytest.mark.parametrize("policy", ["O1", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+def test_training_equals_the_float32_net_bit_for_bit(policy, hybridized):
+    """A scale of a power of two moves exponents alone."""
+    net, reference = make(policy, hybridized), make()
+    trainer = Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=1024)
+    plain = gluon.Trainer(reference.collect_params(), "adam", {"learning_rate": 0.01})
+    net(mx.nd.array(X))  # the low precision graph is there too
+    found = [step(net, trainer, True) for _ in range(5)]
+    assert found == [step(reference, plain, False) for _ in range(5)]
+    assert found[-1] < found[0]
+    expected = weights(reference)
+    assert all(np.array_equal(value, expected[name]) for name, value in weights(net).items())
+
+
+def test_the_gradient_of_the_penalty_is_that_of_differences():
+    net, x = make("O1"), mx.nd.array(X)
+    x.attach_grad()
+
+    def value():
+        with autograd.record():
+            return penalty_of(net, x)[1]
+
+    value().backward()
+    for param in net.collect_params(".*weight").values():
+        exact, gradient = param.data().copy(), param.grad().asnumpy().ravel()
+        for index in (0, gradient.size // 2, gradient.size - 1):
+            sides = []
+            for change in (1e-2, -1e-2):
+                moved = exact.asnumpy().ravel()
+                moved[index] += change
+                param.set_data(mx.nd.array(moved.reshape(param.shape)))
+                sides.append(value().asscalar())
+            param.set_data(exact)
+            np.testing.assert_allclose((sides[0] - sides[1]) / 2e-2, gradient[index], rtol=1e-2, atol=1e-4)
+
+
+def test_the_loss_itself_may_be_in_low_precision():
+    """Gradients add up: those of the score through float16, those of the penalty through float32."""
+
+    def gradients(with_score, with_penalty):
+        net, x = make("O1"), mx.nd.array(X)
+        x.attach_grad()
+        with autograd.record():
+            loss = net(x).mean() if with_score else mx.nd.zeros((1,))
+            if with_penalty:
+                loss = loss + penalty_of(net, x)[1]
+        loss.backward()
+        return [p.grad().asnumpy() for p in net.collect_params().values()]
+
+    both = gradients(True, True)
+    for total, score, penalty in zip(both, gradients(True, False), gradients(False, True)):
+        np.testing.assert_allclose(total, score + penalty, rtol=1e-5, atol=1e-7)
+    assert any(not np.array_equal(a, b) for a, b in zip(both, gradients(False, True)))
+
+
+def convolution():
+    net = nn.Conv2D(2, 3, in_channels=6)
+    net.initialize()
+    return convert(net, "O1")
+
+
+IMAGES = np.ones((1, 6, 4, 4), "float32")
+CASES = {
+    "outside of a region": (lambda: make("O1"), X, False, "call it within .*precision"),
+    "parameters in float16": (lambda: make("O2"), X, True, r"parameters stored in float32 \('O1', not 'O2'\)"),
+    "hybridized, not converted": (lambda: make(hybridized=True), X, True, "not converted must not be hybridized"),
+    "a convolution": (convolution, IMAGES, True, "none of operator Convolution"),
+}
+
+
+@pytest.mark.parametrize("build, values, inside, message", CASES.values(), ids=CASES.keys())
+def test_where_mxnet_has_none_its_error_is_explained(build, values, inside, message):
+    net, x = build(), mx.nd.array(values)
+    net(x)
+    x.attach_grad()
+    with pytest.raises(mx.MXNetError) as caught:
+        with autograd.record():
+            with precision("float32" if inside else "policy"):
+                score = net(x)
+                (slope,) = autograd.grad(score, [x], create_graph=True, retain_graph=True)
+            loss = slope.square().sum()
+        loss.backward()
+    found = second_derivative_error(caught.value)
+    with pytest.raises(type(found), match=f"^second derivatives: .*{message}"):
+        raise found

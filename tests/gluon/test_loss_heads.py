@@ -1,0 +1,109 @@
+"""Nets with a loss head inside: known on the parameters, refused by whoever scales the loss."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from mxmp.errors import TrainerError
+from mxmp.gluon import convert
+from mxmp.gluon.loss_heads import refuse
+
+X = mx.nd.ones((2, 4))
+HEADS = {
+    "SoftmaxOutput": lambda F, x: F.SoftmaxOutput(x, F.zeros((2,)), name="head"),
+    "LinearRegressionOutput": lambda F, x: F.LinearRegressionOutput(x, F.zeros((2, 3)), name="head"),
+    "make_loss": lambda F, x: F.make_loss(F.sum(x), name="head"),
+    "MakeLoss": lambda F, x: F.MakeLoss(F.sum(x), name="head"),
+}
+
+
+class Net(gluon.HybridBlock):
+    def __init__(self, head, **kwargs):
+        super().__init__(prefix="net_", **kwargs)
+        self.head = head
+        with self.name_scope():
+            self.body = nn.Dense(3, in_units=4)
+
+    def hybrid_forward(self, F, x):
+        return self.head(F, self.body(x))
+
+
+def make(op="SoftmaxOutput", policy="O1"):
+    net = Net(HEADS.get(op, lambda F, x: x))
+    net.initialize()
+    return convert(net, policy)
+
+
+def params_of(net):
+    return list(net.collect_params().values())
+
+
+@pytest.mark.parametrize("op", HEADS)
+def test_a_trained_loss_head_is_refused_by_name(op):
+    net = make(op)
+    with autograd.record():
+        net(X)
+    with pytest.raises(TrainerError, match=rf"^block 'net': node '(net_)?head' \({op}\) is a loss head: .*Take it off"):
+        refuse(params_of(net))
+
+
+def test_the_gradient_of_a_loss_head_cannot_be_scaled():
+    """What the refusal is for: the gradient ignores the factor."""
+    grads = []
+    for factor in (1, 1024):
+        mx.random.seed(0)
+        net = make("make_loss")
+        with autograd.record():
+            loss = net(X) * factor
+        loss.backward()
+        grads.append(net.body.weight.grad().asnumpy())
+    assert (grads[0] == grads[1]).all() and grads[0].any()
+
+
+@pytest.mark.parametrize("op", ["SoftmaxOutput", "none"])
+def test_inference_and_nets_without_one_are_let_through(op):
+    net = make(op)
+    net(X)
+    if op == "none":
+        with autograd.record():
+            net(X)
+    assert refuse(params_of(net)) is None
+
+
+def test_each_look_forgets():
+    net = make()
+    with autograd.record():
+        net(X)
+    with pytest.raises(TrainerError):
+        refuse(params_of(net))
+    assert refuse(params_of(net)) is None
+
+
+def test_parameters_that_are_not_trained_are_let_through():
+    net = make()
+    net.collect_params().setattr("grad_req", "null")
+    with autograd.record():
+        net(X)
+    assert refuse(params_of(net)) is None
+
+
+def test_a_loss_head_within_a_loop_is_found():
+    class Loop(gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(prefix="net_", **kwargs)
+            with self.name_scope():
+                self.body = nn.Dense(3, in_units=4)
+
+        def hybrid_forward(self, F, x):
+            return F.contrib.foreach(lambda row, state: (F.make_loss(row), state), self.body(x), [F.zeros((1,))])[0]
+
+    net = Loop()
+    net.initialize()
+    convert(net, "O1")
+    with autograd.record():
+        net(X)
+    with pytest.raises(TrainerError, match=r"\(make_loss\) is a loss head"):
+        refuse(params_of(net))
