@@ -141,7 +141,7 @@ def _low_class(kind: Type[gluon.Parameter]) -> Type[gluon.Parameter]:
 def _replace(param: gluon.Parameter, dtype: str, arrays: List[mx.nd.NDArray]) -> None:
     """Give a parameter other arrays, as ``Parameter.cast`` does."""
     with autograd.pause():
-        param._dtype = dtypes.to_numpy(dtype) if dtype == dtypes.BFLOAT16 else dtype
+        param._dtype = dtypes.to_numpy(dtype)  # equal to its name and to its type
         param._data = arrays
         if param._grad is not None:
             param._grad = [round_to(grad, dtype) for grad in param._grad]

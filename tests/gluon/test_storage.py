@@ -61,3 +61,11 @@ def test_frozen_parameters_keep_no_float32_copy():
     assert not hasattr(param, "_mxmp_masters")
     storage.store_float32(param)
     assert np.array_equal(param.data().asnumpy(), rounded("float16"))
+
+
+def test_the_dtype_equals_its_name_and_its_type():
+    param = parameter()
+    storage.store_low(param, "float16")
+    assert param.dtype == "float16" and param.dtype == np.float16
+    storage.store_float32(param)
+    assert param.dtype == "float32" and param.dtype == np.float32
