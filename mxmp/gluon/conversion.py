@@ -8,7 +8,8 @@ what hybridizing again rebuilds. No function of MXNet is changed.
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Optional, Tuple
+import threading
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -73,6 +74,10 @@ class Conversion:
                 f"param_dtype={policy.param_dtype!r}; use one with param_dtype='float32', such as 'O1'."
             )
         self.stored: List[gluon.Parameter] = []
+        self.siblings: List[Conversion] = [self]  # those of one call of ``convert``
+        self.recorded: Set[int] = set()  # parameters, by id, that autograd may hold; shared by siblings
+        self.ready = False
+        self.lock = threading.RLock()
         self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}  # by mode (its id) and kind of context
         self.early = self._convert_early()
 
@@ -151,6 +156,7 @@ class Conversion:
     def _clear_cached_op(self) -> None:
         self._original("_clear_cached_op")
         self.modes, self.ops, self.current, self.shaped = {}, {}, None, False
+        self.ready = False
 
     def _get_graph(self, *args: Any) -> Any:
         """Return the inputs and the converted symbol for these inputs."""
@@ -170,7 +176,6 @@ class Conversion:
         """Build the cached operator for this kind of context."""
         inputs, symbol = self._get_graph(*args)
         converted = self._mode(args).converted
-        self._initialize(args)
         self._store(converted)
         self.building = inputs, converted.on_cpu() if modes.on_cpu() else symbol
         try:
@@ -181,25 +186,46 @@ class Conversion:
     def _call_cached_op(self, *args: Any) -> Any:
         """Run the graph for this mode and context; inputs of low precision are taken as float32."""
         args = tuple(modes.as_float32(arg) for arg in args)
+        with self.lock:  # the graph of a call is handed to MXNet in attributes of the net
+            return self._call(args)
+
+    def _call(self, args: Tuple[Any, ...]) -> Any:
+        if not self.ready:
+            self._get_ready(args)
         mode = self._mode(args)
         if autograd.is_recording():
             loss_heads.mark(self.net, mode.loss_heads)
             if current_region() == dtypes.FLOAT32 and self.source is None and mode.is_float32:
-                return self._call_as_written(args)
+                self._note_recorded()
+                with as_written(self.net):
+                    return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us
         self._use(mode)
         key = id(mode), modes.on_cpu()
         if key not in self.ops:
             self.net._cached_op, self.net._cached_op_args = None, []
             self._build_cache(*args)
             self.ops[key] = self.net._cached_op, self.net._cached_op_args
+        if autograd.is_recording():
+            self._note_recorded()
         self.net._cached_op, self.net._cached_op_args = self.ops[key]
         return self._original("_call_cached_op", *args)
 
-    def _call_as_written(self, args: Tuple[Any, ...]) -> Any:
-        """Run the net operator by operator, because cached graphs have no second derivatives in MXNet."""
-        self._initialize(args)
-        with as_written(self.net):
-            return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us
+    def _get_ready(self, args: Tuple[Any, ...]) -> None:
+        """Initialize parameters and store in low precision what any of the siblings wants so.
+
+        Before anything runs: autograd loses the gradients of a parameter that changes its dtype
+        between two calls of one ``record``.
+        """
+        self._mode(args)  # a net that cannot be traced says so, before MXNet infers shapes
+        storage.initialize(self.net, args)
+        for sibling in self.siblings:
+            if sibling.early is not None and conversion_of(sibling.net) is sibling:
+                sibling._store(sibling.early)
+        self.ready = True
+
+    def _note_recorded(self) -> None:
+        """Note that autograd holds the net's parameters, which must keep their dtypes from now on."""
+        self.recorded.update(map(id, self.net.collect_params().values()))
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
         """Return the converted net applied to symbols, for a net that this one is part of.
@@ -228,7 +254,7 @@ class Conversion:
         Raises:
             ConvertError: If the net has not seen a batch yet, or the folder is missing.
         """
-        if self.current is None or not self.ops:
+        if not self.ops:
             raise ConvertError(
                 f"block '{self.net.name}' has not been called yet, so its parameters and shapes are not known; "
                 f"run one batch before exporting."
@@ -236,8 +262,15 @@ class Conversion:
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder):
             raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
-        found = [mode for key, mode in self.modes.items() if key.region is None and not key.training]
-        mode = self.current if self.current in found or not found else found[-1]
+        built = {number for number, _ in self.ops}
+        outside = {key: mode for key, mode in self.modes.items() if key.region is None and id(mode) in built}
+        if not outside:
+            raise ConvertError(
+                f"block '{self.net.name}' has been called in precision regions only; run one batch outside of them "
+                f"before exporting."
+            )
+        inferring = [mode for key, mode in outside.items() if not key.training]
+        mode = inferring[-1] if inferring else list(outside.values())[-1]
         self.net._cached_graph = mode.inputs, mode.converted.symbol
         self.net._cached_op_args = next(args for (key, _), (_, args) in self.ops.items() if key == id(mode))
         with storage.as_stored(self.net.collect_params().values()):
@@ -326,34 +359,23 @@ class Conversion:
     def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Converted:
         read = set(symbol.list_inputs())  # a net may have parameters that it does not use
         params = {name: p for name, p in self.net.collect_params().items() if name in read}
-        trainable = frozenset(name for name, p in params.items() if not isinstance(p, gluon.Constant))
-        stored = frozenset(param.name for param in self.stored)
-        known = self._shapes(shapes, params)
+        stored = frozenset(name for name, p in params.items() if isinstance(p, storage.LowPrecisionParameter))
+        may_change = current_region() is None  # a region holds for a call, not for what is stored
+        trainable = stored | frozenset(name for name, p in params.items() if may_change and self._may_store(p))
+        known = modes.known_shapes(shapes, params)
         try:
             return convert_graph(symbol, policy or self.policy, known, types, trainable, stored)
         except ConvertError as e:
             raise type(e)(f"block '{self.net.name}': {e}") from e
 
-    @staticmethod
-    def _shapes(shapes: Dict[str, Any], params: Any) -> Dict[str, Any]:
-        if not shapes:
-            return {}
-        known = {name: p.shape for name, p in params.items() if p.shape and all(size > 0 for size in p.shape)}
-        return {**known, **shapes}
-
-    def _initialize(self, args: Tuple[Any, ...]) -> None:
-        """Finish deferred initialization in float32, before anything is stored in low precision."""
-        params = list(self.net.collect_params().values())
-        if any(param._deferred_init for param in params):
-            self.net._deferred_infer_shape(*args)
-            for param in params:
-                param._finish_deferred_init()
+    def _may_store(self, param: gluon.Parameter) -> bool:
+        return not isinstance(param, gluon.Constant) and id(param) not in self.recorded
 
     def _store(self, converted: Converted) -> None:
         """Store the parameters in the dtypes that the graph wants; graphs for other dtypes are forgotten."""
         count = len(self.stored)
         for name, param in self.net.collect_params().items():
-            low = name in converted.low_params
+            low = name in converted.low_params and self._may_store(param)
             if low and storage.is_initialized(param) and storage.dtype_of(param) == dtypes.FLOAT32:
                 self.stored.append(param)
                 storage.store_low(param, self.policy.param_dtype)
@@ -361,3 +383,11 @@ class Conversion:
             self.modes = {key: mode for key, mode in self.modes.items() if mode.converted is converted}
             kept = {id(mode) for mode in self.modes.values()}
             self.ops = {key: op for key, op in self.ops.items() if key[0] in kept}
+            self.current = self.current if id(self.current) in kept else None
+
+
+def join(conversions: Sequence[Conversion]) -> None:
+    """Let the conversions of one net with several graphs know each other, since they may share parameters."""
+    recorded: Set[int] = set()
+    for conversion in conversions:
+        conversion.siblings, conversion.recorded = list(conversions), recorded

@@ -11,7 +11,7 @@ from ..errors import ConvertError
 from ..policy import Policy
 from ..report import Report, merge
 from . import trace
-from .conversion import Conversion
+from .conversion import Conversion, join
 from .hooks import conversion_of, installed, suspended
 from .overrides import OverrideCheck
 from .regions import Marks, find_marks
@@ -48,6 +48,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy]) -> gluon.Block:
     replaced = installed([block for root in found for block in (root, *trace.descendants(root))])
     with suspended(replaced):
         conversions = [Conversion(root, policy, marks) for root in found]
+        join(conversions)
         OverrideCheck(policy, trace.prefixes(net), conversions)
     for conversion in replaced:
         conversion.remove()

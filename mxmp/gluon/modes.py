@@ -79,6 +79,14 @@ def known_inputs(inputs: Sequence[Any], args: Tuple[Any, ...]) -> Tuple[Dict[str
     return {name: a.shape for name, a in arrays}, {name: dtypes.canonical(a.dtype) for name, a in arrays}
 
 
+def known_shapes(inputs: Dict[str, Tuple[int, ...]], params: Dict[str, Any]) -> Dict[str, Tuple[int, ...]]:
+    """Return the shapes of inputs and parameters; none where those of the inputs are not known."""
+    if not inputs:
+        return {}
+    known = {name: p.shape for name, p in params.items() if p.shape and all(size > 0 for size in p.shape)}
+    return {**known, **inputs}
+
+
 def as_float32(arg: Any) -> Any:
     """Return an input, or nested inputs, with low precision arrays cast to float32."""
     if isinstance(arg, (list, tuple)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterable, Iterator, List, Type
+from typing import Any, Iterable, Iterator, List, Tuple, Type
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -100,6 +100,15 @@ def dtype_of(param: gluon.Parameter) -> str:
 def is_initialized(param: gluon.Parameter) -> bool:
     """Return whether a parameter has values."""
     return param._data is not None
+
+
+def initialize(net: gluon.Block, args: Tuple[Any, ...]) -> None:
+    """Finish deferred initialization in float32, before anything is stored in low precision."""
+    params = list(net.collect_params().values())
+    if any(param._deferred_init for param in params):
+        net._deferred_infer_shape(*args)
+        for param in params:
+            param._finish_deferred_init()
 
 
 def store_low(param: gluon.Parameter, dtype: str) -> None:
