@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,10 @@ TIMED_OUT = 124
 _SIGNALLED = 128  # and the signal's number, as a shell says it
 _GRACE = 3.0  # seconds between the request to end and the end
 _POLL = 0.05  # seconds
+
+# Has the kernel end a process when the launcher is gone, even if nobody could end it: PR_SET_PDEATHSIG, SIGKILL.
+_DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+_TIED = (sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT)
 
 
 class Process(NamedTuple):
@@ -149,8 +154,10 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
         timeout: Seconds; None waits for ever.
 
     Raises:
-        LaunchError: If a command cannot be started.
+        LaunchError: If a command cannot be started, or a port is in use.
     """
+    for process in processes:
+        _require_free(process)
     deadline = None if timeout is None else time.monotonic() + timeout
     running: Dict[str, subprocess.Popen[bytes]] = {}
     echoes: List[threading.Thread] = []
@@ -165,12 +172,28 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
             echo.join(_GRACE)
 
 
+def _require_free(process: Process) -> None:
+    port = process.environment.get("PORT")
+    if port is None:
+        return
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was used just now will do
+        try:
+            listener.bind((process.host, int(port)))
+        except OSError as e:
+            raise LaunchError(f"{process.name}: port {port} of {process.host}: {e.strerror}; give another port.") from e
+
+
 def _start(process: Process) -> subprocess.Popen[bytes]:
     # Without PYTHONUNBUFFERED what a process prints would come late, and be lost when it is ended.
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **process.environment, LAUNCHED: "1"}
+    program = process.command[0]
+    if shutil.which(program) is None:
+        hint = f"; it is no executable, so write `python {program}`" if os.path.isfile(program) else ""
+        raise LaunchError(f"{process.name}: cannot run {program!r}: there is no such command{hint}.")
     try:
         return subprocess.Popen(
-            list(process.command),
+            [*(_TIED if sys.platform == "linux" else ()), *process.command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -178,7 +201,7 @@ def _start(process: Process) -> subprocess.Popen[bytes]:
             start_new_session=True,  # a group of its own, to end with all that it starts
         )
     except OSError as e:
-        raise LaunchError(f"{process.name}: cannot run {process.command[0]!r}: {e.strerror}.") from e
+        raise LaunchError(f"{process.name}: cannot run {program!r}: {e.strerror}.") from e
 
 
 def _watch(running: Mapping[str, subprocess.Popen[bytes]], deadline: Optional[float], timeout: Optional[float]) -> End:

@@ -46,7 +46,8 @@ class Policy:
             its BatchNorm and the activation.
         last_layer_fp32: Run the last layer in float32: for each output of the network the matrix
             product or convolution that it comes from, and what lies between. Overrides and regions
-            overrule it.
+            overrule it. Of a Gluon Block with several graphs in it (HybridBlocks in a plain Block) it is
+            the last layer of each graph; give the one meant to ``mxmp.gluon.set_policy`` instead.
         pure: Run operators that need float32 (softmax, exp, norms, losses) in low precision too,
             as Apex's O3 does. Only what MXNet's kernels demand stays float32. For baselines.
         out_of_range: What becomes of stored values beyond the compute dtype's range: 'clamp' makes

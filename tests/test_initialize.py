@@ -330,3 +330,42 @@ def test_masters_of_a_trainer_of_mxmp_are_its_own():
     with pytest.raises(PolicyError, match="master_weights=False, but the trainer was made with multi_precision=True"):
         amp.initialize(net, trainer, "O2", master_weights=False)
     amp.initialize(net, trainer, "O2")
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_gradients_of_master_params_can_be_clipped_as_with_apex(level):
+    w = gluon.nn.Dense(1, in_units=1, use_bias=False)
+    w.initialize(mx.init.Zero())
+    trainer = gluon.Trainer(w.collect_params(), "sgd", {"learning_rate": 1.0})
+    w, trainer = amp.initialize(w, trainer, level, loss_scale=None if level == "O0" else 128)
+    with autograd.record():
+        loss = w(mx.nd.ones((1, 1)) * 100).sum()
+    with amp.scale_loss(loss, trainer) as scaled:
+        scaled.backward()
+    assert gluon.utils.clip_global_norm([p.grad for p in amp.master_params(trainer)], 1.0) == pytest.approx(100)
+    assert trainer.step(1)
+    assert w.weight._reduce().asscalar() == pytest.approx(-1)
+
+
+def test_an_optimizer_for_a_net_without_values_changes_nothing():
+    ready, empty = make(), gluon.nn.Dense(2, in_units=3)
+    with pytest.raises(amp.AmpError, match="parameter 'dense.*_weight' is not initialized.*initialize of block 'dense"):
+        amp.initialize([ready, empty], [mx.optimizer.SGD(), mx.optimizer.SGD()], "O2")
+    with pytest.raises(ConvertError, match="not converted"):
+        mxmp.gluon.report(ready)
+
+
+def test_states_want_to_know_the_trainers():
+    for call in (lambda: amp.state_dict(), lambda: amp.load_state_dict({})):
+        with pytest.raises(amp.AmpError, match="want to know the trainers"):
+            call()
+
+
+def test_delay_unscale_is_taken():
+    net = make()
+    net, trainer = amp.initialize(net, trainer_of(net))
+    with autograd.record():
+        loss = net(x()).sum()
+    with amp.scale_loss(loss, trainer, delay_unscale=True) as scaled:
+        scaled.backward()
+    assert trainer.step(1) in (True, False)

@@ -18,6 +18,7 @@ from ..gluon.trace import descendants
 from ..gluon.trainer_setup import adoptable
 from ..loss_scale import DynamicLossScale, LossScale, parse
 from ..optimizer.masters import follow, is_low_precision
+from ..optimizer.scaler import Stage
 from ..policy import Policy, did_you_mean
 from .operators import AmpError
 from .trainers import adopt, as_list, require_trainer
@@ -114,6 +115,8 @@ def initialize(
     for each in given:
         if isinstance(each, mx.optimizer.Optimizer):
             _require_pairs(nets, given)
+            for net in nets:
+                _require_initialized(net)
         else:
             _require_trainer(each, settings, overrides.get("master_weights"))
     if enabled:
@@ -133,19 +136,24 @@ def master_params(optimizer: Any) -> Iterator[mx.nd.NDArray]:
     """Yield the float32 values that trainers update: masters, or the parameters where they are float32.
 
     They are the arrays themselves, on the first context of each parameter; low precision parameters
-    without masters are yielded as they are.
+    without masters are yielded as they are. Between backward and step their gradients are unscaled
+    first, as at the end of Apex's ``scale_loss``, and the ``grad`` of each array is what the step will
+    use: ``gluon.utils.clip_global_norm([p.grad for p in master_params(trainer)], 1.0)`` clips. With
+    ``trainer.clip_global_norm`` an overflow needs no further host read.
 
     Args:
         optimizer: A trainer that `initialize` or `init_trainer` has seen, or a list of them.
     """
     for each in as_list(optimizer):
         trainer = require_trainer(each, "master_params")
+        if trainer._scaler.window.stage is Stage.SCALED and not trainer._scaler.is_open:
+            trainer.unscale()
         for index, param in enumerate(trainer._params):
             if param.grad_req != "null":
                 yield _master(trainer, index, param.list_data()[0])
 
 
-def state_dict(optimizers: Any) -> Dict[str, Any]:
+def state_dict(optimizers: Any = None) -> Dict[str, Any]:
     """Return the loss scales of trainers and their counts of skipped steps as plain JSON data.
 
     ``trainer.save_states`` has them too, next to the optimizer's states.
@@ -155,15 +163,18 @@ def state_dict(optimizers: Any) -> Dict[str, Any]:
             remembers them; mxmp keeps nothing of a process as a whole.
 
     Raises:
+        AmpError: Without trainers.
         TrainerError: Between backward and step.
     """
+    if optimizers is None:
+        raise AmpError("state_dict and load_state_dict want to know the trainers: mxmp keeps nothing of them itself.")
     trainers = [require_trainer(each, "state_dict") for each in as_list(optimizers)]
     for trainer in trainers:
         trainer._scaler.require_ready("state_dict")
     return {f"loss_scaler{i}": trainer._scaler.to_dict() for i, trainer in enumerate(trainers)}
 
 
-def load_state_dict(state: Dict[str, Any], optimizers: Any) -> None:
+def load_state_dict(state: Dict[str, Any], optimizers: Any = None) -> None:
     """Take what `state_dict` returned, or change nothing.
 
     Args:
@@ -267,6 +278,15 @@ def _require_pairs(nets: List[Any], optimizers: List[Any]) -> None:
         )
 
 
+def _require_initialized(net: Any) -> None:
+    for param in net.collect_params().values() if isinstance(net, mx.gluon.Block) else ():
+        if param._data is None and not param._deferred_init:
+            raise AmpError(
+                f"parameter '{param.name}' is not initialized, so that no trainer can be made of the optimizer; call "
+                f"initialize of block '{net.name}' first."
+            )
+
+
 def _require_trainer(trainer: Any, settings: _Settings, wanted: Optional[Any]) -> None:
     adoptable(trainer, settings.loss_scale, Trainer)
     if wanted is not None and isinstance(trainer, Trainer) and trainer.optimizer.masters != settings.masters:
@@ -305,4 +325,6 @@ def _master(trainer: Trainer, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArra
         updater.states_synced[index] = True
     master = updater.states[index].master
     follow(master, weight)
+    if trainer._scaler.window.stage is Stage.UNSCALED:
+        mx.autograd.mark_variables([master], [trainer._params[index].list_grad()[0]])
     return master

@@ -42,6 +42,9 @@ class LossScalers(Scaler):
     def _loss_scale(self, value: LossScale) -> None:
         self.scales[self.current] = value
 
+    def _set(self, value: LossScale) -> None:
+        self.scales = [value] * len(self.scales)
+
     def select(self, loss_id: int) -> None:
         """Make a loss the present one.
 

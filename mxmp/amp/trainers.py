@@ -9,6 +9,7 @@ import mxnet as mx
 
 from ..errors import TrainerError
 from ..gluon import Trainer
+from ..optimizer.shared import SharedLossScale
 from .hook import installed_hook
 from .losses import LossScalers
 from .operators import AmpError
@@ -36,7 +37,7 @@ def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "dyna
 
 
 @contextlib.contextmanager
-def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0) -> Iterator[Any]:
+def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_unscale: bool = True) -> Iterator[Any]:
     """Return a context manager that yields the loss, or the list of losses, times the loss scale.
 
     Args:
@@ -44,6 +45,8 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0) -> Iterat
         optimizer_or_trainer: A trainer that `init_trainer` or `initialize` has seen; or a list of
             all trainers whose parameters the loss depends on.
         loss_id: Number of the loss, below the ``num_losses`` of `initialize`.
+        delay_unscale: Of Apex; without effect, because gradients stay scaled up to the step, or to
+            `unscale`, in any case. To accumulate them set ``grad_req='add'`` on the parameters.
 
     Raises:
         TrainerError: If a trainer is not initialized, or cannot scale a loss now.
@@ -94,9 +97,11 @@ def adopt(trainer: Any, loss_scale: Any, masters: bool = True, num_losses: int =
         LossScaleError: If ``loss_scale`` is none.
     """
     several = num_losses > 1 or isinstance(getattr(trainer, "_scaler", None), LossScalers)
+    if several and isinstance(loss_scale, SharedLossScale):
+        raise TrainerError("loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.")
     Trainer.adopt(trainer, loss_scale, masters)
     if several:
-        trainer._scaler = LossScalers(trainer.loss_scale, num_losses)
+        trainer._take_up(LossScalers(trainer.loss_scale, num_losses))
 
 
 def require_trainer(trainer: Any, call: str) -> Trainer:

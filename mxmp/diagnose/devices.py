@@ -24,6 +24,9 @@ Capability = Tuple[int, int]
 
 # float16 matrix products in tensor cores: Volta and later.
 TENSOR_CORES: Capability = (7, 0)
+# The Turing chips TU116 and TU117 have the number of those with tensor cores; their cards, by name.
+_TURING: Capability = (7, 5)
+_BARE = re.compile(r"\b(GTX 16\d\d|MX[45]50|T[456]00|T550|T1[02]00|T2000|CMP 30HX)\b")
 # bfloat16 in tensor cores: Ampere and later.
 BFLOAT16: Capability = (8, 0)
 # The machine code in the wheels mxnet-cu112, -cu115 and -cu117 1.9.1 is for sm_50, 60, 70, 80 and 86,
@@ -147,7 +150,8 @@ def _verdict(name: str, capability: Capability, dtype: str) -> Tuple[bool, str]:
         lacks = "the card could, but " if capability >= BFLOAT16 else "the card has no bfloat16 arithmetic, and "
         return False, f"bfloat16 does not run: {lacks}MXNet 1.9.1 has no bfloat16 kernels for GPUs; use float16"
     if capability >= TENSOR_CORES:
-        where = "in hardware, though this series has no tensor cores" if "GTX 16" in name else "on its tensor cores"
+        bare = capability == _TURING and _BARE.search(name)
+        where = "in hardware, though this card has no tensor cores" if bare else "on its tensor cores"
         return True, f"float16 runs {where}"
     return (
         False,

@@ -17,11 +17,12 @@ from mxnet import autograd, gluon
 from .. import dtypes
 from ..errors import ConvertError, InferenceError
 from ..graph import without_versions
+from ..optimizer import loss_heads
 from ..passes.classify import depends_on_shapes
 from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, convert_graph, to_graph
-from . import loss_heads, modes, regions, storage, trace
+from . import modes, regions, storage, trace
 from .hooks import ATTRIBUTE, as_written, suspended
 from .hooks import conversion_of as conversion_of
 from .hooks import installed as installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -23,10 +24,11 @@ class Gradients:
 
     Args:
         params: The trainer's parameters; may grow later.
+        contexts: Number of contexts that they are on.
     """
 
-    def __init__(self, params: Sequence[mx.gluon.Parameter]) -> None:
-        self._params = params
+    def __init__(self, params: Sequence[mx.gluon.Parameter], contexts: int) -> None:
+        self._params, self._contexts = params, contexts
         self._taken: Optional[List[List[Update]]] = None
         # Parameters whose ``_grad`` shows float32 copies: what it held, and the copies.
         self._shown: List[Tuple[mx.gluon.Parameter, List[mx.nd.NDArray], List[mx.nd.NDArray]]] = []
@@ -86,6 +88,29 @@ class Gradients:
                     "and discard_grads."
                 )
 
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Raise at the end if a backward inside overwrote a gradient that waits for its step.
+
+        Raises:
+            TrainerError: It names the parameter.
+        """
+        waiting = [(param, data) for param, data in self._fresh() if param.grad_req == "write"]
+        for _, data in waiting:
+            data._fresh_grad = False
+        try:
+            yield
+            lost = next((param for param, data in waiting if data._fresh_grad), None)
+        finally:
+            for _, data in waiting:
+                data._fresh_grad = True
+        if lost is not None:
+            raise TrainerError(
+                f"scale_loss: this backward overwrote the gradient of parameter '{lost.name}' from an earlier block of "
+                "the same step. To add gradients up set grad_req='add', and zero_grad after each step; or scale all "
+                "losses in one block. To start again call discard_grads."
+            )
+
     def take(self) -> List[List[Update]]:
         """Return the fresh gradients per context; they are stale from now on."""
         if self._taken is None:
@@ -94,6 +119,11 @@ class Gradients:
                 if param.grad_req == "null":
                     continue
                 pairs = list(zip(param.list_data(), param.list_grad()))
+                if len(pairs) != self._contexts:
+                    raise TrainerError(
+                        f"parameter '{param.name}' is on {param.list_ctx()}, but the trainer was made for "
+                        f"{self._contexts} of them; make the trainer anew after reset_ctx."
+                    )
                 while len(self._taken) < len(pairs):
                     self._taken.append([])
                 for group, (data, grad) in zip(self._taken, pairs):
@@ -129,16 +159,23 @@ class Gradients:
         self._taken = [[(i, copied.get(id(g), g), data) for i, g, data in group] for group in self.take()]
 
     def clear_stale(self) -> None:
-        """Make the gradients of contexts that no backward reached 0 where the others' are fresh.
+        """Make the gradients of contexts that no backward reached 0, and fresh, where the others' are.
 
         They are old sums, of another loss scale, and would be added to the fresh ones.
         """
         for param in self._trained():
-            fresh = [data._fresh_grad for data in _data(param)]
-            if any(fresh):
-                for grad, is_fresh in zip(param.list_grad(), fresh):
-                    if not is_fresh:
+            weights = _data(param)
+            if any(data._fresh_grad for data in weights):
+                for data, grad in zip(weights, param.list_grad()):
+                    if not data._fresh_grad:
                         mx.nd.zeros_like(grad, out=grad)
+                        data._fresh_grad = True
+
+    def discard(self) -> None:
+        """Let all gradients be stale, those that backward wrote after `unscale` too."""
+        for _, data in self._fresh():
+            data._fresh_grad = False
+        self.release()
 
     def arrays(self) -> List[List[mx.nd.NDArray]]:
         """Return the taken gradients per context."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Optional
 
+import mxnet as mx
+
 from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, StaticLossScale
+from ..optimizer.multi_precision import MultiPrecision, needs_unscaled_gradients
 
 
 def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], sparse: bool) -> Optional[bool]:
@@ -55,6 +58,20 @@ def require_unchecked(loss_scale: LossScale, choice: Optional[bool], what: str) 
         f"{what} updates weights inside the all-reduce, before their gradients are checked, so one overflow would "
         f"destroy them. {cure} or loss_scale=None."
     )
+
+
+def require_rescaled(loss_scale: LossScale, optimizer: mx.optimizer.Optimizer) -> None:
+    """Raise if ``rescale_grad``, which is all that a kvstore has, cannot take a loss scale out.
+
+    Raises:
+        TrainerError: It names the optimizer.
+    """
+    inner = optimizer.inner if isinstance(optimizer, MultiPrecision) else optimizer
+    if not isinstance(loss_scale, NoOpLossScale) and needs_unscaled_gradients(inner):
+        raise TrainerError(
+            f"update_on_kvstore=True with a loss scale: {type(inner).__name__} needs gradients that are unscaled "
+            "first; leave update_on_kvstore out."
+        )
 
 
 def any_sparse(params: Any) -> bool:

@@ -11,9 +11,9 @@ from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..graph import Graph, without_versions
+from ..optimizer.loss_heads import loss_heads
 from ..symbol import Converted
 from . import trace
-from .loss_heads import loss_heads
 from .precision import current_region
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Optional
+import inspect
+from typing import Any, Callable, Optional, TypeVar
 
 import mxnet as mx
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError
+from ..optimizer.second_derivative import second_derivative_error
 from ..passes.classify import PRECISION_ATTR
 from ..passes.verdict import LOW
 
 POLICY = "policy"
 """Where the net's policy decides, as outside of all regions."""
+
+_LAZY = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _KNOWN = (dtypes.FLOAT32, LOW, POLICY, *dtypes.LOW_PRECISION)
 
@@ -43,6 +49,8 @@ class precision(contextlib.ContextDecorator):
     MXNet 1.9.1 has second derivatives for few operators: `mxmp.optimizer.second_derivative` lists
     them. Convolution has none, and those of FullyConnected are right in the last layer alone.
 
+    A function that is decorated must run when it is called: no generator, no coroutine.
+
     Args:
         dtype: 'float32'; 'low' for the policy's compute dtype, or that dtype by name (which is an
             error under a policy with another one); or 'policy', where the policy decides again as
@@ -50,7 +58,8 @@ class precision(contextlib.ContextDecorator):
 
     Raises:
         DtypeError: If it is no dtype.
-        PolicyError: If it is another dtype than these.
+        PolicyError: If it is another dtype than these, or what is decorated is a generator or coroutine.
+        TrainerError: At the end of a region that MXNet's error about a second derivative passes through.
 
     Example::
 
@@ -78,8 +87,21 @@ class precision(contextlib.ContextDecorator):
             scope._attr[PRECISION_ATTR] = self._region
         return self
 
-    def __exit__(self, *exc: Any) -> None:
-        mx.AttrScope._current.value.__exit__(*exc)
+    def __exit__(self, kind: Any, error: Any, stack: Any) -> None:
+        mx.AttrScope._current.value.__exit__(kind, error, stack)
+        explained = second_derivative_error(error) if isinstance(error, mx.MXNetError) else None
+        if explained is not None:
+            raise explained from error
+
+    def __call__(self, func: _Function) -> _Function:
+        """Return a function that runs in this region."""
+        if any(is_lazy(func) for is_lazy in _LAZY):
+            name = getattr(func, "__name__", func)
+            raise PolicyError(
+                f"precision({self._region!r}): {name!r} is a generator or coroutine function, which runs late; "
+                "open the region within it, with no yield or await inside."
+            )
+        return super().__call__(func)
 
 
 def current_region() -> Optional[str]:

@@ -20,6 +20,7 @@ from .precision import POLICY, current_region, precision
 from .trace import descendants
 
 _ATTRIBUTE = "_mxmp_policy"
+_ENTRANCES = ("forward", "unroll")
 
 
 class Mark(NamedTuple):
@@ -48,7 +49,8 @@ def set_policy(block: gluon.Block, policy: Union[None, str, Policy]) -> gluon.Bl
     It holds for all within the block but what has one of its own, from the next ``convert`` of the
     block or of a net around it on; call ``convert`` again if the net is converted already. A
     ``precision`` region within ``hybrid_forward`` overrules it. The last layer in float32:
-    ``set_policy(net.output, "float32")``.
+    ``set_policy(net.output, "float32")``. It holds for what the block does when it is called or, a
+    recurrent cell, unrolled; operators that its other methods make go by what calls these.
 
     Args:
         block: Any Gluon block.
@@ -127,32 +129,34 @@ def check_marks(marks: Marks, policy: Policy) -> None:
 def entered(net: gluon.HybridBlock, marks: Marks) -> Iterator[None]:
     """Let a net and the blocks in it be traced in their own regions.
 
-    A block is entered through ``forward``, whoever calls it: a parent may call the blocks within a
-    marked one past it. What the marked block itself calls is in its region already, where
-    ``hybrid_forward`` may have opened another one.
+    A block is entered through ``forward`` or ``unroll``, whoever calls it: a parent may call the
+    blocks within a marked one past it. What the marked block itself calls is in its region already,
+    where ``hybrid_forward`` may have opened another one.
     """
     inside: List[int] = []
     kept = []
     for block in descendants(net):
         if id(block) in marks or isinstance(block, gluon.SymbolBlock):
-            kept.append((block, vars(block).get("forward")))
-            vars(block)["forward"] = _forward_within(block, marks.get(id(block)), inside)
+            for name in _ENTRANCES:
+                if hasattr(block, name):
+                    kept.append((block, name, vars(block).get(name)))
+                    vars(block)[name] = _within_region(block, name, marks.get(id(block)), inside)
     try:
         with _entered(marks.get(id(net)), inside):
             yield
     finally:
-        for block, forward in kept:
-            del vars(block)["forward"]
-            if forward is not None:
-                vars(block)["forward"] = forward
+        for block, name, own in kept:
+            del vars(block)[name]
+            if own is not None:
+                vars(block)[name] = own
 
 
-def _forward_within(block: gluon.Block, mark: Optional[Mark], inside: List[int]) -> Callable[..., Any]:
-    forward = block.forward
+def _within_region(block: gluon.Block, name: str, mark: Optional[Mark], inside: List[int]) -> Callable[..., Any]:
+    method = getattr(block, name)
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         with _entered(mark, inside), _marked_source(block):
-            return forward(*args)
+            return method(*args, **kwargs)
 
     return run
 

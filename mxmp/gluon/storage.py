@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..optimizer.masters import exact_value, forget_masters, keep_masters, to_float32
+from ..optimizer.masters import exact_value, forget_masters, keep_masters, keeps_masters, to_float32
 from ..symbol.params import round_to
 
 # Attribute of a low precision parameter that holds the class it had before.
@@ -44,6 +44,20 @@ class LowPrecisionParameter(gluon.Parameter):
         super()._init_impl(round_to(wide, dtype_of(self)), ctx_list)
         self._keep(wide)
 
+    def _finish_deferred_init(self) -> None:
+        """Initialize in float32, with the values that a float32 parameter gets."""
+        if self._deferred_init and self._deferred_init[3] is None:
+            init, ctx, default_init, _ = self._deferred_init
+            with autograd.pause():
+                data = mx.nd.zeros(self.shape, ctx=mx.cpu())
+                mx.init.create(default_init)(mx.init.InitDesc(self.name, {"__init__": init}), data)
+            self._deferred_init = init, ctx, default_init, data
+        super()._finish_deferred_init()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what pickle and copy make it from, whatever class the user gave it."""
+        return _make_empty, (vars(self)[_CLASS],), vars(self)
+
     def set_data(self, data: Any) -> None:
         """Set the value on all contexts.
 
@@ -56,15 +70,17 @@ class LowPrecisionParameter(gluon.Parameter):
             self._keep(wide)
 
     def cast(self, dtype: Any) -> None:
-        """Store the parameter in another dtype, as ``Parameter.cast``; a float32 one keeps no masters."""
-        super().cast(dtype)
-        if dtype_of(self) not in dtypes.LOW_PRECISION:
-            self.__class__ = vars(self).pop(_CLASS)
-            forget_masters(self)
+        """Store the parameter in another dtype, as ``Parameter.cast``, from its exact value."""
+        name = dtypes.canonical(dtype)
+        store_float32(self)
+        if name in dtypes.LOW_PRECISION:
+            store_low(self, name)
+        elif name != dtypes.FLOAT32:
+            self.cast(dtype)  # as the class that it has again
 
     def _keep(self, wide: mx.nd.NDArray) -> None:
         """Make a float32 value the master, in the arrays that an optimizer may hold already."""
-        if self.grad_req == "null":
+        if self.grad_req == "null" and not keeps_masters(self):
             return
         with autograd.pause():
             masters = exact_values(self)
@@ -139,6 +155,13 @@ def _to_float32(data: Any) -> mx.nd.NDArray:
     if not isinstance(data, mx.nd.NDArray):
         return mx.nd.array(data)
     return to_float32(data.as_nd_ndarray()).astype(dtypes.FLOAT32, copy=False)
+
+
+def _make_empty(kind: Type[gluon.Parameter]) -> gluon.Parameter:
+    """Return a low precision parameter without attributes, of a class that was the user's."""
+    param = kind.__new__(kind)
+    param.__class__ = _low_class(kind)
+    return param
 
 
 def _low_class(kind: Type[gluon.Parameter]) -> Type[gluon.Parameter]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, List
+from typing import Any, Iterator, List, Sequence, Tuple
 
 import mxnet as mx
 
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError, TrainerError
-from ..optimizer import states
+from ..optimizer import loss_heads, states
 from ..optimizer.finite import all_finite
 from ..optimizer.masters import forget_masters
-from ..optimizer.norm import clip_coefficient, scale_in_place
+from ..optimizer.norm import clip_coefficient, require_positive, scale_in_place
 from ..optimizer.scaler import Stage, scale_loss
-from . import loss_heads
+from ..optimizer.statistics import Statistics
 from .gradients import Update
 from .trainer_setup import TrainerSetup
 
@@ -24,8 +24,9 @@ class Trainer(TrainerSetup):
 
     Three things are added. The loss is scaled, and a step whose gradients are not finite is
     skipped without a trace: weights, optimizer states, update counts and schedule keep every
-    bit. Float16 and bfloat16 parameters have float32 masters (see
-    `mxmp.optimizer.MultiPrecision`). Calls out of turn are errors that say what to do.
+    bit, and running statistics that the forward pass destroyed are put back. Float16 and
+    bfloat16 parameters have float32 masters (see `mxmp.optimizer.MultiPrecision`). Calls out of
+    turn are errors that say what to do.
 
     The order of calls::
 
@@ -78,14 +79,31 @@ class Trainer(TrainerSetup):
                 smallest of their scales for this window; each then steps on its own.
 
         Raises:
-            TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; if a
+            TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; at the end
+                of the block if its backward overwrote gradients of an earlier one; if a
                 loss head within the net keeps the scale from the gradients; or if it holds second
                 derivatives that MXNet lacks or gets wrong.
         """
-        for trainer in (self, *others):
+        trainers = (self, *others)
+        for trainer in trainers:
+            if not isinstance(trainer, TrainerSetup):
+                raise TrainerError(
+                    f"scale_loss: expected further trainers of mxmp, found a {type(trainer).__name__} of "
+                    f"{type(trainer).__module__}; see Trainer.adopt."
+                )
             if trainer._scaler.active:
                 loss_heads.refuse(trainer._params)
-        return scale_loss(loss, [trainer._scaler for trainer in (self, *others)])
+        return self._scaled_block(loss, trainers)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
+        with contextlib.ExitStack() as stack:
+            scaled = scale_loss(loss, [trainer._scaler for trainer in trainers])
+            for trainer in trainers:
+                if trainer._scaler.window.stage is Stage.SCALED:
+                    stack.enter_context(trainer._gradients.kept())
+            yield stack.enter_context(scaled)
 
     def unscale(self) -> None:
         """Make ``param.grad()`` the true gradients, in float32, reduced over the contexts.
@@ -127,13 +145,13 @@ class Trainer(TrainerSetup):
             TrainerError: If ``max_norm`` is not positive, or as `unscale`.
             NonFiniteLossError: If the loss itself was not finite.
         """
-        if not max_norm > 0:
-            raise TrainerError(f"clip_global_norm: max_norm is {max_norm}; expected a positive number.")
+        require_positive("clip_global_norm: max_norm", max_norm)
         groups = self._unscaled("clip_global_norm")
         try:
             norm = self._scaler.read_norm(groups[:1] if self._kvstore else groups)
         except NonFiniteLossError:
             self._end_window()
+            self._statistics.mend(self._running(), error=False)
             raise
         coefficient = clip_coefficient(norm, max_norm) if self._scaler.window.finite else 1.0
         for group in groups:
@@ -153,8 +171,7 @@ class Trainer(TrainerSetup):
         Raises:
             TrainerError: If ``max_value`` is not positive, or as `unscale`.
         """
-        if not max_value > 0:
-            raise TrainerError(f"clip_value: max_value is {max_value}; expected a positive number.")
+        require_positive("clip_value: max_value", max_value)
         for group in self._unscaled("clip_value"):
             for grad in group:
                 grad = grad.as_nd_ndarray()
@@ -217,6 +234,11 @@ class Trainer(TrainerSetup):
         """
         rescale = self._rescale("update", batch_size)
         self._begin("update", ignore_stale_grad, check_stale=True)
+        if self._kvstore and not self._scaler.window.reduced:
+            raise TrainerError(
+                "update came before allreduce_grads, so that every context and worker would use its own gradients "
+                "alone; call step, or allreduce_grads first."
+            )
         return self._finish(rescale)
 
     def discard_grads(self) -> None:
@@ -229,8 +251,8 @@ class Trainer(TrainerSetup):
             TrainerError: Inside a scale_loss block.
         """
         self._scaler.require_closed("discard_grads")
-        self._gradients.take()
-        self._end_window()
+        self._gradients.discard()
+        self._scaler.close_window()
 
     def save_states(self, fname: str) -> None:
         """Save optimizer states, masters, counters, scheduler and loss scale to one file.
@@ -262,6 +284,7 @@ class Trainer(TrainerSetup):
         self._scaler.require_ready("load_states")
         self._gradients.require_used("load_states")
         states.restore(fname, self._target(), self._scaler)
+        self._statistics = Statistics()  # parameters may have been loaded too
 
     # The window.
 
@@ -274,10 +297,14 @@ class Trainer(TrainerSetup):
         self._scaler.require_scaled(call)
         if check_stale and not ignore_stale:
             self._gradients.require_all(call)
+        if ignore_stale and isinstance(self._kvstore, KVStore):
+            raise TrainerError(
+                f"{call}: ignore_stale_grad=True with kvstore '{self._kvstore.type}': a worker does not know which "
+                "gradients are stale on the others; set grad_req='null' where nothing is to be trained."
+            )
 
     def _rescale(self, call: str, batch_size: Any) -> float:
-        if isinstance(batch_size, str) or not batch_size > 0:
-            raise TrainerError(f"{call}: batch_size={batch_size!r}; expected a positive number.")
+        require_positive(f"{call}: batch_size", batch_size)
         return float(self._scale / batch_size)
 
     def _reduce(self) -> None:
@@ -329,8 +356,14 @@ class Trainer(TrainerSetup):
             if finite:
                 self._apply(updates, rescale)
             self._scaler.settle(finite, step, self._gradients.first_bad)
+        except NonFiniteLossError:
+            self._statistics.mend(self._running(), error=False)
+            raise
         finally:
+            checked = self._scaler.checks
             self._end_window()
+        if checked:
+            (self._statistics.keep if finite else self._statistics.mend)(self._running())
         updated = finite and any(updates)
         self._call_hooks(updated)
         return updated
@@ -338,9 +371,14 @@ class Trainer(TrainerSetup):
     def _step_on_kvstore(self, batch_size: float, ignore_stale_grad: bool) -> bool:
         """Let the kvstore update, unchecked; a static scale goes out with the batch size."""
         self._scaler.require_closed("step")
+        self._gradients.require("step", may_lack=ignore_stale_grad)
         self._scaler.require_scaled("step")
-        super().step(batch_size * self._scaler.window.scale, ignore_stale_grad)
-        self._scaler.close_window()
+        try:
+            super().step(batch_size * self._scaler.window.scale, ignore_stale_grad)
+            self._share_masters()
+        finally:
+            self._gradients.discard()
+            self._scaler.close_window()
         self._call_hooks(True)
         return True
 
@@ -368,6 +406,11 @@ class Trainer(TrainerSetup):
             for other in param.list_data()[1:]:
                 weight.copyto(other)
             forget_masters(param, but=weight.ctx)
+
+    def _running(self) -> List[Tuple[str, mx.nd.NDArray]]:
+        """Return the running statistics on every context: parameters that no gradient is for, whoever froze them."""
+        found = (param for param in self._params if not param._differentiable)
+        return [(param.name, data) for param in found for data in param.list_data()]
 
     def _call_hooks(self, updated: bool) -> None:
         for hook in list(self._step_hooks.values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Type
+from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Sequence, Type
 
 import mxnet as mx
 from mxnet.gluon.utils import HookHandle
@@ -11,19 +11,24 @@ from mxnet.gluon.utils import HookHandle
 from ..distributed import KVStore, distributed
 from ..dtypes import LOW_PRECISION, canonical
 from ..errors import TrainerError
-from ..loss_scale import LossScale
+from ..loss_scale import LossScale, parse
 from ..optimizer import LossScaleOptimizer, states
-from ..optimizer.multi_precision import MultiPrecision
+from ..optimizer.masters import forget_masters
+from ..optimizer.multi_precision import MasterState, MultiPrecision
 from ..optimizer.scaler import Scaler
-from ..optimizer.shared import make_scaler
+from ..optimizer.shared import SharedLossScale, make_scaler
+from ..optimizer.statistics import Statistics
 from ..optimizer.status import ScalerStatus
 from .distributed import broadcast_param, open_kvstore
 from .gradients import Gradients
-from .kvstore import any_sparse, choose_update, require_unchecked
+from .kvstore import any_sparse, choose_update, require_rescaled, require_unchecked
 
 
 class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
     """What `Trainer` is made of; its methods that are not called at every step."""
+
+    # States of a kvstore that updates, while there is none.
+    _kept_states: Dict[int, Any] = {}
 
     def __init__(
         self,
@@ -35,15 +40,25 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         update_on_kvstore: Optional[bool] = None,
         loss_scale: Any = "dynamic",
     ) -> None:
+        given = None
         if isinstance(optimizer, LossScaleOptimizer):
             if loss_scale != "dynamic":
                 raise TrainerError(f"loss_scale={loss_scale!r}, but the LossScaleOptimizer has one; leave it out.")
-            optimizer, loss_scale = optimizer.hand_over("Trainer")
+            given, (optimizer, loss_scale) = optimizer, optimizer.parts("Trainer")
         scaler = make_scaler(loss_scale)
         choice = choose_update(scaler.loss_scale, kvstore, update_on_kvstore, any_sparse(params))
-        super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
+        owners = [(param, param._trainer) for param in _listed(params) if isinstance(param, mx.gluon.Parameter)]
+        try:
+            super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
+            self._require_kvstore()
+            self._require_fitting(scaler.loss_scale)
+        except Exception:
+            for param, owner in owners:
+                param._trainer = owner
+            raise
         self._take_up(scaler)
-        self._check_kvstore_update()
+        if given is not None:
+            given.hand_over("Trainer")
         if choice is False and distributed(kvstore) and not any(param._deferred_init for param in self._params):
             self._prepare()
 
@@ -54,7 +69,8 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         This one object changes, not its class; its optimizer, schedule and states stay.
 
         Args:
-            trainer: Any whose kvstore has not updated weights by itself.
+            trainer: Any whose kvstore does not update weights by itself, and is not a distributed one
+                that was set up already.
             loss_scale: As for `Trainer`.
             multi_precision: Whether low precision parameters have float32 masters.
 
@@ -67,17 +83,15 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         """
         scaler = make_scaler(loss_scale)
         kind = adoptable(trainer, scaler.loss_scale, cls)
-        if isinstance(trainer, TrainerSetup):
-            trainer._scaler = scaler
-            return trainer
-        settings = trainer._kvstore_params
-        settings["update_on_kvstore"] = _update_choice(trainer, scaler.loss_scale)
-        made = [updater.states for updater in trainer._updaters]
-        trainer.__class__ = kind
+        if not isinstance(trainer, TrainerSetup):
+            settings = trainer._kvstore_params
+            settings["update_on_kvstore"] = _update_choice(trainer, scaler.loss_scale)
+            made = [(updater.states, updater.states_synced) for updater in trainer._updaters]
+            trainer.__class__ = kind
+            trainer._init_optimizer(trainer._optimizer, {"multi_precision": multi_precision})
+            for updater, (present, synced) in zip(trainer._updaters, made):
+                updater.states, updater.states_synced = present, synced
         trainer._take_up(scaler)
-        trainer._init_optimizer(trainer._optimizer, {"multi_precision": multi_precision})
-        for updater, present in zip(trainer._updaters, made):
-            updater.states, updater.states_synced = present, dict.fromkeys(present, True)
         return trainer
 
     def add_params(self, params: Any) -> None:
@@ -94,7 +108,7 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
                 is sparse or lies on other contexts; then none is added.
         """
         self._scaler.require_ready("add_params")
-        added = list(params.values() if hasattr(params, "values") else params)
+        added = _listed(params)
         known = set(self._param2idx)
         for param in added:
             _check_addable(param, known, self._contexts)
@@ -114,8 +128,14 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
                 the parameters were updated.
 
         Returns:
-            A handle, whose ``detach()`` ends it.
+            A handle, whose ``detach()`` ends it. What a hook raises comes out of the step, which is
+            complete by then; hooks behind it are not called.
+
+        Raises:
+            TrainerError: If it is no function.
         """
+        if not callable(hook):
+            raise TrainerError(f"register_step_hook: {hook!r} is no function; expected one of (trainer, updated).")
         handle = HookHandle()
         handle.attach(self._step_hooks, hook)
         return handle
@@ -123,17 +143,21 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
     @ScalerStatus.loss_scale.setter
     def loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
-        value = make_scaler(spec).loss_scale
-        choice = self._kvstore_params["update_on_kvstore"]
-        if choice is not False:
-            require_unchecked(value, choice, "the kvstore of this trainer")
-        self._scaler.loss_scale = value
+        if isinstance(spec, SharedLossScale):
+            raise TrainerError(
+                "setting loss_scale: give a SharedLossScale to the constructor, or to Trainer.adopt(trainer, shared)."
+            )
+        self._scaler.loss_scale = parse(spec)
 
     def _take_up(self, scaler: Scaler) -> None:
-        """Make what a trainer of mxmp has and one of MXNet lacks."""
+        """Work with a scaler, and make what a trainer of mxmp has and one of MXNet lacks."""
         self._scaler = scaler
-        self._gradients = Gradients(self._params)
-        self._step_hooks: Dict[int, Callable[[Any, bool], None]] = OrderedDict()
+        scaler.refuse = self._require_fitting
+        scaler.join()
+        if "_gradients" not in vars(self):
+            self._gradients = Gradients(self._params, len(self._contexts or ()))
+            self._statistics = Statistics()
+            self._step_hooks: Dict[int, Callable[[Any, bool], None]] = OrderedDict()
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
         options = dict(optimizer_params)
@@ -156,8 +180,15 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         if self._params_to_init:
             self._init_params()
 
-    def _check_kvstore_update(self) -> None:
-        """Raise if the kvstore is to update and cannot."""
+    def _require_fitting(self, loss_scale: LossScale) -> None:
+        """Raise if gradients would be updated unchecked, or scaled, where a loss scale forbids it."""
+        choice = self._kvstore_params["update_on_kvstore"]
+        if self._update_on_kvstore if self._kv_initialized else choice is not False:
+            require_unchecked(loss_scale, choice, "the kvstore of this trainer")
+            require_rescaled(loss_scale, self._optimizer)
+
+    def _require_kvstore(self) -> None:
+        """Raise if the kvstore is to update and there is none."""
         if not self._kvstore_params["update_on_kvstore"]:
             return
         kvstore = self._kvstore_params["kvstore"]
@@ -166,17 +197,23 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
                 f"update_on_kvstore=True with kvstore={kvstore!r} and {len(self._contexts)} context: MXNet makes no "
                 "kvstore there; leave update_on_kvstore out."
             )
-        if self._scaler.active and self._optimizer.needs_unscaled_gradients:
-            raise TrainerError(
-                f"update_on_kvstore=True with a loss scale: {type(self._optimizer.inner).__name__} needs gradients "
-                "that are unscaled first; leave update_on_kvstore out."
-            )
 
     def _init_kvstore(self) -> None:
         options = self._kvstore_params
         if options["update_on_kvstore"] is False:
             options["kvstore"] = open_kvstore(options["kvstore"], self._compression_params, self._params)
         super()._init_kvstore()
+        updater = getattr(self._kvstore, "_updater", None)
+        if updater is not None and self._kept_states:
+            updater.states, updater.states_synced = self._kept_states, dict.fromkeys(self._kept_states, False)
+        self._kept_states = {}
+
+    def _reset_kvstore(self) -> None:
+        """Forget the kvstore, as MXNet does when parameters are set, but not the states of one that updates."""
+        updater = getattr(getattr(self, "_kvstore", None), "_updater", None)
+        if updater is not None:
+            self._kept_states = updater.states
+        super()._reset_kvstore()
 
     def _init_params(self) -> None:
         if not isinstance(self._kvstore, KVStore):
@@ -190,6 +227,13 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
     def _updates_on_kvstore(self) -> bool:
         self._prepare()
         return bool(self._kvstore and self._update_on_kvstore)
+
+    def _share_masters(self) -> None:
+        """Let parameters keep the masters of a kvstore that updates, which works on a context of its own."""
+        updater = getattr(self._kvstore, "_updater", None)
+        for index, state in (updater.states if updater is not None else {}).items():
+            if isinstance(state, MasterState) and state.master is not None:
+                forget_masters(self._params[index], but=state.master.ctx)
 
     def _updating(self) -> List[mx.optimizer.Updater]:
         """Return the updaters that work: with a kvstore one, whose weights the other contexts copy.
@@ -229,10 +273,18 @@ def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[TrainerSetup]) -> 
         raise TrainerError(f"expected a gluon Trainer, found a {type(trainer).__name__}{hint}.")
     if isinstance(trainer, TrainerSetup):
         trainer._scaler.require_ready("initializing a trainer again")
-        choice = trainer._kvstore_params["update_on_kvstore"]
-        if choice is not False:
-            require_unchecked(loss_scale, choice, "the kvstore of this trainer")
+        trainer._require_fitting(loss_scale)
         return type(trainer)
+    store = trainer._kvstore if trainer._kv_initialized else None
+    if store and trainer._update_on_kvstore:
+        raise TrainerError(
+            "the kvstore of this trainer is set up already and updates weights by itself, before any check and without "
+            "float32 masters; make the trainer with update_on_kvstore=False."
+        )
+    if store and distributed(store):
+        raise TrainerError(
+            f"kvstore '{store.type}' of this trainer is set up already; adopt the trainer before its first step."
+        )
     for updater in trainer._updaters:
         for index in updater.states:
             param = trainer._params[index]
@@ -242,9 +294,8 @@ def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[TrainerSetup]) -> 
                     f"{canonical(param.dtype)}, so that its optimizer state may lack a float32 master; set the "
                     "trainer up before its first step."
                 )
-    if trainer._kv_initialized and trainer._kvstore and trainer._update_on_kvstore:
-        require_unchecked(loss_scale, None, "the kvstore of this trainer, which is set up already,")
-    _update_choice(trainer, loss_scale)
+    if _update_choice(trainer, loss_scale) is not False:
+        require_rescaled(loss_scale, trainer._optimizer)
     return _mixed(type(trainer), kind)
 
 
@@ -273,9 +324,17 @@ def _mixed(given: Type[mx.gluon.Trainer], kind: Type[TrainerSetup]) -> Type[mx.g
     return type(given.__name__, (kind, given), {"__doc__": given.__doc__, "__module__": given.__module__})
 
 
+def _listed(params: Any) -> List[Any]:
+    """Return parameters given as a dict, a list or a tuple; no other is any."""
+    values = params.values() if hasattr(params, "values") else params
+    return list(values) if isinstance(values, Iterable) else [params]
+
+
 def _check_addable(param: Any, known: Collection[str], contexts: Sequence[mx.Context]) -> None:
     if not isinstance(param, mx.gluon.Parameter):
         raise TrainerError(f"add_params: expected gluon Parameters, found a {type(param).__name__}.")
+    if param._data is None and not param._deferred_init:
+        raise TrainerError(f"add_params: parameter '{param.name}' is not initialized; call its initialize first.")
     if param.name in known:
         raise TrainerError(f"add_params: the trainer has a parameter '{param.name}' already.")
     if "row_sparse" in (param._stype, param._grad_stype):

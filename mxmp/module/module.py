@@ -8,9 +8,10 @@ from typing import Any, Iterable, List, Sequence, Union
 import mxnet as mx
 
 from ..errors import TrainerError
-from ..loss_scale import NoOpLossScale
+from ..loss_scale import LossScale, NoOpLossScale
 from ..optimizer import LossScaleOptimizer
 from ..optimizer.masters import to_float32
+from ..optimizer.norm import require_positive
 from ..optimizer.scaler import Stage
 from ..optimizer.status import ScalerStatus
 from ..policy import Policy
@@ -103,6 +104,7 @@ class Module(ScalerStatus, ConvertedModule):
             loss_heads=frozenset(loss_heads),
         )
         self._backward_scale = 1.0
+        self._scaler.refuse = self._require_fitting
 
     @property
     def policy(self) -> Policy:
@@ -117,14 +119,16 @@ class Module(ScalerStatus, ConvertedModule):
     @ScalerStatus.loss_scale.setter
     def loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
-        value = make_scaler(self._policy, spec).loss_scale
+        self._scaler.loss_scale = make_scaler(self._policy, spec).loss_scale
+
+    def _require_fitting(self, loss_scale: LossScale) -> None:
+        """Raise if the executors have no input for a loss scale."""
         unscaled = self.binded and self.for_training and not self._bound("loss_scale").scaled
-        if unscaled and not isinstance(value, NoOpLossScale):
+        if unscaled and not isinstance(loss_scale, NoOpLossScale):
             raise TrainerError(
                 "loss_scale: this module was bound without a loss scale; set it before bind, or make the module with "
                 "loss_scale=1 to set it later."
             )
-        self._scaler.loss_scale = value
 
     # ------------------------------------------------------------------ training
 
@@ -158,7 +162,8 @@ class Module(ScalerStatus, ConvertedModule):
             self.logger.warning("optimizer already initialized, ignoring...")
             return
         if isinstance(optimizer, LossScaleOptimizer):
-            optimizer, self.loss_scale = optimizer.hand_over("Module")
+            _, self.loss_scale = optimizer.parts("Module")
+            optimizer, _ = optimizer.hand_over("Module")
         if self._params_dirty:
             self._sync_params_from_devices()
         low = self._low_weights()
@@ -267,8 +272,7 @@ class Module(ScalerStatus, ConvertedModule):
         Raises:
             TrainerError: If ``max_norm`` is not positive, or before backward.
         """
-        if not max_norm > 0:
-            raise TrainerError(f"clip_global_norm: max_norm is {max_norm}; expected a positive number.")
+        require_positive("clip_global_norm: max_norm", max_norm)
         return self._require_gradients("clip_global_norm").clip_global_norm(self._trained(), max_norm)
 
     def update(self) -> bool:
@@ -293,7 +297,9 @@ class Module(ScalerStatus, ConvertedModule):
         if self._scaler.active:
             self._require_gradients("update")
         self._params_dirty = True  # auxiliary states change in a skipped step as well
-        return self._training.step(self._trained(), self._losses())
+        group = self._exec_group
+        running = [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
+        return self._training.step(self._trained(), self._losses(), running)
 
     def _losses(self) -> List[mx.nd.NDArray]:
         """Return what the scaled loss heads gave, on every context."""

@@ -7,12 +7,14 @@ from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional,
 import mxnet as mx
 
 from ..distributed import KVStore
+from ..errors import NonFiniteLossError
 from ..optimizer import MultiPrecision, all_finite, states
 from ..optimizer.finite import first_non_finite
 from ..optimizer.masters import follow, is_low_precision, to_float32
 from ..optimizer.multi_precision import MasterState
 from ..optimizer.norm import clip_coefficient, scale_in_place
 from ..optimizer.scaler import Scaler, Stage, non_finite_loss
+from ..optimizer.statistics import Named, Statistics
 
 
 class Weight(NamedTuple):
@@ -73,6 +75,7 @@ class Training:
         self.updaters = [mx.optimizer.get_updater(optimizer) for _ in self._contexts]
         self._params = [_Param(w.name, w.arrays[0].shape, w.arrays[0].dtype) for w in weights]
         self._indices = {weight.name: index for index, weight in enumerate(weights)}
+        self._statistics = Statistics()
         # Lists of gradients that show float32 copies, with what they held.
         self._shown: List[Tuple[List[mx.nd.NDArray], List[mx.nd.NDArray]]] = []
         for weight in weights if kvstore is not None else ():
@@ -139,13 +142,14 @@ class Training:
             scale_in_place(_gradients(weights), clip_coefficient(norm, max_norm))
         return norm
 
-    def step(self, weights: Sequence[Weight], losses: Sequence[mx.nd.NDArray]) -> bool:
+    def step(self, weights: Sequence[Weight], losses: Sequence[mx.nd.NDArray], running: Named) -> bool:
         """Reduce the gradients, check them, and update the weights or skip; end the window.
 
         Args:
             weights: Those whose gradients backward has written.
             losses: What the loss heads gave; looked at, with a second host read, only where
                 gradients are not finite.
+            running: The running statistics by name, on every context.
 
         Returns:
             Whether the weights were updated.
@@ -170,8 +174,14 @@ class Training:
             if finite:
                 self._apply(weights, factor)
             scaler.settle(finite, number, _first_bad(weights))
+        except NonFiniteLossError:
+            self._statistics.mend(running, error=False)
+            raise
         finally:
+            checked = scaler.checks
             self.end_window()
+        if checked:
+            (self._statistics.keep if finite else self._statistics.mend)(running)
         return finite
 
     def end_window(self) -> None:
@@ -247,6 +257,7 @@ class Training:
         """
         self.scaler.require_ready("load_optimizer_states")
         states.restore(fname, self._target(), self.scaler)
+        self._statistics = Statistics()  # parameters may have been loaded too
 
     def _target(self) -> states.Target:
         return states.Target(self.optimizer, self.updaters, self._contexts, self._params)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Sequence, Tuple, Union
+import ctypes
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import mxnet as mx
+from mxnet.base import _LIB, check_call
 
-from ..dtypes import FLOAT32, canonical
+from ..dtypes import FLOAT32, PRECISIONS, canonical
 from ..errors import TrainerError
 from .masters import is_low_precision, to_float32
+
+_FLOATS = (*PRECISIONS, "float64")
 
 Weight = Union[mx.nd.NDArray, mx.gluon.Parameter]
 
@@ -109,6 +113,65 @@ def check_weights(known: Sequence[Weight], weights: Sequence[Weight]) -> List[We
                 "on the same contexts."
             )
     return [*known, *(weight for weight in weights if id(weight) not in ids)]
+
+
+def read_grads(grads: Any) -> List[Any]:
+    """Return what was given to be unscaled as a list: arrays, lists of them, and None.
+
+    Raises:
+        TrainerError: Naming the first item that is no gradient, or if there is none.
+    """
+    if isinstance(grads, mx.nd.NDArray):
+        grads = [grads]
+    if not isinstance(grads, Iterable):
+        raise TrainerError(f"get_unscaled_gradients: expected a list of NDArrays, found a {type(grads).__name__}.")
+    found = list(grads)
+    arrays = [(number, leaf) for number, item in enumerate(found) for leaf in leaves(item) if leaf is not None]
+    if not arrays:
+        raise TrainerError("get_unscaled_gradients: there is no gradient; give those of all weights.")
+    for number, array in arrays:
+        dtype = canonical(array.dtype) if isinstance(array, mx.nd.NDArray) else None
+        if dtype not in _FLOATS:
+            what = f"a {type(array).__name__}" if dtype is None else f"an array of {dtype}"
+            raise TrainerError(f"get_unscaled_gradients: item {number} holds {what}; expected floating point NDArrays.")
+    return found
+
+
+def check_unscaled(pairs: Sequence[Tuple[Any, Any]], given: Sequence[mx.nd.NDArray]) -> None:
+    """Check that no gradient is scaled still. Waits until the gradients are there; no host read.
+
+    Args:
+        pairs: Gradients and weights that fit each other.
+        given: What was given to be unscaled.
+
+    Raises:
+        TrainerError: If one lies in the memory of what was given, or of its weight's own gradient,
+            which hold what backward wrote.
+    """
+    seen = _addresses(given)
+    for number, (grad, weight) in enumerate(pairs):
+        if _addresses(leaves(grad)) & (seen | _addresses(_own_gradients(weight))):
+            raise TrainerError(
+                f"apply_gradients: the gradient of {name_of(weight, number)} is an array that backward wrote, scaled; "
+                "give all gradients to get_unscaled_gradients, and here what it returns."
+            )
+
+
+def _own_gradients(weight: Weight) -> Sequence[Optional[mx.nd.NDArray]]:
+    """Return where backward writes the gradients of a weight."""
+    return (weight._grad or ()) if isinstance(weight, mx.gluon.Parameter) else (weight.grad,)
+
+
+def _addresses(arrays: Iterable[Optional[mx.nd.NDArray]]) -> Set[int]:
+    """Return where arrays begin: ``w.grad`` is another object each time, but the same memory."""
+    found = set()
+    for array in arrays:
+        if array is not None:
+            array.wait_to_read()  # or a layout of oneDNN could be changed while it is looked at
+            pointer = ctypes.c_void_p()
+            check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+            found.add(pointer.value or 0)
+    return found - {0}  # a row_sparse array without rows has no memory
 
 
 def read_pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:

@@ -14,6 +14,7 @@ from .finite import all_finite, first_non_finite
 from .gradient_pairs import (
     Update,
     Weight,
+    check_unscaled,
     check_weights,
     contexts_of,
     described,
@@ -21,6 +22,7 @@ from .gradient_pairs import (
     make_updates,
     mapped,
     name_of,
+    read_grads,
     read_pairs,
     unscaled,
 )
@@ -75,7 +77,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         tf.keras.mixed_precision.LossScaleOptimizer of TensorFlow 2.12.
     """
 
-    _own = ("_scaler", "_updater", "_weights", "_scaled", "_owner")
+    _own = ("_scaler", "_updater", "_weights", "_scaled", "_given", "_owner")
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         self._updater = mx.optimizer.get_updater(multi)
         self._weights: List[Weight] = []  # in the order of their indices
         self._scaled: List[Any] = []  # scaled losses of this window
+        self._given: List[mx.nd.NDArray] = []  # its scaled gradients, as get_unscaled_gradients saw them
         self._owner: Optional[str] = None
 
     # ------------------------------------------------------------------ properties
@@ -178,8 +181,8 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
     def get_unscaled_gradients(self, grads: Sequence[Any]) -> List[Any]:
         """Return gradients divided by the loss scale, in float32; the given ones stay as they are.
 
-        Call it once in a step, with all gradients. Those that are not finite make the step skip,
-        whatever becomes of them. No host read.
+        Call it once in a step, with all gradients, and go on with what it returns. Those that are not
+        finite make the step skip, whatever becomes of them. No host read.
 
         Args:
             grads: NDArrays, dense or row_sparse; or lists of them, one per context; or None.
@@ -202,15 +205,11 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
                 "get_unscaled_gradients: the gradients of this step are unscaled already; call it once, with all of "
                 "them, then apply_gradients."
             )
-        grads = [grads] if isinstance(grads, mx.nd.NDArray) else list(grads)
+        grads = read_grads(grads)
         arrays = [leaf for leaf in leaves(grads) if leaf is not None]
-        for array in arrays:
-            if not isinstance(array, mx.nd.NDArray):
-                raise TrainerError(f"get_unscaled_gradients: expected NDArrays, found a {type(array).__name__}.")
-        if not arrays:
-            raise TrainerError("get_unscaled_gradients: there is no gradient; give those of all weights.")
         window.grad_flag = all_finite(arrays)
         window.stage = Stage.UNSCALED
+        self._given = arrays
         factor = 1.0 / window.scale
         return [mapped(grad, lambda array: unscaled(array, factor)) for grad in grads]
 
@@ -223,14 +222,16 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         Args:
             grads_and_vars: Pairs of a gradient, true and not scaled, and its weight: an NDArray or a
                 gluon Parameter. The gradient of a Parameter on several contexts is a list. Weights
-                whose gradient is None are left alone.
+                whose gradient is None are left alone. The arrays that `get_unscaled_gradients` was
+                given and the weights' own gradients are refused, at a scale of 1 too and whatever was
+                written into them: all gradients must have gone through it.
 
         Returns:
             True if the weights were updated, False if the step was skipped.
 
         Raises:
-            TrainerError: If `get_scaled_loss` or `get_unscaled_gradients` was forgotten, or the pairs
-                are none. Then the step can still be made.
+            TrainerError: If `get_scaled_loss` or `get_unscaled_gradients` was forgotten, what it returned
+                is not what is given here, or the pairs are none. Then the step can still be made.
             NonFiniteLossError: If the loss itself was not finite; nothing is updated.
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
@@ -241,6 +242,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         pairs = read_pairs(grads_and_vars)
         weights = self._weights or check_weights([], [weight for _, weight in pairs])
         updates = make_updates(pairs, weights)
+        check_unscaled(pairs, self._given)
         self.check_states((u.index, u.arrays[0], self._updater.states.get(u.index)) for u in updates)
         self._know(weights)
         try:
@@ -299,22 +301,25 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         self._require_ready("load_states")
         states.restore(fname, self._target("load_states"), self._scaler)
 
-    def hand_over(self, owner: str) -> Tuple[MultiPrecision, LossScale]:
-        """Return the optimizer with masters and the loss scale, for a trainer that does the rest.
-
-        From now on this object only shows the inner optimizer's attributes.
+    def parts(self, owner: str = "trainer") -> Tuple[MultiPrecision, LossScale]:
+        """Return the optimizer with masters and the loss scale, which `hand_over` would give away.
 
         Args:
-            owner: What the trainer is called, for errors.
+            owner: What would get them, for errors.
 
         Raises:
-            TrainerError: If it has weights of its own, or another owner.
+            TrainerError: If it has weights of its own, or an owner, or is in the middle of a step.
         """
         self._require_ready("hand_over")
         if self._weights:
             raise TrainerError(f"this LossScaleOptimizer has weights of its own; make another one for the {owner}.")
-        self._owner = owner
         return self._updater.optimizer, self._scaler.loss_scale
+
+    def hand_over(self, owner: str) -> Tuple[MultiPrecision, LossScale]:
+        """Return `parts`, for the owner to do the rest; this object only shows attributes from now on."""
+        parts = self.parts(owner)
+        self._owner = owner
+        return parts
 
     # ------------------------------------------------------------------ parts
 
@@ -341,7 +346,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         return states.Target(self._updater.optimizer, [self._updater], contexts_of(self._weights[0])[:1], params)
 
     def _end_window(self) -> None:
-        self._scaled = []
+        self._scaled, self._given = [], []
         self._scaler.close_window()
 
     def _require_own(self, call: str) -> None:

@@ -132,18 +132,32 @@ def new_master(weight: mx.nd.NDArray, param: Optional[mx.gluon.Parameter] = None
 
     Args:
         weight: Float16 or bfloat16.
-        param: The parameter that holds the weight. The float32 value that it keeps on this context
-            becomes the master, in every element that still rounds to the weight; and the master is
-            kept, so that all who ask for it share it.
+        param: The parameter that holds the weight. The float32 value that it keeps becomes the
+            master, in every element that still rounds to the weight; and the master is kept, so that
+            all who ask for it share it.
 
     Returns:
         A float32 array that rounds to the weight bit for bit (but for the sign of zero).
     """
-    kept = {} if param is None else _kept(param)
-    master = _brought_up(kept.get(weight.ctx), weight)
-    if param is not None:
-        keep_masters(param, [*(array for ctx, array in kept.items() if ctx != weight.ctx), master])
+    if param is None:
+        return to_float32(weight)
+    if not _kept(param):  # on all contexts now: later, those that are updated first are no measure for the others
+        keep_masters(param, [to_float32(data.as_nd_ndarray()) for data in param.list_data()])
+    return shared_master(exact_value(weight, param), weight, param)
+
+
+def shared_master(master: mx.nd.NDArray, weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArray:
+    """Return the one master of a weight: what its parameter keeps, else ``master``, which it keeps from now on."""
+    kept = _kept(param).get(weight.ctx)
+    if kept is not None and kept.shape == weight.shape:
+        return kept
+    keep_masters(param, [*(array for ctx, array in _kept(param).items() if ctx != weight.ctx), master])
     return master
+
+
+def keeps_masters(param: mx.gluon.Parameter) -> bool:
+    """Return whether the float32 value of a parameter is kept."""
+    return bool(_kept(param))
 
 
 def exact_value(weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArray:

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 import mxnet as mx
 
 from ..errors import TrainerError
-from .masters import follow, forget_masters, is_low_precision, new_master, round_into, to_float32
+from .masters import follow, forget_masters, is_low_precision, new_master, round_into, shared_master, to_float32
 
 _OWN = ("inner", "masters")
 
@@ -24,6 +24,14 @@ class MasterState:
 
     master: Optional[mx.nd.NDArray]
     inner: Any
+
+
+def needs_unscaled_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Return whether an optimizer looks at gradients before it applies ``rescale_grad``.
+
+    LBSGD adds gradients up over several steps, whose scales may differ, and takes norms of them.
+    """
+    return isinstance(optimizer, mx.optimizer.LBSGD)
 
 
 class MultiPrecision(mx.optimizer.Optimizer):
@@ -100,12 +108,8 @@ class MultiPrecision(mx.optimizer.Optimizer):
 
     @property
     def needs_unscaled_gradients(self) -> bool:
-        """Whether dividing by the loss scale through ``rescale_grad`` is not enough.
-
-        LBSGD adds gradients up over several steps, whose scales may differ, and takes norms of
-        them, all before it applies ``rescale_grad``.
-        """
-        return isinstance(self.inner, mx.optimizer.LBSGD)
+        """Whether dividing by the loss scale through ``rescale_grad`` is not enough."""
+        return needs_unscaled_gradients(self.inner)
 
     def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> Any:
         """Return the state of one weight: a `MasterState` if it is low precision.
@@ -172,7 +176,7 @@ class MultiPrecision(mx.optimizer.Optimizer):
             if not isinstance(state, MasterState):
                 raise self._cast_after_state(index)
             if state.master is not None:
-                self._bring(state, weight.ctx)
+                self._bring(state, weight, self.inner.param_dict.get(index))
                 follow(state.master, weight)
             wide.append(to_float32(weight) if state.master is None else state.master)
         grads = [to_float32(grad) for grad in grads]
@@ -184,11 +188,13 @@ class MultiPrecision(mx.optimizer.Optimizer):
         for source, weight in zip(wide, weights):
             round_into(source, weight)
 
-    def _bring(self, state: MasterState, ctx: mx.Context) -> None:
-        """Bring a state to a context, as MXNet's updater does with loaded states; a kvstore chooses its own."""
-        if state.master is not None and state.master.ctx != ctx:
-            state.master = state.master.as_in_context(ctx)
-            state.inner = mx.optimizer.Updater(self.inner).sync_state_context(state.inner, ctx)
+    def _bring(self, state: MasterState, weight: mx.nd.NDArray, param: Optional[mx.gluon.Parameter]) -> None:
+        """Bring a state to the weight's context, where a kvstore or a loaded file differ, and share its master."""
+        if state.master.ctx != weight.ctx:
+            state.master = state.master.as_in_context(weight.ctx)
+            state.inner = mx.optimizer.Updater(self.inner).sync_state_context(state.inner, weight.ctx)
+        if param is not None:
+            state.master = shared_master(state.master, weight, param)
 
     def _refuse_old(self, indices: Sequence[int], states: Sequence[Any]) -> None:
         for index, state in zip(indices, states):

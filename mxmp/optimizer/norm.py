@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
+
+from ..errors import TrainerError
 
 
 def sum_of_squares(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
@@ -57,3 +59,9 @@ def scale_in_place(arrays: Iterable[mx.nd.NDArray], factor: float) -> None:
         for array in arrays:
             nd = array.as_nd_ndarray()
             mx.nd._internal._mul_scalar(nd, scalar=factor, out=nd)
+
+
+def require_positive(what: str, value: Any) -> None:
+    """Raise a TrainerError that names ``what`` unless a value is a positive number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not value > 0:
+        raise TrainerError(f"{what}={value!r}; expected a positive number.")

@@ -20,10 +20,11 @@ from mxnet import autograd
 
 from ..errors import LossScaleError, NonFiniteLossError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message
+from . import history
 from .finite import all_finite, merge_flags
 from .masters import is_low_precision
 from .norm import gather, host_norm, sum_of_squares
-from .second_derivative import check_second_derivatives, second_derivative_error
+from .second_derivative import second_derivative_error
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Scaler:
         skipped_steps: Steps skipped so far.
         consecutive_skips: Steps skipped since the last one that was not.
         last_step_skipped: Whether the last step was skipped.
+        refuse: Raises if the owner cannot work with a loss scale that is set or loaded.
     """
 
     # Scaled losses of the open blocks of all scalers, to refuse scaling one twice.
@@ -78,6 +80,10 @@ class Scaler:
         self.skipped_steps = 0
         self.consecutive_skips = 0
         self.last_step_skipped = False
+        self.refuse: Callable[[LossScale], None] = _accept
+
+    def join(self) -> None:
+        """Begin to work for a trainer; a scale that is shared waits for it from now on."""
 
     @property
     def loss_scale(self) -> LossScale:
@@ -87,12 +93,21 @@ class Scaler:
     @loss_scale.setter
     def loss_scale(self, value: LossScale) -> None:
         self.require_ready("setting loss_scale")
+        self.refuse(value)
+        self._set(value)
+
+    def _set(self, value: LossScale) -> None:
         self._loss_scale = value
 
     @property
     def active(self) -> bool:
         """Whether losses must be scaled."""
         return not isinstance(self._loss_scale, NoOpLossScale)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a scale_loss block is open."""
+        return self._open
 
     @property
     def checks(self) -> bool:
@@ -243,6 +258,7 @@ class Scaler:
 
         Raises:
             LossScaleError: If a field is missing or invalid.
+            TrainerError: If the owner cannot work with the loss scale.
         """
         loss_scale = LossScale.from_dict(data.get("loss_scale", {}))
         types = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
@@ -250,6 +266,7 @@ class Scaler:
             value = data.get(name)
             if type(value) is not expected or value < 0:
                 raise LossScaleError(f"{name} is {value!r}; expected a {expected.__name__} of at least 0.")
+        self.refuse(loss_scale)
         self._loss_scale = loss_scale
         for name in types:
             setattr(self, name, data[name])
@@ -270,6 +287,10 @@ class Scaler:
                 "scale_loss was called after allreduce_grads; a further backward would mix reduced and "
                 "unreduced gradients. Call update first."
             )
+
+
+def _accept(_: LossScale) -> None:
+    """Refuse nothing."""
 
 
 def adjusted(loss_scale: LossScale, finite: bool, where: Callable[[], Optional[str]]) -> LossScale:
@@ -326,7 +347,7 @@ def scale_loss(loss: Any, scalers: Sequence[Scaler]) -> Iterator[Any]:
     leaves: List[mx.nd.NDArray] = []
     active = any(scaler.active for scaler in scalers)
     scaled = _map_losses(loss, "loss", scale if active else None, leaves)
-    check_second_derivatives(_ids(scaled).values())
+    history.check(_ids(scaled).values(), scaled=active)
     flag = all_finite(leaves) if active and leaves else None
     outputs = _ids(scaled) if active else {}
     try:

@@ -11,10 +11,7 @@ All others raise.
 from __future__ import annotations
 
 import re
-from typing import Iterable, Iterator, Optional, Set
-
-import mxnet as mx
-from mxnet import autograd
+from typing import Optional, Set
 
 from ..errors import TrainerError, mxnet_reason
 from ..graph import Graph, from_json
@@ -50,38 +47,22 @@ def second_derivative_error(error: Exception) -> Optional[TrainerError]:
     return None
 
 
-def check_second_derivatives(losses: Iterable[mx.nd.NDArray]) -> None:
-    """Refuse losses made of gradients whose own gradients MXNet 1.9.1 gets wrong; looks at the recorded operators.
+def check_second_derivatives(history: str) -> None:
+    """Refuse a loss made of gradients whose own gradients MXNet 1.9.1 gets wrong.
 
     Args:
-        losses: Recorded or not, of any shape.
+        history: The recorded operators that made it, as the JSON text of a symbol, or ''.
 
     Raises:
-        TrainerError: If one holds such a gradient (``autograd.grad`` with ``create_graph=True``); it
+        TrainerError: If it holds such a gradient (``autograd.grad`` with ``create_graph=True``); it
             names the operator.
     """
-    for loss in losses:
-        for op in _recorded_gradients(loss):
-            raise TrainerError(f"second derivatives: in MXNet 1.9.1 those of {_WRONG[op]}; {_WORKS}.")
-
-
-def _recorded_gradients(loss: mx.nd.NDArray) -> Iterator[str]:
-    """Yield the operators in a loss's history whose second derivative would be wrong."""
-    text = _history(loss)
-    if not any(f'"{op}"' in text for op in _WRONG):
+    if not any(f'"{op}"' in history for op in _WRONG):
         return
-    graph = from_json(text)
+    graph = from_json(history)
     for node in graph.nodes:
         if node.op in _WRONG and not _starts(graph, node.inputs[0].node):
-            yield node.op
-
-
-def _history(loss: mx.nd.NDArray) -> str:
-    """Return the recorded operators that made a loss, as the JSON text of a symbol; '' if nothing is recorded."""
-    try:
-        return str(autograd.get_symbol(loss).tojson())
-    except mx.MXNetError:
-        return ""
+            raise TrainerError(f"second derivatives: in MXNet 1.9.1 those of {_WRONG[node.op]}; {_WORKS}.")
 
 
 def _starts(graph: Graph, position: int) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from typing import Any, Callable, List, Optional
+import weakref
+from typing import Any, Callable, Optional
 
 from ..errors import TrainerError
 from ..loss_scale import LossScale, parse
-from .scaler import Scaler, adjusted, location
+from .scaler import Scaler, Stage, adjusted, location
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +39,8 @@ class SharedLossScale:
 
     def __init__(self, loss_scale: Any = "dynamic") -> None:
         self._value = parse(loss_scale)
-        self._members: List[MemberScaler] = []
+        # Those of trainers that are alive: one that was dropped in mid-window must not block the others.
+        self._members: weakref.WeakSet[MemberScaler] = weakref.WeakSet()
 
     @property
     def loss_scale(self) -> LossScale:
@@ -48,8 +51,9 @@ class SharedLossScale:
     def loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the iterations to come."""
         value = parse(spec)
-        for member in self._members:
+        for member in list(self._members):
             member.require_ready("setting loss_scale")
+            member.refuse(value)
         self._value = value
 
     def update(self) -> None:
@@ -60,9 +64,12 @@ class SharedLossScale:
                 and not stepped yet.
             LossScaleError: If the loss scale gave up.
         """
-        for member in self._members:
+        if any(member.waits for member in self._members):
+            gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
+        members = list(self._members)
+        for member in members:
             member.require_window_closed("update of a shared loss scale")
-        stepped = [member for member in self._members if member.outcome is not None]
+        stepped = [member for member in members if member.outcome is not None]
         if not stepped:
             raise TrainerError("update: no trainer has made a step since the last update of the shared loss scale.")
         finite = all(member.outcome for member in stepped)
@@ -73,9 +80,6 @@ class SharedLossScale:
         self._value = adjusted(before, finite, lambda: found[0] if found else None)
         if self._value.value != before.value:
             _LOG.info("shared %s %g -> %g", type(before).__name__, before.value, self._value.value)
-
-    def _join(self, member: MemberScaler) -> None:
-        self._members.append(member)
 
 
 class MemberScaler(Scaler):
@@ -91,7 +95,15 @@ class MemberScaler(Scaler):
         self.outcome: Optional[bool] = None
         self.where: Optional[str] = None
         super().__init__(shared.loss_scale)
-        shared._members.append(self)
+
+    def join(self) -> None:
+        """Be waited for by `SharedLossScale.update`."""
+        self._shared._members.add(self)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the trainer has scaled a loss and not stepped yet."""
+        return self.window.stage is not Stage.READY or self.window.reduced
 
     @property
     def _loss_scale(self) -> LossScale:
@@ -101,9 +113,12 @@ class MemberScaler(Scaler):
     def _loss_scale(self, value: LossScale) -> None:
         self._shared._value = value
 
+    def _set(self, value: LossScale) -> None:
+        self._shared.loss_scale = value
+
     def require_ready(self, call: str) -> None:
         """Raise between a scaled loss of any of the trainers and the update of the scale."""
-        for member in self._shared._members:
+        for member in {self, *self._shared._members}:
             member.require_window_closed(call)
             if member.outcome is not None:
                 raise TrainerError(

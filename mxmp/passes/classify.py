@@ -28,7 +28,7 @@ LAST_LAYER = "last layer"
 _SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStorageType)
 
 PRECISION_ATTR = "__mxmp_precision__"
-"""Attribute that ``mxmp.gluon.precision`` puts on the operators of a region."""
+"""Attribute that ``mxmp.gluon.precision`` and ``set_policy`` put on the operators of a region or block."""
 
 BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 
@@ -244,7 +244,7 @@ def _widens(rule: Rule, call: Call) -> str:
 def _override(node: Node, policy: Policy) -> Optional[Tuple[str, str]]:
     region = node.get(PRECISION_ATTR)
     if region is not None and policy.is_mixed:
-        return (policy.compute_dtype if region == LOW else region), f"precision({region!r}) region"
+        return (policy.compute_dtype if region == LOW else region), f"precision {region!r} (region or set_policy)"
     return policy.override(node.op, node.name)
 
 

@@ -13,8 +13,8 @@ def last_layer(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
     """Return the operators of the last layer, by position.
 
     For each output these are the ``allow`` operators that are met first on the way back from it, on
-    every path, and all operators behind them. A loop or condition with one in a body ends the way
-    too: the last layer is within it then, found from the outputs of the body.
+    every path that values take, and all operators behind them. A loop or condition with one in a
+    body ends the way too: the last layer is within it then, found from the outputs of the body.
     """
     found: Set[int] = set()
     waiting = [head.node for head in graph.heads]
@@ -26,7 +26,7 @@ def last_layer(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
         found.add(position)
         if not _is_layer(node, rules):
             rule = rules.find(node.op, dict(node.attrs))
-            waiting += [e.node for port, e in enumerate(node.inputs) if rule is None or rule.is_data(port)]
+            waiting += [e.node for port, e in enumerate(node.inputs) if rule is None or rule.reads(port)]
     return frozenset(found)
 
 

@@ -83,6 +83,7 @@ class Rule:
         keep: Inputs that are never cast: indices, labels, lengths, and the float32 parameters
             and statistics of BatchNorm. ``EVERY`` where none may be.
         any: Inputs whose dtype does not matter, so no cast is ever made for them.
+        shape_only: Inputs that carry data by their dtype, but of which only the shape is read.
         keep_outputs: Outputs whose dtype does not follow the data (BatchNorm's mean and variance).
         dtypes: Low precision dtypes that MXNet 1.9.1 has a sound kernel for. bfloat16 has kernels
             on CPU alone, float16 on GPU (on CPU it is emulated).
@@ -108,6 +109,7 @@ class Rule:
     category: str
     keep: Sequence[int] = ()
     any: Sequence[int] = ()
+    shape_only: Sequence[int] = ()
     keep_outputs: Sequence[int] = ()
     dtypes: FrozenSet[str] = frozenset(dtypes.LOW_PRECISION)
     exact: bool = False
@@ -132,6 +134,10 @@ class Rule:
     def is_data(self, port: int) -> bool:
         """Return whether an input carries data, which follows the operator's precision."""
         return port not in self.keep and port not in self.any
+
+    def reads(self, port: int) -> bool:
+        """Return whether the values of an input are data."""
+        return self.is_data(port) and port not in self.shape_only
 
     def stand_in(self, call: Call) -> str:
         """Return the operator to put in this one's place in low precision, empty if there is none for a call."""

@@ -153,7 +153,7 @@ def _with_kvstore_update():
     "make, message",
     [
         (lambda: plain(param(), update_on_kvstore=True), "update_on_kvstore=True updates weights inside"),
-        (_with_kvstore_update, "set up already, updates weights inside the all-reduce"),
+        (_with_kvstore_update, "set up already and updates weights by itself"),
         (_after_a_step_in_float16, "has made a step or loaded states, and parameter .* is stored in float16"),
         (lambda: _Stepping([param()], "sgd"), "_Stepping has a method step of its own"),
         (lambda: mx.optimizer.SGD(), "expected a gluon Trainer, found a SGD"),
@@ -290,3 +290,17 @@ def test_states_of_several_losses(tmp_path):
     three = two_losses(count=3)[1]
     with pytest.raises(mxmp.errors.StateError, match=r"the state is of 2 losses; expected 3 \(num_losses\)"):
         three.load_states(str(tmp_path / "states"))
+
+
+def test_setting_the_loss_scale_sets_that_of_all_losses():
+    trainer = plain(param())
+    adopt(trainer, "dynamic", num_losses=3)
+    trainer.loss_scale = 64
+    assert [scale.value for scale in trainer._scaler.scales] == [64, 64, 64]
+
+
+def test_a_shared_scale_is_for_one_loss():
+    trainer = plain(param())
+    with pytest.raises(TrainerError, match="a SharedLossScale is for trainers with one loss"):
+        adopt(trainer, mxmp.gluon.SharedLossScale(8), num_losses=2)
+    assert type(trainer) is gluon.Trainer

@@ -3,7 +3,7 @@
 Rows 1 to 23 are torch's (GradScaler and autocast), 24 to 32 Apex's, 33 to 40 Keras', the others those of
 DeepSpeed, jmp, optax and fastai. All of them mean something on MXNet; where a part of one does not, its
 line says why. Tests are named as pytest names them, below this folder's parent; ``[text]`` behind a name
-means the parameter sets with this text in them. `test_table.py` checks that all of them are there.
+means its parameter sets with this text in them. `test_table.py` checks that all of them are there.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ BEHAVIOURS: Dict[int, Row] = {
         ),
     ),
     20: Row(
-        "custom operators read and give float32, unless a rule says otherwise",
+        "custom operators read and give float32, unless the user's own casts give them another dtype",
         (
             "symbol/test_convert_symbol.py::test_a_custom_operator_reads_and_gives_float32",
             "symbol/test_convert_symbol.py::test_a_custom_operator_runs",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.behaviours.table import BEHAVIOURS
 
 TESTS = Path(__file__).resolve().parent.parent
 ROWS = {**{str(number): row for number, row in BEHAVIOURS.items()}, **MISUSE}
-CHECKS = ("assert", "check", "raises", "warns")
+CHECKS = re.compile("raises|warns|assert_.*")  # of pytest; of numpy and MXNet
 
 
 @functools.lru_cache(maxsize=None)
@@ -21,8 +22,22 @@ def parse(file):
     return ast.parse((TESTS / file).read_text(encoding="utf-8"))
 
 
-def strings(tree):
-    return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+def strings(*trees):
+    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return [node.value for node in nodes if isinstance(node.value, str)]
+
+
+def parameters(test, tree):
+    """Return the texts in a test's decorators, and in the tables and functions that these are made of."""
+    defined = {node.name: [node] for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for node in (node for node in tree.body if isinstance(node, ast.Assign)):
+        defined.update({getattr(target, "id", ""): [node] for target in node.targets})
+    waiting, seen = list(test.decorator_list), []
+    while waiting:
+        seen.append(waiting.pop())
+        for name in (node.id for node in ast.walk(seen[-1]) if isinstance(node, ast.Name)):
+            waiting += defined.pop(name, [])
+    return strings(*seen)
 
 
 def find(tree, name):
@@ -50,9 +65,9 @@ def is_off(test, tree):
 
 
 def can_fail(test):
-    """Return whether a test asserts something, itself or through a function named for it."""
+    """Return whether a test asserts something itself."""
     return any(
-        isinstance(node, ast.Assert) or isinstance(node, ast.Call) and dotted(node)[-1].startswith(CHECKS)
+        isinstance(node, ast.Assert) or isinstance(node, ast.Call) and CHECKS.fullmatch(dotted(node)[-1])
         for node in ast.walk(test)
     )
 
@@ -73,7 +88,8 @@ def test_a_row_names_tests_that_run_and_can_fail(row):
         assert name.startswith("test_") and len(tests) == 1, f"{file} has {len(tests)} tests named {name}"
         assert can_fail(tests[0]), f"{entry} asserts nothing"
         assert not is_off(tests[0], tree), f"{entry} is skipped"
-        assert not text or any(text in found for found in strings(tree)), f"{file} has no parameter {text!r}"
+        found = parameters(tests[0], tree)
+        assert not text or any(text in each for each in found), f"{name} has no parameter {text!r}"
 
 
 OFF = {
@@ -93,6 +109,21 @@ def test_a_skipped_test_is_noticed(source):
     assert not is_off(find(running, "test_a")[0], running)
 
 
-def test_a_test_without_a_check_is_noticed():
-    assert not can_fail(find(ast.parse("def test_a(): run()"), "test_a")[0])
-    assert can_fail(find(ast.parse("def test_a():\n    with pytest.raises(E): run()"), "test_a")[0])
+@pytest.mark.parametrize("body", ["run()", "check_devices('O1')", "assertion()", "raises_nothing()"])
+def test_a_test_without_a_check_is_noticed(body):
+    assert not can_fail(find(ast.parse(f"def test_a(): {body}"), "test_a")[0])
+
+
+@pytest.mark.parametrize("body", ["assert run()", "np.testing.assert_array_equal(a, b)", "pytest.raises(E, run)"])
+def test_a_check_is_seen(body):
+    assert can_fail(find(ast.parse(f"def test_a(): {body}"), "test_a")[0])
+
+
+def test_parameters_are_those_of_the_test_itself():
+    source = """def cases(): return {"in a function": 1}
+CASES = {"in a table": 1, **cases()}
+OTHERS = {"of another test": 1}
+@pytest.mark.parametrize("case", CASES.values(), ids=["in a decorator"])
+def test_a(case): assert run("in its body", case)"""
+    tree = ast.parse(source)
+    assert {*parameters(find(tree, "test_a")[0], tree)} == {"case", "in a decorator", "in a function", "in a table"}

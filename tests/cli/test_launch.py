@@ -80,7 +80,7 @@ def test_commands_for_several_machines():
             1,
         ),
         ("cannot listen on 192.0.2.1", ["-n", "1", "--host", "192.0.2.1", "true"], 1),
-        ("worker 0: cannot run 'no-such-program': No such file or directory", ["-n", "1", "no-such-program"], 1),
+        ("worker 0: cannot run 'no-such-program': there is no such command", ["-n", "1", "no-such-program"], 1),
     ],
 )
 def test_bad_arguments(match, args, code):

@@ -96,10 +96,23 @@ def test_the_message_names_the_card_and_the_reason(capability, dtype, text):
     assert message.startswith("GPU 2 (Some Card), compute ") and text in message
 
 
-def test_cards_of_7_5_without_tensor_cores_are_told_apart():
-    finding = judge_gpu(Gpu(0, "NVIDIA GeForce GTX 1660 Ti", (7, 5)), "float16")
-    assert finding.ok and "no tensor cores" in finding.message
-    assert "on its tensor cores" in judge_gpu(Gpu(0, "Tesla T4", (7, 5)), "float16").message
+BARE = [
+    *("NVIDIA GeForce GTX 1660 Ti", "GeForce GTX 1650", "GeForce GTX 1630", "GeForce MX450", "NVIDIA GeForce MX550"),
+    *("NVIDIA T400 4GB", "NVIDIA T500", "NVIDIA T550 Laptop GPU", "NVIDIA T600", "NVIDIA T1000 8GB"),
+    *("NVIDIA T1200 Laptop GPU", "Quadro T1000", "Quadro T2000 with Max-Q Design", "NVIDIA CMP 30HX"),
+]
+FULL = ["Tesla T4", "NVIDIA T4G", "GRID T4-16Q", "GeForce RTX 2060", "Quadro RTX 4000", "NVIDIA TITAN RTX"]
+
+
+@pytest.mark.parametrize(("name", "tensor_cores"), [*((n, False) for n in BARE), *((n, True) for n in FULL)])
+def test_cards_of_7_5_without_tensor_cores_are_told_apart(name, tensor_cores):
+    finding = judge_gpu(Gpu(0, name, (7, 5)), "float16")
+    assert finding.ok and ("on its tensor cores" in finding.message) == tensor_cores
+    assert ("no tensor cores" in finding.message) != tensor_cores
+
+
+def test_a_name_alone_takes_no_tensor_cores_away():
+    assert "on its tensor cores" in judge_gpu(Gpu(0, "NVIDIA T1000", (8, 6)), "float16").message
 
 
 def test_a_driver_that_does_not_know_the_field_gives_names_alone(fake):

@@ -157,5 +157,35 @@ def test_run_ends_a_job_that_takes_too_long():
 
 def test_run_says_what_it_cannot_start():
     missing = Process("worker 1", "127.0.0.1", ["no-such-program"], {})
-    with pytest.raises(LaunchError, match="worker 1: cannot run 'no-such-program': No such file or directory"):
+    with pytest.raises(LaunchError, match="worker 1: cannot run 'no-such-program': there is no such command"):
         run([*job(SLEEP), missing])
+
+
+def test_run_tells_how_to_run_a_script(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    with pytest.raises(LaunchError, match=r"train.py': there is no such command; .*write `python .*train.py`"):
+        run([Process("worker 0", "127.0.0.1", [str(script)], {})])
+
+
+def test_run_refuses_a_port_in_use():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
+        taken = Process("scheduler", "127.0.0.1", ["sleep", "60"], {"PORT": port})
+        with pytest.raises(LaunchError, match=f"scheduler: port {port} of 127.0.0.1: Address already in use"):
+            run([taken])
+
+
+def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
+    file = tmp_path / "pid"
+    command = ["sh", "-c", f"echo $$ > {file}; exec sleep 60"]
+    code = f"from mxmp.launch import Process, run; run([Process('worker 0', '127.0.0.1', {command!r}, {{}})])"
+    launcher = subprocess.Popen([sys.executable, "-c", code])
+    while not file.exists() or not file.read_text().strip():
+        assert launcher.poll() is None
+        time.sleep(0.05)
+    launcher.kill()
+    launcher.wait()
+    assert ends(int(file.read_text()))

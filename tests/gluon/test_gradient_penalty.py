@@ -8,8 +8,8 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer, convert, precision
-from mxmp.optimizer.second_derivative import second_derivative_error
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(1, 4, 6).astype("float32")
@@ -148,13 +148,9 @@ def test_where_mxnet_has_none_its_error_is_explained(build, values, inside, mess
     net, x = build(), mx.nd.array(values)
     net(x)
     x.attach_grad()
-    with pytest.raises(mx.MXNetError) as caught:
-        with autograd.record():
-            with precision("float32" if inside else "policy"):
-                score = net(x)
-                (slope,) = autograd.grad(score, [x], create_graph=True, retain_graph=True)
-            loss = slope.square().sum()
-        loss.backward()
-    found = second_derivative_error(caught.value)
-    with pytest.raises(type(found), match=f"^second derivatives: .*{message}"):
-        raise found
+    with pytest.raises(TrainerError, match=f"^second derivatives: .*{message}"):
+        with precision("float32" if inside else "policy"):
+            with autograd.record():
+                (slope,) = autograd.grad(net(x), [x], create_graph=True, retain_graph=True)
+                loss = slope.square().sum()
+            loss.backward()

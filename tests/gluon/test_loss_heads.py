@@ -8,8 +8,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.errors import TrainerError
-from mxmp.gluon import convert
-from mxmp.gluon.loss_heads import refuse
+from mxmp.gluon import Trainer, convert
+from mxmp.optimizer.loss_heads import refuse
 
 X = mx.nd.ones((2, 4))
 HEADS = {
@@ -73,13 +73,38 @@ def test_inference_and_nets_without_one_are_let_through(op):
     assert refuse(params_of(net)) is None
 
 
-def test_each_look_forgets():
+def test_it_stays_refused_until_the_net_runs_without():
     net = make()
     with autograd.record():
         net(X)
-    with pytest.raises(TrainerError):
-        refuse(params_of(net))
+    for _ in range(2):
+        with pytest.raises(TrainerError):
+            refuse(params_of(net))
+    net.head = HEADS.get("none", lambda F, x: x)
+    convert(net, "O0")
+    convert(net, "O1")
+    with autograd.record():
+        net(X)
     assert refuse(params_of(net)) is None
+
+
+@pytest.mark.parametrize("converted", [True, False])
+def test_a_head_that_runs_eagerly_is_refused(converted):
+    """On the output of a net, or within one that is not converted: autograd has it in its history."""
+    net = nn.Dense(3, in_units=4)
+    net.initialize()
+    if converted:
+        convert(net, "O1")
+    trainer = Trainer(net.collect_params(), "sgd", loss_scale=8)
+    with autograd.record():
+        out = mx.nd.SoftmaxOutput(net(X), mx.nd.zeros((2,)), name="eager")
+    with pytest.raises(TrainerError, match=r"node '.*' \(SoftmaxOutput\) is a loss head"):
+        with trainer.scale_loss(out):
+            pass
+    trainer.loss_scale = None
+    with trainer.scale_loss(out) as scaled:
+        scaled.backward()
+    assert trainer.step(1)
 
 
 def test_parameters_that_are_not_trained_are_let_through():

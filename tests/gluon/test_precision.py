@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 from pathlib import Path
 
@@ -11,8 +13,8 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.errors import PolicyError
-from mxmp.gluon import convert, export, precision, report, restore
+from mxmp.errors import ConvertError, PolicyError, TrainerError
+from mxmp.gluon import Trainer, convert, export, precision, report, restore
 from mxmp.gluon.precision import current_region
 
 X = mx.nd.array(np.random.RandomState(0).randn(4, 6))
@@ -123,6 +125,95 @@ def test_the_first_call_of_all_may_be_in_a_region(recorded):
     assert np.dtype(net.out.weight.dtype) == np.float16 and not np.array_equal(within, outside)
 
 
+@pytest.fixture
+def soft():
+    """A net of which 'low' would store more parameters in float16 than the policy does."""
+    mx.random.seed(0)
+    net = nn.HybridSequential(prefix="net_")
+    norm = nn.LayerNorm(in_channels=32, gamma_initializer=mx.init.Uniform(1))
+    net.add(nn.Dense(32, in_units=6), norm, nn.Dense(16, in_units=32))
+    net.initialize(mx.init.Xavier())
+    return convert(net, "O2")
+
+
+def stored(net):
+    return {name: np.dtype(param.dtype).name for name, param in net.collect_params().items()}
+
+
+def low_call(net):
+    with precision("low"):
+        return values(net)
+
+
+def test_a_low_region_stores_nothing(soft):
+    before = stored(soft)
+    outside = values(soft)
+    assert stored(soft) == before and set(before.values()) == {"float16", "float32"}
+    assert not np.array_equal(low_call(soft), outside)
+    assert stored(soft) == before and np.array_equal(values(soft), outside)
+
+
+def test_a_first_call_in_a_low_region_stores_what_the_policy_wants(soft):
+    low_call(soft)
+    reference = {name: "float32" if "layernorm" in name else "float16" for name in stored(soft)}
+    assert stored(soft) == reference
+
+
+def test_an_existing_trainer_goes_on_after_a_low_region(soft):
+    """Losses in regions train too, and the trainer's optimizer keeps its states."""
+    trainer = Trainer(soft.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, loss_scale=8)
+    for region in ("policy", "low", "policy"):
+        before = [param.data().asnumpy() for param in soft.collect_params().values()]
+        with autograd.record():
+            with precision(region):
+                loss = soft(X).square().mean()
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        assert trainer.step(1)
+        weights = [param.data().asnumpy() for param in soft.collect_params(".*weight").values()]
+        assert not any(np.array_equal(a, b) for a in weights for b in before if a.shape == b.shape)
+
+
+def test_one_record_may_hold_both_kinds_of_calls(soft):
+    """The gradients of both calls reach every parameter."""
+
+    def gradients(*calls):
+        with autograd.record():
+            loss = sum(call().sum() for call in calls)
+        loss.backward()
+        return [param.grad().asnumpy().astype("float32") for param in soft.collect_params().values()]
+
+    def outside():
+        return soft(X)
+
+    def inside():
+        with precision("low"):
+            return soft(X)
+
+    both = gradients(outside, inside)
+    for total, first, second in zip(both, gradients(outside), gradients(inside)):
+        np.testing.assert_allclose(total, first + second, rtol=2e-3, atol=2e-3)
+
+
+def test_export_after_a_low_region_writes_the_policys_graph(soft, tmp_path):
+    def written(name):
+        symbol, params = export(soft, str(tmp_path / name))
+        return Path(symbol).read_text(), {
+            name: (a.dtype, a.asnumpy().tobytes()) for name, a in mx.nd.load(params).items()
+        }
+
+    values(soft)
+    before = written("before")
+    low_call(soft)
+    assert written("after") == before
+
+
+def test_export_needs_a_call_outside_of_regions(soft, tmp_path):
+    low_call(soft)
+    with pytest.raises(ConvertError, match="block 'net' has been called in precision regions only; run one batch"):
+        export(soft, str(tmp_path / "net"))
+
+
 def test_a_symbol_block_follows_the_region():
     net = mlp()
     exact = values(net)
@@ -230,6 +321,41 @@ def test_regions_are_of_one_thread():
     assert found == ["low", None]
 
 
+@pytest.mark.parametrize("region, other", [("float32", "policy"), ("policy", "float32")])
+def test_a_thread_is_given_the_graph_of_its_own_region(region, other, monkeypatch):
+    """The first thread is held up where its call has chosen a graph and not run it yet."""
+    net = mlp()
+    exact = values(net)
+    convert(net, "O1")
+    chosen, finished, found = threading.Event(), threading.Event(), {}
+    first, data = threading.current_thread(), net[1].weight.data
+
+    def hold_up(*args):
+        if threading.current_thread() is first:
+            chosen.set()
+            finished.wait(0.2)  # in vain, if the other call has to wait for this one
+        return data(*args)
+
+    def call(region):
+        with precision(region):
+            found[region] = values(net)
+
+    def call_meanwhile():
+        chosen.wait(10)
+        call(other)
+        finished.set()
+
+    for each in (region, other):
+        call(each)
+    monkeypatch.setitem(vars(net[1].weight), "data", hold_up)
+    thread = threading.Thread(target=call_meanwhile)
+    thread.start()
+    call(region)
+    thread.join()
+    assert chosen.is_set() and finished.is_set()
+    assert np.array_equal(found["float32"], exact) and not np.array_equal(found["policy"], exact)
+
+
 def test_other_attributes_are_kept():
     with mx.AttrScope(ctx_group="dev1"), precision("float32"):
         assert mx.sym.relu(mx.sym.var("x")).attr("ctx_group") == "dev1"
@@ -250,6 +376,33 @@ def test_a_decorated_function_runs_in_its_region():
         assert np.array_equal(evaluate(X), exact) and not np.array_equal(values(net), exact)
 
 
+def generator(x):
+    yield values(mlp(), x)
+
+
+async def coroutine(x):
+    return values(mlp(), x)
+
+
+async def asynchronous_generator(x):
+    yield values(mlp(), x)
+
+
+LAZY = [generator, coroutine, asynchronous_generator]
+
+
+@pytest.mark.parametrize("function", LAZY, ids=[function.__name__ for function in LAZY])
+def test_what_runs_after_its_call_cannot_be_decorated(function):
+    message = f"precision\\('float32'\\): '{function.__name__}' is a generator or coroutine function"
+    with pytest.raises(PolicyError, match=message):
+        precision("float32")(function)
+
+
+def test_a_partial_generator_function_cannot_be_decorated():
+    with pytest.raises(PolicyError, match="is a generator or coroutine function, which runs late"):
+        precision("low")(functools.partial(generator, X))
+
+
 class Decorated(nn.Dense):
     @precision("float32")
     def hybrid_forward(self, F, x, weight, bias=None):
@@ -267,10 +420,36 @@ def test_a_decorated_hybrid_forward_is_a_region():
 def test_a_region_of_another_low_dtype_is_an_error_at_the_call():
     net = mlp()
     convert(net, "O1")
-    with pytest.raises(PolicyError, match="region asks for bfloat16 .* compute_dtype is float16"):
+    with pytest.raises(
+        PolicyError,
+        match=r"precision 'bfloat16' \(region or set_policy\) asks for bfloat16 .* compute_dtype is float16",
+    ):
         with precision("bfloat16"):
             net(X)
     assert values(net).shape == (4, 3)
+
+
+@pytest.mark.parametrize("regions", [["float32"], ["policy", "float32"]], ids=["one", "nested"])
+def test_an_error_about_second_derivatives_is_explained(regions):
+    """It comes from ``autograd.grad``, past all that mxmp runs."""
+    net, x = nn.Conv2D(2, 3, in_channels=1), mx.nd.ones((1, 1, 4, 4))
+    net.initialize()
+    convert(net, "O2")
+    x.attach_grad()
+    with pytest.raises(TrainerError, match=r"parameters stored in float32 \('O1', not 'O2'\)") as caught:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(autograd.record())
+            for region in regions:
+                stack.enter_context(precision(region))
+            autograd.grad(net(x).sum(), [x], create_graph=True)
+    assert isinstance(caught.value.__cause__, mx.MXNetError)
+    assert current_region() is None
+
+
+def test_another_error_of_mxnet_passes_as_it_is():
+    with pytest.raises(mx.MXNetError, match="dot"):
+        with precision("float32"):
+            mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3))).asnumpy()
 
 
 def test_an_error_in_the_net_as_written_leaves_it_converted():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import mxnet as mx
 import numpy as np
@@ -168,7 +169,7 @@ def test_reset_ctx_keeps_the_masters():
     assert_equal(values(net), expected)
 
 
-def test_a_net_can_be_copied():
+def test_a_parameter_can_be_copied():
     net = make("O2")
     twin = copy.deepcopy(net[2].weight)
     twin.set_data(mx.nd.zeros((5, 48)))
@@ -196,3 +197,98 @@ def test_loading_a_wrong_shape_changes_nothing(tmp_path):
     with pytest.raises(AssertionError, match="shape"):
         net.load_parameters(str(tmp_path / "net"))
     assert_equal(values(net), expected)
+
+
+def masters_of(trainer):
+    states = trainer._updaters[0].states
+    return {trainer._params[i].name: s.master.asnumpy() for i, s in states.items() if hasattr(s, "master")}
+
+
+def step(net, trainer):
+    with autograd.record():
+        loss = mx.nd.square(net(IMAGES.as_in_context(net[2].weight.list_ctx()[0])) - 1).mean()
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+    assert trainer.step(1)
+
+
+def reset(net):
+    net.collect_params().reset_ctx(mx.cpu(1))
+
+
+def convert_anew(net):
+    restore(net)
+    net[2].weight.initialize(mx.init.Xavier(), force_reinit=True)
+    convert(net, "O2")
+
+
+@pytest.mark.parametrize("change", [reset, convert_anew])
+def test_what_is_saved_are_the_masters_whatever_came_between(change):
+    net = make("O2")
+    trainer = train(net)
+    change(net)
+    step(net, trainer)
+    for name, master in masters_of(trainer).items():
+        saved = net.collect_params()[name]._reduce().asnumpy()
+        np.testing.assert_array_equal(saved, master, err_msg=name)
+
+
+def test_two_trainers_of_the_same_parameters_share_masters_after_a_resume(tmp_path):
+    def run(resumed):
+        net = make("O2")
+        trainers = [Trainer(net.collect_params(), "adam", {"learning_rate": 1e-3}, loss_scale=8) for _ in range(2)]
+        for number in range(4):
+            if resumed and number == 2:
+                net.save_parameters(str(tmp_path / "net"))
+                for i, trainer in enumerate(trainers):
+                    trainer.save_states(str(tmp_path / str(i)))
+                net = make("O2")
+                net.load_parameters(str(tmp_path / "net"))
+                trainers = [Trainer(net.collect_params(), "adam", {"learning_rate": 1e-3}, loss_scale=8) for _ in "12"]
+                for i, trainer in enumerate(trainers):
+                    trainer.load_states(str(tmp_path / str(i)))
+            step(net, trainers[number % 2])
+        return values(net)
+
+    assert_equal(run(True), run(False))
+
+
+@pytest.mark.parametrize("policy", STORED_LOW)
+def test_initializing_again_gives_float32_values(policy):
+    plain, net = make(), make(policy)
+    for each in (plain, net):
+        mx.random.seed(7)
+        each[2].weight.initialize(mx.init.Xavier(), force_reinit=True)
+    np.testing.assert_array_equal(values(net)["2.weight"], values(plain)["2.weight"])
+
+
+def test_a_parameter_that_was_frozen_later_keeps_what_is_set():
+    net = make("O2")
+    net[2].weight.grad_req = "null"
+    value = np.random.RandomState(3).randn(5, 48).astype("float32")
+    net[2].weight.set_data(mx.nd.array(value))
+    np.testing.assert_array_equal(values(net)["2.weight"], value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_a_cast_starts_from_the_exact_value(dtype):
+    net = make("O2")
+    train(net)
+    expected = values(net)["2.weight"]
+    net[2].weight.cast(dtype)
+    assert net[2].weight.data().dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(net[2].weight._reduce().asnumpy(), expected)
+
+
+class Answering(gluon.Parameter):
+    def answer(self):
+        return 42
+
+
+def test_a_parameter_of_any_class_can_be_pickled():
+    net = make()
+    net[2].weight.__class__ = Answering
+    convert(net, "O2")
+    twin = pickle.loads(pickle.dumps(net[2].weight))
+    assert twin.answer() == 42 and twin.data().dtype == np.float16
+    np.testing.assert_array_equal(twin._reduce().asnumpy(), values(net)["2.weight"])

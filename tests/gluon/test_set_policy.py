@@ -150,6 +150,29 @@ def test_a_symbol_block_by_itself():
     assert precisions(block) == {"b": "float32"}
 
 
+class Unrolled(gluon.HybridBlock):
+    """It unrolls a cell that cannot be called."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        cells = [gluon.rnn.RNNCell(4, input_size=4, prefix=prefix) for prefix in ("l_", "r_")]
+        self.cell, self.out = gluon.rnn.BidirectionalCell(*cells), nn.Dense(4, in_units=16, prefix="out_")
+
+    def hybrid_forward(self, F, x):
+        return self.out(self.cell.unroll(2, x, merge_outputs=True)[0])
+
+
+def test_a_cell_that_is_unrolled():
+    net, x = initialized(Unrolled(prefix="net_")), mx.nd.ones((2, 2, 4))
+    low = []
+    for policy in (None, "float32"):
+        set_policy(net.cell, policy)
+        convert(net, "O1")
+        low.append({name for name, found in precisions(net, x).items() if found == "float16"})
+    assert low[0] > {"l_t0_i2h", "net_stack0", "net_bi_out", "out"} and low[1] == {"out"}
+    assert "unroll" not in vars(net.cell)
+
+
 def test_a_block_that_stands_in_two_places_goes_by_what_calls_it():
     shared = dense("s_")
     net = initialized(sequence(sequence(shared, prefix="x_"), sequence(shared, prefix="y_")))

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from mxnet import autograd
+from mxnet import autograd, gluon
 
 from mxmp.errors import LossScaleError, TrainerError
-from mxmp.gluon import SharedLossScale
+from mxmp.gluon import SharedLossScale, Trainer
 from mxmp.loss_scale import DynamicLossScale, StaticLossScale
-from tests.gluon.trainer_tools import backward, param, sgd, snapshot, value
+from tests.gluon.trainer_tools import TWO, backward, param, sgd, snapshot, value
 
 
 def make(loss_scale="dynamic", count=2):
@@ -154,3 +154,36 @@ def test_a_skip_leaves_no_trace():
 def test_a_scale_that_is_none():
     with pytest.raises(LossScaleError, match="unknown loss scale 'dinamic'"):
         SharedLossScale("dinamic")
+
+
+def test_a_trainer_that_was_dropped_in_mid_window_blocks_nobody():
+    shared, (a, b), (first, second) = make()
+    backward(second, b, 1)
+    second = sgd(b, shared)  # made anew after an error
+    step(first, a), step(second, b)
+    shared.update()
+
+
+def test_trainers_that_were_refused_are_not_waited_for():
+    shared = SharedLossScale(8)
+    with pytest.raises(TrainerError):
+        sgd(param([1.0], ctx=TWO), shared, update_on_kvstore=None, kvstore="dist_async")
+    assert not list(shared._members)
+
+
+def test_it_is_not_set_on_a_trainer():
+    _, _, (first, _) = make()
+    before = first.loss_scale
+    with pytest.raises(TrainerError, match="give a SharedLossScale to the constructor"):
+        first.loss_scale = SharedLossScale(8)
+    assert first.loss_scale is before
+
+
+def test_a_trainer_can_be_adopted_into_it():
+    shared, _, _ = make(8)
+    w = param([1.0])
+    plain = gluon.Trainer([w], "sgd", {"learning_rate": 1.0})
+    trainer = Trainer.adopt(plain, shared)
+    step(trainer, w, bad=True)
+    shared.update()
+    assert trainer.skipped_steps == 1 and trainer.loss_scale is shared.loss_scale

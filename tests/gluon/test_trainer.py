@@ -512,3 +512,35 @@ def test_numpy_arrays_of_mxnet(dtype):
                 assert trainer.clip_global_norm(9.0) == pytest.approx(math.sqrt(0.3125))
             assert trainer.step(1)
         assert w.data().tolist() == [0.5, 0]
+
+
+@pytest.mark.parametrize("bad", ["gradient", "loss", "loss, clipped"])
+def test_batch_norm_outlives_a_forward_pass_that_overflows(bad):
+    """An activation beyond float16 makes the running statistics NaN; every later average would be NaN too."""
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(4, in_units=3), mx.gluon.nn.BatchNorm(in_channels=4))
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8)
+
+    def forward(x):
+        with autograd.record():
+            loss = (net(x) ** 2).mean()
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+
+    x = mx.nd.array(np.random.RandomState(0).rand(8, 3))
+    forward(x)
+    assert trainer.step(1)
+    before = [net[1].running_mean.data().asnumpy(), net[1].running_var.data().asnumpy()]
+    if bad == "gradient":
+        forward(x)
+        net[1].running_mean.data()[:] = np.nan  # as an activation beyond float16 makes it
+        net[0].weight.grad()[:] = np.inf
+        assert not trainer.step(1)
+    else:
+        forward(x * np.inf)
+        with pytest.raises(NonFiniteLossError):
+            trainer.clip_global_norm(1.0) if "clipped" in bad else trainer.step(1)
+    np.testing.assert_array_equal([net[1].running_mean.data().asnumpy(), net[1].running_var.data().asnumpy()], before)
+    forward(x)
+    assert trainer.step(1)

@@ -115,9 +115,10 @@ def test_without_a_kvstore_each_context_trains_by_itself(dtype):
     assert not np.array_equal(value(w.data(TWO[0])), value(w.data(TWO[1])))
 
 
+@pytest.mark.parametrize("call", ["step", "unscale", "clip_global_norm", "clip_value"])
 @pytest.mark.parametrize("kvstore", ["local", "device"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_context_without_a_batch_adds_nothing(dtype, kvstore):
+def test_a_context_without_a_batch_adds_nothing(dtype, kvstore, call):
     """The last batches of an epoch may not reach every context; what lies on the others is an old sum."""
     w = param([0.0], dtype, ctx=TWO)
     trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kvstore=kvstore, loss_scale=DynamicLossScale(init_scale=8))
@@ -127,5 +128,19 @@ def test_a_context_without_a_batch_adds_nothing(dtype, kvstore):
     assert not trainer.step(1)
     for _ in range(2):
         backward(trainer, w, 1, TWO[1])
+        if call != "step":
+            getattr(trainer, call)(*[100.0][: call.startswith("clip")])
         assert trainer.step(1, ignore_stale_grad=True)
     assert [value(w.data(ctx)).tolist() for ctx in TWO] == [[-2], [-2]]
+
+
+@pytest.mark.parametrize("loss_scale", [8, 0.25])
+def test_parameters_with_gradients_on_different_contexts_are_clipped_together(loss_scale):
+    first, second = (param([0.0], ctx=TWO, name=name) for name in "ab")
+    trainer = Trainer([first, second], "sgd", {"learning_rate": 1.0}, kvstore="device", loss_scale=loss_scale)
+    backward(trainer, first, 3, TWO[0])
+    backward(trainer, second, 4, TWO[1])
+    assert trainer.clip_global_norm(1.0) == pytest.approx(5)
+    assert trainer.step(1, ignore_stale_grad=True)
+    for ctx in TWO:
+        assert value(first.data(ctx)) == pytest.approx(-0.6) and value(second.data(ctx)) == pytest.approx(-0.8)

@@ -350,7 +350,7 @@ def test_without_a_scale_a_step_never_reads(host_reads):
 
 
 def test_scale_loss_never_reads(host_reads):
-    w = param([0.0], ctx=TWO)
+    w = param([0.0], ctx=TWO, grad_req="add")
     trainer = sgd(w)
     for ctx in TWO * 3:
         backward(trainer, w, 1, ctx)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from mxmp.errors import StateError, TrainerError
-from mxmp.gluon import Trainer
+from mxmp.errors import StaleGradientError, StateError, TrainerError
+from mxmp.gluon import Trainer, convert, restore
 from tests.gluon.trainer_tools import DTYPES, LOW, TWO, backward, loss_of, param, sgd, value
 
 
@@ -145,3 +145,81 @@ def test_a_state_file_of_mxnet_is_refused_unread(tmp_path):
     trainer = sgd(param([1.0], ctx=TWO), None, update_on_kvstore=True)
     with pytest.raises(StateError, match="pickle"):
         trainer.load_states(str(tmp_path / "pickle"))
+
+
+def test_a_file_with_a_dynamic_scale_does_not_load_where_the_kvstore_updates(tmp_path):
+    sgd(param([1.0], ctx=TWO), "dynamic").save_states(str(tmp_path / "states"))
+    trainer = sgd(param([1.0], ctx=TWO), 8, update_on_kvstore=True)
+    with pytest.raises(TrainerError, match="the kvstore of this trainer updates weights"):
+        trainer.load_states(str(tmp_path / "states"))
+    assert trainer.loss_scale.value == 8
+
+
+def test_no_scale_can_be_set_for_an_optimizer_that_takes_norms():
+    trainer = Trainer([param([1.0], ctx=TWO)], "lbsgd", loss_scale=None, update_on_kvstore=True)
+    with pytest.raises(TrainerError, match="LBSGD needs gradients that are unscaled first"):
+        trainer.loss_scale = 8
+
+
+def test_a_refused_trainer_leaves_parameters_alone():
+    w = param([1.0], ctx=TWO)
+    with pytest.raises(TrainerError):
+        Trainer([w], "lbsgd", loss_scale=8, update_on_kvstore=True)
+    assert w._trainer is None
+
+
+def test_a_second_step_needs_a_backward_where_the_kvstore_updates():
+    w = param([1.0], ctx=TWO)
+    trainer = sgd(w, None, update_on_kvstore=True)
+    for ctx in TWO:
+        backward(trainer, w, 1, ctx)
+    trainer.step(1)
+    with pytest.raises(StaleGradientError, match="run backward first"):
+        trainer.step(1)
+    assert value(w.data(TWO[0])) == -1
+
+
+def test_states_can_be_saved_after_a_step_that_used_what_was_accumulated(tmp_path):
+    w = param([1.0], ctx=TWO, grad_req="add")
+    trainer = sgd(w, 8, update_on_kvstore=True)
+    for ctx in TWO:
+        backward(trainer, w, 1, ctx)
+    trainer.step(1)
+    trainer.save_states(str(tmp_path / "states"))
+
+
+def test_setting_a_parameter_keeps_the_states_of_a_kvstore_that_updates():
+    def run(**options):
+        w = param([1.0], ctx=TWO)
+        trainer = Trainer([w], "sgd", {"learning_rate": 1.0, "momentum": 0.9}, loss_scale=8, **options)
+        for number in range(3):
+            for ctx in TWO:
+                backward(trainer, w, 1, ctx)
+            trainer.step(1)
+            if number == 1:
+                w.set_data(mx.nd.zeros((1,)))
+        return value(w.data(TWO[1]))
+
+    assert run(update_on_kvstore=True) == run()
+
+
+def test_masters_of_a_kvstore_are_what_is_saved_and_restored():
+    contexts = [mx.cpu(1), mx.cpu(2)]  # the kvstore works on another one
+    net = mx.gluon.nn.Dense(3, in_units=4)
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    convert(net, "O2")
+    trainer = Trainer(net.collect_params(), "adam", {"learning_rate": 1e-3}, loss_scale=8, update_on_kvstore=True)
+    for number in range(5):
+        losses = []
+        with autograd.record():
+            for ctx in contexts:
+                losses.append(net(mx.nd.ones((2, 4), ctx=ctx) * number).square().mean())
+            with trainer.scale_loss(losses) as scaled:
+                autograd.backward(scaled)
+        trainer.step(2)
+    index = trainer._param2idx[net.weight.name]
+    master = trainer._kvstore._updater.states[index].master.asnumpy()
+    np.testing.assert_array_equal(net.weight._reduce().asnumpy(), master)
+    restore(net)
+    for ctx in contexts:
+        np.testing.assert_array_equal(net.weight.data(ctx).asnumpy(), master)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import mxnet as mx
+import numpy as np
 import pytest
 from mxnet import autograd
 
@@ -237,13 +238,13 @@ def test_scale_loss_refuses_what_is_no_loss(loss, message):
 
 @pytest.mark.parametrize("max_norm", [0, -1.0, math.nan])
 def test_clip_global_norm_refuses_norms_that_are_not_positive(max_norm):
-    with pytest.raises(TrainerError, match="max_norm is .*; expected a positive number"):
+    with pytest.raises(TrainerError, match="max_norm=.*; expected a positive number"):
         sgd(param([1.0])).clip_global_norm(max_norm)
 
 
 @pytest.mark.parametrize("max_value", [0, -1.0, math.nan])
 def test_clip_value_refuses_values_that_are_not_positive(max_value):
-    with pytest.raises(TrainerError, match="max_value is .*; expected a positive number"):
+    with pytest.raises(TrainerError, match="max_value=.*; expected a positive number"):
         sgd(param([1.0])).clip_value(max_value)
 
 
@@ -269,3 +270,28 @@ def test_batch_size_must_be_positive(size):
     with pytest.raises(TrainerError, match=f"step: batch_size={size!r}; expected a positive number"):
         trainer.step(size)
     assert trainer.step(1)
+
+
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+def test_discard_grads_discards_a_backward_after_unscale_too(stype):
+    w = param(np.ones((2, 1)), grad_stype=stype)
+    trainer = sgd(w, None)
+    for x in (1, 100):
+        with autograd.record():
+            loss = (mx.nd.Embedding(mx.nd.array([0]), w.data(), 2, 1, sparse_grad=stype != "default") * x).sum()
+        loss.backward()
+        if x == 1:
+            trainer.unscale()
+    trainer.discard_grads()
+    with pytest.raises(StaleGradientError):
+        trainer.step(1)
+
+
+@pytest.mark.parametrize("call", ["step", "clip_global_norm", "clip_value"])
+@pytest.mark.parametrize("number", [None, "1", True])
+def test_what_is_no_number_is_refused(call, number):
+    w = param([1.0])
+    trainer = sgd(w, 8)
+    backward(trainer, w, 1)
+    with pytest.raises(TrainerError, match=f"{call}: .*={number!r}; expected a positive number"):
+        getattr(trainer, call)(number)

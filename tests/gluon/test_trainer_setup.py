@@ -8,9 +8,11 @@ import pytest
 from mxnet import autograd, gluon
 
 import mxmp
+from mxmp.distributed import KVStore
 from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer
 from mxmp.optimizer import LossScaleOptimizer
+from tests.distributed.engines import Twins
 from tests.gluon.trainer_tools import KVSTORES, TWO, backward, loss_of, param, sgd, value
 
 
@@ -125,6 +127,64 @@ def test_a_trainer_takes_the_scale_of_keras_optimizer():
     assert value(w.data()) == 0.5 and trainer.loss_scale.value == 8 and trainer.skipped_steps == 1
 
 
+def test_a_refused_trainer_does_not_spend_keras_optimizer():
+    optimizer = LossScaleOptimizer(mx.optimizer.SGD())
+    with pytest.raises(TrainerError, match="update_on_kvstore=True"):
+        Trainer([param([1.0], ctx=TWO)], optimizer, update_on_kvstore=True)
+    Trainer([param([1.0])], optimizer)
+
+
 def test_two_loss_scales_are_refused():
     with pytest.raises(TrainerError, match="loss_scale=128, but the LossScaleOptimizer has one"):
         Trainer([param([1.0])], LossScaleOptimizer(mx.optimizer.SGD()), loss_scale=128)
+
+
+def test_a_trainer_whose_kvstore_updates_is_not_adopted():
+    w = param([1.0], ctx=TWO)
+    plain = gluon.Trainer([w], "sgd")
+    plain_step(plain, w, 1, TWO)
+    with pytest.raises(TrainerError, match="set up already and updates weights by itself"):
+        Trainer.adopt(plain, None)
+    assert type(plain) is gluon.Trainer
+
+
+def test_a_trainer_whose_workers_are_set_up_is_not_adopted():
+    w = param([1.0])
+    plain = gluon.Trainer([w], "sgd", kvstore=KVStore(Twins()), update_on_kvstore=False)
+    plain_step(plain, w, 1, [mx.cpu()])
+    with pytest.raises(TrainerError, match="kvstore 'dist_sync' of this trainer is set up already; adopt the trainer"):
+        Trainer.adopt(plain, 8)
+    assert type(plain) is gluon.Trainer
+
+
+@pytest.mark.parametrize("hook", [None, 3])
+def test_a_hook_must_be_a_function(hook):
+    with pytest.raises(TrainerError, match="register_step_hook: .* is no function"):
+        sgd(param([1.0])).register_step_hook(hook)
+
+
+def test_update_alone_is_refused_where_gradients_must_be_reduced():
+    w = param([0.0], ctx=TWO)
+    trainer = sgd(w, 8)
+    for x, ctx in zip((1, 5), TWO):
+        backward(trainer, w, x, ctx)
+    with pytest.raises(TrainerError, match="update came before allreduce_grads"):
+        trainer.update(1)
+    assert trainer.step(1) and value(w.data(TWO[0])) == -6
+
+
+def test_a_trainer_notices_new_contexts():
+    w = param([1.0])
+    trainer = sgd(w, 8)
+    w.reset_ctx(TWO)
+    for ctx in TWO:
+        backward(trainer, w, 1, ctx)
+    with pytest.raises(TrainerError, match="the trainer was made for 1 of them; make the trainer anew after reset_ctx"):
+        trainer.step(1)
+
+
+def test_further_trainers_must_be_of_mxmp():
+    w = param([1.0])
+    with pytest.raises(TrainerError, match="scale_loss: expected further trainers of mxmp, found a Trainer of mxnet"):
+        with sgd(w).scale_loss(mx.nd.ones((1,)), gluon.Trainer([param([1.0])], "sgd")):
+            pass

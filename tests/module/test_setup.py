@@ -72,7 +72,7 @@ MISUSE = {
     "update": (lambda m: m.update(), "update: no backward has run since the last update"),
     "unscale": (lambda m: m.unscale(), "unscale: no backward has run"),
     "clip": (lambda m: m.clip_global_norm(1), "clip_global_norm: no backward has run"),
-    "max_norm": (lambda m: m.clip_global_norm(0), "max_norm is 0; expected a positive number"),
+    "max_norm": (lambda m: m.clip_global_norm(0), "max_norm=0; expected a positive number"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import mxnet as mx
@@ -15,6 +16,7 @@ from tests.module.tools import (
     TWO,
     batches,
     bits,
+    convnet,
     grads,
     mlp,
     params_of,
@@ -328,3 +330,17 @@ def test_an_override_may_name_a_node_in_a_loop():
     module = Module(mx.sym.MakeLoss(mx.sym.sum(out)), ("data", "s0"), None, policy="O1,name:inner*=float32")
     module.bind([("data", (2, 2, 4)), ("s0", (2, 4))])
     assert {row.precision for row in module.report.rows if row.name.startswith("inner")} == {"float32"}
+
+
+def test_batch_norm_outlives_a_forward_pass_that_overflows():
+    module = ready(convnet(), shape=(8, 2, 5, 5), loss_scale=8)
+    batch = batches(shape=(2, 5, 5))[0]
+    train(module, [batch])
+    before = module._exec_group.aux_arrays[0][0].asnumpy()
+    overflowing = mx.io.DataBatch([batch.data[0] * 1e30], batch.label)
+    module.forward_backward(overflowing)
+    with contextlib.suppress(NonFiniteLossError):
+        assert not module.update()
+    np.testing.assert_array_equal(module._exec_group.aux_arrays[0][0].asnumpy(), before)
+    train(module, [batch])
+    assert all(np.isfinite(array.asnumpy()).all() for array in module.get_params()[1].values())

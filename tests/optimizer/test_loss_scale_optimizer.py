@@ -436,6 +436,65 @@ def test_forgetting_to_unscale_is_named():
     assert optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(grads), [w]))  # and it goes on
 
 
+SCALED = {
+    "what was given": lambda grads, unscaled, w: grads,
+    "the same memory": lambda grads, unscaled, w: [grads[0].reshape(w.shape)],
+    "the weight's own, asked for again": lambda grads, unscaled, w: [w.grad],
+}
+
+
+@pytest.mark.parametrize("initial_scale", [1, 2.0**15])
+@pytest.mark.parametrize("choose", SCALED.values(), ids=SCALED.keys())
+def test_gradients_that_are_scaled_still_are_named(choose, initial_scale):
+    """At a scale of 1 too: what is wrong must not show at a later step alone."""
+    w = weight([1.0, 2.0])
+    optimizer = LossScaleOptimizer(sgd(), initial_scale=initial_scale)
+    grads = backward(optimizer, [w])
+    unscaled = optimizer.get_unscaled_gradients(grads)
+    with pytest.raises(TrainerError, match="the gradient of weight 0 is an array that backward wrote"):
+        optimizer.apply_gradients(zip(choose(grads, unscaled, w), [w]))
+    assert value(w).tolist() == [1.0, 2.0]
+    assert optimizer.apply_gradients(zip(unscaled, [w]))  # and it goes on
+    assert value(w).tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("ctx", [TWO[:1], TWO], ids=["one context", "two"])
+def test_gradients_of_parameters_that_were_not_unscaled_are_named(ctx):
+    first, second = param([1.0], ctx, "a"), param([1.0], ctx, "b")
+    optimizer = LossScaleOptimizer(sgd())
+    with autograd.record():
+        scaled = optimizer.get_scaled_loss([first.data(c) + second.data(c) for c in ctx])
+    autograd.backward(scaled)
+    (grad,) = optimizer.get_unscaled_gradients([first.list_grad()])
+    with pytest.raises(TrainerError, match="the gradient of parameter 'b' is an array that backward wrote"):
+        optimizer.apply_gradients([(grad, first), (second.list_grad(), second)])
+    assert [p.data(c).asscalar() for p in (first, second) for c in ctx] == [1.0] * 2 * len(ctx)
+
+
+def test_sparse_gradients_that_are_scaled_still_are_named():
+    table = mx.nd.ones((4, 2))
+    table.attach_grad(stype="row_sparse")
+    optimizer = LossScaleOptimizer(sgd(lazy_update=False), initial_scale=4)
+    with autograd.record():
+        rows = mx.nd.Embedding(mx.nd.array([1]), table, input_dim=4, output_dim=2, sparse_grad=True)
+        scaled = optimizer.get_scaled_loss(rows.sum())
+    scaled.backward()
+    optimizer.get_unscaled_gradients([table.grad])
+    with pytest.raises(TrainerError, match="the gradient of weight 0 is an array that backward wrote"):
+        optimizer.apply_gradients([(table.grad, table)])
+
+
+def test_weights_may_have_no_gradient_of_their_own():
+    """What ``autograd.grad`` gives belongs to no weight."""
+    w, plain = weight([1.0]), mx.nd.ones(1)
+    optimizer = LossScaleOptimizer(sgd())
+    with autograd.record():
+        scaled = optimizer.get_scaled_loss(w * 3)
+    (grad,) = optimizer.get_unscaled_gradients(autograd.grad(scaled, [w]))
+    assert optimizer.apply_gradients([(grad, plain)])
+    assert value(plain).tolist() == [-2.0]
+
+
 def test_unscaling_twice_is_named():
     w = weight([1.0])
     optimizer = LossScaleOptimizer(sgd())
@@ -639,12 +698,21 @@ def test_what_is_no_loss_is_named(loss, message):
 
 
 @pytest.mark.parametrize(
-    ("grads", "message"), [([1.0], "found a float"), ([], "there is no gradient"), ([None], "there is no")]
+    ("grads", "message"),
+    [
+        ([1.0], "item 0 holds a float; expected floating point NDArrays"),
+        ([mx.nd.ones(1), [mx.nd.ones(1), 1]], "item 1 holds a int;"),
+        ([None, mx.nd.ones(1, dtype="int32")], "item 1 holds an array of int32;"),
+        (None, "expected a list of NDArrays, found a NoneType"),
+        (5, "expected a list of NDArrays, found a int"),
+        ([], "there is no gradient"),
+        ([None], "there is no"),
+    ],
 )
 def test_what_is_no_gradient_is_named(grads, message):
     optimizer = LossScaleOptimizer(sgd())
     optimizer.get_scaled_loss(mx.nd.ones(1))
-    with pytest.raises(TrainerError, match=message):
+    with pytest.raises(TrainerError, match=f"get_unscaled_gradients: {message}"):
         optimizer.get_unscaled_gradients(grads)
     optimizer.get_unscaled_gradients([mx.nd.ones(1)])
 
@@ -724,11 +792,21 @@ def test_hand_over_gives_what_a_trainer_needs():
     assert trainer.step(1) and w.data().asscalar() == 0.0
 
 
-def test_an_optimizer_with_weights_is_not_handed_over():
+def test_looking_at_the_parts_hands_nothing_over():
+    optimizer, w = LossScaleOptimizer(sgd(), initial_scale=64), weight([1.0])
+    multi, scale = optimizer.parts()
+    assert multi.inner is optimizer.inner_optimizer and scale.value == 64.0
+    assert step(optimizer, [w])
+    again = LossScaleOptimizer(sgd())
+    assert all(a is b for a, b in zip(again.parts(), again.hand_over("Trainer")))
+
+
+@pytest.mark.parametrize("call", ["parts", "hand_over"])
+def test_an_optimizer_with_weights_is_not_handed_over(call):
     optimizer = LossScaleOptimizer(sgd())
     step(optimizer, [weight([1.0])])
     with pytest.raises(TrainerError, match="has weights of its own; make another one for the Trainer"):
-        optimizer.hand_over("Trainer")
+        getattr(optimizer, call)("Trainer")
 
 
 # Saved states.

@@ -8,7 +8,8 @@ import pytest
 from mxnet import autograd
 
 from mxmp.errors import TrainerError
-from mxmp.optimizer.second_derivative import check_second_derivatives, second_derivative_error
+from mxmp.optimizer.history import check
+from mxmp.optimizer.second_derivative import second_derivative_error
 
 F = mx.nd
 VALUES = np.random.RandomState(0).uniform(0.3, 0.9, (1, 2, 3)).astype("float32")
@@ -76,7 +77,7 @@ def is_right(function):
 @pytest.mark.parametrize("function", RIGHT.values(), ids=RIGHT.keys())
 def test_those_that_are_right_are_let_through(function):
     assert is_right(function)
-    assert check_second_derivatives([penalty(function, VALUES, "x")[0]]) is None
+    assert check([penalty(function, VALUES, "x")[0]], scaled=False) is None
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -85,12 +86,12 @@ def test_those_that_are_wrong_are_refused(name):
     assert not gradients(function, "last").any()  # what comes behind it is lost
     assert gradients(RIGHT["tanh"], "last").any()
     with pytest.raises(TrainerError, match=f"second derivatives: in MXNet 1.9.1 those of {name} are wrong"):
-        check_second_derivatives([mx.nd.ones((1,)), penalty(function, VALUES, "x")[0]])
+        check([mx.nd.ones((1,)), penalty(function, VALUES, "x")[0]], scaled=False)
 
 
 def test_relu_is_refused():
     with pytest.raises(TrainerError, match="those of relu end the process"):
-        check_second_derivatives([penalty(lambda x: F.relu(F.sin(x)), VALUES, "x")[0]])
+        check([penalty(lambda x: F.relu(F.sin(x)), VALUES, "x")[0]], scaled=False)
 
 
 def test_a_last_layer_may_be_fully_connected():
@@ -101,7 +102,7 @@ def test_a_last_layer_may_be_fully_connected():
         out = F.FullyConnected(x, weight, num_hidden=1, no_bias=True)
         (slope,) = autograd.grad(out, [x], create_graph=True, retain_graph=True)
         loss = F.square(slope).sum()
-    assert check_second_derivatives([loss]) is None
+    assert check([loss], scaled=False) is None
     loss.backward()
     np.testing.assert_array_equal(weight.grad.asnumpy(), 2 * 2 * weight.asnumpy())  # of two rows
 
@@ -111,7 +112,7 @@ def test_losses_without_second_derivatives_are_let_through():
     x.attach_grad()
     with autograd.record():
         loss = F.relu(F.FullyConnected(x, x, num_hidden=2, no_bias=True)).clip(0, 1).sum()
-    assert check_second_derivatives([loss, x, F.ones((1,))]) is None
+    assert check([loss, x, F.ones((1,))], scaled=False) is None
 
 
 def test_other_errors_are_none_of_its_business():

@@ -161,7 +161,7 @@ def test_overrides_by_operator_name_block_and_region():
     policy = Policy.parse("O1", ops={"softmax": "float16"}, blocks={"net_a": "float32"}, names={"net_c*": "float16"})
     found = verdicts_of(text, policy=policy)
     assert [v.label for v in found.values()][1:] == [FLOAT32, LOW, FLOAT32, LOW]
-    assert found["net_c_fwd"].reason == "precision('float32') region"
+    assert found["net_c_fwd"].reason == "precision 'float32' (region or set_policy)"
 
 
 LAST_LAYERS = {
@@ -182,6 +182,10 @@ LAST_LAYERS = {
         {"f", "r", "d", "s"},
     ),
     "an output in the middle": ("x = null()\nf = dot(x, x)\nr = relu(f)\nd = dot(r, x)\nreturn d, r", {"f", "r", "d"}),
+    "an input that lends its shape": (
+        "x = null()\nf = dot(x, x)\nd = dot(f, x)\nz = zeros_like(f)\ns = broadcast_add(d, z)\nreturn s",
+        {"d", "z", "s"},
+    ),
     "no product at all": ("x = null()\nr = relu(x)\ns = square(r)\nreturn s", {"r", "s"}),
 }
 
@@ -219,7 +223,7 @@ IMPOSSIBLE = {
     "region in another dtype": (
         "x = null()\nc = dot(x, x) {__mxmp_precision__: bfloat16}\nreturn c",
         O1,
-        r"precision\('bfloat16'\) region asks for bfloat16 at node 'c' \(dot\), but the policy's compute_dtype is float16",
+        r"precision 'bfloat16' \(region or set_policy\) asks for bfloat16 at node 'c' \(dot\), but the policy's compute_dtype is float16",
     ),
 }
 

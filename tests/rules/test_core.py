@@ -81,6 +81,12 @@ def test_data_ports_are_those_neither_kept_nor_indifferent():
     assert [rule.is_data(port) for port in range(4)] == [True, False, False, True]
 
 
+def test_values_are_read_of_data_ports_but_those_of_which_the_shape_is():
+    rule = Rule("op", CLEAR, keep=(1,), shape_only=(2,))
+    assert [rule.reads(port) for port in range(4)] == [True, False, False, True]
+    assert rule.is_data(2)
+
+
 def test_forbids_asks_the_condition():
     call = Call({"axis": "1"}, (), "float16")
     assert Rule("op", INFER).forbids(call) is None

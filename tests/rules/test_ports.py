@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import chain, combinations
 
 import mxnet as mx
+import numpy as np
 import pytest
 
 from mxmp import dtypes
 from mxmp.rules import RULES
 from tests.rules.examples import EXAMPLES, Example
-from tests.rules.run_examples import output_dtypes
+from tests.rules.run_examples import output_dtypes, run
 
 # Of these no call can be written down without a graph or a sparse array of its own.
 WITHOUT_EXAMPLE = {
@@ -76,6 +77,52 @@ def test_inputs_that_are_cast_must_agree(example):
     for port in example.data_ports:
         with pytest.raises((mx.MXNetError, UserWarning)):  # UserWarning: 'Cannot decide type'
             output_dtypes(example, "float16", set(example.data_ports) - {port})
+
+
+# In the example nothing depends on these values, in general much does.
+READS_SOMETIMES = {
+    ("_contrib_MultiBoxTarget", 2): "to mine negatives, which is off by default",
+    ("_contrib_Proposal", 0): "to sort more boxes than the example has",
+    ("_contrib_MultiProposal", 0): "to sort more boxes than the example has",
+    ("_contrib_box_encode", 1): "to choose a box, 0 for all samples that the example takes",
+    ("_logical_or_scalar", 0): "if the scalar is 0",
+    ("where", 2): "where the condition is 0",
+}
+
+
+def outputs_of(example, arrays):
+    mx.random.seed(0)
+    return run(example, "float32", arrays)[0]
+
+
+def starts(example):
+    """Yield inputs: those of the example, and halves or zeros in the place of all data."""
+    arrays = example.arrays()
+    yield arrays
+    for value in (0.5, 0):
+        yield [np.full_like(a, value) if port in example.data_ports else a for port, a in enumerate(arrays)]
+
+
+def reads(example, port):
+    """Return whether an output changes if an input has other values: zeros, halves, or the same shuffled."""
+    for arrays in starts(example):
+        before, kept = outputs_of(example, arrays), arrays[port]
+        shuffled = np.random.RandomState(0).permutation(kept.ravel()).reshape(kept.shape)
+        for other in (np.zeros_like(kept), np.full_like(kept, 0.5), shuffled):
+            after = outputs_of(example, [*arrays[:port], other, *arrays[port + 1 :]])
+            if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(after, before)):
+                return True
+    return False
+
+
+@pytest.mark.slow
+def test_only_the_shape_is_read_where_the_rule_says_so():
+    """Every operator is run on other values of the same shape."""
+    calls = [(e, port) for e in EXAMPLES if e.runs for port in e.data_ports]
+    unread = {(e.op, port) for e, port in calls if not reads(e, port)}
+    shape_only = {(e.op, port) for e, port in calls if not e.rule.reads(port)}
+    assert unread == shape_only | READS_SOMETIMES.keys()
+    assert len(shape_only) >= 8
 
 
 REFUSED = """InstanceNorm SoftmaxOutput SVMOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput

@@ -14,7 +14,8 @@ _SHAPES = (
     *rules(CLEAR, "depth_to_space space_to_depth", exact=True),
     *rules(CLEAR, "im2col", exact=True, no_bfloat16=True),
     *rules(INFER, "col2im", no_bfloat16=True),  # adds where windows overlap
-    *rules(CLEAR, "BlockGrad _copy _np_copy _identity_with_attr_like_rhs", exact=True),
+    *rules(CLEAR, "BlockGrad _copy _np_copy", exact=True),
+    *rules(CLEAR, "_identity_with_attr_like_rhs", shape_only=(1,), exact=True),
     *rules(CLEAR, "amp_multicast", exact=True),  # the identity on inputs of one dtype
 )
 
@@ -35,7 +36,7 @@ _JOINS = (
 
 _SLICES = (
     *rules(CLEAR, "slice slice_axis _slice_assign", exact=True),
-    *rules(CLEAR, "Crop", exact=True, no_low=True),  # refuses both
+    *rules(CLEAR, "Crop", shape_only=(1,), exact=True, no_low=True),  # refuses both
     *scalar_rules(CLEAR, "scalar", "_slice_assign_scalar", exact=True),
     *rules(CLEAR, "diag _np_diag _np_diagflat _np_diagonal _npi_tril", exact=True),
     *scalar_rules(CLEAR, "constant_value", "Pad", exact=True, no_bfloat16=True),
@@ -49,9 +50,9 @@ _CONSTANTS = (
     *rules(CLEAR, "_eye _npi_eye _npi_identity _npi_hanning _npi_hamming _npi_blackman", keep_outputs=(0,)),
     *scalar_rules(INFER, "value", "_full", keep_outputs=(0,)),
     *scalar_rules(INFER, "on_value off_value", "one_hot", keep=(0,), keep_outputs=(0,)),
-    *rules(CLEAR, "ones_like zeros_like", exact=True),
+    *rules(CLEAR, "ones_like zeros_like", shape_only=(0,), exact=True),
     *scalar_rules(INFER, "fill_value", "_npi_full_like", when=TYPED, any=(0,), keep_outputs=(0,)),
-    *scalar_rules(INFER, "fill_value", "_npi_full_like", exact=True),
+    *scalar_rules(INFER, "fill_value", "_npi_full_like", shape_only=(0,), exact=True),
 )
 
 COUNTS = "positions and counts above 2048 are no float16 integers"  # nor those above 256 bfloat16 ones
@@ -59,7 +60,7 @@ COUNTS = "positions and counts above 2048 are no float16 integers"  # nor those 
 _RANGES = (
     *rules(DENY, "_arange _npi_arange _linspace _npi_indices", keep_outputs=(0,), reason=COUNTS),
     *rules(DENY, "_npi_logspace", keep_outputs=(0,), reason="power"),
-    *rules(DENY, "_contrib_arange_like", reason=COUNTS, no_bfloat16=True),
+    *rules(DENY, "_contrib_arange_like", shape_only=(0,), reason=COUNTS, no_bfloat16=True),
     *kept(DENY, "_ravel_multi_index _unravel_index", COUNTS),
 )
 

@@ -17,7 +17,7 @@ _POOLING = (
     # Running sums: in bfloat16 the average of 56x56 values is off by 92%, ...
     *rules(INFER, "_contrib_AdaptiveAvgPooling2D", condition=short_windows, no_bfloat16=True),
     # ... and the gradient behind a magnification by 8 by 28%.
-    *rules(INFER, "_contrib_BilinearResize2D", condition=small_magnification, no_bfloat16=True),
+    *rules(INFER, "_contrib_BilinearResize2D", shape_only=(1,), condition=small_magnification, no_bfloat16=True),
     *rules(CLEAR, "UpSampling", when=variant("sample_type", "nearest"), exact=True, no_bfloat16=True),
     *rules(INFER, "UpSampling", no_bfloat16=True),
 )
@@ -29,8 +29,8 @@ _COORDINATES = (
     *rules(DENY, "BilinearSampler GridGenerator SpatialTransformer", reason="coordinates", no_low=True),
     *rules(DENY, "_contrib_box_nms _contrib_box_iou _contrib_bipartite_matching", reason=_BOXES, no_low=True),
     *rules(DENY, "_contrib_box_decode _contrib_box_encode", reason=_BOXES, no_low=True),
-    *rules(DENY, "_contrib_MultiBoxPrior _contrib_MultiBoxTarget", reason=_BOXES, no_low=True),
-    *rules(DENY, "_contrib_MultiBoxDetection", reason=_BOXES, no_low=True),
+    *rules(DENY, "_contrib_MultiBoxPrior", shape_only=(0,), reason=_BOXES, no_low=True),
+    *rules(DENY, "_contrib_MultiBoxTarget _contrib_MultiBoxDetection", reason=_BOXES, no_low=True),
     *rules(DENY, "_contrib_Proposal _contrib_MultiProposal", reason=_BOXES, no_low=True),
     *rules(DENY, "ROIPooling _contrib_ROIAlign _contrib_RROIAlign", keep=(1,), reason=_BOXES, no_low=True),
     *rules(DENY, "_contrib_PSROIPooling _contrib_DeformablePSROIPooling", keep=(1,), reason=_BOXES, no_low=True),

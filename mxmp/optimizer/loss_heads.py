@@ -1,0 +1,54 @@
+"""Loss heads inside of nets: no loss scale reaches their gradient, so whoever scales a loss refuses them."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence, Tuple
+
+from mxnet import gluon
+
+from ..errors import TrainerError
+from ..graph import Graph
+from ..passes.scale_loss import is_loss_head
+
+_ATTRIBUTE = "_mxmp_loss_head"
+
+
+def loss_heads(graph: Graph) -> Tuple[str, ...]:
+    """Return the loss heads of a graph (SoftmaxOutput, make_loss, ...), each by its name and operator."""
+    return tuple(str(node) for node in graph.operators() if is_loss_head(node))
+
+
+def mark(net: gluon.Block, heads: Sequence[str]) -> None:
+    """Note on a net's trained parameters whether a loss head gave their gradient in its last recorded call.
+
+    Args:
+        net: A net that runs as a cached graph, which autograd does not look into.
+        heads: The loss heads of that graph.
+    """
+    where = f"block '{net.name}': node {heads[0]}" if heads else None
+    for param in net.collect_params().values():
+        if where is None:
+            vars(param).pop(_ATTRIBUTE, None)
+        elif param.grad_req != "null":
+            setattr(param, _ATTRIBUTE, where)
+
+
+def refuse(params: Iterable[Any]) -> None:
+    """Refuse parameters whose gradient a loss head gives.
+
+    Raises:
+        TrainerError: If `mark` noted it of one of them; it names block and operator.
+    """
+    for param in params:
+        where = vars(param).get(_ATTRIBUTE)
+        if where is not None:
+            raise refused(where)
+
+
+def refused(where: str) -> TrainerError:
+    """Return the error for a loss head; ``where`` names it."""
+    return TrainerError(
+        f"{where} is a loss head: its gradient does not depend on that of its output, so no loss scale reaches it. "
+        f"Take it off and use a loss of mx.gluon.loss, or train without a loss scale (loss_scale=None, with "
+        f"'mixed_bfloat16'), or by mxmp.module.Module."
+    )
