@@ -107,7 +107,7 @@ def canonical(dtype: Any) -> str:
         ('float16', 'float32')
     """
     try:
-        name = _canonical(dtype)
+        name = _canonical(dtype) if dtype is not None else ""  # numpy takes None for float64
     except TypeError as e:
         raise DtypeError(_unknown(dtype)) from e
     if name not in ITEM_BYTES:

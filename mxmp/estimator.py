@@ -114,8 +114,8 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
             scaling and no checks.
 
     Raises:
-        PolicyError: If the policy is none.
-        LossScaleError: If the loss scale is none.
+        PolicyError: If the policy is not one.
+        LossScaleError: If the loss scale is not one.
 
     Example:
         >>> handler = MixedPrecisionHandler("O2", loss_scale=128)  # estimator.fit(..., event_handlers=[handler])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from typing import Iterator, List, Sequence, Tuple
@@ -21,6 +22,10 @@ def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
     paths = tuple(os.path.realpath(path) for path in paths)  # what a link leads to is replaced, not the link
     names = tuple(f"{path}.{os.getpid()}.tmp" for path in paths)
     kept = tuple(f"{path}.{os.getpid()}.old" for path in paths)
+    for path in paths:
+        folder = os.path.dirname(path)
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder; make it first", folder)
     try:
         yield names
         _flush(names)

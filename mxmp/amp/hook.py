@@ -57,6 +57,7 @@ class _Hook:
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._conversions: weakref.WeakSet[_Conversion] = weakref.WeakSet()
+        self._warned = False
 
     def call(self, net: gluon.HybridBlock, *args: Any) -> Any:
         """Run a hybridized net, converted from its first call on."""
@@ -77,6 +78,15 @@ class _Hook:
         """
         by_hand = (each for each in installed(descendants(net)) if not isinstance(each, _Conversion))
         return os.getpid() == self._process and id(net) not in self.spared and not any(by_hand)
+
+    def warn_if_idle(self) -> None:
+        """Log once that no net runs in mixed precision, if that is so."""
+        if not self._conversions and not self._warned:
+            _LOG.warning(
+                "amp.init has converted no net so far: it reaches nets that are hybridized; call net.hybridize(), or "
+                "mxmp.gluon.convert"
+            )
+            self._warned = True
 
     def undo(self) -> None:
         """Give the nets back that are still converted."""

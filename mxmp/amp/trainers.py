@@ -29,7 +29,7 @@ def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "dyna
         AmpError: If `init` was not called.
         TrainerError: If it is no trainer; if its kvstore updates, before any check; or if it has
             made a step with parameters in low precision.
-        LossScaleError: If ``loss_scale`` is none.
+        LossScaleError: If ``loss_scale`` is not one.
     """
     if installed_hook() is None:
         raise AmpError("amp.init was not called, so no net runs in mixed precision; call it first, or amp.initialize.")
@@ -52,6 +52,9 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_uns
         TrainerError: If a trainer is not initialized, or cannot scale a loss now.
     """
     trainers = [require_trainer(each, "scale_loss") for each in as_list(optimizer_or_trainer)]
+    hook = installed_hook()
+    if hook is not None:
+        hook.warn_if_idle()
     if not trainers:
         raise TrainerError("scale_loss: the list of trainers is empty.")
     several = [trainer for trainer in trainers if isinstance(trainer._scaler, LossScalers)]
@@ -94,7 +97,7 @@ def adopt(trainer: Any, loss_scale: Any, masters: bool = True, num_losses: int =
 
     Raises:
         TrainerError: As `init_trainer`.
-        LossScaleError: If ``loss_scale`` is none.
+        LossScaleError: If ``loss_scale`` is not one.
     """
     several = num_losses > 1 or isinstance(getattr(trainer, "_scaler", None), LossScalers)
     if several and isinstance(loss_scale, SharedLossScale):

@@ -77,7 +77,7 @@ def check_devices(policy: Union[str, Policy]) -> List[Finding]:
         One finding per GPU, then that of the CPU.
 
     Raises:
-        PolicyError: If the policy is none.
+        PolicyError: If the policy is not one.
 
     Example:
         >>> print(check_devices("O0")[-1].message)  # doctest: +ELLIPSIS

@@ -186,7 +186,7 @@ class Conversion:
 
     def _call_cached_op(self, *args: Any) -> Any:
         """Run the graph for this mode and context; inputs of low precision are taken as float32."""
-        args = tuple(modes.as_float32(arg) for arg in args)
+        args = tuple(modes.as_input(arg) for arg in args)
         with self.lock:  # the graph of a call is handed to MXNet in attributes of the net
             return self._call(args)
 
@@ -285,7 +285,7 @@ class Conversion:
 
     def summary(self, *inputs: Any) -> None:
         """Print the summary of the float32 net, which needs every block to run by itself."""
-        with suspended([self]):
+        with suspended([self]), storage.in_float32(self.stored):
             self.net._active = self.active
             self._original("summary", *inputs)
 
@@ -306,7 +306,7 @@ class Conversion:
 
     def _mode(self, args: Tuple[Any, ...]) -> Mode:
         """Return the graph for this kind of call, traced and converted when first needed."""
-        mode = self.modes.get(modes.make_key(args, self.shaped))
+        mode = self.modes.get(modes.make_key(self.net, args, self.shaped))
         if mode is None:
             inputs, symbol = self._trace(args)
             formats = self.net._in_format, self.net._out_format
@@ -321,7 +321,7 @@ class Conversion:
                     self.overrides.see(self, converted)
                 same = [m for m in known if m.converted.graph == converted.graph]
                 mode = same[0] if same else Mode(source, inputs, converted, formats)
-            self.modes[modes.make_key(args, self.shaped)] = mode  # whether shapes matter is known by now
+            self.modes[modes.make_key(self.net, args, self.shaped)] = mode  # whether shapes matter is known by now
         return mode
 
     def _trace(self, args: Tuple[Any, ...]) -> Tuple[Any, Any]:

@@ -9,6 +9,23 @@ import mxnet as mx
 from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, StaticLossScale
 from ..optimizer.multi_precision import MultiPrecision, needs_unscaled_gradients
+from ..policy import did_you_mean
+
+_KINDS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync", "p3store_dist", "horovod")
+
+
+def require_known(kvstore: Any) -> None:
+    """Raise if ``kvstore`` of a trainer means nothing; MXNet takes any other name for 'local'.
+
+    Raises:
+        TrainerError: It quotes it.
+    """
+    if isinstance(kvstore, str):
+        known = any(part in kvstore.lower() for part in ("local", "device", "nccl", "dist"))
+        if not known and kvstore.lower() not in (*_KINDS, *mx.kvstore.KVStoreBase.kv_registry):
+            raise TrainerError(f"unknown kvstore {kvstore!r}{did_you_mean(kvstore, _KINDS)}.")
+    elif kvstore is not None and not isinstance(kvstore, mx.kvstore.KVStoreBase):
+        raise TrainerError(f"kvstore is {kvstore!r}; expected a name, a KVStore or None.")
 
 
 def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], sparse: bool) -> Optional[bool]:

@@ -61,10 +61,12 @@ class Mode:
         return same and self.converted.on_cpu() is self.converted.symbol
 
 
-def make_key(args: Tuple[Any, ...], shaped: bool) -> Key:
-    """Return the kind of a call now, with these inputs; ``shaped`` if their shapes matter."""
+def make_key(net: gluon.Block, args: Tuple[Any, ...], shaped: bool) -> Key:
+    """Return the kind of a call of a net now, with these inputs; ``shaped`` if their shapes matter."""
     flat, nesting = gluon.block._flatten(args, "input")
     shapes = tuple(getattr(a, "shape", None) for a in flat) if shaped else None
+    # Layers of gluon.rnn note here whether they were called without states, and then return none.
+    nesting = nesting, getattr(net, "skip_states", None)
     return Key(bool(autograd.is_training()), str(nesting), current_region(), shapes)
 
 
@@ -87,12 +89,20 @@ def known_shapes(inputs: Dict[str, Tuple[int, ...]], params: Dict[str, Any]) -> 
     return {**known, **inputs}
 
 
-def as_float32(arg: Any) -> Any:
-    """Return an input, or nested inputs, with low precision arrays cast to float32."""
+def as_input(arg: Any) -> Any:
+    """Return an input, or nested inputs, as a graph takes them: low precision as float32, on a context of its own.
+
+    A cached graph wants all on one context, while operators take what a DataLoader's workers give
+    (cpu_shared) for what it is, an array on the CPU.
+    """
     if isinstance(arg, (list, tuple)):
-        items = [as_float32(item) for item in arg]
+        items = [as_input(item) for item in arg]
         return type(arg)(*items) if hasattr(arg, "_fields") else type(arg)(items)
-    if isinstance(arg, mx.nd.NDArray) and dtypes.canonical(arg.dtype) in dtypes.LOW_PRECISION:
+    if not isinstance(arg, mx.nd.NDArray):
+        return arg
+    if arg.ctx.device_type in ("cpu_shared", "cpu_pinned"):
+        arg = arg.as_in_context(mx.cpu())
+    if dtypes.canonical(arg.dtype) in dtypes.LOW_PRECISION:
         # The operator: the gradients of astype and amp_cast are lost under grad_req='add'.
         return (mx.npx.cast if isinstance(arg, mx.np.ndarray) else mx.nd.Cast)(arg, dtype=dtypes.FLOAT32)
     return arg

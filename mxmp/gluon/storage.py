@@ -157,6 +157,19 @@ def _to_float32(data: Any) -> mx.nd.NDArray:
     return to_float32(data.as_nd_ndarray()).astype(dtypes.FLOAT32, copy=False)
 
 
+@contextlib.contextmanager
+def in_float32(params: Iterable[gluon.Parameter]) -> Iterator[None]:
+    """Store low precision parameters in float32 for a while."""
+    low = [(param, dtype_of(param)) for param in params if isinstance(param, LowPrecisionParameter)]
+    for param, _ in low:
+        store_float32(param)
+    try:
+        yield
+    finally:
+        for param, dtype in low:
+            store_low(param, dtype)
+
+
 def _make_empty(kind: Type[gluon.Parameter]) -> gluon.Parameter:
     """Return a low precision parameter without attributes, of a class that was the user's."""
     param = kind.__new__(kind)

@@ -60,7 +60,7 @@ class Trainer(TrainerSetup):
 
     Raises:
         TrainerError: If the arguments contradict each other.
-        LossScaleError: If ``loss_scale`` is none.
+        LossScaleError: If ``loss_scale`` is not one.
     """
 
     def scale_loss(self, loss: Any, *others: Trainer) -> contextlib.AbstractContextManager[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Sequence, Type
 
@@ -21,7 +22,9 @@ from ..optimizer.statistics import Statistics
 from ..optimizer.status import ScalerStatus
 from .distributed import broadcast_param, open_kvstore
 from .gradients import Gradients
-from .kvstore import any_sparse, choose_update, require_rescaled, require_unchecked
+from .kvstore import any_sparse, choose_update, require_known, require_rescaled, require_unchecked
+
+_LOG = logging.getLogger(__name__)
 
 
 class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
@@ -46,6 +49,11 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
                 raise TrainerError(f"loss_scale={loss_scale!r}, but the LossScaleOptimizer has one; leave it out.")
             given, (optimizer, loss_scale) = optimizer, optimizer.parts("Trainer")
         scaler = make_scaler(loss_scale)
+        require_known(kvstore)
+        if not isinstance(optimizer, (str, mx.optimizer.Optimizer)):
+            raise TrainerError(f"optimizer is {optimizer!r}; expected a name or an mx.optimizer.Optimizer.")
+        if isinstance(params, (dict, list, tuple, mx.gluon.ParameterDict)) and not params:
+            raise TrainerError("there are no parameters to train; is the net empty?")
         choice = choose_update(scaler.loss_scale, kvstore, update_on_kvstore, any_sparse(params))
         owners = [(param, param._trainer) for param in _listed(params) if isinstance(param, mx.gluon.Parameter)]
         try:
@@ -57,6 +65,12 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
                 param._trainer = owner
             raise
         self._take_up(scaler)
+        if not kvstore and len(self._contexts) > 1:
+            _LOG.warning(
+                "kvstore=%r with %d contexts: their gradients are not summed, and their parameters drift apart",
+                kvstore,
+                len(self._contexts),
+            )
         if given is not None:
             given.hand_over("Trainer")
         if choice is False and distributed(kvstore) and not any(param._deferred_init for param in self._params):
@@ -79,7 +93,7 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
 
         Raises:
             TrainerError: If it is no trainer or cannot become one of mxmp; then nothing is changed.
-            LossScaleError: If ``loss_scale`` is none.
+            LossScaleError: If ``loss_scale`` is not one.
         """
         scaler = make_scaler(loss_scale)
         kind = adoptable(trainer, scaler.loss_scale, cls)

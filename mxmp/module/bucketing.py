@@ -36,8 +36,8 @@ class BucketingModule(ScalerStatus, mx.mod.BucketingModule):
         loss_heads: As for `Module`; of every bucket.
 
     Raises:
-        PolicyError: If the policy is none.
-        LossScaleError: If the loss scale is none.
+        PolicyError: If the policy is not one.
+        LossScaleError: If the loss scale is not one.
     """
 
     def __init__(

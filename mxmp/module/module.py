@@ -67,8 +67,8 @@ class Module(ScalerStatus, ConvertedModule):
         loss_heads: Names of Custom operators that are loss heads.
 
     Raises:
-        PolicyError: If the policy is none.
-        LossScaleError: If the loss scale is none.
+        PolicyError: If the policy is not one.
+        LossScaleError: If the loss scale is not one.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class SharedLossScale:
         loss_scale: As for `mxmp.gluon.Trainer`.
 
     Raises:
-        LossScaleError: If ``loss_scale`` is none.
+        LossScaleError: If ``loss_scale`` is not one.
 
     Example::
 
@@ -152,6 +152,6 @@ def make_scaler(loss_scale: Any) -> Scaler:
     """Return a scaler for what a trainer is given as its loss scale.
 
     Raises:
-        LossScaleError: If it is none.
+        LossScaleError: If it is not one.
     """
     return MemberScaler(loss_scale) if isinstance(loss_scale, SharedLossScale) else Scaler(parse(loss_scale))

@@ -9,7 +9,7 @@ import weakref
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
@@ -263,3 +263,18 @@ def test_bad_arguments(arguments, message):
     with pytest.raises(amp.AmpError, match=message):
         amp.init(*arguments)
     assert amp.hook.installed_hook() is None
+
+
+def test_a_net_that_is_not_hybridized_is_warned_of(caplog):
+    amp.init()
+    net = gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer, 8)
+    for _ in range(2):
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 3))).sum()
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+        trainer.step(1)
+    assert caplog.text.count("amp.init has converted no net so far") == 1

@@ -1007,3 +1007,44 @@ def test_restoring_twice_leaves_parameters_alone():
     conversion = net._mxmp_conversion
     restore(net)
     assert conversion.stored == []
+
+
+@pytest.mark.parametrize("first", ["with states", "without"])
+def test_a_recurrent_layer_may_be_called_with_and_without_states(first):
+    layer = gluon.rnn.LSTM(4, input_size=3)
+    layer.initialize()
+    convert(layer, "O1")
+    x = mx.nd.random.uniform(shape=(5, 2, 3))
+    calls = [lambda: layer(x, layer.begin_state(2)), lambda: layer(x)]
+    for _ in range(2):
+        for call in calls if first == "with states" else reversed(calls):
+            found = call()
+            if call is calls[0]:
+                out, states = found
+                assert len(states) == 2
+            else:
+                out = found
+            assert out.shape == (5, 2, 4)
+
+
+def test_batches_of_a_data_loader_with_workers():
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    data = gluon.data.ArrayDataset(np.random.rand(4, 3).astype("float32"))
+    (batch,) = list(gluon.data.DataLoader(data, 4, num_workers=0))
+    shared = batch.as_in_context(mx.Context("cpu_shared", 0))
+    expected = convert(net, "O1")(batch)
+    assert (net(shared) == expected).min() == 1
+
+
+def test_summary_where_parameters_are_stored_low(capsys):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
+    net.initialize()
+    convert(net, "O2")
+    x = mx.nd.ones((2, 3))
+    expected = net(x).asnumpy()
+    net.summary(x)
+    assert "Total params" in capsys.readouterr().out
+    assert net[0].weight.data().dtype == np.float16
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)

@@ -188,3 +188,25 @@ def test_further_trainers_must_be_of_mxmp():
     with pytest.raises(TrainerError, match="scale_loss: expected further trainers of mxmp, found a Trainer of mxnet"):
         with sgd(w).scale_loss(mx.nd.ones((1,)), gluon.Trainer([param([1.0])], "sgd")):
             pass
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (([], "sgd"), "there are no parameters to train"),
+        (({}, "sgd"), "there are no parameters to train"),
+        (([param([1.0])], None), "optimizer is None; expected a name or an mx.optimizer.Optimizer"),
+        (([param([1.0])], "sgd", None, 5), "kvstore is 5; expected a name, a KVStore or None"),
+        (([param([1.0])], "sgd", None, "devcie"), "unknown kvstore 'devcie'; .*device"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(TrainerError, match=message):
+        Trainer(*arguments)
+
+
+def test_contexts_that_will_drift_apart_are_logged(caplog):
+    sgd(param([1.0], ctx=TWO), kvstore="device")
+    assert not caplog.records
+    sgd(param([1.0], ctx=TWO), kvstore=None)
+    assert "kvstore=None with 2 contexts: their gradients are not summed" in caplog.text
