@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, List, Sequence
 
 import mxnet as mx
 
@@ -11,10 +11,11 @@ from ..distributed import KVStore
 from ..errors import NonFiniteLossError, TrainerError
 from ..optimizer import loss_heads, states
 from ..optimizer.finite import all_finite
-from ..optimizer.masters import forget_masters
+from ..optimizer.losses import scale_loss
 from ..optimizer.norm import clip_coefficient, require_positive, scale_in_place
-from ..optimizer.scaler import Stage, scale_loss
+from ..optimizer.scaler import Stage
 from ..optimizer.statistics import Statistics
+from . import contexts
 from .gradients import Update
 from .trainer_setup import TrainerSetup
 
@@ -151,7 +152,7 @@ class Trainer(TrainerSetup):
             norm = self._scaler.read_norm(groups[:1] if self._kvstore else groups)
         except NonFiniteLossError:
             self._end_window()
-            self._statistics.mend(self._running(), error=False)
+            self._statistics.mend(contexts.running_statistics(self._params), error=False)
             raise
         coefficient = clip_coefficient(norm, max_norm) if self._scaler.window.finite else 1.0
         for group in groups:
@@ -357,13 +358,13 @@ class Trainer(TrainerSetup):
                 self._apply(updates, rescale)
             self._scaler.settle(finite, step, self._gradients.first_bad)
         except NonFiniteLossError:
-            self._statistics.mend(self._running(), error=False)
+            self._statistics.mend(contexts.running_statistics(self._params), error=False)
             raise
         finally:
             checked = self._scaler.checks
             self._end_window()
         if checked:
-            (self._statistics.keep if finite else self._statistics.mend)(self._running())
+            (self._statistics.keep if finite else self._statistics.mend)(contexts.running_statistics(self._params))
         updated = finite and any(updates)
         self._call_hooks(updated)
         return updated
@@ -375,7 +376,7 @@ class Trainer(TrainerSetup):
         self._scaler.require_scaled("step")
         try:
             super().step(batch_size * self._scaler.window.scale, ignore_stale_grad)
-            self._share_masters()
+            contexts.keep_masters_of(self._kvstore._updater.states if self._kvstore._updater else {}, self._params)
         finally:
             self._gradients.discard()
             self._scaler.close_window()
@@ -385,7 +386,7 @@ class Trainer(TrainerSetup):
     def _apply(self, updates: List[List[Update]], rescale: float) -> None:
         updaters = self._updating()
         if len(updaters) < len(updates):
-            updates = [self._on_first_context(updates)]
+            updates = [contexts.on_first_context(updates, self._params)]
         for updater, group in zip(updaters, updates):
             self._optimizer.check_states([(index, weight, updater.states.get(index)) for index, _, weight in group])
         self._optimizer.rescale_grad = rescale
@@ -393,28 +394,7 @@ class Trainer(TrainerSetup):
             if group:
                 updater(*zip(*group))
         if len(updaters) < len(self._contexts):
-            self._copy_to_other_contexts(updates[0])
-
-    def _on_first_context(self, updates: List[List[Update]]) -> List[Update]:
-        """Return one update for each parameter that is to be updated on any context."""
-        found = [(i, self._params[i]) for i in sorted({i for group in updates for i, _, _ in group})]
-        return [(i, param.list_grad()[0], param.list_data()[0]) for i, param in found]
-
-    def _copy_to_other_contexts(self, updates: List[Update]) -> None:
-        for index, _, weight in updates:
-            param = self._params[index]
-            for other in param.list_data()[1:]:
-                weight.copyto(other)
-            forget_masters(param, but=weight.ctx)
-
-    def _running(self) -> List[Tuple[str, mx.nd.NDArray]]:
-        """Return the running statistics on every context: parameters that no gradient is for, whoever froze them."""
-        found = (param for param in self._params if not param._differentiable)
-        return [(param.name, data) for param in found for data in param.list_data()]
-
-    def _call_hooks(self, updated: bool) -> None:
-        for hook in list(self._step_hooks.values()):
-            hook(self, updated)
+            contexts.copy_to_others(updates[0], self._params)
 
     def _end_window(self) -> None:
         self._gradients.release()

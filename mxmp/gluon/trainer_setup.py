@@ -14,8 +14,7 @@ from ..dtypes import LOW_PRECISION, canonical
 from ..errors import TrainerError
 from ..loss_scale import LossScale, parse
 from ..optimizer import LossScaleOptimizer, states
-from ..optimizer.masters import forget_masters
-from ..optimizer.multi_precision import MasterState, MultiPrecision
+from ..optimizer.multi_precision import MultiPrecision
 from ..optimizer.scaler import Scaler
 from ..optimizer.shared import SharedLossScale, make_scaler
 from ..optimizer.statistics import Statistics
@@ -154,6 +153,10 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         handle.attach(self._step_hooks, hook)
         return handle
 
+    def _call_hooks(self, updated: bool) -> None:
+        for hook in list(self._step_hooks.values()):
+            hook(self, updated)
+
     @ScalerStatus.loss_scale.setter
     def loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
@@ -241,13 +244,6 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
     def _updates_on_kvstore(self) -> bool:
         self._prepare()
         return bool(self._kvstore and self._update_on_kvstore)
-
-    def _share_masters(self) -> None:
-        """Let parameters keep the masters of a kvstore that updates, which works on a context of its own."""
-        updater = getattr(self._kvstore, "_updater", None)
-        for index, state in (updater.states if updater is not None else {}).items():
-            if isinstance(state, MasterState) and state.master is not None:
-                forget_masters(self._params[index], but=state.master.ctx)
 
     def _updating(self) -> List[mx.optimizer.Updater]:
         """Return the updaters that work: with a kvstore one, whose weights the other contexts copy.

@@ -26,9 +26,10 @@ from .gradient_pairs import (
     read_pairs,
     unscaled,
 )
+from .losses import scale_loss
 from .masters import forget_masters
 from .multi_precision import MultiPrecision
-from .scaler import Scaler, Stage, scale_loss
+from .scaler import Scaler, Stage
 from .status import ScalerStatus
 from .whole_step import WholeStepOptimizer
 
