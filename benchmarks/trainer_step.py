@@ -32,12 +32,17 @@ ROWS = {"float32": "float32", "float16, float32 masters": "float16"}
 
 
 def parameters(network: str, dtype: str) -> List[mx.gluon.Parameter]:
-    """Return a network's trained parameters in a dtype."""
+    """Return a network's parameters in a dtype, BatchNorm's statistics among them."""
     net = vision.get_model(network)
     net.initialize(mx.init.Xavier())
     net(mx.nd.zeros((1, 3, 64, 64)))
     net.cast(dtype)
-    return [param for param in net.collect_params().values() if param.grad_req != "null"]
+    return list(net.collect_params().values())
+
+
+def trained(params: List[mx.gluon.Parameter]) -> List[mx.gluon.Parameter]:
+    """Return those that have gradients."""
+    return [param for param in params if param.grad_req != "null"]
 
 
 class Own:
@@ -47,12 +52,12 @@ class Own:
         self.params = params
         self.trainer = Trainer(params, "sgd", {"learning_rate": 1e-3, "momentum": 0.9}, loss_scale="dynamic")
         self.loss = mx.nd.ones((1,))
-        fill(params, GRADIENT * self.trainer.loss_scale.value)
+        fill(trained(params), GRADIENT * self.trainer.loss_scale.value)
 
     def prepare(self) -> None:
         """Bring the trainer to where backward leaves it."""
         with self.trainer.scale_loss(self.loss):
-            refresh(self.params)
+            refresh(trained(self.params))
 
     def step(self) -> None:
         """Step; a skipped one would be too fast."""
@@ -66,11 +71,11 @@ class Peer:
         self.params = params
         options = {"learning_rate": 1e-3, "momentum": 0.9, "multi_precision": True}
         self.trainer = mx.gluon.Trainer(params, "sgd", options)
-        fill(params, GRADIENT)
+        fill(trained(params), GRADIENT)
 
     def prepare(self) -> None:
         """Bring the trainer to where backward leaves it."""
-        refresh(self.params)
+        refresh(trained(self.params))
 
     def step(self) -> None:
         """Step."""

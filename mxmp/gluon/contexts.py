@@ -36,5 +36,4 @@ def keep_masters_of(states: Dict[int, Any], params: Params) -> None:
 
 def running_statistics(params: Params) -> List[Tuple[str, mx.nd.NDArray]]:
     """Return BatchNorm's statistics and their like on every context: parameters that no gradient is for."""
-    found = (param for param in params if not param._differentiable)
-    return [(param.name, data) for param in found for data in param.list_data()]
+    return [(param.name, data) for param in params if not param._differentiable for data in param._data or ()]

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import logging
-from typing import Dict, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 
+from ..dtypes import canonical
 from ..errors import NonFiniteLossError
 from .finite import all_finite, first_non_finite
 
 _LOG = logging.getLogger(__name__)
 
 Named = Sequence[Tuple[str, mx.nd.NDArray]]
+_Place = Tuple[mx.Context, str]
+
+
+class _Group(NamedTuple):
+    """Statistics of one context and dtype.
+
+    Attributes:
+        place: Context and dtype.
+        names: Their names.
+        arrays: Views of one dimension.
+    """
+
+    place: _Place
+    names: List[str]
+    arrays: List[mx.nd.NDArray]
 
 
 class Statistics:
@@ -24,7 +40,9 @@ class Statistics:
     """
 
     def __init__(self) -> None:
-        self._kept: Dict[Tuple[str, mx.Context], mx.nd.NDArray] = {}
+        # By context and dtype; one array for all, since a copy of each would cost as much as they are many.
+        self._kept: Dict[_Place, Tuple[List[str], mx.nd.NDArray]] = {}
+        self._seen: Tuple[List[mx.nd.NDArray], List[_Group]] = [], []
 
     def keep(self, named: Named) -> None:
         """Copy the statistics; no host read.
@@ -33,12 +51,12 @@ class Statistics:
             named: Their names and arrays, each name once on a context.
         """
         with mx.autograd.pause():
-            for name, array in named:
-                copy = self._kept.get((name, array.ctx))
-                if copy is None:
-                    self._kept[name, array.ctx] = array.copy()
+            for group in self._groups(named):
+                known, copy = self._kept.get(group.place, ([], None))
+                if known == group.names:
+                    mx.nd.concat(*group.arrays, dim=0, out=copy)
                 else:
-                    array.copyto(copy)
+                    self._kept[group.place] = group.names, mx.nd.concat(*group.arrays, dim=0)
 
     def mend(self, named: Named, error: bool = True) -> None:
         """Put the copy back if the statistics are not finite; one host read.
@@ -53,7 +71,8 @@ class Statistics:
         if not named or all_finite([array for _, array in named]).asscalar() == 1:
             return
         bad = first_non_finite(named)
-        if any((name, array.ctx) not in self._kept for name, array in named):
+        groups = self._groups(named)
+        if any(self._kept.get(group.place, ([],))[0] != group.names for group in groups):
             if not error:
                 return
             raise NonFiniteLossError(
@@ -67,5 +86,28 @@ class Statistics:
             bad,
         )
         with mx.autograd.pause():
+            for group in groups:
+                start = 0
+                for array in group.arrays:
+                    self._kept[group.place][1][start : start + array.size].copyto(array)
+                    start += array.size
+
+    def _groups(self, named: Named) -> List[_Group]:
+        """Return the arrays by context and dtype; looked at again where they are others than the last time."""
+        arrays, groups = self._seen
+        if len(arrays) != len(named) or any(array is not other for array, (_, other) in zip(arrays, named)):
+            found: Dict[_Place, _Group] = {}
             for name, array in named:
-                self._kept[name, array.ctx].copyto(array)
+                place = array.ctx, canonical(array.dtype)
+                group = found.setdefault(place, _Group(place, [], []))
+                group.names.append(name)
+                group.arrays.append(_flat(array))
+            groups = list(found.values())
+            self._seen = [array for _, array in named], groups
+        return groups
+
+
+def _flat(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return a view of one dimension."""
+    array = array.as_nd_ndarray()
+    return array if array.ndim == 1 else array.reshape(-1)
