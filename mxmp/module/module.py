@@ -19,7 +19,7 @@ from ..report import Report
 from ..symbol import load_checkpoint
 from ..symbol.arguments import require_symbol
 from .converted import ConvertedModule, write_loss_scale
-from .options import make_optimizer, make_scaler, open_kvstore, refuse_compression, updates_on_kvstore
+from .options import accumulates, make_optimizer, make_scaler, open_kvstore, refuse_compression, updates_on_kvstore
 from .training import Training
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
@@ -227,7 +227,7 @@ class Module(ScalerStatus, ConvertedModule):
             out_grads = [to_float32(grad) * scale for grad in out_grads] if scale != 1.0 else out_grads
         super().backward(out_grads)
         self._backward_scale = scale
-        if self._scaler.active:
+        if self._scaler.active or accumulates(self._grad_req):
             window.scale, window.stage = scale, Stage.SCALED
 
     def get_input_grads(self, merge_multi_context: bool = True) -> Outputs:

@@ -344,3 +344,17 @@ def test_batch_norm_outlives_a_forward_pass_that_overflows():
     np.testing.assert_array_equal(module._exec_group.aux_arrays[0][0].asnumpy(), before)
     train(module, [batch])
     assert all(np.isfinite(array.asnumpy()).all() for array in module.get_params()[1].values())
+
+
+@pytest.mark.parametrize("loss_scale", [None, 8])
+def test_states_are_not_saved_in_the_middle_of_an_accumulation(loss_scale, tmp_path):
+    module = Module(mlp(), policy="O1", loss_scale=loss_scale)
+    module.bind([("data", (8, 6))], [("softmax_label", (8,))], grad_req="add")
+    module.init_params()
+    module.init_optimizer()
+    module.forward_backward(batches()[0])
+    with pytest.raises(TrainerError, match="save_checkpoint came between backward and step"):
+        module.save_checkpoint(str(tmp_path / "m"), 1, save_optimizer_states=True)
+    assert not list(tmp_path.iterdir())
+    assert module.update() in (True, False)
+    module.save_checkpoint(str(tmp_path / "m"), 1, save_optimizer_states=True)
