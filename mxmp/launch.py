@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import IO, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .errors import LaunchError
@@ -33,9 +34,8 @@ _SIGNALLED = 128  # and the signal's number, as a shell says it
 _GRACE = 3.0  # seconds between the request to end and the end
 _POLL = 0.05  # seconds
 
-# Has the kernel end a process when the launcher is gone, even if nobody could end it: PR_SET_PDEATHSIG, SIGKILL.
-_DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
-_TIED = (sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT)
+_TETHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py")))
+"""Runs a command until a pipe ends; started by its path, so that neither mxmp nor MXNet is imported."""
 
 
 class Process(NamedTuple):
@@ -161,13 +161,16 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
     deadline = None if timeout is None else time.monotonic() + timeout
     running: Dict[str, subprocess.Popen[bytes]] = {}
     echoes: List[threading.Thread] = []
+    pipe, held = os.pipe()  # ends when this process does, even if nothing could be done any more
     try:
         for process in processes:
-            running[process.name] = _start(process)
+            running[process.name] = _start(process, pipe)
             echoes += _echo(process.name, running[process.name])
         return _watch(running, deadline, timeout)
     finally:
         _end(list(running.values()))
+        os.close(pipe)
+        os.close(held)
         for echo in echoes:
             echo.join(_GRACE)
 
@@ -184,7 +187,7 @@ def _require_free(process: Process) -> None:
             raise LaunchError(f"{process.name}: port {port} of {process.host}: {e.strerror}; give another port.") from e
 
 
-def _start(process: Process) -> subprocess.Popen[bytes]:
+def _start(process: Process, pipe: int) -> subprocess.Popen[bytes]:
     # Without PYTHONUNBUFFERED what a process prints would come late, and be lost when it is ended.
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **process.environment, LAUNCHED: "1"}
     program = process.command[0]
@@ -193,7 +196,8 @@ def _start(process: Process) -> subprocess.Popen[bytes]:
         raise LaunchError(f"{process.name}: cannot run {program!r}: there is no such command{hint}.")
     try:
         return subprocess.Popen(
-            [*(_TIED if sys.platform == "linux" else ()), *process.command],
+            [*_TETHER, str(pipe), *process.command],
+            pass_fds=[pipe],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -17,6 +17,7 @@ LAYERS = {
     "files": (0, set()),
     "loss_scale": (1, set()),
     "launch": (1, set()),
+    "tether": (1, set()),
     "rules": (1, set()),
     "graph": (1, set()),
     "policy": (1, {"loss_scale"}),

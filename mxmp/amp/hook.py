@@ -13,6 +13,8 @@ from mxnet import gluon
 
 from ..gluon.conversion import Conversion, conversion_of, installed
 from ..gluon.trace import descendants
+from ..optimizer.gradient_pairs import leaves
+from ..optimizer.history import came_through_graph
 from ..policy import Policy
 from .operators import AmpError
 from .request import Request, make_request
@@ -79,9 +81,9 @@ class _Hook:
         by_hand = (each for each in installed(descendants(net)) if not isinstance(each, _Conversion))
         return os.getpid() == self._process and id(net) not in self.spared and not any(by_hand)
 
-    def warn_if_idle(self) -> None:
-        """Log once that no net runs in mixed precision, if that is so."""
-        if not self._conversions and not self._warned:
+    def warn_if_idle(self, loss: Any) -> None:
+        """Log once that no net runs in mixed precision, if that is so and no cached graph gave the loss."""
+        if not self._conversions and not self._warned and not any(map(came_through_graph, leaves(loss))):
             _LOG.warning(
                 "amp.init has converted no net so far: it reaches nets that are hybridized; call net.hybridize(), or "
                 "mxmp.gluon.convert"

@@ -99,5 +99,7 @@ class LossScalers(Scaler):
             count = len(found) if isinstance(found, list) else 1
             raise LossScaleError(f"the state is of {count} losses; expected {len(self.scales)} (num_losses).")
         scales = [LossScale.from_dict(each) for each in found]
+        for scale in scales:
+            self.refuse(scale)
         super().load_dict(data)
         self.scales = scales

@@ -54,7 +54,7 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_uns
     trainers = [require_trainer(each, "scale_loss") for each in as_list(optimizer_or_trainer)]
     hook = installed_hook()
     if hook is not None:
-        hook.warn_if_idle()
+        hook.warn_if_idle(loss)
     if not trainers:
         raise TrainerError("scale_loss: the list of trainers is empty.")
     several = [trainer for trainer in trainers if isinstance(trainer._scaler, LossScalers)]

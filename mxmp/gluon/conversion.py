@@ -77,7 +77,8 @@ class Conversion:
         self.stored: List[gluon.Parameter] = []
         self.siblings: List[Conversion] = [self]  # those of one call of ``convert``
         self.recorded: Set[int] = set()  # parameters, by id, that autograd may hold; shared by siblings
-        self.ready = False
+        self.ready = self.noted = False
+        self.params: Optional[List[gluon.Parameter]] = None
         self.lock = threading.RLock()
         self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}  # by mode (its id) and kind of context
         self.early = self._convert_early()
@@ -157,7 +158,7 @@ class Conversion:
     def _clear_cached_op(self) -> None:
         self._original("_clear_cached_op")
         self.modes, self.ops, self.current, self.shaped = {}, {}, None, False
-        self.ready = False
+        self.ready, self.params = False, None
 
     def _get_graph(self, *args: Any) -> Any:
         """Return the inputs and the converted symbol for these inputs."""
@@ -195,7 +196,7 @@ class Conversion:
             self._get_ready(args)
         mode = self._mode(args)
         if autograd.is_recording():
-            loss_heads.mark(self.net, mode.loss_heads)
+            loss_heads.mark(self.net.name, self._params(), mode.loss_heads)
             if current_region() == dtypes.FLOAT32 and self.source is None and mode.is_float32:
                 self._note_recorded()
                 with as_written(self.net):
@@ -217,16 +218,35 @@ class Conversion:
         Before anything runs: autograd loses the gradients of a parameter that changes its dtype
         between two calls of one ``record``.
         """
-        self._mode(args)  # a net that cannot be traced says so, before MXNet infers shapes
-        storage.initialize(self.net, args)
-        for sibling in self.siblings:
-            if sibling.early is not None and conversion_of(sibling.net) is sibling:
-                sibling._store(sibling.early)
+        with precision(POLICY):  # a region holds for a call, not for what is stored
+            self._mode(args)  # a net that cannot be traced says so, before MXNet infers shapes
+            storage.initialize(self.net, args)
+            for sibling in self.siblings:
+                if sibling.early is not None and conversion_of(sibling.net) is sibling:
+                    sibling._store(sibling.early)
+            if self.early is None:
+                self._store(self._mode(args).converted)
         self.ready = True
 
     def _note_recorded(self) -> None:
         """Note that autograd holds the net's parameters, which must keep their dtypes from now on."""
-        self.recorded.update(map(id, self.net.collect_params().values()))
+        if not self.noted:
+            self.recorded.update(map(id, self._params()))
+            self.noted = True
+
+    def _params(self) -> List[gluon.Parameter]:
+        if self.params is None:
+            self.params = list(self.net.collect_params().values())
+        return self.params
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """Return the state for copies, each of which has a lock of its own."""
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Take the state."""
+        vars(self).update(state)
+        self.lock = threading.RLock()
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
         """Return the converted net applied to symbols, for a net that this one is part of.

@@ -30,6 +30,8 @@ class Gradients:
     def __init__(self, params: Sequence[mx.gluon.Parameter], contexts: int) -> None:
         self._params, self._contexts = params, contexts
         self._taken: Optional[List[List[Update]]] = None
+        self._lost: Optional[str] = None  # a parameter whose gradient was overwritten
+        self._cleared: List[Tuple[mx.gluon.Parameter, mx.nd.NDArray]] = []  # what was stale when it was reduced
         # Parameters whose ``_grad`` shows float32 copies: what it held, and the copies.
         self._shown: List[Tuple[mx.gluon.Parameter, List[mx.nd.NDArray], List[mx.nd.NDArray]]] = []
 
@@ -44,6 +46,7 @@ class Gradients:
             StaleGradientError: If no backward has run since the last step.
             TrainerError: If one has run since `unscale`.
         """
+        self._require_whole(call)
         fresh = next(self._fresh(), None)
         if self._taken is None:
             if fresh is None and not may_lack:
@@ -62,12 +65,14 @@ class Gradients:
         Raises:
             StaleGradientError: It names the parameter.
         """
+        cleared = {id(data) for _, data in self._cleared}
         taken = None
         if self._taken is not None:
             taken = {id(data) for group in self._taken for _, _, data in group}
         for param in self._trained():
             for data in _data(param):
-                if not (data._fresh_grad if taken is None else id(data) in taken):
+                fresh = data._fresh_grad if taken is None else id(data) in taken
+                if not fresh or id(data) in cleared:
                     raise StaleGradientError(
                         f"{call}: the gradient of parameter '{param.name}' on context {data.ctx} has not "
                         "been updated by backward since the last step. If only a part of the network is "
@@ -100,15 +105,19 @@ class Gradients:
             data._fresh_grad = False
         try:
             yield
-            lost = next((param for param, data in waiting if data._fresh_grad), None)
         finally:
+            self._lost = self._lost or next((param.name for param, data in waiting if data._fresh_grad), None)
             for _, data in waiting:
                 data._fresh_grad = True
-        if lost is not None:
+        self._require_whole("scale_loss")
+
+    def _require_whole(self, call: str) -> None:
+        if self._lost is not None:
             raise TrainerError(
-                f"scale_loss: this backward overwrote the gradient of parameter '{lost.name}' from an earlier block of "
-                "the same step. To add gradients up set grad_req='add', and zero_grad after each step; or scale all "
-                "losses in one block. To start again call discard_grads."
+                f"{call}: a backward overwrote the gradient of parameter '{self._lost}' from an earlier scale_loss "
+                "block of the same step. If that gradient is not wanted, call discard_grads before the later block; to "
+                "add gradients up set grad_req='add', and zero_grad after each step; or scale all losses in one block. "
+                "Now call discard_grads to start again."
             )
 
     def take(self) -> List[List[Update]]:
@@ -168,13 +177,16 @@ class Gradients:
             if any(data._fresh_grad for data in weights):
                 for data, grad in zip(weights, param.list_grad()):
                     if not data._fresh_grad:
+                        grad = grad.as_nd_ndarray()
                         mx.nd.zeros_like(grad, out=grad)
                         data._fresh_grad = True
+                        self._cleared.append((param, data))
 
     def discard(self) -> None:
         """Let all gradients be stale, those that backward wrote after `unscale` too."""
         for _, data in self._fresh():
             data._fresh_grad = False
+        self._lost = None
         self.release()
 
     def arrays(self) -> List[List[mx.nd.NDArray]]:
@@ -195,6 +207,7 @@ class Gradients:
                 for copy, grad in zip(copies, original):
                     round_into(copy.as_nd_ndarray(), grad.as_nd_ndarray())
         self._shown.clear()
+        self._cleared.clear()
         self._taken = None
 
     def _trained(self) -> Iterator[mx.gluon.Parameter]:

@@ -14,7 +14,6 @@ from ..optimizer.finite import all_finite
 from ..optimizer.losses import scale_loss
 from ..optimizer.norm import clip_coefficient, require_positive, scale_in_place
 from ..optimizer.scaler import Stage
-from ..optimizer.statistics import Statistics
 from . import contexts
 from .gradients import Update
 from .trainer_setup import TrainerSetup
@@ -76,8 +75,9 @@ class Trainer(TrainerSetup):
         Args:
             loss: An NDArray of any shape and floating point dtype, on any context, or nested
                 lists and tuples of them; the container is kept.
-            others: Further trainers whose parameters the loss depends on. All of them use the
-                smallest of their scales for this window; each then steps on its own.
+            others: Further trainers that step on this loss. All of them use the smallest of their
+                scales for this window; each then steps on its own. Leave those out that do not step,
+                even if backward reaches their parameters.
 
         Raises:
             TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; at the end
@@ -100,11 +100,15 @@ class Trainer(TrainerSetup):
     @contextlib.contextmanager
     def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
-            scaled = scale_loss(loss, [trainer._scaler for trainer in trainers])
+            block = scale_loss(loss, [trainer._scaler for trainer in trainers])
             for trainer in trainers:
                 if trainer._scaler.window.stage is Stage.SCALED:
                     stack.enter_context(trainer._gradients.kept())
-            yield stack.enter_context(scaled)
+            scaled = stack.enter_context(block)
+            for trainer in trainers:
+                if trainer._scaler.active:
+                    trainer._statistics.keep(contexts.running_statistics(trainer._params))
+            yield scaled
 
     def unscale(self) -> None:
         """Make ``param.grad()`` the true gradients, in float32, reduced over the contexts.
@@ -148,11 +152,11 @@ class Trainer(TrainerSetup):
         """
         require_positive("clip_global_norm: max_norm", max_norm)
         groups = self._unscaled("clip_global_norm")
+        self._check_statistics()
         try:
             norm = self._scaler.read_norm(groups[:1] if self._kvstore else groups)
         except NonFiniteLossError:
             self._end_window()
-            self._statistics.mend(contexts.running_statistics(self._params), error=False)
             raise
         coefficient = clip_coefficient(norm, max_norm) if self._scaler.window.finite else 1.0
         for group in groups:
@@ -254,6 +258,7 @@ class Trainer(TrainerSetup):
         self._scaler.require_closed("discard_grads")
         self._gradients.discard()
         self._scaler.close_window()
+        loss_heads.forget(self._params)
 
     def save_states(self, fname: str) -> None:
         """Save optimizer states, masters, counters, scheduler and loss scale to one file.
@@ -285,7 +290,6 @@ class Trainer(TrainerSetup):
         self._scaler.require_ready("load_states")
         self._gradients.require_used("load_states")
         states.restore(fname, self._target(), self._scaler)
-        self._statistics = Statistics()  # parameters may have been loaded too
 
     # The window.
 
@@ -350,6 +354,7 @@ class Trainer(TrainerSetup):
         if window.stage is not Stage.UNSCALED:
             rescale /= window.scale
         updates = self._gradients.take()
+        self._check_statistics()
         try:
             unread = self._scaler.checks and window.finite is None
             finite = self._scaler.judge(all_finite(self._all_arrays()) if unread else None)
@@ -357,14 +362,8 @@ class Trainer(TrainerSetup):
             if finite:
                 self._apply(updates, rescale)
             self._scaler.settle(finite, step, self._gradients.first_bad)
-        except NonFiniteLossError:
-            self._statistics.mend(contexts.running_statistics(self._params), error=False)
-            raise
         finally:
-            checked = self._scaler.checks
             self._end_window()
-        if checked:
-            (self._statistics.keep if finite else self._statistics.mend)(contexts.running_statistics(self._params))
         updated = finite and any(updates)
         self._call_hooks(updated)
         return updated
@@ -396,6 +395,15 @@ class Trainer(TrainerSetup):
         if len(updaters) < len(self._contexts):
             contexts.copy_to_others(updates[0], self._params)
 
+    def _check_statistics(self) -> None:
+        if self._scaler.checks and self._scaler.window.finite is None:
+            flag = self._statistics.check(contexts.running_statistics(self._params))
+            self._scaler.window.statistics_flag = flag
+
     def _end_window(self) -> None:
+        destroyed = self._scaler.window.destroyed
         self._gradients.release()
         self._scaler.close_window()
+        loss_heads.forget(self._params)
+        if destroyed:
+            self._statistics.mend(contexts.running_statistics(self._params))

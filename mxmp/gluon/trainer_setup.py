@@ -19,6 +19,7 @@ from ..optimizer.scaler import Scaler
 from ..optimizer.shared import SharedLossScale, make_scaler
 from ..optimizer.statistics import Statistics
 from ..optimizer.status import ScalerStatus
+from .contexts import running_statistics
 from .distributed import broadcast_param, open_kvstore
 from .gradients import Gradients
 from .kvstore import any_sparse, choose_update, require_known, require_rescaled, require_unchecked
@@ -174,6 +175,8 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         if "_gradients" not in vars(self):
             self._gradients = Gradients(self._params, len(self._contexts or ()))
             self._statistics = Statistics()
+            if all(param._data is not None for param in self._params):
+                self._statistics.keep(running_statistics(self._params))
             self._step_hooks: Dict[int, Callable[[Any, bool], None]] = OrderedDict()
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:

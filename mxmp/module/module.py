@@ -13,6 +13,7 @@ from ..optimizer import LossScaleOptimizer
 from ..optimizer.masters import to_float32
 from ..optimizer.norm import require_positive
 from ..optimizer.scaler import Stage
+from ..optimizer.statistics import Named
 from ..optimizer.status import ScalerStatus
 from ..policy import Policy
 from ..report import Report
@@ -225,6 +226,8 @@ class Module(ScalerStatus, ConvertedModule):
         if out_grads is not None:
             out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
             out_grads = [to_float32(grad) * scale for grad in out_grads] if scale != 1.0 else out_grads
+        if self._scaler.active and self._training is not None:
+            self._training.statistics.keep(self._running())
         super().backward(out_grads)
         self._backward_scale = scale
         if self._scaler.active or accumulates(self._grad_req):
@@ -273,7 +276,7 @@ class Module(ScalerStatus, ConvertedModule):
             TrainerError: If ``max_norm`` is not positive, or before backward.
         """
         require_positive("clip_global_norm: max_norm", max_norm)
-        return self._require_gradients("clip_global_norm").clip_global_norm(self._trained(), max_norm)
+        return self._require_gradients("clip_global_norm").clip_global_norm(self._trained(), max_norm, self._running())
 
     def update(self) -> bool:
         """Reduce the gradients, check them and update the parameters, or skip.
@@ -297,9 +300,12 @@ class Module(ScalerStatus, ConvertedModule):
         if self._scaler.active:
             self._require_gradients("update")
         self._params_dirty = True  # auxiliary states change in a skipped step as well
+        return self._training.step(self._trained(), self._losses(), self._running())
+
+    def _running(self) -> Named:
+        """Return the running statistics on every context."""
         group = self._exec_group
-        running = [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
-        return self._training.step(self._trained(), self._losses(), running)
+        return [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
 
     def _losses(self) -> List[mx.nd.NDArray]:
         """Return what the scaled loss heads gave, on every context."""

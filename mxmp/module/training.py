@@ -7,7 +7,6 @@ from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional,
 import mxnet as mx
 
 from ..distributed import KVStore
-from ..errors import NonFiniteLossError
 from ..optimizer import MultiPrecision, all_finite, states
 from ..optimizer.finite import first_non_finite
 from ..optimizer.masters import follow, is_low_precision, to_float32
@@ -46,6 +45,7 @@ class Training:
     Attributes:
         scaler: The loss scale and the present window.
         optimizer: The optimizer, with masters for low precision weights.
+        statistics: The running statistics as they last were finite.
         updaters: One per context; with a kvstore one alone, whose weights the other contexts copy:
             optimizers that draw noise, or count their calls, would let them drift apart.
 
@@ -75,7 +75,7 @@ class Training:
         self.updaters = [mx.optimizer.get_updater(optimizer) for _ in self._contexts]
         self._params = [_Param(w.name, w.arrays[0].shape, w.arrays[0].dtype) for w in weights]
         self._indices = {weight.name: index for index, weight in enumerate(weights)}
-        self._statistics = Statistics()
+        self.statistics = Statistics()
         # Lists of gradients that show float32 copies, with what they held.
         self._shown: List[Tuple[List[mx.nd.NDArray], List[mx.nd.NDArray]]] = []
         for weight in weights if kvstore is not None else ():
@@ -131,12 +131,13 @@ class Training:
         scale_in_place(_gradients(weights), 1.0 / window.scale)
         window.stage = Stage.UNSCALED
 
-    def clip_global_norm(self, weights: Sequence[Weight], max_norm: float) -> float:
+    def clip_global_norm(self, weights: Sequence[Weight], max_norm: float, running: Named) -> float:
         """Unscale, then scale the gradients down to a norm; one host read. Returns the norm before."""
         if self.scaler.window.stage is not Stage.UNSCALED:
             self.unscale(weights)
         if not weights:
             return 0.0
+        self.scaler.window.statistics_flag = self.statistics.check(running)
         norm = self.scaler.read_norm([[weight.grads[k] for weight in weights] for k in range(len(self._contexts))])
         if self.scaler.window.finite:
             scale_in_place(_gradients(weights), clip_coefficient(norm, max_norm))
@@ -167,6 +168,8 @@ class Training:
         factor = 1.0 if window.stage is Stage.UNSCALED else 1.0 / window.scale
         try:
             unread = weights and scaler.checks and window.finite is None
+            if unread:
+                window.statistics_flag = self.statistics.check(running)
             finite = scaler.judge(all_finite(_gradients(weights)) if unread else None)
             if not finite and losses and not self._finite_everywhere(losses):
                 raise non_finite_loss()
@@ -174,14 +177,11 @@ class Training:
             if finite:
                 self._apply(weights, factor)
             scaler.settle(finite, number, _first_bad(weights))
-        except NonFiniteLossError:
-            self._statistics.mend(running, error=False)
-            raise
         finally:
-            checked = scaler.checks
+            destroyed = window.destroyed
             self.end_window()
-        if checked:
-            (self._statistics.keep if finite else self._statistics.mend)(running)
+            if destroyed:
+                self.statistics.mend(running)
         return finite
 
     def end_window(self) -> None:
@@ -257,7 +257,6 @@ class Training:
         """
         self.scaler.require_ready("load_optimizer_states")
         states.restore(fname, self._target(), self.scaler)
-        self._statistics = Statistics()  # parameters may have been loaded too
 
     def _target(self) -> states.Target:
         return states.Target(self.optimizer, self.updaters, self._contexts, self._params)

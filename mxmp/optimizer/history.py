@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Any, Iterable
 
 import mxnet as mx
 from mxnet import autograd
@@ -34,6 +34,11 @@ def check(losses: Iterable[mx.nd.NDArray], scaled: bool) -> None:
         if scaled and any(op in text for op in _LOSS_HEADS):
             for head in loss_heads(from_json(text)):
                 raise refused(f"node {head}")
+
+
+def came_through_graph(loss: Any) -> bool:
+    """Return whether a cached graph is among the recorded operators that made a loss."""
+    return isinstance(loss, mx.nd.NDArray) and '"_CachedOp"' in _history(loss)
 
 
 def _history(loss: mx.nd.NDArray) -> str:

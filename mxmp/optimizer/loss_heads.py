@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Sequence, Tuple
 
-from mxnet import gluon
-
 from ..errors import TrainerError
 from ..graph import Graph
 from ..passes.scale_loss import is_loss_head
@@ -18,19 +16,26 @@ def loss_heads(graph: Graph) -> Tuple[str, ...]:
     return tuple(str(node) for node in graph.operators() if is_loss_head(node))
 
 
-def mark(net: gluon.Block, heads: Sequence[str]) -> None:
+def mark(name: str, params: Sequence[Any], heads: Sequence[str]) -> None:
     """Note on a net's trained parameters whether a loss head gave their gradient in its last recorded call.
 
     Args:
-        net: A net that runs as a cached graph, which autograd does not look into.
+        name: Of a net that runs as a cached graph, which autograd does not look into.
+        params: Its parameters.
         heads: The loss heads of that graph.
     """
-    where = f"block '{net.name}': node {heads[0]}" if heads else None
-    for param in net.collect_params().values():
-        if where is None:
-            vars(param).pop(_ATTRIBUTE, None)
-        elif param.grad_req != "null":
-            setattr(param, _ATTRIBUTE, where)
+    if heads:
+        for param in params:
+            if param.grad_req != "null":
+                setattr(param, _ATTRIBUTE, f"block '{name}': node {heads[0]}")
+    elif any(_ATTRIBUTE in vars(param) for param in params):
+        forget(params)
+
+
+def forget(params: Iterable[Any]) -> None:
+    """Forget what `mark` noted: at the end of a step, whose gradients are used."""
+    for param in params:
+        vars(param).pop(_ATTRIBUTE, None)
 
 
 def refuse(params: Iterable[Any]) -> None:

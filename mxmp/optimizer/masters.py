@@ -151,6 +151,8 @@ def shared_master(master: mx.nd.NDArray, weight: mx.nd.NDArray, param: mx.gluon.
     kept = _kept(param).get(weight.ctx)
     if kept is not None and kept.shape == weight.shape:
         return kept
+    if kept is None and _kept(param):  # set since, on the parameter's own contexts
+        master = exact_value(weight, param)
     keep_masters(param, [*(array for ctx, array in _kept(param).items() if ctx != weight.ctx), master])
     return master
 

@@ -42,7 +42,10 @@ class Window:
         loss_flag: Shape (1,), on a device: 1 if every unscaled loss was finite. None: no loss.
         grad_flag: Shape (1,), on a device: 1 if every gradient was finite before it was
             unscaled. None: not unscaled.
+        statistics_flag: Shape (1,), on a device: 1 if no running statistics were destroyed. None:
+            not looked at.
         finite: The verdict, once the host has read it.
+        destroyed: Whether running statistics were destroyed, once the host has read it.
     """
 
     scale: float = 1.0
@@ -50,7 +53,9 @@ class Window:
     reduced: bool = False
     loss_flag: Optional[mx.nd.NDArray] = None
     grad_flag: Optional[mx.nd.NDArray] = None
+    statistics_flag: Optional[mx.nd.NDArray] = None
     finite: Optional[bool] = None
+    destroyed: bool = False
 
 
 class Scaler:
@@ -92,6 +97,10 @@ class Scaler:
 
     def _set(self, value: LossScale) -> None:
         self._loss_scale = value
+
+    def _refuse_for_all(self, value: LossScale) -> None:
+        """Raise if any owner of the scale cannot work with it."""
+        self.refuse(value)
 
     @property
     def active(self) -> bool:
@@ -169,12 +178,14 @@ class Scaler:
             NonFiniteLossError: If the loss itself was not finite.
         """
         window = self.window
-        flags = [flag for flag in (window.loss_flag, window.grad_flag) if flag is not None]
+        flags = [flag for flag in (window.loss_flag, window.grad_flag, window.statistics_flag) if flag is not None]
         ctx = value.ctx
         parts = [value, *(flag.as_in_context(ctx) for flag in flags)]
         with autograd.pause():
             numbers = (mx.nd.concat(*parts, dim=0) if flags else value).asnumpy().tolist()
         bad = [flag for flag, number in zip(flags, numbers[value.size :]) if number != 1.0]
+        window.destroyed = any(flag is window.statistics_flag for flag in bad)
+        bad = [flag for flag in bad if flag is not window.statistics_flag]
         if window.loss_flag is not None and any(flag is window.loss_flag for flag in bad):
             raise non_finite_loss()
         window.finite = False if bad else None
@@ -260,7 +271,7 @@ class Scaler:
             value = data.get(name)
             if type(value) is not expected or value < 0:
                 raise LossScaleError(f"{name} is {value!r}; expected a {expected.__name__} of at least 0.")
-        self.refuse(loss_scale)
+        self._refuse_for_all(loss_scale)
         self._loss_scale = loss_scale
         for name in types:
             setattr(self, name, data[name])

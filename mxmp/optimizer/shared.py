@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 from ..errors import TrainerError
 from ..loss_scale import LossScale, parse
@@ -39,6 +39,8 @@ class SharedLossScale:
 
     def __init__(self, loss_scale: Any = "dynamic") -> None:
         self._value = parse(loss_scale)
+        # Whether each step since the last update was taken, and which gradient made it skip, where that is known.
+        self._outcomes: List[Tuple[bool, Optional[str]]] = []
         # Those of trainers that are alive: one that was dropped in mid-window must not block the others.
         self._members: weakref.WeakSet[MemberScaler] = weakref.WeakSet()
 
@@ -66,16 +68,15 @@ class SharedLossScale:
         """
         if any(member.waits for member in self._members):
             gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
-        members = list(self._members)
-        for member in members:
+        for member in list(self._members):
             member.require_window_closed("update of a shared loss scale")
-        stepped = [member for member in members if member.outcome is not None]
-        if not stepped:
+        if not self._outcomes:
             raise TrainerError("update: no trainer has made a step since the last update of the shared loss scale.")
-        finite = all(member.outcome for member in stepped)
-        found = [member.where for member in stepped if member.where is not None]
-        for member in stepped:
-            member.outcome = member.where = None
+        finite = all(outcome for outcome, _ in self._outcomes)
+        found = [where for _, where in self._outcomes if where is not None]
+        self._outcomes = []
+        for member in self._members:
+            member.stepped = False
         before = self._value
         self._value = adjusted(before, finite, lambda: found[0] if found else None)
         if self._value.value != before.value:
@@ -86,14 +87,12 @@ class MemberScaler(Scaler):
     """The window and the counters of one trainer, with the scale of a `SharedLossScale`.
 
     Attributes:
-        outcome: Whether the trainer's step since the last update was taken; None before it.
-        where: Which gradient made it skip, found only where the scale may give up.
+        stepped: Whether the trainer has made a step since the last update.
     """
 
     def __init__(self, shared: SharedLossScale) -> None:
         self._shared = shared
-        self.outcome: Optional[bool] = None
-        self.where: Optional[str] = None
+        self.stepped = False
         super().__init__(shared.loss_scale)
 
     def join(self) -> None:
@@ -116,11 +115,15 @@ class MemberScaler(Scaler):
     def _set(self, value: LossScale) -> None:
         self._shared.loss_scale = value
 
+    def _refuse_for_all(self, value: LossScale) -> None:
+        for member in {self, *self._shared._members}:
+            member.refuse(value)
+
     def require_ready(self, call: str) -> None:
         """Raise between a scaled loss of any of the trainers and the update of the scale."""
         for member in {self, *self._shared._members}:
             member.require_window_closed(call)
-            if member.outcome is not None:
+            if member.stepped:
                 raise TrainerError(
                     f"{call} came between a step and the update of its shared loss scale; call its update() first."
                 )
@@ -132,15 +135,15 @@ class MemberScaler(Scaler):
     def settle(self, finite: bool, step: int, first_bad: Callable[[], Optional[str]]) -> None:
         """Note the outcome of a step; `SharedLossScale.update` moves the scale."""
         self._count(finite)
-        self.outcome = finite
+        self.stepped, scale, where = True, self._loss_scale, None
         if not finite:
-            scale = self._loss_scale
-            if scale.value <= getattr(scale, "min_scale", 0.0):
-                self.where = location(first_bad(), step)
+            if scale.value <= getattr(scale, "min_scale", 0.0):  # where it may give up
+                where = location(first_bad(), step)
             self._log_skip(logging.INFO, step, scale, scale)
+        self._shared._outcomes.append((finite, where))
 
     def _require_can_open(self) -> None:
-        if self.outcome is not None:
+        if self.stepped:
             raise TrainerError(
                 "scale_loss: this trainer has made a step since its shared loss scale moved; call update() of the "
                 "SharedLossScale once per iteration, after the steps of all its trainers."

@@ -3,111 +3,124 @@
 from __future__ import annotations
 
 import logging
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 
 from ..dtypes import canonical
 from ..errors import NonFiniteLossError
-from .finite import all_finite, first_non_finite
+from .finite import merge_flags
 
 _LOG = logging.getLogger(__name__)
 
 Named = Sequence[Tuple[str, mx.nd.NDArray]]
-_Place = Tuple[mx.Context, str]
 
 
 class _Group(NamedTuple):
     """Statistics of one context and dtype.
 
     Attributes:
-        place: Context and dtype.
+        key: Context, dtype and names.
         names: Their names.
         arrays: Views of one dimension.
     """
 
-    place: _Place
-    names: List[str]
+    key: Tuple[mx.Context, str, Tuple[str, ...]]
+    names: Sequence[str]
     arrays: List[mx.nd.NDArray]
 
 
 class Statistics:
-    """A copy of the statistics as they were after the last step that was taken.
+    """The last finite values of running statistics, to put back what a forward pass destroyed.
 
-    The forward pass writes them before anybody knows that it overflowed. Where they are not finite
-    after a skipped step, the copy is put back; nothing else could ever mend them, since each new
-    value is an average with the old one.
+    They are written before anybody knows that the pass overflowed, by forward or, as MXNet does on a
+    CPU, by backward; and an average with a NaN is NaN for ever. What was never finite, such as a mask
+    of -inf, is left alone.
     """
 
     def __init__(self) -> None:
-        # By context and dtype; one array for all, since a copy of each would cost as much as they are many.
-        self._kept: Dict[_Place, Tuple[List[str], mx.nd.NDArray]] = {}
+        # One array for all of a group: a copy of each would cost as much as they are many.
+        self._kept: Dict[object, mx.nd.NDArray] = {}
         self._seen: Tuple[List[mx.nd.NDArray], List[_Group]] = [], []
 
     def keep(self, named: Named) -> None:
-        """Copy the statistics; no host read.
+        """Copy every element that is finite; to be called before a backward pass. No host read.
 
         Args:
-            named: Their names and arrays, each name once on a context.
+            named: Names and arrays of the statistics, each name once on a context.
         """
         with mx.autograd.pause():
             for group in self._groups(named):
-                known, copy = self._kept.get(group.place, ([], None))
-                if known == group.names:
-                    mx.nd.concat(*group.arrays, dim=0, out=copy)
-                else:
-                    self._kept[group.place] = group.names, mx.nd.concat(*group.arrays, dim=0)
+                values = _joined(group)
+                kept = self._kept.setdefault(group.key, values)
+                if kept is not values:
+                    mx.nd.where(_finite(values), values, kept, out=kept)
 
-    def mend(self, named: Named, error: bool = True) -> None:
-        """Put the copy back if the statistics are not finite; one host read.
+    def check(self, named: Named) -> Optional[mx.nd.NDArray]:
+        """Look for what was finite and is not any more; to be called after backward. No host read.
 
         Args:
             named: As for `keep`.
-            error: False where another error is under way.
+
+        Returns:
+            Shape (1,), float32, on a device: 1 if there is nothing. None if there are no statistics.
+        """
+        flags = []
+        with mx.autograd.pause():
+            for group in self._groups(named):
+                values, kept = _joined(group), self._kept.get(group.key)
+                # An inf from the beginning may be meant, a NaN never is.
+                lost = values != values if kept is None else _finite(kept) > _finite(values)
+                lost = lost if kept is None else mx.nd.maximum(lost, kept != kept)
+                flags.append((mx.nd.sum(lost.astype("float32")) == 0).reshape((1,)))
+            return merge_flags(flags) if flags else None
+
+    def mend(self, named: Named) -> None:
+        """Put back the statistics that are not finite and once were; reads them on the host.
+
+        Args:
+            named: As for `keep`.
 
         Raises:
-            NonFiniteLossError: If there is no copy yet.
+            NonFiniteLossError: If there is a NaN where no finite value is known.
         """
-        if not named or all_finite([array for _, array in named]).asscalar() == 1:
-            return
-        bad = first_non_finite(named)
-        groups = self._groups(named)
-        if any(self._kept.get(group.place, ([],))[0] != group.names for group in groups):
-            if not error:
-                return
-            raise NonFiniteLossError(
-                f"the running statistics '{bad}' are not finite: the forward pass overflowed before the first step "
-                "that was taken. The weights are unchanged; initialize the statistics again, and look at the data: an "
-                "activation may exceed its dtype."
-            )
-        _LOG.warning(
-            "the running statistics '%s' are not finite after a skipped step, whose forward pass overflowed; those of "
-            "the last step that was taken are put back",
-            bad,
-        )
-        with mx.autograd.pause():
-            for group in groups:
-                start = 0
-                for array in group.arrays:
-                    self._kept[group.place][1][start : start + array.size].copyto(array)
-                    start += array.size
+        for group in self._groups(named):
+            kept = self._kept.get(group.key)
+            start = 0
+            for name, array in zip(group.names, group.arrays):
+                end = start + array.size
+                before = kept[start:end] if kept is not None else array
+                with mx.autograd.pause():
+                    lost = (_finite(before) > _finite(array)).asnumpy().any()
+                if lost:
+                    before.copyto(array)
+                    _LOG.warning("'%s' was not finite after a forward pass that overflowed; it is put back", name)
+                elif (before != before).asnumpy().any():
+                    self._kept.pop(group.key, None)
+                    raise NonFiniteLossError(
+                        f"the running statistics '{name}' are NaN: a forward pass overflowed before the first step. "
+                        "The weights are unchanged; initialize the statistics again, and look at the data: an "
+                        "activation may exceed its dtype."
+                    )
+                start = end
 
     def _groups(self, named: Named) -> List[_Group]:
         """Return the arrays by context and dtype; looked at again where they are others than the last time."""
         arrays, groups = self._seen
         if len(arrays) != len(named) or any(array is not other for array, (_, other) in zip(arrays, named)):
-            found: Dict[_Place, _Group] = {}
+            found: Dict[Tuple[mx.Context, str], Tuple[List[str], List[mx.nd.NDArray]]] = {}
             for name, array in named:
-                place = array.ctx, canonical(array.dtype)
-                group = found.setdefault(place, _Group(place, [], []))
-                group.names.append(name)
-                group.arrays.append(_flat(array))
-            groups = list(found.values())
+                names, flat = found.setdefault((array.ctx, canonical(array.dtype)), ([], []))
+                names.append(name)
+                flat.append(array.as_nd_ndarray().reshape(-1))
+            groups = [_Group((*place, tuple(names)), names, flat) for place, (names, flat) in found.items()]
             self._seen = [array for _, array in named], groups
         return groups
 
 
-def _flat(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a view of one dimension."""
-    array = array.as_nd_ndarray()
-    return array if array.ndim == 1 else array.reshape(-1)
+def _joined(group: _Group) -> mx.nd.NDArray:
+    return mx.nd.concat(*group.arrays, dim=0) if len(group.arrays) > 1 else group.arrays[0].copy()
+
+
+def _finite(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    return array * 0 == 0

@@ -278,3 +278,17 @@ def test_a_net_that_is_not_hybridized_is_warned_of(caplog):
             scaled.backward()
         trainer.step(1)
     assert caplog.text.count("amp.init has converted no net so far") == 1
+
+
+def test_a_net_that_was_converted_by_hand_is_not_warned_of(caplog):
+    amp.init()
+    net = gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    mxmp.gluon.convert(net, "O1")
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer, 8)
+    with autograd.record():
+        loss = net(mx.nd.ones((2, 3))).sum()
+    with amp.scale_loss(loss, trainer) as scaled:
+        scaled.backward()
+    assert "amp.init has converted no net so far" not in caplog.text

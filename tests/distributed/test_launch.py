@@ -178,9 +178,10 @@ def test_run_refuses_a_port_in_use():
             run([taken])
 
 
-def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
+@pytest.mark.parametrize("line", ["echo $$ > {}; exec sleep 60", "sleep 60 & echo $! > {}; wait"])
+def test_processes_end_with_a_launcher_that_is_killed(line, tmp_path):
     file = tmp_path / "pid"
-    command = ["sh", "-c", f"echo $$ > {file}; exec sleep 60"]
+    command = ["sh", "-c", line.format(file)]
     code = f"from mxmp.launch import Process, run; run([Process('worker 0', '127.0.0.1', {command!r}, {{}})])"
     launcher = subprocess.Popen([sys.executable, "-c", code])
     while not file.exists() or not file.read_text().strip():

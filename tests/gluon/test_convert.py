@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import mxnet as mx
@@ -1048,3 +1049,14 @@ def test_summary_where_parameters_are_stored_low(capsys):
     assert "Total params" in capsys.readouterr().out
     assert net[0].weight.data().dtype == np.float16
     np.testing.assert_array_equal(net(x).asnumpy(), expected)
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_net_that_was_not_called_yet_can_be_copied(policy):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
+    net.initialize()
+    convert(net, policy)
+    twin = copy.deepcopy(net)
+    x = mx.nd.random.uniform(shape=(2, 3))
+    np.testing.assert_array_equal(twin(x).asnumpy(), net(x).asnumpy())

@@ -7,6 +7,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+import mxmp
 from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer, convert
 from mxmp.optimizer.loss_heads import refuse
@@ -132,3 +133,18 @@ def test_a_loss_head_within_a_loop_is_found():
         net(X)
     with pytest.raises(TrainerError, match=r"\(make_loss\) is a loss head"):
         refuse(params_of(net))
+
+
+def test_a_mark_ends_with_the_window():
+    """A net with a head that ran once, for the log, and whose body is then trained by itself."""
+    net = make()
+    with autograd.record():
+        net(X)
+    trainer = Trainer(net.collect_params(), "sgd", loss_scale=8)
+    trainer.discard_grads()
+    mxmp.gluon.restore(net)
+    with autograd.record():
+        loss = net.body(X).sum()
+    with trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+    assert trainer.step(1)

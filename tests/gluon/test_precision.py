@@ -485,3 +485,28 @@ def test_restore_after_a_region():
         net(X)
     restore(net)
     assert set(vars(net)) == before and np.array_equal(values(net), exact)
+
+
+class OfList(gluon.HybridBlock):
+    """A block whose inputs cannot be guessed from its signature."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(2, in_units=3)
+
+    def hybrid_forward(self, F, inputs):
+        return self.dense(inputs[0] + inputs[1])
+
+
+def test_storage_is_the_policys_though_a_region_came_first():
+    net = OfList()
+    net.initialize()
+    convert(net, "O2")
+    x = [mx.nd.ones((2, 3)), mx.nd.ones((2, 3))]
+    with autograd.record(), precision("float32"):
+        net(x)
+    assert net.dense.weight.data().dtype == np.float16
+    with autograd.record():
+        net(x)
+    assert net.dense.weight.data().dtype == np.float16

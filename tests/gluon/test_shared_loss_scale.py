@@ -187,3 +187,22 @@ def test_a_trainer_can_be_adopted_into_it():
     step(trainer, w, bad=True)
     shared.update()
     assert trainer.skipped_steps == 1 and trainer.loss_scale is shared.loss_scale
+
+
+def test_the_skip_of_a_trainer_that_is_gone_counts():
+    shared, (a, _), (first, _) = make(DynamicLossScale(init_scale=2.0**8))
+    step(first, a, bad=True)
+    shared._members.clear()  # as when the trainer was collected
+    shared.update()
+    assert shared.loss_scale.value == 2.0**7
+
+
+def test_a_loaded_scale_must_fit_all_trainers(tmp_path):
+    fname = str(tmp_path / "states")
+    sgd(param([1.0]), "dynamic").save_states(fname)
+    shared = SharedLossScale(8)
+    sgd(param([1.0], ctx=TWO, name="on_kvstore"), shared, update_on_kvstore=True)
+    other = sgd(param([1.0]), shared)
+    with pytest.raises(TrainerError, match="the kvstore of this trainer updates weights"):
+        other.load_states(fname)
+    assert shared.loss_scale == StaticLossScale(8)

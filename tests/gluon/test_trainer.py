@@ -534,7 +534,8 @@ def test_batch_norm_outlives_a_forward_pass_that_overflows(bad):
     before = [net[1].running_mean.data().asnumpy(), net[1].running_var.data().asnumpy()]
     if bad == "gradient":
         forward(x)
-        net[1].running_mean.data()[:] = np.nan  # as an activation beyond float16 makes it
+        for statistics in (net[1].running_mean, net[1].running_var):
+            statistics.data()[:] = np.nan  # as an activation beyond float16 makes them
         net[0].weight.grad()[:] = np.inf
         assert not trainer.step(1)
     else:
@@ -544,3 +545,16 @@ def test_batch_norm_outlives_a_forward_pass_that_overflows(bad):
     np.testing.assert_array_equal([net[1].running_mean.data().asnumpy(), net[1].running_var.data().asnumpy()], before)
     forward(x)
     assert trainer.step(1)
+
+
+def test_statistics_that_another_pass_destroyed_are_put_back_though_the_step_is_taken():
+    """As a generator's pass through the discriminator does: BatchNorm in training does not read its own statistics."""
+    net = mx.gluon.nn.BatchNorm(in_channels=3)
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8)
+    net.running_mean.data()[:] = np.nan
+    with autograd.record():
+        with trainer.scale_loss(net(mx.nd.random.uniform(shape=(4, 3))).sum()) as scaled:
+            scaled.backward()
+    assert trainer.step(1)
+    assert net.running_mean.data().asnumpy().tolist() == [0, 0, 0]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd
 
-from mxmp.errors import LossScaleError
+from mxmp.errors import LossScaleError, StaleGradientError
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from tests.gluon.trainer_tools import DTYPES, KVSTORES, TWO, backward, param, snapshot, value
@@ -144,3 +145,27 @@ def test_parameters_with_gradients_on_different_contexts_are_clipped_together(lo
     assert trainer.step(1, ignore_stale_grad=True)
     for ctx in TWO:
         assert value(first.data(ctx)) == pytest.approx(-0.6) and value(second.data(ctx)) == pytest.approx(-0.8)
+
+
+@pytest.mark.parametrize("call", ["unscale", "clip_global_norm"])
+def test_a_context_without_a_batch_is_an_error_whatever_came_before_the_step(call):
+    w = param([0.0], ctx=TWO)
+    trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kvstore="device", loss_scale=8)
+    backward(trainer, w, 1, TWO[1])
+    getattr(trainer, call)(*[100.0][: call.startswith("clip")])
+    with pytest.raises(StaleGradientError, match=r"parameter 'w' on context cpu\(0\)"):
+        trainer.step(1)
+    assert trainer.step(1, ignore_stale_grad=True)
+    assert [value(w.data(ctx)).tolist() for ctx in TWO] == [[-1], [-1]]
+
+
+def test_a_context_without_a_batch_under_set_np():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        w = mx.gluon.Parameter("w", shape=(1,))
+        w.initialize(mx.init.Zero(), ctx=TWO)
+        trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kvstore="device", loss_scale=8)
+        with autograd.record():
+            with trainer.scale_loss(w.data(TWO[1]).sum()) as scaled:
+                scaled.backward()
+        assert trainer.step(1, ignore_stale_grad=True)
+        assert [float(w.data(ctx)) for ctx in TWO] == [-1, -1]

@@ -223,3 +223,23 @@ def test_masters_of_a_kvstore_are_what_is_saved_and_restored():
     restore(net)
     for ctx in contexts:
         np.testing.assert_array_equal(net.weight.data(ctx).asnumpy(), master)
+
+
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+def test_a_value_that_is_set_after_a_step_becomes_the_master_of_a_kvstore(kvstore):
+    contexts = [mx.cpu(1), mx.cpu(2)]
+    net = mx.gluon.nn.Dense(3, in_units=4, use_bias=False)
+    net.initialize(ctx=contexts)
+    convert(net, "O2")
+    trainer = Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.0}, kvstore, loss_scale=8, update_on_kvstore=True
+    )
+    value = np.random.RandomState(0).randn(3, 4).astype("float32")
+    for _ in range(2):
+        with autograd.record():
+            losses = [net(mx.nd.ones((2, 4), ctx=ctx)).sum() for ctx in contexts]
+            with trainer.scale_loss(losses) as scaled:
+                autograd.backward(scaled)
+        trainer.step(2)
+        net.weight.set_data(mx.nd.array(value))
+    np.testing.assert_array_equal(net.weight._reduce().asnumpy(), value)

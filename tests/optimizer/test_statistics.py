@@ -14,41 +14,69 @@ from mxmp.optimizer.statistics import Statistics
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 
 
-def named(mean=1.0, var=2.0):
-    return [(n, mx.nd.full((3,), v, ctx=ctx)) for ctx in CONTEXTS for n, v in (("mean", mean), ("var", var))]
+def named(mean=1.0, var=2.0, dtype="float32"):
+    values = ("mean", mean), ("var", var)
+    return [(name, mx.nd.full((3,), value, ctx=ctx, dtype=dtype)) for ctx in CONTEXTS for name, value in values]
 
 
 def values(arrays):
     return [array.asnumpy().tolist() for _, array in arrays]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_is_put_back(bad, caplog):
-    statistics, arrays = Statistics(), named()
+def test_what_is_not_finite_is_put_back_array_by_array(bad, dtype, caplog):
+    statistics, arrays = Statistics(), named(dtype=dtype)
     statistics.keep(arrays)
+    assert statistics.check(arrays).asscalar() == 1
     for _, array in arrays:
         array += 1
     statistics.keep(arrays)
-    expected = values(arrays)
+    assert statistics.check(arrays).asscalar() == 1
+    for _, array in arrays:
+        array += 1  # a forward pass, which destroys one of them
     arrays[3][1][1] = bad
+    statistics.keep(arrays)
+    assert statistics.check(arrays).asscalar() == 0
     with caplog.at_level(logging.WARNING):
         statistics.mend(arrays)
-    assert values(arrays) == expected and "'var' are not finite after a skipped step" in caplog.text
+    assert values(arrays) == [[3] * 3, [4] * 3, [3] * 3, [4, 3, 4]]
+    assert caplog.text.count("is put back") == 1 and "'var' was not finite" in caplog.text
+    statistics.keep(arrays)
+    assert statistics.check(arrays).asscalar() == 1
 
 
-def test_what_is_finite_stays():
+def test_what_was_destroyed_is_never_kept():
     statistics, arrays = Statistics(), named()
     statistics.keep(arrays)
-    arrays[0][1][:] = 5
-    expected = values(arrays)
+    arrays[0][1][:] = np.nan
+    for _ in range(3):
+        statistics.keep(arrays)
+        assert statistics.check(arrays).asscalar() == 0
     statistics.mend(arrays)
-    assert values(arrays) == expected
+    assert values(arrays)[0] == [1, 1, 1]
 
 
-def test_without_a_copy_it_is_an_error():
-    with pytest.raises(NonFiniteLossError, match="'mean' are not finite: the forward pass overflowed before the first"):
-        Statistics().mend(named(mean=np.nan))
+def test_an_inf_that_was_always_there_is_left_alone():
+    statistics, arrays = Statistics(), [("mask", mx.nd.array([0, -np.inf])), *named()]
+    statistics.keep(arrays)
+    assert statistics.check(arrays).asscalar() == 1
+    arrays[1][1][:] = np.nan
+    assert statistics.check(arrays).asscalar() == 0
+    statistics.mend(arrays)
+    assert values(arrays)[0] == [0, -np.inf] and values(arrays)[1] == [1, 1, 1]
 
 
-def test_nothing_to_do():
+def test_a_nan_from_the_beginning_is_an_error():
+    statistics, arrays = Statistics(), named(mean=np.nan)
+    for _ in range(2):
+        statistics.keep(arrays)
+        assert statistics.check(arrays).asscalar() == 0
+        with pytest.raises(NonFiniteLossError, match="'mean' are NaN: a forward pass overflowed before the first step"):
+            statistics.mend(arrays)
+
+
+def test_without_statistics_there_is_nothing_to_do():
+    Statistics().keep([])
+    assert Statistics().check([]) is None
     Statistics().mend([])
