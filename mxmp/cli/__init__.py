@@ -11,6 +11,7 @@ import mxnet as mx
 from .. import __version__
 from ..errors import MxmpError, mxnet_reason
 from .convert import convert
+from .doctor import doctor
 from .inspect import inspect
 from .launch import launch
 
@@ -21,8 +22,8 @@ INTERRUPTED = 130
 class CommandLine(click.Group):
     """A group of commands that ends with one line and an exit code, whatever goes wrong.
 
-    0 for success, 1 for work that failed, 2 (click's own) for arguments that cannot be used, 130
-    for Ctrl-C.
+    0 for success, 1 for work that failed or a machine without the hardware that ``doctor`` looked for,
+    2 (click's own) for arguments that cannot be used, 130 for Ctrl-C.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -43,10 +44,11 @@ class CommandLine(click.Group):
 @click.group("mxmp", cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mxmp")
 def main() -> None:
-    """Mixed precision for Apache MXNet: convert checkpoints, and look at what a conversion decides."""
+    """Mixed precision for Apache MXNet: convert checkpoints, look at what a conversion decides and at the machine."""
     logging.basicConfig(format="mxmp: %(levelname)s: %(message)s")
 
 
 main.add_command(convert)
+main.add_command(doctor)
 main.add_command(inspect)
 main.add_command(launch)

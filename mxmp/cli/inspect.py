@@ -6,16 +6,19 @@ import json
 import re
 from dataclasses import asdict
 from glob import escape, glob
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
+from ..diagnose.tensor_cores import BATCH, MULTIPLE, Uneven
 from ..passes import is_converted
 from ..symbol import load_params, load_symbol, to_graph
 from ..symbol.checkpoint import checkpoint_files
 from .inspection import Inspection, decided, held
 from .options import Prefix, make_policy, model_options
 from .output import pairs_table, progress, stdout, value_lines
+
+_UNEVEN = f"no multiple of {MULTIPLE}"
 
 _EPOCH = re.compile(r"-\d{4,}\.params")
 
@@ -38,7 +41,9 @@ def inspect(
     """Show each operator's precision, the reason and the casts.
 
     PREFIX-symbol.json may be a float32 network: then this is what a conversion would decide. A
-    network that mxmp converted is shown as it is, unless a policy is given.
+    network that mxmp converted is shown as it is, unless a policy is given. Layers in float16 with a
+    batch, channels or other sizes that are no multiples of 8, which tensor cores want, are named; give
+    the shapes of inputs for the batch.
 
     \b
     Example:
@@ -58,7 +63,8 @@ def inspect(
             found = decided(symbol, params, policy, shapes, types)
     if as_json:
         values = {"changes": [asdict(change) for change in found.changes], "unfit": found.unfit}
-        click.echo(json.dumps({**asdict(found.report), **values}, indent=2))
+        uneven = [layer._asdict() for layer in found.uneven]
+        click.echo(json.dumps({**asdict(found.report), **values, "uneven": uneven}, indent=2))
     else:
         _print(found, policy.compute_dtype, prefix)
 
@@ -89,4 +95,18 @@ def _print(found: Inspection, dtype: str, prefix: str) -> None:
         pairs.append(("parameters", f"bytes unknown; {_epochs(prefix)}--epoch or --shape of every input tells them"))
     if found.report.activation_bytes is None:
         pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
+    pairs += _uneven_lines(found.uneven)
     console.print(pairs_table(pairs + [("note", warning) for warning in found.report.warnings()]))
+
+
+def _uneven_lines(layers: Sequence[Uneven]) -> List[Tuple[str, str]]:
+    """Return a line for each layer that does not fill tensor cores, and one for all with the same batch."""
+    lines = []
+    batches: Dict[int, List[str]] = {}
+    for layer in layers:
+        rest = ", ".join(f"{what} {size}" for what, size in layer.sizes.items() if what != BATCH)
+        if rest:
+            lines.append((_UNEVEN, f"{layer.name}: {rest}" + ("; cuDNN pads it, by a copy" if layer.padded else "")))
+        if BATCH in layer.sizes:
+            batches.setdefault(layer.sizes[BATCH], []).append(layer.name)
+    return lines + [(_UNEVEN, f"batch {batch}: {', '.join(names)}") for batch, names in batches.items()]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Tuple
 
+from .. import dtypes
+from ..diagnose.tensor_cores import Uneven, uneven_layers
 from ..graph import Graph
 from ..passes import Facts
 from ..policy import Policy, check_matches
@@ -34,11 +36,13 @@ class Inspection:
         report: Every operator, and the totals.
         changes: What storing parameters in low precision would do to their values.
         unfit: Names of the parameters with values beyond its range whose readers would stay in float32.
+        uneven: The float16 layers whose sizes, as far as they are known, do not fill tensor cores.
     """
 
     report: Report
     changes: Tuple[Change, ...] = ()
     unfit: Tuple[str, ...] = ()
+    uneven: Tuple[Uneven, ...] = ()
 
 
 def decided(
@@ -49,15 +53,17 @@ def decided(
     Raises:
         MxmpError: As ``convert_model``.
     """
-    if params is not None:
-        model = convert_model(symbol, *params, policy, shapes, types)
-        return Inspection(replace(model.report, param_bytes=model.param_bytes), model.changes, model.unfit)
-    known = _known(symbol, None, shapes, types)
+    model = None if params is None else convert_model(symbol, *params, policy, shapes, types)
+    known = _known(symbol, params, shapes, types)
+    before = convert_graph(symbol, Policy(), *known)
+    if model is not None:
+        report = replace(model.report, param_bytes=model.param_bytes)
+        return Inspection(report, model.changes, model.unfit, _uneven(report, before, params))
     found = convert_graph(symbol, policy, *known, final=True)
     check_matches(policy, [(row.op, row.name) for row in found.report.rows])
-    before = convert_graph(symbol, Policy(), *known)
     sizes = _param_bytes(symbol, known.params, (before.graph, before.facts), (found.graph, found.facts))
-    return Inspection(replace(found.report, param_bytes=sizes))
+    report = replace(found.report, param_bytes=sizes)
+    return Inspection(report, uneven=_uneven(report, before, params))
 
 
 def held(symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], types: Mapping[str, str]) -> Inspection:
@@ -76,7 +82,18 @@ def held(symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], types
     else:
         args, aux = params
         sizes = total_bytes({**widened(symbol, args), **aux}), total_bytes({**args, **aux})
-    return Inspection(replace(held_report(*views[0], *views[1]), param_bytes=sizes))
+    report = replace(held_report(*views[0], *views[1]), param_bytes=sizes)
+    return Inspection(report, uneven=_uneven(report, before, params))
+
+
+def _uneven(report: Report, before: Converted, params: Optional[Params]) -> Tuple[Uneven, ...]:
+    """Return the layers to name, from a network's report, its graph without casts and what is stored."""
+    layers = {(row.name, row.op) for row in report.rows if row.precision == dtypes.FLOAT16}
+    arrays = {} if params is None else {**params[0], **params[1]}
+    nodes = enumerate(before.graph.nodes)
+    stored = {(i, 0): tuple(arrays[n.name].shape) for i, n in nodes if n.is_variable and n.name in arrays}
+    facts = replace(before.facts, shapes={**before.facts.shapes, **stored})
+    return uneven_layers(before.graph, facts, layers)
 
 
 def _known(symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], types: Mapping[str, str]) -> _Known:

@@ -2,4 +2,7 @@
 
 from .devices import Finding as Finding
 from .devices import check_devices as check_devices
+from .doctor import Check as Check
+from .doctor import Diagnosis as Diagnosis
+from .doctor import examine as examine
 from .ranges import measure_ranges as measure_ranges

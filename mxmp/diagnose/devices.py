@@ -12,15 +12,18 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import List, NamedTuple, Optional, Tuple, Union
 
+import mxnet as mx
+
 from .. import dtypes
+from ..errors import DependencyError, mxnet_reason
 from ..policy import Policy
+from .fatbin import RELEASED, Capability, GpuCode, read_gpu_code
 from .processor import Processor, describe_bfloat16, read_processor, runs_bfloat16
 
 _LOG = logging.getLogger(__name__)
-
-Capability = Tuple[int, int]
 
 # float16 matrix products in tensor cores: Volta and later.
 TENSOR_CORES: Capability = (7, 0)
@@ -29,9 +32,6 @@ _TURING: Capability = (7, 5)
 _BARE = re.compile(r"\b(GTX 16\d\d|MX[45]50|T[456]00|T550|T1[02]00|T2000|CMP 30HX)\b")
 # bfloat16 in tensor cores: Ampere and later.
 BFLOAT16: Capability = (8, 0)
-# The machine code in the wheels mxnet-cu112, -cu115 and -cu117 1.9.1 is for sm_50, 60, 70, 80 and 86,
-# without PTX; it runs on cards of the same major version alone, from that minor version on.
-OLDEST, NEWEST_MAJOR = (5, 0), 8
 
 TIMEOUT = 10.0  # seconds; a hanging driver must not hang the check
 
@@ -58,20 +58,25 @@ class Finding:
         device: Number and name of the device.
         ok: Whether MXNet runs the policy there, in hardware; None if that is not known.
         message: One sentence, which names the device.
+        advice: What to do about it; empty if nothing.
     """
 
     device: str
     ok: Optional[bool]
     message: str
+    advice: str = ""
 
 
-def check_devices(policy: Union[str, Policy]) -> List[Finding]:
+def check_devices(policy: Union[str, Policy], library: Union[str, Path, None] = None) -> List[Finding]:
     """Return what a policy means on every GPU of this machine and on its CPU.
 
-    Starts ``nvidia-smi`` if there is one, and runs one convolution for a bfloat16 policy.
+    Starts ``nvidia-smi`` if there is one, reads which GPUs MXNet's library has code for, and runs one
+    convolution for a bfloat16 policy.
 
     Args:
         policy: A policy or its name; its ``compute_dtype`` counts.
+        library: The libmxnet.so to read; the installed one unless given. Where it cannot be read
+            (systems other than Linux), it counts as one of the released CUDA wheels.
 
     Returns:
         One finding per GPU, then that of the CPU.
@@ -85,7 +90,13 @@ def check_devices(policy: Union[str, Policy]) -> List[Finding]:
     """
     dtype = Policy.parse(policy).compute_dtype
     runs = dtype == dtypes.BFLOAT16 and runs_bfloat16()
-    return [*(judge_gpu(gpu, dtype) for gpu in read_gpus()), judge_cpu(read_processor(), dtype, runs)]
+    try:
+        code = read_gpu_code(library or mx.libinfo.find_lib_path()[0])
+    except DependencyError as e:
+        _LOG.info("%s", e)
+        code = RELEASED
+    gpus = read_gpus() or [Gpu(index, "which nvidia-smi does not list", None) for index in range(_count_gpus())]
+    return [*(judge_gpu(gpu, dtype, code) for gpu in gpus), judge_cpu(read_processor(), dtype, runs)]
 
 
 def read_gpus() -> List[Gpu]:
@@ -104,20 +115,22 @@ def read_gpus() -> List[Gpu]:
     return gpus
 
 
-def judge_gpu(gpu: Gpu, dtype: str) -> Finding:
+def judge_gpu(gpu: Gpu, dtype: str, code: GpuCode = RELEASED) -> Finding:
     """Return what a dtype means on a card.
 
     Args:
         gpu: The card.
         dtype: The policy's compute dtype, canonical.
+        code: What MXNet's library holds for GPUs; the released wheels' unless given.
     """
     device = f"GPU {gpu.index} ({gpu.name})"
     if gpu.capability is None:
-        known = "its driver does not tell its compute capability; float16 needs 7.0 to be fast, MXNet 5.0 to 8.9"
-        return Finding(device, None, f"{device}: {known}. See https://developer.nvidia.com/cuda-gpus.")
-    ok, text = _verdict(gpu.name, gpu.capability, dtype)
+        known = f"its driver does not tell its compute capability; this MXNet has {code}"
+        advice = "Look it up at https://developer.nvidia.com/cuda-gpus; float16 needs 7.0 to be fast."
+        return Finding(device, None, f"{device}: {known}.", advice)
+    ok, text, advice = _verdict(gpu.name, gpu.capability, dtype, code)
     major, minor = gpu.capability
-    return Finding(device, ok, f"{device}, compute capability {major}.{minor}: {text}.")
+    return Finding(device, ok, f"{device}, compute capability {major}.{minor}: {text}.", advice)
 
 
 def judge_cpu(processor: Processor, dtype: str, runs: bool) -> Finding:
@@ -133,36 +146,47 @@ def judge_cpu(processor: Processor, dtype: str, runs: bool) -> Finding:
         return Finding(device, True, f"{device}: float32 runs as ever.")
     if dtype == dtypes.FLOAT16:
         text = "float16 is emulated, by float32 arithmetic that is rounded: its results are right, its speed is not"
-        return Finding(device, False, f"{device}: {text}.")
+        fast = "take mixed_bfloat16, which this processor has instructions for"
+        advice = fast if processor.native_bfloat16 else "train on a GPU of compute capability 7.0 or later"
+        return Finding(device, False, f"{device}: {text}.", f"For speed {advice}.")
     ok = processor.native_bfloat16 if runs else False
-    return Finding(device, ok, describe_bfloat16(processor, runs))
+    advice = "" if ok else "Take float32 on this processor, or float16 on a GPU."
+    return Finding(device, ok, describe_bfloat16(processor, runs), advice)
 
 
-def _verdict(name: str, capability: Capability, dtype: str) -> Tuple[bool, str]:
-    if capability < OLDEST or capability[0] > NEWEST_MAJOR:
-        return False, (
-            "the released wheels of MXNet 1.9.1 cannot run here, in any precision: they hold machine code for 5.0 to "
-            "8.6 and nothing that a driver could compile for other cards; build MXNet for this card"
-        )
+def _verdict(name: str, capability: Capability, dtype: str, code: GpuCode) -> Tuple[bool, str, str]:
+    """Return whether a dtype runs in hardware, what it does and what to do about it."""
+    if not code.runs_on(capability):
+        text = f"this MXNet cannot run here, in any precision: it has {code}"
+        if RELEASED.runs_on(capability):
+            return False, text, "Install mxnet-cu112 1.9.1 in place of this MXNet."
+        return False, text, f"Build MXNet for this card; its released wheels have {RELEASED}."
     if dtype == dtypes.FLOAT32:
-        return True, "float32 runs as ever"
+        return True, "float32 runs as ever", ""
     if dtype == dtypes.BFLOAT16:
         lacks = "the card could, but " if capability >= BFLOAT16 else "the card has no bfloat16 arithmetic, and "
-        return False, f"bfloat16 does not run: {lacks}MXNet 1.9.1 has no bfloat16 kernels for GPUs; use float16"
+        return False, f"bfloat16 does not run: {lacks}MXNet 1.9.1 has no bfloat16 kernels for GPUs", "Take float16."
     if capability >= TENSOR_CORES:
         bare = capability == _TURING and _BARE.search(name)
         where = "in hardware, though this card has no tensor cores" if bare else "on its tensor cores"
-        return True, f"float16 runs {where}"
-    return (
-        False,
-        "float16 runs without tensor cores, which came with 7.0: it saves memory, but may be slower than float32",
-    )
+        return True, f"float16 runs {where}", ""
+    text = "float16 runs without tensor cores, which came with 7.0: it saves memory, but may be slower than float32"
+    return False, text, "Take float32 unless memory is short."
 
 
 def _capability(text: str) -> Optional[Capability]:
     """Return the numbers in '8.6'; None for '[N/A]' and its like."""
     found = re.fullmatch(r"\s*(\d+)\.(\d+)\s*", text)
     return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+def _count_gpus() -> int:
+    """Return how many cards MXNet sees; in a container it may be more than nvidia-smi does."""
+    try:
+        return int(mx.context.num_gpus())
+    except mx.MXNetError as e:
+        _LOG.warning("MXNet finds no GPU: %s", mxnet_reason(e))
+        return 0
 
 
 def _query(fields: str) -> Optional[List[str]]:

@@ -101,7 +101,36 @@ def test_json_is_the_report_and_more(tmp_path):
         "param_bytes": list(model.param_bytes),
         "changes": [{"name": "fc_weight", "clamped": 720, "largest": 1e5, "underflowed": 0}],
         "unfit": [],
+        "uneven": [
+            {"name": "conv", "op": "Convolution", "sizes": {"batch": 2, "in": 3, "out": 4}, "padded": True},
+            {"name": "fc", "op": "FullyConnected", "sizes": {"batch": 2, "out": 5}, "padded": False},
+        ],
     }
+
+
+def uneven(out):
+    return [row[1] for row in table(out) if row[0] == "no multiple of 8"]
+
+
+def test_sizes_that_tensor_cores_do_not_take_are_named(tmp_path):
+    conv, fc = "conv: in 3, out 4; cuDNN pads it, by a copy", "fc: out 5"
+    prefix = save(tmp_path)
+    assert uneven(mxmp("inspect", prefix, "--shape", SHAPE)[0]) == [conv, fc, "batch 2: conv, fc"]
+    assert uneven(mxmp("inspect", prefix, "--shape", "data:8,3,8,8")[0]) == [conv, fc]
+    assert uneven(mxmp("inspect", prefix)[0]) == [conv, fc]  # the file has the shapes of parameters
+    (tmp_path / "net-0003.params").unlink()
+    assert uneven(mxmp("inspect", prefix)[0]) == [conv.replace("in 3, ", ""), fc]
+
+
+def test_a_converted_network_has_the_same_sizes(tmp_path):
+    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out")
+    expected = uneven(mxmp("inspect", tmp_path / "net", "--shape", SHAPE)[0])
+    assert uneven(mxmp("inspect", tmp_path / "out", "--shape", SHAPE)[0]) == expected
+
+
+@pytest.mark.parametrize("options", [["--policy", "mixed_bfloat16"], ["--policy", "O0"], ["--keep-float32", "[cf]*"]])
+def test_only_layers_in_float16_are_named(options, tmp_path):
+    assert uneven(mxmp("inspect", save(tmp_path), "--shape", SHAPE, *options)[0]) == []
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])

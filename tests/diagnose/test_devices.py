@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shlex
 import time
 
+import mxnet as mx
 import pytest
 
 from mxmp.diagnose import check_devices, devices
 from mxmp.diagnose.devices import Finding, Gpu, judge_cpu, judge_gpu, read_gpus
 from mxmp.diagnose.processor import Processor
 from mxmp.errors import PolicyError
+from tests.diagnose.libraries import cpu_library, cuda_library
+from tests.diagnose.machines import install, install_cards
 
 CARDS = [
     ("Tesla K80", "3.7"),
@@ -28,28 +30,12 @@ CARDS = [
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Put a shell script first on PATH as nvidia-smi; it gets the fields asked for as $fields."""
-
-    def write(script):
-        path = tmp_path / "nvidia-smi"
-        path.write_text(
-            f'#!/bin/sh\nfields="${{1#--query-gpu=}}"\n[ "$2" = --format=csv,noheader ] || exit 3\n{script}\n'
-        )
-        path.chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-
-    return write
+    return lambda script: install(tmp_path, monkeypatch, script)
 
 
 @pytest.fixture
-def machine(fake):
-    """Make a machine with cards, given as (name, compute capability)."""
-
-    def write(cards):
-        lines = [f"echo {shlex.quote(f'{name}, {capability}')}" for name, capability in cards]
-        fake("\n".join(['[ "$fields" = name,compute_cap ] || exit 2', *lines]))
-
-    return write
+def machine(tmp_path, monkeypatch):
+    return lambda cards: install_cards(tmp_path, monkeypatch, cards)
 
 
 def test_cards_are_read_in_order(machine):
@@ -67,9 +53,9 @@ def test_cards_are_read_in_order(machine):
         ("float32", [False, True, True, True, True, True, False, False]),
     ],
 )
-def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine):
+def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine, tmp_path):
     machine(CARDS)
-    *cards, processor = check_devices(policy)
+    *cards, processor = check_devices(policy, cuda_library(tmp_path))
     assert [finding.ok for finding in cards] == ok
     for index, (finding, (name, _)) in enumerate(zip(cards, CARDS)):
         assert finding.device == f"GPU {index} ({name})"
@@ -80,11 +66,15 @@ def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine):
 @pytest.mark.parametrize(
     ("capability", "dtype", "text"),
     [
-        ((3, 7), "float16", "capability 3.7: the released wheels of MXNet 1.9.1 cannot run here, in any precision"),
+        (
+            (3, 7),
+            "float16",
+            "capability 3.7: this MXNet cannot run here, in any precision: it has machine code for 5.0, 6.0",
+        ),
         ((6, 1), "float16", "capability 6.1: float16 runs without tensor cores, which came with 7.0"),
         ((7, 0), "float16", "capability 7.0: float16 runs on its tensor cores."),
         ((8, 9), "float16", "capability 8.9: float16 runs on its tensor cores."),
-        ((9, 0), "float16", "they hold machine code for 5.0 to 8.6 and nothing that a driver could compile"),
+        ((9, 0), "float16", "it has machine code for 5.0, 6.0, 7.0, 8.0, 8.6; no PTX."),
         ((9, 0), "float32", "cannot run here, in any precision"),
         ((7, 5), "bfloat16", "bfloat16 does not run: the card has no bfloat16 arithmetic, and MXNet"),
         ((8, 0), "bfloat16", "bfloat16 does not run: the card could, but MXNet 1.9.1 has no bfloat16 kernels for GPUs"),
@@ -94,6 +84,51 @@ def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine):
 def test_the_message_names_the_card_and_the_reason(capability, dtype, text):
     message = judge_gpu(Gpu(2, "Some Card", capability), dtype).message
     assert message.startswith("GPU 2 (Some Card), compute ") and text in message
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "advice"),
+    [
+        ((6, 1), "float16", "Take float32 unless memory is short."),
+        ((8, 0), "bfloat16", "Take float16."),
+        ((9, 0), "float16", "Build MXNet for this card; its released wheels have machine code for 5.0, 6.0"),
+        ((8, 6), "float16", ""),
+    ],
+)
+def test_the_advice_is_for_what_does_not_run(capability, dtype, advice):
+    found = judge_gpu(Gpu(0, "Some Card", capability), dtype)
+    assert found.advice.startswith(advice) and bool(found.advice) == bool(advice) == (not found.ok)
+
+
+def test_a_cpu_build_runs_on_no_card(machine, tmp_path):
+    machine([("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")])
+    ampere, hopper, _ = check_devices("O1", cpu_library(tmp_path))
+    assert ampere.ok is hopper.ok is False and "it has no GPU code" in ampere.message
+    assert ampere.advice.startswith("Install mxnet-cu112") and hopper.advice.startswith("Build MXNet")
+
+
+def test_a_library_that_cannot_be_read_counts_as_a_released_one(machine, tmp_path):
+    machine([("NVIDIA A100", "8.0")])
+    assert check_devices("O1", tmp_path / "libmxnet.dylib")[0].ok
+
+
+def test_cards_that_mxnet_sees_alone_are_unknown(tmp_path, monkeypatch):
+    """As in a container without nvidia-smi."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
+    *found, _ = check_devices("O1", cuda_library(tmp_path))
+    assert [each.device for each in found] == [f"GPU {i} (which nvidia-smi does not list)" for i in range(2)]
+    assert all(each.ok is None for each in found)
+
+
+def test_a_driver_that_fails_is_told(tmp_path, monkeypatch, caplog):
+    def fail():
+        raise mx.MXNetError("MXNetError: CUDA driver version is insufficient")
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(mx.context, "num_gpus", fail)
+    assert len(check_devices("O1", cuda_library(tmp_path))) == 1
+    assert "MXNet finds no GPU: CUDA driver version is insufficient" in caplog.text
 
 
 BARE = [

@@ -1,0 +1,168 @@
+"""Layers whose sizes do not fill tensor cores, which take float16 in multiples of 8.
+
+References:
+    NVIDIA, "Train With Mixed Precision" (https://docs.nvidia.com/deeplearning/performance/mixed-precision-training/),
+    section on shape constraints: batch, channels and the sizes of linear layers are to be multiples
+    of 8. "Tensor Ops Made Easier in cuDNN" (https://developer.nvidia.com/blog/tensor-ops-made-easier-in-cudnn/):
+    from 7.3 on cuDNN pads the channels of convolutions in NCHW, and of no other layout.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Collection, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ..graph import Graph, Node
+from ..passes import Facts
+from ..rules.core import value_of
+
+MULTIPLE = 8
+
+BATCH = "batch"
+
+_Shape = Optional[Tuple[int, ...]]
+_Sizes = Dict[str, Optional[int]]
+
+
+class Uneven(NamedTuple):
+    """A layer with sizes that are no multiples of 8.
+
+    Attributes:
+        name: The node's name.
+        op: Its operator.
+        sizes: These sizes by what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out
+            per group'; 'state', 'head', 'length', 'key length'; or the sides of a product, (rows, inner) x
+            (inner, columns).
+        padded: Whether cuDNN pads the channels, which costs a copy.
+    """
+
+    name: str
+    op: str
+    sizes: Mapping[str, int]
+    padded: bool = False
+
+
+def uneven_layers(graph: Graph, facts: Facts, layers: Collection[Tuple[str, str]]) -> Tuple[Uneven, ...]:
+    """Return the layers that tensor cores take only in part, if at all, as far as shapes are known.
+
+    ``tensordot`` and ``einsum`` are left out: what products they make is up to MXNet.
+
+    Args:
+        graph: A network.
+        facts: What MXNet infers about it.
+        layers: (name, operator) of those that compute in float16.
+    """
+    found = []
+    for position, node in enumerate(graph.nodes):
+        measure = _MEASURES.get(node.op)
+        if measure and (node.name, node.op) in layers:
+            sizes = measure(node, [_shape(facts, entry.node, entry.index) for entry in node.inputs])
+            uneven = {what: size for what, size in sizes.items() if size and size % MULTIPLE}
+            if uneven:
+                padded = measure is _convolution and _is_padded(node) and set(uneven) != {BATCH}
+                found.append(Uneven(node.name, node.op, uneven, padded))
+        for number, body in enumerate(node.subgraphs):
+            if (position, number) in facts.bodies:
+                found.extend(uneven_layers(body, facts.bodies[position, number], layers))
+    return tuple(found)
+
+
+def _shape(facts: Facts, node: int, index: int) -> _Shape:
+    """Return a shape whose sizes are 0 where they are unknown."""
+    shape = facts.shapes.get((node, index))
+    return None if shape is None else tuple(max(size, 0) for size in shape)
+
+
+def _number(node: Node, key: str, default: int = 0) -> int:
+    value = value_of(dict(node.attrs), key)
+    return int(value) if value is not None else default
+
+
+def _flag(node: Node, key: str, default: bool = False) -> bool:
+    value = value_of(dict(node.attrs), key)
+    return default if value is None else bool(value)
+
+
+def _layout(node: Node) -> str:
+    return str(value_of(dict(node.attrs), "layout") or "NC")
+
+
+def _is_padded(node: Node) -> bool:
+    return _layout(node).startswith("NC") and _number(node, "num_group", 1) == 1
+
+
+def _at(shape: _Shape, axis: int) -> Optional[int]:
+    return shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+
+
+def _product(sizes: Sequence[int]) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found
+
+
+def _convolution(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
+    """Return batch and channels per group; the weight has those that come in behind its filters, or first."""
+    groups = _number(node, "num_group", 1)
+    if node.op == "Deconvolution":
+        channels = (_at(shapes[1], 0) or 0) // groups
+    else:
+        channels = _at(shapes[1], _layout(node).index("C")) or 0
+    each = " per group" if groups > 1 else ""
+    return {BATCH: _at(shapes[0], 0), f"in{each}": channels, f"out{each}": _number(node, "num_filter") // groups}
+
+
+def _fully_connected(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
+    data = shapes[0] or (0,)
+    batch = data[0] if _flag(node, "flatten", True) else _product(data[:-1])
+    return {BATCH: batch, "in": _at(shapes[1], 1), "out": _number(node, "num_hidden")}
+
+
+def _rnn(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
+    return {BATCH: _at(shapes[0], 1), "in": _at(shapes[0], 2), "state": _number(node, "state_size")}
+
+
+def _matrices(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
+    """Return the sides of products of the last two axes."""
+    left, right = (-1, -2) if _flag(node, "transpose_a") else (-2, -1), -2 if _flag(node, "transpose_b") else -1
+    return {"rows": _at(shapes[0], left[0]), "inner": _at(shapes[0], left[1]), "columns": _at(shapes[1], right)}
+
+
+def _dot(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
+    """Return the sides of a product of matrices; of more axes ``dot`` makes its own matrices."""
+    return _matrices(node, shapes) if all(shape is not None and len(shape) == 2 for shape in shapes) else {}
+
+
+def _self_attention(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
+    """Return length and head of (length, batch, heads * 3 * head)."""
+    width = _at(shapes[0], 2)
+    return {"length": _at(shapes[0], 0), "head": width // (3 * _number(node, "heads", 1)) if width else None}
+
+
+def _cross_attention(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
+    """Return lengths and head; keys and values are (length, batch, heads * 2 * head)."""
+    keys = 1 if node.op.endswith("_qk") else 0
+    width = _at(shapes[keys], 2)
+    return {
+        "length": _at(shapes[0], 0) if keys else _at(shapes[1], 1),
+        "key length": _at(shapes[keys], 0),
+        "head": width // (2 * _number(node, "heads", 1)) if width else None,
+    }
+
+
+_MEASURES: Dict[str, Callable[[Node, Sequence[_Shape]], _Sizes]] = {
+    "Convolution": _convolution,
+    "Convolution_v1": _convolution,
+    "Deconvolution": _convolution,
+    "FullyConnected": _fully_connected,
+    "RNN": _rnn,
+    "dot": _dot,
+    "_np_dot": _dot,
+    "batch_dot": _matrices,
+    "_linalg_gemm2": _matrices,
+    "_npi_matmul": _matrices,
+    "_contrib_interleaved_matmul_selfatt_qk": _self_attention,
+    "_contrib_interleaved_matmul_selfatt_valatt": _self_attention,
+    "_contrib_interleaved_matmul_encdec_qk": _cross_attention,
+    "_contrib_interleaved_matmul_encdec_valatt": _cross_attention,
+}

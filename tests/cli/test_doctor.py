@@ -1,0 +1,84 @@
+"""``mxmp doctor`` on machines made up of a library, a list of cards and an environment."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from tests.cli.checkpoints import mxmp, table
+from tests.diagnose.libraries import cpu_library, cuda_library
+from tests.diagnose.machines import install_cards
+
+A100, H100 = ("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Make a machine whose MXNet is a library, and return what the command prints there."""
+
+    def run(*args, cards=(), library=cuda_library, code=0):
+        install_cards(tmp_path, monkeypatch, cards)
+        monkeypatch.setenv("MXNET_LIBRARY_PATH", os.fspath(library(tmp_path)))  # MXNet looks there first
+        out, err = mxmp("doctor", *args, code=code)
+        assert err == ""
+        return out
+
+    return run
+
+
+def test_each_row_is_what_was_found_and_what_to_do(machine, tmp_path):
+    out = machine(cards=[A100, H100])
+    rows = {row[0]: row[1:] for row in table(out)}
+    assert rows["what"] == ["found", "what to do"]
+    assert rows["MXNet"][0].endswith(f": {tmp_path}/libmxnet.so")
+    assert rows["GPU code"] == ["machine code for 5.0, 6.0, 7.0, 8.0, 8.6; no PTX", ""]
+    assert rows["MXNET_SAFE_ACCUMULATION"][1] == "Set it to 1: what sums in float16 then adds up in float32."
+    gpus = [row[1:] for row in table(out) if row[0] == "GPU"]
+    assert gpus[0] == ["GPU 0 (NVIDIA A100), compute capability 8.0: float16 runs on its tensor cores.", ""]
+    assert "cannot run here" in gpus[1][0] and gpus[1][1].startswith("Build MXNet for this card")
+    assert out.splitlines()[-1] == "float16 runs in hardware here: GPU 0 (NVIDIA A100)."
+
+
+def test_the_exit_code_is_1_where_no_device_runs_the_policy(machine):
+    out = machine(cards=[H100], code=1)
+    assert out.splitlines()[-1] == "float16 does not run in hardware on this machine."
+
+
+def test_the_policy_decides(machine):
+    assert "float32 runs in hardware here" in machine("--policy", "O0", cards=[H100])
+
+
+def test_a_machine_without_a_gpu_is_clear(machine):
+    rows = table(machine(library=cpu_library, code=1))
+    assert [row[1] for row in rows if row[0] in ("GPU", "GPU code")] == ["no GPU code: this MXNet is for CPUs", "none"]
+    assert [row[0] for row in rows if row[2]] == ["what", "CPU"]
+
+
+def test_json_has_all_of_it(machine):
+    found = json.loads(machine("--json", cards=[H100], code=1))
+    assert (found["dtype"], found["ok"], found["devices"]) == ("float16", False, [])
+    (gpu,) = [check for check in found["checks"] if check["what"] == "GPU"]
+    assert gpu["ok"] is False and gpu["advice"].startswith("Build MXNet")
+    assert [check["what"] for check in found["checks"]] == [row[0] for row in table(machine(cards=[H100], code=1))[1:]]
+
+
+def test_names_are_printed_as_they_are(machine):
+    """Rich would take some for markup."""
+    assert "GPU 0 ([red]:smile:), compute" in machine(cards=[("[red]:smile:", "8.0")])
+
+
+def test_a_damaged_library_is_a_row(machine):
+    def damaged(folder):
+        path = cuda_library(folder)
+        path.write_bytes(path.read_bytes()[:99])
+        return path
+
+    rows = {row[0]: row[1:] for row in table(machine(cards=[A100], library=damaged))}
+    assert "libmxnet.so: its GPU code cannot be read: its table of sections is missing" in rows["GPU code"][0]
+
+
+def test_an_unknown_policy_is_refused():
+    out, err = mxmp("doctor", "--policy", "O9", code=2)
+    assert out == "" and "unknown policy 'O9'; the nearest are" in err

@@ -1,0 +1,123 @@
+"""examine on machines made up of a library, a list of cards and an environment."""
+
+from __future__ import annotations
+
+import platform
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.diagnose import devices, doctor, examine
+from mxmp.diagnose.processor import Processor
+from mxmp.errors import PolicyError
+from tests.diagnose.libraries import cpu_library, cuda_library
+from tests.diagnose.machines import install_cards
+
+V100, A100, H100 = ("Tesla V100", "7.0"), ("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")
+
+
+@pytest.fixture
+def on(tmp_path, monkeypatch):
+    """Examine a machine with cards, a processor's flags and an environment."""
+
+    def examine_there(policy, *cards, flags="avx2", library=cuda_library, environ=None):
+        install_cards(tmp_path, monkeypatch, cards)
+        seen = Processor("Xeon", frozenset(flags.split()))
+        for module in (devices, doctor):
+            monkeypatch.setattr(module, "read_processor", lambda: seen)
+        monkeypatch.setattr(devices, "runs_bfloat16", lambda: "avx512bw" in seen.flags)
+        return examine(policy, library(tmp_path), environ or {})
+
+    return examine_there
+
+
+def checks(found, what):
+    return [check for check in found.checks if check.what == what]
+
+
+@pytest.mark.parametrize(
+    ("policy", "cards", "flags", "running"),
+    [
+        ("O1", [], "avx512bw avx512_bf16", ()),
+        ("O1", [V100], "avx2", ("GPU 0 (Tesla V100)",)),
+        ("O1", [H100, A100], "avx2", ("GPU 1 (NVIDIA A100)",)),
+        ("O1", [H100], "avx2", ()),
+        ("O1", [("Old driver", "[N/A]")], "avx2", ("GPU 0 (Old driver)",)),
+        ("mixed_bfloat16", [A100], "avx2", ()),
+        ("mixed_bfloat16", [], "avx512bw", ()),
+        ("mixed_bfloat16", [], "avx512bw amx_bf16", ("CPU (Xeon)",)),
+        ("O0", [H100], "avx2", ("CPU (Xeon)",)),
+    ],
+)
+def test_the_devices_are_those_that_run_the_policy_in_hardware(on, policy, cards, flags, running):
+    found = on(policy, *cards, flags=flags)
+    assert found.devices == running and found.ok == bool(running)
+
+
+@pytest.mark.parametrize(
+    ("policy", "card", "environ"),
+    [
+        ("O1", [A100], {"MXNET_CUDA_ALLOW_TENSOR_CORE": "0"}),
+        ("O1", [A100], {"CUDA_VISIBLE_DEVICES": ""}),
+        ("mixed_bfloat16", [], {"MXNET_MKLDNN_ENABLED": "0"}),
+    ],
+)
+def test_a_variable_may_stand_in_the_way(on, policy, card, environ):
+    flags = "avx512bw avx512_bf16"
+    assert on(policy, *card, flags=flags).ok and not on(policy, *card, flags=flags, environ=environ).ok
+
+
+def test_a_card_is_judged_by_the_code_that_there_is(on):
+    hopper = on("O1", H100, library=lambda folder: cuda_library(folder, [(2, 70), (1, 80)]))
+    assert hopper.devices == ("GPU 0 (NVIDIA H100)",)
+    (check,) = checks(hopper, "GPU code")
+    assert check.found == "machine code for 7.0; PTX for 8.0 and later"
+
+
+def test_a_cpu_build_runs_on_no_card_and_says_what_to_install(on):
+    found = on("O1", A100, library=cpu_library)
+    assert not found.ok and str(found) == "float16 does not run in hardware on this machine."
+    assert checks(found, "GPU code")[0].found == "no GPU code: this MXNet is for CPUs"
+    assert checks(found, "GPU")[0].advice == "Install mxnet-cu112 1.9.1 in place of this MXNet."
+
+
+def test_a_library_that_cannot_be_read_is_no_end(on):
+    def damaged(folder):
+        path = cuda_library(folder)
+        path.write_bytes(path.read_bytes()[:100])
+        return path
+
+    found = on("O1", A100, library=damaged)
+    (check,) = checks(found, "GPU code")
+    assert found.ok and check.ok is None and "is the file truncated?" in check.found
+
+
+def test_a_machine_without_gpu_says_so_and_is_told_nothing_about_gpus(on):
+    found = on("O1", library=cpu_library)
+    assert checks(found, "GPU")[0].found == "none"
+    assert [check.what for check in found.checks if check.advice] == ["CPU"]
+
+
+def test_versions_and_flags_are_those_of_this_process(on):
+    found = on("O1", flags="avx512bw amx_bf16")
+    assert checks(found, "Python")[0].found == platform.python_version()
+    assert checks(found, "numpy")[0].found == np.__version__
+    assert checks(found, "MXNet")[0].found.startswith(f"{mx.__version__} with ")
+    assert checks(found, "CPU flags")[0].found == "avx512bw: yes, amx_bf16: yes, avx512_bf16: no"
+
+
+def test_unknown_flags_are_said_to_be(on):
+    assert "unknown" in checks(on("O1", flags=""), "CPU flags")[0].found
+
+
+def test_the_installed_library_and_this_environment_are_taken_unless_given(monkeypatch):
+    monkeypatch.setenv("MXNET_FC_TRUE_FP16", "1")
+    found = examine()
+    assert checks(found, "MXNet")[0].found.endswith(mx.libinfo.find_lib_path()[0])
+    assert checks(found, "MXNET_FC_TRUE_FP16")[0].found == "'1'"
+
+
+def test_an_unknown_policy_is_named():
+    with pytest.raises(PolicyError, match="unknown policy 'O7'"):
+        examine("O7")
