@@ -1,12 +1,12 @@
-# The two commands of the README, and two for developers. Each makes .venv where it is missing;
-# the files .venv/.demo and .venv/.test record what was installed.
+# The two commands of the README, and others for developers. Each makes .venv where it is missing; the files
+# .venv/.demo, .venv/.test and .venv/.docs record what was installed.
 
 VENV := .venv
 # A Python from 3.8 to 3.11; empty: tools/venv.sh looks for one on PATH.
 PYTHON ?=
 ARGS ?=
 
-.PHONY: demo test test-horovod bench lint
+.PHONY: demo test test-horovod bench docs lint
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/python examples/digits.py $(ARGS)
@@ -26,11 +26,17 @@ bench: $(VENV)/.demo
 	@$(VENV)/bin/python -m benchmarks.conversion
 	@$(VENV)/bin/python -m benchmarks.trainer_step
 
+# Fails on a public name without a docstring, and on anything that Sphinx warns of.
+docs: $(VENV)/.docs
+	@$(VENV)/bin/python -m ruff check --select D100,D101,D102,D103,D104,D106 mxmp symbols
+	@$(VENV)/bin/python -m sphinx -q -W --keep-going -E -b html docs docs/build/html
+	@echo "Written: docs/build/html/index.html"
+
 lint: $(VENV)/.test
 	@$(VENV)/bin/python -m ruff check .
 	@$(VENV)/bin/python -m mypy
 
-$(VENV)/.demo $(VENV)/.test: $(VENV)/.%: setup.py tools/venv.sh
+$(VENV)/.demo $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: setup.py tools/venv.sh
 	@sh tools/venv.sh $(VENV) cpu,$* "$(PYTHON)"
 	@touch $@
 

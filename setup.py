@@ -13,6 +13,7 @@ PLOT = ["matplotlib>=3.5"]
 DEMO = [*PLOT, "scikit-learn>=1.0", "gluoncv>=0.10.5"]
 # MXNet's exporter reads onnx.mapping, which onnx 1.13 deprecated.
 ONNX = ["onnx>=1.13,<1.14"]
+DOCS = ["myst-parser>=1.0", "ruff>=0.6", "sphinx>=5.0,<8"]
 TEST = [
     *DEMO,
     *ONNX,
@@ -58,6 +59,7 @@ setup(
         "onnx": ONNX,
         "plot": PLOT,
         "demo": DEMO,
+        "docs": DOCS,
         "test": TEST,
     },
     classifiers=[

@@ -116,7 +116,7 @@ class Policy:
             spec: A preset's name ('O0' to 'O3', 'mixed_float16', 'mixed_bfloat16', 'float16',
                 'bfloat16', 'float32'), or comma-separated fields, or a preset followed by
                 fields: 'O2,loss_scale=128', 'compute=float16,op:softmax=float16',
-                'O1,block:resnet0_stage4_*=float32,name:*dense*=float32'. A policy is returned
+                ``'O1,block:resnet0_stage4_*=float32,name:*dense*=float32'``. A policy is returned
                 as it is.
             **changes: Fields of the policy that overrule the string's.
 
