@@ -1,0 +1,1 @@
+"""What the training scripts share: options, the loop, checkpoints, history, plot and table."""

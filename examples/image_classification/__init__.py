@@ -1,0 +1,1 @@
+"""Image classification with Gluon and with the Symbolic API."""

@@ -1,0 +1,41 @@
+"""What both training scripts share beside data and networks."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import click
+import mxnet as mx
+
+from examples.image_classification.arrays import Images
+
+learning_rate_option = click.option(
+    "--learning-rate", type=click.FloatRange(min=0, min_open=True), default=0.1, show_default=True, help="The largest."
+)
+
+
+def optimizer_params(steps: int, learning_rate: float) -> Dict[str, Any]:
+    """Return the parameters of SGD: a rate that warms up over a tenth of the steps and falls like a cosine to 0.
+
+    Args:
+        steps: Of the whole run; skipped ones do not count as any.
+        learning_rate: The largest.
+    """
+    return {
+        "learning_rate": learning_rate,
+        "momentum": 0.9,  # and the weight decay: He et al., 2015, section 4.2
+        "wd": 1e-4,
+        "lr_scheduler": mx.lr_scheduler.CosineScheduler(steps, base_lr=learning_rate, warmup_steps=steps // 10),
+    }
+
+
+def settings_of(script: str, network: str, data: str, images: Images, learning_rate: float) -> Dict[str, Any]:
+    """Return what decides on a run's course, beside the options that every script has."""
+    return {
+        "script": script,
+        "network": network,
+        "data": data,
+        "image shape": list(images.shape),
+        "classes": images.classes,
+        "learning rate": learning_rate,
+    }

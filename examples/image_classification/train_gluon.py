@@ -1,0 +1,108 @@
+"""Train an image classifier with Gluon, in float32 or in mixed precision.
+
+It runs as it is, on handwritten digits; --data and --network name others. On a CPU float16 is
+emulated: its accuracy is real, its speed is not.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Dict, Iterable, Optional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
+
+import click
+import mxnet as mx
+from mxnet import autograd, gluon
+
+import mxmp
+from examples.common.command import Command
+from examples.common.loop import Learner, run, total_steps
+from examples.common.options import Options, training_options
+from examples.common.parts import GluonPart
+from examples.image_classification.arrays import Batch, Images
+from examples.image_classification.data import data_options, load
+from examples.image_classification.networks import get_net, network_option
+from examples.image_classification.settings import learning_rate_option, optimizer_params, settings_of
+from examples.image_classification.tally import Tally
+
+
+class GluonLearner(Learner):
+    """A converted network and its trainer.
+
+    Args:
+        network: Name of the network.
+        images: What it is to learn.
+        options: The options of the script.
+        learning_rate: The largest learning rate.
+    """
+
+    def __init__(self, network: str, images: Images, options: Options, learning_rate: float) -> None:
+        mx.random.seed(options.seed)
+        self._ctx = list(options.ctx)
+        self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
+        net = get_net(network, images.classes, images.shape)
+        net.initialize(mx.init.Xavier(), ctx=self._ctx)
+        net(mx.nd.zeros((1, *images.shape), ctx=self._ctx[0]))  # completes the shapes, and with them the weights
+        net.hybridize(static_alloc=True)
+        symbol = net(mx.sym.Variable("data"))
+        self._net = mxmp.gluon.convert(net, options.policy)
+        params = optimizer_params(total_steps(images, options), learning_rate)
+        self._trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", params, loss_scale=options.loss_scale)
+        self.parts = {"net": GluonPart(net, self._trainer, symbol)}
+
+    @property
+    def loss_scale(self) -> float:
+        """The present loss scale."""
+        return self._trainer.loss_scale.value
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps skipped so far."""
+        return self._trainer.skipped_steps
+
+    def step(self, batch: Batch) -> Dict[str, float]:
+        """Train on a batch."""
+        images, labels = (gluon.utils.split_and_load(each, self._ctx, even_split=False) for each in batch)
+        with autograd.record():
+            outputs = [self._net(part).astype("float32", copy=False) for part in images]
+            losses = [self._loss(*pair) for pair in zip(outputs, labels)]
+            with self._trainer.scale_loss(losses) as scaled:
+                autograd.backward(scaled)
+        self._trainer.step(len(batch.images))
+        tally = Tally()
+        for pair in zip(outputs, labels):
+            tally.add(*pair, logits=True)
+        return tally.figures()
+
+    def evaluate(self, batches: Iterable[Batch]) -> Dict[str, float]:
+        """Return loss and accuracy on batches."""
+        tally = Tally()
+        for batch in batches:
+            tally.add(self._net(batch.images.as_in_context(self._ctx[0])), batch.labels, logits=True)
+        return tally.figures()
+
+
+@click.command(cls=Command)
+@network_option
+@data_options
+@learning_rate_option
+@training_options("train_gluon")
+def main(
+    options: Options,
+    network: str,
+    data: str,
+    data_dir: Optional[Path],
+    image_size: Optional[int],
+    learning_rate: float,
+) -> None:
+    """Train an image classifier with Gluon, in float32 or in mixed precision."""
+    images = load(data, data_dir, image_size)
+    learner = GluonLearner(network, images, options, learning_rate)
+    settings = settings_of("train_gluon", network, data, images, learning_rate)
+    run(learner, images, options, settings, f"{network} on {data}, Gluon")
+
+
+if __name__ == "__main__":
+    main()
