@@ -1,0 +1,1 @@
+"""A DCGAN: two networks with a trainer each, and one loss scale for both."""

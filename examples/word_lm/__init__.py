@@ -1,0 +1,1 @@
+"""An LSTM language model with Gluon."""
