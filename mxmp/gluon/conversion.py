@@ -270,7 +270,7 @@ class Conversion:
         """Write the converted net, its casts included, for plain MXNet.
 
         Where training and inference have different graphs, that of inference is written if the
-        net has been called for inference.
+        net has been called for inference; of several the one that ran last.
 
         Raises:
             ConvertError: If the net has not seen a batch yet, or the folder is missing.
@@ -291,7 +291,8 @@ class Conversion:
                 f"before exporting."
             )
         inferring = [mode for key, mode in outside.items() if not key.training]
-        mode = inferring[-1] if inferring else list(outside.values())[-1]
+        found = inferring or list(outside.values())
+        mode = self.current if self.current in found else found[-1]
         self.net._cached_graph = mode.inputs, mode.converted.symbol
         self.net._cached_op_args = next(args for (key, _), (_, args) in self.ops.items() if key == id(mode))
         with storage.as_stored(self.net.collect_params().values()):

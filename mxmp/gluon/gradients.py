@@ -31,7 +31,7 @@ class Gradients:
         self._params, self._contexts = params, contexts
         self._taken: Optional[List[List[Update]]] = None
         self._lost: Optional[str] = None  # a parameter whose gradient was overwritten
-        self._cleared: List[Tuple[mx.gluon.Parameter, mx.nd.NDArray]] = []  # what was stale when it was reduced
+        self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
         # Parameters whose ``_grad`` shows float32 copies: what it held, and the copies.
         self._shown: List[Tuple[mx.gluon.Parameter, List[mx.nd.NDArray], List[mx.nd.NDArray]]] = []
 
@@ -65,7 +65,7 @@ class Gradients:
         Raises:
             StaleGradientError: It names the parameter.
         """
-        cleared = {id(data) for _, data in self._cleared}
+        cleared = {id(data) for data in self._cleared}
         taken = None
         if self._taken is not None:
             taken = {id(data) for group in self._taken for _, _, data in group}
@@ -180,7 +180,7 @@ class Gradients:
                         grad = grad.as_nd_ndarray()
                         mx.nd.zeros_like(grad, out=grad)
                         data._fresh_grad = True
-                        self._cleared.append((param, data))
+                        self._cleared.append(data)
 
     def discard(self) -> None:
         """Let all gradients be stale, those that backward wrote after `unscale` too."""

@@ -91,8 +91,6 @@ def require_rescaled(loss_scale: LossScale, optimizer: mx.optimizer.Optimizer) -
         )
 
 
-def any_sparse(params: Any) -> bool:
-    """Return whether a parameter is row_sparse; anything but parameters is left to MXNet to refuse."""
-    values = params.values() if hasattr(params, "values") else params
-    values = values if isinstance(values, Iterable) else ()
-    return any(getattr(param, "_stype", "default") != "default" for param in values)
+def any_sparse(params: Iterable[Any]) -> bool:
+    """Return whether a parameter is row_sparse; what is no parameter is not."""
+    return any(getattr(param, "_stype", "default") != "default" for param in params)

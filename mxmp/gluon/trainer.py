@@ -9,7 +9,7 @@ import mxnet as mx
 
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError, TrainerError
-from ..optimizer import loss_heads, states
+from ..optimizer import loss_heads
 from ..optimizer.finite import all_finite
 from ..optimizer.losses import scale_loss
 from ..optimizer.norm import clip_coefficient, require_positive, scale_in_place
@@ -38,7 +38,8 @@ class Trainer(TrainerSetup):
         trainer.clip_global_norm(1.0)             # optional; or clip_value
         trainer.step(batch_size)
 
-    A step reads once on the host (the finite check); without a loss scale, never.
+    A step reads once on the host (the finite check), more often only where it has something to put
+    back; without a loss scale, never.
 
     Args:
         params: As for ``mx.gluon.Trainer``.
@@ -260,37 +261,6 @@ class Trainer(TrainerSetup):
         self._scaler.close_window()
         loss_heads.forget(self._params)
 
-    def save_states(self, fname: str) -> None:
-        """Save optimizer states, masters, counters, scheduler and loss scale to one file.
-
-        A run that loads it, with the parameters, goes on bit for bit as if never stopped. The
-        file is written whole or not at all.
-
-        Args:
-            fname: Any name; the format is .npz with a JSON header, and no pickle.
-
-        Raises:
-            TrainerError: Between backward and step: gradients are not saved. Or if the states are
-                with the servers of a distributed kvstore that updates.
-        """
-        self._scaler.require_ready("save_states")
-        self._gradients.require_used("save_states")
-        states.save(fname, self._target(), self._scaler.to_dict())
-
-    def load_states(self, fname: str) -> None:
-        """Load what `save_states` saved; the file decides over every field it has.
-
-        Args:
-            fname: The file.
-
-        Raises:
-            StateError: If the file is damaged or does not fit; then nothing is changed.
-            TrainerError: As `save_states`.
-        """
-        self._scaler.require_ready("load_states")
-        self._gradients.require_used("load_states")
-        states.restore(fname, self._target(), self._scaler)
-
     # The window.
 
     def _begin(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
@@ -377,8 +347,7 @@ class Trainer(TrainerSetup):
             super().step(batch_size * self._scaler.window.scale, ignore_stale_grad)
             contexts.keep_masters_of(self._kvstore._updater.states if self._kvstore._updater else {}, self._params)
         finally:
-            self._gradients.discard()
-            self._scaler.close_window()
+            self.discard_grads()
         self._call_hooks(True)
         return True
 

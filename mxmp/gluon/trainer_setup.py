@@ -52,10 +52,11 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         require_known(kvstore)
         if not isinstance(optimizer, (str, mx.optimizer.Optimizer)):
             raise TrainerError(f"optimizer is {optimizer!r}; expected a name or an mx.optimizer.Optimizer.")
-        if isinstance(params, (dict, list, tuple, mx.gluon.ParameterDict)) and not params:
+        listed = _listed(params)
+        if not listed:
             raise TrainerError("there are no parameters to train; is the net empty?")
-        choice = choose_update(scaler.loss_scale, kvstore, update_on_kvstore, any_sparse(params))
-        owners = [(param, param._trainer) for param in _listed(params) if isinstance(param, mx.gluon.Parameter)]
+        choice = choose_update(scaler.loss_scale, kvstore, update_on_kvstore, any_sparse(listed))
+        owners = [(param, param._trainer) for param in listed if isinstance(param, mx.gluon.Parameter)]
         try:
             super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
             self._require_kvstore()
@@ -153,6 +154,37 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         handle = HookHandle()
         handle.attach(self._step_hooks, hook)
         return handle
+
+    def save_states(self, fname: str) -> None:
+        """Save optimizer states, masters, counters, scheduler and loss scale to one file.
+
+        A run that loads it, with the parameters, goes on bit for bit as if never stopped. The
+        file is written whole or not at all.
+
+        Args:
+            fname: Any name; the format is .npz with a JSON header, and no pickle.
+
+        Raises:
+            TrainerError: Between backward and step: gradients are not saved. Or if the states are
+                with the servers of a distributed kvstore that updates.
+        """
+        self._scaler.require_ready("save_states")
+        self._gradients.require_used("save_states")
+        states.save(fname, self._target(), self._scaler.to_dict())
+
+    def load_states(self, fname: str) -> None:
+        """Load what `save_states` saved; the file decides over every field it has.
+
+        Args:
+            fname: The file.
+
+        Raises:
+            StateError: If the file is damaged or does not fit; then nothing is changed.
+            TrainerError: As `save_states`.
+        """
+        self._scaler.require_ready("load_states")
+        self._gradients.require_used("load_states")
+        states.restore(fname, self._target(), self._scaler)
 
     def _call_hooks(self, updated: bool) -> None:
         for hook in list(self._step_hooks.values()):
@@ -338,7 +370,7 @@ def _mixed(given: Type[mx.gluon.Trainer], kind: Type[TrainerSetup]) -> Type[mx.g
 
 
 def _listed(params: Any) -> List[Any]:
-    """Return parameters given as a dict, a list or a tuple; no other is any."""
+    """Return parameters given as a dict, a list or a tuple; anything else is left to MXNet to refuse."""
     values = params.values() if hasattr(params, "values") else params
     return list(values) if isinstance(values, Iterable) else [params]
 

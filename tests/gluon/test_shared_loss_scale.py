@@ -160,8 +160,10 @@ def test_a_trainer_that_was_dropped_in_mid_window_blocks_nobody():
     shared, (a, b), (first, second) = make()
     backward(second, b, 1)
     second = sgd(b, shared)  # made anew after an error
-    step(first, a), step(second, b)
+    assert not step(first, a, bad=True) and step(second, b)
+    before = shared.loss_scale.value
     shared.update()
+    assert shared.loss_scale.value == before / 2
 
 
 def test_trainers_that_were_refused_are_not_waited_for():

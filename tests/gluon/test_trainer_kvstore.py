@@ -186,6 +186,7 @@ def test_states_can_be_saved_after_a_step_that_used_what_was_accumulated(tmp_pat
         backward(trainer, w, 1, ctx)
     trainer.step(1)
     trainer.save_states(str(tmp_path / "states"))
+    assert (tmp_path / "states").stat().st_size > 0
 
 
 def test_setting_a_parameter_keeps_the_states_of_a_kvstore_that_updates():

@@ -195,6 +195,7 @@ def test_further_trainers_must_be_of_mxmp():
     [
         (([], "sgd"), "there are no parameters to train"),
         (({}, "sgd"), "there are no parameters to train"),
+        ((gluon.nn.HybridSequential().collect_params(), "sgd"), "there are no parameters to train"),
         (([param([1.0])], None), "optimizer is None; expected a name or an mx.optimizer.Optimizer"),
         (([param([1.0])], "sgd", None, 5), "kvstore is 5; expected a name, a KVStore or None"),
         (([param([1.0])], "sgd", None, "devcie"), "unknown kvstore 'devcie'; .*device"),
