@@ -17,7 +17,8 @@ test: $(VENV)/.test
 
 # Horovod is built from source, in an environment of its own.
 test-horovod: $(VENV)-horovod/.built
-	@OMP_NUM_THREADS=1 $(VENV)-horovod/bin/python -m pytest --slow --timeout 120 tests/distributed/test_horovod.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)-horovod/bin/python -m pytest --slow --timeout 120 \
+		tests/distributed/test_horovod.py tests/examples/distributed/test_horovod.py $(ARGS)
 
 bench: $(VENV)/.demo
 	@OMP_NUM_THREADS=2 $(VENV)/bin/python -m benchmarks.step_time

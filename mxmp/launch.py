@@ -146,8 +146,8 @@ def free_ports(host: str, count: int) -> List[int]:
 def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
     """Run the processes of a job on this machine until its workers are done or something fails.
 
-    Every line that a process prints comes out with its name in front. When a process fails, or
-    this one is interrupted, all that is left ends with whatever it started.
+    Every line that a process prints comes out with its name in front. When a process fails all that
+    is left ends with whatever it started. Ctrl-C goes to the workers; a second one ends all.
 
     Args:
         processes: The job's; none is a worker whose name does not begin with 'worker'.
@@ -166,7 +166,13 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
         for process in processes:
             running[process.name] = _start(process, pipe)
             echoes += _echo(process.name, running[process.name])
-        return _watch(running, deadline, timeout)
+        try:
+            return _watch(running, deadline, timeout)
+        except KeyboardInterrupt:  # as a terminal would: the workers may save what they have
+            for name, each in running.items():
+                if name.startswith("worker"):
+                    _signal(each, signal.SIGINT)
+            return _watch(running, deadline, timeout)
     finally:
         _end(list(running.values()))
         os.close(pipe)

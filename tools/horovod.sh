@@ -1,7 +1,7 @@
 #!/bin/sh
 # Usage: horovod.sh FOLDER [PYTHON]
-# Makes a virtual environment in FOLDER with mxmp, MXNet for CPUs, pytest and Horovod, which is built
-# for that MXNet from source: cmake and a C++ compiler, and some minutes, once.
+# Makes a virtual environment in FOLDER with mxmp, MXNet for CPUs, what the examples need, pytest and Horovod,
+# which is built for that MXNet from source: cmake and a C++ compiler, and some minutes, once.
 set -eu
 folder=$1 wanted=${2:-}
 
@@ -12,7 +12,7 @@ for program in cmake c++; do
     }
 done
 
-sh tools/venv.sh "$folder" cpu "$wanted"
+sh tools/venv.sh "$folder" cpu,demo "$wanted"
 
 install() {
     "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"

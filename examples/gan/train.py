@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Dict, Iterable, List
+from typing import Dict, Iterable, List, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -20,7 +20,7 @@ from mxnet import autograd, gluon
 
 import mxmp
 from examples.common.command import Command
-from examples.common.loop import Learner, run, total_steps
+from examples.common.loop import Data, Learner, run, total_steps
 from examples.common.options import Options, training_options
 from examples.common.parts import GluonPart
 from examples.gan.data import Digits
@@ -99,6 +99,11 @@ class GanLearner(Learner):
         images = np.concatenate([batch.asnumpy() for batch in batches])
         return {"distance": frechet_distance(self.draw(len(images)), images)}
 
+    def finish(self, folder: Path, data: Data) -> Sequence[Tuple[str, Path]]:
+        """Write a picture of what the generator draws now."""
+        save_grid(self.draw(64), folder / PICTURE)
+        return [("drawn images", folder / PICTURE)]
+
     def draw(self, count: int) -> np.ndarray:
         """Return images (count, 1, size, size), float32, the same for the same parameters."""
         noise = np.random.RandomState(0).randn(count, NOISE)
@@ -134,8 +139,6 @@ def main(options: Options, image_size: str, channels: int, learning_rate: float)
     learner = GanLearner(size, channels, options, learning_rate)
     settings = {"script": "gan", "image size": size, "channels": channels, "learning rate": learning_rate}
     run(learner, data, options, settings, "DCGAN on digits, Gluon")
-    save_grid(learner.draw(64), options.output / PICTURE)
-    click.echo(f"{PICTURE} in the same folder shows what the generator draws now")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,44 @@ class Images(Data, abc.ABC):
         """Yield the batches held out, in order; the last one may be smaller."""
 
 
+class Share(Images):
+    """A worker's part of each batch to train on; what is held out is whole.
+
+    Every worker reads and varies whole batches, so that their parts are those of a run without others.
+
+    Args:
+        images: Whole batches.
+        rank: The number of this worker, from 0.
+        size: How many there are.
+    """
+
+    def __init__(self, images: Images, rank: int, size: int) -> None:
+        self._images, self._rank, self._size = images, rank, size
+        self.shape, self.classes = images.shape, images.classes
+
+    def steps(self, batch_size: int) -> int:
+        """Return the number of batches in an epoch."""
+        return self._images.steps(batch_size)
+
+    def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
+        """Yield this worker's examples of each batch of an epoch.
+
+        Args:
+            batch_size: Of all workers together, a multiple of their number.
+            epoch: From 0.
+            seed: As for all images.
+        """
+        count = batch_size // self._size
+        part = slice(self._rank * count, (self._rank + 1) * count)
+        batches = self._images.train(batch_size, epoch, seed)
+        # Copies: oneDNN's convolutions fail on a view of a larger array ("Check failed: !is_view").
+        return (Batch(*(each[part].copy() for each in batch)) for batch in batches)
+
+    def test(self, batch_size: int) -> Iterator[Batch]:
+        """Yield the batches held out, in order; the last one may be smaller."""
+        return self._images.test(batch_size)
+
+
 class Split(NamedTuple):
     """Images (N, C, H, W), uint8, and their labels (N,)."""
 

@@ -15,6 +15,7 @@ from mxnet import gluon
 from mxnet.gluon.model_zoo import vision
 
 import symbols
+from examples.common.initializers import name_initializers
 from mxmp.errors import mxnet_reason
 
 ROOMS = ("gluon", "gluoncv", "symbols")
@@ -122,9 +123,7 @@ def _gluoncv_names() -> Sequence[str]:
 def _without_head(symbol: Any) -> gluon.SymbolBlock:
     """Return the network before a symbol's loss head as a block."""
     net = gluon.SymbolBlock(symbol.get_children()[0], mx.sym.Variable(DATA))
-    for name, param in net.collect_params().items():
-        if not name.endswith("weight"):  # Module's initializers know parameters by their names, Gluon's do not
-            param.init = "ones" if name.endswith(("gamma", "var")) else "zeros"
+    name_initializers(net.collect_params())
     return net
 
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
-import struct
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional
 
 import click
 import mxnet as mx
 
+from examples.common.records import find_record_file, read_labels
 from examples.image_classification.arrays import Batch, Images
 from examples.image_classification.folders import HELD_OUT, SIZE
-
-_MAGIC = 0xCED7230A  # kMagic of dmlc-core's recordio.h
-_LENGTH_BITS = 29
-_HEADER = struct.Struct("<II")
-_LABEL = struct.Struct("<If")  # how mx.recordio.IRHeader begins: number of labels, if it is an array, and label
 
 
 class RecordImages(Images):
@@ -34,8 +29,8 @@ class RecordImages(Images):
 
     def __init__(self, folder: Path, size: Optional[int] = None) -> None:
         size = size or SIZE
-        self._training = _find(folder, ("train",))
-        self._held_out = _find(folder, HELD_OUT)
+        self._training = find_record_file(folder, ("train",))
+        self._held_out = find_record_file(folder, HELD_OUT)
         self.shape = (3, size, size)
         found = {path: scan(path) for path in (self._training, self._held_out)}
         self._counts = {path: each.count for path, each in found.items()}
@@ -91,37 +86,12 @@ def scan(path: Path) -> Scanned:
     Raises:
         click.ClickException: If it is no record file, is truncated, or has labels that are no classes.
     """
-    count, largest, position = 0, -1.0, 0
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        while position < size:
-            head = file.read(_HEADER.size + _LABEL.size)
-            if len(head) < _HEADER.size + _LABEL.size:
-                raise click.ClickException(f"{path}: truncated after {count} records.")
-            magic, word = _HEADER.unpack_from(head)
-            if magic != _MAGIC:
-                raise click.ClickException(f"{path}: no ImageRecord file, or damaged after {count} records.")
-            if word >> _LENGTH_BITS in (0, 1):  # a whole record, or the first part of one
-                several, label = _LABEL.unpack_from(head, _HEADER.size)
-                if several:
-                    raise click.ClickException(f"{path}: record {count} has {several} labels; expected one number.")
-                if label < 0 or label != int(label):
-                    raise click.ClickException(f"{path}: record {count} has the label {label:g}; expected 0, 1, 2, ...")
-                count, largest = count + 1, max(largest, label)
-            length = word & ((1 << _LENGTH_BITS) - 1)
-            position += _HEADER.size + (length + 3) // 4 * 4
-            file.seek(position)
-    if not count or position > size:
-        raise click.ClickException(f"{path}: {'empty' if not count else f'truncated in record {count}'}.")
+    count, largest = 0, -1.0
+    for label in read_labels(path):
+        if len(label) != 1:
+            raise click.ClickException(f"{path}: record {count} has {len(label)} labels; expected one number.")
+        value = float(label[0])
+        if value < 0 or value != int(value):
+            raise click.ClickException(f"{path}: record {count} has the label {value:g}; expected 0, 1, 2, ...")
+        count, largest = count + 1, max(largest, value)
     return Scanned(count, int(largest) + 1)
-
-
-def _find(folder: Path, names: Any) -> Path:
-    for name in names:
-        path = folder / f"{name}.rec"
-        if path.is_file():
-            return path
-    raise click.ClickException(
-        f"{folder}: there is no {' or '.join(f'{name}.rec' for name in names)} in it. MXNet's tools/im2rec.py writes "
-        "such files from images."
-    )

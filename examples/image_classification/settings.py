@@ -7,10 +7,20 @@ from typing import Any, Dict
 import click
 import mxnet as mx
 
+from examples.common.workers import LOCAL
 from examples.image_classification.arrays import Images
 
 learning_rate_option = click.option(
     "--learning-rate", type=click.FloatRange(min=0, min_open=True), default=0.1, show_default=True, help="The largest."
+)
+
+
+kvstore_option = click.option(
+    "--kvstore",
+    type=click.Choice([LOCAL, "dist_sync", "horovod"]),
+    default=LOCAL,
+    show_default=True,
+    help="Sums gradients; the last two over several processes, which examples/distributed/train.py starts.",
 )
 
 

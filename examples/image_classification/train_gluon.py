@@ -21,10 +21,11 @@ from examples.common.command import Command
 from examples.common.loop import Learner, run, total_steps
 from examples.common.options import Options, training_options
 from examples.common.parts import GluonPart
-from examples.image_classification.arrays import Batch, Images
+from examples.common.workers import Workers, join
+from examples.image_classification.arrays import Batch, Images, Share
 from examples.image_classification.data import data_options, load
 from examples.image_classification.networks import get_net, network_option
-from examples.image_classification.settings import learning_rate_option, optimizer_params, settings_of
+from examples.image_classification.settings import kvstore_option, learning_rate_option, optimizer_params, settings_of
 from examples.image_classification.tally import Tally
 
 
@@ -36,9 +37,10 @@ class GluonLearner(Learner):
         images: What it is to learn.
         options: The options of the script.
         learning_rate: The largest learning rate.
+        workers: Those that train together.
     """
 
-    def __init__(self, network: str, images: Images, options: Options, learning_rate: float) -> None:
+    def __init__(self, network: str, images: Images, options: Options, learning_rate: float, workers: Workers) -> None:
         mx.random.seed(options.seed)
         self._ctx = list(options.ctx)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -49,7 +51,10 @@ class GluonLearner(Learner):
         symbol = net(mx.sym.Variable("data"))
         self._net = mxmp.gluon.convert(net, options.policy)
         params = optimizer_params(total_steps(images, options), learning_rate)
-        self._trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", params, loss_scale=options.loss_scale)
+        self._trainer = mxmp.gluon.Trainer(
+            net.collect_params(), "sgd", params, kvstore=workers.kvstore, loss_scale=options.loss_scale
+        )
+        self._workers = workers
         self.parts = {"net": GluonPart(net, self._trainer, symbol)}
 
     @property
@@ -70,7 +75,7 @@ class GluonLearner(Learner):
             losses = [self._loss(*pair) for pair in zip(outputs, labels)]
             with self._trainer.scale_loss(losses) as scaled:
                 autograd.backward(scaled)
-        self._trainer.step(len(batch.images))
+        self._trainer.step(len(batch.images) * self._workers.size)
         tally = Tally()
         for pair in zip(outputs, labels):
             tally.add(*pair, logits=True)
@@ -88,6 +93,7 @@ class GluonLearner(Learner):
 @network_option
 @data_options
 @learning_rate_option
+@kvstore_option
 @training_options("train_gluon")
 def main(
     options: Options,
@@ -96,12 +102,14 @@ def main(
     data_dir: Optional[Path],
     image_size: Optional[int],
     learning_rate: float,
+    kvstore: str,
 ) -> None:
     """Train an image classifier with Gluon, in float32 or in mixed precision."""
-    images = load(data, data_dir, image_size)
-    learner = GluonLearner(network, images, options, learning_rate)
+    workers = join(kvstore, options.batch_size, len(options.ctx))
+    images = Share(load(data, data_dir, image_size), workers.rank, workers.size)
+    learner = GluonLearner(network, images, options, learning_rate, workers)
     settings = settings_of("train_gluon", network, data, images, learning_rate)
-    run(learner, images, options, settings, f"{network} on {data}, Gluon")
+    run(learner, images, options, settings, f"{network} on {data}, Gluon", workers)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ from examples.common.command import Command
 from examples.common.loop import Learner, run, total_steps
 from examples.common.options import Options, training_options
 from examples.common.parts import ModulePart
-from examples.image_classification.arrays import Batch, Images
+from examples.common.workers import Workers, join
+from examples.image_classification.arrays import Batch, Images, Share
 from examples.image_classification.data import data_options, load
 from examples.image_classification.networks import get_symbol, network_option
-from examples.image_classification.settings import learning_rate_option, optimizer_params, settings_of
+from examples.image_classification.settings import kvstore_option, learning_rate_option, optimizer_params, settings_of
 from examples.image_classification.tally import Tally
 
 
@@ -35,18 +36,20 @@ class ModuleLearner(Learner):
         images: What it is to learn.
         options: The options of the script.
         learning_rate: The largest learning rate.
+        workers: Those that train together.
     """
 
-    def __init__(self, network: str, images: Images, options: Options, learning_rate: float) -> None:
+    def __init__(self, network: str, images: Images, options: Options, learning_rate: float, workers: Workers) -> None:
         mx.random.seed(options.seed)
         symbol = get_symbol(network, images.classes, images.shape)
         module = mxmp.module.Module(
             symbol, context=list(options.ctx), policy=options.policy, loss_scale=options.loss_scale
         )
-        module.bind([("data", (options.batch_size, *images.shape))], [("softmax_label", (options.batch_size,))])
+        count = options.batch_size // workers.size
+        module.bind([("data", (count, *images.shape))], [("softmax_label", (count,))])
         module.init_params(mx.init.Xavier())
         params = optimizer_params(total_steps(images, options), learning_rate)
-        module.init_optimizer(optimizer="sgd", optimizer_params=params)
+        module.init_optimizer(workers.kvstore, "sgd", optimizer_params=params)
         self._module = module
         self.parts = {"net": ModulePart(module)}
 
@@ -81,6 +84,7 @@ class ModuleLearner(Learner):
 @network_option
 @data_options
 @learning_rate_option
+@kvstore_option
 @training_options("train_module")
 def main(
     options: Options,
@@ -89,12 +93,14 @@ def main(
     data_dir: Optional[Path],
     image_size: Optional[int],
     learning_rate: float,
+    kvstore: str,
 ) -> None:
     """Train an image classifier with the Symbolic API, in float32 or in mixed precision."""
-    images = load(data, data_dir, image_size)
-    learner = ModuleLearner(network, images, options, learning_rate)
+    workers = join(kvstore, options.batch_size, len(options.ctx))
+    images = Share(load(data, data_dir, image_size), workers.rank, workers.size)
+    learner = ModuleLearner(network, images, options, learning_rate, workers)
     settings = settings_of("train_module", network, data, images, learning_rate)
-    run(learner, images, options, settings, f"{network} on {data}, Module")
+    run(learner, images, options, settings, f"{network} on {data}, Module", workers)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class KVStore(mx.kvstore.KVStoreBase):
             wide = to_float32(_flat(key, value)).copy()
             slot = self._open(wide)
             for array in _list(out):
-                _write(wide, _flat(key, array))
+                _write(wide, _dense(key, array))
             dtype = self._travels_as(wide)
             self._slots[key] = slot if dtype == wide.dtype else self._open(mx.nd.zeros_like(wide).astype(dtype))
 
@@ -129,7 +129,7 @@ class KVStore(mx.kvstore.KVStoreBase):
             self._engine.sum(name, buffer, priority)
             total = to_float32(buffer) * self.num_workers if divided else buffer
             for array in _list(value if out is None else out):
-                _write(total, _flat(key, array))
+                _write(total, _dense(key, array))
 
     def agree(self, flag: Optional[mx.nd.NDArray]) -> mx.nd.NDArray:
         """Return 1 if a flag is 1 on all workers, else 0; does not wait.
@@ -180,11 +180,21 @@ def _list(arrays: Any) -> List[mx.nd.NDArray]:
     return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
 
 
-def _flat(key: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a view of one dimension."""
+def _dense(key: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return an array of mx.nd or mx.np as one of mx.nd."""
     if array.stype != "default":
         raise TrainerError(f"key {key!r} is {array.stype}; only dense arrays are summed over workers.")
-    return array.as_nd_ndarray().reshape(-1)
+    return array.as_nd_ndarray()
+
+
+def _flat(key: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return a copy of one dimension, or a view.
+
+    oneDNN lays out weights of convolutions in a way of its own. MXNet cannot copy a view of them then (CHECK(!is_view)
+    in NDArray::GetMKLDNNData, src/ndarray/ndarray.cc); its operators can read them.
+    """
+    array = _dense(key, array)
+    return mx.nd.Reshape(array, shape=(-1,)) if array.ndim > 1 else array.reshape(-1)
 
 
 def _total(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> mx.nd.NDArray:
@@ -195,8 +205,8 @@ def _total(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> mx.nd.NDArray:
 
 
 def _write(source: mx.nd.NDArray, target: mx.nd.NDArray) -> None:
-    """Round into an array of another dtype and context."""
-    source = source.as_in_context(target.ctx)
+    """Round an array of one dimension into one of another dtype, context and shape."""
+    source = source.as_in_context(target.ctx).reshape(target.shape)
     if is_low_precision(target):
         round_into(source, target)
     else:

@@ -215,3 +215,17 @@ def test_pushpull_of_an_unknown_key():
 def test_sparse_gradients_are_refused():
     with pytest.raises(TrainerError, match="key 'w' is row_sparse; only dense arrays"):
         store().pushpull("w", mx.nd.zeros((2, 3)).tostype("row_sparse"))
+
+
+def test_weights_that_onednn_has_laid_out_are_broadcast():
+    """MXNet reorders the weights of a convolution when it runs for the first time, and copies no view of them then."""
+    net = mx.gluon.nn.Conv2D(16, 3, in_channels=16)
+    net.initialize()
+    before = net.weight.data().asnumpy()
+    net(mx.nd.zeros((1, 16, 8, 8))).wait_to_read()
+    made, weight = store(), net.weight.data()
+    made.broadcast("w", weight, weight)
+    np.testing.assert_array_equal(weight.asnumpy(), before)
+    net(mx.nd.zeros((1, 16, 8, 8))).wait_to_read()
+    made.pushpull("w", weight)
+    np.testing.assert_array_equal(weight.asnumpy(), 2 * before)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -148,6 +150,36 @@ def test_run_ends_what_does_not_listen_to_requests(tmp_path):
     assert run(job(stubborn, f"while [ ! -s {file} ]; do sleep 0.05; done; exit 1")).code == 1
     assert ends(int(file.read_text()))
     assert time.monotonic() - begin < 20
+
+
+def interrupt_when(*files):
+    """Press Ctrl-C once for each file, when it is there."""
+
+    def press():
+        for file in files:
+            while not file.exists():
+                time.sleep(0.02)
+            _thread.interrupt_main()
+
+    threading.Thread(target=press, daemon=True).start()
+
+
+def test_ctrl_c_goes_to_the_workers_which_may_save(tmp_path):
+    ready, saved = tmp_path / "ready", tmp_path / "saved"
+    worker = f"trap 'sleep 0.3; touch {saved}; exit 130' INT; touch {ready}; while :; do sleep 0.02; done"
+    interrupt_when(ready)
+    end = run(job(worker, server=f"trap 'touch {tmp_path}/server' INT; {SLEEP}"))
+    assert (end.code, saved.exists()) == (130, True)
+    assert not (tmp_path / "server").exists()
+
+
+def test_a_second_ctrl_c_ends_all(tmp_path):
+    ready, again, pid = tmp_path / "ready", tmp_path / "again", tmp_path / "pid"
+    worker = f"trap 'touch {again}' INT; echo $$ > {pid}; touch {ready}; while :; do sleep 0.02; done"
+    interrupt_when(ready, again)
+    with pytest.raises(KeyboardInterrupt):
+        run(job(worker))
+    assert ends(int(pid.read_text()))
 
 
 def test_run_ends_a_job_that_takes_too_long():

@@ -179,6 +179,7 @@ def test_a_run_gives_a_table_a_plot_and_a_picture(tmp_path, policy):
     done = call("--policy", policy, "--epochs", 1, "--output", tmp_path)
     assert done.exit_code == 0, done.output
     assert "test distance" in done.output
+    assert f"{train.PICTURE}" in " ".join(done.output.split()).split("drawn images ")[1]
     for name in ("run.png", train.PICTURE):
         assert imread(tmp_path / name).size
     assert imread(tmp_path / train.PICTURE).shape[:2] == (128, 128)

@@ -11,15 +11,35 @@ import click
 import pytest
 
 from examples.common import loop
-from examples.common.command import Interrupted
+from examples.common.command import INTERRUPTED, Interrupted
+from examples.common.interrupt import STOP_FILE
+from examples.common.workers import Workers
 from tests.examples.common.small import Numbers, Small, options, params_of
 
 SETTINGS = {"network": "small"}
 
 
-def train(options, learner=None):
+class Pair(Workers):
+    """One of two workers; the other has the same figures, and is asked to stop in some step."""
+
+    def __init__(self, rank, other_stops_in=None, folder=None):
+        super().__init__()
+        self.rank, self.size = rank, 2
+        self.other_stops_in, self.folder = other_stops_in, folder
+        self.steps, self.saved = 0, []
+
+    def sum(self, values):
+        self.saved.append((self.folder / "run.json").exists() if self.folder else None)
+        if len(values) == 1:
+            return [2 * values[0]]
+        self.steps += 1
+        stop, *figures = values
+        return [stop + (self.steps == self.other_stops_in), *(2 * figure for figure in figures)]
+
+
+def train(options, learner=None, workers=None):
     learner = learner or Small(options)
-    return learner, loop.run(learner, Numbers(), options, SETTINGS, "title")
+    return learner, loop.run(learner, Numbers(), options, SETTINGS, "title", workers)
 
 
 def untimed(history):
@@ -164,6 +184,20 @@ def test_a_run_leaves_a_plot_and_prints_a_table(tmp_path, capsys):
     assert "float16 is emulated" in text
 
 
+def test_a_learner_may_write_more_at_the_end(tmp_path, capsys):
+    class Writing(Small):
+        def finish(self, folder, data):
+            assert (folder / "run.json").exists()
+            assert isinstance(data, Numbers)
+            (folder / "more.txt").write_text(f"{self.number}")
+            return [("more", folder / "more.txt")]
+
+    opts = options(tmp_path, batches=2)
+    train(opts, Writing(opts))
+    assert (tmp_path / "more.txt").read_text() == "4"
+    assert "more.txt" in capsys.readouterr().out.split("more ")[-1].replace("\n", "")
+
+
 def test_noise_differs_from_step_to_step(tmp_path):
     """Dropout is drawn anew in each step, though every step has a seed of its own."""
     opts = options(tmp_path, batches=2, epochs=1)
@@ -177,3 +211,81 @@ def test_noise_differs_from_step_to_step(tmp_path):
     train(opts, Watching(opts))
     assert all(one != other for one, other in itertools.combinations(seen, 2))
     assert len(seen) == 2
+
+
+def test_a_file_stops_a_run_as_ctrl_c_does(tmp_path, monkeypatch):
+    monkeypatch.setenv(STOP_FILE, str(tmp_path / "stop"))
+    opts = options(tmp_path / "run")
+    learner = Small(opts, lambda number: (tmp_path / "stop").touch() if number == 3 else None)
+    with pytest.raises(Interrupted, match="after step 3"):
+        train(opts, learner)
+
+
+# Several workers.
+
+
+def test_the_first_worker_evaluates_and_writes(tmp_path, capsys):
+    _, history = train(options(tmp_path), workers=Pair(0))
+    assert [sorted(epoch) for epoch in history.epochs] == [["loss", "step"]] * 2
+    assert (tmp_path / "run.json").exists() and (tmp_path / "run.png").exists()
+    assert "worker 0 of 2 takes 2 examples of each step" in capsys.readouterr().out
+
+
+def test_the_others_write_nothing_and_say_who_they_are(tmp_path, capsys):
+    opts = options(tmp_path / "run")
+    learner = Small(opts)
+    learner.evaluate = learner.finish = None  # asked of the first worker alone
+    _, history = train(opts, learner, Pair(1))
+    assert not (tmp_path / "run").exists()
+    assert capsys.readouterr().out == "worker 1 of 2 takes 2 examples of each step\n"
+    assert [epoch["step"] for epoch in history.epochs] == [5, 10]
+
+
+def test_figures_are_means_over_the_workers(tmp_path):
+    class Other(Pair):
+        def sum(self, values):
+            return [value + number for number, value in enumerate(values)]  # the other has a loss of 1
+
+    class Constant(Small):
+        def step(self, batch):
+            return {**super().step(batch), "loss": 4.0}
+
+    opts = options(tmp_path, batches=1, epochs=1)
+    _, history = train(opts, Constant(opts), Other(0))
+    assert history.steps["loss"] == [2.5]
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_all_workers_stop_after_the_step_in_which_one_was_asked_to(tmp_path, number):
+    opts = options(tmp_path / "run")
+    second = Small(opts)
+    with pytest.raises(click.exceptions.Exit) as caught:
+        train(opts, second, Pair(1, number))
+    assert (caught.value.exit_code, second.number) == (INTERRUPTED, number)
+    first, workers = Small(opts), Pair(0, number, opts.output)
+    with pytest.raises(Interrupted, match=f"after step {number}; it is saved, go on with the same command"):
+        train(opts, first, workers)
+    assert first.number == number
+    assert workers.saved == [False] * number + [True]  # nobody ends before the state is saved
+
+
+def test_a_run_of_two_workers_does_not_resume_with_one(tmp_path):
+    opts = options(tmp_path, batches=1, epochs=1)
+    train(opts, workers=Pair(0))
+    with pytest.raises(click.ClickException, match="a checkpoint with workers 2, not 1"):
+        train(dataclasses.replace(opts, resume=True))
+
+
+def test_noise_differs_from_worker_to_worker(tmp_path):
+    seen = []
+
+    class Watching(Small):
+        def step(self, batch):
+            seen.append(loop.mx.nd.random.uniform(shape=8).asnumpy().tolist())
+            return super().step(batch)
+
+    for rank in range(2):
+        opts = options(tmp_path / str(rank), batches=2, epochs=1)
+        train(opts, Watching(opts), Pair(rank))
+    assert all(one != other for one, other in itertools.combinations(seen, 2))
+    assert len(seen) == 4

@@ -1,0 +1,1 @@
+"""The image classification scripts in several processes that train together."""
