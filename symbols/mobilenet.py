@@ -8,7 +8,7 @@ Deviation: the last depthwise convolution has stride 1, as every implementation 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Tuple
 
 import mxnet as mx
 
@@ -31,11 +31,27 @@ def get_symbol(num_classes: int = 1000, multiplier: float = 1.0) -> Any:
     Raises:
         ValueError: If there is no such multiplier, or ``num_classes`` is not a positive integer.
     """
+    _, data = get_features(mx.sym.Variable("data"), multiplier)
+    return classifier(global_pool(data), num_classes)
+
+
+def get_features(data: Any, multiplier: float = 1.0) -> Tuple[Any, Any]:
+    """Return the outputs of the last two sizes, as detectors read them: 1/16 and 1/32 of the size of the image.
+
+    Args:
+        data: Images (N, 3, H, W), float32.
+        multiplier: As in ``get_symbol``.
+
+    Raises:
+        ValueError: If there is no such multiplier.
+    """
     choose("multiplier", multiplier, _NAMES)
-    in_filter = int(32 * multiplier)
-    data = conv_bn_relu(mx.sym.Variable("data"), "conv0", in_filter, stride=2)
+    in_filter, sizes = int(32 * multiplier), []
+    data = conv_bn_relu(data, "conv0", in_filter, stride=2)
     for number, (channels, stride) in enumerate(_PAIRS, 1):
+        if stride > 1:
+            sizes.append(data)
         data = conv_bn_relu(data, f"conv{number}_dw", in_filter, stride=stride, num_group=in_filter)
         in_filter = int(channels * multiplier)
         data = conv_bn_relu(data, f"conv{number}_pw", in_filter, kernel=1)
-    return classifier(global_pool(data), num_classes)
+    return sizes[-1], data

@@ -2,8 +2,9 @@
 
 Reference: Liu et al., "SSD: Single Shot MultiBox Detector", 2016, https://arxiv.org/abs/1512.02325. The 300 and 512
 pixel versions on the reduced VGG-16 follow the paper; the box sizes are those for PASCAL VOC. ResNet-50 at 512 pixels
-has the layout of GluonCV's ssd_512_resnet50_v1_voc: six maps, and batch normalization in the extra layers, of which
-gamma is learned and epsilon 1e-5 (GluonCV: fixed, 1e-3).
+and MobileNet at 512 have the layouts of GluonCV's ssd_512_resnet50_v1_voc and ssd_512_mobilenet1.0_voc: six maps, and
+batch normalization in the extra layers, of which gamma is learned and epsilon 1e-5 (GluonCV: fixed, 1e-3).
+The ResNet of eight layers at 96 pixels is of no paper: three maps from 1/8 of the image's size on, to train on a CPU.
 
 Deviation: both losses are divided by the number of terms that take part (four coordinates per matched box; matched
 boxes and three times as many mined negatives), the paper divides by the matched boxes. That is the same factor of 4 on
@@ -18,8 +19,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import mxnet as mx
 
-from . import resnet, vgg16_reduced
-from .blocks import choose, conv, conv_bn_relu, conv_relu
+from . import mobilenet, resnet, vgg16_reduced
+from .blocks import choose, conv, conv_bn_relu, conv_relu, pool
 
 VARIANCES = (0.1, 0.1, 0.2, 0.2)  # of the encoded box centers and sizes, as in the paper's code
 _FEW, _MANY = (1.0, 2.0, 1 / 2), (1.0, 2.0, 1 / 2, 3.0, 1 / 3)  # aspect ratios
@@ -57,13 +58,33 @@ NETWORKS = {
     "ssd300_vgg16": {"network": "vgg16_reduced", "data_shape": 300},
     "ssd512_vgg16": {"network": "vgg16_reduced", "data_shape": 512},
     "ssd512_resnet50": {"network": "resnet50", "data_shape": 512},
+    "ssd512_mobilenet1.0": {"network": "mobilenet1.0", "data_shape": 512},
+    "ssd96_resnet8": {"network": "resnet8", "data_shape": 96},
 }
 
+
+def _resnet8(data: Any) -> Tuple[Any, Any]:
+    """Return the last two of three stages with one unit each: 1/8 and 1/16 of the size of the image."""
+    data = pool(conv_bn_relu(data, "conv0", 16, stride=2), "pool0", pad=1)
+    stages = resnet.make_stages(data, resnet.basic_v1, (1, 1, 1), (32, 64, 128), in_filter=16)
+    return stages[-2], stages[-1]
+
+
 # What makes the two maps of the base network, and their names.
-_BASES: Dict[str, Tuple[Callable[[Any], Tuple[Any, Any]], Tuple[str, str]]] = {
+_BASES: Dict[str, Tuple[Callable[[Any], Sequence[Any]], Tuple[str, str]]] = {
     "vgg16_reduced": (vgg16_reduced.get_features, ("conv4_3", "fc7")),
     "resnet50": (partial(resnet.get_features, num_layers=50, version="v1"), ("stage3", "stage4")),
+    "mobilenet1.0": (mobilenet.get_features, ("conv11", "conv13")),
+    "resnet8": (_resnet8, ("stage2", "stage3")),
 }
+
+# GluonCV's boxes for six maps at 512 pixels.
+_SIX_MAPS = _Layout(
+    sizes=(51.2, 102.4, 189.4, 276.4, 363.52, 450.6, 492),
+    ratios=(_FEW, *3 * (_MANY,), *2 * (_FEW,)),
+    extras=(*2 * (_Extra(512, 512),), *2 * (_Extra(256, 256),)),
+    batch_norm=True,
+)
 
 _LAYOUTS: Dict[Tuple[str, int], _Layout] = {
     ("vgg16_reduced", 300): _Layout(
@@ -77,12 +98,9 @@ _LAYOUTS: Dict[Tuple[str, int], _Layout] = {
         ratios=(_FEW, *4 * (_MANY,), *2 * (_FEW,)),
         extras=(_Extra(256, 512), *3 * (_Extra(128, 256),), _Extra(128, 256, kernel=4, stride=1)),
     ),
-    ("resnet50", 512): _Layout(
-        sizes=(51.2, 102.4, 189.4, 276.4, 363.52, 450.6, 492),
-        ratios=(_FEW, *3 * (_MANY,), *2 * (_FEW,)),
-        extras=(*2 * (_Extra(512, 512),), *2 * (_Extra(256, 256),)),
-        batch_norm=True,
-    ),
+    ("resnet50", 512): _SIX_MAPS,
+    ("mobilenet1.0", 512): _SIX_MAPS,
+    ("resnet8", 96): _Layout(sizes=(15, 24, 40, 64), ratios=3 * (_MANY,), extras=(_Extra(64, 128),), batch_norm=True),
 }
 
 
@@ -102,9 +120,9 @@ def get_symbol(
 
     Args:
         num_classes: Classes of objects, without background.
-        network: ``vgg16_reduced`` or ``resnet50``.
-        data_shape: S, the edge of the images in pixels: 300 or 512 with VGG, 512 with ResNet. The latter runs on other
-            sizes too, its boxes being fractions of the image.
+        network: ``vgg16_reduced``, ``resnet50``, ``mobilenet1.0`` or ``resnet8``.
+        data_shape: S, the edge of the images in pixels: 300 or 512 with VGG, 96 with the small ResNet, 512 with the
+            others. All but VGG run on other sizes too, their boxes being fractions of the image.
         train: Whether to return the training symbol.
         nms_threshold: Overlap (intersection over union) above which the weaker of two detections is dropped.
         nms_topk: Detections per image that enter suppression.
@@ -130,6 +148,20 @@ def get_symbol(
     detection = _detect(cls_prob, loc_preds, anchors, suppression)
     monitored = (mx.sym.BlockGrad(cls_target, name="cls_label"), mx.sym.BlockGrad(detection, name="det_out"))
     return mx.sym.Group([cls_prob, loc_loss, *monitored])
+
+
+def get_feature_maps(network: str = "vgg16_reduced", data_shape: int = 300) -> Any:
+    """Return the group of maps that boxes are predicted from, largest first, for predictors of one's own.
+
+    Args:
+        network: As in ``get_symbol``.
+        data_shape: As in ``get_symbol``.
+
+    Raises:
+        ValueError: If there is no such version.
+    """
+    layout = choose("(network, data_shape)", (network, data_shape), _LAYOUTS)
+    return mx.sym.Group([feature for _, feature in _feature_maps(network, layout)])
 
 
 def _feature_maps(network: str, layout: _Layout) -> List[Tuple[str, Any]]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, Mapping, Union
+from typing import Any, Dict, Mapping
 
 import mxnet as mx
 import numpy as np
 
-from ..errors import ConvertError, mxnet_reason
-from ..symbol import ConvertedModel, convert_model
-from ..symbol.arguments import known_shapes
-
-Batches = Union[Iterable[Mapping[str, Any]], mx.io.DataIter]
-"""Batches of inputs: dicts of NDArrays by name, or one of MXNet's iterators."""
+from ..errors import ConvertError
+from ..symbol import convert_model
+from .batches import Batches, fill_inputs, read_batches
 
 
 def measure_ranges(
@@ -45,44 +42,14 @@ def measure_ranges(
     group = mx.sym.Group([internals[number] for number in watched])
     run = mx.nd.CachedOp(group)  # an executor would fuse operators with oneDNN, and hide what they give
     found: Dict[str, float] = {}
-    for batch in _dicts(batches):
-        values = _inputs(model, batch)
+    for batch in read_batches(batches):
+        values = fill_inputs(model, batch)
         results = run(*[values[name].as_in_context(ctx or mx.cpu()) for name in group.list_inputs()])
         for number, result in zip(watched, results):
             found[outputs[number]] = max(found.get(outputs[number], 0.0), _largest(result))
     if not found:
         raise ConvertError("batches is empty; give one batch at least.")
     return found
-
-
-def _dicts(batches: Batches) -> Iterator[Mapping[str, Any]]:
-    if isinstance(batches, mx.io.DataIter):
-        batches.reset()
-        names = [description[0] for description in batches.provide_data]
-        yield from (dict(zip(names, batch.data)) for batch in batches)
-        return
-    for batch in batches:
-        if not isinstance(batch, Mapping):
-            raise ConvertError(
-                f"batches holds a {type(batch).__name__}; expected dicts of NDArrays by input, or a DataIter."
-            )
-        yield batch
-
-
-def _inputs(model: ConvertedModel, batch: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the values of all inputs, zeros for labels; MXNet's inference checks their shapes."""
-    sym, params = model.symbol, {**model.arg_params, **model.aux_params}
-    shapes = known_shapes(sym, {name: array.shape for name, array in batch.items()})
-    given = {**params, **batch}
-    try:
-        sizes, _, _ = sym.infer_shape_partial(**{n: given[n].shape for n in sym.list_inputs() if n in given})
-    except mx.MXNetError as e:
-        raise ConvertError(f"batches: inputs of shapes {shapes} do not fit: {mxnet_reason(e)}") from e
-    labels = {name: size for name, size in zip(sym.list_arguments(), sizes or ()) if name not in given}
-    for name, size in labels.items():
-        if not name.endswith("label") or not size or 0 in size:
-            raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
-    return {**given, **{name: mx.nd.zeros(size) for name, size in labels.items()}}
 
 
 def _largest(array: Any) -> float:

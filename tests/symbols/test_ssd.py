@@ -19,9 +19,10 @@ GLUONCV = {
     "ssd300_vgg16": "ssd_300_vgg16_atrous_voc",
     "ssd512_vgg16": "ssd_512_vgg16_atrous_voc",
     "ssd512_resnet50": "ssd_512_resnet50_v1_voc",
+    "ssd512_mobilenet1.0": "ssd_512_mobilenet1.0_voc",
 }
-# The paper, section 3.1 and 3.3; GluonCV's ResNet has maps of 32, 16, 8, 4, 2 and 1 cells.
-BOXES = {"ssd300_vgg16": 8732, "ssd512_vgg16": 24564, "ssd512_resnet50": 6132}
+# The paper, section 3.1 and 3.3; GluonCV's ResNet and MobileNet have maps of 32, 16, 8, 4, 2 and 1.
+BOXES = {"ssd300_vgg16": 8732, "ssd512_vgg16": 24564, "ssd512_resnet50": 6132, "ssd512_mobilenet1.0": 6132}
 HEADS = ["cls_preds_output", "loc_preds_output", "anchors_output"]
 # Forty convolutions on either side add in the same order; a hundred roundings of random sign.
 TOLERANCE = 100 * np.finfo(np.float32).eps

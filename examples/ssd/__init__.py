@@ -1,0 +1,1 @@
+"""SSD detectors with Gluon and with the Symbolic API."""

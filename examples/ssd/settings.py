@@ -1,0 +1,97 @@
+"""What both training scripts share: data by name, and the optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+import click
+import mxnet as mx
+
+from examples.ssd.batches import Scenes
+from examples.ssd.datasets import read_records, read_voc
+from examples.ssd.digits import DigitScenes
+
+_READERS: Dict[str, Callable[[Path, int, Sequence[str]], Scenes]] = {"voc": read_voc, "records": read_records}
+
+OPTIMIZER = "adam"
+"""A network learns from nothing here, where Adam is quicker than the SGD of the paper, which begins with weights."""
+
+learning_rate_option = click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.004,
+    show_default=True,
+    help="The largest.",
+)
+
+
+class NamesType(click.ParamType):
+    """Names with commas between."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Tuple[str, ...]:
+        """Return the names, which differ."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in value.split(",")) if value else ()
+        if len(set(names)) < len(names) or "" in names:
+            self.fail(f"{value!r}: expected different names with commas between.", param, ctx)
+        return names
+
+
+def data_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say what to read: ``data``, ``data_dir``, ``size`` and ``class_names``."""
+    for add in (
+        click.option("--class-names", type=NamesType(), default="", help="One or several, a,b,c; VOC's unless given."),
+        click.option("--image-size", "size", type=click.IntRange(min=64), help="Pixels.  [default: the network's]"),
+        click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data is, for all but digits."),
+        click.option("--data", type=click.Choice(["digits", *_READERS]), default="digits", show_default=True),
+    ):
+        function = add(function)
+    return function
+
+
+def load(data: str, data_dir: Optional[Path], size: int, class_names: Sequence[str]) -> Scenes:
+    """Return images with boxes to train and to test on.
+
+    Args:
+        data: ``digits`` (scikit-learn's, on its photographs), ``voc`` (folders) or ``records`` (ImageDetRecord files).
+        data_dir: Where they are; digits need none.
+        size: Pixels that images are scaled to, each way.
+        class_names: Of the classes; those of the data unless given.
+
+    Raises:
+        click.ClickException: If files are missing or damaged; it says how to get them.
+    """
+    if data == "digits":
+        if data_dir is not None or class_names:
+            raise click.UsageError("--data-dir, --class-names: digits have their own; name other data with --data.")
+        return DigitScenes(size)
+    if data_dir is None:
+        raise click.UsageError(f"--data {data} needs --data-dir, the folder with its files.")
+    return _READERS[data](data_dir, size, class_names)
+
+
+def optimizer_params(steps: int, learning_rate: float) -> Dict[str, Any]:
+    """Return the parameters of Adam: a rate that warms up over a tenth of the steps and falls like a cosine to 0.
+
+    Args:
+        steps: Of the whole run; skipped ones do not count as any.
+        learning_rate: The largest.
+    """
+    schedule = mx.lr_scheduler.CosineScheduler(steps, base_lr=learning_rate, warmup_steps=steps // 10)
+    return {"learning_rate": learning_rate, "lr_scheduler": schedule}
+
+
+def settings_of(script: str, network: str, data: str, scenes: Scenes, learning_rate: float) -> Dict[str, Any]:
+    """Return what decides on a run's course, beside the options that every script has."""
+    return {
+        "script": script,
+        "network": network,
+        "data": data,
+        "image size": scenes.size,
+        "classes": list(scenes.names),
+        "learning rate": learning_rate,
+    }

@@ -1,0 +1,173 @@
+"""Train an SSD detector with the Symbolic API, in float32 or in mixed precision.
+
+It runs as it is, on handwritten digits on photographs; --data and --network name others. Targets, losses and
+detections are nodes of one graph, MXNet's MultiBox operators, which stay in float32. On a CPU float16 is emulated:
+its mean average precision is real, its speed is not.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Dict, Iterable, Optional, Sequence, Tuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
+
+import click
+import mxnet as mx
+import numpy as np
+
+import mxmp
+import symbols
+from examples.common.command import Command
+from examples.common.loop import Data, Learner, run, total_steps
+from examples.common.options import Options, training_options
+from examples.common.parts import ModulePart
+from examples.ssd.batches import ABSENT, Batch, Scenes
+from examples.ssd.networks import SMALL_SYMBOL, find_symbol, image_size
+from examples.ssd.score import PICTURE, SHOWN, Detections, Score, draw_detections
+from examples.ssd.settings import OPTIMIZER, data_options, learning_rate_option, load, optimizer_params, settings_of
+
+OBJECTS = 8
+"""Rooms for objects on an image come by so many."""
+
+
+class DetectorPart(ModulePart):
+    """A module whose checkpoint has the network for inference: images in, detections out.
+
+    Args:
+        module: The module, of the network for training.
+        symbol: The network for inference, with the same parameters.
+    """
+
+    def __init__(self, module: mxmp.module.Module, symbol: mx.sym.Symbol) -> None:
+        super().__init__(module)
+        self.symbol = symbol
+
+
+class SymbolLearner(Learner):
+    """A module of a detector.
+
+    Args:
+        network: Name of the network.
+        scenes: What it is to learn.
+        options: The options of the script.
+        learning_rate: The largest learning rate.
+
+    Attributes:
+        module: The module, of the network for training.
+    """
+
+    def __init__(self, network: str, scenes: Scenes, options: Options, learning_rate: float) -> None:
+        mx.random.seed(options.seed)
+        self._scenes = scenes
+        training, inference = (
+            symbols.get_symbol(network, num_classes=len(scenes.names), train=train) for train in (True, False)
+        )
+        module = mxmp.module.Module(
+            training,
+            label_names=("label",),
+            context=list(options.ctx),
+            policy=options.policy,
+            loss_scale=options.loss_scale,
+        )
+        images = ("data", (options.batch_size, 3, scenes.size, scenes.size))
+        module.bind([images], [("label", (options.batch_size, OBJECTS, 5))])
+        module.init_params(mx.init.Xavier())
+        params = optimizer_params(total_steps(scenes, options), learning_rate)
+        # Each context divides its loss by the objects that it sees.
+        module.init_optimizer(optimizer=OPTIMIZER, optimizer_params={**params, "rescale_grad": 1 / len(options.ctx)})
+        self.module, self._most = module, OBJECTS
+        self.parts = {"net": DetectorPart(module, inference)}
+
+    @property
+    def loss_scale(self) -> float:
+        """The present loss scale."""
+        return self.module.loss_scale.value
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps skipped so far."""
+        return self.module.skipped_steps
+
+    def step(self, batch: Batch) -> Dict[str, float]:
+        """Train on a batch."""
+        self.module.forward_backward(self._data_batch(batch))
+        self.module.update()
+        class_probs, box_losses, class_targets, _ = (each.asnumpy() for each in self.module.get_outputs())
+        return losses(class_probs, class_targets, box_losses)
+
+    def evaluate(self, batches: Iterable[Batch]) -> Dict[str, float]:
+        """Return the mean average precision on batches."""
+        score = Score(self._scenes.names, self._scenes.size)
+        for batch in batches:
+            score.add(self._detect(batch), batch)
+        return score.figures()
+
+    def finish(self, folder: Path, data: Data) -> Sequence[Tuple[str, Path]]:
+        """Draw what is found on some images."""
+        batch = next(iter(self._scenes.test(SHOWN)))
+        draw_detections(batch, self._detect(batch), self._scenes.names, folder / PICTURE)
+        return [("detections", folder / PICTURE)]
+
+    def _detect(self, batch: Batch) -> Detections:
+        self.module.forward(self._data_batch(batch), is_train=False)
+        found = self.module.get_outputs()[-1]  # (N, A, 6): class, score, corners in parts of the image
+        return Detections(found[..., 0], found[..., 1], found[..., 2:] * self._scenes.size)
+
+    def _data_batch(self, batch: Batch) -> mx.io.DataBatch:
+        """Return a batch with room for as many objects as an image had so far; a module is bound for so many."""
+        inputs = to_inputs(batch, self._scenes.size)
+        images, label = inputs["data"], inputs["label"]
+        self._most = max(self._most, -(-label.shape[1] // OBJECTS) * OBJECTS)
+        rows = mx.nd.full((len(images), self._most - label.shape[1], label.shape[2]), ABSENT)
+        label = mx.nd.concat(label, rows, dim=1) if rows.shape[1] else label
+        if self.module.label_shapes[0].shape != label.shape:
+            self.module.reshape([("data", images.shape)], [("label", label.shape)])
+        return mx.io.DataBatch([images], [label])
+
+
+def to_inputs(batch: Batch, size: int) -> Dict[str, mx.nd.NDArray]:
+    """Return a batch as the network takes it: images, and labels (N, M, 5), class and corners in parts of the image."""
+    corners = mx.nd.where(batch.boxes >= 0, batch.boxes / size, batch.boxes)
+    return {"data": batch.images, "label": mx.nd.concat(batch.classes.expand_dims(2), corners, dim=2)}
+
+
+def losses(class_probs: np.ndarray, class_targets: np.ndarray, box_losses: np.ndarray) -> Dict[str, float]:
+    """Return the two losses, each by the number of matched boxes, as in the paper.
+
+    Args:
+        class_probs: (N, C + 1, A).
+        class_targets: (N, A): 0 for background, -1 for boxes that take no part.
+        box_losses: (N, 4A).
+    """
+    matched = max(1, int((class_targets > 0).sum()))
+    wanted = np.take_along_axis(class_probs, class_targets.clip(0).astype(int)[:, None], axis=1)[:, 0]
+    entropy = -np.log(np.maximum(wanted[class_targets >= 0], np.finfo(np.float32).tiny))
+    return {"loss/class": float(entropy.sum()) / matched, "loss/box": float(box_losses.sum()) / matched}
+
+
+@click.command(cls=Command)
+@click.option("--network", default=SMALL_SYMBOL, show_default=True, help="An SSD of symbols/.")
+@data_options
+@learning_rate_option
+@training_options("ssd_symbol", batch_size=32, epochs=16)
+def main(
+    options: Options,
+    network: str,
+    data: str,
+    data_dir: Optional[Path],
+    size: Optional[int],
+    class_names: Sequence[str],
+    learning_rate: float,
+) -> None:
+    """Train an SSD detector with the Symbolic API, in float32 or in mixed precision."""
+    find_symbol(network)
+    scenes = load(data, data_dir, size or image_size(network), class_names)
+    learner = SymbolLearner(network, scenes, options, learning_rate)
+    settings = settings_of("ssd/train_symbol", network, data, scenes, learning_rate)
+    run(learner, scenes, options, settings, f"{network} on {data}, Module")
+
+
+if __name__ == "__main__":
+    main()

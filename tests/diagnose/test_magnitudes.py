@@ -1,0 +1,66 @@
+"""Histograms of magnitudes, held to numpy's rounding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mxmp.diagnose import Magnitudes
+from mxmp.errors import LossScaleError
+
+VALUES = np.float32(2.0) ** np.random.RandomState(0).uniform(-60, 14, 10_000).astype(np.float32)
+
+
+def counted(*arrays):
+    found = Magnitudes()
+    for array in arrays:
+        found.add(np.asarray(array))
+    return found
+
+
+def test_an_exponent_has_the_values_up_to_its_power_of_two():
+    found = counted(np.float32([0.5, -0.75, 1.0, 1.5, 2.0, 0.0, np.inf, np.nan]))
+    assert found.counts == {-1: 1, 0: 2, 1: 2}
+    assert (found.total, found.zeros, found.nonfinite, found.largest) == (5, 1, 2, 2.0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-3, 8.0, 2.0**15, 2.0**30])
+def test_the_share_lost_is_what_float16_rounds_to_zero(scale):
+    edges = np.float32(2.0) ** np.arange(-30, -20, dtype=np.float32)
+    values = np.concatenate([VALUES, edges, edges * np.float32(1 + 2**-20), np.zeros(7, np.float32)])
+    with np.errstate(over="ignore"):
+        low = (values * np.float32(scale)).astype(np.float16)
+    expected = ((low == 0) & (values != 0)).sum() / (values != 0).sum()
+    assert counted(values).share_lost(scale) == pytest.approx(expected, abs=1e-12)
+    assert expected < 1 or scale < 1
+
+
+def test_bfloat16_loses_next_to_nothing():
+    assert counted(VALUES).share_lost(dtype="bfloat16") == 0.0
+    assert counted(np.float32([2.0**-140, 1.0])).share_lost(dtype="bfloat16") == 0.5
+
+
+def test_the_largest_scale_leaves_all_values_finite():
+    values = np.float32([0.1, 3.7, 0.002])
+    scale = counted(values).largest_scale()
+    with np.errstate(over="ignore"):
+        assert np.isfinite((values * np.float32(scale)).astype(np.float16)).all()
+        assert not np.isfinite((values * np.float32(2 * scale)).astype(np.float16)).all()
+    assert counted(np.zeros(3)).largest_scale() == 1.0
+
+
+def test_two_counts_become_the_count_of_both():
+    one, two = counted(VALUES[:10], [0.0, np.inf]), counted(VALUES[5:])
+    one.merge(two)
+    whole = counted(VALUES[:10], [0.0, np.inf], VALUES[5:])
+    assert vars(one) == vars(whole)
+
+
+def test_a_tensor_without_values_loses_none():
+    assert Magnitudes().share_lost() == 0.0
+
+
+@pytest.mark.parametrize("scale", [0, -2.0, 3, float("inf"), float("nan")])
+def test_a_scale_that_is_no_power_of_two_is_refused(scale):
+    with pytest.raises(LossScaleError, match="expected a power of two"):
+        counted([1.0]).share_lost(scale)
