@@ -6,8 +6,6 @@ References:
     Odena, Dumoulin and Olah, "Deconvolution and Checkerboard Artifacts", 2016,
     https://distill.pub/2016/deconv-checkerboard
 Deviation: the generator doubles sizes by copying pixels before a convolution, as the second reference advises.
-MXNet 1.9.1 cannot train a transposed convolution on a CPU where its weight was computed, as emulated float16's
-are, or it has one output channel: oneDNN "could not execute a primitive".
 """
 
 from __future__ import annotations

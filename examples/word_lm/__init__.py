@@ -1,1 +1,1 @@
-"""An LSTM language model with Gluon."""
+"""An LSTM language model, with Gluon and with the Symbolic API."""

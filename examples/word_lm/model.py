@@ -1,20 +1,18 @@
-"""The language model, and a checkpoint of it that remembers where in the text it stands."""
+"""The language model, for Gluon and for the Symbolic API."""
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Tuple
 
 import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon import nn, rnn
 
-import mxmp
-from examples.common.parts import GluonPart
+from examples.word_lm.settings import Hyperparameters
+from symbols import lstm_lm
 
-States = List[mx.nd.NDArray]
-"""Hidden and cell state of an LSTM, (layers, N, hidden) each."""
-
-_STATE = "state:"
+INITIALIZER = mx.init.Uniform(0.1)
+"""Of weights; biases start at 0, but for those of forget gates, which add up to 1."""
 
 
 class LanguageModel(gluon.HybridBlock):
@@ -22,25 +20,24 @@ class LanguageModel(gluon.HybridBlock):
 
     Args:
         vocabulary: Number of words.
-        hidden: Units of each layer, and of the embedding.
-        layers: Layers of LSTM.
-        dropout: Fraction dropped of the embedding and of the last layer's output.
-        tied: Whether the embedding is the weight of the last layer as well.
+        given: Sizes, dropout, and whether the embedding is the weight of the last layer as well.
 
     References:
         Press and Wolf, "Using the Output Embedding to Improve Language Models", 2017,
         https://arxiv.org/abs/1608.05859
     """
 
-    def __init__(self, vocabulary: int, hidden: int, layers: int, dropout: float, tied: bool) -> None:
+    def __init__(self, vocabulary: int, given: Hyperparameters) -> None:
         super().__init__(prefix="lm_")
-        self._layers, self._hidden = layers, hidden
+        hidden = given.hidden
         with self.name_scope():
             self.embedding = nn.Embedding(vocabulary, hidden, prefix="embedding_")
             # Not the LSTM's own dropout: on a CPU its seed is not MXNet's, and no run could be repeated.
-            self.dropout = nn.Dropout(dropout)
-            self.lstm = rnn.LSTM(hidden, layers, layout="NTC", input_size=hidden, prefix="lstm_")
-            shared = self.embedding.params if tied else None
+            self.dropout = nn.Dropout(given.dropout)
+            # The forget bias: Jozefowicz et al., "An Empirical Exploration of Recurrent Network Architectures", 2015.
+            options = {"layout": "NTC", "input_size": hidden, "i2h_bias_initializer": mx.init.LSTMBias(1.0)}
+            self.lstm = rnn.LSTM(hidden, given.layers, prefix="lstm_", **options)
+            shared = self.embedding.params if given.tied else None
             self.decoder = nn.Dense(vocabulary, flatten=False, in_units=hidden, params=shared, prefix="decoder_")
 
     def hybrid_forward(self, F: Any, words: Any, hidden: Any, cell: Any) -> Tuple[Any, Any, Any]:
@@ -48,45 +45,17 @@ class LanguageModel(gluon.HybridBlock):
         outputs, states = self.lstm(self.dropout(self.embedding(words)), [hidden, cell])
         return (self.decoder(self.dropout(outputs)), *states)
 
-    def begin(self, batch_size: int, ctx: mx.Context) -> States:
-        """Return the states before a text's first word: zeros."""
-        return [mx.nd.zeros((self._layers, batch_size, self._hidden), ctx=ctx) for _ in range(2)]
 
+def symbol_generator(vocabulary: int, given: Hyperparameters) -> lstm_lm.SymGen:
+    """Return what BucketingModule wants: a function of the number of words T.
 
-class RecurrentPart(GluonPart):
-    """A language model whose checkpoint holds the states that the next batch starts from.
-
-    They lie beside the parameters, as ``state:0`` and ``state:1``, where plain MXNet leaves them alone.
-
-    Args:
-        net: As for `GluonPart`, and so are the next two.
-        trainer: As above.
-        symbol: As above.
-        ctx: The contexts of the run.
-
-    Attributes:
-        states: States by context; empty before the first batch.
+    The symbol is the model of `LanguageModel`, with probabilities (N * T, vocabulary) for logits, and its
+    gradients are those of the mean over T. Parameters have names of their own.
     """
+    options = {"num_hidden": given.hidden, "num_layers": given.layers, "tie_weights": given.tied}
 
-    def __init__(self, net: LanguageModel, trainer: mxmp.gluon.Trainer, symbol: Any, ctx: Sequence[mx.Context]) -> None:
-        super().__init__(net, trainer, symbol)
-        self._ctx = list(ctx)
-        self.states: List[States] = []
+    def generate(length: int) -> Tuple[Any, Tuple[str, ...], Tuple[str, ...]]:
+        dropout = {"dropout": given.dropout, "layer_dropout": 0.0}  # as in LanguageModel, and for the same reason
+        return lstm_lm.sym_gen(vocabulary, carry_states=True, grad_scale=1 / length, **dropout, **options)(length)
 
-    def save_params(self, file: str) -> None:
-        """Write parameters and states."""
-        super().save_params(file)
-        together = [mx.nd.concat(*[each.as_in_context(mx.cpu()) for each in kind], dim=1) for kind in zip(*self.states)]
-        mx.nd.save(file, {**mx.nd.load(file), **{f"{_STATE}{i}": array for i, array in enumerate(together)}})
-
-    def load_params(self, file: str) -> None:
-        """Read what `save_params` wrote, onto as many contexts as there are now."""
-        arrays = mx.nd.load(file)
-        together = [arrays.pop(name) for name in sorted(arrays) if name.startswith(_STATE)]
-        self._net.collect_params().load_dict(arrays, self._ctx)
-        self.states = [list(each) for each in zip(*(split(array, self._ctx, axis=1) for array in together))]
-
-
-def split(array: mx.nd.NDArray, ctx: Sequence[mx.Context], axis: int = 0) -> List[mx.nd.NDArray]:
-    """Return an array's parts, one on each context, as even as they can be."""
-    return gluon.utils.split_and_load(array, ctx, batch_axis=axis, even_split=False)
+    return generate

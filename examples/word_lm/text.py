@@ -8,7 +8,7 @@ import tokenize
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import click
 import mxnet as mx
@@ -20,6 +20,16 @@ UNKNOWN = "<unk>"
 LIBRARY_CHARACTERS = 1_000_000
 LONGEST_MODULE = 60_000  # characters; so that no single module makes up much of the text held out
 HELD_OUT = 8  # one module, or word, in so many
+BUCKETS = ((1 / 2, 0.05), (4 / 5, 0.3), (1, 0.35), (6 / 5, 0.3))
+"""Lengths of training batches as fractions of the usual one, and how often each comes.
+
+The paper below draws half of the length for one batch in twenty, and around both with a deviation of
+5 words; here the lengths are few, and of 35 words the deviation is 6.
+
+References:
+    Merity et al., "Regularizing and Optimizing LSTM Language Models", 2017, section 4.1,
+    https://arxiv.org/abs/1708.02182
+"""
 
 _WORD = re.compile(r"\w+|[^\w\s]|\n")
 
@@ -36,22 +46,25 @@ class Text(Data):
     """Words to train on and words held out, which do not overlap.
 
     The text is cut into as many rows as a batch has, and each batch goes on in every row where the one
-    before it ended, so that an LSTM's state can be handed on.
+    before it ended, so that an LSTM's state can be handed on. The lengths of the batches vary, so that
+    batches of different epochs end at different words; each epoch has the same lengths in another order.
 
     Args:
         training: The words to train on, in order.
         held_out: The words to test on.
         vocabulary: Words told apart, the most frequent of the training text; all others are one word.
-        length: T, words that a batch has of each row.
+        length: T, words that a batch usually has of each row; that of all batches held out.
 
     Attributes:
         words: The vocabulary; a word's index is its place.
+        lengths: Those that batches to train on may have, the longest one last.
         checksum: Tells this text from others.
     """
 
     def __init__(self, training: Sequence[str], held_out: Sequence[str], vocabulary: int, length: int) -> None:
         self.words = make_vocabulary(training, vocabulary)
         self._length = length
+        self.lengths = [max(round(fraction * length), 1) for fraction, _ in BUCKETS]
         index = {word: number for number, word in enumerate(self.words)}
         self._training, self._held_out = _indices(training, index), _indices(held_out, index)
         self.checksum = zlib.crc32(self._held_out.tobytes(), zlib.crc32(self._training.tobytes()))
@@ -63,11 +76,12 @@ class Text(Data):
 
     def steps(self, batch_size: int) -> int:
         """Return the number of batches in an epoch."""
-        return max(len(self._training) // batch_size - 1, 0) // self._length
+        return len(self._lengths(batch_size))
 
     def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
         """Yield the whole batches of an epoch, in order."""
-        return _batches(self._training, batch_size, self._length, self.steps(batch_size))
+        lengths = np.random.RandomState([seed, epoch]).permutation(self._lengths(batch_size))
+        return _batches(self._training, batch_size, lengths)
 
     def test(self, batch_size: int) -> Iterator[Batch]:
         """Yield the batches held out; the last one may be shorter."""
@@ -77,7 +91,16 @@ class Text(Data):
                 f"{len(self._held_out)} words are held out, fewer than 2 in each of {batch_size} rows.",
                 param_hint="--batch-size",
             )
-        return _batches(self._held_out, batch_size, self._length, steps)
+        return _batches(self._held_out, batch_size, [self._length] * steps)
+
+    def _lengths(self, batch_size: int) -> List[int]:
+        """Return the lengths of an epoch's batches, which neither epoch nor seed decide on."""
+        found: List[int] = []
+        rng, left = np.random.RandomState(0), len(self._training) // batch_size - 1
+        while left >= 0:
+            found.append(rng.choice(self.lengths, p=[frequency for _, frequency in BUCKETS]))
+            left -= found[-1]
+        return found[:-1]
 
 
 def make_vocabulary(words: Sequence[str], size: int) -> List[str]:
@@ -133,9 +156,11 @@ def _indices(words: Sequence[str], index: Dict[str, int]) -> np.ndarray:
     return np.array([index.get(word, 0) for word in words], dtype=np.int32)
 
 
-def _batches(indices: np.ndarray, batch_size: int, length: int, steps: int) -> Iterator[Batch]:
+def _batches(indices: np.ndarray, batch_size: int, lengths: Iterable[int]) -> Iterator[Batch]:
     columns = len(indices) // batch_size
     rows = indices[: batch_size * columns].reshape(batch_size, columns)
-    for number in range(steps):
-        start, stop = number * length, min((number + 1) * length, columns - 1)
-        yield Batch(mx.nd.array(rows[:, start:stop]), mx.nd.array(rows[:, start + 1 : stop + 1]), number == 0)
+    start = 0
+    for length in lengths:
+        stop = min(start + length, columns - 1)
+        yield Batch(mx.nd.array(rows[:, start:stop]), mx.nd.array(rows[:, start + 1 : stop + 1]), start == 0)
+        start = stop

@@ -145,6 +145,9 @@ class ConvertedModule(mx.mod.Module):
             group2ctxs=self._group2ctxs,
             state_names=self._state_names,
         )
+        # A cast behind an output has the output's name, but not the attribute that says where its batch is.
+        layouts = [output.attr("__layout__") for output in self._symbol]
+        group.output_layouts = [mx.io.DataDesc.get_batch_axis(layout) for layout in layouts]
         if runnable.has_loss_scale:
             write_loss_scale(group, 1.0)
         self._runnable, self._exec_group = runnable, group

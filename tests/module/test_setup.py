@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mxnet as mx
+import numpy as np
 import pytest
 
 from mxmp.errors import ConvertError, LossScaleError, PassError, PolicyError, TrainerError
@@ -191,3 +192,17 @@ def test_a_module_takes_the_scale_of_keras_optimizer():
     assert module.loss_scale.value == 64
     train(module, batches()[:1])
     assert module.skipped_steps == 0
+
+
+def test_outputs_of_several_contexts_are_joined_along_their_batch():
+    """A layout tells which axis that is, whatever the policy puts behind the output."""
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, flatten=False, name="fc")
+    symbol = mx.sym.BlockGrad(data, attr={"__layout__": "LNC"})
+    module = Module(symbol, label_names=None, context=TWO, policy="O1,output=float16", loss_scale=None)
+    module.bind([mx.io.DataDesc("data", (3, 4, 5), layout="LNC")], for_training=False)
+    module.init_params()
+    values = mx.nd.random.normal(shape=(3, 4, 5))
+    module.forward(mx.io.DataBatch([values]), is_train=False)
+    (output,) = module.get_outputs()
+    weight, bias = (module.get_params()[0][f"fc_{name}"].asnumpy() for name in ("weight", "bias"))
+    np.testing.assert_allclose(output.asnumpy(), values.asnumpy() @ weight.T + bias, atol=2e-3)

@@ -209,6 +209,50 @@ def test_bucketing_module_trains_it(fused):
 
 
 @both
+def test_carried_states_give_what_one_long_text_gives(fused):
+    whole, inputs = lstm_lm.get_symbol(fused=fused, **SMALL), sentences()
+    weights = draw(weight_shapes(whole))
+    expected = run(whole, weights, inputs)[0].reshape(BATCH, STEPS, WORDS)
+    states = dict.fromkeys(lstm_lm.STATES, mx.nd.zeros((2, BATCH, 6)))
+    found = []
+    for start, stop in ((0, 2), (2, STEPS)):
+        symbol = lstm_lm.get_symbol(fused=fused, carry_states=True, **{**SMALL, "seq_len": stop - start})
+        assert symbol.list_outputs()[1:] == ["lstm_end_state_output", "lstm_end_cell_output"]
+        part = {**{name: array[:, start:stop] for name, array in inputs.items()}, **states}
+        executor = symbol.simple_bind(mx.cpu(), grad_req="null", **{name: array.shape for name, array in part.items()})
+        executor.copy_params_from(weights)
+        output, *end = executor.forward(**part)
+        found.append(output.asnumpy().reshape(BATCH, stop - start, WORDS))
+        states = dict(zip(lstm_lm.STATES, end))
+    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, atol=TOLERANCE)
+
+
+def test_states_are_inputs_of_a_bucket_only_where_they_are_carried():
+    assert lstm_lm.sym_gen(WORDS)(STEPS)[1] == ("data",)
+    symbol, data_names, label_names = lstm_lm.sym_gen(WORDS, carry_states=True)(STEPS)
+    assert data_names == ("data", "lstm_begin_state", "lstm_begin_cell")
+    assert set(data_names + label_names) < set(symbol.list_arguments())
+
+
+@both
+def test_dropout_between_layers_may_be_another(fused):
+    nodes = json.loads(lstm_lm.get_symbol(fused=fused, dropout=0.3, layer_dropout=0.0, **SMALL).tojson())["nodes"]
+    found = {node["name"]: float(node["attrs"]["p"]) for node in nodes if "p" in node.get("attrs", {})}
+    assert found.pop("lstm_rnn", 0.0) == 0.0
+    assert found == {"embed_dropout": 0.3, "lstm_dropout": 0.3}
+
+
+def test_gradients_are_multiplied_by_their_scale():
+    plain, scaled = (lstm_lm.get_symbol(grad_scale=scale, **SMALL) for scale in (1.0, 0.25))
+    weights, inputs = draw(weight_shapes(plain)), sentences()
+    (expected, slopes), (found, found_slopes) = (run(symbol, weights, inputs, True) for symbol in (plain, scaled))
+    np.testing.assert_array_equal(found, expected)
+    for name, slope in slopes.items():
+        assert slope.asnumpy().any(), name
+        np.testing.assert_allclose(found_slopes[name].asnumpy(), 0.25 * slope.asnumpy(), rtol=1e-5, atol=1e-7)
+
+
+@both
 def test_float16_reaches_every_product_and_no_index(fused):
     symbol = lstm_lm.get_symbol(fused=fused, **SMALL)
     converted = convert_graph(symbol, Policy.parse("mixed_float16"), INPUTS, params=frozenset(weight_shapes(symbol)))

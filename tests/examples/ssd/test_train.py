@@ -1,0 +1,199 @@
+"""Both training scripts and the picture of gradients, run small."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import mxnet as mx
+import numpy as np
+import pytest
+from PIL import Image
+
+from examples.ssd import plot_gradients, train_gluon, train_symbol
+from examples.ssd.batches import make_batch
+from examples.ssd.digits import DigitScenes
+from examples.ssd.train_symbol import losses, to_inputs
+from tests.examples.image_classification.scripts import call
+from tests.examples.ssd.files import write_det_records, write_voc
+
+SCRIPTS = {"gluon": train_gluon, "symbol": train_symbol}
+LEARNERS = {"gluon": train_gluon.GluonLearner, "symbol": train_symbol.SymbolLearner}
+KINDS = list(SCRIPTS)
+SMALL = ("--image-size", 64, "--batch-size", 4, "--batches", 2, "--epochs", 2)
+
+
+def train(kind, output, *args):
+    """Train in a small way; return the record of the run."""
+    code, text = call(SCRIPTS[kind].main, *SMALL, "--output", output, *args)
+    assert code == 0, text
+    return json.loads((output / "run.json").read_text()), text
+
+
+def untimed(record):
+    steps = {name: values for name, values in record["history"]["steps"].items() if name != "seconds"}
+    return steps, record["history"]["epochs"], record["files"]
+
+
+def size_of(picture):
+    with Image.open(picture) as image:
+        return image.size
+
+
+def detect_plainly(output, images):
+    """Return the classes that plain MXNet finds with the network that a run left."""
+    symbol, arg_params, aux_params = mx.model.load_checkpoint(str(output / "net"), 0)
+    executor = symbol.simple_bind(mx.cpu(), data=images.shape, grad_req="null")
+    executor.copy_params_from(arg_params, aux_params)
+    return executor.forward(data=images)[0].asnumpy()[:, :, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["O0", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+def test_a_run_leaves_table_plot_detections_and_a_network_for_plain_mxnet(kind, policy, tmp_path):
+    record, text = train(kind, tmp_path, "--policy", policy)
+    assert "epoch loss/class loss/box test mAP loss scale ms/step" in text
+    assert "detections" in text
+    assert size_of(tmp_path / "detections.png") == (1440, 720)
+    assert (tmp_path / "run.png").exists()
+    assert len(record["history"]["steps"]["loss/box"]) == 4
+    assert all(np.isfinite(record["history"]["steps"]["loss/class"]))
+    found = detect_plainly(tmp_path, next(DigitScenes(64).test(2)).images)
+    assert found.max() <= 9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float16_starts_from_the_weights_and_scenes_of_float32(kind, tmp_path):
+    one, two = (train(kind, tmp_path / policy, "--policy", policy)[0]["history"] for policy in ("O0", "O1"))
+    for name in ("loss/class", "loss/box"):
+        assert one["steps"][name][0] == pytest.approx(two["steps"][name][0], rel=2e-2)
+        assert one["steps"][name] != two["steps"][name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_interrupted_resumes_to_the_bit(kind, tmp_path, monkeypatch):
+    args = ("--policy", "O2", "--loss-scale", "dynamic")
+    unbroken, _ = train(kind, tmp_path / "unbroken", *args)
+    learner = LEARNERS[kind]
+    step, taken = learner.step, []
+
+    def interrupted(self, batch):
+        taken.append(batch)
+        if len(taken) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return step(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, "step", interrupted)
+        code, text = call(SCRIPTS[kind].main, *SMALL, "--output", tmp_path / "broken", *args)
+    assert (code, "interrupted after step 3; it is saved, go on with:" in text) == (130, True)
+    resumed, _ = train(kind, tmp_path / "broken", *args, "--resume")
+    assert untimed(resumed)[:2] == untimed(unbroken)[:2]
+    assert resumed["files"]["net-0000.params"] == unbroken["files"]["net-0000.params"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_learns(kind, tmp_path):
+    args = (
+        "--image-size",
+        96,
+        "--batch-size",
+        16,
+        "--batches",
+        40,
+        "--epochs",
+        1,
+        "--policy",
+        "O1",
+        "--loss-scale",
+        128,
+    )
+    record, _ = train(kind, tmp_path, *args)
+    for name in ("loss/class", "loss/box"):
+        values = record["history"]["steps"][name]
+        assert np.mean(values[-10:]) < 0.7 * np.mean(values[:5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_contexts_share_a_batch(kind, tmp_path):
+    record, _ = train(kind, tmp_path, "--policy", "O1", "--ctx", "cpu:0,cpu:1")
+    assert all(np.isfinite(record["history"]["steps"]["loss/class"]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_voc_and_records_are_read_by_the_options(kind, tmp_path):
+    write_voc(tmp_path / "voc", [[("dog", 0, 9, 13, 33, 37)], [("cat", 0, 1, 1, 17, 17)]] * 2)
+    args = ("--batch-size", 2, "--epochs", 1, "--policy", "O1")
+    record, _ = train(kind, tmp_path / "one", "--data", "voc", "--data-dir", tmp_path / "voc", *args)
+    assert len(record["settings"]["classes"]) == 20
+    write_det_records(tmp_path / "train.rec", [[(number % 2, 0.1, 0.1, 0.6, 0.6)] * 12 for number in range(4)])
+    write_det_records(tmp_path / "val.rec", [[(0, 0.1, 0.1, 0.6, 0.6)]])
+    args = (*args, "--data", "records", "--data-dir", tmp_path, "--class-names", "ant, bee")
+    record, _ = train(kind, tmp_path / "two", *args)
+    assert record["settings"]["classes"] == ["ant", "bee"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "code", "message"),
+    [
+        ("gluon", ("--network", "ssd_512_resnet50"), 2, "no such SSD; the nearest are ssd_512_resnet50_v1"),
+        ("symbol", ("--network", "ssd512_resnet5"), 2, "no such SSD in symbols/; there are ssd300_vgg16, ssd512_vgg16"),
+        ("symbol", ("--network", "resnet50_v1"), 2, "no such SSD in symbols/"),
+        ("gluon", ("--data", "voc"), 2, "--data voc needs --data-dir"),
+        (
+            "gluon",
+            ("--data", "voc", "--data-dir", "nowhere"),
+            1,
+            "nowhere: there is no VOC*/ImageSets/Main/trainval.txt",
+        ),
+        ("symbol", ("--data", "records", "--data-dir", "nowhere"), 1, "nowhere: there is no train.rec in it"),
+        ("gluon", ("--class-names", "a,a"), 2, "expected different names with commas between"),
+        ("gluon", ("--class-names", "a,b"), 2, "digits have their own"),
+        ("symbol", ("--batch-size", 5000), 2, "there are fewer than 5000 training examples"),
+        ("symbol", ("--resume",), 1, "there is no checkpoint; leave --resume out"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_and_writes_nothing(kind, args, code, message, tmp_path):
+    output = tmp_path / "output"
+    found, text = call(SCRIPTS[kind].main, *SMALL, "--output", output, *args)
+    assert (found, "Traceback" in text) == (code, False), text
+    assert message in text
+    assert not output.exists()
+
+
+def test_a_checkpoint_of_another_network_is_refused_by_name(tmp_path):
+    train("symbol", tmp_path)
+    code, text = call(train_gluon.main, *SMALL, "--output", tmp_path, "--resume")
+    assert (code, "a checkpoint with script ssd/train_symbol, not ssd/train_gluon" in text) == (1, True)
+
+
+def test_losses_are_means_over_matched_boxes():
+    probabilities = np.array([[[0.5, 0.25, 0.9, 0.1], [0.5, 0.75, 0.1, 0.9]]])  # (1, 2 classes, 4 boxes)
+    targets = np.array([[1, 0, -1, 1]])
+    found = losses(probabilities, targets, np.array([[1.0, 2.0, 3.0]]))
+    assert found["loss/class"] == pytest.approx(-(np.log(0.5) + np.log(0.25) + np.log(0.9)) / 2)
+    assert found["loss/box"] == 3.0
+
+
+def test_labels_are_classes_with_corners_in_parts_of_the_image():
+    batch = make_batch([np.zeros((3, 64, 64), np.float32)] * 2, [np.float32([[16, 0, 32, 64, 7]]), np.zeros((0, 5))])
+    label = to_inputs(batch, 64)["label"].asnumpy()
+    np.testing.assert_array_equal(label, [[[7, 0.25, 0, 0.5, 1]], [[-1] * 5]])
+
+
+def test_the_picture_of_gradients_comes_with_a_table(tmp_path):
+    args = ("--steps", 2, "--every", 2, "--batch-size", 4, "--image-size", 64, "--output", tmp_path)
+    code, text = call(plot_gradients.main, *args)
+    assert code == 0, text
+    assert "loss scale become 0 in float16 the largest" in text
+    assert size_of(tmp_path / "gradients.png") == (1080, 600)
+
+
+@pytest.mark.parametrize("main", [train_gluon.main, train_symbol.main, plot_gradients.main])
+def test_help_names_every_option(main):
+    code, text = call(main, "--help")
+    shared = "network data data-dir image-size class-names learning-rate ctx batch-size seed output"
+    training = "policy loss-scale epochs batches resume force" if main is not plot_gradients.main else "steps every"
+    assert code == 0
+    assert all(f"--{option} " in text for option in f"{shared} {training}".split())
