@@ -11,8 +11,9 @@ float16 does. Where several readers of one tensor send gradients back, their sum
 float32 and rounded once, as cuDNN does when it adds into a gradient (beta = 1). Gradients that
 cross operators without a pair are rounded where the next pair stands.
 
-Within an operator all is float32. The steps of an RNN hand on unrounded states, and sums that
-MXNet's own GPU kernels take in float16 (the gradient of Embedding) do not stop growing here.
+Within an operator all is float32 (float64 in a transposed convolution). The steps of an RNN hand on
+unrounded states, and sums that MXNet's own GPU kernels take in float16 (the gradient of Embedding)
+do not stop growing here.
 
 The emulated graph is for running only; it is never saved. Its outputs keep their names.
 """
@@ -30,6 +31,7 @@ from ..graph.core import make_attrs
 from ..rules import RULES, Rule, RuleSet
 from ..rules.conditions import value_of
 from .base import Pass
+from .deconvolution import trainable_deconvolution
 from .facts import CAST_OPS, Facts
 
 # Operators whose gradients are copies of the one that they get.
@@ -113,9 +115,13 @@ class _Emulator:
         """Run an operator in float32; round what can leave the grid."""
         inputs = tuple(self._as_grid(entry) for entry in node.inputs)
         data = [self._is_float16(entry) for port, entry in enumerate(node.inputs) if rule.is_data(port)]
+        weight = self.facts.shape(node.inputs[1]) if node.op == "Deconvolution" else None
+        node = node.rewired(inputs)
         if any(data):
             node = _with_float16_scalars(node, rule)
-        new = self.builder.copy(position, node.rewired(inputs))
+            if node.op == "Deconvolution":
+                node = trainable_deconvolution(self.builder, node, weight)
+        new = self.builder.copy(position, node)
         stays_on_grid = rule.exact and all(data)
         for index in range(node.num_outputs):
             entry = Entry(position, index)
