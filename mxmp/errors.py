@@ -20,7 +20,7 @@ class MxmpError(Exception):
 
 
 class DependencyError(MxmpError, ImportError):
-    """A package that mxmp needs is missing or has the wrong version."""
+    """A package that mxmp needs is missing, damaged, or has the wrong version."""
 
 
 class DtypeError(MxmpError, TypeError):

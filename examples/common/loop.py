@@ -54,19 +54,21 @@ class Learner(abc.ABC):
 
     Attributes:
         parts: Networks with their trainers, by the names of their files.
+        scaler: The trainer or module that scales the loss, if it is one.
     """
 
     parts: Mapping[str, Part]
+    scaler: Any
 
     @property
-    @abc.abstractmethod
     def loss_scale(self) -> float:
         """The present loss scale."""
+        return float(self.scaler.loss_scale.value)
 
     @property
-    @abc.abstractmethod
     def skipped_steps(self) -> int:
         """Steps skipped so far."""
+        return int(self.scaler.skipped_steps)
 
     @abc.abstractmethod
     def step(self, batch: Any) -> Dict[str, float]:

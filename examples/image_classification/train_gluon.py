@@ -51,21 +51,11 @@ class GluonLearner(Learner):
         symbol = net(mx.sym.Variable("data"))
         self._net = mxmp.gluon.convert(net, options.policy)
         params = optimizer_params(total_steps(images, options), learning_rate)
-        self._trainer = mxmp.gluon.Trainer(
+        self.scaler = self._trainer = mxmp.gluon.Trainer(
             net.collect_params(), "sgd", params, kvstore=workers.kvstore, loss_scale=options.loss_scale
         )
         self._workers = workers
         self.parts = {"net": GluonPart(net, self._trainer, symbol)}
-
-    @property
-    def loss_scale(self) -> float:
-        """The present loss scale."""
-        return self._trainer.loss_scale.value
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps skipped so far."""
-        return self._trainer.skipped_steps
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch."""

@@ -50,18 +50,8 @@ class ModuleLearner(Learner):
         module.init_params(mx.init.Xavier())
         params = optimizer_params(total_steps(images, options), learning_rate)
         module.init_optimizer(workers.kvstore, "sgd", optimizer_params=params)
-        self._module = module
+        self.scaler = self._module = module
         self.parts = {"net": ModulePart(module)}
-
-    @property
-    def loss_scale(self) -> float:
-        """The present loss scale."""
-        return self._module.loss_scale.value
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps skipped so far."""
-        return self._module.skipped_steps
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch."""

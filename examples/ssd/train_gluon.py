@@ -54,18 +54,10 @@ class GluonLearner(Learner):
         symbol = mx.sym.Group(net(mx.sym.Variable("data")))
         self._net = mxmp.gluon.convert(net, options.policy)
         params = optimizer_params(total_steps(scenes, options), learning_rate)
-        self._trainer = mxmp.gluon.Trainer(net.collect_params(), OPTIMIZER, params, loss_scale=options.loss_scale)
+        self.scaler = self._trainer = mxmp.gluon.Trainer(
+            net.collect_params(), OPTIMIZER, params, loss_scale=options.loss_scale
+        )
         self.parts = {"net": GluonPart(net, self._trainer, symbol)}
-
-    @property
-    def loss_scale(self) -> float:
-        """The present loss scale."""
-        return self._trainer.loss_scale.value
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps skipped so far."""
-        return self._trainer.skipped_steps
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch."""

@@ -77,18 +77,9 @@ class SymbolLearner(Learner):
         params = optimizer_params(total_steps(scenes, options), learning_rate)
         # Each context divides its loss by the objects that it sees.
         module.init_optimizer(optimizer=OPTIMIZER, optimizer_params={**params, "rescale_grad": 1 / len(options.ctx)})
-        self.module, self._most = module, OBJECTS
+        self.scaler = self.module = module
+        self._most = OBJECTS
         self.parts = {"net": DetectorPart(module, inference)}
-
-    @property
-    def loss_scale(self) -> float:
-        """The present loss scale."""
-        return self.module.loss_scale.value
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps skipped so far."""
-        return self.module.skipped_steps
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch."""

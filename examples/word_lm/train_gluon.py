@@ -49,19 +49,11 @@ class GluonLearner(Learner):
         self._net = mxmp.gluon.convert(net, options.policy)
         params = optimizer_params(text, options, given)
         self._schedule = params["lr_scheduler"]
-        self._trainer = mxmp.gluon.Trainer(net.collect_params(), "adam", params, loss_scale=options.loss_scale)
+        self.scaler = self._trainer = mxmp.gluon.Trainer(
+            net.collect_params(), "adam", params, loss_scale=options.loss_scale
+        )
         self._part = RecurrentPart(GluonPart(net, self._trainer, symbol), self._ctx)
         self.parts = {"model": self._part}
-
-    @property
-    def loss_scale(self) -> float:
-        """The present loss scale."""
-        return self._trainer.loss_scale.value
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps skipped so far."""
-        return self._trainer.skipped_steps
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch, from the states that the one before it ended with."""

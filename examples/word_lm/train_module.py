@@ -58,19 +58,9 @@ class ModuleLearner(Learner):
         params = optimizer_params(text, options, given)
         self._schedule = params["lr_scheduler"]
         module.init_optimizer(optimizer="adam", optimizer_params=params)
-        self._module = module
+        self.scaler = self._module = module
         self._part = RecurrentPart(ModulePart(module), [self._ctx])
         self.parts = {"model": self._part}
-
-    @property
-    def loss_scale(self) -> float:
-        """The present loss scale."""
-        return self._module.loss_scale.value
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps skipped so far."""
-        return self._module.skipped_steps
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch, from the states that the one before it ended with."""

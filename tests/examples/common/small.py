@@ -62,19 +62,11 @@ class Small(Learner):
         net.initialize()
         symbol = net(mx.sym.Variable("data"))
         self.net = mxmp.gluon.convert(net, options.policy)
-        self.trainer = mxmp.gluon.Trainer(
+        self.scaler = self.trainer = mxmp.gluon.Trainer(
             net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=options.loss_scale
         )
         self.parts = {"small": GluonPart(net, self.trainer, symbol)}
         self.on_step, self.number = on_step, 0
-
-    @property
-    def loss_scale(self):
-        return self.trainer.loss_scale.value
-
-    @property
-    def skipped_steps(self):
-        return self.trainer.skipped_steps
 
     def step(self, batch):
         self.number += 1

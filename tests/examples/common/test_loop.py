@@ -12,7 +12,6 @@ import pytest
 
 from examples.common import loop
 from examples.common.command import INTERRUPTED, Interrupted
-from examples.common.interrupt import STOP_FILE
 from examples.common.workers import Workers
 from tests.examples.common.small import Numbers, Small, options, params_of
 
@@ -211,14 +210,6 @@ def test_noise_differs_from_step_to_step(tmp_path):
     train(opts, Watching(opts))
     assert all(one != other for one, other in itertools.combinations(seen, 2))
     assert len(seen) == 2
-
-
-def test_a_file_stops_a_run_as_ctrl_c_does(tmp_path, monkeypatch):
-    monkeypatch.setenv(STOP_FILE, str(tmp_path / "stop"))
-    opts = options(tmp_path / "run")
-    learner = Small(opts, lambda number: (tmp_path / "stop").touch() if number == 3 else None)
-    with pytest.raises(Interrupted, match="after step 3"):
-        train(opts, learner)
 
 
 # Several workers.
