@@ -10,7 +10,7 @@ import itertools
 import math
 import sys
 from pathlib import Path
-from typing import Iterator, Optional, Sequence, Tuple
+from typing import Dict, Iterator, Optional, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -33,6 +33,7 @@ from mxmp import dtypes
 from mxmp.diagnose import Magnitudes, measure_gradients
 
 PICTURE = "gradients.png"
+SMALLEST = -60  # log2 of the smallest gradients that have a bar of their own
 SCALES = (1.0, 2.0**3, 2.0**7, 2.0**10, 2.0**15)
 
 
@@ -61,34 +62,36 @@ def draw(found: Magnitudes, scales: Sequence[float], title: str, path: Path) -> 
     """Write a PNG: the share of the gradients of each magnitude, on float16's range.
 
     Args:
-        found: The gradients.
+        found: The gradients; the first bar has those that are smaller still.
         scales: Loss scales to tell the losses at; powers of two.
         title: Stands above.
         path: The file.
     """
     figure = Figure(figsize=(9, 5), tight_layout=True)
     axes = figure.subplots()
-    exponents = sorted(found.counts)
-    shares = [100 * found.counts[each] / found.total for each in exponents]
-    axes.bar([each - 0.5 for each in exponents], shares, width=1, edgecolor="white", linewidth=0.3)
-    axes.set_xlim(min(exponents) - 1, 17)
-    for low, high, color, label in _ranges(min(exponents) - 1):
+    shares: Dict[int, float] = {}
+    for exponent, count in found.counts.items():
+        shown = max(exponent, SMALLEST)
+        shares[shown] = shares.get(shown, 0.0) + 100 * count / found.total
+    axes.bar([each - 0.5 for each in shares], list(shares.values()), width=1, edgecolor="white", linewidth=0.3)
+    axes.set_xlim(SMALLEST - 1, 17)
+    for low, high, color, label in _ranges():
         axes.axvspan(low, high, color=color, alpha=0.15, label=label)
     axes.set_yscale("log")
     axes.set_xlabel("log2 of the gradient's magnitude")
     axes.set_ylabel("share of all that are not 0, %")
     lost = "\n".join(f"loss scale {scale:g}: {100 * found.share_lost(scale):.2f} % become 0" for scale in scales)
-    axes.text(0.99, 0.97, lost, transform=axes.transAxes, ha="right", va="top", fontsize=9)
+    axes.text(0.015, 0.76, lost, transform=axes.transAxes, va="top", fontsize=9)
     axes.set_title(title)
     axes.legend(loc="upper left", fontsize=9)
     figure.savefig(path, dpi=120)
 
 
-def _ranges(start: float) -> Iterator[Tuple[float, float, str, str]]:
+def _ranges() -> Iterator[Tuple[float, float, str, str]]:
     """Yield the ranges of float16 by log2, each with a color and what it is."""
     limits = dtypes.limits("float16")
     least, normal, largest = (math.log2(each) for each in (limits.smallest_subnormal, limits.tiny, limits.max))
-    yield min(start, least - 1), least - 1, "C3", "becomes 0 in float16"
+    yield SMALLEST - 1, least - 1, "C3", "becomes 0 in float16"
     yield least - 1, normal, "C1", "subnormal in float16: fewer bits"
     yield normal, largest, "C2", "normal in float16"
 
