@@ -32,6 +32,7 @@ TIMED_OUT = 124
 
 _SIGNALLED = 128  # and the signal's number, as a shell says it
 _GRACE = 3.0  # seconds between the request to end and the end
+_SAVING = 30.0  # seconds for the other workers, once one has ended after Ctrl-C
 _POLL = 0.05  # seconds
 
 _TETHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py")))
@@ -147,7 +148,8 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
     """Run the processes of a job on this machine until its workers are done or something fails.
 
     Every line that a process prints comes out with its name in front. When a process fails all that
-    is left ends with whatever it started. Ctrl-C goes to the workers; a second one ends all.
+    is left ends with whatever it started. Ctrl-C goes to the workers, which then have half a minute after the
+    first of them has ended; a second one ends all.
 
     Args:
         processes: The job's; none is a worker whose name does not begin with 'worker'.
@@ -172,7 +174,10 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
             for name, each in running.items():
                 if name.startswith("worker"):
                     _signal(each, signal.SIGINT)
-            return _watch(running, deadline, timeout)
+            end = _watch(running, deadline, timeout)
+            if end.code != TIMED_OUT:
+                _wait([each for name, each in running.items() if name.startswith("worker")], _SAVING)
+            return end
     finally:
         _end(list(running.values()))
         os.close(pipe)
@@ -239,13 +244,18 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """End the groups of processes: politely, then not."""
     for process in processes:
         _signal(process, signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
+    _wait(processes, _GRACE)
     for process in processes:
         _signal(process, signal.SIGKILL)  # a group may outlive its first process
         process.wait()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Wait until all have ended, but no longer than so."""
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

@@ -127,10 +127,7 @@ def training_options(name: str, **defaults: Any) -> Callable[[Callable[..., Any]
             own = {field.name: values.pop(field.name) for field in fields(Options)}
             if own["loss_scale"] == "policy":
                 own["loss_scale"] = mxmp.loss_scale.parse(own["policy"].loss_scale)
-            if own["batch_size"] < len(own["ctx"]):
-                raise click.BadParameter(
-                    f"{own['batch_size']} for {len(own['ctx'])} contexts.", param_hint="--batch-size"
-                )
+            require_batch(own["batch_size"], own["ctx"])
             _require_bfloat16(own["policy"], own["ctx"])
             return function(Options(**own), **values)
 
@@ -139,6 +136,16 @@ def training_options(name: str, **defaults: Any) -> Callable[[Callable[..., Any]
         return call
 
     return decorate
+
+
+def require_batch(batch_size: int, ctx: Tuple[mx.Context, ...]) -> None:
+    """Raise if there is not an example for each context.
+
+    Raises:
+        click.BadParameter: If so.
+    """
+    if batch_size < len(ctx):
+        raise click.BadParameter(f"{batch_size} for {len(ctx)} contexts.", param_hint="--batch-size")
 
 
 def _require_bfloat16(policy: Policy, ctx: Tuple[mx.Context, ...]) -> None:

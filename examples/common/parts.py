@@ -75,11 +75,12 @@ class ModulePart(Part):
 
     Args:
         module: The module.
+        symbol: What a checkpoint has for its network, if not the module's own: that for inference, say.
     """
 
-    def __init__(self, module: mxmp.module.Module) -> None:
+    def __init__(self, module: mxmp.module.Module, symbol: Any = None) -> None:
         self._module = module
-        self.symbol = module.symbol
+        self.symbol = module.symbol if symbol is None else symbol
 
     def save_params(self, file: str) -> None:
         """Write all parameters in float32, as ``mx.model.save_checkpoint`` does."""

@@ -16,6 +16,7 @@ import click
 import mxnet as mx
 
 import mxmp
+from examples.common.batches import fill
 from examples.common.command import Command
 from examples.common.loop import Learner, run, total_steps
 from examples.common.options import Options, training_options
@@ -41,6 +42,7 @@ class ModuleLearner(Learner):
 
     def __init__(self, network: str, images: Images, options: Options, learning_rate: float, workers: Workers) -> None:
         mx.random.seed(options.seed)
+        self._contexts = len(options.ctx)
         symbol = get_symbol(network, images.classes, images.shape)
         module = mxmp.module.Module(
             symbol, context=list(options.ctx), policy=options.policy, loss_scale=options.loss_scale
@@ -65,8 +67,9 @@ class ModuleLearner(Learner):
         """Return loss and accuracy on batches."""
         tally = Tally()
         for batch in batches:
-            self._module.forward(mx.io.DataBatch([batch.images], [batch.labels]), is_train=False)
-            tally.add(self._module.get_outputs()[0], batch.labels, logits=False)
+            images, labels = fill(batch, self._contexts)
+            self._module.forward(mx.io.DataBatch([images], [labels]), is_train=False)
+            tally.add(self._module.get_outputs()[0][: len(batch.labels)], batch.labels, logits=False)
         return tally.figures()
 
 

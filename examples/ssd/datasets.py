@@ -71,7 +71,7 @@ class FileScenes(Scenes):
         return to_input(scaled), np.hstack([objects[:, :4] * factors, objects[:, 4:]])
 
 
-class _Checked:
+class _Shaped:
     """A data set whose objects are (m, 5) or more also where there are none."""
 
     def __init__(self, dataset: Any) -> None:
@@ -98,17 +98,27 @@ def read_voc(folder: Path, size: int, names: Sequence[str] = ()) -> FileScenes:
     """
     from gluoncv.data import VOCDetection
 
-    classes = tuple(names) or VOCDetection.CLASSES
-    dataset = type("Dataset", (VOCDetection,), {"CLASSES": classes})  # GluonCV takes the names from the class
+    classes = tuple(name.lower() for name in names) or VOCDetection.CLASSES  # as GluonCV reads those of the files
+    # GluonCV takes the names from the class, and refuses those without a letter.
+    changes = {"CLASSES": classes, "_validate_class_names": lambda self, names: None}
+    dataset = type("Dataset", (VOCDetection,), changes)
     parts = []
     for kind in ("trainval", "test"):
         splits = [(path.parents[2].name, kind) for path in sorted(folder.glob(f"VOC*/ImageSets/Main/{kind}.txt"))]
         if not splits:
             raise click.ClickException(f"{folder}: there is no VOC*/ImageSets/Main/{kind}.txt in it. {VOC_HINT}")
         try:
-            parts.append(_Checked(dataset(root=str(folder), splits=splits)))
-        except (ElementTree.ParseError, AttributeError, RuntimeError) as e:
-            raise click.ClickException(f"{folder}: the annotations of {kind} cannot be read: {e}") from e
+            images = dataset(root=str(folder), splits=splits)
+        except (ElementTree.ParseError, AttributeError, ValueError) as e:
+            raise click.ClickException(
+                f"{folder}: the annotations of {kind} cannot be read: {e}; expected the size of each image, and name, "
+                "difficult and bndbox of each object."
+            ) from e
+        if not len(images):
+            raise click.ClickException(f"{folder}: VOC*/ImageSets/Main/{kind}.txt names no image.")
+        if not any(map(len, images._label_cache)):  # those of all images
+            raise click.ClickException(f"{folder}: no object of {kind} is of a class of {', '.join(classes)}.")
+        parts.append(_Shaped(images))
     return FileScenes(parts[0], parts[1], classes, size)
 
 
@@ -118,7 +128,7 @@ def read_records(folder: Path, size: int, names: Sequence[str] = ()) -> FileScen
     Args:
         folder: Where they are.
         size: Height and width of what the network gets.
-        names: Of the classes; numbers unless given.
+        names: Of the classes; numbers unless given. A sixth number of an object says whether it is difficult.
 
     Raises:
         click.ClickException: If a file is missing or damaged, or has a class without a name.
@@ -132,7 +142,7 @@ def read_records(folder: Path, size: int, names: Sequence[str] = ()) -> FileScen
     classes = 1 + max(map(_largest_class, paths))
     if names and classes > len(names):
         raise click.ClickException(f"{folder}: the files have {classes} classes, but --class-names {len(names)}.")
-    training, held_out = (_Checked(RecordFileDetection(str(path))) for path in paths)
+    training, held_out = (_Shaped(RecordFileDetection(str(path))) for path in paths)
     return FileScenes(training, held_out, names or tuple(map(str, range(classes))), size)
 
 
@@ -142,17 +152,21 @@ def _largest_class(path: Path) -> int:
     for number, label in enumerate(read_labels(path)):
         head, width = (int(label[0]), int(label[1])) if len(label) > 1 else (0, 0)
         objects = label[head:]
-        if head < 2 or width < 5 or len(objects) % width:
+        if head < 2 or width < 5 or not len(objects) or len(objects) % width:
             raise click.ClickException(
                 f"{path}: record {number} has no boxes; expected its label to be the lengths of head and object, and "
                 "class, left, top, right, bottom of each object, as ImageDetRecordIter takes it."
             )
-        rows = objects.reshape(-1, width)
-        if len(rows) and not ((rows[:, 1:5] >= 0) & (rows[:, 1:5] <= 1)).all():
-            raise click.ClickException(f"{path}: record {number} has a box that is not in parts of the image, 0 to 1.")
-        largest = max(largest, int(rows[:, 0].max(initial=-1)))
-    if largest < 0:
-        raise click.ClickException(f"{path}: there is no object in it.")
+        classes, corners = objects.reshape(-1, width)[:, 0], objects.reshape(-1, width)[:, 1:5]
+        wrong = classes[(classes < 0) | (classes % 1 != 0)]
+        if len(wrong):
+            raise click.ClickException(f"{path}: record {number} has the class {wrong[0]:g}; expected 0, 1, 2, ...")
+        if not ((corners >= 0) & (corners <= 1)).all() or not (corners[:, :2] < corners[:, 2:]).all():
+            raise click.ClickException(
+                f"{path}: record {number} has a box {corners.tolist()}; expected left < right and top < bottom, in "
+                "parts of the image from 0 to 1."
+            )
+        largest = max(largest, int(classes.max()))
     return largest
 
 

@@ -68,7 +68,7 @@ def _small(classes: Sequence[str]) -> gluon.HybridBlock:
     )
 
 
-def find_symbol(name: str) -> None:
+def require_symbol(name: str) -> None:
     """Raise unless ``symbols`` has an SSD of this name.
 
     Raises:

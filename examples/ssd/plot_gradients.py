@@ -24,9 +24,9 @@ from rich.table import Table
 
 import mxmp
 from examples.common.command import Command
-from examples.common.options import OUTPUT, Options, ctx_option
+from examples.common.options import OUTPUT, Options, ctx_option, require_batch
 from examples.ssd.batches import Batch, Scenes
-from examples.ssd.networks import SMALL_SYMBOL, find_symbol, image_size
+from examples.ssd.networks import SMALL_SYMBOL, image_size, require_symbol
 from examples.ssd.settings import data_options, learning_rate_option, load
 from examples.ssd.train_symbol import SymbolLearner, to_inputs
 from mxmp import dtypes
@@ -37,11 +37,11 @@ SMALLEST = -60  # log2 of the smallest gradients that have a bar of their own
 SCALES = (1.0, 2.0**3, 2.0**7, 2.0**10, 2.0**15)
 
 
-def measure(learner: SymbolLearner, size: int, batch: Batch) -> Magnitudes:
+def measure(learner: SymbolLearner, size: int, batch: Batch, ctx: mx.Context) -> Magnitudes:
     """Return the gradients of all activations on a batch, in the present state of training."""
     found = Magnitudes()
     args, aux = learner.module.get_params()
-    for each in measure_gradients(learner.module.symbol, args, aux, [to_inputs(batch, size)]).values():
+    for each in measure_gradients(learner.module.symbol, args, aux, [to_inputs(batch, size)], ctx).values():
         found.merge(each)
     return found
 
@@ -126,18 +126,22 @@ def main(
     output: Path,
 ) -> None:
     """Train an SSD detector in float32 and draw how much of its gradients float16 would lose, by loss scale."""
-    find_symbol(network)
+    require_symbol(network)
     scenes = load(data, data_dir, size or image_size(network), class_names)
+    require_batch(batch_size, ctx)
     policy, loss_scale = mxmp.Policy.parse("O0"), mxmp.loss_scale.parse(None)
-    options = Options(policy, loss_scale, ctx, 1, steps, batch_size, seed, resume=False, force=False, output=output)
+    # As epochs of one step: the learning rate falls over all steps, of however many epochs.
+    options = Options(policy, loss_scale, ctx, steps, 1, batch_size, seed, resume=False, force=False, output=output)
     learner = SymbolLearner(network, scenes, options, learning_rate)
     output.mkdir(parents=True, exist_ok=True)
     console, found = Console(), Magnitudes()
     batches = _batches(scenes, batch_size, seed, steps)
     for number, batch in enumerate(track(batches, "training", total=steps, console=console)):
         if number % every == 0:
-            found.merge(measure(learner, scenes.size, batch))
+            found.merge(measure(learner, scenes.size, batch, ctx[0]))
         learner.step(batch)
+    if not found.total:
+        raise click.ClickException("all gradients are 0 or not finite; look at --data and --learning-rate.")
     draw(found, SCALES, f"{network} on {data}, float32, {steps} steps", output / PICTURE)
     console.print(scales_table(found, SCALES))
     console.print(f"{found.zeros / (found.total + found.zeros):.1%} of all gradients are 0 in float32 already.")

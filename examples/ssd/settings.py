@@ -44,7 +44,7 @@ class NamesType(click.ParamType):
 def data_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what to read: ``data``, ``data_dir``, ``size`` and ``class_names``."""
     for add in (
-        click.option("--class-names", type=NamesType(), default="", help="One or several, a,b,c; VOC's unless given."),
+        click.option("--class-names", type=NamesType(), default="", help="a,b,c.  [default: VOC's, or numbers]"),
         click.option("--image-size", "size", type=click.IntRange(min=64), help="Pixels.  [default: the network's]"),
         click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data is, for all but digits."),
         click.option("--data", type=click.Choice(["digits", *_READERS]), default="digits", show_default=True),

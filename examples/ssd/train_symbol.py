@@ -19,30 +19,18 @@ import numpy as np
 
 import mxmp
 import symbols
+from examples.common.batches import fill
 from examples.common.command import Command
 from examples.common.loop import Data, Learner, run, total_steps
 from examples.common.options import Options, training_options
 from examples.common.parts import ModulePart
 from examples.ssd.batches import ABSENT, Batch, Scenes
-from examples.ssd.networks import SMALL_SYMBOL, find_symbol, image_size
+from examples.ssd.networks import SMALL_SYMBOL, image_size, require_symbol
 from examples.ssd.score import PICTURE, SHOWN, Detections, Score, draw_detections
 from examples.ssd.settings import OPTIMIZER, data_options, learning_rate_option, load, optimizer_params, settings_of
 
 OBJECTS = 8
-"""Rooms for objects on an image come by so many."""
-
-
-class DetectorPart(ModulePart):
-    """A module whose checkpoint has the network for inference: images in, detections out.
-
-    Args:
-        module: The module, of the network for training.
-        symbol: The network for inference, with the same parameters.
-    """
-
-    def __init__(self, module: mxmp.module.Module, symbol: mx.sym.Symbol) -> None:
-        super().__init__(module)
-        self.symbol = symbol
+"""Labels are padded to a multiple of so many objects, for a module is bound to their number."""
 
 
 class SymbolLearner(Learner):
@@ -60,7 +48,7 @@ class SymbolLearner(Learner):
 
     def __init__(self, network: str, scenes: Scenes, options: Options, learning_rate: float) -> None:
         mx.random.seed(options.seed)
-        self._scenes = scenes
+        self._scenes, self._contexts = scenes, len(options.ctx)
         training, inference = (
             symbols.get_symbol(network, num_classes=len(scenes.names), train=train) for train in (True, False)
         )
@@ -79,13 +67,14 @@ class SymbolLearner(Learner):
         module.init_optimizer(optimizer=OPTIMIZER, optimizer_params={**params, "rescale_grad": 1 / len(options.ctx)})
         self.scaler = self.module = module
         self._most = OBJECTS
-        self.parts = {"net": DetectorPart(module, inference)}
+        self.parts = {"net": ModulePart(module, inference)}
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch."""
         self.module.forward_backward(self._data_batch(batch))
         self.module.update()
-        class_probs, box_losses, class_targets, _ = (each.asnumpy() for each in self.module.get_outputs())
+        outputs = (each.astype("float32", copy=False) for each in self.module.get_outputs())  # numpy has no bfloat16
+        class_probs, box_losses, class_targets, _ = (each.asnumpy() for each in outputs)
         return losses(class_probs, class_targets, box_losses)
 
     def evaluate(self, batches: Iterable[Batch]) -> Dict[str, float]:
@@ -102,12 +91,13 @@ class SymbolLearner(Learner):
         return [("detections", folder / PICTURE)]
 
     def _detect(self, batch: Batch) -> Detections:
-        self.module.forward(self._data_batch(batch), is_train=False)
-        found = self.module.get_outputs()[-1]  # (N, A, 6): class, score, corners in parts of the image
+        self.module.forward(self._data_batch(fill(batch, self._contexts)), is_train=False)
+        # (N, A, 6): class, score, corners in parts of the image
+        found = self.module.get_outputs()[-1][: len(batch.images)].astype("float32", copy=False)
         return Detections(found[..., 0], found[..., 1], found[..., 2:] * self._scenes.size)
 
     def _data_batch(self, batch: Batch) -> mx.io.DataBatch:
-        """Return a batch with room for as many objects as an image had so far; a module is bound for so many."""
+        """Return a batch whose labels are padded to the most objects that an image had so far."""
         inputs = to_inputs(batch, self._scenes.size)
         images, label = inputs["data"], inputs["label"]
         self._most = max(self._most, -(-label.shape[1] // OBJECTS) * OBJECTS)
@@ -153,7 +143,7 @@ def main(
     learning_rate: float,
 ) -> None:
     """Train an SSD detector with the Symbolic API, in float32 or in mixed precision."""
-    find_symbol(network)
+    require_symbol(network)
     scenes = load(data, data_dir, size or image_size(network), class_names)
     learner = SymbolLearner(network, scenes, options, learning_rate)
     settings = settings_of("ssd/train_symbol", network, data, scenes, learning_rate)

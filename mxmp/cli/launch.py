@@ -35,7 +35,8 @@ def launch(
     Starts the scheduler and servers of MXNet too, on this machine; prints each line with the name
     of its process in front. When one fails all are ended, and its exit code is that of mxmp; 124
     says that the job took too long. All workers must make as many steps: one that makes fewer keeps
-    the others waiting. Sets PYTHONUNBUFFERED=1 unless it is set.
+    the others waiting. Ctrl-C goes to the workers, which may save; a second one ends all. Sets
+    PYTHONUNBUFFERED=1 unless it is set.
 
     \b
     Example:

@@ -16,6 +16,10 @@ from ..symbol.facts import from_graph, infer_facts, to_graph
 from .batches import Batches, fill_inputs, read_batches
 from .magnitudes import Magnitudes
 
+# No gradient goes through them. That of its anchors and labels MXNet does not even write, so that it is whatever the
+# memory held (MultiBoxTargetOp::Backward in src/operator/contrib/multibox_target-inl.h).
+_ENDS = ("_contrib_MultiBoxTarget",)
+
 
 def measure_gradients(
     sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], batches: Batches, ctx: Any = None
@@ -38,7 +42,8 @@ def measure_gradients(
         operator reads, those of loss heads, and those whose gradient is 0 everywhere are left out.
 
     Raises:
-        ConvertError: If the parameters do not fit, there is no batch, or one lacks an input.
+        ConvertError: If the parameters do not fit, there is no batch, one lacks an input, or the network has no
+            activation in float32.
 
     References:
         Micikevicius et al., "Mixed Precision Training", 2017, https://arxiv.org/abs/1710.03740, figure 3
@@ -70,6 +75,8 @@ class _Probed(NamedTuple):
 def _gradients(model: ConvertedModel, values: Dict[str, Any], ctx: Any) -> Dict[str, Any]:
     """Return the gradients of all activations, by their names."""
     probed = _probe(model, values)
+    if not probed.probes:
+        raise ConvertError("sym has no float32 output that an operator reads; give the network in float32.")
     zeros = {name: mx.nd.zeros(shape, ctx=ctx) for name, (_, shape) in probed.probes.items()}
     for array in zeros.values():
         array.attach_grad()
@@ -89,7 +96,10 @@ def _probe(model: ConvertedModel, values: Mapping[str, Any]) -> _Probed:
     readers, builder = graph.consumers(), GraphBuilder(graph)
     probes: Dict[str, Tuple[str, Tuple[int, ...]]] = {}
     for position, node in enumerate(graph.nodes):
-        new = builder.copy(position, node.rewired(tuple(map(builder.mapped, node.inputs))))
+        inputs = tuple(map(builder.mapped, node.inputs))
+        if node.op in _ENDS:
+            inputs = tuple(_blocked(builder, node, entry) for entry in inputs)
+        new = builder.copy(position, node.rewired(inputs))
         for index in _watched(position, node, readers):
             entry = Entry(position, index)
             shape = facts.shapes.get((position, index))
@@ -103,8 +113,12 @@ def _probe(model: ConvertedModel, values: Mapping[str, Any]) -> _Probed:
     return _Probed(from_graph(builder.finish(map(builder.mapped, graph.heads)), model.symbol), probes)
 
 
+def _blocked(builder: GraphBuilder, node: Node, entry: Entry) -> Entry:
+    return Entry(builder.add(Node("BlockGrad", builder.unique(f"{node.name}_blocked"), inputs=(entry,))))
+
+
 def _watched(position: int, node: Node, readers: Mapping[Tuple[int, int], Any]) -> List[int]:
-    """Return the outputs of a node that an operator reads, none of a loss head: it ignores their gradient."""
-    if node.is_variable or is_loss_head(node):
+    """Return the outputs of a node that an operator reads, none of those that ignore their gradient."""
+    if node.is_variable or is_loss_head(node) or node.op in _ENDS:
         return []
     return [index for index in range(node.num_outputs) if (position, index) in readers]

@@ -194,7 +194,7 @@ def _flat(key: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
     in NDArray::GetMKLDNNData, src/ndarray/ndarray.cc); its operators can read them.
     """
     array = _dense(key, array)
-    return mx.nd.Reshape(array, shape=(-1,)) if array.ndim > 1 else array.reshape(-1)
+    return mx.nd.Reshape(array, shape=(-1,)) if array.ndim > 1 and array.size else array.reshape(-1)
 
 
 def _total(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> mx.nd.NDArray:

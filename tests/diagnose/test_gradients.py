@@ -102,3 +102,22 @@ def test_what_has_no_gradient_is_left_out():
 def test_bad_batches_are_refused(batches, message):
     with pytest.raises(ConvertError, match=message):
         measure_gradients(network(), params(), {}, batches)
+
+
+def test_a_network_without_float32_is_refused():
+    low = {name: array.astype("float16") for name, array in params().items()}
+    with pytest.raises(ConvertError, match="no float32 output"):
+        measure_gradients(network(), low, {}, [{name: array.astype("float16") for name, array in batch().items()}])
+
+
+def test_gradients_that_mxnet_leaves_unwritten_are_left_out():
+    """MultiBoxTarget writes none for the anchors: what is found there was in memory before."""
+    symbol = get_symbol("ssd96_resnet8", num_classes=3)
+    data = {"data": mx.nd.array(RNG.randn(1, 3, 32, 32)), "label": mx.nd.array([[[1, 0.1, 0.1, 0.6, 0.7]]])}
+    sizes, _, aux = symbol.infer_shape(**{name: array.shape for name, array in data.items()})
+    args = {n: mx.nd.array(0.1 * RNG.randn(*s)) for n, s in zip(symbol.list_arguments(), sizes) if n not in data}
+    found = measure_gradients(
+        symbol, args, {n: mx.nd.ones(s) for n, s in zip(symbol.list_auxiliary_states(), aux)}, [data]
+    )
+    assert {"cls_preds_output", "loc_preds_output"} < set(found)
+    assert not [name for name in found if "anchors" in name or "target" in name]

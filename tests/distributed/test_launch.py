@@ -173,6 +173,15 @@ def test_ctrl_c_goes_to_the_workers_which_may_save(tmp_path):
     assert not (tmp_path / "server").exists()
 
 
+def test_a_worker_that_ends_at_once_leaves_the_others_time_to_save(tmp_path):
+    one, two, saved = tmp_path / "one", tmp_path / "two", tmp_path / "saved"
+    wait = "while :; do sleep 0.02; done"
+    quick = f"while [ ! -e {two} ]; do sleep 0.02; done; trap 'exit 130' INT; touch {one}; {wait}"
+    slow = f"trap 'sleep 1; touch {saved}; exit 0' INT; touch {two}; {wait}"
+    interrupt_when(one)
+    assert (run(job(quick, slow)).code, saved.exists()) == (130, True)
+
+
 def test_a_second_ctrl_c_ends_all(tmp_path):
     ready, again, pid = tmp_path / "ready", tmp_path / "again", tmp_path / "pid"
     worker = f"trap 'touch {again}' INT; echo $$ > {pid}; touch {ready}; while :; do sleep 0.02; done"

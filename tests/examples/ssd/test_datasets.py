@@ -62,6 +62,16 @@ def test_classes_of_ones_own_are_taken_by_name(voc):
     assert next(scenes.test(4)).classes[3].asnumpy().tolist() == [0, 1]
 
 
+def test_classes_may_be_numbers_and_written_large(tmp_path):
+    write_voc(tmp_path, [[("7", 0, 1, 1, 9, 9), ("Cat", 0, 1, 1, 9, 9)]])
+    assert next(read_voc(tmp_path, 64, ("CAT", "7")).test(1)).classes.asnumpy().tolist() == [[1, 0]]
+
+
+def test_classes_that_there_are_none_of_are_refused(voc):
+    with pytest.raises(click.ClickException, match="no object of trainval is of a class of ant, bee"):
+        read_voc(voc, 64, ("ant", "bee"))
+
+
 def test_every_year_is_trained_on_and_tests_are_held_out(voc):
     write_voc(voc, VOC[:2], year=2012, kinds=("trainval",))
     scenes = read_voc(voc, 64)
@@ -110,6 +120,8 @@ def damage(path, text):
         (lambda f: (f / "VOC2007/ImageSets/Main/test.txt").unlink(), r"no VOC\*/ImageSets/Main/test\.txt in it\. http"),
         (lambda f: damage(f / "VOC2007/Annotations/000001.xml", "<a"), "annotations of trainval cannot be read"),
         (lambda f: damage(f / "VOC2007/Annotations/000001.xml", "<a/>"), "annotations of trainval cannot be read"),
+        (lambda f: write_voc(f, [[("dog", 0, "left", 1, 9, 9)]]), "cannot be read: could not convert string to float"),
+        (lambda f: damage(f / "VOC2007/ImageSets/Main/test.txt", ""), r"Main/test\.txt names no image"),
     ],
 )
 def test_damaged_voc_is_refused(voc, spoil, message):
@@ -126,8 +138,12 @@ def test_damaged_voc_is_refused(voc, spoil, message):
         (lambda f: damage(f / "train.rec", "something else"), r"train\.rec: no ImageRecord file"),
         (
             lambda f: write_det_records(f / "val.rec", [[(0, 10, 10, 20, 20)]]),
-            "record 0 has a box that is not in parts",
+            r"record 0 has a box \[\[10.0, 10.0, 20.0, 20.0\]\]; expected left < right",
         ),
+        (lambda f: write_det_records(f / "val.rec", [[(0, 0.5, 0.5, 0.1, 0.1)]]), "record 0 has a box"),
+        (lambda f: write_det_records(f / "val.rec", [*RECORDS, []]), "record 3 has no boxes"),
+        (lambda f: write_det_records(f / "val.rec", [[(-1, -1, -1, -1, -1)]]), "record 0 has the class -1; expected 0"),
+        (lambda f: write_det_records(f / "val.rec", [[(0.5, 0.1, 0.1, 0.2, 0.2)]]), "has the class 0.5; expected 0"),
         (lambda f: write_det_records(f / "val.rec", [[(0, 0.1)]]), "record 0 has no boxes"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_sample_images
 
 from examples.ssd import digits
 from examples.ssd.batches import to_pixels
@@ -66,8 +66,10 @@ def test_scenes_held_out_do_not_depend_on_the_batch(scenes):
 
 def test_digits_and_photographs_held_out_are_not_trained_on(scenes):
     training, held_out = scenes._training, scenes._held_out
-    assert len(training.digits) + len(held_out.digits) == len(load_digits().images)
-    for whole, left, right in zip((320, 320), training.photographs, held_out.photographs):
-        assert left.shape[1] + right.shape[1] == whole
+    parts = np.concatenate([training.digits, held_out.digits]).reshape(-1, 64)
+    whole = np.round(load_digits().images * (255 / 16)).astype(np.uint8).reshape(-1, 64)
+    np.testing.assert_array_equal(parts[np.lexsort(parts.T)], whole[np.lexsort(whole.T)])
+    for photograph, left, right in zip(load_sample_images().images, training.photographs, held_out.photographs):
+        np.testing.assert_array_equal(np.hstack([left, right]), photograph[::2, ::2])
     for material in (training, held_out):
         assert set(material.labels) == set(range(10))

@@ -10,7 +10,7 @@ from mxnet import autograd
 
 import mxmp
 import symbols
-from examples.ssd.networks import SMALL, SMALL_SYMBOL, find_symbol, get_detector, image_size
+from examples.ssd.networks import SMALL, SMALL_SYMBOL, get_detector, image_size, require_symbol
 
 NAMES = ("ant", "bee", "cow")
 IMAGES = (2, 3, 96, 96)
@@ -73,5 +73,5 @@ def test_unknown_names_are_refused_with_the_nearest():
     with pytest.raises(click.UsageError, match="no such SSD; the nearest are ssd_512_resnet50_v1"):
         get_detector("ssd_512_resnet50_v2", NAMES)
     with pytest.raises(click.UsageError, match=r"no such SSD in symbols/; there are ssd300_vgg16.*, ssd96_resnet8\."):
-        find_symbol("resnet50_v1")
+        require_symbol("resnet50_v1")
     assert image_size("ssd96_resnet8") == 96
