@@ -27,5 +27,7 @@ def score(symbol_file: str, params_file: str, test_file: str) -> float:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     print(json.dumps({"accuracy": score(*sys.argv[1:])}))
     sys.exit("mxmp was imported, so this proves nothing" if "mxmp" in sys.modules else 0)

@@ -239,14 +239,20 @@ class _Run:
         draw(self._history, picture, self._title)
         self._console.print(epochs_table(self._history, self._title))
         pairs = [
-            ("policy", self._options.policy),
-            ("steps", f"{self._history.step}, of which {self._learner.skipped_steps} skipped"),
+            ("policy", str(self._options.policy).replace(",", ", ")),
+            ("steps", _steps(self._history.step, self._learner.skipped_steps)),
             *((f"network {name}", _relative(output / f"{name}-0000.params")) for name in self._learner.parts),
             ("history", _relative(output / checkpoint.RECORD)),
             ("plot", _relative(picture)),
             *((name, _relative(file)) for name, file in written),
         ]
         self._console.print(pairs_table(pairs))
+
+
+def _steps(number: int, skipped: int) -> str:
+    """Return how many steps there were and how many were skipped; if all were, what to do."""
+    text = f"{number}, of which {skipped} skipped"
+    return f"{text}: nothing is learned before the loss scale fits; train longer" if skipped == number else text
 
 
 def _findings(options: Options) -> List[Finding]:

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from examples.common.history import History
 
@@ -29,6 +30,7 @@ def draw(history: History, path: Path, title: str) -> None:
         _draw_panel(axes, history, kind, names)
     panels[0].set_title(title)
     panels[-1].set_xlabel("step")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=120)
 
 

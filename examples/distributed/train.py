@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 from examples.common import checkpoint
 from examples.common.command import INTERRUPTED, Command
+from examples.common.options import OUTPUT
 from examples.common.workers import require_share
 from examples.distributed.jobs import ENGINES, run_job
 from examples.image_classification import train_gluon, train_module
@@ -69,12 +70,20 @@ def main(ctx: click.Context, workers: int, engine: str, api: str, arguments: Seq
     Each takes its part of every batch. Ctrl-C ends all after the same step, and --resume goes on there.
     """
     script = SCRIPTS[api]
+    arguments = _with_output(script.command, ctx, arguments)
     _check(script.command, ctx, workers, arguments)
     width = shutil.get_terminal_size().columns - len(f"[worker {workers}] ")
     end = run_job(engine, workers, [sys.executable, script.file, *arguments], {"COLUMNS": str(max(width, 1))})
     if end.code not in (0, INTERRUPTED):  # worker 0 has told of Ctrl-C
         click.echo(f"Error: {end.reason}.", err=True)
     ctx.exit(end.code)
+
+
+def _with_output(command: click.Command, ctx: click.Context, arguments: Sequence[str]) -> Sequence[str]:
+    """Return the arguments with a folder of its own for a job, unless they name one."""
+    parsed = command.make_context(ctx.info_name, list(arguments))
+    given = parsed.get_parameter_source("output") is not ParameterSource.DEFAULT
+    return arguments if given else [*arguments, "--output", str(OUTPUT / "distributed")]
 
 
 def _check(command: click.Command, ctx: click.Context, workers: int, arguments: Sequence[str]) -> None:

@@ -66,8 +66,8 @@ class GanLearner(Learner):
 
     @property
     def skipped_steps(self) -> int:
-        """Steps skipped so far, of both trainers."""
-        return sum(trainer.skipped_steps for trainer in self._trainers.values())
+        """Steps skipped so far by the trainer that skipped most."""
+        return max(trainer.skipped_steps for trainer in self._trainers.values())
 
     def step(self, batch: mx.nd.NDArray) -> Dict[str, float]:
         """Train the discriminator on real and drawn images, then the generator on what the discriminator says."""

@@ -122,7 +122,7 @@ def _gluoncv_names() -> Sequence[str]:
 
 def _without_head(symbol: Any) -> gluon.SymbolBlock:
     """Return the network before a symbol's loss head as a block."""
-    net = gluon.SymbolBlock(symbol.get_children()[0], mx.sym.Variable(DATA))
+    net = gluon.SymbolBlock(symbol.get_children()[0], mx.sym.Variable(DATA, dtype="float32"))
     name_initializers(net.collect_params())
     return net
 

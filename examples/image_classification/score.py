@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -34,7 +35,8 @@ def main(prefix: str, epoch: int, scored: Scored) -> None:
         ("network", f"{prefix}-symbol.json"),
         ("images", f"{result.count} of {scored.name}"),
         ("accuracy", f"{100 * result.accuracy:.2f} %"),
-        ("speed", f"{result.speed:.0f} images/s on {scored.ctx}"),
+        ("context", str(scored.ctx)),
+        ("speed", "too few batches to tell" if math.isnan(result.speed) else f"{result.speed:.0f} images/s"),
     ]
     console.print(pairs_table(rows))
 

@@ -98,6 +98,10 @@ def read_voc(folder: Path, size: int, names: Sequence[str] = ()) -> FileScenes:
     """
     from gluoncv.data import VOCDetection
 
+    if not folder.is_dir():
+        raise click.ClickException(f"{folder}: there is no such folder. {VOC_HINT}")
+    if (folder / "ImageSets" / "Main").is_dir():
+        raise click.ClickException(f"{folder}: give the folder that {folder.name} lies in: --data-dir {folder.parent}")
     classes = tuple(name.lower() for name in names) or VOCDetection.CLASSES  # as GluonCV reads those of the files
     # GluonCV takes the names from the class, and refuses those without a letter.
     changes = {"CLASSES": classes, "_validate_class_names": lambda self, names: None}
@@ -117,9 +121,19 @@ def read_voc(folder: Path, size: int, names: Sequence[str] = ()) -> FileScenes:
         if not len(images):
             raise click.ClickException(f"{folder}: VOC*/ImageSets/Main/{kind}.txt names no image.")
         if not any(map(len, images._label_cache)):  # those of all images
-            raise click.ClickException(f"{folder}: no object of {kind} is of a class of {', '.join(classes)}.")
+            there = sorted({each.text.strip() for each in _object_names(images) if each.text})
+            raise click.ClickException(
+                f"{folder}: {kind} has no object of a class of {', '.join(classes)}; it has objects of "
+                f"{', '.join(there) or 'none'}: name those that you want with --class-names."
+            )
         parts.append(_Shaped(images))
     return FileScenes(parts[0], parts[1], classes, size)
+
+
+def _object_names(images: Any) -> Iterator[ElementTree.Element]:
+    """Yield the names of all objects of a data set of GluonCV, as their files have them."""
+    for item in images._items:
+        yield from ElementTree.parse(images._anno_path.format(*item)).iterfind("object/name")
 
 
 def read_records(folder: Path, size: int, names: Sequence[str] = ()) -> FileScenes:

@@ -34,13 +34,7 @@ def get_detector(name: str, classes: Sequence[str]) -> gluon.HybridBlock:
     """
     from gluoncv.model_zoo import get_model
 
-    known = _names()
-    if name not in known:
-        near = difflib.get_close_matches(name, known)
-        raise click.UsageError(
-            f"--network {name}: there is no such SSD; {'the nearest are' if near else 'there are'} "
-            f"{', '.join(near or known)}."
-        )
+    require_detector(name)
     with mx.name.NameManager():  # parameters are called the same in every process
         if name == SMALL:
             net = _small(classes)
@@ -54,7 +48,7 @@ def _small(classes: Sequence[str]) -> gluon.HybridBlock:
     from gluoncv.model_zoo.ssd import SSD
 
     def make_features(**kwargs: Any) -> gluon.HybridBlock:
-        return gluon.SymbolBlock(symbols.ssd.get_feature_maps("resnet8", 96), mx.sym.Variable("data"))
+        return gluon.SymbolBlock(symbols.ssd.get_feature_maps("resnet8", 96), mx.sym.Variable("data", dtype="float32"))
 
     return SSD(
         network=None,
@@ -66,6 +60,21 @@ def _small(classes: Sequence[str]) -> gluon.HybridBlock:
         steps=(8, 16, 32),
         classes=list(classes),
     )
+
+
+def require_detector(name: str) -> None:
+    """Raise unless GluonCV has an SSD of this name, or it is `SMALL`.
+
+    Raises:
+        click.ClickException: If it has none; the message names the nearest.
+    """
+    known = _names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known)
+        raise click.UsageError(
+            f"--network {name}: there is no such SSD; {'the nearest are' if near else 'there are'} "
+            f"{', '.join(near or known)}."
+        )
 
 
 def require_symbol(name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Dict, Iterator, Optional, Sequence, Tuple
@@ -48,7 +49,7 @@ def measure(learner: SymbolLearner, size: int, batch: Batch, ctx: mx.Context) ->
 
 def scales_table(found: Magnitudes, scales: Sequence[float]) -> Table:
     """Return a row for each loss scale: the share of the gradients that becomes 0 in float16."""
-    table = Table(title="gradients of activations, but for zeros", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(title="gradients of activations that are not 0", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for column in ("loss scale", "become 0 in float16", "the largest"):
         table.add_column(column, justify="right")
     for scale in scales:
@@ -110,7 +111,12 @@ def _batches(scenes: Scenes, batch_size: int, seed: int, steps: int) -> Iterator
 @click.option("--every", type=click.IntRange(min=1), default=10, show_default=True, help="Steps between measurements.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of weights and order.")
-@click.option("--output", type=click.Path(path_type=Path, file_okay=False), default=OUTPUT / "ssd_gradients")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=OUTPUT / "ssd_gradients",
+    help=f"Folder for {PICTURE}, which is replaced.  [default: {os.path.relpath(OUTPUT / 'ssd_gradients')}]",
+)
 def main(
     network: str,
     data: str,

@@ -24,7 +24,7 @@ from examples.common.loop import Data, Learner, run, total_steps
 from examples.common.options import Options, training_options
 from examples.common.parts import GluonPart
 from examples.ssd.batches import Batch, Scenes
-from examples.ssd.networks import SMALL, get_detector, image_size
+from examples.ssd.networks import SMALL, get_detector, image_size, require_detector
 from examples.ssd.score import PICTURE, SHOWN, Detections, Score, draw_detections
 from examples.ssd.settings import OPTIMIZER, data_options, learning_rate_option, load, optimizer_params, settings_of
 
@@ -129,6 +129,7 @@ def main(
     learning_rate: float,
 ) -> None:
     """Train an SSD detector with Gluon, in float32 or in mixed precision."""
+    require_detector(network)
     scenes = load(data, data_dir, size or image_size(network), class_names)
     learner = GluonLearner(network, scenes, options, learning_rate)
     settings = settings_of("ssd/train_gluon", network, data, scenes, learning_rate)

@@ -30,7 +30,7 @@ def launch(
     hosts: Optional[str],
     port: Optional[int],
 ) -> None:
-    r"""Run COMMAND in several processes that train together with kvstore 'dist_sync'.
+    """Run COMMAND in several processes that train together with kvstore 'dist_sync'.
 
     Starts the scheduler and servers of MXNet too, on this machine; prints each line with the name
     of its process in front. When one fails all are ended, and its exit code is that of mxmp; 124
@@ -41,7 +41,7 @@ def launch(
     \b
     Example:
       mxmp launch -n 2 python train.py --epochs 10
-    """
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
     if hosts is not None:
         if timeout is not None or host != jobs.LOOPBACK:
             raise click.UsageError("--hosts only prints commands; leave --timeout and --host out.", ctx)

@@ -68,8 +68,16 @@ def test_classes_may_be_numbers_and_written_large(tmp_path):
 
 
 def test_classes_that_there_are_none_of_are_refused(voc):
-    with pytest.raises(click.ClickException, match="no object of trainval is of a class of ant, bee"):
+    with pytest.raises(
+        click.ClickException,
+        match="no object of a class of ant, bee; it has objects of car, cat, dog, person, unicorn: name",
+    ):
         read_voc(voc, 64, ("ant", "bee"))
+
+
+def test_the_folder_of_a_year_is_not_taken_for_that_of_all(voc):
+    with pytest.raises(click.ClickException, match=f"VOC2007: give the folder that VOC2007 lies in: --data-dir {voc}"):
+        read_voc(voc / "VOC2007", 64)
 
 
 def test_every_year_is_trained_on_and_tests_are_held_out(voc):

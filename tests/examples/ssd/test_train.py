@@ -189,7 +189,7 @@ def test_voc_and_records_are_read_by_the_options(kind, tmp_path):
             "gluon",
             ("--data", "voc", "--data-dir", "nowhere"),
             1,
-            "nowhere: there is no VOC*/ImageSets/Main/trainval.txt",
+            "nowhere: there is no such folder. http",
         ),
         ("symbol", ("--data", "records", "--data-dir", "nowhere"), 1, "nowhere: there is no train.rec in it"),
         ("gluon", ("--class-names", "a,a"), 2, "expected different names with commas between"),
