@@ -6,6 +6,7 @@ the same batch size. Worker 0 shows how far it is, evaluates and saves.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -55,35 +56,34 @@ class LaunchCommand(Command):
 
 
 def _is_for_user(param: click.Parameter) -> bool:
-    return param.name != "kvstore"
+    return param.name not in ("kvstore", "output")
 
 
 @click.command(cls=LaunchCommand, context_settings={"ignore_unknown_options": True}, options_metavar="[OPTIONS]")
 @click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Processes that train.")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="mxnet", show_default=True, help="Sums gradients.")
 @click.option("--api", type=click.Choice(list(SCRIPTS)), default="gluon", show_default=True, help="Of MXNet.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=OUTPUT / "distributed",
+    help=f"Folder that worker 0 writes to.  [default: {os.path.relpath(OUTPUT / 'distributed')}]",
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="")
 @click.pass_context
-def main(ctx: click.Context, workers: int, engine: str, api: str, arguments: Sequence[str]) -> None:
+def main(ctx: click.Context, workers: int, engine: str, api: str, output: Path, arguments: Sequence[str]) -> None:
     """Train an image classifier in several processes of this machine.
 
     Each takes its part of every batch. Ctrl-C ends all after the same step, and --resume goes on there.
     """
     script = SCRIPTS[api]
-    arguments = _with_output(script.command, ctx, arguments)
+    arguments = [*arguments, "--output", str(output)]
     _check(script.command, ctx, workers, arguments)
     width = shutil.get_terminal_size().columns - len(f"[worker {workers}] ")
     end = run_job(engine, workers, [sys.executable, script.file, *arguments], {"COLUMNS": str(max(width, 1))})
     if end.code not in (0, INTERRUPTED):  # worker 0 has told of Ctrl-C
         click.echo(f"Error: {end.reason}.", err=True)
     ctx.exit(end.code)
-
-
-def _with_output(command: click.Command, ctx: click.Context, arguments: Sequence[str]) -> Sequence[str]:
-    """Return the arguments with a folder of its own for a job, unless they name one."""
-    parsed = command.make_context(ctx.info_name, list(arguments))
-    given = parsed.get_parameter_source("output") is not ParameterSource.DEFAULT
-    return arguments if given else [*arguments, "--output", str(OUTPUT / "distributed")]
 
 
 def _check(command: click.Command, ctx: click.Context, workers: int, arguments: Sequence[str]) -> None:

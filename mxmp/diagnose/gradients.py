@@ -11,14 +11,11 @@ from .. import dtypes
 from ..errors import ConvertError
 from ..graph import VARIABLE, Entry, GraphBuilder, Node
 from ..passes.scale_loss import is_loss_head
+from ..rules import RULES
 from ..symbol import ConvertedModel, convert_model
 from ..symbol.facts import from_graph, infer_facts, to_graph
 from .batches import Batches, fill_inputs, read_batches
 from .magnitudes import Magnitudes
-
-# No gradient goes through them. That of its anchors and labels MXNet does not even write, so that it is whatever the
-# memory held (MultiBoxTargetOp::Backward in src/operator/contrib/multibox_target-inl.h).
-_ENDS = ("_contrib_MultiBoxTarget",)
 
 
 def measure_gradients(
@@ -97,7 +94,7 @@ def _probe(model: ConvertedModel, values: Mapping[str, Any]) -> _Probed:
     probes: Dict[str, Tuple[str, Tuple[int, ...]]] = {}
     for position, node in enumerate(graph.nodes):
         inputs = tuple(map(builder.mapped, node.inputs))
-        if node.op in _ENDS:
+        if _is_unwritten(node):
             inputs = tuple(_blocked(builder, node, entry) for entry in inputs)
         new = builder.copy(position, node.rewired(inputs))
         for index in _watched(position, node, readers):
@@ -117,8 +114,13 @@ def _blocked(builder: GraphBuilder, node: Node, entry: Entry) -> Entry:
     return Entry(builder.add(Node("BlockGrad", builder.unique(f"{node.name}_blocked"), inputs=(entry,))))
 
 
+def _is_unwritten(node: Node) -> bool:
+    rule = RULES.find(node.op, dict(node.attrs))
+    return rule is not None and rule.unwritten_gradient
+
+
 def _watched(position: int, node: Node, readers: Mapping[Tuple[int, int], Any]) -> List[int]:
     """Return the outputs of a node that an operator reads, none of those that ignore their gradient."""
-    if node.is_variable or is_loss_head(node) or node.op in _ENDS:
+    if node.is_variable or is_loss_head(node) or _is_unwritten(node):
         return []
     return [index for index in range(node.num_outputs) if (position, index) in readers]

@@ -103,6 +103,8 @@ class Rule:
         stand_in_defaults: Pairs (attribute, value as text) that a call must have, or leave out, for it.
         loss_head: Whether the gradient of input 0 does not depend on that of the output, whatever
             comes behind it. SoftmaxOutput's ``out_grad`` changes nothing about that in MXNet 1.9.1.
+        unwritten_gradient: Whether no gradient goes through it and MXNet does not write one of its inputs either,
+            so that it is whatever the memory held.
     """
 
     op: str
@@ -121,6 +123,7 @@ class Rule:
     stand_ins: Tuple[Tuple[int, str], ...] = ()
     stand_in_defaults: Tuple[Tuple[str, str], ...] = ()
     loss_head: bool = False
+    unwritten_gradient: bool = False
 
     def __post_init__(self) -> None:
         """Check the category."""

@@ -30,7 +30,9 @@ _COORDINATES = (
     *rules(DENY, "_contrib_box_nms _contrib_box_iou _contrib_bipartite_matching", reason=_BOXES, no_low=True),
     *rules(DENY, "_contrib_box_decode _contrib_box_encode", reason=_BOXES, no_low=True),
     *rules(DENY, "_contrib_MultiBoxPrior", shape_only=(0,), reason=_BOXES, no_low=True),
-    *rules(DENY, "_contrib_MultiBoxTarget _contrib_MultiBoxDetection", reason=_BOXES, no_low=True),
+    *rules(DENY, "_contrib_MultiBoxDetection", reason=_BOXES, no_low=True),
+    # MultiBoxTargetOp::Backward (src/operator/contrib/multibox_target-inl.h) writes the gradient of cls_pred alone.
+    *rules(DENY, "_contrib_MultiBoxTarget", reason=_BOXES, no_low=True, unwritten_gradient=True),
     *rules(DENY, "_contrib_Proposal _contrib_MultiProposal", reason=_BOXES, no_low=True),
     *rules(DENY, "ROIPooling _contrib_ROIAlign _contrib_RROIAlign", keep=(1,), reason=_BOXES, no_low=True),
     *rules(DENY, "_contrib_PSROIPooling _contrib_DeformablePSROIPooling", keep=(1,), reason=_BOXES, no_low=True),

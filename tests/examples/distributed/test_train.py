@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import mxnet as mx
+import numpy as np
 import pytest
 
 from examples.common.workers import Workers
@@ -51,6 +53,8 @@ def test_weights_that_onednn_has_laid_out_can_be_sent(tmp_path):
         "cifar_resnet20_v1", load("digits"), options(tmp_path, policy=Policy.parse("O0")), 0.1, workers
     )
     learner.parts["net"].save_params(str(tmp_path / "params"))
+    weights = [value for name, value in mx.nd.load(str(tmp_path / "params")).items() if name.endswith("conv0_weight")]
+    assert weights and all(np.isfinite(each.asnumpy()).all() and each.asnumpy().any() for each in weights)
 
 
 def test_help_has_the_options_of_the_training_too():
@@ -59,6 +63,7 @@ def test_help_has_the_options_of_the_training_too():
     for option in "workers engine api policy ctx epochs batch-size resume output network data".split():
         assert f"--{option} " in text
     assert "--kvstore" not in text
+    assert text.count("--output ") == 1 and "output/distributed" in text
 
 
 @pytest.mark.parametrize(
