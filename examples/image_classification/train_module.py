@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Dict, Iterable, Optional
+from typing import Any, Dict, Iterable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -18,14 +18,14 @@ import mxnet as mx
 import mxmp
 from examples.common.batches import fill
 from examples.common.command import Command
-from examples.common.loop import Learner, run, total_steps
+from examples.common.loop import Learner, total_steps
 from examples.common.options import Options, training_options
 from examples.common.parts import ModulePart
-from examples.common.workers import Workers, join
-from examples.image_classification.arrays import Batch, Images, Share
-from examples.image_classification.data import data_options, load
+from examples.common.workers import Workers
+from examples.image_classification.arrays import Batch, Images
+from examples.image_classification.data import data_options
 from examples.image_classification.networks import get_symbol, network_option
-from examples.image_classification.settings import kvstore_option, learning_rate_option, optimizer_params, settings_of
+from examples.image_classification.settings import kvstore_option, learning_rate_option, optimizer_params, train
 from examples.image_classification.tally import Tally
 
 
@@ -79,21 +79,9 @@ class ModuleLearner(Learner):
 @learning_rate_option
 @kvstore_option
 @training_options("train_module")
-def main(
-    options: Options,
-    network: str,
-    data: str,
-    data_dir: Optional[Path],
-    image_size: Optional[int],
-    learning_rate: float,
-    kvstore: str,
-) -> None:
+def main(options: Options, **values: Any) -> None:
     """Train an image classifier with the Symbolic API, in float32 or in mixed precision."""
-    workers = join(kvstore, options.batch_size, len(options.ctx))
-    images = Share(load(data, data_dir, image_size), workers.rank, workers.size)
-    learner = ModuleLearner(network, images, options, learning_rate, workers)
-    settings = settings_of("train_module", network, data, images, learning_rate)
-    run(learner, images, options, settings, f"{network} on {data}, Module", workers)
+    train("train_module", ModuleLearner, options, **values)
 
 
 if __name__ == "__main__":

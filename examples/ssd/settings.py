@@ -8,9 +8,12 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import click
 import mxnet as mx
 
+from examples.common.loop import Learner, run
+from examples.common.options import Options
 from examples.ssd.batches import Scenes
 from examples.ssd.datasets import read_records, read_voc
 from examples.ssd.digits import DigitScenes
+from examples.ssd.networks import image_size
 
 _READERS: Dict[str, Callable[[Path, int, Sequence[str]], Scenes]] = {"voc": read_voc, "records": read_records}
 
@@ -95,3 +98,36 @@ def settings_of(script: str, network: str, data: str, scenes: Scenes, learning_r
         "classes": list(scenes.names),
         "learning rate": learning_rate,
     }
+
+
+def train(
+    api: str,
+    learner: Callable[[str, Scenes, Options, float], Learner],
+    options: Options,
+    network: str,
+    data: str,
+    data_dir: Optional[Path],
+    size: Optional[int],
+    class_names: Sequence[str],
+    learning_rate: float,
+) -> None:
+    """Train a detector, as `examples.common.loop.run` does.
+
+    Args:
+        api: 'gluon' or 'symbol'.
+        learner: What makes the network and its trainer.
+        options: The options that every script has.
+        network: Name of the network, which there is.
+        data: As for `load`, and so are the next three; the size is the network's unless given.
+        data_dir: As above.
+        size: As above.
+        class_names: As above.
+        learning_rate: The largest learning rate.
+
+    Raises:
+        click.ClickException: If data or batch cannot be used.
+    """
+    scenes = load(data, data_dir, size or image_size(network), class_names)
+    made = learner(network, scenes, options, learning_rate)
+    settings = settings_of(f"ssd/train_{api}", network, data, scenes, learning_rate)
+    run(made, scenes, options, settings, f"{network} on {data}, {api.capitalize()}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -20,13 +20,13 @@ from mxnet import autograd, gluon
 
 import mxmp
 from examples.common.command import Command
-from examples.common.loop import Data, Learner, run, total_steps
+from examples.common.loop import Data, Learner, total_steps
 from examples.common.options import Options, training_options
 from examples.common.parts import GluonPart
 from examples.ssd.batches import Batch, Scenes
-from examples.ssd.networks import SMALL, get_detector, image_size, require_detector
+from examples.ssd.networks import SMALL, get_detector, require_detector
 from examples.ssd.score import PICTURE, SHOWN, Detections, Score, draw_detections
-from examples.ssd.settings import OPTIMIZER, data_options, learning_rate_option, load, optimizer_params, settings_of
+from examples.ssd.settings import OPTIMIZER, data_options, learning_rate_option, optimizer_params, train
 
 
 class GluonLearner(Learner):
@@ -119,21 +119,10 @@ def _sum(losses: Sequence[mx.nd.NDArray]) -> float:
 @data_options
 @learning_rate_option
 @training_options("ssd_gluon", batch_size=32, epochs=16)
-def main(
-    options: Options,
-    network: str,
-    data: str,
-    data_dir: Optional[Path],
-    size: Optional[int],
-    class_names: Sequence[str],
-    learning_rate: float,
-) -> None:
+def main(options: Options, network: str, **values: Any) -> None:
     """Train an SSD detector with Gluon, in float32 or in mixed precision."""
     require_detector(network)
-    scenes = load(data, data_dir, size or image_size(network), class_names)
-    learner = GluonLearner(network, scenes, options, learning_rate)
-    settings = settings_of("ssd/train_gluon", network, data, scenes, learning_rate)
-    run(learner, scenes, options, settings, f"{network} on {data}, Gluon")
+    train("gluon", GluonLearner, options, network, **values)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Dict, Iterable, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -21,13 +21,13 @@ import mxmp
 import symbols
 from examples.common.batches import fill
 from examples.common.command import Command
-from examples.common.loop import Data, Learner, run, total_steps
+from examples.common.loop import Data, Learner, total_steps
 from examples.common.options import Options, training_options
 from examples.common.parts import ModulePart
 from examples.ssd.batches import ABSENT, Batch, Scenes
-from examples.ssd.networks import SMALL_SYMBOL, image_size, require_symbol
+from examples.ssd.networks import SMALL_SYMBOL, require_symbol
 from examples.ssd.score import PICTURE, SHOWN, Detections, Score, draw_detections
-from examples.ssd.settings import OPTIMIZER, data_options, learning_rate_option, load, optimizer_params, settings_of
+from examples.ssd.settings import OPTIMIZER, data_options, learning_rate_option, optimizer_params, train
 
 OBJECTS = 8
 """Labels are padded to a multiple of so many objects, for a module is bound to their number."""
@@ -133,21 +133,10 @@ def losses(class_probs: np.ndarray, class_targets: np.ndarray, box_losses: np.nd
 @data_options
 @learning_rate_option
 @training_options("ssd_symbol", batch_size=32, epochs=16)
-def main(
-    options: Options,
-    network: str,
-    data: str,
-    data_dir: Optional[Path],
-    size: Optional[int],
-    class_names: Sequence[str],
-    learning_rate: float,
-) -> None:
+def main(options: Options, network: str, **values: Any) -> None:
     """Train an SSD detector with the Symbolic API, in float32 or in mixed precision."""
     require_symbol(network)
-    scenes = load(data, data_dir, size or image_size(network), class_names)
-    learner = SymbolLearner(network, scenes, options, learning_rate)
-    settings = settings_of("ssd/train_symbol", network, data, scenes, learning_rate)
-    run(learner, scenes, options, settings, f"{network} on {data}, Module")
+    train("symbol", SymbolLearner, options, network, **values)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from examples.common import loop
-from examples.image_classification import train_gluon, train_module
+from examples.image_classification import settings, train_gluon, train_module
 
 SCRIPTS = {"gluon": train_gluon, "module": train_module}
 
@@ -18,8 +18,8 @@ SCRIPTS = {"gluon": train_gluon, "module": train_module}
 def main():
     api, folder, *args = sys.argv[1:]
 
-    def run(learner, data, options, settings, title, workers):
-        history = loop.run(learner, data, options, settings, title, workers)
+    def run(learner, data, options, recorded, title, workers):
+        history = loop.run(learner, data, options, recorded, title, workers)
         place = Path(folder) / f"rank{workers.rank}"
         learner.parts["net"].save_params(f"{place}.params")
         learner.parts["net"].save_states(f"{place}.states")
@@ -27,7 +27,7 @@ def main():
         Path(f"{place}.json").write_text(json.dumps(steps))
         return history
 
-    SCRIPTS[api].run = run
+    settings.run = run
     SCRIPTS[api].main(args)
 
 
