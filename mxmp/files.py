@@ -1,12 +1,27 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, several of them as one.
+
+Each file is written under a temporary name in its folder, ``<name>.<16 hex digits>.tmp``, and takes its
+place when all are complete and on the disk. A process that was killed leaves such files; the next one
+that writes a file of that name removes them. It knows those in use by their lock (flock), so that
+processes and threads that write the same file do not disturb each other: the last one wins.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
+import secrets
 import shutil
-from typing import Iterator, List, Sequence, Tuple
+import stat
+import time
+from typing import Iterator, List, Optional, Sequence, Tuple
+
+from .errors import CheckpointError
+
+_TRIES = 100  # of a temporary name; the first one is free but for a race with a process that cleans
 
 
 @contextlib.contextmanager
@@ -14,60 +29,208 @@ def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
     """Yield a temporary name beside each path; the files take their places, all of them, when the block ends well.
 
     If the block raises, or one file cannot take its place, nothing is left behind and what stood at
-    the paths is as it was.
+    the paths is as it was. What a link leads to is replaced, not the link. A file that existed keeps
+    its permissions, a new one gets those of the process's umask. When this returns, files and names are
+    on the disk, as far as the file system says so.
 
     Args:
         *paths: Where the files are to stand, all in folders that exist.
+
+    Raises:
+        OSError: If a folder is missing, a path is no file that can be written, or nothing was written to one.
     """
-    paths = tuple(os.path.realpath(path) for path in paths)  # what a link leads to is replaced, not the link
-    names = tuple(f"{path}.{os.getpid()}.tmp" for path in paths)
-    kept = tuple(f"{path}.{os.getpid()}.old" for path in paths)
-    for path in paths:
-        folder = os.path.dirname(path)
-        if not os.path.isdir(folder):
-            raise FileNotFoundError(errno.ENOENT, "there is no such folder; make it first", folder)
-    try:
+    targets = tuple(os.path.realpath(path) for path in paths)
+    for target in targets:
+        _require_writable(target)
+    with contextlib.ExitStack() as stack:
+        for target in targets:
+            _remove_abandoned(target)
+        modes = [_mode(target) for target in targets]
+        names = tuple(stack.enter_context(_temporary(target, mode)) for target, mode in zip(targets, modes))
         yield names
-        _flush(names)
-        with _restoring(paths, kept):
-            for name, path in zip(names, paths):
-                os.replace(name, path)
-    finally:
-        for name in (*names, *kept):
-            with contextlib.suppress(OSError):
-                os.remove(name)
+        for name, mode in zip(names, modes):
+            _finish(name, mode)
+        with _restoring(targets):
+            for name, target in zip(names, targets):
+                os.replace(name, target)
+        _flush_folders(targets)
 
 
 @contextlib.contextmanager
-def _restoring(paths: Sequence[str], kept: Sequence[str]) -> Iterator[None]:
-    """Put back what stands at some paths now, if the block raises."""
-    before: List[bool] = []
-    for path, name in zip(paths, kept):
-        before.append(os.path.lexists(path))
-        if before[-1]:
-            _link(path, name)
+def saving(what: str, *paths: str) -> Iterator[Tuple[str, ...]]:
+    """Do what `replacing` does, with one error that says what could not be written, and why.
+
+    Args:
+        what: What the files are, such as 'net: the checkpoint'.
+        *paths: As for `replacing`.
+
+    Raises:
+        CheckpointError: If the files cannot be written, or the block raises an OSError.
+    """
     try:
-        yield
-    except BaseException:
-        for path, name, existed in zip(paths, kept, before):
-            if existed:
-                os.replace(name, path)
-            elif os.path.lexists(path):
-                os.remove(path)
+        with replacing(*paths) as names:
+            yield names
+    except CheckpointError:
         raise
+    except OSError as e:
+        raise CheckpointError(f"{what} cannot be written: {e.strerror or e}") from e
 
 
-def _link(path: str, name: str) -> None:
-    """Give a file a second name, or copy it where the file system has no links."""
+def is_local(path: str) -> bool:
+    """Return whether a path that MXNet is given is one of this machine's, not a URI such as ``s3://...``."""
+    return "://" not in os.fspath(path)
+
+
+def require_folder(path: str) -> None:
+    """Raise FileNotFoundError if the folder of a path does not exist."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}; make it first")
+
+
+def _require_writable(path: str) -> None:
+    """Raise if a path is not one where a file may be written or replaced."""
+    require_folder(path)
     if os.path.isdir(path):
-        raise IsADirectoryError(21, "is a folder", path)
+        raise IsADirectoryError(errno.EISDIR, f"{path} is a folder")
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, f"{path} is no regular file, so none can take its place")
+    if os.path.lexists(path) and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, f"{path} is write-protected")
+
+
+def _mode(path: str) -> Optional[int]:
+    """Return the permissions of a file that exists."""
+    return stat.S_IMODE(os.stat(path).st_mode) if os.path.lexists(path) else None
+
+
+@contextlib.contextmanager
+def _temporary(path: str, mode: Optional[int]) -> Iterator[str]:
+    """Make an empty file beside a path, locked, and remove it if it is there still at the end."""
+    name, number = _create(path)
     try:
-        os.link(path, name, follow_symlinks=False)
+        if mode is not None:
+            os.fchmod(number, mode | stat.S_IRUSR | stat.S_IWUSR)  # before there is anything to read in it
+        yield name
+    finally:
+        _remove(name)
+        with contextlib.suppress(OSError):
+            fcntl.flock(number, fcntl.LOCK_UN)  # for processes that were forked meanwhile too
+        os.close(number)
+
+
+def _create(path: str) -> Tuple[str, int]:
+    """Return the name of a new empty file beside a path, and its locked descriptor."""
+    for _ in range(_TRIES):
+        name = f"{path}.{secrets.token_hex(8)}.tmp"
+        number = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        if _lock(number, fcntl.LOCK_EX) and os.path.lexists(name):
+            return name, number
+        os.close(number)  # one that cleans has come between
+    raise OSError(errno.EAGAIN, f"temporary files beside {path} are removed as soon as they are made")
+
+
+def _lock(number: int, kind: int) -> bool:
+    """Lock an open file if no other has; return False if one has. True where the file system has no locks."""
+    try:
+        fcntl.flock(number, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError:
-        shutil.copy2(path, name, follow_symlinks=False)
+        pass
+    return True
 
 
-def _flush(names: Sequence[str]) -> None:
-    for name in names:
-        with open(name, "rb+") as file:
-            os.fsync(file.fileno())
+def _remove_abandoned(path: str) -> None:
+    """Remove what processes that were killed have left beside a path."""
+    folder, base = os.path.split(path)
+    pattern = re.compile(re.escape(base) + r"\.[0-9a-f]{16}\.(tmp|old)")
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for name in [entry.path for entry in entries if pattern.fullmatch(entry.name)]:
+            _remove_unless_locked(name)
+
+
+def _remove_unless_locked(name: str) -> None:
+    with contextlib.suppress(OSError):
+        number = os.open(name, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is in use, or cannot be known
+            os.remove(name)
+        finally:
+            os.close(number)  # and with it the lock
+
+
+def _finish(name: str, mode: Optional[int]) -> None:
+    """Bring a file to the disk and give it its permissions; what was not written replaces nothing."""
+    with open(name, "rb+") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise OSError(errno.ENODATA, "nothing was written; is the disk full?")
+        os.fsync(file.fileno())
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
+
+
+def _flush_folders(paths: Sequence[str]) -> None:
+    """Bring the names of files to the disk, where the file system can."""
+    for folder in dict.fromkeys(map(os.path.dirname, paths)):
+        with contextlib.suppress(OSError):
+            number = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+
+
+@contextlib.contextmanager
+def _restoring(paths: Sequence[str]) -> Iterator[None]:
+    """Put back what stands at some paths now, if the block raises."""
+    kept: List[Tuple[str, Optional[str]]] = []
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            kept.append((path, stack.enter_context(_second_name(path)) if os.path.lexists(path) else None))
+        try:
+            yield
+        except BaseException:
+            for path, name in kept:
+                if name is not None:
+                    os.replace(name, path)
+                elif os.path.lexists(path):
+                    os.remove(path)
+            raise
+
+
+@contextlib.contextmanager
+def _second_name(path: str) -> Iterator[str]:
+    """Give a file a second name, or copy it where the file system has no links; remove that at the end."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(_TRIES):
+            name = f"{path}.{secrets.token_hex(8)}.old"
+            stack.callback(_remove, name)
+            try:
+                os.link(path, name)
+            except OSError:
+                shutil.copy2(path, name)
+            if _hold(name, stack):
+                break
+        yield name
+
+
+def _hold(name: str, stack: contextlib.ExitStack) -> bool:
+    """Lock a second name, shared with others who write the same file; return False if it was removed before."""
+    try:
+        number = os.open(name, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # not to be read, so one that cleans cannot lock it either
+    stack.callback(os.close, number)
+    for _ in range(_TRIES):  # its last writer may hold it still
+        if _lock(number, fcntl.LOCK_SH):
+            break
+        time.sleep(0.01)
+    return os.path.lexists(name)
+
+
+def _remove(name: str) -> None:
+    with contextlib.suppress(OSError):
+        os.remove(name)

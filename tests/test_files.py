@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+
 import pytest
 
-from mxmp.files import replacing
+from mxmp.errors import CheckpointError
+from mxmp.files import replacing, saving
+
+
+def write(name, text="new"):
+    with open(name, "w") as file:
+        file.write(text)
 
 
 def test_all_files_take_their_places_at_the_end(tmp_path):
     paths = [tmp_path / name for name in ("a", "b")]
     with replacing(*map(str, paths)) as names:
         for name in names:
-            with open(name, "w") as file:
-                file.write("new")
+            write(name)
         assert not (tmp_path / "a").exists()
     assert [path.read_text() for path in paths] == ["new", "new"]
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path):
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_an_error_leaves_what_was_there_and_nothing_else(error, tmp_path):
     old = tmp_path / "a"
     old.write_text("old")
-    with pytest.raises(RuntimeError, match="stop"), replacing(str(old), str(tmp_path / "b")) as (first, _):
-        with open(first, "w") as file:
-            file.write("half")
-        raise RuntimeError("stop")
+    with pytest.raises(error, match="stop"), replacing(str(old), str(tmp_path / "b")) as (first, _):
+        write(first, "half")
+        raise error("stop")
     assert old.read_text() == "old"
     assert list(tmp_path.iterdir()) == [old]
 
@@ -32,8 +44,176 @@ def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path):
 def test_a_file_that_was_not_written_replaces_nothing(tmp_path):
     old = tmp_path / "a"
     old.write_text("old")
-    with pytest.raises(FileNotFoundError), replacing(str(old), str(tmp_path / "b")) as (first, _):
-        with open(first, "w") as file:
-            file.write("new")
+    with pytest.raises(OSError, match="nothing was written"), replacing(str(old), str(tmp_path / "b")) as (first, _):
+        write(first)
     assert old.read_text() == "old"
     assert list(tmp_path.iterdir()) == [old]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_a_file_that_cannot_take_its_place_puts_back_the_others(failing, links, tmp_path, monkeypatch):
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths[:2]:
+        path.write_text("old")
+    replace, calls = os.replace, []
+
+    def fail_once(source, target):
+        calls.append(target)
+        if len(calls) == failing + 1:
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    def no_links(*names, **kwargs):
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "replace", fail_once)
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(OSError, match="Input/output"), replacing(*map(str, paths)) as names:
+        for name in names:
+            write(name)
+    assert [path.read_text() for path in paths[:2]] == ["old", "old"]
+    assert sorted(tmp_path.iterdir()) == paths[:2]
+
+
+def test_temporary_names_differ_every_time(tmp_path):
+    seen = set()
+    for _ in range(20):
+        with replacing(str(tmp_path / "a")) as (name,):
+            assert os.path.dirname(name) == str(tmp_path) and os.path.basename(name).startswith("a.")
+            seen.add(name)
+            write(name)
+    assert len(seen) == 20
+
+
+KILLED = """
+import os, sys, time
+from mxmp.files import replacing
+with replacing(*sys.argv[1:]) as names:
+    for name in names:
+        open(name, "w").write("half")
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """Return a process that is writing 'a' and 'b', which is killed at the end at the latest."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "a"), str(tmp_path / "b")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_a_killed_process_left_goes_with_the_next_save(writer, tmp_path):
+    (tmp_path / "ab").write_text("another")
+    writer.kill()
+    writer.wait()
+    assert len(names_in(tmp_path)) == 3
+    (tmp_path / "a.0123456789abcdef.old").write_text("killed between two renames")
+    with replacing(str(tmp_path / "a")) as (name,):
+        write(name)
+    left = names_in(tmp_path)
+    assert left[:2] == ["a", "ab"] and left[2].startswith("b.") and len(left) == 3
+    with replacing(str(tmp_path / "b")) as (name,):
+        write(name)
+    assert names_in(tmp_path) == ["a", "ab", "b"]
+
+
+def test_what_another_process_is_writing_is_left_alone(writer, tmp_path):
+    before = names_in(tmp_path)
+    with replacing(str(tmp_path / "a")) as (name,):
+        write(name)
+    assert names_in(tmp_path) == ["a", *before]
+
+
+def test_ctrl_c_removes_what_was_begun(writer, tmp_path):
+    writer.send_signal(signal.SIGINT)
+    assert writer.wait(30) != 0
+    assert names_in(tmp_path) == []
+
+
+def test_threads_that_write_one_file_do_not_disturb_each_other(tmp_path):
+    path, errors = tmp_path / "a", []
+
+    def save(text):
+        try:
+            for _ in range(50):
+                with replacing(str(path)) as (name,):
+                    write(name, text * 1000)
+        except Exception as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=save, args=(text,)) for text in "xyz"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert path.read_text() in {text * 1000 for text in "xyz"}
+    assert names_in(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_a_new_file_has_the_permissions_of_the_mask(mask, tmp_path):
+    before = os.umask(mask)
+    try:
+        with replacing(str(tmp_path / "a")) as (name,):
+            write(name)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o666 & ~mask
+
+
+def test_a_file_keeps_its_permissions(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    path.chmod(0o640)
+    with replacing(str(path)) as (name,):
+        assert stat.S_IMODE(os.stat(name).st_mode) == 0o640  # nobody else can read it meanwhile
+        write(name)
+    assert path.read_text() == "new" and stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_what_a_link_leads_to_is_replaced(tmp_path):
+    (tmp_path / "folder").mkdir()
+    path, link = tmp_path / "folder" / "a", tmp_path / "link"
+    path.write_text("old")
+    link.symlink_to(path)
+    with replacing(str(link)) as (name,):
+        write(name)
+    assert link.is_symlink() and path.read_text() == "new"
+    assert names_in(tmp_path) == ["folder", "link"] and names_in(tmp_path / "folder") == ["a"]
+
+
+def test_what_is_no_file_is_refused_before_anything_is_written(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, reason in ((tmp_path / "pipe", "no regular file"), (tmp_path, "is a folder")):
+        with pytest.raises(OSError, match=reason), replacing(str(tmp_path / "a"), str(path)):
+            pytest.fail("the block ran")
+    with pytest.raises(FileNotFoundError, match="there is no folder .*none; make it first"):
+        with replacing(str(tmp_path / "none" / "a")):
+            pytest.fail("the block ran")
+    assert names_in(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("name", ["café", "层", "a b", "a*[0-9]?", "\x7f", "new\nline", "("])
+def test_names_of_any_characters(name, tmp_path):
+    (tmp_path / f"{name}.0123456789abcdef.tmp").write_text("left")
+    with replacing(str(tmp_path / name)) as (temporary,):
+        write(temporary)
+    assert names_in(tmp_path) == [name]
+
+
+def test_saving_says_what_could_not_be_written(tmp_path):
+    with pytest.raises(CheckpointError, match=r"^net: the states cannot be written: No space left on device$"):
+        with saving("net: the states", str(tmp_path / "a")):
+            raise OSError(28, "No space left on device", "a.0123.tmp")
+    assert names_in(tmp_path) == []

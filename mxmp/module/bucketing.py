@@ -13,9 +13,10 @@ from ..policy import Policy
 from ..report import Report
 from .module import Module
 from .options import make_scaler
+from .saving import ParamsFiles, load_buckets, save_buckets
 
 
-class BucketingModule(ScalerStatus, mx.mod.BucketingModule):
+class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
     """Trains symbols of several input lengths as ``mx.mod.BucketingModule``, in mixed precision.
 
     Every bucket is a `Module`, converted for its own shapes. All share parameters, masters,
@@ -178,7 +179,7 @@ class BucketingModule(ScalerStatus, mx.mod.BucketingModule):
     def save_checkpoint(
         self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = False
     ) -> None:
-        """Write the float32 symbols of all buckets and the float32 parameters.
+        """Write the float32 symbols of all buckets and the float32 parameters: all files or none.
 
         Args:
             prefix: Of the files.
@@ -188,12 +189,11 @@ class BucketingModule(ScalerStatus, mx.mod.BucketingModule):
 
         Raises:
             TrainerError: If states are asked for between backward and update; nothing is written.
+            CheckpointError: If a file cannot be written; then nothing is changed.
         """
         if save_optimizer_states:
             self._current("save_checkpoint")._require_saveable("save_checkpoint")
-        super().save_checkpoint(prefix, epoch, remove_amp_cast)
-        if save_optimizer_states:
-            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
+        save_buckets(self, prefix, epoch, save_optimizer_states, remove_amp_cast)
 
     def save_optimizer_states(self, fname: str) -> None:
         """Save optimizer states, masters and the loss scale: `Module.save_optimizer_states`."""
@@ -225,10 +225,9 @@ class BucketingModule(ScalerStatus, mx.mod.BucketingModule):
 
         Raises:
             TrainerError: If an argument is missing.
+            CheckpointError: If a file is missing or damaged; the message names it.
         """
-        (keys,) = mx.nd.load(f"{prefix}.buckets")
-        symbols = {key: mx.sym.load(f"{prefix}-{key}-symbol.json") for key in keys.asnumpy().astype(int).tolist()}
-        params = mx.model.load_params(prefix, epoch)
+        symbols, *params = load_buckets(prefix, epoch)
         module = cls.load_dict(symbols, sym_gen, default_bucket_key, *params, **kwargs)
         if load_optimizer_states:
             module._curr_module._preload_opt_states = f"{prefix}-{epoch:04d}.states"

@@ -8,6 +8,7 @@ from typing import Any, Iterable, List, Sequence, Union
 import mxnet as mx
 
 from ..errors import TrainerError
+from ..files import saving
 from ..loss_scale import LossScale, NoOpLossScale
 from ..optimizer import LossScaleOptimizer
 from ..optimizer.masters import to_float32
@@ -21,12 +22,13 @@ from ..symbol import load_checkpoint
 from ..symbol.arguments import require_symbol
 from .converted import ConvertedModule, write_loss_scale
 from .options import accumulates, make_optimizer, make_scaler, open_kvstore, refuse_compression, updates_on_kvstore
+from .saving import ParamsFiles, save_module
 from .training import Training
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
 
 
-class Module(ScalerStatus, ConvertedModule):
+class Module(ParamsFiles, ScalerStatus, ConvertedModule):
     """Trains and runs a symbol as ``mx.mod.Module``, in mixed precision.
 
     The symbol stays as it was given, and so do ``symbol``, parameters and checkpoints, which are
@@ -338,7 +340,7 @@ class Module(ScalerStatus, ConvertedModule):
     def save_checkpoint(
         self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = False
     ) -> None:
-        """Write the float32 symbol and parameters, which plain MXNet loads.
+        """Write the float32 symbol and parameters, which plain MXNet loads: all files or none.
 
         Args:
             prefix: Of the files ``<prefix>-symbol.json``, ``-<epoch>.params`` and ``.states``.
@@ -348,10 +350,11 @@ class Module(ScalerStatus, ConvertedModule):
 
         Raises:
             TrainerError: If states are asked for between backward and update; nothing is written.
+            CheckpointError: If a file cannot be written; then nothing is changed.
         """
         if save_optimizer_states:  # before anything is written
             self._require_saveable("save_checkpoint")
-        super().save_checkpoint(prefix, epoch, save_optimizer_states, remove_amp_cast)
+        save_module(self, prefix, epoch, save_optimizer_states, remove_amp_cast)
 
     def _require_saveable(self, call: str) -> None:
         self._require(call)
@@ -389,10 +392,11 @@ class Module(ScalerStatus, ConvertedModule):
             TrainerError: Between backward and update: gradients are not saved.
         """
         self._require("save_optimizer_states")
-        if self._training is None:
-            super().save_optimizer_states(fname)
-        else:
+        if self._training is not None:
             self._training.save(fname)
+            return
+        with saving(f"{fname}: the states", fname) as (name,):
+            super().save_optimizer_states(name)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Load what `save_optimizer_states` saved; the file decides over every field it has.

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..dtypes import BFLOAT16, canonical, to_numpy
 from ..errors import StateError
-from ..files import replacing
+from ..files import saving
 from .multi_precision import MasterState
 
 _HEADER = "header"
@@ -57,8 +57,13 @@ def encode(value: Any, arrays: Dict[str, np.ndarray], prefix: str = "") -> Any:
 
 
 def write(fname: str, header: Dict[str, Any], arrays: Dict[str, np.ndarray]) -> None:
-    """Write a file, whole or not at all: a temporary file beside it takes its place at the end."""
-    with replacing(os.fspath(fname)) as (name,), open(name, "wb") as file:
+    """Write a file, whole or not at all.
+
+    Raises:
+        CheckpointError: If it cannot be written; then what was there is as it was.
+    """
+    fname = os.fspath(fname)
+    with saving(f"{fname}: the states", fname) as (name,), open(name, "wb") as file:
         np.savez(file, **{_HEADER: np.array(json.dumps(header))}, **arrays)
 
 

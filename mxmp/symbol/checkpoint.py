@@ -8,8 +8,9 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 import mxnet as mx
 
 from ..errors import CheckpointError, GraphError, MxmpError, mxnet_reason
-from ..files import replacing
+from ..files import saving
 from ..graph import check_json
+from .arrays import load_arrays, write_arrays, write_symbol
 from .convert import ConvertedModel, PolicyLike, convert_model
 
 
@@ -77,14 +78,7 @@ def load_params(file: str) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     Raises:
         CheckpointError: If the file is missing, damaged, or holds something else.
     """
-    if not os.path.isfile(file):
-        raise CheckpointError(f"{file}: {'a folder' if os.path.isdir(file) else 'there is no such file'}.")
-    try:
-        arrays = mx.nd.load(os.fspath(file))
-        for array in arrays.values() if isinstance(arrays, dict) else arrays:
-            _ = array.shape  # fails where a damaged file has a size that no array can have
-    except (mx.MXNetError, ValueError, OSError) as e:
-        raise CheckpointError(f"{file}: truncated, or no file of parameters: {mxnet_reason(e)}") from e
+    arrays = load_arrays(file)
     found: Dict[str, Dict[str, Any]] = {"arg": {}, "aux": {}}
     for name, array in arrays.items() if isinstance(arrays, dict) else ():
         kind, _, rest = name.partition(":")
@@ -108,22 +102,36 @@ def load_checkpoint(prefix: str, epoch: int) -> Checkpoint:
     return Checkpoint(load_symbol(symbol_file), *load_params(params_file))
 
 
-def save_checkpoint(prefix: str, epoch: int, symbol: Any, arg_params: Mapping[str, Any], aux_params: Any) -> None:
+def save_checkpoint(
+    prefix: str, epoch: int, symbol: Any, arg_params: Mapping[str, Any], aux_params: Any, remove_amp_cast: bool = False
+) -> None:
     """Write a checkpoint, casts included, both files or neither.
 
+    Args:
+        prefix: Of the files.
+        epoch: Four digits in the name of the second.
+        symbol: The symbol.
+        arg_params: Its arguments, NDArrays by name.
+        aux_params: Its auxiliary states, likewise.
+        remove_amp_cast: Whether to leave out ``amp_cast``, as ``Symbol.save`` does.
+
     Raises:
-        CheckpointError: If the folder is missing or cannot be written to.
+        CheckpointError: If the folder is missing or cannot be written to; then nothing is changed.
     """
     _check_folder(prefix)
-    arrays = {f"arg:{name}": array for name, array in arg_params.items()}
-    arrays.update({f"aux:{name}": array for name, array in aux_params.items()})
-    try:
-        with replacing(*checkpoint_files(prefix, epoch)) as (symbol_file, params_file):
-            with open(symbol_file, "w", encoding="utf-8") as stream:
-                stream.write(symbol.tojson(remove_amp_cast=False))
-            _save_arrays(params_file, arrays)
-    except (OSError, mx.MXNetError) as e:
-        raise CheckpointError(f"{prefix}: the checkpoint cannot be written: {mxnet_reason(e)}") from e
+    with saving(f"{prefix}: the checkpoint", *checkpoint_files(prefix, epoch)) as (symbol_file, params_file):
+        write_symbol(symbol_file, symbol, remove_amp_cast)
+        write_arrays(params_file, named_arrays(arg_params, aux_params))
+
+
+def save_params(file: str, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
+    """Write a checkpoint's file of parameters, whole or not at all.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    with saving(f"{file}: the parameters", file) as (name,):
+        write_arrays(name, named_arrays(arg_params, aux_params))
 
 
 def convert_checkpoint(
@@ -170,15 +178,10 @@ def convert_checkpoint(
     return model
 
 
-def _save_arrays(file: str, arrays: Mapping[str, Any]) -> None:
-    """Write arrays and read them back: MXNet does not notice that the last bytes find no room on the disk."""
-    mx.nd.save(file, arrays)
-    try:
-        whole = len(mx.nd.load(file)) == len(arrays)
-    except mx.MXNetError:
-        whole = False
-    if not whole:
-        raise OSError("what was written is not whole; is the disk full?")
+def named_arrays(arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return arrays under the names that they have in a file of parameters."""
+    groups = ("arg", arg_params), ("aux", aux_params)
+    return {f"{kind}:{name}": array for kind, arrays in groups for name, array in arrays.items()}
 
 
 def _check_folder(prefix: str) -> None:

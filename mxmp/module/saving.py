@@ -1,0 +1,95 @@
+"""Checkpoints of modules: all files of one, or none."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from ..errors import CheckpointError
+from ..files import saving
+from ..symbol import load_params, load_symbol
+from ..symbol.arrays import load_arrays, write_arrays, write_symbol
+from ..symbol.checkpoint import checkpoint_files, named_arrays, save_params
+
+
+class ParamsFiles:
+    """The parameters of a module, to a file and back."""
+
+    def save_params(self, fname: str) -> None:
+        """Write the float32 parameters, whole or not at all, as ``mx.mod.Module.save_params``.
+
+        Raises:
+            CheckpointError: If the file cannot be written; then what was there is as it was.
+        """
+        save_params(fname, *self.get_params())  # type: ignore[attr-defined]
+
+    def load_params(self, fname: str) -> None:
+        """Set the parameters to those of a file that `save_params` wrote.
+
+        Raises:
+            CheckpointError: If the file is missing or damaged; then nothing is changed.
+        """
+        self.set_params(*load_params(fname))  # type: ignore[attr-defined]
+
+
+def save_module(module: Any, prefix: str, epoch: int, with_states: bool, remove_amp_cast: bool) -> None:
+    """Write symbol, parameters and, if asked for, optimizer states of a module.
+
+    Raises:
+        CheckpointError: If a file cannot be written; then nothing is changed.
+    """
+    symbol_file, params_file = checkpoint_files(prefix, epoch)
+    files = [symbol_file, params_file, *_states_file(prefix, epoch, with_states)]
+    with saving(f"{prefix}: the checkpoint", *files) as (new_symbol, new_params, *new_states):
+        write_symbol(new_symbol, module.symbol, remove_amp_cast)
+        write_arrays(new_params, named_arrays(*module.get_params()))
+        for name in new_states:
+            module.save_optimizer_states(name)
+    _log(module, files[1:])
+
+
+def save_buckets(module: Any, prefix: str, epoch: int, with_states: bool, remove_amp_cast: bool) -> None:
+    """Write the symbols of all buckets, their keys, the parameters and, if asked for, optimizer states.
+
+    Raises:
+        CheckpointError: If a file cannot be written; then nothing is changed.
+    """
+    params, keys = module.get_params(), list(module._buckets)
+    symbol_files = [f"{prefix}-{key}-symbol.json" for key in keys]
+    params_file = checkpoint_files(prefix, epoch)[1]
+    files = [params_file, *_states_file(prefix, epoch, with_states), f"{prefix}.buckets", *symbol_files]
+    with saving(f"{prefix}: the checkpoint", *files) as names:
+        new_params, *new_states, new_keys = names[: -len(keys)]
+        write_arrays(new_params, named_arrays(*params))
+        for name in new_states:
+            module.save_optimizer_states(name)
+        write_arrays(new_keys, [mx.nd.array(keys, dtype=np.int32)])
+        for key, name in zip(keys, names[-len(keys) :]):
+            write_symbol(name, module._sym_gen(key)[0], remove_amp_cast)
+    _log(module, files[: 1 + with_states])
+
+
+def load_buckets(prefix: str, epoch: int) -> Any:
+    """Return the symbols of a checkpoint by bucket key, its arguments and its auxiliary states.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged; the message names it.
+    """
+    file = f"{prefix}.buckets"
+    found = load_arrays(file)
+    if not isinstance(found, list) or len(found) != 1 or found[0].ndim != 1:
+        raise CheckpointError(f"{file}: expected one array of bucket keys, as save_checkpoint writes it.")
+    keys = found[0].asnumpy().astype(int).tolist()
+    symbols = {key: load_symbol(f"{prefix}-{key}-symbol.json") for key in keys}
+    return (symbols, *load_params(checkpoint_files(prefix, epoch)[1]))
+
+
+def _states_file(prefix: str, epoch: int, with_states: bool) -> Sequence[str]:
+    return [f"{prefix}-{epoch:04d}.states"] if with_states else []
+
+
+def _log(module: Any, files: Sequence[str]) -> None:
+    for what, file in zip(("checkpoint", "optimizer state"), files):
+        module.logger.info('Saved %s to "%s"', what, file)

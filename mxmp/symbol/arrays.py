@@ -1,0 +1,69 @@
+"""Files of arrays, read and written by MXNet, and checked because MXNet does not.
+
+What MXNet writes on a full disk is cut off without a word: all of a symbol's file, the last 4 KiB of
+the arrays'. What it reads from a damaged file may take all memory (`mxmp.arrays_file`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Union
+
+import mxnet as mx
+
+from ..arrays_file import check_arrays_file
+from ..errors import CheckpointError, mxnet_reason
+
+Arrays = Union[Dict[str, Any], List[Any]]
+
+
+def load_arrays(file: str) -> Arrays:
+    """Return what ``mx.nd.save`` wrote: arrays by name, or a list.
+
+    Raises:
+        CheckpointError: If the file is missing, damaged or something else; it names the entry.
+    """
+    file = os.fspath(file)
+    check_arrays_file(file)
+    try:
+        arrays = mx.nd.load(file)
+        for array in arrays.values() if isinstance(arrays, dict) else arrays:
+            _ = array.shape  # fails where a size is one that no array can have
+            if array.stype != "default":
+                array.check_format()  # indices beyond the shape would be followed
+    except (mx.MXNetError, ValueError, OSError) as e:
+        raise CheckpointError(f"{file}: MXNet cannot load it: {mxnet_reason(e)}") from e
+    return arrays
+
+
+def write_arrays(file: str, arrays: Arrays) -> None:
+    """Write arrays by name or a list of them, as ``mx.nd.save``, and check that all of it was written.
+
+    Raises:
+        OSError: If not.
+    """
+    values = arrays.values() if isinstance(arrays, dict) else arrays
+    is_numpy = any(isinstance(array, mx.np.ndarray) for array in values)
+    try:
+        (mx.npx.save if is_numpy else mx.nd.save)(file, arrays)
+    except mx.MXNetError as e:
+        raise OSError(mxnet_reason(e)) from e
+    require_whole(file)
+
+
+def require_whole(file: str) -> None:
+    """Raise OSError if a file of arrays that MXNet has just written is cut off."""
+    try:
+        check_arrays_file(file)
+    except CheckpointError as e:
+        raise OSError("what was written is not whole; is the disk full?") from e
+
+
+def write_symbol(file: str, symbol: Any, remove_amp_cast: bool = False) -> None:
+    """Write a symbol's JSON, as ``Symbol.save``.
+
+    Raises:
+        OSError: If that fails.
+    """
+    with open(file, "w", encoding="utf-8", newline="\n") as stream:
+        stream.write(symbol.tojson(remove_amp_cast=remove_amp_cast))
