@@ -75,7 +75,8 @@ class _Walk:
         return self._size - self._stream.tell()
 
     def _fail(self, text: str) -> NoReturn:
-        raise CheckpointError(f"{self._file}: {self.where}: {text}. It is truncated, damaged, or no file of parameters.")
+        hint = "The file is truncated, damaged, or no file of parameters."
+        raise CheckpointError(f"{self._file}: {self.where}: {text}. {hint}")
 
     def _numbers(self, form: str) -> Tuple[int, ...]:
         """Read little-endian numbers."""

@@ -104,7 +104,7 @@ def export_model(
             onnx.checker.check_model(model)
             onnx.save(model, written)
     except OSError as e:
-        raise CheckpointError(f"{file}: the model cannot be written: {e}") from e
+        raise CheckpointError(f"{file}: the model cannot be written: {e.strerror or e}") from e
     except Exception as e:  # the exporter raises all sorts: AttributeError, KeyError, AssertionError, ...
         raise ConvertError(f"MXNet's exporter to ONNX cannot translate the network: {_reason(e, sym)}") from e
     return file

@@ -21,8 +21,8 @@ from ..optimizer import loss_heads
 from ..passes.classify import depends_on_shapes
 from ..policy import Policy
 from ..report import Report
-from ..symbol import Converted, convert_graph, to_graph
-from . import modes, regions, storage, trace
+from ..symbol import Converted, convert_graph, save_checkpoint, to_graph
+from . import modes, regions, saving, storage, trace
 from .hooks import ATTRIBUTE, as_written, suspended
 from .hooks import conversion_of as conversion_of
 from .hooks import installed as installed
@@ -37,6 +37,8 @@ _HOOKS = (
     "_clear_cached_op",
     "hybridize",
     "hybrid_forward",
+    "save_parameters",
+    "save_params",
     "load_parameters",
     "export",
     "cast",
@@ -267,13 +269,14 @@ class Conversion:
         return self._original("forward", x, *args)
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
-        """Write the converted net, its casts included, for plain MXNet.
+        """Write the converted net, its casts included, for plain MXNet: both files or neither.
 
         Where training and inference have different graphs, that of inference is written if the
         net has been called for inference; of several the one that ran last.
 
         Raises:
             ConvertError: If the net has not seen a batch yet, or the folder is missing.
+            CheckpointError: If a file cannot be written; then nothing is changed.
         """
         if not self.ops:
             raise ConvertError(
@@ -293,14 +296,27 @@ class Conversion:
         inferring = [mode for key, mode in outside.items() if not key.training]
         found = inferring or list(outside.values())
         mode = self.current if self.current in found else found[-1]
-        self.net._cached_graph = mode.inputs, mode.converted.symbol
-        self.net._cached_op_args = next(args for (key, _), (_, args) in self.ops.items() if key == id(mode))
+        params = next(args for (key, _), (_, args) in self.ops.items() if key == id(mode))
         with storage.as_stored(self.net.collect_params().values()):
-            self._original("export", path, epoch, remove_amp_cast=remove_amp_cast)
+            if type(self.net).export is not gluon.HybridBlock.export:  # the user's own writes what it likes
+                self.net._cached_graph, self.net._cached_op_args = (mode.inputs, mode.converted.symbol), params
+                self._original("export", path, epoch, remove_amp_cast=remove_amp_cast)
+                return
+            values = saving.values_for(mode.converted.symbol, params)
+            save_checkpoint(path, epoch, mode.converted.symbol, *values, remove_amp_cast=remove_amp_cast)
 
-    def load_parameters(self, *args: Any, **kwargs: Any) -> None:
-        """Load as MXNet does, and store in low precision at once what this has initialized."""
-        self._original("load_parameters", *args, **kwargs)
+    def save_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Save float32 values as MXNet does, whole or not at all."""
+        saving.save(filename, lambda name: self._original("save_parameters", name, *args, **kwargs))
+
+    def save_params(self, filename: str) -> None:
+        """Save as `save_parameters`, under the name that MXNet deprecates."""
+        saving.save(filename, lambda name: self._original("save_params", name))
+
+    def load_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Load a file as MXNet does once it is found whole, and store in low precision what this has initialized."""
+        saving.check(filename)
+        self._original("load_parameters", filename, *args, **kwargs)
         if self.early is not None:
             self._store(self.early)
 

@@ -63,8 +63,11 @@ def write(fname: str, header: Dict[str, Any], arrays: Dict[str, np.ndarray]) -> 
         CheckpointError: If it cannot be written; then what was there is as it was.
     """
     fname = os.fspath(fname)
-    with saving(f"{fname}: the states", fname) as (name,), open(name, "wb") as file:
-        np.savez(file, **{_HEADER: np.array(json.dumps(header))}, **arrays)
+    members = {_HEADER: np.array(json.dumps(header)), **arrays}
+    with saving(f"{fname}: the states", fname) as (name,), zipfile.ZipFile(name, "w") as file:
+        for member, array in members.items():  # as np.savez, which leaves its archive open where writing fails
+            with file.open(f"{member}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
 class StateFile:

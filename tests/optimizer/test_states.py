@@ -101,11 +101,11 @@ def test_write_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
     fname = str(tmp_path / "value")
     state_file.write(fname, {"a": 1}, {})
 
-    def fail(file, **arrays):
+    def fail(file, array, **options):
         file.write(b"half of it")
         raise OSError("no space left")
 
-    monkeypatch.setattr(np, "savez", fail)
+    monkeypatch.setattr(np.lib.format, "write_array", fail)
     with pytest.raises(OSError, match="no space left"):
         state_file.write(fname, {"a": 2}, {})
     assert StateFile(fname).header == {"a": 1}

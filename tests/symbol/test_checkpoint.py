@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 
@@ -12,6 +11,7 @@ import pytest
 
 from mxmp.errors import CheckpointError, ConvertError
 from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, save_checkpoint, to_graph
+from tests.full_disk import files_of_at_most
 from tests.symbol.refusals import contents, nothing_written, refused
 from tests.symbol.small import convolutional, dtypes_of, params_of, snapshot
 
@@ -194,22 +194,6 @@ def test_an_interrupted_write_leaves_the_earlier_files(both, tmp_path, monkeypat
     monkeypatch.setattr(mx.nd, "save", interrupt)
     with nothing_written(tmp_path), pytest.raises(KeyboardInterrupt):
         convert_checkpoint(both[0], 3, both[1], "O2", SHAPES)
-
-
-@contextlib.contextmanager
-def files_of_at_most(size):
-    """Let no file of this process grow beyond some bytes, as on a disk that is full."""
-    resource = pytest.importorskip("resource")  # Unix
-    import signal
-
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize("missing", [1, 100, 3000, 10_000, 24_000])
