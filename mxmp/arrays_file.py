@@ -10,14 +10,18 @@ from __future__ import annotations
 import math
 import os
 import struct
-from typing import BinaryIO, List, NoReturn, Tuple
+from typing import BinaryIO, NoReturn, Tuple
+
+import numpy as np
 
 from .errors import CheckpointError
 
 _LIST_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA  # with 64-bit sizes; with storage types; with numpy's shapes
 _ITEM_BYTES = {0: 4, 1: 8, 2: 2, 3: 1, 4: 4, 5: 1, 6: 8, 7: 1, 12: 2}  # mshadow's type flags that can be loaded
-_AUXILIARY = {0: 0, 1: 1, 2: 2}  # storage type -> arrays of indices: dense, row_sparse, csr
+_ROW_SPARSE = 1
+_AUXILIARY = {0: 0, _ROW_SPARSE: 1, 2: 2}  # storage type -> arrays of indices: dense, row_sparse, csr
+_INDEX_DTYPES = {4: "<i4", 6: "<i8"}
 _DEVICES = (1, 2, 3, 5)  # cpu, gpu, cpu_pinned, cpu_shared
 _MAX_AXES = 32  # numpy's limit, which no NDArray can be read with beyond
 _SMALLEST_ENTRY, _SMALLEST_NAME = 4, 8  # bytes
@@ -140,22 +144,30 @@ class _Walk:
         if not shape and magic == _V2:
             return  # an empty NDArray, without values
         self._context()
-        blocks = [(shape if stored is None else stored, self._item_bytes())]
-        for _ in range(_AUXILIARY[storage]):
-            item_bytes = self._item_bytes()
-            blocks.append((self._sized_shape(), item_bytes))
-        for sizes, item_bytes in blocks:
-            self._skip(sizes, item_bytes)
-        if stored is not None:
-            self._check_sparse(storage, shape, [sizes for sizes, _ in blocks])
+        values = (shape if stored is None else stored), self._item_bytes()
+        indices = [(self._index_dtype(), self._sized_shape()) for _ in range(_AUXILIARY[storage])]
+        self._skip(*values)
+        if stored is None:
+            return
+        found = [self._indices(*each) for each in indices]
+        if not (_rows_fit if storage == _ROW_SPARSE else _csr_fits)(shape, stored, *found):
+            sizes = [len(each) for each in found]
+            self._fail(f"{stored} values and {sizes} indices that do not fit a sparse array of the shape {shape}")
 
-    def _check_sparse(self, storage: int, shape: Shape, blocks: List[Shape]) -> None:
-        """Check that values and indices of a sparse array belong together; MXNet checks the indices' values."""
-        values, *indices = blocks
-        number = indices[-1][0] if len(indices[-1]) == 1 else -1
-        expected = (number, *shape[1:]) if storage == 1 else (number,)
-        if values != expected:
-            self._fail(f"a sparse array of the shape {shape} has values {values} and indices {indices}")
+    def _index_dtype(self) -> str:
+        (flag,) = self._numbers("i")
+        if flag not in _INDEX_DTYPES:
+            self._fail(f"found the dtype number {flag} of indices, expected one of {sorted(_INDEX_DTYPES)}")
+        return _INDEX_DTYPES[flag]
+
+    def _indices(self, dtype: str, shape: Shape) -> np.ndarray:
+        """Read the indices of a sparse array, which MXNet follows wherever they lead."""
+        start, item_bytes = self._stream.tell(), np.dtype(dtype).itemsize
+        if len(shape) != 1:
+            self._fail(f"found indices of the shape {shape}, expected one axis")
+        self._skip(shape, item_bytes)
+        self._stream.seek(start)
+        return np.frombuffer(self._stream.read(shape[0] * item_bytes), dtype)
 
     def _names(self, count: int) -> None:
         self.where = "the names"
@@ -173,3 +185,22 @@ class _Walk:
             if "\0" in name or name in seen:
                 self._fail(f"found {name!r}, expected names without a zero byte, each once")
             seen.add(name)
+
+
+def _rows_fit(shape: Shape, stored: Shape, rows: np.ndarray) -> bool:
+    """Return whether the values of a row_sparse array are those of rows that it has."""
+    return stored == (len(rows), *shape[1:]) and _within(rows, shape[0]) and bool((rows[1:] > rows[:-1]).all())
+
+
+def _csr_fits(shape: Shape, stored: Shape, starts: np.ndarray, columns: np.ndarray) -> bool:
+    """Return whether the values of a csr array have places in it, row by row."""
+    if len(shape) != 2 or stored != (len(columns),) or not _within(columns, shape[1]):
+        return False
+    if not len(starts):
+        return not len(columns)  # zeros, which MXNet saves without indices
+    ends = len(starts) == shape[0] + 1 and starts[0] == 0 and starts[-1] == len(columns)
+    return ends and bool((starts[1:] >= starts[:-1]).all())
+
+
+def _within(indices: np.ndarray, size: int) -> bool:
+    return not len(indices) or (indices.min() >= 0 and indices.max() < size)

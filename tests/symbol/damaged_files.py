@@ -1,0 +1,82 @@
+"""Reads damaged copies of a file of arrays, in a process of its own, with little memory.
+
+Usage: damaged_files.py FILE SEED COUNT: prints ``{"loaded": ..., "refused": ..., "bad": [...]}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+
+import mxnet as mx
+
+from mxmp.errors import CheckpointError
+from mxmp.symbol.arrays import load_arrays
+
+ROOM = 1 << 30  # bytes of addresses beyond what the process has
+
+
+def damaged(whole, rng):
+    """Return a file with one to three bytes changed, cut off, or with a piece taken out or put in."""
+    data = bytearray(whole)
+    kind = rng.randrange(6)
+    if kind == 0:
+        return bytes(data[: rng.randrange(len(data))])
+    place = rng.randrange(len(data))
+    if kind == 1:
+        del data[place : place + rng.randrange(1, 16)]
+    elif kind == 2:
+        data[place:place] = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 16)))
+    else:
+        for _ in range(kind - 2):
+            data[rng.randrange(len(data))] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
+    return bytes(data)
+
+
+def limit_memory():
+    """Let this process have little more memory than it has."""
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    size = pages * os.sysconf("SC_PAGE_SIZE") + ROOM
+    resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+
+
+def try_to_load(file):
+    """Return what becomes of a file: loaded, refused, or the error that should not have been."""
+    try:
+        arrays = load_arrays(file)
+        for array in arrays.values() if isinstance(arrays, dict) else arrays:
+            (array if array.stype == "default" else array.data).asnumpy()  # as dense ones they may need any memory
+    except CheckpointError as e:
+        return "refused" if file in str(e) and "\n" not in str(e) and len(str(e)) < 500 else f"unclear: {e}"
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+    return "loaded"
+
+
+def main(file, seed, count):
+    """Print what became of damaged copies of a file."""
+    with open(file, "rb") as stream:
+        whole = stream.read()
+    if whole[24:28] == bytes([0xCA, 0xFA, 0x93, 0xF9]):
+        mx.npx.set_np()
+    rng, result = random.Random(seed), {"loaded": 0, "refused": 0, "bad": []}
+    copy = f"{file}.damaged"
+    assert try_to_load(file) == "loaded"
+    limit_memory()
+    for number in range(count):
+        with open(copy, "wb") as stream:
+            stream.write(damaged(whole, rng))
+        found = try_to_load(copy)
+        if found in result:
+            result[found] += 1
+        else:
+            result["bad"].append([number, found])
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
