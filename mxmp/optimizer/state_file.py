@@ -7,7 +7,9 @@ for themselves, everything else is ``{kind: content}``.
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import zipfile
 from typing import Any, Dict
@@ -85,7 +87,7 @@ class StateFile:
         self._arrays = _read(fname)
         try:
             self.header: Dict[str, Any] = json.loads(str(self._arrays[_HEADER][()]))
-        except (KeyError, ValueError) as e:
+        except (KeyError, ValueError, IndexError, RecursionError) as e:
             raise self.error("the header", "missing or no JSON", "the header of save_states") from e
         if not isinstance(self.header, dict):
             raise self.error("the header", repr(self.header), "a dict")
@@ -111,23 +113,39 @@ class StateFile:
             return self._decode(where, data, ctx)
         except StateError:
             raise
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as e:
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError, mx.MXNetError) as e:
             raise self.error(where, "malformed", "what save_states writes") from e
 
     def _decode(self, where: str, data: Dict[str, Any], ctx: mx.Context) -> Any:
         ((kind, content),) = data.items()
+        if type(content) is not list:
+            raise self.error(where, f"a {kind} of {type(content).__name__}", "a list in it")
         if kind == "numpy":
-            return np.dtype(content[0]).type(content[1])
+            return self._scalar(where, *content)
         if kind == "array":
             return self._array(where, *content, ctx)
         if kind == "dict":
             pairs = [[self.decode(where, item, ctx) for item in pair] for pair in content]
             return {key: value for key, value in pairs}
         if kind == "row_sparse":
-            parts = tuple(self.decode(where, part, ctx) for part in content[:2])
-            return mx.nd.sparse.row_sparse_array(parts, shape=tuple(content[2]), ctx=ctx)
+            return self._rows(where, *content, ctx)
         items = [self.decode(f"{where}[{i}]", item, ctx) for i, item in enumerate(content)]
         return MasterState(*items) if kind == "master" else {"list": list, "tuple": tuple}[kind](items)
+
+    def _scalar(self, where: str, dtype: str, value: Any) -> np.generic:
+        kind = np.dtype(dtype).type
+        if not issubclass(kind, (np.number, np.bool_)) or not isinstance(value, (bool, int, float)):
+            raise self.error(where, f"{value!r} of dtype {dtype!r}", "a number of a numeric dtype")
+        return kind(value)
+
+    def _rows(self, where: str, values: Any, rows: Any, shape: Any, ctx: mx.Context) -> Any:
+        """Return a row_sparse array, whose indices MXNet follows wherever they lead."""
+        values, rows = (self.decode(where, part, ctx) for part in (values, rows))
+        places = rows.asnumpy()
+        fits = rows.dtype == np.int64 and values.shape == (*places.shape, *shape[1:]) and places.ndim == 1
+        if not (fits and (places[1:] > places[:-1]).all() and ((places >= 0) & (places < shape[0])).all()):
+            raise self.error(where, f"values {values.shape} of rows that are not its", f"rows of an array {shape}")
+        return mx.nd.sparse.row_sparse_array((values, rows), shape=tuple(shape), ctx=ctx)
 
     def _array(self, where: str, name: str, dtype: str, shape: Any, ctx: mx.Context) -> mx.nd.NDArray:
         array = self._arrays.get(name)
@@ -142,13 +160,33 @@ class StateFile:
 
 def _read(fname: str) -> Dict[str, np.ndarray]:
     try:
-        # Opened here, because np.load leaks a file that is no archive.
-        with open(fname, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        with zipfile.ZipFile(fname) as file:
+            size = os.path.getsize(fname)
+            if min(info.header_offset for info in file.infolist()):
+                raise ValueError("something stands before its first array")
+            return {info.filename[: -len(".npy")]: _member(file, info, size) for info in file.infolist()}
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as e:
+    except Exception as e:  # zipfile and numpy raise all sorts: struct.error, RuntimeError, SyntaxError, ...
         raise StateError(
             f"{fname}: not a file of optimizer states, or damaged ({e}); expected one that mxmp's "
             "save_states wrote. Files of mxnet.gluon.Trainer cannot be read."
         ) from e
+
+
+def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> np.ndarray:
+    """Return an array of an archive of ``size`` bytes, once what it declares is known to be there."""
+    name = info.filename
+    if not name.endswith(".npy") or info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{name!r} is no array that is stored as it is")
+    if info.file_size != info.compress_size or info.file_size > size:
+        raise ValueError(f"{name} declares {info.file_size} bytes, the file has {size}")
+    data = io.BytesIO(file.read(info))  # checks its sum
+    version = np.lib.format.read_magic(data)
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    shape, in_fortran_order, dtype = read_header(data)
+    left = info.file_size - data.tell()
+    if dtype.hasobject or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != left:
+        raise ValueError(f"{name} declares {dtype} {shape}, but has {left} bytes")
+    array = np.frombuffer(data.getbuffer()[data.tell() :], dtype)
+    return array.reshape(shape, order="F" if in_fortran_order else "C")

@@ -23,6 +23,7 @@ from ..errors import LossScaleError, StateError
 from ..loss_scale import LossScale
 from . import state_file
 from .masters import keep_masters
+from .model_states import ModelStates
 from .multi_precision import MasterState, MultiPrecision
 from .scaler import Scaler
 from .state_file import StateFile
@@ -140,8 +141,8 @@ def load(fname: str, target: Target) -> Loaded:
     _check_header(file)
     _check_target(file, target)
     inner = target.optimizer.inner
-    states = _decode_states(file, target)
     fields = _decode_fields(file, "fields", inner, target.contexts[0])
+    states = _decode_states(file, target, ModelStates(target.optimizer, fields, file.header["params"]))
     scheduler_fields = _decode_fields(file, "scheduler_fields", inner.lr_scheduler, target.contexts[0])
     counts = {d: dict(items) for d, items in file.header["counts"]}
     num_update = file.header["num_update"]
@@ -291,16 +292,20 @@ def _check_target(file: StateFile, target: Target) -> None:
         mine = _describe(param)
         for key in ("dtype", "shape"):
             found = saved.get(key) if isinstance(saved, dict) else None
-            if found != mine[key] and not (key == "shape" and _unknown(param)):
+            if found != mine[key] and not (key == "shape" and _unknown(param) and _is_shape(found)):
                 hint = "; take the policy that it was saved under" if key == "dtype" else ""
                 raise file.error(f"the {key} of parameter '{param.name}' (number {i})", found, f"{mine[key]}{hint}")
+
+
+def _is_shape(found: Any) -> bool:
+    return type(found) is list and all(type(size) is int and size >= 0 for size in found)
 
 
 def _unknown(param: mx.gluon.Parameter) -> bool:
     return not param.shape or min(param.shape) <= 0
 
 
-def _decode_states(file: StateFile, target: Target) -> List[Dict[int, Any]]:
+def _decode_states(file: StateFile, target: Target, model: ModelStates) -> List[Dict[int, Any]]:
     trees, number = file.header["states"], len(target.updaters)
     if len(trees) not in (1, number):
         raise file.error("the number of contexts with states of their own", len(trees), number)
@@ -311,20 +316,17 @@ def _decode_states(file: StateFile, target: Target) -> List[Dict[int, Any]]:
         if not isinstance(states, dict):
             raise file.error(f"states[{k}]", type(states).__name__, "a dict")
         for index, state in states.items():
-            _check_state(file, f"states[{k}][{index!r}]", index, state)
+            where = f"states[{k}][{index!r}]"
+            _check_index(file, where, index)
+            model.check(file, where, index, state)
         result.append(states)
     return result
 
 
-def _check_state(file: StateFile, where: str, index: Any, state: Any) -> None:
+def _check_index(file: StateFile, where: str, index: Any) -> None:
     params = file.header["params"]
     if type(index) is not int or not 0 <= index < len(params):
         raise file.error(where, "of no parameter", f"an index from 0 to {len(params) - 1}")
-    master = state.master if isinstance(state, MasterState) else None
-    shape = tuple(params[index]["shape"])
-    if master is not None and (master.shape, master.dtype) != (shape, np.float32):
-        found = f"{canonical(master.dtype)} {master.shape}"
-        raise file.error(f"{where}.master", found, f"float32 {shape}")
 
 
 def _decode_fields(file: StateFile, group: str, owner: Any, ctx: mx.Context) -> Dict[str, Any]:

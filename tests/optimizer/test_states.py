@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import stat
+import zipfile
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -429,3 +432,213 @@ def test_the_log_tells_which_options_a_file_overrules(tmp_path, caplog):
     assert other.learning_rate == 0.05
     assert "lr=0.05 (not 0.001)" in caplog.text and "momentum" not in caplog.text
     assert "loss_scale=DynamicLossScale" in caplog.text and "(not StaticLossScale(value=128.0))" in caplog.text
+
+
+# Damage of every sort.
+
+
+def rewritten_arrays(fname, change):
+    """Rewrite a state file with the bytes of its members changed, their sums and sizes right."""
+    with zipfile.ZipFile(fname) as file:
+        members = {info.filename: file.read(info) for info in file.infolist()}
+    with zipfile.ZipFile(fname, "w") as file:
+        for name, data in members.items():
+            file.writestr(name, change(data) if name != "header.npy" else data)
+
+
+NPY = {
+    "a huge shape": lambda data: data.replace(b"(3, 2)", b"(3, 2" + b"0" * 11 + b")").replace(b" " * 11, b"", 1),
+    "sizes whose product overflows": lambda data: data.replace(
+        b"(3, 2), }" + b" " * 20, b"(4294967296, 4294967296), }  "
+    ),
+    "another dtype": lambda data: data.replace(b"<f4", b"<f8"),
+    "objects": lambda data: data.replace(b"<f4", b"|O8"),
+    "no dict": lambda data: data.replace(b"{", b"["),
+    "open brackets": lambda data: data[:10] + b"(" * (len(data) - 11) + b"\n",
+    "another version": lambda data: data[:6] + b"\x09" + data[7:],
+    "a long header": lambda data: data[:8] + b"\xff\xff" + data[10:],
+    "nothing": lambda data: b"",
+    "cut off": lambda data: data[:-3],
+}
+
+
+@pytest.mark.parametrize("change", NPY.values(), ids=NPY.keys())
+def test_load_refuses_a_damaged_array(saved_file, change):
+    before = Path(saved_file).read_bytes()
+    rewritten_arrays(saved_file, change)
+    assert Path(saved_file).read_bytes() != before
+    expect_refusal(saved_file, Run(), r"not a file of optimizer states, or damaged")
+
+
+def test_a_file_with_any_byte_changed_is_refused_or_the_same(saved_file):
+    whole, run = Path(saved_file).read_bytes(), Run()
+    expected = StateFile(saved_file).header
+    rng = random.Random(0)
+    for number in range(400):
+        data = bytearray(whole)
+        place = rng.choice(
+            [rng.randrange(len(data)), len(data) - 1 - rng.randrange(400)]
+        )  # the directory is at the end
+        data[place] ^= 1 << rng.randrange(8)
+        Path(saved_file).write_bytes(data if number % 4 else data[:place])
+        try:
+            assert StateFile(saved_file).header == expected
+            states.load(saved_file, run.target)
+        except StateError as e:
+            assert str(e).startswith(saved_file) and len(str(e)) < 1000
+
+
+def test_empty_arrays_survive_a_file(tmp_path):
+    fname = str(tmp_path / "value")
+    state_file.write(fname, {}, {"a": np.ones((0, 3)), "b": np.float32(2.5) * np.ones(())})
+    found = StateFile(fname)._arrays
+    assert found["a"].shape == (0, 3) and found["b"].shape == () and found["b"] == 2.5
+
+
+ENTRY = {"array": ["states0.0", "float32", [3, 2]]}
+STATES = {
+    "a tuple of one": ([{"tuple": [ENTRY]}], "a tuple of 1; expected a tuple of 2", ""),
+    "a tuple of three": ([{"tuple": [ENTRY, ENTRY, ENTRY]}], "a tuple of 3; expected a tuple of 2", ""),
+    "no tuple": ([ENTRY], r"float32 \(3, 2\); expected a tuple of 2", ""),
+    "a list": ([{"list": [ENTRY, ENTRY]}], "a list; expected a tuple of 2", ""),
+    "a tuple of letters": ([{"tuple": "ab"}], "a tuple of str; expected a list in it", ""),
+    "none": ([None], "None; expected a tuple of 2", ""),
+    "none in it": ([{"tuple": [ENTRY, None]}], r"None; expected float32 \(3, 2\)", r"\[1\]"),
+    "a number in it": ([{"tuple": [7, ENTRY]}], r"a number; expected float32 \(3, 2\)", r"\[0\]"),
+    "a shape": (
+        [{"tuple": [ENTRY, {"array": ["fields.0", "float32", [2, 3]]}]}],
+        r"float32 \(2, 3\); expected float32 \(3, 2\)",
+        r"\[1\]",
+    ),
+    "an odd scalar": ([{"numpy": ["S9", "a"]}], "'a' of dtype 'S9'; expected a number", ""),
+}
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["float32", "float16"])
+@pytest.mark.parametrize("state, message, inside", STATES.values(), ids=STATES.keys())
+def test_load_refuses_a_state_that_the_optimizer_cannot_go_on_with(saved_file, state, message, inside, index):
+    with np.load(saved_file, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files if name != "header"}
+        header = json.loads(str(file["header"]))
+    (state,) = state
+    entry = {"master": [ENTRY, state]} if index else state
+    if "array" in str(state) and "fields.0" in str(state):
+        arrays["fields.0"] = np.ones((2, 3), np.float32)
+    if message.startswith("a tuple of str") or "S9" in message:
+        where = rf"states\[0\]{'.*' if index else ''}"
+    else:
+        where = rf"states\[0\]\[{index}\]{'.inner' if index else ''}{inside}"
+    state_file.write(saved_file, {**header, "states": [{"dict": [[index, entry]]}]}, arrays)
+    expect_refusal(saved_file, Run(), f"{where} is {message}")
+
+
+@pytest.mark.parametrize(
+    "entry, found",
+    [(ENTRY, r"float32 \(3, 2\)"), ({"master": [None, None]}, "None"), ({"master": [5, None]}, "a number")],
+)
+def test_load_refuses_a_low_precision_state_without_its_master(saved_file, entry, found):
+    edited(saved_file, states=[{"dict": [[1, entry]]}])
+    expect_refusal(saved_file, Run(), rf"states\[0\]\[1\].* is {found}; expected")
+
+
+def test_a_state_that_the_files_own_fields_ask_for_is_taken(tmp_path):
+    """Momentum is 0 here, so this optimizer would make no state; the file decides."""
+    saved, other = Run("sgd", momentum=0.9), Run("sgd")
+    saved.step(0)
+    states.save(str(tmp_path / "s"), saved.target, {})
+    states.load(str(tmp_path / "s"), other.target).apply()
+    other.copy_weights(saved)
+    for run in (saved, other):
+        run.step(1)
+    assert other.everything() == saved.everything()
+
+
+def test_a_state_of_the_users_may_grow(tmp_path):
+    class Growing(mx.optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return []
+
+        def update(self, index, weight, grad, state):
+            state.append(len(state))
+
+    run = Run()
+    inner = Growing(param_dict=run.optimizer.param_dict)
+    target = states.Target(MultiPrecision(inner), run.updaters, run.contexts, run.params)
+    for updater in run.updaters:
+        updater.optimizer = target.optimizer
+    run.step(0)
+    run.step(1)
+    states.save(str(tmp_path / "s"), target, {})
+    states.load(str(tmp_path / "s"), target).apply()
+    assert run.updaters[0].states[0] == [0, 1]
+
+
+def test_an_optimizer_that_wants_real_weights_to_make_states_is_taken_at_its_word(tmp_path):
+    class Picky(mx.optimizer.Adam):
+        def create_state(self, index, weight):
+            if not weight.asnumpy().any():
+                raise ValueError("zeros")
+            return super().create_state(index, weight)
+
+    run = Run()
+    target = states.Target(MultiPrecision(Picky()), run.updaters, run.contexts, run.params)
+    run.step(0)
+    states.save(str(tmp_path / "s"), target, {})
+    states.load(str(tmp_path / "s"), target).apply()
+
+
+@pytest.mark.parametrize(
+    "rows, shape", [([0, 9], [6, 2]), ([-1, 3], [6, 2]), ([3, 0], [6, 2]), ([0, 3], [6, 3]), ([0, 3], [6])]
+)
+def test_rows_beyond_a_sparse_array_are_named(rows, shape, tmp_path):
+    fname, arrays = str(tmp_path / "value"), {}
+    good = mx.nd.sparse.row_sparse_array(([[1.0, 2.0], [3.0, 4.0]], [0, 3]), shape=(6, 2))
+    values, _, _ = state_file.encode(good, arrays)["row_sparse"]
+    indices = state_file.encode(mx.nd.array(rows, dtype="int64"), arrays)
+    state_file.write(fname, {}, arrays)
+    with pytest.raises(StateError, match=r"value is values \(2, 2\) of rows that are not its; expected rows of an"):
+        StateFile(fname).decode("value", {"row_sparse": [values, indices, shape]}, mx.cpu())
+
+
+WRONG = [None, True, -1, 10**12, 0.5, "x", [], {}, [[1]], {"tuple": []}, {"dict": [[[], 1]]}]
+
+
+def paths_of(data, path=()):
+    """Yield the way to everything in JSON data."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from paths_of(value, (*path, key))
+
+
+def test_a_header_with_anything_else_in_one_place_is_refused_or_fits(tmp_path):
+    """What is taken can go on: a step after it neither fails nor leaves the parameters' shapes."""
+    fname, run = str(tmp_path / "s"), Run(dtypes=["float32", "float16"])
+    run.step(0)
+    states.save(fname, run.target, {})
+    with np.load(fname, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files if name != "header"}
+        header = json.loads(str(file["header"]))
+    rng, bad = random.Random(0), []
+    for path in paths_of(header):
+        changed = json.loads(json.dumps(header))
+        place = changed
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value = rng.choice(WRONG)
+        state_file.write(fname, changed, arrays)
+        fresh = Run(dtypes=["float32", "float16"])
+        try:
+            states.load(fname, fresh.target).apply()
+        except StateError as e:
+            assert str(e).startswith(fname)
+            continue
+        except Exception as e:
+            bad.append((path, value, f"{type(e).__name__}: {e}"))
+            continue
+        if path[0] in ("states", "counts", "num_update"):
+            try:
+                fresh.step(1)
+            except Exception as e:
+                bad.append((path, value, f"step: {type(e).__name__}: {e}"))
+    assert not bad
