@@ -17,10 +17,12 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Callable, Iterator, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script it finds the repository
 
 import mxnet as mx
 import numpy as np
@@ -35,6 +37,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import mxmp
+from examples.common.plot import WINDOW, mark_skipped, set_scale, smooth
 from mxmp.diagnose.processor import describe_bfloat16, read_processor, runs_bfloat16
 
 HERE = Path(__file__).resolve().parent
@@ -74,7 +77,7 @@ class Run:
     parameter_bytes: int = 0
     casts: int = 0
     cast_bytes: int | None = 0
-    skipped_steps: int = 0
+    skipped: list[int] = field(default_factory=list)  # the numbers of those steps, from 1
     final_scale: float = 1.0
 
     @property
@@ -171,8 +174,9 @@ def train(
             loss = train_step(net, trainer, mx.nd.array(images), mx.nd.array(labels))
             run.losses.append(float(loss.mean().asscalar()))
             run.seconds.append(time.perf_counter() - start)
+            run.skipped += [len(run.losses)] if trainer.last_step_skipped else []
             on_step(run)
-    run.skipped_steps, run.final_scale = trainer.skipped_steps, trainer.loss_scale.value
+    run.final_scale = trainer.loss_scale.value
     describe(run, net)
     run.accuracy = score(net, data)
     return run, net
@@ -232,34 +236,31 @@ def table(runs: list[Run]) -> Table:
             f"{run.parameter_bytes:,}",
             str(run.casts),
             "unknown" if run.cast_bytes is None else f"{run.cast_bytes:,}",
-            str(run.skipped_steps),
+            str(len(run.skipped)),
             f"{run.final_scale:g}",
         )
     return result
 
 
 def plot(runs: list[Run], path: Path) -> None:
-    """Draw the losses and the loss scales over the steps, both on log axes."""
+    """Draw the losses and the loss scales over the steps, the skipped ones marked."""
     figure = Figure(figsize=(9, 7), tight_layout=True)
     losses, scales = figure.subplots(2, 1, sharex=True)
     # O1 and O2 can coincide: later lines are dashed, so that those below show through.
     styles = {run.mode: {"color": f"C{i}", "linestyle": (0, (5, i))} for i, run in enumerate(runs)}
     for run in runs:
-        losses.plot(smooth(run.losses), label=run.title, **styles[run.mode])
+        losses.plot(range(1, len(run.losses) + 1), smooth(run.losses), label=run.title, **styles[run.mode])
     for run in [run for run in runs if len(set(run.scales)) > 1] or runs:
-        scales.step(range(len(run.scales)), run.scales, label=run.title, where="mid", **styles[run.mode])
-    losses.set(yscale="log", ylabel="training loss, mean of 10 steps", title="ResNet-20 on handwritten digits")
-    scales.set_yscale("log", base=2)
+        scales.step(range(1, len(run.scales) + 1), run.scales, label=run.title, where="mid", **styles[run.mode])
+        mark_skipped(scales, run.skipped, run.scales, styles[run.mode]["color"])
+    losses.set(ylabel=f"training loss, mean of {WINDOW} steps", title="ResNet-20 on handwritten digits")
     scales.set(xlabel="step", ylabel="loss scale")
+    set_scale(losses, 10)
+    set_scale(scales, 2)
     for axes in (losses, scales):
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(path, dpi=120)
-
-
-def smooth(values: list[float], window: int = 10) -> list[float]:
-    """Return the mean of each value and those up to ``window - 1`` steps before it."""
-    return [float(np.mean(values[max(0, i - window + 1) : i + 1])) for i in range(len(values))]
 
 
 def explain(modes: list[str], console: Console) -> list[str]:

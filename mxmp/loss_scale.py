@@ -1,8 +1,8 @@
 """Loss scales as immutable values: none, static, dynamic.
 
-A loss scale multiplies the loss, so that small gradients survive a format with few exponent
-bits, and divides the gradients again before the update. The classes here only hold numbers and
-decide which scale comes next; what multiplies the loss and skips the step is the trainer.
+A loss scale multiplies the loss, so that small gradients survive a format with few exponent bits, and divides the
+gradients again before the update. The classes here only hold numbers and decide which scale comes next; what
+multiplies the loss and skips the step is the trainer.
 
 References:
     Micikevicius et al., "Mixed Precision Training", 2017, section 3.2,
@@ -22,13 +22,17 @@ from .errors import LossScaleError
 
 _LOG = logging.getLogger(__name__)
 
-# Both the scale and its inverse must be normal float32 numbers, because losses are scaled and
-# gradients unscaled in float32.
+# Scale and inverse must be normal float32 numbers, because losses are scaled and gradients unscaled in float32.
 SMALLEST_SCALE = 2.0**-126
 LARGEST_SCALE = 2.0**126
 
 AT_FLOOR = ("raise", "warn", "hold")
 """What a dynamic scale can do when its floor does not help."""
+
+# How a dynamic scale without an init_scale finds its level; docs/choosing_a_policy.md has what was measured.
+_WARM_UP_START = 2.0**8  # few gradients are lost from here on
+_WARM_UP_END = 2.0**15  # the largest power of two in float16: a float16 loss bears it
+_WARM_UP_BACKOFF = 2.0**-3  # leaves room for gradients that grow, as those of a GAN do
 
 
 class LossScale(abc.ABC):
@@ -52,8 +56,7 @@ class LossScale(abc.ABC):
     def unscale(self, value: Any) -> Any:
         """Return ``value`` divided by the scale, in the dtype of ``value``.
 
-        Exactly undoes `scale` if the scale is a power of two and nothing leaves the normal
-        range.
+        Exactly undoes `scale` if the scale is a power of two and nothing leaves the normal range.
         """
         return value * (1.0 / self.value)
 
@@ -70,10 +73,7 @@ class LossScale(abc.ABC):
 
     def to_dict(self) -> Dict[str, Any]:
         """Return every field as plain JSON data; `from_dict` is the inverse."""
-        return {
-            "kind": _KIND_OF[type(self)],
-            **{name: getattr(self, name) for name in _fields(type(self))},
-        }
+        return {"kind": _KIND_OF[type(self)], **{name: getattr(self, name) for name in _fields(type(self))}}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> LossScale:
@@ -142,17 +142,20 @@ class StaticLossScale(LossScale):
 class DynamicLossScale(LossScale):
     """A scale that grows while gradients stay finite and backs off when they do not.
 
-    After a non-finite step the scale is multiplied by ``backoff_factor``; after
-    ``growth_interval`` finite steps in a row, by ``growth_factor``; it never leaves
-    ``[min_scale, max_scale]``. With ``hysteresis`` above 1 that many non-finite steps must come
-    before the first back-off since the scale last grew; each later one backs off at once.
+    After a non-finite step the scale is multiplied by ``backoff_factor``; after ``growth_interval`` finite steps in a
+    row, by ``growth_factor``; it never leaves ``[min_scale, max_scale]``. With ``hysteresis`` above 1 that many
+    non-finite steps must come before the first back-off since the scale last grew; each later one backs off at once.
 
-    At the floor a back-off is impossible, and gradients that stay non-finite there are a fault
-    of the model, not of the scale. ``at_floor`` says what happens after ``max_floor_skips``
-    such steps in a row: 'raise' an error, 'warn' in the log, or 'hold' still.
+    Without an ``init_scale`` the scale warms up: from 256 it doubles after every finite step, up to 32768 or to the
+    first non-finite step, after which it falls to an eighth. That costs one skipped step, where halving from 65536
+    costs several. From then on it moves as said above.
+
+    At the floor a back-off is impossible, and gradients that stay non-finite there are a fault of the model, not of
+    the scale. ``at_floor`` says what happens after ``max_floor_skips`` such steps in a row: 'raise' an error, 'warn'
+    in the log, or 'hold' still.
 
     Args:
-        init_scale: The first scale.
+        init_scale: The first scale. Not given, it is 256, or the nearest in ``[min_scale, max_scale]``, and warms up.
         growth_factor: Above 1.
         backoff_factor: Between 0 and 1, both excluded.
         growth_interval: Steps; at least 1.
@@ -163,23 +166,24 @@ class DynamicLossScale(LossScale):
         max_floor_skips: Steps; at least 1.
         value: State: the present scale; ``init_scale`` if not given.
         growth_tracker: State: finite steps in a row since the scale last moved.
-        hysteresis_tracker: State: non-finite steps up to the next back-off; ``hysteresis`` if
-            not given.
+        hysteresis_tracker: State: non-finite steps up to the next back-off; ``hysteresis`` if not given.
         floor_skips: State: non-finite steps in a row at the floor.
+        warming_up: State: whether the scale is still warming up.
 
     Raises:
         LossScaleError: If a field is invalid or the fields contradict each other.
 
     Example:
-        >>> scale = DynamicLossScale().adjust(grads_finite=False)
-        >>> scale.value
+        >>> DynamicLossScale(init_scale=2.0**16).adjust(grads_finite=False).value
         32768.0
+        >>> DynamicLossScale().adjust(grads_finite=True).value
+        512.0
 
     References:
         Hysteresis: DynamicGradScaler of Megatron-LM, megatron/core/optimizer/grad_scaler.py.
     """
 
-    init_scale: float = 2.0**16
+    init_scale: float = cast(float, None)
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
     growth_interval: int = 2000
@@ -192,22 +196,32 @@ class DynamicLossScale(LossScale):
     growth_tracker: int = 0
     hysteresis_tracker: int = cast(int, None)
     floor_skips: int = 0
+    warming_up: bool = cast(bool, None)
 
     def __post_init__(self) -> None:
         """Validate and normalise every field."""
-        for name, first in (("value", self.init_scale), ("hysteresis_tracker", self.hysteresis)):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, first)
-        for name in ("init_scale", "min_scale", "max_scale", "value"):
+        for name in ("min_scale", "max_scale"):
             object.__setattr__(self, name, _factor(name, getattr(self, name)))
-        for name in ("growth_factor", "backoff_factor"):
-            object.__setattr__(self, name, _real(name, getattr(self, name)))
+        self._complete()
+        floats = {"init_scale": _factor, "value": _factor, "growth_factor": _real, "backoff_factor": _real}
+        for name, read in floats.items():
+            object.__setattr__(self, name, read(name, getattr(self, name)))
         for name in ("growth_interval", "hysteresis", "max_floor_skips"):
             _count(name, getattr(self, name), 1)
         for name in ("growth_tracker", "hysteresis_tracker", "floor_skips"):
             _count(name, getattr(self, name), 0)
         self._check_options()
         self._check_state()
+
+    def _complete(self) -> None:
+        """Set the fields that were not given."""
+        states = ("init_scale", "value", "hysteresis_tracker", "warming_up")
+        missing = {name for name in states if getattr(self, name) is None}
+        nearest = min(max(_WARM_UP_START, self.min_scale), self.max_scale)
+        first = nearest if "init_scale" in missing else self.init_scale
+        for name, default in zip(states, (first, first, self.hysteresis, {"init_scale", "value"} <= missing)):
+            if name in missing:
+                object.__setattr__(self, name, default)
 
     def _check_options(self) -> None:
         if not 1.0 < self.growth_factor < math.inf:
@@ -216,8 +230,8 @@ class DynamicLossScale(LossScale):
             )
         if not 0.0 < self.backoff_factor < 1.0:
             raise LossScaleError(
-                f"backoff_factor={self.backoff_factor} would not lower the scale; "
-                "expected a number between 0 and 1, both excluded."
+                f"backoff_factor={self.backoff_factor} would not lower the scale; expected a number between 0 and 1, "
+                "both excluded."
             )
         if self.min_scale > self.max_scale:
             raise LossScaleError(f"min_scale={self.min_scale} is above max_scale={self.max_scale}.")
@@ -227,16 +241,15 @@ class DynamicLossScale(LossScale):
     def _check_state(self) -> None:
         for name in ("init_scale", "value"):
             if not self.min_scale <= getattr(self, name) <= self.max_scale:
-                raise LossScaleError(
-                    f"{name}={getattr(self, name)} lies outside "
-                    f"[min_scale={self.min_scale}, max_scale={self.max_scale}]."
-                )
+                bounds = f"[min_scale={self.min_scale}, max_scale={self.max_scale}]"
+                raise LossScaleError(f"{name}={getattr(self, name)} lies outside {bounds}.")
         if self.growth_tracker >= self.growth_interval:
             raise LossScaleError(
-                f"growth_tracker={self.growth_tracker} has passed "
-                f"growth_interval={self.growth_interval}; expected a smaller one. "
-                "Reset growth_tracker to 0 when you shorten the interval."
+                f"growth_tracker={self.growth_tracker} has passed growth_interval={self.growth_interval}; expected a "
+                "smaller one. Reset growth_tracker to 0 when you shorten the interval."
             )
+        if not isinstance(self.warming_up, bool):
+            raise LossScaleError(f"warming_up={self.warming_up!r}; expected True or False.")
         if self.hysteresis_tracker > self.hysteresis:
             raise LossScaleError(f"hysteresis_tracker={self.hysteresis_tracker} is above hysteresis={self.hysteresis}.")
 
@@ -247,21 +260,23 @@ class DynamicLossScale(LossScale):
             grads_finite: Whether every gradient of the step was finite.
 
         Raises:
-            LossScaleError: If ``at_floor='raise'`` and this is the last of ``max_floor_skips``
-                non-finite steps in a row at the floor.
+            LossScaleError: If ``at_floor='raise'`` and this is the last of ``max_floor_skips`` in a row at the floor.
         """
         return self._after_finite() if grads_finite else self._after_non_finite()
 
     def _after_finite(self) -> DynamicLossScale:
+        end = min(_WARM_UP_END, self.max_scale)
+        if self.warming_up and self.value < end:
+            return dataclasses.replace(self, value=min(2.0 * self.value, end), floor_skips=0)
         tracker = self.growth_tracker + 1
-        if tracker < self.growth_interval:
-            return dataclasses.replace(self, growth_tracker=tracker, floor_skips=0)
+        grows = tracker >= self.growth_interval
         return dataclasses.replace(
             self,
-            value=min(self.value * self.growth_factor, self.max_scale),
-            growth_tracker=0,
-            hysteresis_tracker=self.hysteresis,
+            value=min(self.value * self.growth_factor, self.max_scale) if grows else self.value,
+            growth_tracker=0 if grows else tracker,
+            hysteresis_tracker=self.hysteresis if grows else self.hysteresis_tracker,
             floor_skips=0,
+            warming_up=False,
         )
 
     def _after_non_finite(self) -> DynamicLossScale:
@@ -271,22 +286,21 @@ class DynamicLossScale(LossScale):
                 raise LossScaleError(floor_message(floor_skips, self.min_scale))
             if self.at_floor == "warn":
                 _LOG.warning(floor_message(floor_skips, self.min_scale))
-        tracker = max(self.hysteresis_tracker - 1, 0)
-        value = max(self.value * self.backoff_factor, self.min_scale) if tracker == 0 else None
+        factor, tracker = _WARM_UP_BACKOFF, self.hysteresis_tracker
+        if not self.warming_up:
+            tracker = max(tracker - 1, 0)
+            factor = 1.0 if tracker else self.backoff_factor
         return dataclasses.replace(
             self,
-            value=self.value if value is None else value,
+            value=max(self.value * factor, self.min_scale),
             growth_tracker=0,
             hysteresis_tracker=tracker,
             floor_skips=floor_skips,
+            warming_up=False,
         )
 
 
-_KINDS: Dict[str, Type[LossScale]] = {
-    "noop": NoOpLossScale,
-    "static": StaticLossScale,
-    "dynamic": DynamicLossScale,
-}
+_KINDS: Dict[str, Type[LossScale]] = {"noop": NoOpLossScale, "static": StaticLossScale, "dynamic": DynamicLossScale}
 _KIND_OF = {cls: kind for kind, cls in _KINDS.items()}
 
 
@@ -294,8 +308,7 @@ def parse(spec: Any) -> LossScale:
     """Return the loss scale that a user's short spelling means.
 
     Args:
-        spec: 'dynamic'; a number, or a number as a string, for a static scale; None for no
-            scaling; a `LossScale`, which comes back as it is.
+        spec: 'dynamic'; a number, also as a string, for a static scale; None; a `LossScale`, which comes back.
 
     Raises:
         LossScaleError: If it is none of these, or the number is no factor.
@@ -330,9 +343,8 @@ def floor_message(skips: int, min_scale: float, first_bad: str = "") -> str:
     """
     where = f"; first bad gradient: {first_bad}" if first_bad else ""
     return (
-        f"gradients non-finite for {skips} steps in a row and the scale is at "
-        f"min_scale={min_scale}{where}. Lower the learning rate, or keep the layer in "
-        "float32 by an override of the policy."
+        f"gradients non-finite for {skips} steps in a row and the scale is at min_scale={min_scale}{where}. Lower the "
+        "learning rate, or keep the layer in float32 by an override of the policy."
     )
 
 
@@ -348,11 +360,13 @@ def _from_dict(data: Mapping[str, Any]) -> LossScale:
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise LossScaleError(f"a loss scale's state has kind {kind!r}; expected 'noop', 'static' or 'dynamic'.")
+    if cls is DynamicLossScale:
+        fields.setdefault("warming_up", False)  # states lacked it before there was a warm-up
     expected = set(_fields(cls))
     if set(fields) != expected:
         raise LossScaleError(
-            f"the state of a {kind} loss scale lacks {sorted(expected - set(fields))} and has "
-            f"unknown fields {sorted(map(str, set(fields) - expected))}."
+            f"the state of a {kind} loss scale lacks {sorted(expected - set(fields))} and has unknown fields "
+            f"{sorted(map(str, set(fields) - expected))}."
         )
     for name, value in fields.items():
         if value is None:  # would silently mean the default
@@ -374,8 +388,8 @@ def _factor(name: str, value: Any) -> float:
     number = _real(name, value)
     if not SMALLEST_SCALE <= number <= LARGEST_SCALE:  # False for NaN as well
         raise LossScaleError(
-            f"{name}={number} is no loss scale; expected a positive, finite number between "
-            "2**-126 and 2**126, so that it and its inverse are float32 numbers."
+            f"{name}={number} is no loss scale; expected a positive, finite number between 2**-126 and 2**126, so "
+            "that it and its inverse are float32 numbers."
         )
     return number
 

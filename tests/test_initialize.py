@@ -125,8 +125,8 @@ def test_master_weights():
         ({"loss_scale": "dynamic"}, DynamicLossScale()),
         ({"loss_scale": DynamicLossScale(growth_interval=5)}, DynamicLossScale(growth_interval=5)),
         ({"min_loss_scale": 4}, DynamicLossScale(min_scale=4)),
-        ({"max_loss_scale": 2.0**10}, DynamicLossScale(init_scale=2.0**10, max_scale=2.0**10)),
-        ({"min_loss_scale": 2.0**17}, DynamicLossScale(init_scale=2.0**17, min_scale=2.0**17)),
+        ({"max_loss_scale": 2.0**10}, DynamicLossScale(max_scale=2.0**10)),
+        ({"min_loss_scale": 2.0**17}, DynamicLossScale(min_scale=2.0**17)),
     ],
 )
 def test_loss_scales(overrides, expected):

@@ -38,7 +38,7 @@ def after(scale, outcomes):
 
 
 def test_dynamic_backs_off_at_once_and_no_further_than_needed():
-    scale = DynamicLossScale()
+    scale = DynamicLossScale(init_scale=2.0**16)
     seen = []
     for _ in range(9):
         seen.append(math.log2(scale.value))
@@ -91,6 +91,73 @@ def test_dynamic_hysteresis_follows_the_table(hysteresis, outcomes, expected):
     assert run(scale, [o == "+" for o in outcomes]) == expected
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ("++-+++-", [8, 9, 10, 7, 7, 7, 7, 6]),  # an eighth, once; then as ever
+        ("-+-", [8, 5, 5, 4]),
+        ("++++++++++", [8, 9, 10, 11, 12, 13, 14, 15, 15, 15, 15]),
+        ("+++++++-+-", [8, 9, 10, 11, 12, 13, 14, 15, 12, 12, 11]),  # 2**15 overflows too
+        ("++++++++-", [8, 9, 10, 11, 12, 13, 14, 15, 15, 14]),  # it did not: the warm-up is over
+    ],
+)
+def test_dynamic_without_init_scale_warms_up(outcomes, expected):
+    assert run(DynamicLossScale(), [o == "+" for o in outcomes]) == expected
+
+
+@pytest.mark.parametrize("limit", range(5, 18))
+def test_the_warm_up_skips_one_step_at_most(limit):
+    """Whatever the largest scale is that the gradients bear."""
+    scale, skipped = DynamicLossScale(), 0
+    for _ in range(100):
+        finite = scale.value <= 2.0**limit
+        skipped, scale = skipped + (not finite), scale.adjust(finite)
+    assert skipped == (limit < 15)
+    assert 2.0 ** (min(limit, 15) - 2) <= scale.value <= 2.0**limit
+
+
+def test_growth_counts_from_the_end_of_the_warm_up():
+    scale = DynamicLossScale(growth_interval=3)
+    assert run(scale, [True] * 13)[7:] == [15, 15, 15, 16, 16, 16, 17]
+    assert run(scale, [True] * 2 + [False] + [True] * 4)[3:] == [7, 7, 7, 8, 8]
+
+
+def test_the_end_of_the_warm_up_spends_no_hysteresis():
+    scale = after(DynamicLossScale(hysteresis=2), [True, False])
+    assert (scale.value, scale.hysteresis_tracker) == (2.0**6, 2)
+    assert run(scale, [False, False, False]) == [6, 6, 5, 4]
+
+
+def test_a_given_init_scale_or_value_does_not_warm_up():
+    assert run(DynamicLossScale(init_scale=2.0**8), [True] * 3) == [8, 8, 8, 8]
+    assert run(DynamicLossScale(value=2.0**8), [True] * 3) == [8, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ({"max_scale": 2.0**5}, [5, 5, 5]),
+        ({"max_scale": 2.0**9}, [8, 9, 9]),
+        ({"min_scale": 2.0**12}, [12, 13, 14]),
+        ({"min_scale": 2.0**17}, [17, 17, 17]),
+    ],
+    ids=str,
+)
+def test_the_warm_up_keeps_to_the_bounds(bounds, expected):
+    scale = DynamicLossScale(**bounds)
+    assert run(scale, [True] * 2) == expected
+    assert math.log2(scale.adjust(False).value) == max(expected[0] - 3, math.log2(bounds.get("min_scale", 1)))
+
+
+def test_a_warm_up_goes_on_where_it_was_saved():
+    outcomes = [True, True, True, False, True]
+    whole = broken = DynamicLossScale()
+    for finite in outcomes:
+        whole = whole.adjust(finite)
+        broken = LossScale.from_dict(json.loads(json.dumps(broken.adjust(finite).to_dict())))
+        assert broken == whole
+
+
 class MegatronScaler:
     """The rule of Megatron-LM's DynamicGradScaler, written from its description."""
 
@@ -129,7 +196,7 @@ def test_dynamic_matches_megatron(outcomes, interval, hysteresis):
 
 @given(st.lists(st.booleans(), max_size=60))
 def test_dynamic_is_init_times_powers_of_the_factors(outcomes):
-    scale = DynamicLossScale(growth_interval=3, max_scale=2.0**126, min_scale=2.0**-126)
+    scale = DynamicLossScale(init_scale=2.0**16, growth_interval=3, max_scale=2.0**126, min_scale=2.0**-126)
     ups = downs = good = 0
     for finite in outcomes:
         good = good + 1 if finite else 0
@@ -387,6 +454,7 @@ def dynamic_scales(draw):
         growth_tracker=draw(st.integers(0, interval - 1)),
         hysteresis_tracker=draw(st.integers(0, hysteresis)),
         floor_skips=draw(st.integers(0, 200)),
+        warming_up=draw(st.booleans()),
     )
 
 
@@ -413,6 +481,7 @@ def test_to_dict_has_every_field():
         "growth_tracker": 0,
         "hysteresis_tracker": 2,
         "floor_skips": 0,
+        "warming_up": False,
     }
 
 
@@ -426,6 +495,8 @@ def test_to_dict_has_every_field():
         ({"value": None}, "value is null"),
         ({"value": "8"}, "value is '8'; expected a number"),
         ({"growth_interval": 5, "growth_tracker": 7}, "growth_tracker=7 has passed growth_interval=5"),
+        ({"warming_up": None}, "warming_up is null"),
+        ({"warming_up": 1}, "warming_up=1; expected True or False"),
     ],
 )
 def test_from_dict_refuses(change, message):
@@ -438,6 +509,15 @@ def test_from_dict_refuses_a_missing_field():
     del data["min_scale"]
     with pytest.raises(LossScaleError, match=r"lacks \['min_scale'\]"):
         LossScale.from_dict(data)
+
+
+def test_from_dict_reads_a_state_from_before_there_was_a_warm_up():
+    """Such a run began at 65536 and goes on as it would have: doubling after ``growth_interval`` steps alone."""
+    data = DynamicLossScale(init_scale=2.0**16, value=2.0**9, growth_tracker=7).to_dict()
+    del data["warming_up"]
+    scale = LossScale.from_dict(data)
+    assert not scale.warming_up
+    assert run(scale, [True, True, False, True]) == [9, 9, 9, 8, 8]
 
 
 @pytest.mark.parametrize("data", [None, 3, [], "dynamic"])

@@ -18,10 +18,12 @@ class History:
         steps: One item per step, by series; skipped steps are included.
         epochs: One dict per finished epoch: what was measured at its end. 'step' is the number of
             steps up to there.
+        skipped: The numbers of the skipped steps, from 1.
     """
 
     steps: Dict[str, List[float]] = field(default_factory=dict)
     epochs: List[Dict[str, float]] = field(default_factory=list)
+    skipped: List[int] = field(default_factory=list)
 
     @property
     def step(self) -> int:
@@ -33,8 +35,12 @@ class History:
         """Steps before the first of the present epoch."""
         return int(self.epochs[-1]["step"]) if self.epochs else 0
 
-    def add_step(self, values: Mapping[str, float]) -> None:
+    def add_step(self, values: Mapping[str, float], skipped: bool = False) -> None:
         """Append one step.
+
+        Args:
+            values: A number for each series.
+            skipped: Whether it was skipped.
 
         Raises:
             ValueError: If its series are not those of the steps before.
@@ -43,6 +49,8 @@ class History:
             raise ValueError(f"a step has {sorted(values)}; those before have {sorted(self.steps)}.")
         for name, value in values.items():
             self.steps.setdefault(name, []).append(float(value))
+        if skipped:
+            self.skipped.append(self.step)
 
     def add_epoch(self, values: Mapping[str, float]) -> None:
         """End the present epoch with what was measured."""
@@ -59,6 +67,7 @@ class History:
         return {
             "steps": {name: [_finite(value) for value in values] for name, values in self.steps.items()},
             "epochs": [{name: _finite(value) for name, value in epoch.items()} for epoch in self.epochs],
+            "skipped": self.skipped,
         }
 
     @classmethod
@@ -67,6 +76,7 @@ class History:
         return cls(
             {name: [_number(value) for value in values] for name, values in data["steps"].items()},
             [{name: _number(value) for name, value in epoch.items()} for epoch in data["epochs"]],
+            list(data.get("skipped", [])),  # records of before lack it
         )
 
 

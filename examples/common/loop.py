@@ -70,6 +70,11 @@ class Learner(abc.ABC):
         """Steps skipped so far."""
         return int(self.scaler.skipped_steps)
 
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was skipped."""
+        return bool(self.scaler.last_step_skipped)
+
     @abc.abstractmethod
     def step(self, batch: Any) -> Dict[str, float]:
         """Train on a batch and return what it gave: 'loss', 'accuracy', ... the same names every time.
@@ -200,7 +205,8 @@ class _Run:
             values = self._learner.step(batch)
             stop, *totals = workers.sum([requested.made, *values.values()])
             values = {name: total / workers.size for name, total in zip(values, totals)}
-            history.add_step({**values, "loss scale": scale, "seconds": time.perf_counter() - start})
+            series = {**values, "loss scale": scale, "seconds": time.perf_counter() - start}
+            history.add_step(series, self._learner.last_step_skipped)
             figures = {name: f"{value:.3f}" for name, value in values.items()}
             display.advance({**figures, "scale": f"{scale:g}"})
             if stop:
@@ -236,10 +242,11 @@ class _Run:
     def _report(self, written: Sequence[Tuple[str, Path]]) -> None:
         output = self._options.output
         picture = output / "run.png"
-        draw(self._history, picture, self._title)
+        policy = str(self._options.policy).replace(",", ", ")
+        draw(self._history, picture, f"{self._title}\n{policy}")
         self._console.print(epochs_table(self._history, self._title))
         pairs = [
-            ("policy", str(self._options.policy).replace(",", ", ")),
+            ("policy", policy),
             ("steps", _steps(self._history.step, self._learner.skipped_steps)),
             *((f"network {name}", _relative(output / f"{name}-0000.params")) for name in self._learner.parts),
             ("history", _relative(output / checkpoint.RECORD)),

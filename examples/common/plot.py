@@ -13,6 +13,7 @@ from examples.common.history import History
 
 NOT_DRAWN = ("seconds", "step")
 WINDOW = 10  # steps that a mean is taken over
+WIDE = {10: 10.0, 2: 4.0}  # by base: the ratio of the largest to the smallest value from which an axis is logarithmic
 
 
 def draw(history: History, path: Path, title: str) -> None:
@@ -32,6 +33,27 @@ def draw(history: History, path: Path, title: str) -> None:
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=120)
+
+
+def set_scale(axes: Any, base: int) -> None:
+    """Make the y axis logarithmic where its lines span enough for ticks at powers of a base, else linear.
+
+    Args:
+        axes: With lines.
+        base: 10 or 2.
+    """
+    values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.get_lines()] or [[]])
+    values = values[np.isfinite(values)]
+    if values.size and values.min() > 0 and values.max() >= WIDE[base] * values.min():
+        axes.set_yscale("log", base=base)
+    else:
+        axes.ticklabel_format(axis="y", style="plain", useOffset=False)
+
+
+def mark_skipped(axes: Any, skipped: Sequence[int], scales: Sequence[float], color: str) -> None:
+    """Mark the skipped steps, numbered from 1, on a line of loss scales."""
+    if skipped:
+        axes.plot(skipped, [scales[step - 1] for step in skipped], "x", color=color, label="skipped")
 
 
 def smooth(values: Sequence[float], window: int = WINDOW) -> List[float]:
@@ -56,16 +78,15 @@ def _draw_panel(axes: Any, history: History, kind: str, names: Sequence[str]) ->
         values = history.steps.get(name, [])
         if exact:
             axes.step(range(1, len(values) + 1), values, where="mid", color=color, label=label or None)
+            mark_skipped(axes, history.skipped, values, "C3")
         elif values:
             axes.plot(range(1, len(values) + 1), smooth(values), color=color, label=f"{label or 'training'}")
         ends = [(epoch["step"], epoch[name]) for epoch in history.epochs if name in epoch]
         if ends:
             axes.plot(*zip(*ends), "o-", color=f"C{number + len(names)}", label=f"{label} held out".strip())
     axes.set_ylabel(kind if exact else f"{kind}, mean of {WINDOW} steps" if kind in history.steps else kind)
-    if exact:
-        axes.set_yscale("log", base=2)
-    elif kind == "loss" and all(min(line.get_ydata()) > 0 for line in axes.get_lines()):
-        axes.set_yscale("log")
+    if exact or kind == "loss":
+        set_scale(axes, 2 if exact else 10)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()

@@ -69,6 +69,11 @@ class GanLearner(Learner):
         """Steps skipped so far by the trainer that skipped most."""
         return max(trainer.skipped_steps for trainer in self._trainers.values())
 
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether either trainer skipped the last step."""
+        return any(trainer.last_step_skipped for trainer in self._trainers.values())
+
     def step(self, batch: mx.nd.NDArray) -> Dict[str, float]:
         """Train the discriminator on real and drawn images, then the generator on what the discriminator says."""
         images = gluon.utils.split_and_load(batch, self._ctx, even_split=False)

@@ -57,7 +57,7 @@ class Score:
 
 
 def draw_detections(batch: Batch, found: Detections, names: Sequence[str], path: Path) -> None:
-    """Write a PNG with the first images of a batch and the boxes found on them.
+    """Write a PNG with the first images of a batch and the boxes found on them; it says so if there are none.
 
     Args:
         batch: The images.
@@ -84,4 +84,7 @@ def draw_detections(batch: Batch, found: Detections, names: Sequence[str], path:
             linewidth=1.5,
             fontsize=8,
         )
+    shown = slice(min(len(places), len(boxes)))
+    if not ((scores[shown] >= SHOWN_FROM) & (classes[shown] >= 0)).any():
+        figure.suptitle(f"Nothing was found on these images with a score of {SHOWN_FROM} or more; train longer.")
     figure.savefig(path, dpi=120)

@@ -5,7 +5,8 @@ Where it differs from contrib.amp, on purpose:
 - `init` patches no operator. It converts hybridized nets, those hybridized earlier and SymbolBlocks
   included, when they run next; code that runs eagerly stays float32. `disable` undoes it.
 - `init_trainer` gives a trainer exact skips: one overflow destroys nothing with any number of
-  devices, the scale backs off at once and has a floor, and ``save_states`` keeps it.
+  devices, the scale backs off at once and has a floor, and ``save_states`` keeps it. It starts at 256 and doubles
+  up to the first overflow, in place of 65536, which skips several steps.
 - A step whose loss was not scaled, gradients unscaled twice and the like are errors.
 - Any operator with a low precision kernel can be put in ``target_dtype_ops``; with the list given,
   no other matrix product or convolution runs in low precision. ``fp32_ops`` adds to the operators

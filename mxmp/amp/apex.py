@@ -252,8 +252,7 @@ def _loss_scale(policy: Policy, given: Dict[str, Any]) -> LossScale:
         return parse(spec)
     if spec != "dynamic":
         raise AmpError(f"min_loss_scale and max_loss_scale are for loss_scale='dynamic'; it is {spec!r}.")
-    first = max(DynamicLossScale().init_scale, bounds.get("min_scale", 0.0))
-    return DynamicLossScale(init_scale=min(first, bounds.get("max_scale", first)), **bounds)
+    return DynamicLossScale(**bounds)
 
 
 def _flag(name: str, given: Dict[str, Any]) -> bool:

@@ -23,7 +23,8 @@ def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "dyna
 
     Args:
         optimizer_or_trainer: A ``mx.gluon.Trainer``, created before or after `init`.
-        loss_scale: 'dynamic', a number or a `LossScale`, or None for no scaling and no checks.
+        loss_scale: 'dynamic', a number or a `LossScale`, or None for no scaling and no checks. A scale that starts
+            at 65536, as contrib.amp's: ``mxmp.loss_scale.DynamicLossScale(init_scale=2.0**16)``.
 
     Raises:
         AmpError: If `init` was not called.

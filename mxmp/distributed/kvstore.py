@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 
 import mxnet as mx
@@ -20,9 +20,10 @@ TRANSPORTS = ("float32", "float16")
 
 _FLAG = "mxmp.flag"
 
-# A process can join a job once: MXNet waits for ever in a second mx.kv.create("dist_sync"). By name, or by the
-# KVStore of MXNet that is used.
-_OPEN: "weakref.WeakValueDictionary[Any, Engine]" = weakref.WeakValueDictionary()
+# A process can join a job once: MXNet waits for ever in a second mx.kv.create("dist_sync"). So an engine is held up to
+# the end of the process, though the trainer that joined may be gone: by 'dist' or 'horovod', and by MXNet's KVStore.
+_JOINED: Dict[Any, Engine] = {}
+_JOINING = threading.Lock()  # over looking up and joining: a second thread finds what the first one joined
 
 
 class _Slot(NamedTuple):
@@ -170,10 +171,13 @@ def _make_engine(engine: Any) -> Engine:
     if isinstance(engine, KVStore) or not distributed(engine):
         raise TrainerError(f"engine={engine!r}; expected 'dist_sync', 'horovod', a distributed KVStore or an Engine.")
     horovod = isinstance(engine, str) and engine.lower() == Horovod.kind
-    known = Horovod.kind if horovod else "dist" if isinstance(engine, str) else engine
-    made = _OPEN.get(known) or (Horovod() if horovod else ParameterServer(engine))
-    _OPEN[known] = made
-    return made
+    name = Horovod.kind if horovod else "dist"
+    known = name if isinstance(engine, str) else engine
+    with _JOINING:
+        if known not in _JOINED:
+            _JOINED[known] = Horovod() if horovod else ParameterServer(engine)
+            _JOINED.setdefault(name, _JOINED[known])  # a name means the job, whoever joined it
+        return _JOINED[known]
 
 
 def _list(arrays: Any) -> List[mx.nd.NDArray]:

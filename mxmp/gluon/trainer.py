@@ -69,9 +69,9 @@ class Trainer(TrainerSetup):
 
         Call backward on what it yields, inside the block. Works inside and outside of
         ``autograd.record()``. A low precision loss is cast to float32 first; the gradient of
-        that cast is the scale itself, so a float16 loss cannot bear a scale above 65504 and
-        costs one skipped step at 65536. Several blocks may come before a step: their gradients
-        are of one scale. For a gradient penalty see `mxmp.gluon.precision`.
+        that cast is the scale itself, so a float16 loss cannot bear a scale above 65504: a step at
+        65536 is skipped. Several blocks may come before a step: their gradients are of one
+        scale. For a gradient penalty see `mxmp.gluon.precision`.
 
         Args:
             loss: An NDArray of any shape and floating point dtype, on any context, or nested

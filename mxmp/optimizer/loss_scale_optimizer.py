@@ -300,7 +300,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
             TrainerError: As `save_states`.
         """
         self._require_ready("load_states")
-        states.restore(fname, self._target("load_states"), self._scaler)
+        states.restore(fname, self._target("load_states"), self._scaler, _make_loss_scale(True, None, None))
 
     def parts(self, owner: str = "trainer") -> Tuple[MultiPrecision, LossScale]:
         """Return the optimizer with masters and the loss scale, which `hand_over` would give away.

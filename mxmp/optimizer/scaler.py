@@ -223,31 +223,35 @@ class Scaler:
         Raises:
             LossScaleError: If the loss scale gives up.
         """
-        self._count(finite)
-        before = self._loss_scale
+        row, before = self._count(finite), self._loss_scale
         self._loss_scale = adjusted(before, finite, lambda: location(first_bad(), step))
-        if not finite:
-            lowered = self._loss_scale.value < before.value
-            self._log_skip(logging.INFO if lowered else logging.WARNING, step, before, self._loss_scale)
-        elif self._loss_scale.value != before.value:
-            _LOG.info("%s %g -> %g after step %d", type(before).__name__, before.value, self._loss_scale.value, step)
+        self._log(finite, row, step, before, self._loss_scale)
 
-    def _count(self, finite: bool) -> None:
+    def _count(self, finite: bool) -> int:
+        """Count a step as taken or skipped; return how many were skipped right before it."""
+        row = self.consecutive_skips
         self.last_step_skipped = not finite
         self.skipped_steps += not finite
-        self.consecutive_skips = 0 if finite else self.consecutive_skips + 1
+        self.consecutive_skips = 0 if finite else row + 1
+        return row
 
-    def _log_skip(self, level: int, step: int, before: LossScale, after: LossScale) -> None:
-        _LOG.log(
-            level,
-            "step %d skipped, its gradients are not finite: %s %g -> %g; %d skipped in a row, %d in all",
-            step,
-            type(after).__name__,
-            before.value,
-            after.value,
-            self.consecutive_skips,
-            self.skipped_steps,
-        )
+    def _log(self, finite: bool, row: int, step: int, before: LossScale, after: LossScale) -> None:
+        """Log a step, after ``row`` skipped ones, if it is worth a line."""
+        moved = f"{type(after).__name__} {before.value:g} -> {after.value:g}"
+        if not finite and worth_a_line(row + 1):
+            text = "step %d skipped, its gradients are not finite: %s; %d skipped in a row, %d in all"
+            _LOG.log(self._skip_level(before), text, step, moved, row + 1, self.skipped_steps)
+        elif finite and row > 1:
+            _LOG.info("step %d taken, after %d skipped in a row: %s", step, row, moved)
+        elif finite and after.value != before.value and not getattr(after, "warming_up", False):
+            _LOG.info("%s after step %d", moved, step)
+
+    def _skip_level(self, before: LossScale) -> int:
+        """Return WARNING where the scale cannot fall or has not helped for long, but INFO where another line warns."""
+        dynamic = before if isinstance(before, DynamicLossScale) else None
+        falls = dynamic is not None and dynamic.value > dynamic.min_scale
+        warned = self.window.destroyed or (dynamic is not None and not falls and dynamic.at_floor == "warn")
+        return logging.INFO if warned or (falls and self.consecutive_skips < 10) else logging.WARNING
 
     def to_dict(self) -> Dict[str, Any]:
         """Return the loss scale and the counters as plain JSON data."""
@@ -292,6 +296,11 @@ class Scaler:
                 "scale_loss was called after allreduce_grads; a further backward would mix reduced and "
                 "unreduced gradients. Call update first."
             )
+
+
+def worth_a_line(count: int) -> bool:
+    """Return whether what happened so often gets a line in the log: the first time, and at 10, 50, 100, 500, ..."""
+    return count == 1 or (count >= 10 and str(count).rstrip("0") in ("1", "5"))
 
 
 def _accept(_: LossScale) -> None:

@@ -79,7 +79,7 @@ class SharedLossScale:
             member.stepped = False
         before = self._value
         self._value = adjusted(before, finite, lambda: found[0] if found else None)
-        if self._value.value != before.value:
+        if self._value.value != before.value and not getattr(self._value, "warming_up", False):
             _LOG.info("shared %s %g -> %g", type(before).__name__, before.value, self._value.value)
 
 
@@ -134,12 +134,10 @@ class MemberScaler(Scaler):
 
     def settle(self, finite: bool, step: int, first_bad: Callable[[], Optional[str]]) -> None:
         """Note the outcome of a step; `SharedLossScale.update` moves the scale."""
-        self._count(finite)
         self.stepped, scale, where = True, self._loss_scale, None
-        if not finite:
-            if scale.value <= getattr(scale, "min_scale", 0.0):  # where it may give up
-                where = location(first_bad(), step)
-            self._log_skip(logging.INFO, step, scale, scale)
+        self._log(finite, self._count(finite), step, scale, scale)
+        if not finite and scale.value <= getattr(scale, "min_scale", 0.0):  # where it may give up
+            where = location(first_bad(), step)
         self._shared._outcomes.append((finite, where))
 
     def _require_can_open(self) -> None:

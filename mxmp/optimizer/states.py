@@ -20,7 +20,7 @@ import numpy as np
 
 from ..dtypes import canonical
 from ..errors import LossScaleError, StateError
-from ..loss_scale import LossScale
+from ..loss_scale import DynamicLossScale, LossScale
 from . import state_file
 from .masters import keep_masters
 from .model_states import ModelStates
@@ -29,6 +29,8 @@ from .scaler import Scaler
 from .state_file import StateFile
 
 _LOG = logging.getLogger(__name__)
+
+_DEFAULT = DynamicLossScale()
 
 FORMAT = "mxmp-optimizer-states"
 VERSION = 1
@@ -162,10 +164,16 @@ def load(fname: str, target: Target) -> Loaded:
     return Loaded(file.header["extra"], _overruled(inner, fields), apply)
 
 
-def restore(fname: str, target: Target, scaler: Scaler) -> None:
+def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = _DEFAULT) -> None:
     """Put the states of a file in place, with the loss scale that `save` got from ``scaler.to_dict()``.
 
     The file decides over every field; the log tells where that is not what the caller set up.
+
+    Args:
+        fname: The file.
+        target: What the states are for.
+        scaler: What the loss scale is for.
+        default: The loss scale of a caller who gave none, which the file replaces without a word.
 
     Raises:
         StateError: If the file is damaged or does not fit; then nothing is changed.
@@ -178,7 +186,7 @@ def restore(fname: str, target: Target, scaler: Scaler) -> None:
         raise StateError(f"{fname}: the loss scale does not load: {e}") from e
     loaded.apply()
     overruled = list(loaded.overruled)
-    if _options(before) != _options(scaler.loss_scale):
+    if _options(before) not in (_options(scaler.loss_scale), _options(default)):
         overruled.append(f"loss_scale={scaler.loss_scale} (not {before})")
     if overruled:
         _LOG.warning("%s decides over %s; to change that, set it after loading.", fname, ", ".join(overruled))
@@ -207,7 +215,7 @@ def _overruled(owner: Any, fields: Dict[str, Any]) -> List[str]:
 
 def _options(loss_scale: LossScale) -> Dict[str, Any]:
     """Return what a user sets of a loss scale, without its state."""
-    state = {"value", "growth_tracker", "hysteresis_tracker", "floor_skips"}
+    state = {"value", "growth_tracker", "hysteresis_tracker", "floor_skips", "warming_up"}
     found = loss_scale.to_dict()
     return {key: value for key, value in found.items() if key not in state or found["kind"] == "static"}
 

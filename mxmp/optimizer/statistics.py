@@ -10,6 +10,7 @@ import mxnet as mx
 from ..dtypes import canonical
 from ..errors import NonFiniteLossError
 from .finite import merge_flags
+from .scaler import worth_a_line
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Statistics:
         # One array for all of a group: a copy of each would cost as much as they are many.
         self._kept: Dict[object, mx.nd.NDArray] = {}
         self._seen: Tuple[List[mx.nd.NDArray], List[_Group]] = [], []
+        self._put_back = 0  # how often
 
     def keep(self, named: Named) -> None:
         """Copy every element that is finite; to be called before a backward pass. No host read.
@@ -84,6 +86,7 @@ class Statistics:
         Raises:
             NonFiniteLossError: If there is a NaN where no finite value is known.
         """
+        lost_names = []
         for group in self._groups(named):
             kept = self._kept.get(group.key)
             start = 0
@@ -94,7 +97,7 @@ class Statistics:
                     lost = (_finite(before) > _finite(array)).asnumpy().any()
                 if lost:
                     before.copyto(array)
-                    _LOG.warning("'%s' was not finite after a forward pass that overflowed; it is put back", name)
+                    lost_names.append(name)
                 elif (before != before).asnumpy().any():
                     self._kept.pop(group.key, None)
                     raise NonFiniteLossError(
@@ -103,6 +106,13 @@ class Statistics:
                         "activation may exceed its dtype."
                     )
                 start = end
+        self._log(list(dict.fromkeys(lost_names)))
+
+    def _log(self, names: List[str]) -> None:
+        self._put_back += bool(names)
+        if names and worth_a_line(self._put_back):
+            text = "%s not finite after a forward pass that overflowed, and put back; %d such passes so far"
+            _LOG.warning(text, ", ".join(map(repr, names)), self._put_back)
 
     def _groups(self, named: Named) -> List[_Group]:
         """Return the arrays by context and dtype; looked at again where they are others than the last time."""

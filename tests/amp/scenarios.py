@@ -16,7 +16,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 TWO = [mx.cpu(0), mx.cpu(1)]
-HUGE = 1e35  # times 65536 it is no float32
+HUGE = 3e38  # twice that is no float32
 
 
 def param(value=1.0, name="w", dtype="float32", ctx=None, grad_req="write"):
@@ -154,7 +154,7 @@ def float16_loss(amp):
     w = param()
     trainer = trainer_of(amp, w)
     with autograd.record():
-        loss = mx.nd.Cast(w.data() * 1.5, dtype="float16")
+        loss = mx.nd.Cast(w.data() * 384, dtype="float16")
         with amp.scale_loss(loss, trainer) as scaled:
             return float(scaled.asscalar())
 
@@ -169,7 +169,7 @@ def gradients_of_two_dtypes(amp):
 def unscale_small_float16_gradients(amp):
     w = param(dtype="float16")
     trainer = trainer_of(amp, w)
-    backward(amp, trainer, lambda: mx.nd.Cast(w.data(), dtype="float32") * (1e-3 / 65536))
+    backward(amp, trainer, lambda: mx.nd.Cast(w.data(), dtype="float32") * 2.0**-26)
     amp.unscale(trainer)
     return float(w.grad().asscalar())
 

@@ -67,6 +67,15 @@ def test_a_module_trains_as_mxnets_with_all_batches_in_one_place(tmp_path):
         np.testing.assert_allclose(both[0][name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def test_a_second_trainer_finds_the_job_of_one_that_is_gone(tmp_path):
+    """And the process ends in peace, though it holds the kvstore to its end."""
+    out, err = launch("again", "dist_sync", "float32", tmp_path)
+    assert sorted(out.splitlines()) == [f"[worker {rank}] rank {rank} of 2 is done" for rank in range(2)]
+    assert err == ""
+    first, second = results(tmp_path)
+    np.testing.assert_array_equal(first["regression"], second["regression"])
+
+
 def test_the_commands_of_the_readme(tmp_path):
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Several machines\n")[1].split("\n## ")[0]
     (commands,) = re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)

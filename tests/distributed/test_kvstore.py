@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import threading
+import time
+import weakref
 
 import mxnet as mx
 import numpy as np
 import pytest
 
 from mxmp.distributed import KVStore, distributed
+from mxmp.distributed import kvstore as kvstore_module
 from mxmp.dtypes import to_numpy
 from mxmp.errors import DependencyError, TrainerError
 from mxmp.optimizer.masters import round_into, to_float32
@@ -191,6 +196,53 @@ def test_distributed_knows_stores():
 def test_bad_arguments(match, args):
     with pytest.raises(TrainerError, match=match):
         KVStore(*args)
+
+
+class _Joined(Twins):
+    """A parameter server that a process joins when it is made."""
+
+    def __init__(self, store):
+        super().__init__()
+        self.store = store
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Return the list of all jobs that are joined, which is not this process's."""
+    made = []
+    monkeypatch.setattr(kvstore_module, "ParameterServer", lambda store: made.append(_Joined(store)) or made[-1])
+    monkeypatch.setattr(kvstore_module, "_JOINED", {})
+    return made
+
+
+def test_a_job_is_joined_once_though_its_first_user_is_gone(joined):
+    """MXNet waits for ever in a second mx.kv.create('dist_sync')."""
+    first = weakref.ref(KVStore("dist_sync")._engine)
+    made = joined.copy()
+    joined.clear()  # or this list would hold the engine
+    del made
+    gc.collect()
+    second = KVStore("dist_device_sync")
+    assert joined == [] and second._engine is first()
+
+
+def test_a_name_means_the_job_that_a_store_of_mxnet_has_joined(joined, monkeypatch):
+    monkeypatch.setattr(mx.kv.KVStore, "type", "dist_sync")
+    store = mx.kv.create("local")
+    first, second = KVStore(store), KVStore("dist_sync")
+    assert first._engine is second._engine is KVStore(store)._engine
+    assert [each.store for each in joined] == [store]
+
+
+def test_threads_join_a_job_once(joined, monkeypatch):
+    quick = kvstore_module.ParameterServer
+    monkeypatch.setattr(kvstore_module, "ParameterServer", lambda store: time.sleep(0.05) or quick(store))
+    threads = [threading.Thread(target=KVStore, args=("dist_sync",)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(joined) == 1
 
 
 def test_a_job_that_was_not_launched(monkeypatch):

@@ -98,16 +98,22 @@ def test_every_mode_starts_from_the_same_weights(data):
         assert (one.data().asnumpy() == other.data().asnumpy()).all()
 
 
-def test_smooth_averages_over_the_steps_before():
-    assert digits.smooth([1.0, 3.0, 5.0], window=2) == [1.0, 2.0, 4.0]
-
-
 def test_table_and_plot_need_no_loss_scale(tmp_path, capsys):
     run = digits.Run("O0", [2.0, 1.0], [1.0, 1.0], [0.1, 0.1], cast_bytes=None)
     digits.Console(width=100).print(digits.table([run]))
     digits.plot([run], tmp_path / "plot.png")
     assert "unknown" in capsys.readouterr().out
     assert (tmp_path / "plot.png").read_bytes().startswith(PNG)
+
+
+def test_the_plot_marks_skipped_steps(monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr(digits.Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
+    digits.plot([digits.Run("O1", [30.0, 2.0, 1.0], [8.0, 4.0, 2.0], [0.1] * 3, skipped=[1, 2])], tmp_path / "plot.png")
+    losses, scales = figures[0].axes
+    line, marks = scales.get_lines()
+    assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([1, 2], [8.0, 4.0])
+    assert list(line.get_xdata()) == list(losses.get_lines()[0].get_xdata()) == [1, 2, 3]
 
 
 def test_demo_leaves_out_what_the_processor_does_not_run(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import numpy as np
@@ -125,6 +126,21 @@ def test_the_floor_raises_at_the_update_with_the_name_of_the_parameter():
     assert second.skipped_steps == 4 and first.skipped_steps == 0
 
 
+@pytest.mark.parametrize(
+    ("scale", "levels"), [(8, ["WARNING"] * 2), (DynamicLossScale(init_scale=2.0**20), ["INFO", "WARNING"])], ids=str
+)
+def test_skips_in_a_row_are_logged_for_each_trainer_ever_more_rarely(scale, levels, caplog):
+    shared, (a, b), (first, second) = make(scale)
+    with caplog.at_level(logging.INFO, logger="mxmp"):
+        for _ in range(12):
+            step(first, a, bad=True)
+            step(second, b)
+            shared.update()
+    found = [record for record in caplog.records if "skipped" in record.getMessage()]
+    assert [record.levelname for record in found] == levels
+    assert [record.getMessage().split()[1] for record in found] == ["1", "10"]
+
+
 def test_states_are_saved_between_iterations(tmp_path):
     shared, (a, b), (first, second) = make(DynamicLossScale(init_scale=2.0**8))
     step(first, a)
@@ -157,7 +173,7 @@ def test_a_scale_that_is_none():
 
 
 def test_a_trainer_that_was_dropped_in_mid_window_blocks_nobody():
-    shared, (a, b), (first, second) = make()
+    shared, (a, b), (first, second) = make(DynamicLossScale(init_scale=2.0**8))
     backward(second, b, 1)
     second = sgd(b, shared)  # made anew after an error
     assert not step(first, a, bad=True) and step(second, b)

@@ -186,7 +186,7 @@ def overflow_above(limit, trainer, w):
 
 def test_a_new_scale_takes_effect_at_the_next_step():
     w = param([1.0])
-    trainer = sgd(w, lr=0.0)
+    trainer = sgd(w, DynamicLossScale(init_scale=2.0**16), lr=0.0)
     scales = []
     for _ in range(9):
         scales.append(math.log2(trainer.loss_scale.value))
@@ -195,9 +195,20 @@ def test_a_new_scale_takes_effect_at_the_next_step():
     assert trainer.skipped_steps == 6
 
 
+def test_the_default_scale_skips_one_step_to_find_its_level():
+    w = param([1.0])
+    trainer = sgd(w, lr=0.0)
+    scales = []
+    for _ in range(6):
+        scales.append(math.log2(trainer.loss_scale.value))
+        overflow_above(2.0**10, trainer, w)
+    assert scales == [8, 9, 10, 11, 8, 8]
+    assert trainer.skipped_steps == 1
+
+
 def test_a_float16_gradient_overflows_by_itself_until_the_scale_fits():
     w = param([1.0], "float16")
-    trainer = sgd(w)
+    trainer = sgd(w, DynamicLossScale(init_scale=2.0**16))
     outcomes = []
     for _ in range(4):
         backward(trainer, w, 3.0)
@@ -425,11 +436,7 @@ def test_skips_are_logged_with_the_scale_before_and_after(caplog):
             "INFO",
             "step 1 skipped, its gradients are not finite: DynamicLossScale 2 -> 1; 1 skipped in a row, 1 in all",
         ),
-        (
-            "WARNING",
-            "step 2 skipped, its gradients are not finite: DynamicLossScale 1 -> 1; 2 skipped in a row, 2 in all",
-        ),
-        ("INFO", "DynamicLossScale 1 -> 2 after step 3"),
+        ("INFO", "step 3 taken, after 2 skipped in a row: DynamicLossScale 1 -> 2"),
     ]
 
 

@@ -364,7 +364,7 @@ def test_scale_loss_never_reads(host_reads):
 @pytest.mark.parametrize("finite", [True, False], ids=["taken", "skipped"])
 def test_update_checks_like_step(kvstore, finite):
     w = param([0.0], ctx=TWO)
-    trainer = sgd(w, kvstore=kvstore)
+    trainer = sgd(w, DynamicLossScale(init_scale=2.0**16), kvstore=kvstore)
     for ctx in TWO:
         backward(trainer, w, 1, ctx)
     if not finite:

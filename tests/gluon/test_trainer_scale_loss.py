@@ -108,7 +108,7 @@ def test_a_low_precision_loss_is_scaled_in_float32(dtype):
 
 def test_a_float16_loss_costs_one_skip_at_65536():
     w = param([3.0], "float16")
-    trainer = sgd(w)
+    trainer = sgd(w, DynamicLossScale(init_scale=2.0**16))
     outcomes = []
     for _ in range(2):
         with autograd.record():
@@ -118,6 +118,18 @@ def test_a_float16_loss_costs_one_skip_at_65536():
             scaled.backward()
         outcomes.append(trainer.step(1))
     assert outcomes == [False, True]
+
+
+def test_a_float16_loss_costs_nothing_by_default():
+    w = param([3.0], "float16")
+    trainer = sgd(w, lr=0.0)
+    for _ in range(10):
+        with autograd.record():
+            loss = w.data() * 1
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        assert trainer.step(1)
+    assert trainer.loss_scale.value == 2.0**15
 
 
 def test_several_losses_of_one_window_add_up():
@@ -210,7 +222,7 @@ def test_one_joint_loss_for_two_trainers():
 
 def test_one_of_two_trainers_can_skip_alone():
     a, b = param([0.0], name="a"), param([0.0], name="b")
-    first, second = sgd(a), sgd(b)
+    first, second = (sgd(each, DynamicLossScale(init_scale=2.0**16)) for each in (a, b))
     with autograd.record():
         loss = loss_of([a, b], 1)
     with first.scale_loss(loss, second) as scaled:

@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 
 import mxmp
 from mxmp.loss_scale import NoOpLossScale
-from tests.module.tools import batches, bits, grads, params_of, ready, values
+from tests.module.tools import batches, bits, grads, params_of, ready, scale, values
 
 EPS = float(np.finfo(np.float16).eps)
 
@@ -73,7 +73,7 @@ def test_casts_written_by_hand_with_multi_precision():
 
 
 def test_casts_written_by_hand_have_dynamic_scaling_too():
-    module = ready(soft(cast=True), "float32", options={"learning_rate": 0.1}, loss_scale="dynamic")
+    module = ready(soft(cast=True), "float32", options={"learning_rate": 0.1}, loss_scale=scale(2.0**16))
     train(module, 12)
     assert module.loss_scale.value * 2**module.skipped_steps == 2.0**16
     assert not module.last_step_skipped

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -120,6 +122,53 @@ def test_settle_raises_without_a_name_too():
     scaler = Scaler(DynamicLossScale(init_scale=1, max_floor_skips=1))
     with pytest.raises(LossScaleError, match="min_scale=1.0. Lower"):
         scaler.settle(False, 1, lambda: None)
+
+
+def lines(caplog, scaler, outcomes):
+    """Settle steps, '+' taken or '-' skipped; return (level, number of the step) of each line of the log."""
+    caplog.clear()
+    for number, outcome in enumerate(outcomes, 1):
+        with caplog.at_level(logging.INFO, logger="mxmp"):
+            before = len(caplog.records)
+            scaler.settle(outcome == "+", number, lambda: None)
+        for record in caplog.records[before:]:
+            record.number = number
+    return [(record.levelname, record.number) for record in caplog.records]
+
+
+def test_skips_in_a_row_are_logged_ever_more_rarely(caplog):
+    found = lines(caplog, Scaler(StaticLossScale(8)), "-" * 120)
+    assert found == [("WARNING", 1), ("WARNING", 10), ("WARNING", 50), ("WARNING", 100)]
+    assert caplog.messages[-1].endswith("StaticLossScale 8 -> 8; 100 skipped in a row, 100 in all")
+
+
+def test_a_new_row_of_skips_is_logged_anew(caplog):
+    found = lines(caplog, Scaler(StaticLossScale(8)), "--+-+")
+    assert found == [("WARNING", 1), ("INFO", 3), ("WARNING", 4)]
+    assert caplog.messages[1] == "step 3 taken, after 2 skipped in a row: StaticLossScale 8 -> 8"
+
+
+def test_a_scale_that_falls_warns_only_when_that_does_not_help(caplog):
+    assert lines(caplog, Scaler(DynamicLossScale(init_scale=2.0**24)), "-" * 12) == [("INFO", 1), ("WARNING", 10)]
+
+
+@pytest.mark.parametrize("init", [1, 2])
+def test_a_floor_that_warns_does_so_alone(init, caplog):
+    scaler = Scaler(DynamicLossScale(init_scale=init, at_floor="warn", max_floor_skips=1))
+    warned = [number for level, number in lines(caplog, scaler, "-" * 10) if level == "WARNING"]
+    assert warned == list(range(init, 11))
+
+
+def test_a_skip_with_destroyed_statistics_leaves_the_warning_to_them(caplog):
+    scaler = Scaler(StaticLossScale(8))
+    scaler.window.destroyed = True
+    assert lines(caplog, scaler, "-") == [("INFO", 1)]
+
+
+def test_the_skip_that_ends_the_warm_up_is_logged_and_not_its_steps(caplog):
+    assert lines(caplog, Scaler(DynamicLossScale()), "+" * 10) == []
+    assert lines(caplog, Scaler(DynamicLossScale()), "++-++") == [("INFO", 3)]
+    assert caplog.messages[0].startswith("step 3 skipped, its gradients are not finite: DynamicLossScale 1024 -> 128;")
 
 
 def test_every_field_survives_a_dict():

@@ -14,6 +14,7 @@ import pytest
 import mxmp
 from mxmp.dtypes import NUMPY_BFLOAT16, to_numpy
 from mxmp.errors import StateError
+from mxmp.loss_scale import DynamicLossScale, parse
 from mxmp.optimizer import MultiPrecision, state_file, states
 from mxmp.optimizer.multi_precision import MasterState
 from mxmp.optimizer.state_file import StateFile
@@ -413,6 +414,22 @@ def test_load_refuses_another_npz_file(tmp_path):
 def test_load_of_a_missing_file_says_so(tmp_path):
     with pytest.raises(FileNotFoundError):
         states.load(str(tmp_path / "none"), Run().target)
+
+
+@pytest.mark.parametrize("saved", [DynamicLossScale(init_scale=2.0**10, growth_interval=7), 128, None], ids=str)
+def test_a_file_replaces_a_loss_scale_that_was_not_given_without_a_word(saved, tmp_path, caplog):
+    x = mx.gluon.Parameter("x", shape=(2,))
+    x.initialize()
+    file = str(tmp_path / "t.states")
+    mxmp.gluon.Trainer([x], "sgd", kvstore=None, loss_scale=saved).save_states(file)
+    trainer = mxmp.gluon.Trainer([x], "sgd", kvstore=None)
+    trainer.load_states(file)
+    assert trainer.loss_scale == parse(saved)
+    assert caplog.text == ""
+    trainer = mxmp.gluon.Trainer([x], "sgd", kvstore=None, loss_scale=DynamicLossScale(init_scale=64))
+    trainer.load_states(file)
+    assert trainer.loss_scale == parse(saved)
+    assert caplog.text.count("loss_scale=") == 1
 
 
 def test_the_log_tells_which_options_a_file_overrules(tmp_path, caplog):

@@ -15,7 +15,7 @@ def make():
     for loss in (4.0, 2.0):
         history.add_step({"loss": loss, "loss scale": 8})
     history.add_epoch({"accuracy": 0.5})
-    history.add_step({"loss": math.nan, "loss scale": 4})
+    history.add_step({"loss": math.nan, "loss scale": 4}, skipped=True)
     return history
 
 
@@ -31,6 +31,16 @@ def test_means_are_those_of_one_epoch():
 def test_step_and_epoch_start_count_steps():
     assert (History().step, History().epoch_start) == (0, 0)
     assert (make().step, make().epoch_start) == (3, 2)
+
+
+def test_skipped_steps_are_known_by_their_numbers():
+    assert make().skipped == [3]
+
+
+def test_a_record_of_before_has_no_skipped_steps():
+    data = make().to_dict()
+    del data["skipped"]
+    assert History.from_dict(data).skipped == []
 
 
 def test_json_gives_it_back_with_nan_for_what_json_lacks():

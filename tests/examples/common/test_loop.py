@@ -68,11 +68,20 @@ def test_a_run_records_each_step_and_each_epoch(unbroken):
     assert set(map(len, history.steps.values())) == {10}
 
 
+def test_the_plot_names_the_policy(monkeypatch, tmp_path):
+    titles = []
+    monkeypatch.setattr(loop, "draw", lambda history, path, title: titles.append(title))
+    opts = options(tmp_path)
+    train(opts)
+    assert titles == ["title\n" + str(opts.policy).replace(",", ", ")]
+
+
 def test_the_scale_of_a_step_is_the_one_that_it_was_taken_with(unbroken):
     learner, history = unbroken
     scales = [*history.steps["loss scale"], learner.loss_scale]
     assert scales[0] == 2.0**10
-    assert sum(after < before for before, after in zip(scales, scales[1:])) == learner.skipped_steps > 0
+    fell = [step for step, (before, after) in enumerate(zip(scales, scales[1:]), 1) if after < before]
+    assert history.skipped == fell and len(fell) == learner.skipped_steps > 0
 
 
 @pytest.mark.parametrize("number", [2, 5, 6, 10], ids=["amid", "end of epoch", "start of epoch", "last"])

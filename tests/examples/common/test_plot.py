@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 from examples.common import plot
@@ -30,24 +32,63 @@ def test_draw_takes_a_run_without_an_epoch(tmp_path):
     assert (tmp_path / "run.png").read_bytes().startswith(PNG)
 
 
-def test_series_of_a_kind_share_a_panel_and_the_loss_scale_is_last(monkeypatch, tmp_path):
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
+@pytest.fixture
+def figures(monkeypatch):
+    """Return the list of the figures that are saved."""
+    found = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: found.append(figure))
+    return found
+
+
+def test_series_of_a_kind_share_a_panel_and_the_loss_scale_is_last(figures, tmp_path):
     plot.draw(make(), tmp_path / "run.png", "title")
     losses, accuracy, scale = figures[0].axes
     assert [line.get_label() for line in losses.get_lines()] == ["critic", "generator"]
     assert [list(line.get_ydata()) for line in accuracy.get_lines()] == [[0.5]]
     assert list(scale.get_lines()[0].get_ydata()) == [1.0, 2.0, 4.0, 8.0]
-    assert (losses.get_yscale(), accuracy.get_yscale(), scale.get_yscale()) == ("log", "linear", "log")
+    assert (accuracy.get_yscale(), scale.get_yscale()) == ("linear", "log")
 
 
-def test_losses_that_are_not_positive_are_drawn_on_a_linear_axis(monkeypatch, tmp_path):
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([-1.0, 0.0, 1.0, 2.0], "linear"),
+        ([5.0, 4.0, 2.0, 1.0], "linear"),  # no decade: a logarithmic axis would have one tick, or none
+        ([2.0] * 4, "linear"),
+        ([0.001, 0.01, 1.0, 90.0], "log"),
+        ([np.nan, 90.0, 0.01, 0.001], "linear"),  # means over what is no number
+    ],
+    ids=["negative", "narrow", "constant", "wide", "nan"],
+)
+def test_losses_have_a_logarithmic_axis_where_they_span_a_decade(losses, expected, figures, tmp_path):
     history = make()
-    history.steps["loss/critic"] = [-1.0, 0.0, 1.0, 2.0]
+    history.steps["loss/critic"] = history.steps["loss/generator"] = losses
     plot.draw(history, tmp_path / "run.png", "title")
-    assert figures[0].axes[0].get_yscale() == "linear"
+    assert figures[0].axes[0].get_yscale() == expected
+
+
+@pytest.mark.parametrize(
+    ("scales", "expected"), [([1024.0] * 4, "linear"), ([2.0, 1.0, 1.0, 2.0], "linear"), ([4.0, 2.0, 1.0, 1.0], "log")]
+)
+def test_a_narrow_range_of_scales_has_ticks_in_plain_numbers(scales, expected, figures, tmp_path):
+    history = make()
+    history.steps["loss scale"] = scales
+    plot.draw(history, tmp_path / "run.png", "title")
+    axes = figures[0].axes[-1]
+    figures[0].canvas.draw()
+    low, high = axes.get_ylim()
+    labels = [text.get_text() for text in axes.get_yticklabels() if low <= text.get_position()[1] <= high]
+    assert axes.get_yscale() == expected and len(labels) > 1
+    assert axes.yaxis.get_offset_text().get_text() == ""
+
+
+def test_skipped_steps_are_marked_on_the_loss_scale(figures, tmp_path):
+    history = make()
+    history.add_step({**{name: 1.0 for name in history.steps}, "loss scale": 8.0}, skipped=True)
+    plot.draw(history, tmp_path / "run.png", "title")
+    marks = figures[0].axes[-1].get_lines()[1]
+    assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([5], [8.0])
+    assert figures[0].axes[-1].get_legend_handles_labels()[1] == ["skipped"]
 
 
 def test_smooth_averages_over_the_steps_before():

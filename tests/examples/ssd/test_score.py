@@ -5,6 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from examples.ssd.batches import make_batch
@@ -71,3 +72,16 @@ def test_the_picture_shows_images_with_boxes(tmp_path):
     with_boxes, without = (np.array(Image.open(tmp_path / name)) for name in ("with.png", "without.png"))
     assert with_boxes.shape == without.shape
     assert (with_boxes != without).any()
+
+
+@pytest.mark.parametrize(
+    ("detections", "says"),
+    [([[], []], True), ([[[0, 0.4, 1, 1, 9, 9]], []], True), ([[[0, 0.6, 1, 1, 9, 9]], []], False)],
+    ids=["none", "unsure", "one"],
+)
+def test_the_picture_says_when_nothing_was_found(detections, says, monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
+    draw_detections(make_batch(IMAGES, OBJECTS), found(*detections), NAMES, tmp_path / "found.png")
+    texts = [text.get_text() for text in figures[0].texts]
+    assert any(text.startswith("Nothing was found on these images with a score of 0.5") for text in texts) is says
