@@ -18,7 +18,9 @@ from mxnet import autograd
 
 from ..errors import LossScaleError, NonFiniteLossError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message
+from .history import History
 from .norm import gather, host_norm, sum_of_squares
+from .scaled_loss import Factors
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class Window:
         scale: What the losses were multiplied by.
         stage: How far it has come.
         reduced: Whether the gradients were reduced over the contexts.
+        reached: Whether a backward came through a scaled loss.
         loss_flag: Shape (1,), on a device: 1 if every unscaled loss was finite. None: no loss.
         grad_flag: Shape (1,), on a device: 1 if every gradient was finite before it was
             unscaled. None: not unscaled.
@@ -51,6 +54,7 @@ class Window:
     scale: float = 1.0
     stage: Stage = Stage.READY
     reduced: bool = False
+    reached: bool = False
     loss_flag: Optional[mx.nd.NDArray] = None
     grad_flag: Optional[mx.nd.NDArray] = None
     statistics_flag: Optional[mx.nd.NDArray] = None
@@ -66,6 +70,8 @@ class Scaler:
         skipped_steps: Steps skipped so far.
         consecutive_skips: Steps skipped since the last one that was not.
         last_step_skipped: Whether the last step was skipped.
+        factors: What losses are multiplied by.
+        history: Checks what was recorded of them.
         refuse: Raises if the owner cannot work with a loss scale that is set or loaded.
     """
 
@@ -79,6 +85,7 @@ class Scaler:
         self.skipped_steps = 0
         self.consecutive_skips = 0
         self.last_step_skipped = False
+        self.factors, self.history = Factors(), History()
         self.refuse: Callable[[LossScale], None] = _accept
 
     def join(self) -> None:
@@ -146,6 +153,7 @@ class Scaler:
     def close_window(self) -> None:
         """Forget the present window."""
         self.window = Window()
+        self.factors.release()
 
     def judge(self, flag: Optional[mx.nd.NDArray]) -> bool:
         """Return whether the step can be taken. Reads once on the host, at most once a window.
