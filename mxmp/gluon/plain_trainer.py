@@ -64,8 +64,8 @@ class PlainTrainerCheck:
         found = []
         if self._policy.loss_scale not in (None, 1.0):
             found.append(
-                f"its gradients are not scaled, so that small ones are lost in {self._policy.compute_dtype} (if you scale "
-                "the loss by hand, give the policy loss_scale=None)"
+                f"its gradients are not scaled, so that small ones are lost in {self._policy.compute_dtype} (if you "
+                "scale the loss by hand, give the policy loss_scale=None)"
             )
         own = {dtype_of(param) for param in trained if param._trainer is trainer} & set(LOW_PRECISION)
         low = sorted(dtype for dtype in own if not _has_masters(trainer._optimizer, dtype))

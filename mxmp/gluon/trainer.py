@@ -154,7 +154,8 @@ class Trainer(TrainerSetup):
 
         Returns:
             The norm before clipping, computed in float32. It is inf or NaN if the gradients are
-            not finite; then nothing is clipped and the step will be skipped.
+            not finite; then nothing is clipped, and the step will be skipped unless there is no loss
+            scale: then nothing is checked, here as in `step`.
 
         Raises:
             TrainerError: If ``max_norm`` is not positive, or as `unscale`.
@@ -168,9 +169,9 @@ class Trainer(TrainerSetup):
         except NonFiniteLossError:
             self._end_window()
             raise
-        coefficient = clip_coefficient(norm, max_norm) if self._scaler.window.finite else 1.0
-        for group in groups:
-            scale_in_place(group, coefficient)
+        if self._scaler.window.finite is not False:
+            for group in groups:
+                scale_in_place(group, clip_coefficient(norm, max_norm))
         return norm
 
     def clip_value(self, max_value: float) -> None:

@@ -24,6 +24,8 @@ from .scaled_loss import Factors
 
 _LOG = logging.getLogger(__name__)
 
+_COUNTERS = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
+
 
 class Stage(enum.Enum):
     """How far a window has come."""
@@ -202,7 +204,7 @@ class Scaler:
     def read_norm(self, groups: Sequence[Sequence[mx.nd.NDArray]]) -> float:
         """Return the largest norm of several groups of unscaled gradients; one host read.
 
-        Also sets ``window.finite``, so that the step need not read again.
+        Where gradients are checked it also sets ``window.finite``, so that the step need not read again.
 
         Args:
             groups: Float32 arrays, those of a group on one context.
@@ -217,7 +219,8 @@ class Scaler:
         if self.window.finite is None:
             # Squares overflow above 1.8e19: such gradients may be finite all the same.
             norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
-            self.window.finite = all(map(math.isfinite, norms))
+            if self.checks:
+                self.window.finite = all(map(math.isfinite, norms))
         return math.nan if any(map(math.isnan, norms)) else max(norms)
 
     def settle(self, finite: bool, step: int, first_bad: Callable[[], Optional[str]]) -> None:
@@ -266,22 +269,32 @@ class Scaler:
             "last_step_skipped": self.last_step_skipped,
         }
 
-    def load_dict(self, data: Dict[str, Any]) -> None:
-        """Take the state that `to_dict` returned, or change nothing.
+    def check_dict(self, data: Dict[str, Any]) -> None:
+        """Check that `load_dict` will take a state; changes nothing.
 
         Raises:
             LossScaleError: If a field is missing or invalid.
             TrainerError: If the owner cannot work with the loss scale.
         """
+        if not isinstance(data, dict):
+            raise LossScaleError(f"the state of the loss scale is a {type(data).__name__}; expected a dict.")
         loss_scale = LossScale.from_dict(data.get("loss_scale", {}))
-        types = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
-        for name, expected in types.items():
+        for name, expected in _COUNTERS.items():
             value = data.get(name)
             if type(value) is not expected or value < 0:
                 raise LossScaleError(f"{name} is {value!r}; expected a {expected.__name__} of at least 0.")
         self._refuse_for_all(loss_scale)
-        self._loss_scale = loss_scale
-        for name in types:
+
+    def load_dict(self, data: Dict[str, Any]) -> None:
+        """Take the state that `to_dict` returned, or change nothing.
+
+        Raises:
+            LossScaleError: As `check_dict`.
+            TrainerError: As `check_dict`.
+        """
+        self.check_dict(data)
+        self._loss_scale = LossScale.from_dict(data["loss_scale"])
+        for name in _COUNTERS:
             setattr(self, name, data[name])
 
     def _require_can_open(self) -> None:
