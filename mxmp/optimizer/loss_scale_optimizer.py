@@ -264,8 +264,6 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         self._require_own("discard_grads")
         self._end_window()
 
-    # ------------------------------------------------------------------ weights and states
-
     def build(self, var_list: Iterable[Any]) -> None:
         """Make weights known, in an order that saved states keep; `apply_gradients` does it by itself.
 

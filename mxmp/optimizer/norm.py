@@ -47,7 +47,7 @@ def gather(flags: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:
-    """Return what brings gradients of a norm to at most ``max_norm``: 1 if they are there, or the norm is not finite."""
+    """Return what brings gradients of a norm to at most ``max_norm``: 1 if it is at most that, or not finite."""
     return max_norm / norm if max_norm < norm < math.inf else 1.0
 
 
