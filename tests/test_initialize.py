@@ -247,6 +247,31 @@ def test_a_bad_state_changes_nothing(state, message):
     assert amp.state_dict(trainers) == before
 
 
+def test_a_state_that_a_later_trainer_refuses_changes_nothing():
+    """The second updates inside of its kvstore, before any check."""
+    w = gluon.Parameter("w", shape=(2,))
+    w.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    other = mxmp.gluon.Trainer([w], "sgd", update_on_kvstore=True, loss_scale=None)
+    trainers = [state_of(steps=0)[0], other]
+    before = amp.state_dict(trainers)
+    state = {f"loss_scaler{i}": state_of(steps=3)[1]["loss_scaler0"] for i in range(2)}
+    assert state["loss_scaler0"] != before["loss_scaler0"]
+    with pytest.raises(MxmpError, match="update_on_kvstore"):
+        amp.load_state_dict(state, trainers)
+    assert amp.state_dict(trainers) == before
+
+
+@pytest.mark.parametrize("bad", [None, [], {"loss_scales": 1}], ids=str)
+def test_a_damaged_state_of_several_losses_changes_nothing(bad):
+    trainers = [state_of(2)[0], state_of(2)[0]]
+    before = amp.state_dict(trainers)
+    good = state_of(2, steps=5)[1]["loss_scaler0"]
+    wrong = {**good, **bad} if isinstance(bad, dict) else bad
+    with pytest.raises(LossScaleError, match="expected"):
+        amp.load_state_dict({"loss_scaler0": good, "loss_scaler1": wrong}, trainers)
+    assert amp.state_dict(trainers) == before
+
+
 def test_states_between_backward_and_step_are_refused():
     net = make()
     net, trainer = amp.initialize(net, trainer_of(net))

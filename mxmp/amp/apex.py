@@ -183,22 +183,17 @@ def load_state_dict(state: Dict[str, Any], optimizers: Any = None) -> None:
 
     Raises:
         LossScaleError: If it does not fit.
-        TrainerError: Between backward and step.
+        TrainerError: Between backward and step, or if a trainer cannot work with its loss scale.
     """
-    before = state_dict(optimizers)
-    if not isinstance(state, dict) or set(state) != set(before):
+    expected = sorted(state_dict(optimizers))
+    if not isinstance(state, dict) or set(state) != set(expected):
         found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
-        raise LossScaleError(f"load_state_dict: the state has {found}; expected {sorted(before)}.")
-    try:
-        _load(state, optimizers)
-    except LossScaleError:
-        _load(before, optimizers)
-        raise
-
-
-def _load(state: Dict[str, Any], optimizers: Any) -> None:
-    for i, trainer in enumerate(as_list(optimizers)):
-        trainer._scaler.load_dict(state[f"loss_scaler{i}"])
+        raise LossScaleError(f"load_state_dict: the state has {found}; expected {expected}.")
+    scalers = [(trainer._scaler, state[f"loss_scaler{i}"]) for i, trainer in enumerate(as_list(optimizers))]
+    for scaler, data in scalers:
+        scaler.check_dict(data)
+    for scaler, data in scalers:
+        scaler.load_dict(data)
 
 
 def _settings(level: str, overrides: Dict[str, Any]) -> _Settings:

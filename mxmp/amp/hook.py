@@ -59,7 +59,7 @@ class _Hook:
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._conversions: weakref.WeakSet[_Conversion] = weakref.WeakSet()
-        self._warned = False
+        self._looked = False
 
     def call(self, net: gluon.HybridBlock, *args: Any) -> Any:
         """Run a hybridized net, converted from its first call on."""
@@ -82,13 +82,15 @@ class _Hook:
         return os.getpid() == self._process and id(net) not in self.spared and not any(by_hand)
 
     def warn_if_idle(self, loss: Any) -> None:
-        """Log once that no net runs in mixed precision, if that is so and no cached graph gave the loss."""
-        if not self._conversions and not self._warned and not any(map(came_through_graph, leaves(loss))):
+        """Log that no net runs in mixed precision, if that is so and no cached graph gave the first loss."""
+        if self._looked:
+            return
+        self._looked = True  # at the first loss alone: it takes as long as what was recorded of it is large
+        if not self._conversions and not any(map(came_through_graph, leaves(loss))):
             _LOG.warning(
                 "amp.init has converted no net so far: it reaches nets that are hybridized; call net.hybridize(), or "
                 "mxmp.gluon.convert"
             )
-            self._warned = True
 
     def undo(self) -> None:
         """Give the nets back that are still converted."""

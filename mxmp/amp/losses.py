@@ -88,18 +88,27 @@ class LossScalers(Scaler):
         """Return all loss scales and the counters as plain JSON data."""
         return {**super().to_dict(), "loss_scales": [scale.to_dict() for scale in self.scales]}
 
-    def load_dict(self, data: Dict[str, Any]) -> None:
-        """Take the state that `to_dict` returned, or change nothing.
+    def check_dict(self, data: Dict[str, Any]) -> None:
+        """Check that `load_dict` will take a state; changes nothing.
 
         Raises:
             LossScaleError: If a field is missing or invalid, or it is of another number of losses.
+            TrainerError: If the owner cannot work with a loss scale.
         """
+        super().check_dict(data)
         found = data.get("loss_scales")
         if not isinstance(found, list) or len(found) != len(self.scales):
             count = len(found) if isinstance(found, list) else 1
             raise LossScaleError(f"the state is of {count} losses; expected {len(self.scales)} (num_losses).")
-        scales = [LossScale.from_dict(each) for each in found]
-        for scale in scales:
-            self.refuse(scale)
+        for each in found:
+            self.refuse(LossScale.from_dict(each))
+
+    def load_dict(self, data: Dict[str, Any]) -> None:
+        """Take the state that `to_dict` returned, or change nothing.
+
+        Raises:
+            LossScaleError: As `check_dict`.
+            TrainerError: As `check_dict`.
+        """
         super().load_dict(data)
-        self.scales = scales
+        self.scales = [LossScale.from_dict(each) for each in data["loss_scales"]]

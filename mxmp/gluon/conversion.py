@@ -28,6 +28,7 @@ from .hooks import conversion_of as conversion_of
 from .hooks import installed as installed
 from .modes import Key, Mode
 from .overrides import OverrideCheck
+from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision
 
 _HOOKS = (
@@ -80,6 +81,7 @@ class Conversion:
         self.siblings: List[Conversion] = [self]  # those of one call of ``convert``
         self.recorded: Set[int] = set()  # parameters, by id, that autograd may hold; shared by siblings
         self.ready = self.noted = False
+        self.plain_trainer = PlainTrainerCheck(net.name, policy)
         self.params: Optional[List[gluon.Parameter]] = None
         self.lock = threading.RLock()
         self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}  # by mode (its id) and kind of context
@@ -199,6 +201,7 @@ class Conversion:
         mode = self._mode(args)
         if autograd.is_recording():
             loss_heads.mark(self.net.name, self._params(), mode.loss_heads)
+            self.plain_trainer.see(self._params())
             if current_region() == dtypes.FLOAT32 and self.source is None and mode.is_float32:
                 self._note_recorded()
                 with as_written(self.net):

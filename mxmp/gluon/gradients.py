@@ -35,20 +35,27 @@ class Gradients:
         # Parameters whose ``_grad`` shows float32 copies: what it held, and the copies.
         self._shown: List[Tuple[mx.gluon.Parameter, List[mx.nd.NDArray], List[mx.nd.NDArray]]] = []
 
-    def require(self, call: str, may_lack: bool = False) -> None:
+    def require(self, call: str, may_lack: bool = False, reached: bool = False) -> None:
         """Raise if there are no gradients to use now.
 
         Args:
             call: The method that would use them.
             may_lack: Whether it can do without.
+            reached: Whether a backward came through a loss that was scaled for the parameters.
 
         Raises:
             StaleGradientError: If no backward has run since the last step.
             TrainerError: If one has run since `unscale`.
         """
         self._require_whole(call)
-        fresh = next(self._fresh(), None)
+        fresh = next(self.fresh(), None)
         if self._taken is None:
+            if fresh is None and not may_lack and reached:
+                raise StaleGradientError(
+                    f"{call}: backward was called on the scaled loss, but it depends on no parameter of this trainer; "
+                    "give the trainer the parameters of the net that made the loss, and scale the loss for those "
+                    "trainers alone that it trains."
+                )
             if fresh is None and not may_lack:
                 raise StaleGradientError(
                     f"{call}: no parameter has a gradient from after the last step; run backward first."
@@ -85,7 +92,7 @@ class Gradients:
         Raises:
             TrainerError: It names the parameter.
         """
-        for param, _ in self._fresh():
+        for param, _ in self.fresh():
             if param.grad_req == "add":
                 raise TrainerError(
                     f"{call} came in the middle of an accumulation window: the gradient of parameter '{param.name}', "
@@ -100,7 +107,7 @@ class Gradients:
         Raises:
             TrainerError: It names the parameter.
         """
-        waiting = [(param, data) for param, data in self._fresh() if param.grad_req == "write"]
+        waiting = [(param, data) for param, data in self.fresh() if param.grad_req == "write"]
         for _, data in waiting:
             data._fresh_grad = False
         try:
@@ -184,7 +191,7 @@ class Gradients:
 
     def discard(self) -> None:
         """Let all gradients be stale, those that backward wrote after `unscale` too."""
-        for _, data in self._fresh():
+        for _, data in self.fresh():
             data._fresh_grad = False
         self._lost = None
         self.release()
@@ -213,7 +220,8 @@ class Gradients:
     def _trained(self) -> Iterator[mx.gluon.Parameter]:
         return (param for param in self._params if param.grad_req != "null")
 
-    def _fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
+    def fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
+        """Yield the parameters, with their arrays, whose gradient backward has written and nothing has used."""
         return ((param, data) for param in self._trained() for data in _data(param) if data._fresh_grad)
 
 

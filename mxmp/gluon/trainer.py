@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Iterator, List, Optional, Sequence
 
 import mxnet as mx
 
@@ -13,6 +13,7 @@ from ..optimizer import loss_heads
 from ..optimizer.finite import all_finite
 from ..optimizer.losses import scale_loss
 from ..optimizer.norm import clip_coefficient, require_positive, scale_in_place
+from ..optimizer.scaled_loss import ScaledLoss, require_backward
 from ..optimizer.scaler import Stage
 from . import contexts
 from .gradients import Update
@@ -81,10 +82,12 @@ class Trainer(TrainerSetup):
                 even if backward reaches their parameters.
 
         Raises:
-            TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; at the end
-                of the block if its backward overwrote gradients of an earlier one; if a
-                loss head within the net keeps the scale from the gradients; or if it holds second
-                derivatives that MXNet lacks or gets wrong.
+            TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; if a loss head
+                within the net keeps the scale from the gradients (one that runs eagerly and comes late
+                may be found some steps later: see `mxmp.optimizer.history`); if it holds second
+                derivatives that MXNet lacks or gets wrong. At the end of the block if no backward was
+                called on what it yields, on each of several losses, or if its backward overwrote
+                gradients of an earlier block. Without a loss scale nothing of this is checked but the calls.
         """
         trainers = (self, *others)
         for trainer in trainers:
@@ -101,10 +104,16 @@ class Trainer(TrainerSetup):
     @contextlib.contextmanager
     def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
-            block = scale_loss(loss, [trainer._scaler for trainer in trainers])
-            for trainer in trainers:
-                if trainer._scaler.window.stage is Stage.SCALED:
-                    stack.enter_context(trainer._gradients.kept())
+            begun = [trainer for trainer in trainers if trainer._scaler.window.stage is Stage.SCALED]
+
+            def finish(losses: List[ScaledLoss]) -> None:
+                reached = require_backward(losses, lambda: _written(trainers, begun))
+                for trainer in trainers:
+                    trainer._scaler.window.reached |= reached
+
+            block = scale_loss(loss, [trainer._scaler for trainer in trainers], finish)
+            for trainer in begun:
+                stack.enter_context(trainer._gradients.kept())
             scaled = stack.enter_context(block)
             for trainer in trainers:
                 if trainer._scaler.active:
@@ -145,7 +154,8 @@ class Trainer(TrainerSetup):
 
         Returns:
             The norm before clipping, computed in float32. It is inf or NaN if the gradients are
-            not finite; then nothing is clipped and the step will be skipped.
+            not finite; then nothing is clipped, and the step will be skipped unless there is no loss
+            scale: then nothing is checked, here as in `step`.
 
         Raises:
             TrainerError: If ``max_norm`` is not positive, or as `unscale`.
@@ -159,9 +169,9 @@ class Trainer(TrainerSetup):
         except NonFiniteLossError:
             self._end_window()
             raise
-        coefficient = clip_coefficient(norm, max_norm) if self._scaler.window.finite else 1.0
-        for group in groups:
-            scale_in_place(group, coefficient)
+        if self._scaler.window.finite is not False:
+            for group in groups:
+                scale_in_place(group, clip_coefficient(norm, max_norm))
         return norm
 
     def clip_value(self, max_value: float) -> None:
@@ -268,7 +278,7 @@ class Trainer(TrainerSetup):
         self._scaler.require_closed(call)
         if self._updates_on_kvstore():
             raise TrainerError(f"{call} cannot be used where the kvstore updates; set update_on_kvstore=False.")
-        self._gradients.require(call, may_lack=ignore_stale and not self._scaler.checks)
+        self._gradients.require(call, ignore_stale and not self._scaler.checks, self._scaler.window.reached)
         self._scaler.require_scaled(call)
         if check_stale and not ignore_stale:
             self._gradients.require_all(call)
@@ -341,7 +351,7 @@ class Trainer(TrainerSetup):
     def _step_on_kvstore(self, batch_size: float, ignore_stale_grad: bool) -> bool:
         """Let the kvstore update, unchecked; a static scale goes out with the batch size."""
         self._scaler.require_closed("step")
-        self._gradients.require("step", may_lack=ignore_stale_grad)
+        self._gradients.require("step", ignore_stale_grad, self._scaler.window.reached)
         self._scaler.require_scaled("step")
         try:
             super().step(batch_size * self._scaler.window.scale, ignore_stale_grad)
@@ -376,3 +386,15 @@ class Trainer(TrainerSetup):
         loss_heads.forget(self._params)
         if destroyed:
             self._statistics.mend(contexts.running_statistics(self._params))
+
+
+def _written(trainers: Sequence[Trainer], begun: Sequence[Trainer]) -> Optional[str]:
+    """Return a parameter whose gradient was written within a block, or None.
+
+    Of trainers that have gradients of an earlier block as well, those that are added up cannot be told.
+    """
+    for trainer in trainers:
+        for param, _ in trainer._gradients.fresh():
+            if trainer not in begun or param.grad_req == "write":
+                return str(param.name)
+    return None

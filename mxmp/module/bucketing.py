@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterable, Optional, Union
 import mxnet as mx
 
 from ..errors import TrainerError
+from ..loss_scale import LossScale
 from ..optimizer.status import ScalerStatus
 from ..policy import Policy
 from ..report import Report
@@ -68,6 +69,7 @@ class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
         super().__init__(sym_gen, default_bucket_key, **self._options)
         self._options.update(policy=Policy.parse(policy), loss_heads=tuple(loss_heads))
         self._scaler = make_scaler(self._options["policy"], loss_scale)
+        self._scaler.refuse = self._require_fitting
 
     @property
     def policy(self) -> Policy:
@@ -86,6 +88,11 @@ class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
             self._curr_module.loss_scale = spec
         else:
             self._scaler.loss_scale = make_scaler(self._options["policy"], spec).loss_scale
+
+    def _require_fitting(self, loss_scale: LossScale) -> None:
+        """Raise if the executors of any bucket have no input for a loss scale."""
+        for module in self._buckets.values():
+            module._require_fitting(loss_scale)
 
     # ------------------------------------------------------------------ buckets
 

@@ -76,7 +76,7 @@ class ConvertedModule(mx.mod.Module):
         self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
         shared = None if shared_module is None else _require_shareable(shared_module)
         if shared is not None:
-            self._scaler = shared._scaler
+            self._share_scaler(shared)
         descs = _parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
         runnable = self._prepare(descs, shared)
         self._data_shapes, self._label_shapes = descs
@@ -85,6 +85,10 @@ class ConvertedModule(mx.mod.Module):
         if shared is not None and shared.optimizer_initialized:
             self.borrow_optimizer(shared)
         self.binded = True
+
+    def _share_scaler(self, shared: ConvertedModule) -> None:
+        """Work with the loss scale of another module."""
+        self._scaler = shared._scaler
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Take other shapes, as ``mx.mod.Module.reshape``; convert anew if these decide otherwise."""

@@ -193,9 +193,28 @@ class Module(ParamsFiles, ScalerStatus, ConvertedModule):
             self._preload_opt_states = None
 
     def borrow_optimizer(self, shared_module: Any) -> None:
-        """Train with another module's optimizer, kvstore and loss scale."""
+        """Train with another module's optimizer, kvstore and loss scale.
+
+        Raises:
+            TrainerError: If this module was bound without a loss scale and the other has one.
+        """
+        if self._scaler is not shared_module._scaler:
+            self._require_fitting(shared_module._scaler.loss_scale)
+            self._share_scaler(shared_module)
         super().borrow_optimizer(shared_module)
-        self._training, self._scaler = shared_module._training, shared_module._scaler
+        self._training = shared_module._training
+
+    def _share_scaler(self, shared: ConvertedModule) -> None:
+        """Work with the loss scale of another module, which must fit this one too from now on."""
+        if self._scaler is not shared._scaler:
+            theirs = shared._scaler.refuse
+
+            def refuse(loss_scale: LossScale) -> None:
+                theirs(loss_scale)
+                self._require_fitting(loss_scale)
+
+            shared._scaler.refuse = refuse
+            super()._share_scaler(shared)
 
     def backward(self, out_grads: Any = None) -> None:
         """Run backward with the loss scaled; gradients stay scaled up to `unscale` or `update`.
@@ -272,7 +291,8 @@ class Module(ParamsFiles, ScalerStatus, ConvertedModule):
 
         Returns:
             The norm before clipping, computed in float32. It is inf or NaN if the gradients are not
-            finite; then nothing is clipped and the step will be skipped.
+            finite; then nothing is clipped, and the step will be skipped unless there is no loss scale:
+            then nothing is checked, here as in `update`.
 
         Raises:
             TrainerError: If ``max_norm`` is not positive, or before backward.

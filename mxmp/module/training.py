@@ -137,9 +137,10 @@ class Training:
             self.unscale(weights)
         if not weights:
             return 0.0
-        self.scaler.window.statistics_flag = self.statistics.check(running)
+        if self.scaler.checks:
+            self.scaler.window.statistics_flag = self.statistics.check(running)
         norm = self.scaler.read_norm([[weight.grads[k] for weight in weights] for k in range(len(self._contexts))])
-        if self.scaler.window.finite:
+        if self.scaler.window.finite is not False:
             scale_in_place(_gradients(weights), clip_coefficient(norm, max_norm))
         return norm
 

@@ -29,6 +29,7 @@ from .gradient_pairs import (
 from .losses import scale_loss
 from .masters import forget_masters
 from .multi_precision import MultiPrecision
+from .scaled_loss import ScaledLoss, require_backward
 from .scaler import Scaler, Stage
 from .status import ScalerStatus
 from .whole_step import WholeStepOptimizer
@@ -93,7 +94,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         self._scaler = Scaler(value)
         self._updater = mx.optimizer.get_updater(multi)
         self._weights: List[Weight] = []  # in the order of their indices
-        self._scaled: List[Any] = []  # scaled losses of this window
+        self._scaled: List[ScaledLoss] = []  # those of this window
         self._given: List[mx.nd.NDArray] = []  # its scaled gradients, as get_unscaled_gradients saw them
         self._owner: Optional[str] = None
 
@@ -173,11 +174,10 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
                 "get_scaled_loss came after get_unscaled_gradients, so that scaled and true gradients would mix; call "
                 "apply_gradients first, or discard_grads to start again."
             )
-        if any(leaf is scaled for leaf in leaves(loss) for scaled in self._scaled):
+        if any(leaf is each.scaled for leaf in leaves(loss) for each in self._scaled):
             raise TrainerError("get_scaled_loss: the loss is scaled already; call get_scaled_loss once for each loss.")
-        with scale_loss(loss, [self._scaler]) as scaled:
-            self._scaled += leaves(scaled)
-        return scaled
+        with scale_loss(loss, [self._scaler], self._scaled.extend) as scaled:
+            return scaled
 
     def get_unscaled_gradients(self, grads: Sequence[Any]) -> List[Any]:
         """Return gradients divided by the loss scale, in float32; the given ones stay as they are.
@@ -192,7 +192,8 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
             The same, of float32 where they had low precision.
 
         Raises:
-            TrainerError: If no loss was scaled, twice in a step, or if ``grads`` are no gradients.
+            TrainerError: If no loss was scaled, or backward (an ``autograd.grad`` that frees the graph) not
+                called on each scaled loss; twice in a step; or if ``grads`` are no gradients.
         """
         self._require_own("get_unscaled_gradients")
         window = self._scaler.window
@@ -207,6 +208,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
                 "them, then apply_gradients."
             )
         grads = read_grads(grads)
+        require_backward(self._scaled)
         arrays = [leaf for leaf in leaves(grads) if leaf is not None]
         window.grad_flag = all_finite(arrays)
         window.stage = Stage.UNSCALED
@@ -261,8 +263,6 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         """Give up the present step, after an error between its calls: nothing is updated."""
         self._require_own("discard_grads")
         self._end_window()
-
-    # ------------------------------------------------------------------ weights and states
 
     def build(self, var_list: Iterable[Any]) -> None:
         """Make weights known, in an order that saved states keep; `apply_gradients` does it by itself.

@@ -4,43 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
 from ..errors import TrainerError
-from . import history
 from .finite import all_finite, merge_flags
 from .masters import is_low_precision
+from .scaled_loss import ScaledLoss, require_backward
 from .scaler import Scaler, Stage
 from .second_derivative import second_derivative_error
 
 
 @contextlib.contextmanager
-def scale_loss(loss: Any, scalers: Sequence[Scaler]) -> Iterator[Any]:
+def scale_loss(
+    loss: Any, scalers: Sequence[Scaler], finish: Callable[[List[ScaledLoss]], object] = require_backward
+) -> Iterator[Any]:
     """Yield a loss, or nested lists and tuples of losses, times the scale of all scalers.
+
+    Without a loss scale they are yielded as they are, and nothing else is done.
 
     Args:
         loss: NDArrays of any shape and floating point dtype.
         scalers: Those whose parameters the backward pass will reach. Their windows move on
             together; if the block raises, they are put back.
+        finish: Gets the scaled losses at the end of the block, none without a loss scale; what it raises
+            comes out of the block. By default a backward must have come through each.
 
     Raises:
-        TrainerError: If a scaler cannot scale now, or ``loss`` holds something else.
+        TrainerError: If a scaler cannot scale now, ``loss`` holds something else, or was recorded in a
+            way that no scale gets through.
     """
     scalers = list(dict.fromkeys(scalers))
     for scaler in scalers:
         scaler._require_can_open()
     scale = _common_scale(scalers)
     before = [dataclasses.replace(scaler.window) for scaler in scalers]
-    leaves: List[mx.nd.NDArray] = []
-    active = any(scaler.active for scaler in scalers)
-    scaled = _map_losses(loss, "loss", scale if active else None, leaves)
-    history.check(_ids(scaled).values(), scaled=active)
-    flag = all_finite(leaves) if active and leaves else None
-    outputs = _ids(scaled) if active else {}
+    # Also without a loss scale, where the window has one from a block with another trainer.
+    working = [scaler for scaler in scalers if scaler.active or scale != 1.0]
+    losses: List[ScaledLoss] = []
+
+    def multiply(path: str, array: mx.nd.NDArray) -> mx.nd.NDArray:
+        losses.append(working[0].factors.multiply(path, array, _widen(array), scale))
+        return losses[-1].scaled
+
+    scaled = _map_losses(loss, "loss", multiply if working else lambda _, array: array)
+    if working:
+        working[0].history.check([each.scaled for each in losses])
+    flag = all_finite([each.wide for each in losses]) if losses else None
+    outputs = {id(each.scaled): each.scaled for each in losses}
     try:
         for scaler in scalers:
             scaler._open = True
@@ -50,6 +64,7 @@ def scale_loss(loss: Any, scalers: Sequence[Scaler]) -> Iterator[Any]:
                 scaler.window.loss_flag = merge_flags([f for f in flags if f is not None])
         Scaler._scaled_losses.update(outputs)
         yield scaled
+        finish(losses)
     except BaseException as e:
         for scaler, window in zip(scalers, before):
             scaler.window = window
@@ -75,41 +90,31 @@ def _common_scale(scalers: Sequence[Scaler]) -> float:
     return begun.pop() if begun else min(values, default=1.0)
 
 
-def _map_losses(loss: Any, path: str, scale: Optional[float], leaves: List[mx.nd.NDArray]) -> Any:
-    """Return ``loss`` scaled (None: as it is), the container kept; ``leaves`` gets the wide losses."""
+def _map_losses(loss: Any, path: str, function: Callable[[str, mx.nd.NDArray], mx.nd.NDArray]) -> Any:
+    """Return ``loss`` with every array mapped, the container kept."""
     if isinstance(loss, (list, tuple)):
-        items = [_map_losses(item, f"{path}[{i}]", scale, leaves) for i, item in enumerate(loss)]
+        items = [_map_losses(item, f"{path}[{i}]", function) for i, item in enumerate(loss)]
         return type(loss)(*items) if hasattr(loss, "_fields") else type(loss)(items)
     if not isinstance(loss, mx.nd.NDArray):
         raise TrainerError(
             f"scale_loss: {path} is a {type(loss).__name__}; expected an NDArray, or lists and tuples of them."
         )
-    low = is_low_precision(loss)
-    if not low and loss.dtype not in (np.float32, np.float64):
+    if not is_low_precision(loss) and loss.dtype not in (np.float32, np.float64):
         raise TrainerError(f"scale_loss: {path} has dtype {np.dtype(loss.dtype)}; expected a float.")
     if id(loss) in Scaler._scaled_losses:
         raise TrainerError(
             f"scale_loss: {path} is scaled by another trainer already. To scale one loss for several "
             "trainers call first.scale_loss(loss, second)."
         )
-    if scale is None:
-        return loss
-    # Recorded outside of record() too, where the forward pass has ended already.
-    with autograd.record():
-        wide = _widen(loss) if low else loss
-        scaled = wide * scale
-    leaves.append(wide)
-    return scaled
+    return function(path, loss)
 
 
 def _widen(loss: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return a loss in float32, or float64; recorded outside of record() too."""
+    if not is_low_precision(loss):
+        return loss
     # The operator Cast. In MXNet 1.9.1 amp_cast (AMPCastExCPU) and astype (_copyto) lose gradients
     # that are added up, because their backward ignores kAddTo.
     cast = mx.npx.cast if isinstance(loss, mx.np.ndarray) else mx.nd.Cast
-    return cast(loss, dtype="float32")
-
-
-def _ids(scaled: Any) -> Dict[int, mx.nd.NDArray]:
-    if isinstance(scaled, (list, tuple)):
-        return {key: array for item in scaled for key, array in _ids(item).items()}
-    return {id(scaled): scaled}
+    with autograd.record():
+        return cast(loss, dtype="float32")

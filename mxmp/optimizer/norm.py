@@ -47,8 +47,8 @@ def gather(flags: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:
-    """Return what brings gradients of a norm to at most ``max_norm``: 1 if they are there."""
-    return max_norm / norm if norm > max_norm else 1.0
+    """Return what brings gradients of a norm to at most ``max_norm``: 1 if it is at most that, or not finite."""
+    return max_norm / norm if max_norm < norm < math.inf else 1.0
 
 
 def scale_in_place(arrays: Iterable[mx.nd.NDArray], factor: float) -> None:

@@ -18,9 +18,13 @@ from mxnet import autograd
 
 from ..errors import LossScaleError, NonFiniteLossError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message
+from .history import History
 from .norm import gather, host_norm, sum_of_squares
+from .scaled_loss import Factors
 
 _LOG = logging.getLogger(__name__)
+
+_COUNTERS = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
 
 
 class Stage(enum.Enum):
@@ -39,6 +43,7 @@ class Window:
         scale: What the losses were multiplied by.
         stage: How far it has come.
         reduced: Whether the gradients were reduced over the contexts.
+        reached: Whether a backward came through a scaled loss.
         loss_flag: Shape (1,), on a device: 1 if every unscaled loss was finite. None: no loss.
         grad_flag: Shape (1,), on a device: 1 if every gradient was finite before it was
             unscaled. None: not unscaled.
@@ -51,6 +56,7 @@ class Window:
     scale: float = 1.0
     stage: Stage = Stage.READY
     reduced: bool = False
+    reached: bool = False
     loss_flag: Optional[mx.nd.NDArray] = None
     grad_flag: Optional[mx.nd.NDArray] = None
     statistics_flag: Optional[mx.nd.NDArray] = None
@@ -66,6 +72,8 @@ class Scaler:
         skipped_steps: Steps skipped so far.
         consecutive_skips: Steps skipped since the last one that was not.
         last_step_skipped: Whether the last step was skipped.
+        factors: What losses are multiplied by.
+        history: Checks what was recorded of them.
         refuse: Raises if the owner cannot work with a loss scale that is set or loaded.
     """
 
@@ -79,6 +87,7 @@ class Scaler:
         self.skipped_steps = 0
         self.consecutive_skips = 0
         self.last_step_skipped = False
+        self.factors, self.history = Factors(), History()
         self.refuse: Callable[[LossScale], None] = _accept
 
     def join(self) -> None:
@@ -146,6 +155,7 @@ class Scaler:
     def close_window(self) -> None:
         """Forget the present window."""
         self.window = Window()
+        self.factors.release()
 
     def judge(self, flag: Optional[mx.nd.NDArray]) -> bool:
         """Return whether the step can be taken. Reads once on the host, at most once a window.
@@ -194,7 +204,7 @@ class Scaler:
     def read_norm(self, groups: Sequence[Sequence[mx.nd.NDArray]]) -> float:
         """Return the largest norm of several groups of unscaled gradients; one host read.
 
-        Also sets ``window.finite``, so that the step need not read again.
+        Where gradients are checked it also sets ``window.finite``, so that the step need not read again.
 
         Args:
             groups: Float32 arrays, those of a group on one context.
@@ -209,7 +219,8 @@ class Scaler:
         if self.window.finite is None:
             # Squares overflow above 1.8e19: such gradients may be finite all the same.
             norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
-            self.window.finite = all(map(math.isfinite, norms))
+            if self.checks:
+                self.window.finite = all(map(math.isfinite, norms))
         return math.nan if any(map(math.isnan, norms)) else max(norms)
 
     def settle(self, finite: bool, step: int, first_bad: Callable[[], Optional[str]]) -> None:
@@ -262,22 +273,32 @@ class Scaler:
             "last_step_skipped": self.last_step_skipped,
         }
 
-    def load_dict(self, data: Dict[str, Any]) -> None:
-        """Take the state that `to_dict` returned, or change nothing.
+    def check_dict(self, data: Dict[str, Any]) -> None:
+        """Check that `load_dict` will take a state; changes nothing.
 
         Raises:
             LossScaleError: If a field is missing or invalid.
             TrainerError: If the owner cannot work with the loss scale.
         """
+        if not isinstance(data, dict):
+            raise LossScaleError(f"the state of the loss scale is a {type(data).__name__}; expected a dict.")
         loss_scale = LossScale.from_dict(data.get("loss_scale", {}))
-        types = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
-        for name, expected in types.items():
+        for name, expected in _COUNTERS.items():
             value = data.get(name)
             if type(value) is not expected or value < 0:
                 raise LossScaleError(f"{name} is {value!r}; expected a {expected.__name__} of at least 0.")
         self._refuse_for_all(loss_scale)
-        self._loss_scale = loss_scale
-        for name in types:
+
+    def load_dict(self, data: Dict[str, Any]) -> None:
+        """Take the state that `to_dict` returned, or change nothing.
+
+        Raises:
+            LossScaleError: As `check_dict`.
+            TrainerError: As `check_dict`.
+        """
+        self.check_dict(data)
+        self._loss_scale = LossScale.from_dict(data["loss_scale"])
+        for name in _COUNTERS:
             setattr(self, name, data[name])
 
     def _require_can_open(self) -> None:

@@ -11,10 +11,10 @@ All others raise.
 from __future__ import annotations
 
 import re
-from typing import Optional, Set
+from typing import Callable, Optional, Set
 
 from ..errors import TrainerError, mxnet_reason
-from ..graph import Graph, from_json
+from ..graph import Graph
 
 _MISSING = re.compile(r"Operator _backward_(\w+) is non-differentiable")
 _CACHED = "CachedOp does not support higher order gradients"
@@ -47,19 +47,20 @@ def second_derivative_error(error: Exception) -> Optional[TrainerError]:
     return None
 
 
-def check_second_derivatives(history: str) -> None:
+def check_second_derivatives(history: str, parse: Callable[[str], Graph]) -> None:
     """Refuse a loss made of gradients whose own gradients MXNet 1.9.1 gets wrong.
 
     Args:
-        history: The recorded operators that made it, as the JSON text of a symbol, or ''.
+        history: The recorded operators that made it, as the text of a symbol, or ''.
+        parse: Makes a graph of it.
 
     Raises:
         TrainerError: If it holds such a gradient (``autograd.grad`` with ``create_graph=True``); it
             names the operator.
     """
-    if not any(f'"{op}"' in history for op in _WRONG):
+    if not any(f"Op:{op}," in history for op in _WRONG):
         return
-    graph = from_json(history)
+    graph = parse(history)
     for node in graph.nodes:
         if node.op in _WRONG and not _starts(graph, node.inputs[0].node):
             raise TrainerError(f"second derivatives: in MXNet 1.9.1 those of {_WRONG[node.op]}; {_WORKS}.")

@@ -206,6 +206,18 @@ def test_clip_global_norm_after_unscale_and_changes():
     np.testing.assert_allclose(w.data().asnumpy(), [-3, -4], rtol=1e-6)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_without_a_scale_clip_global_norm_checks_no_more_than_step(bad):
+    """Nothing is clipped or skipped, as `step` alone would do."""
+    a, b = param([1.0], name="a"), param([1.0], name="b")
+    trainer = sgd([a, b], None)
+    backward(trainer, [a, b], 1)
+    b.grad()[:] = bad
+    assert not np.isfinite(trainer.clip_global_norm(0.5))
+    assert trainer.step(1) is True and trainer.skipped_steps == 0
+    assert a.data().asscalar() == 0 and not np.isfinite(b.data().asscalar())
+
+
 def test_clip_global_norm_twice_clips_further():
     w = param([0.0])
     trainer = sgd(w)
@@ -216,7 +228,7 @@ def test_clip_global_norm_twice_clips_further():
     assert w.data().asscalar() == -2
 
 
-@pytest.mark.parametrize("scale", [None, "dynamic"], ids=str)
+@pytest.mark.parametrize("scale", [1, "dynamic"], ids=str)
 @pytest.mark.parametrize("bad", [np.inf, np.nan], ids=str)
 def test_clip_global_norm_of_bad_gradients_skips(bad, scale):
     w = param([1.0, 1.0])

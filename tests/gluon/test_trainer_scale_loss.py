@@ -60,8 +60,9 @@ def test_scale_loss_keeps_the_mode_of_the_block():
     w = param([1.0])
     trainer = sgd(w)
     with autograd.record(train_mode=False):
-        with trainer.scale_loss(loss_of(w, 1)):
+        with trainer.scale_loss(loss_of(w, 1)) as scaled:
             assert autograd.is_recording() and not autograd.is_training()
+            scaled.backward()
     with trainer.scale_loss(mx.nd.ones((1,))):
         assert not autograd.is_recording() and not autograd.is_training()
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from mxmp.errors import TrainerError
+from mxmp.loss_scale import NoOpLossScale
 from mxmp.module import BucketingModule
+from mxmp.optimizer import LossScaleOptimizer
 from tests.module.tools import TWO, bits, poison, scale, values
 
 KEYS = (6, 3)
@@ -196,3 +198,39 @@ def test_an_optimizer_set_up_in_a_small_bucket_knows_the_parameters_of_all():
         module.update()
     module.switch_bucket(KEYS[0], None)
     assert all(not np.array_equal(values(module)[name], before[name]) for name in before)
+
+
+def set_scale(module, tmp_path):
+    module.loss_scale = "dynamic"
+
+
+def load_scale(module, tmp_path):
+    other = ready(policy="float32", loss_scale=8)
+    other.save_optimizer_states(str(tmp_path / "states"))
+    module.load_optimizer_states(str(tmp_path / "states"))
+
+
+def optimize_with_scale(module, tmp_path):
+    module.init_optimizer("device", LossScaleOptimizer(mx.optimizer.SGD(rescale_grad=1 / 8)), force_init=True)
+
+
+@pytest.mark.parametrize("give", [set_scale, load_scale, optimize_with_scale])
+def test_a_loss_scale_after_binding_without_one_is_refused(give, tmp_path):
+    module = ready(policy="float32")
+    train(module, range(2))
+    before = bits(values(module))
+    with pytest.raises(TrainerError, match="^loss_scale: this module was bound without a loss scale; set it before"):
+        give(module, tmp_path)
+    assert isinstance(module.loss_scale, NoOpLossScale) and bits(values(module)) == before
+    train(module, range(2))
+
+
+def test_a_loss_scale_is_refused_where_any_bucket_was_bound_without_one():
+    module = ready(policy="float32", loss_scale=8)  # the default bucket has an input for it
+    module.loss_scale = None
+    train(module, range(2))  # the other is bound without
+    with pytest.raises(TrainerError, match="bound without a loss scale"):
+        module.loss_scale = 8
+    module.forward_backward(batch(KEYS[0], 0))
+    with pytest.raises(TrainerError, match="bound without a loss scale"):
+        module.loss_scale = 8

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mxmp.errors import TrainerError
+from mxmp.loss_scale import NoOpLossScale
 from mxmp.module import BucketingModule, Module
 from mxmp.symbol import to_graph
 from tests.module.tools import TWO, batches, bits, convnet, grads, iterator, mlp, params_of, ready, scale, values
@@ -199,6 +200,24 @@ def test_a_shared_module_has_the_scale_before_there_is_an_optimizer():
     module.loss_scale = 2
     other.forward_backward(batches()[0])
     assert other._exec_group.execs[0].arg_dict["loss_scale"].asscalar() == 2
+
+
+def test_a_scale_must_fit_every_module_that_shares_it():
+    module, other = ready(policy="float32", loss_scale=16), Module(mlp(), policy="float32")
+    module.loss_scale = None
+    other.bind([("data", (8, 6))], [("softmax_label", (8,))], shared_module=module)
+    for each in (module, other):
+        with pytest.raises(TrainerError, match="bound without a loss scale"):
+            each.loss_scale = 16
+    assert isinstance(module.loss_scale, NoOpLossScale)
+
+
+def test_an_optimizer_with_a_scale_cannot_be_borrowed_by_a_module_without():
+    module, other = ready(policy="float32", loss_scale=16), ready(policy="float32")
+    with pytest.raises(TrainerError, match="bound without a loss scale"):
+        other.borrow_optimizer(module)
+    other.forward_backward(batches()[0])
+    assert other.update()
 
 
 def test_gradients_of_inputs_are_true_after_update_too():

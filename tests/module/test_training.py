@@ -176,6 +176,21 @@ def test_clipping_gradients_that_are_not_finite_skips_the_step():
     assert trace(module) == before
 
 
+def test_without_a_scale_clipping_checks_no_more_than_update():
+    """Nothing is clipped or skipped, as `update` alone would do."""
+    found = []
+    for clip in (True, False):
+        module = ready(policy="float32", optimizer="sgd", options={"learning_rate": 1.0})
+        module.forward_backward(batches()[0])
+        poison(module)
+        if clip:
+            assert np.isnan(module.clip_global_norm(1.0))
+        assert module.update() is True and module.skipped_steps == 0
+        found.append(values(module))
+    assert all(np.array_equal(found[0][name], value, equal_nan=True) for name, value in found[1].items())
+    assert any(np.isnan(value).any() for value in found[0].values())
+
+
 def test_gradients_are_added_up_over_batches_at_one_scale():
     """grad_req='add': two half batches are one batch, whatever the scale would have become."""
     data, label = samples(8)

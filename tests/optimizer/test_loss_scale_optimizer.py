@@ -495,6 +495,42 @@ def test_weights_may_have_no_gradient_of_their_own():
     assert value(plain).tolist() == [-2.0]
 
 
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda loss, scaled: None, "no backward was called on loss times the loss scale"),
+        (lambda loss, scaled: loss.backward(), "backward was called on loss itself, not on loss times the loss scale"),
+        (lambda loss, scaled: loss.backward(retain_graph=True), "no backward was called on loss times the loss scale"),
+    ],
+    ids=["none", "of the loss", "of the loss, retained"],
+)
+@pytest.mark.parametrize("scale", [8, 1])
+def test_a_missing_backward_is_named(run, message, scale):
+    w = weight([1.0])
+    optimizer = LossScaleOptimizer(sgd(), dynamic=False, initial_scale=scale)
+    with autograd.record():
+        loss = (w * 3).sum()
+        scaled = optimizer.get_scaled_loss(loss)
+    run(loss, scaled)
+    with pytest.raises(TrainerError, match=f"^{message}"):
+        optimizer.get_unscaled_gradients([w.grad])
+    optimizer.discard_grads()
+    assert step(optimizer, [w])
+    assert value(w).tolist() == [0.0]
+
+
+def test_each_of_several_losses_needs_a_backward():
+    w = weight([1.0])
+    optimizer = LossScaleOptimizer(sgd())
+    with autograd.record():
+        first, second = optimizer.get_scaled_loss([(w * 3).sum(), (w * 2).sum()])
+    first.backward()
+    with pytest.raises(TrainerError, match=r"no backward was called on loss\[1\]"):
+        optimizer.get_unscaled_gradients([w.grad])
+    second.backward()
+    assert optimizer.get_unscaled_gradients([w.grad])
+
+
 def test_unscaling_twice_is_named():
     w = weight([1.0])
     optimizer = LossScaleOptimizer(sgd())

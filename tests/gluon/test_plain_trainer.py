@@ -1,0 +1,183 @@
+"""MXNet's own trainer on a converted net: one warning, where something is lacking."""
+
+from __future__ import annotations
+
+import logging
+
+import mxnet as mx
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp import amp
+from mxmp.optimizer import MultiPrecision
+
+X = mx.nd.ones((2, 3))
+# MXNet's own warning, at one weight.
+pytestmark = pytest.mark.filterwarnings("ignore:Accumulating with float16 in optimizer:UserWarning")
+
+SCALE = "its gradients are not scaled"
+MASTERS = "no float32 masters"
+
+
+@pytest.fixture
+def warnings(caplog):
+    """Return a function that gives the warnings so far."""
+    caplog.set_level(logging.WARNING, "mxmp")
+    return lambda: [record.getMessage() for record in caplog.records if "plain" in record.getMessage()]
+
+
+def make(policy, prefix="net_"):
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
+    net.initialize()
+    return mxmp.gluon.convert(net, policy)
+
+
+def train(net, trainer, steps=5):
+    for _ in range(steps):
+        with autograd.record():
+            loss = net(X).sum()
+        loss.backward()
+        trainer.step(2)
+
+
+def plain(net, optimizer="sgd", options=None):
+    return gluon.Trainer(net.collect_params(), optimizer, options or {})
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "expected"),
+    [
+        ("O1", None, [SCALE]),
+        ("O2", None, [SCALE, MASTERS]),
+        ("O2", {"multi_precision": True}, [SCALE]),
+        ("O2,loss_scale=None", None, [MASTERS]),
+    ],
+    ids=["O1", "O2", "O2 with MXNet's masters", "O2 without a scale"],
+)
+def test_it_is_warned_of_once(warnings, policy, options, expected):
+    net = make(policy)
+    net(X)
+    train(net, plain(net, options=options))
+    (message,) = warnings()
+    assert message.startswith("block 'net' is converted (") and "parameter 'net_dense0_weight'" in message
+    assert "plain mx.gluon.Trainer: " in message
+    assert "mxmp.gluon.Trainer, or call mxmp.gluon.Trainer.adopt(trainer)" in message
+    assert [each for each in (SCALE, MASTERS) if each in message] == expected
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "O0",
+        "O3",
+        "O1,loss_scale=None",
+        "O1,loss_scale=1",
+        pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16),
+    ],
+)
+def test_nothing_is_said_where_nothing_is_lacking(warnings, policy):
+    net = make(policy)
+    train(net, plain(net))
+    assert not warnings()
+
+
+@pytest.mark.bfloat16
+def test_mxnet_keeps_no_masters_of_bfloat16(warnings):
+    """Its optimizers cannot update such weights at all: that error comes after the warning."""
+    net = make(mxmp.Policy.parse("O2").replace(compute_dtype="bfloat16", param_dtype="bfloat16", loss_scale=None))
+    plain(net, options={"multi_precision": True})
+    with autograd.record():
+        net(X)
+    (message,) = warnings()
+    assert MASTERS in message and SCALE not in message
+
+
+def test_masters_of_mxmp_count(warnings):
+    net = make("O2,loss_scale=None")
+    net(X)
+    train(net, gluon.Trainer(net.collect_params(), MultiPrecision(mx.optimizer.SGD())))
+    assert not warnings()
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_trainers_of_mxmp_are_none_of_it(warnings, adopted):
+    net = make("O2")
+    trainer = plain(net) if adopted else mxmp.gluon.Trainer(net.collect_params(), "sgd", loss_scale=8)
+    if adopted:
+        mxmp.gluon.Trainer.adopt(trainer, 8)
+    for _ in range(3):
+        with autograd.record():
+            loss = net(X).sum()
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        trainer.step(2)
+    assert not warnings()
+
+
+def test_nets_that_amp_converts(warnings):
+    net = nn.Dense(2, in_units=3, prefix="net_")
+    net.initialize()
+    net.hybridize()
+    amp.init()
+    trainer = plain(net)
+    train(net, trainer)
+    assert len(warnings()) == 1
+    amp.disable()
+
+
+def test_a_trainer_that_comes_later_is_found(warnings):
+    net = make("O1")
+    for _ in range(3):
+        with autograd.record():
+            net(X)
+    train(net, plain(net), 6)
+    assert len(warnings()) == 1
+
+
+def test_inference_and_parts_that_are_not_trained_say_nothing(warnings):
+    net = make("O1")
+    net[0].collect_params().setattr("grad_req", "null")
+    plain(net[0])
+    trainer = mxmp.gluon.Trainer(net[1].collect_params(), "sgd", loss_scale=8)
+    net(X)
+    with autograd.record():
+        loss = net(X).sum()
+    with trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+    assert trainer.step(2) and not warnings()
+
+
+def test_one_trainer_of_several_nets_is_warned_of_once(warnings):
+    nets = [make("O1", "a_"), make("O1", "b_")]
+    trainer = gluon.Trainer([p for net in nets for p in net.collect_params().values()], "sgd")
+    for _ in range(2):
+        with autograd.record():
+            loss = nets[0](X).sum() + nets[1](X).sum()
+        loss.backward()
+        trainer.step(2)
+    assert len(warnings()) == 1
+
+
+def test_no_more_than_the_trainer_is_changed(warnings):
+    """The net's parameters are looked at while no trainer is known, at ever fewer calls."""
+    net = make("O1")
+    seen = []
+    check = vars(net)["_mxmp_conversion"].plain_trainer
+    params = list(net.collect_params().values())
+
+    class Watched(list):
+        def __iter__(self):
+            seen.append(check._calls)
+            return super().__iter__()
+
+    for _ in range(100):
+        check.see(Watched(params))
+    assert seen == [1, 2, 4, 8, 16, 32, 64]
+    plain(net)
+    for _ in range(100):
+        check.see(Watched(params))
+    assert seen[7:] == [128] and len(warnings()) == 1
