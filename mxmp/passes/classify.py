@@ -117,14 +117,16 @@ class _Classifier:
         return Verdict(FLOAT32, f"'{name}' has values beyond {self.policy.compute_dtype}'s range", verdict.rule)
 
     def _taint(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+        source = next((e.node for _, e in _data_inputs(node, verdict) if e.node in self.tainted), None)
         if verdict.label == FREE and verdict.rule and not self.policy.pure:
-            source = next((e.node for _, e in _data_inputs(node, verdict) if e.node in self.tainted), None)
             if source is not None and verdict.rule.category == INFER:
                 verdict = Verdict(FLOAT32, f"infer behind {self.graph.nodes[source]}", verdict.rule)
             if source is not None:
                 self.tainted.add(position)
-        if verdict.label == FLOAT32 and verdict.rule and verdict.rule.category in (DENY, INFER):
-            self.tainted.add(position)
+        if verdict.label == FLOAT32 and verdict.rule:
+            own = verdict.taints and verdict.rule.category in (DENY, INFER)
+            if own or (not verdict.taints and source is not None):
+                self.tainted.add(position)
         return verdict
 
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Verdict:
@@ -207,8 +209,9 @@ def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: R
         return Verdict(KEEP, foreign, rule)
     low = policy.compute_dtype
     call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), low)
-    stand_in = "" if low in rule.dtypes else rules.stand_in(rule, call)
-    has_kernel = low in rule.dtypes or stand_in != ""
+    own, forbidden = low in rule.dtypes, rule.forbids(call)
+    stand_in = rules.stand_in(rule, call) if forbidden or not own else ""
+    has_kernel = own or stand_in != ""
     if wanted:
         verdict = _forced(node, rule, wanted, low, has_kernel)
     elif last:
@@ -219,18 +222,19 @@ def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: R
     elif policy.keep_batchnorm_fp32 and node.op in BATCH_NORMS:
         return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
     else:
-        verdict = _by_category(rule, call, policy.pure)
-    return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in) if stand_in else verdict
+        verdict = _by_category(rule, call, policy.pure, "" if own and stand_in else forbidden)
+    if not stand_in or verdict.label == FLOAT32:
+        return verdict
+    return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in)
 
 
-def _by_category(rule: Rule, call: Call, pure: bool) -> Verdict:
+def _by_category(rule: Rule, call: Call, pure: bool, forbidden: Optional[str]) -> Verdict:
     if pure:
         return Verdict(LOW, "pure policy", rule)
     if rule.category == DENY:
-        return Verdict(FLOAT32, f"deny: {rule.reason}" if rule.reason else "deny", rule, _widens(rule, call))
-    forbidden = rule.forbids(call)
+        return Verdict(FLOAT32, f"deny: {rule.reason}" if rule.reason else "deny", rule, widens=_widens(rule, call))
     if forbidden:
-        return Verdict(FLOAT32, forbidden, rule, _widens(rule, call))
+        return Verdict(FLOAT32, forbidden, rule, taints=rule.taints, widens=_widens(rule, call))
     if rule.category == ALLOW:
         return Verdict(LOW, "allow", rule)
     return Verdict(FREE, "clear" if rule.category == CLEAR else "infer", rule)

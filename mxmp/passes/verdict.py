@@ -22,6 +22,7 @@ class Verdict:
         label: ``FLOAT32``, ``LOW``, ``FREE`` or ``KEEP``.
         reason: One phrase, for the report.
         rule: The operator's rule, if it has one.
+        taints: Whether, in float32, its values are unsafe for what follows in low precision.
         widens: Attribute with which this node reads low precision data and gives float32, so that
             its first input needs no cast; empty if it has none.
         stand_in: Operator to put in this one's place if it runs in low precision; empty if itself does.
@@ -33,6 +34,7 @@ class Verdict:
     label: str
     reason: str
     rule: Optional[Rule] = None
+    taints: bool = True
     widens: str = ""
     stand_in: str = ""
     bodies: Tuple[Tuple["Verdict", ...], ...] = ()

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any, Dict
+
 from ..core import CLEAR, DENY, INFER
+from ..sums import short_gradients
 from .build import BFLOAT16_ALONE, Rules, kept, rules, scalar_rules
+
+# The gradient of what is broadcast is a sum.
+_BROADCAST: Dict[str, Any] = {"condition": short_gradients, "taints": False}
 
 _ARITHMETIC = (
     *rules(INFER, "elemwise_add elemwise_sub elemwise_mul elemwise_div add_n _scatter_elemwise_div"),
     *rules(INFER, "_grad_add", no_bfloat16=True),
-    *rules(INFER, "broadcast_add broadcast_sub broadcast_mul broadcast_div"),
-    *rules(INFER, "_npi_add _npi_subtract _npi_multiply"),
+    *rules(INFER, "broadcast_add broadcast_sub broadcast_mul broadcast_div", **_BROADCAST),
+    *rules(INFER, "_npi_add _npi_subtract _npi_multiply", **_BROADCAST),
     # numpy's division takes bfloat16 for an integer, and means to give float32.
-    *rules(INFER, "_npi_true_divide", no_bfloat16=True),
+    *rules(INFER, "_npi_true_divide", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar"),
     *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar _npi_multiply_scalar"),
     *scalar_rules(INFER, "scalar", "_npi_true_divide_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_scatter_plus_scalar _scatter_minus_scalar"),
     # Their bfloat16 gradients are 0.
-    *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True),
+    *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_mod_scalar _rmod_scalar _npi_mod_scalar _npi_rmod_scalar", no_bfloat16=True),
     *rules(INFER, "_npi_diff"),
     *scalar_rules(INFER, "to_begin_scalar to_end_scalar", "_npi_ediff1d", no_bfloat16=True),
@@ -59,7 +65,7 @@ _LOGIC = (
 # By value, or by a condition of any dtype.
 _SELECTION = (
     *rules(CLEAR, "abs negative _npi_absolute _npi_negative", exact=True),
-    *rules(CLEAR, "broadcast_maximum broadcast_minimum _maximum _minimum _npi_copysign", exact=True),
+    *rules(CLEAR, "broadcast_maximum broadcast_minimum _maximum _minimum _npi_copysign", exact=True, **_BROADCAST),
     *scalar_rules(CLEAR, "scalar", "_maximum_scalar _minimum_scalar", exact=True),
     *scalar_rules(CLEAR, "scalar", "_npi_copysign_scalar _npi_rcopysign_scalar", exact=True),
     *scalar_rules(CLEAR, "a_min a_max", "clip", exact=True),

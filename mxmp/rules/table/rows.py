@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from ..core import CLEAR, DENY
+from ..sums import few_points, few_rows
 from .build import Rules, kept, rules, scalar_rules, variant
 from .shapes import COUNTS
 
 _READS = (
     # In bfloat16 the gradient of a row read 5000 times is 256, a running sum that has stopped.
-    *rules(CLEAR, "Embedding", keep=(0,), exact=True, no_bfloat16=True),
-    *rules(CLEAR, "take gather_nd", keep=(1,), exact=True, no_bfloat16=True),
+    *rules(CLEAR, "Embedding", keep=(0,), exact=True, no_bfloat16=True, condition=few_rows, taints=False),
+    *rules(CLEAR, "take", keep=(1,), exact=True, no_bfloat16=True, condition=few_rows, taints=False),
+    *rules(CLEAR, "gather_nd", keep=(1,), exact=True, no_bfloat16=True, condition=few_points, taints=False),
     *rules(CLEAR, "pick batch_take _contrib_boolean_mask", keep=(1,), exact=True),
 )
 

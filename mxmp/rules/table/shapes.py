@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..core import CLEAR, DENY, INFER
+from ..sums import short_broadcast_like, short_broadcast_to, short_copies
 from .build import TYPED, Rules, kept, rules, scalar_rules
 
 _SHAPES = (
@@ -20,9 +21,11 @@ _SHAPES = (
 )
 
 _BROADCASTS = (
-    *rules(CLEAR, "broadcast_axis broadcast_to tile repeat", exact=True),
-    *rules(CLEAR, "_npi_broadcast_to", exact=True, no_bfloat16=True),
-    *rules(CLEAR, "slice_like reshape_like broadcast_like", any=(1,), exact=True),  # the shape alone
+    *rules(CLEAR, "broadcast_axis tile repeat", exact=True, condition=short_copies, taints=False),
+    *rules(CLEAR, "broadcast_to", exact=True, condition=short_broadcast_to, taints=False),
+    *rules(CLEAR, "_npi_broadcast_to", exact=True, no_bfloat16=True, condition=short_broadcast_to, taints=False),
+    *rules(CLEAR, "slice_like reshape_like", any=(1,), exact=True),  # the shape alone
+    *rules(CLEAR, "broadcast_like", any=(1,), exact=True, condition=short_broadcast_like, taints=False),
     *rules(CLEAR, "shape_array size_array _contrib_index_array _npi_diag_indices_from", any=(0,), keep_outputs=(0,)),
 )
 
