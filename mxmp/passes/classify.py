@@ -12,6 +12,7 @@ from ..policy import Policy
 from ..rules import ALLOW, CLEAR, DENY, INFER, RULES, Call, Rule, RuleSet
 from ..rules.conditions import SHAPE_CONDITIONS
 from .control_flow import Body, bodies_of
+from .exact import EXACT, NOTHING, Exact, find_exact
 from .facts import CAST_OPS, Facts
 from .last_layer import last_layer
 from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
@@ -44,6 +45,8 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     (a detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and
     lose half pixels.
 
+    Positions and what is read as integers are exact under every policy (``exact``).
+
     With ``policy.last_layer_fp32`` the last layer is pinned to float32, unless an override says
     otherwise.
 
@@ -51,7 +54,9 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
         PolicyError: If an override asks for what MXNet has no kernel for; it names the node.
     """
     last = last_layer(graph, rules) if policy.last_layer_fp32 else frozenset()
-    return _Classifier(graph, policy, facts, rules, _unnameable(graph, facts), last=last).run()
+    return _Classifier(
+        graph, policy, facts, rules, _unnameable(graph, facts), last=last, exact=find_exact(graph, rules)
+    ).run()
 
 
 class _Classifier:
@@ -59,6 +64,7 @@ class _Classifier:
 
     Attributes:
         last: Positions of the operators of the last layer, if that is to be float32.
+        exact: What of the graph must be exact.
         tainted: Positions of nodes that a deny operator has tainted; at first those of a body's
             variables that bring a taint with them.
         unfit: Positions of nodes whose values may be beyond the low precision dtype's range.
@@ -74,9 +80,10 @@ class _Classifier:
         named: FrozenSet[int] = frozenset(),
         tainted: FrozenSet[int] = frozenset(),
         last: FrozenSet[int] = frozenset(),
+        exact: Exact = NOTHING,
     ) -> None:
         self.graph, self.policy, self.facts, self.rules = graph, policy, facts, rules
-        self.named, self.last = named, last
+        self.named, self.last, self.exact = named, last, exact
         self.tainted: Set[int] = set(tainted)
         self.unfit = {i for i in range(len(graph.nodes)) if facts.is_unfit(graph, i)}
 
@@ -84,14 +91,17 @@ class _Classifier:
         verdicts = [self._verdict(position, node) for position, node in enumerate(self.graph.nodes)]
         if not self.policy.pure:
             for position in _carriers(self.graph, verdicts, self.facts):
-                verdicts[position] = Verdict(FLOAT32, "carries exact values", verdicts[position].rule)
+                verdicts[position] = Verdict(FLOAT32, EXACT, verdicts[position].rule)
+        for position, outputs in self.exact.positions.items():
+            verdicts[position] = replace(verdicts[position], positions=outputs)
         return tuple(verdicts)
 
     def _verdict(self, position: int, node: Node) -> Verdict:
         bodies = bodies_of(node)
         if bodies:
             return self._enter(position, node, bodies)
-        verdict = _verdict(self.graph, position, self.policy, self.facts, self.rules, position in self.last)
+        last, exact = position in self.last, position in self.exact.pins
+        verdict = _verdict(self.graph, position, self.policy, self.facts, self.rules, last, exact)
         verdict = self._taint(position, node, self._fit(position, node, self._named(position, verdict)))
         if verdict.label == FREE and position in self.named:
             return Verdict(LOW, NAMED, verdict.rule)
@@ -139,20 +149,21 @@ class _Classifier:
                 found.append(())
                 continue
             last = last_layer(body.graph, self.rules) if position in self.last else frozenset()
-            verdicts, taints = self._enter_body(body, facts, ports, last)
+            exact = self.exact.bodies.get((position, number), NOTHING)
+            verdicts, taints = self._enter_body(body, facts, ports, last, exact)
             found.append(verdicts)
             if taints:
                 self.tainted.add(position)
         return Verdict(KEEP, "control flow, its bodies are converted", bodies=tuple(found))
 
     def _enter_body(
-        self, body: Body, facts: Facts, ports: Set[int], last: FrozenSet[int]
+        self, body: Body, facts: Facts, ports: Set[int], last: FrozenSet[int], exact: Exact
     ) -> Tuple[Tuple[Verdict, ...], bool]:
         """Return the verdicts on a body's nodes, and whether what it gives is tainted."""
         variables, heads = body.variables(), [head.node for head in body.graph.heads]
         seeds = frozenset(variable for variable, port in zip(variables, body.ports) if port in ports)
         while True:
-            inner = _Classifier(body.graph, self.policy, facts, self.rules, tainted=seeds, last=last)
+            inner = _Classifier(body.graph, self.policy, facts, self.rules, tainted=seeds, last=last, exact=exact)
             verdicts = inner.run()
             carried = {variables[variable] for variable, head in body.states if heads[head] in inner.tainted}
             if carried <= seeds:
@@ -195,7 +206,9 @@ def _data_inputs(node: Node, verdict: Verdict) -> List[Tuple[int, Entry]]:
     return [(port, entry) for port, entry in enumerate(node.inputs) if verdict.follows(port)]
 
 
-def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: RuleSet, last: bool) -> Verdict:
+def _verdict(
+    graph: Graph, position: int, policy: Policy, facts: Facts, rules: RuleSet, last: bool, exact: bool
+) -> Verdict:
     node = graph.nodes[position]
     if node.is_variable:
         return Verdict(KEEP, "variable")
@@ -219,6 +232,8 @@ def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: R
     elif not has_kernel:
         deny = rule.category == DENY and rule.reason
         return Verdict(FLOAT32, f"deny: {rule.reason}" if deny else f"MXNet has no {low} kernel for it", rule)
+    elif exact and (policy.pure or rule.category != DENY):
+        return Verdict(FLOAT32, EXACT, rule, taints=False)
     elif policy.keep_batchnorm_fp32 and node.op in BATCH_NORMS:
         return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
     else:

@@ -27,6 +27,7 @@ class Verdict:
             its first input needs no cast; empty if it has none.
         stand_in: Operator to put in this one's place if it runs in low precision; empty if itself does.
         bodies: Of a control flow node, the verdicts on the nodes of each of its bodies.
+        positions: Numbers of the outputs that hold positions, which come in float32 as outputs of the network too.
         low_ports: Of a control flow node, the inputs that its bodies want in low precision.
         low_outputs: Likewise, the outputs that they give in low precision.
     """
@@ -38,6 +39,7 @@ class Verdict:
     widens: str = ""
     stand_in: str = ""
     bodies: Tuple[Tuple["Verdict", ...], ...] = ()
+    positions: FrozenSet[int] = frozenset()
     low_ports: FrozenSet[int] = frozenset()
     low_outputs: FrozenSet[int] = frozenset()
 

@@ -38,24 +38,28 @@ _ROUNDING = (
 
 # The answers are 0 and 1; those of numpy's operators are booleans.
 _COMPARISONS = (
-    *rules(INFER, "broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal", exact=True),
-    *rules(INFER, "broadcast_lesser broadcast_lesser_equal", exact=True),
-    *rules(INFER, "_equal _not_equal _greater _greater_equal _lesser _lesser_equal", exact=True),
-    *scalar_rules(INFER, "scalar", "_greater_scalar _greater_equal_scalar", exact=True),
-    *scalar_rules(INFER, "scalar", "_lesser_scalar _lesser_equal_scalar", exact=True),
-    *scalar_rules(INFER, "scalar", "_equal_scalar _not_equal_scalar", exact=True),
-    *rules(INFER, "_npi_equal _npi_not_equal _npi_greater _npi_greater_equal", keep_outputs=(0,)),
-    *rules(INFER, "_npi_less _npi_less_equal", keep_outputs=(0,)),
-    *scalar_rules(INFER, "scalar", "_npi_equal_scalar _npi_not_equal_scalar", keep_outputs=(0,)),
-    *scalar_rules(INFER, "scalar", "_npi_greater_scalar _npi_greater_equal_scalar", keep_outputs=(0,)),
-    *scalar_rules(INFER, "scalar", "_npi_less_scalar _npi_less_equal_scalar", keep_outputs=(0,)),
+    *rules(
+        INFER, "broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal", exact=True, truth=True
+    ),
+    *rules(INFER, "broadcast_lesser broadcast_lesser_equal", exact=True, truth=True),
+    *rules(INFER, "_equal _not_equal _greater _greater_equal _lesser _lesser_equal", exact=True, truth=True),
+    *scalar_rules(INFER, "scalar", "_greater_scalar _greater_equal_scalar", exact=True, truth=True),
+    *scalar_rules(INFER, "scalar", "_lesser_scalar _lesser_equal_scalar", exact=True, truth=True),
+    *scalar_rules(INFER, "scalar", "_equal_scalar _not_equal_scalar", exact=True, truth=True),
+    *rules(INFER, "_npi_equal _npi_not_equal _npi_greater _npi_greater_equal", keep_outputs=(0,), truth=True),
+    *rules(INFER, "_npi_less _npi_less_equal", keep_outputs=(0,), truth=True),
+    *scalar_rules(INFER, "scalar", "_npi_equal_scalar _npi_not_equal_scalar", keep_outputs=(0,), truth=True),
+    *scalar_rules(INFER, "scalar", "_npi_greater_scalar _npi_greater_equal_scalar", keep_outputs=(0,), truth=True),
+    *scalar_rules(INFER, "scalar", "_npi_less_scalar _npi_less_equal_scalar", keep_outputs=(0,), truth=True),
 )
 
 _LOGIC = (
-    *rules(INFER, "_logical_and _logical_or _logical_xor logical_not", exact=True),
-    *rules(INFER, "broadcast_logical_and broadcast_logical_or broadcast_logical_xor", exact=True),
-    *scalar_rules(INFER, "scalar", "_logical_and_scalar _logical_or_scalar _logical_xor_scalar", exact=True),
-    *rules(INFER, "_npi_logical_not _np_any _np_all", keep_outputs=(0,)),
+    *rules(INFER, "_logical_and _logical_or _logical_xor logical_not", exact=True, truth=True),
+    *rules(INFER, "broadcast_logical_and broadcast_logical_or broadcast_logical_xor", exact=True, truth=True),
+    *scalar_rules(
+        INFER, "scalar", "_logical_and_scalar _logical_or_scalar _logical_xor_scalar", exact=True, truth=True
+    ),
+    *rules(INFER, "_npi_logical_not _np_any _np_all", keep_outputs=(0,), truth=True),
     *kept(DENY, "_npi_isnan _npi_isinf _npi_isfinite _npi_isposinf _npi_isneginf", "asks what overflow changes"),
     *kept(DENY, "_contrib_allclose _npx_constraint_check _npi_share_memory", "a check"),
     *kept(DENY, "_npi_bitwise_and _npi_bitwise_or _npi_bitwise_xor _npi_bitwise_not _npi_lcm", "integers"),

@@ -30,15 +30,23 @@ _SEQUENCES = (
 )
 
 _POSITIONS = (
-    *rules(DENY, "argmax argmin argmax_channel", reason=COUNTS, no_bfloat16=True),
-    *rules(DENY, "_npi_argmax _npi_argmin", keep_outputs=(0,), reason=COUNTS, no_bfloat16=True),
+    *rules(DENY, "argmax argmin argmax_channel", reason=COUNTS, positions=True, no_bfloat16=True),
+    *rules(DENY, "_npi_argmax _npi_argmin", keep_outputs=(0,), reason=COUNTS, positions=True, no_bfloat16=True),
     *rules(DENY, "topk", when=variant("ret_typ", "value"), reason=COUNTS, no_bfloat16=True),
     *rules(DENY, "topk", when=variant("ret_typ", "mask"), reason=COUNTS, no_bfloat16=True),
-    *rules(DENY, "topk", when=variant("ret_typ", "both"), keep_outputs=(1,), reason=COUNTS, no_bfloat16=True),
-    *rules(DENY, "topk", keep_outputs=(0,), reason=COUNTS, no_bfloat16=True),
+    *rules(
+        DENY,
+        "topk",
+        when=variant("ret_typ", "both"),
+        keep_outputs=(1,),
+        reason=COUNTS,
+        positions=True,
+        no_bfloat16=True,
+    ),
+    *rules(DENY, "topk", keep_outputs=(0,), reason=COUNTS, positions=True, no_bfloat16=True),
     *rules(DENY, "sort", reason="MXNet sorts no float16", no_low=True),
-    *rules(DENY, "argsort", keep_outputs=(0,), reason="MXNet sorts no float16", no_low=True),
-    *kept(DENY, "_npx_nonzero _npi_unique", COUNTS),
+    *rules(DENY, "argsort", keep_outputs=(0,), reason="MXNet sorts no float16", positions=True, no_low=True),
+    *kept(DENY, "_npx_nonzero _npi_unique", COUNTS, positions=True),
 )
 
 ROWS: Rules = _READS + _WRITES + _SEQUENCES + _POSITIONS

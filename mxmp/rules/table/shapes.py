@@ -61,10 +61,10 @@ _CONSTANTS = (
 COUNTS = "positions and counts above 2048 are no float16 integers"  # nor those above 256 bfloat16 ones
 
 _RANGES = (
-    *rules(DENY, "_arange _npi_arange _linspace _npi_indices", keep_outputs=(0,), reason=COUNTS),
+    *rules(DENY, "_arange _npi_arange _linspace _npi_indices", keep_outputs=(0,), reason=COUNTS, positions=True),
     *rules(DENY, "_npi_logspace", keep_outputs=(0,), reason="power"),
-    *rules(DENY, "_contrib_arange_like", shape_only=(0,), reason=COUNTS, no_bfloat16=True),
-    *kept(DENY, "_ravel_multi_index _unravel_index", COUNTS),
+    *rules(DENY, "_contrib_arange_like", shape_only=(0,), reason=COUNTS, positions=True, no_bfloat16=True),
+    *kept(DENY, "_ravel_multi_index _unravel_index", COUNTS, positions=True),
 )
 
 SHAPES: Rules = _SHAPES + _BROADCASTS + _JOINS + _SLICES + _CONSTANTS + _RANGES
