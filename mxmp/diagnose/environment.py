@@ -85,14 +85,14 @@ class _Variable(NamedTuple):
 
 _LOW = (FLOAT16, BFLOAT16)
 
-# The calls of dmlc::GetEnv in MXNet's src/ at tag 1.9.1: operator/tensor/broadcast_reduce_op.h,
-# operator/nn/cudnn/cudnn_convolution-inl.h, common/cuda_utils.h, operator/linalg_impl.h and
+# The calls of dmlc::GetEnv in MXNet's src/ at tag 1.9.1: operator/nn/softmax-inl.h, operator/nn/layer_norm.cu,
+# operator/tensor/broadcast_reduce_op.h (norm alone), operator/nn/cudnn/cudnn_convolution-inl.h, common/cuda_utils.h, operator/linalg_impl.h and
 # operator/nn/mkldnn/mkldnn_base-inl.h; NVIDIA, "CUDA C++ Programming Guide", CUDA environment variables; oneDNN's
 # documentation, "CPU Dispatcher Control".
 _VARIABLES = [
     _Variable(
         "MXNET_SAFE_ACCUMULATION", "0", GPU, (FLOAT16,), _is_not_on, None,
-        "Set it to 1: what sums in float16 then adds up in float32.",
+        "Set it to 1: softmax, LayerNorm and norm in float16, as under O3, then sum in float32; nothing else heeds it.",
     ),
     _Variable(
         "MXNET_CUDNN_AUTOTUNE_DEFAULT", "1", GPU, _LOW, _is_off, None,

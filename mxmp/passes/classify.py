@@ -12,6 +12,7 @@ from ..policy import Policy
 from ..rules import ALLOW, CLEAR, DENY, INFER, RULES, Call, Rule, RuleSet
 from ..rules.conditions import SHAPE_CONDITIONS
 from .control_flow import Body, bodies_of
+from .exact import EXACT, NOTHING, Exact, find_exact
 from .facts import CAST_OPS, Facts
 from .last_layer import last_layer
 from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
@@ -44,6 +45,8 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     (a detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and
     lose half pixels.
 
+    Positions and what is read as integers are exact under every policy (``exact``).
+
     With ``policy.last_layer_fp32`` the last layer is pinned to float32, unless an override says
     otherwise.
 
@@ -51,7 +54,9 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
         PolicyError: If an override asks for what MXNet has no kernel for; it names the node.
     """
     last = last_layer(graph, rules) if policy.last_layer_fp32 else frozenset()
-    return _Classifier(graph, policy, facts, rules, _unnameable(graph, facts), last=last).run()
+    return _Classifier(
+        graph, policy, facts, rules, _unnameable(graph, facts), last=last, exact=find_exact(graph, rules)
+    ).run()
 
 
 class _Classifier:
@@ -59,6 +64,7 @@ class _Classifier:
 
     Attributes:
         last: Positions of the operators of the last layer, if that is to be float32.
+        exact: What of the graph must be exact.
         tainted: Positions of nodes that a deny operator has tainted; at first those of a body's
             variables that bring a taint with them.
         unfit: Positions of nodes whose values may be beyond the low precision dtype's range.
@@ -74,9 +80,10 @@ class _Classifier:
         named: FrozenSet[int] = frozenset(),
         tainted: FrozenSet[int] = frozenset(),
         last: FrozenSet[int] = frozenset(),
+        exact: Exact = NOTHING,
     ) -> None:
         self.graph, self.policy, self.facts, self.rules = graph, policy, facts, rules
-        self.named, self.last = named, last
+        self.named, self.last, self.exact = named, last, exact
         self.tainted: Set[int] = set(tainted)
         self.unfit = {i for i in range(len(graph.nodes)) if facts.is_unfit(graph, i)}
 
@@ -84,14 +91,17 @@ class _Classifier:
         verdicts = [self._verdict(position, node) for position, node in enumerate(self.graph.nodes)]
         if not self.policy.pure:
             for position in _carriers(self.graph, verdicts, self.facts):
-                verdicts[position] = Verdict(FLOAT32, "carries exact values", verdicts[position].rule)
+                verdicts[position] = Verdict(FLOAT32, EXACT, verdicts[position].rule)
+        for position, outputs in self.exact.positions.items():
+            verdicts[position] = replace(verdicts[position], positions=outputs)
         return tuple(verdicts)
 
     def _verdict(self, position: int, node: Node) -> Verdict:
         bodies = bodies_of(node)
         if bodies:
             return self._enter(position, node, bodies)
-        verdict = _verdict(self.graph, position, self.policy, self.facts, self.rules, position in self.last)
+        last, exact = position in self.last, position in self.exact.pins
+        verdict = _verdict(self.graph, position, self.policy, self.facts, self.rules, last, exact)
         verdict = self._taint(position, node, self._fit(position, node, self._named(position, verdict)))
         if verdict.label == FREE and position in self.named:
             return Verdict(LOW, NAMED, verdict.rule)
@@ -117,14 +127,16 @@ class _Classifier:
         return Verdict(FLOAT32, f"'{name}' has values beyond {self.policy.compute_dtype}'s range", verdict.rule)
 
     def _taint(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+        source = next((e.node for _, e in _data_inputs(node, verdict) if e.node in self.tainted), None)
         if verdict.label == FREE and verdict.rule and not self.policy.pure:
-            source = next((e.node for _, e in _data_inputs(node, verdict) if e.node in self.tainted), None)
             if source is not None and verdict.rule.category == INFER:
                 verdict = Verdict(FLOAT32, f"infer behind {self.graph.nodes[source]}", verdict.rule)
             if source is not None:
                 self.tainted.add(position)
-        if verdict.label == FLOAT32 and verdict.rule and verdict.rule.category in (DENY, INFER):
-            self.tainted.add(position)
+        if verdict.label == FLOAT32 and verdict.rule:
+            own = verdict.taints and verdict.rule.category in (DENY, INFER)
+            if own or (not verdict.taints and source is not None):
+                self.tainted.add(position)
         return verdict
 
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Verdict:
@@ -137,20 +149,21 @@ class _Classifier:
                 found.append(())
                 continue
             last = last_layer(body.graph, self.rules) if position in self.last else frozenset()
-            verdicts, taints = self._enter_body(body, facts, ports, last)
+            exact = self.exact.bodies.get((position, number), NOTHING)
+            verdicts, taints = self._enter_body(body, facts, ports, last, exact)
             found.append(verdicts)
             if taints:
                 self.tainted.add(position)
         return Verdict(KEEP, "control flow, its bodies are converted", bodies=tuple(found))
 
     def _enter_body(
-        self, body: Body, facts: Facts, ports: Set[int], last: FrozenSet[int]
+        self, body: Body, facts: Facts, ports: Set[int], last: FrozenSet[int], exact: Exact
     ) -> Tuple[Tuple[Verdict, ...], bool]:
         """Return the verdicts on a body's nodes, and whether what it gives is tainted."""
         variables, heads = body.variables(), [head.node for head in body.graph.heads]
         seeds = frozenset(variable for variable, port in zip(variables, body.ports) if port in ports)
         while True:
-            inner = _Classifier(body.graph, self.policy, facts, self.rules, tainted=seeds, last=last)
+            inner = _Classifier(body.graph, self.policy, facts, self.rules, tainted=seeds, last=last, exact=exact)
             verdicts = inner.run()
             carried = {variables[variable] for variable, head in body.states if heads[head] in inner.tainted}
             if carried <= seeds:
@@ -193,7 +206,9 @@ def _data_inputs(node: Node, verdict: Verdict) -> List[Tuple[int, Entry]]:
     return [(port, entry) for port, entry in enumerate(node.inputs) if verdict.follows(port)]
 
 
-def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: RuleSet, last: bool) -> Verdict:
+def _verdict(
+    graph: Graph, position: int, policy: Policy, facts: Facts, rules: RuleSet, last: bool, exact: bool
+) -> Verdict:
     node = graph.nodes[position]
     if node.is_variable:
         return Verdict(KEEP, "variable")
@@ -207,8 +222,9 @@ def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: R
         return Verdict(KEEP, foreign, rule)
     low = policy.compute_dtype
     call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), low)
-    stand_in = "" if low in rule.dtypes else rules.stand_in(rule, call)
-    has_kernel = low in rule.dtypes or stand_in != ""
+    own, forbidden = low in rule.dtypes, rule.forbids(call)
+    stand_in = rules.stand_in(rule, call) if forbidden or not own else ""
+    has_kernel = own or stand_in != ""
     if wanted:
         verdict = _forced(node, rule, wanted, low, has_kernel)
     elif last:
@@ -216,21 +232,24 @@ def _verdict(graph: Graph, position: int, policy: Policy, facts: Facts, rules: R
     elif not has_kernel:
         deny = rule.category == DENY and rule.reason
         return Verdict(FLOAT32, f"deny: {rule.reason}" if deny else f"MXNet has no {low} kernel for it", rule)
+    elif exact and (policy.pure or rule.category != DENY):
+        return Verdict(FLOAT32, EXACT, rule, taints=False)
     elif policy.keep_batchnorm_fp32 and node.op in BATCH_NORMS:
         return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
     else:
-        verdict = _by_category(rule, call, policy.pure)
-    return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in) if stand_in else verdict
+        verdict = _by_category(rule, call, policy.pure, "" if own and stand_in else forbidden)
+    if not stand_in or verdict.label == FLOAT32:
+        return verdict
+    return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in)
 
 
-def _by_category(rule: Rule, call: Call, pure: bool) -> Verdict:
+def _by_category(rule: Rule, call: Call, pure: bool, forbidden: Optional[str]) -> Verdict:
     if pure:
         return Verdict(LOW, "pure policy", rule)
     if rule.category == DENY:
-        return Verdict(FLOAT32, f"deny: {rule.reason}" if rule.reason else "deny", rule, _widens(rule, call))
-    forbidden = rule.forbids(call)
+        return Verdict(FLOAT32, f"deny: {rule.reason}" if rule.reason else "deny", rule, widens=_widens(rule, call))
     if forbidden:
-        return Verdict(FLOAT32, forbidden, rule, _widens(rule, call))
+        return Verdict(FLOAT32, forbidden, rule, taints=rule.taints, widens=_widens(rule, call))
     if rule.category == ALLOW:
         return Verdict(LOW, "allow", rule)
     return Verdict(FREE, "clear" if rule.category == CLEAR else "infer", rule)

@@ -12,8 +12,9 @@ float32 and rounded once, as cuDNN does when it adds into a gradient (beta = 1).
 cross operators without a pair are rounded where the next pair stands.
 
 Within an operator all is float32 (float64 in a transposed convolution). The steps of an RNN hand on
-unrounded states, and sums that MXNet's own GPU kernels take in float16 (the gradient of Embedding)
-do not stop growing here.
+unrounded states, and sums that MXNet's own GPU kernels take in float16 are taken in float32 here and
+rounded once: those of ``batch_dot`` and numpy's matmul, of ``sum`` and ``mean``, and gradients of what is
+broadcast or read by index. ``rules/sums.py`` says how far such sums are off, and bounds their lengths.
 
 The emulated graph is for running only; it is never saved. Its outputs keep their names.
 """

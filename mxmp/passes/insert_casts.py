@@ -96,7 +96,6 @@ class _Inserter:
         self.graph = graph
         self.policy = policy
         self.low_dtype = policy.compute_dtype
-        self.output_dtype = policy.output_dtype
         self.facts = facts
         self.plan = plan
         self.is_body = is_body
@@ -200,7 +199,7 @@ class _Inserter:
     def _head(self, head: Entry) -> Entry:
         if not self._is_cast(head):
             return self.builder.mapped(head)
-        cast = self._cast(head, self.output_dtype, head.node)
+        cast = self._cast(head, self.plan.output_dtype(head, self.policy), head.node)
         producer, name = self.graph.nodes[head.node], self.facts.output_name(self.graph, head)
         if name == producer.name + _OUTPUT:
             if all(self._is_cast(other) for other in self.graph.heads if other.node == head.node):
@@ -210,7 +209,7 @@ class _Inserter:
         return cast
 
     def _is_cast(self, head: Entry) -> bool:
-        return self._dtype(head) not in (None, self.output_dtype)
+        return self._dtype(head) not in (None, self.plan.output_dtype(head, self.policy))
 
     def _rename(self, cast: Entry, name: str) -> None:
         if name not in self.builder.names:

@@ -99,12 +99,15 @@ def place(
         verdicts: One per node, from ``classify``.
         facts: Shapes decide the bytes; if one is missing, casts are counted in place of bytes.
         low_params: Positions of parameters that are stored in low precision.
-        output_low: Whether the graph's float32 outputs are wanted in low precision.
+        output_low: Whether the graph's float32 outputs are wanted in low precision, but for positions.
         any_heads: Numbers of the outputs that may have either precision.
         free_params: Positions of parameters that may be stored in either precision; those that are
             cheaper so are among the low of the result.
     """
-    demands = [None if number in any_heads else output_low for number in range(len(graph.heads))]
+    demands = [
+        None if number in any_heads else output_low and head.index not in verdicts[head.node].positions
+        for number, head in enumerate(graph.heads)
+    ]
     tensors = _tensors(graph, verdicts, facts, low_params, free_params, demands)
     in_bytes = all(tensor.size is not None for tensor in tensors)
     network = _Network(tensors, verdicts, in_bytes)

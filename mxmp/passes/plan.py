@@ -43,6 +43,10 @@ class Plan:
         """Return whether a node gives one of its outputs in low precision."""
         return self.verdicts[position].gives_low(index, position in self.placement.low)
 
+    def output_dtype(self, head: Entry, policy: Policy) -> str:
+        """Return what a float32 output of the graph comes in: positions are float32 whatever the policy says."""
+        return dtypes.FLOAT32 if head.index in self.verdicts[head.node].positions else policy.output_dtype
+
     def casts(self) -> int:
         """Return the number of casts, those in bodies included."""
         return self.placement.casts + sum(plan.casts() for plan in self.bodies.values())

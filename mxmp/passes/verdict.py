@@ -22,10 +22,12 @@ class Verdict:
         label: ``FLOAT32``, ``LOW``, ``FREE`` or ``KEEP``.
         reason: One phrase, for the report.
         rule: The operator's rule, if it has one.
+        taints: Whether, in float32, its values are unsafe for what follows in low precision.
         widens: Attribute with which this node reads low precision data and gives float32, so that
             its first input needs no cast; empty if it has none.
         stand_in: Operator to put in this one's place if it runs in low precision; empty if itself does.
         bodies: Of a control flow node, the verdicts on the nodes of each of its bodies.
+        positions: Numbers of the outputs that hold positions, which come in float32 as outputs of the network too.
         low_ports: Of a control flow node, the inputs that its bodies want in low precision.
         low_outputs: Likewise, the outputs that they give in low precision.
     """
@@ -33,9 +35,11 @@ class Verdict:
     label: str
     reason: str
     rule: Optional[Rule] = None
+    taints: bool = True
     widens: str = ""
     stand_in: str = ""
     bodies: Tuple[Tuple["Verdict", ...], ...] = ()
+    positions: FrozenSet[int] = frozenset()
     low_ports: FrozenSet[int] = frozenset()
     low_outputs: FrozenSet[int] = frozenset()
 

@@ -10,17 +10,19 @@ import math
 from typing import Mapping, Optional, Tuple
 
 from .. import dtypes
-from .core import Call, Condition
+from . import sums
+from .core import Call, Condition, known_shape
 from .core import value_of as value_of
 
 MAX_REDUCTION = 1024
 """Longest sum in low precision.
 
-MXNet sums in the dtype of the data unless MXNET_SAFE_ACCUMULATION is set
-(src/operator/tensor/broadcast_reduce_op.h at tag 1.9.1). ``sum`` and ``mean`` carry the rounding
-error along (mshadow's red::sum), but overflow: the float16 mean of 70,000 ones is NaN. The windows
-of AdaptiveAvgPooling2D are plain running sums: of ones they stop growing at 2048, and random
-windows of 32x32, 56x56 and 112x112 are off by 0.5%, 1.6% and 67% (float16 on CPU).
+MXNet sums in the dtype of the data (src/operator/tensor/broadcast_reduce_op.h at tag 1.9.1), with
+MXNET_SAFE_ACCUMULATION too: that is for softmax, LayerNorm and norm alone. ``sum`` and ``mean`` carry the rounding
+error along (mshadow's red::sum), but overflow: the float16 mean of 70,000 ones is NaN. Of 1024 elements
+it is not where they are below 64. The windows of AdaptiveAvgPooling2D are plain running sums: of ones
+they stop growing at 2048, and random windows of 32x32, 56x56 and 112x112 are off by 0.5%, 1.6% and 67%
+(float16 on CPU).
 """
 
 MAX_MAGNIFICATION = 8
@@ -54,7 +56,7 @@ def scalars_in_range(*keys: str) -> Condition:
 
 def short_reduction(call: Call) -> Optional[str]:
     """Forbid reductions over more than ``MAX_REDUCTION`` elements, or over unknown many."""
-    shape = _shape(call, 0)
+    shape = known_shape(call, 0)
     if shape is None:
         return "the length of the reduction is unknown"
     length = math.prod(shape[axis] for axis in _reduced_axes(call.attrs, len(shape)))
@@ -65,7 +67,7 @@ def short_reduction(call: Call) -> Optional[str]:
 
 def short_windows(call: Call) -> Optional[str]:
     """Forbid adaptive pooling over windows of more than ``MAX_REDUCTION`` elements."""
-    shape = _shape(call, 0)
+    shape = known_shape(call, 0)
     if shape is None:
         return "the size of the windows is unknown"
     output = value_of(call.attrs, "output_size") or (1,)
@@ -87,7 +89,29 @@ def small_magnification(call: Call) -> Optional[str]:
     return None
 
 
-SHAPE_CONDITIONS = (short_reduction, short_windows, small_magnification)
+_alpha_in_range = scalars_in_range("alpha")
+
+
+def short_gemm2(call: Call) -> Optional[str]:
+    """Forbid a factor out of range, and sums that are too long for the ``batch_dot`` that stands in for it."""
+    shape = known_shape(call, 0)
+    return _alpha_in_range(call) or (sums.short_products(call) if shape is not None and len(shape) > 2 else None)
+
+
+SHAPE_CONDITIONS = (
+    short_reduction,
+    short_windows,
+    small_magnification,
+    sums.short_products,
+    short_gemm2,
+    sums.short_gradients,
+    sums.short_broadcast_to,
+    sums.short_broadcast_like,
+    sums.short_slopes,
+    sums.short_upsampling,
+    sums.few_rows,
+    sums.few_points,
+)
 """The conditions that read shapes."""
 
 
@@ -98,17 +122,11 @@ def _magnification(call: Call, side: str, axis: int) -> Optional[float]:
         return float(scale)
     if mode not in ("size", "like"):
         return 1.0  # to_even_up and its like: one row at most
-    source, like = _shape(call, 0), _shape(call, 1)
+    source, like = known_shape(call, 0), known_shape(call, 1)
     if source is None or (mode == "like" and like is None):
         return None
     target = like[axis] if mode == "like" and like is not None else value_of(call.attrs, side) or 1
     return float(target / source[axis])
-
-
-def _shape(call: Call, port: int) -> Optional[Tuple[int, ...]]:
-    """Return an input's shape, None if it is not known in full."""
-    shape = call.shapes[port] if port < len(call.shapes) else None
-    return None if shape is None or any(size <= 0 for size in shape) else shape
 
 
 def _reduced_axes(attrs: Mapping[str, str], ndim: int) -> Tuple[int, ...]:

@@ -69,6 +69,12 @@ class Call:
     dtype: str
 
 
+def known_shape(call: Call, port: int) -> Shape:
+    """Return an input's shape, None if it is not known in full."""
+    shape = call.shapes[port] if port < len(call.shapes) else None
+    return None if shape is None or any(size <= 0 for size in shape) else shape
+
+
 Condition = Callable[[Call], Optional[str]]
 """Returns the reason why a call must stay in float32, or None."""
 
@@ -94,12 +100,18 @@ class Rule:
         when: Attribute values that this variant is for, as text or ``GIVEN``; rules of one operator
             are tried in order.
         condition: Says why a particular call must stay in float32.
+        taints: Whether values of a call that the condition forbids are unsafe for what follows. They are
+            not where the condition is for how sums are rounded alone.
+        positions: Whether it gives positions or counts, which no low precision holds: under every policy it
+            runs in float32, and so does what carries them on.
+        truth: Whether it gives 0 and 1 alone.
         reason: Why the operator is in its category, for the report.
         widens: Attribute with which the operator reads low precision data, and computes in and gives
             float32; empty if it has none. It saves a cast.
-        stand_ins: Operators that compute the same and have low precision kernels where this one has none:
-            pairs (number of dimensions of input 0, operator). They take its ``transpose_a`` and
+        stand_ins: Operators that compute the same where this one has no low precision kernel, or none whose sums
+            are safe: pairs (number of dimensions of an input, operator). They take its ``transpose_a`` and
             ``transpose_b``; its ``alpha`` becomes a factor on input 0.
+        stand_in_port: The input whose dimensions ``stand_ins`` counts.
         stand_in_defaults: Pairs (attribute, value as text) that a call must have, or leave out, for it.
         loss_head: Whether the gradient of input 0 does not depend on that of the output, whatever
             comes behind it. SoftmaxOutput's ``out_grad`` changes nothing about that in MXNet 1.9.1.
@@ -118,9 +130,13 @@ class Rule:
     scalars: Tuple[str, ...] = ()
     when: Tuple[Tuple[str, str], ...] = ()
     condition: Optional[Condition] = None
+    taints: bool = True
+    positions: bool = False
+    truth: bool = False
     reason: str = ""
     widens: str = ""
     stand_ins: Tuple[Tuple[int, str], ...] = ()
+    stand_in_port: int = 0
     stand_in_defaults: Tuple[Tuple[str, str], ...] = ()
     loss_head: bool = False
     unwritten_gradient: bool = False
@@ -144,7 +160,7 @@ class Rule:
 
     def stand_in(self, call: Call) -> str:
         """Return the operator to put in this one's place in low precision, empty if there is none for a call."""
-        shape = call.shapes[0] if call.shapes else None
+        shape = call.shapes[self.stand_in_port] if call.shapes else None
         if shape is None or not all(
             key not in call.attrs or _is(call.attrs, key, v) for key, v in self.stand_in_defaults
         ):
@@ -187,7 +203,7 @@ class RuleSet:
         return None
 
     def stand_in(self, rule: Rule, call: Call) -> str:
-        """Return what to put in an operator's place, which has no kernel in ``call.dtype`` itself, if anything has."""
+        """Return what to put in an operator's place, empty if nothing does the same in ``call.dtype``."""
         op = rule.stand_in(call)
         found = self.find(op, call.attrs) if op else None
         return op if found is not None and call.dtype in found.dtypes else ""

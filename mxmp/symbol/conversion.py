@@ -10,6 +10,7 @@ from .. import dtypes
 from ..errors import ConvertError, InferenceError
 from ..graph import Graph, in_written_order
 from ..passes import Emulate, EraseCasts, Facts, FoldCasts, GuardAmpCasts, InsertCasts, Sequential, make_plan
+from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Report, make_report
 from .facts import Dtypes, Shapes, from_graph, infer_facts, infer_variables, to_graph
@@ -89,7 +90,7 @@ def convert_graph(
         new_facts = infer_facts(result, after, shapes, types, params)
     except InferenceError as e:
         raise ConvertError(f"the converted network does not type-check: {e}") from e
-    _check_outputs(policy, (graph, facts), (after, new_facts))
+    _check_outputs(policy, plan, (graph, facts), (after, new_facts))
     return Converted(result, after, new_facts, low_params, make_report(policy, graph, facts, plan, after))
 
 
@@ -119,10 +120,10 @@ def input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, param
     return known
 
 
-def _check_outputs(policy: Policy, before: Tuple[Graph, Facts], after: Tuple[Graph, Facts]) -> None:
+def _check_outputs(policy: Policy, plan: Plan, before: Tuple[Graph, Facts], after: Tuple[Graph, Facts]) -> None:
     for number, (old, new) in enumerate(zip(before[0].heads, after[0].heads)):
         was, found = before[1].dtype(old), after[1].dtype(new)
-        expected = policy.output_dtype if was == dtypes.FLOAT32 and policy.is_mixed else was
+        expected = plan.output_dtype(old, policy) if was == dtypes.FLOAT32 and policy.is_mixed else was
         if found != expected and was is not None:
             raise ConvertError(
                 f"node {after[0].nodes[new.node]}: output {number} of the converted network is {found}, expected "

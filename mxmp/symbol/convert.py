@@ -64,7 +64,8 @@ def convert_symbol(
             applies in place of the old one.
         policy: A policy or its text, such as 'O1', 'mixed_bfloat16' or 'O2,name:fc*=float32'.
         shapes: Shapes of inputs, a dict or pairs as in ``Module.data_shapes``. With them casts are
-            placed where they move the fewest bytes; without, where there are the fewest.
+            placed where they move the fewest bytes; without, where there are the fewest, and what sums
+            in low precision is float32, because it may sum too many terms.
         dtypes: Dtypes of inputs that are not float32 and do not declare theirs.
         data_names: Names of the inputs. All other variables are parameters, which a policy such as
             'O2' declares in low precision. Unless given, inputs are those that ``shapes`` names and

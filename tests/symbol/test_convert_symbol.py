@@ -87,7 +87,10 @@ def test_outputs_keep_names_order_and_dtypes(name, policy):
         assert found.symbol.list_outputs() == net.list_outputs()
     assert found.symbol.list_inputs() == net.list_inputs()
     after = [found.facts.dtype(head) for head in found.graph.heads]
-    assert after == [wanted if dtype == np.float32 else np.dtype(dtype).name for dtype in before]
+    expected = [wanted if dtype == np.float32 else np.dtype(dtype).name for dtype in before]
+    if name == "indices among the outputs":
+        expected[1] = "float32"  # positions, which low precision cannot hold
+    assert after == expected
     assert found.symbol.infer_shape(**X)[1] == net.infer_shape(**X)[1]
 
 

@@ -39,9 +39,9 @@ def scalar_rules(category: str, keys: str, ops: str, **fields: Any) -> Rules:
     return rules(category, ops, scalars=scalars, condition=scalars_in_range(*scalars), **fields)
 
 
-def kept(category: str, ops: str, reason: str) -> Rules:
+def kept(category: str, ops: str, reason: str, **fields: Any) -> Rules:
     """Return rules for operators whose inputs and outputs are all left as they are."""
-    return rules(category, ops, keep=EVERY, keep_outputs=EVERY, reason=reason)
+    return rules(category, ops, keep=EVERY, keep_outputs=EVERY, reason=reason, **fields)
 
 
 def variant(*pairs: str) -> Tuple[Tuple[str, str], ...]:

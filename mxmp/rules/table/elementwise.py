@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any, Dict
+
 from ..core import CLEAR, DENY, INFER
+from ..sums import short_gradients
 from .build import BFLOAT16_ALONE, Rules, kept, rules, scalar_rules
+
+# The gradient of what is broadcast is a sum.
+_BROADCAST: Dict[str, Any] = {"condition": short_gradients, "taints": False}
 
 _ARITHMETIC = (
     *rules(INFER, "elemwise_add elemwise_sub elemwise_mul elemwise_div add_n _scatter_elemwise_div"),
     *rules(INFER, "_grad_add", no_bfloat16=True),
-    *rules(INFER, "broadcast_add broadcast_sub broadcast_mul broadcast_div"),
-    *rules(INFER, "_npi_add _npi_subtract _npi_multiply"),
+    *rules(INFER, "broadcast_add broadcast_sub broadcast_mul broadcast_div", **_BROADCAST),
+    *rules(INFER, "_npi_add _npi_subtract _npi_multiply", **_BROADCAST),
     # numpy's division takes bfloat16 for an integer, and means to give float32.
-    *rules(INFER, "_npi_true_divide", no_bfloat16=True),
+    *rules(INFER, "_npi_true_divide", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar"),
     *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar _npi_multiply_scalar"),
     *scalar_rules(INFER, "scalar", "_npi_true_divide_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_scatter_plus_scalar _scatter_minus_scalar"),
     # Their bfloat16 gradients are 0.
-    *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True),
+    *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_mod_scalar _rmod_scalar _npi_mod_scalar _npi_rmod_scalar", no_bfloat16=True),
     *rules(INFER, "_npi_diff"),
     *scalar_rules(INFER, "to_begin_scalar to_end_scalar", "_npi_ediff1d", no_bfloat16=True),
@@ -32,24 +38,28 @@ _ROUNDING = (
 
 # The answers are 0 and 1; those of numpy's operators are booleans.
 _COMPARISONS = (
-    *rules(INFER, "broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal", exact=True),
-    *rules(INFER, "broadcast_lesser broadcast_lesser_equal", exact=True),
-    *rules(INFER, "_equal _not_equal _greater _greater_equal _lesser _lesser_equal", exact=True),
-    *scalar_rules(INFER, "scalar", "_greater_scalar _greater_equal_scalar", exact=True),
-    *scalar_rules(INFER, "scalar", "_lesser_scalar _lesser_equal_scalar", exact=True),
-    *scalar_rules(INFER, "scalar", "_equal_scalar _not_equal_scalar", exact=True),
-    *rules(INFER, "_npi_equal _npi_not_equal _npi_greater _npi_greater_equal", keep_outputs=(0,)),
-    *rules(INFER, "_npi_less _npi_less_equal", keep_outputs=(0,)),
-    *scalar_rules(INFER, "scalar", "_npi_equal_scalar _npi_not_equal_scalar", keep_outputs=(0,)),
-    *scalar_rules(INFER, "scalar", "_npi_greater_scalar _npi_greater_equal_scalar", keep_outputs=(0,)),
-    *scalar_rules(INFER, "scalar", "_npi_less_scalar _npi_less_equal_scalar", keep_outputs=(0,)),
+    *rules(
+        INFER, "broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal", exact=True, truth=True
+    ),
+    *rules(INFER, "broadcast_lesser broadcast_lesser_equal", exact=True, truth=True),
+    *rules(INFER, "_equal _not_equal _greater _greater_equal _lesser _lesser_equal", exact=True, truth=True),
+    *scalar_rules(INFER, "scalar", "_greater_scalar _greater_equal_scalar", exact=True, truth=True),
+    *scalar_rules(INFER, "scalar", "_lesser_scalar _lesser_equal_scalar", exact=True, truth=True),
+    *scalar_rules(INFER, "scalar", "_equal_scalar _not_equal_scalar", exact=True, truth=True),
+    *rules(INFER, "_npi_equal _npi_not_equal _npi_greater _npi_greater_equal", keep_outputs=(0,), truth=True),
+    *rules(INFER, "_npi_less _npi_less_equal", keep_outputs=(0,), truth=True),
+    *scalar_rules(INFER, "scalar", "_npi_equal_scalar _npi_not_equal_scalar", keep_outputs=(0,), truth=True),
+    *scalar_rules(INFER, "scalar", "_npi_greater_scalar _npi_greater_equal_scalar", keep_outputs=(0,), truth=True),
+    *scalar_rules(INFER, "scalar", "_npi_less_scalar _npi_less_equal_scalar", keep_outputs=(0,), truth=True),
 )
 
 _LOGIC = (
-    *rules(INFER, "_logical_and _logical_or _logical_xor logical_not", exact=True),
-    *rules(INFER, "broadcast_logical_and broadcast_logical_or broadcast_logical_xor", exact=True),
-    *scalar_rules(INFER, "scalar", "_logical_and_scalar _logical_or_scalar _logical_xor_scalar", exact=True),
-    *rules(INFER, "_npi_logical_not _np_any _np_all", keep_outputs=(0,)),
+    *rules(INFER, "_logical_and _logical_or _logical_xor logical_not", exact=True, truth=True),
+    *rules(INFER, "broadcast_logical_and broadcast_logical_or broadcast_logical_xor", exact=True, truth=True),
+    *scalar_rules(
+        INFER, "scalar", "_logical_and_scalar _logical_or_scalar _logical_xor_scalar", exact=True, truth=True
+    ),
+    *rules(INFER, "_npi_logical_not _np_any _np_all", keep_outputs=(0,), truth=True),
     *kept(DENY, "_npi_isnan _npi_isinf _npi_isfinite _npi_isposinf _npi_isneginf", "asks what overflow changes"),
     *kept(DENY, "_contrib_allclose _npx_constraint_check _npi_share_memory", "a check"),
     *kept(DENY, "_npi_bitwise_and _npi_bitwise_or _npi_bitwise_xor _npi_bitwise_not _npi_lcm", "integers"),
@@ -59,7 +69,7 @@ _LOGIC = (
 # By value, or by a condition of any dtype.
 _SELECTION = (
     *rules(CLEAR, "abs negative _npi_absolute _npi_negative", exact=True),
-    *rules(CLEAR, "broadcast_maximum broadcast_minimum _maximum _minimum _npi_copysign", exact=True),
+    *rules(CLEAR, "broadcast_maximum broadcast_minimum _maximum _minimum _npi_copysign", exact=True, **_BROADCAST),
     *scalar_rules(CLEAR, "scalar", "_maximum_scalar _minimum_scalar", exact=True),
     *scalar_rules(CLEAR, "scalar", "_npi_copysign_scalar _npi_rcopysign_scalar", exact=True),
     *scalar_rules(CLEAR, "a_min a_max", "clip", exact=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..core import CLEAR, DENY, INFER
+from ..sums import short_gradients, short_slopes
 from .build import TYPED, Rules, rules, scalar_rules, variant
 
 _ACTIVATIONS = (
@@ -13,7 +14,9 @@ _ACTIVATIONS = (
     *rules(DENY, "Activation", when=variant("act_type", "softrelu"), reason="log(1 + exp(x))"),
     *rules(INFER, "Activation", when=variant("act_type", "softsign"), no_bfloat16=True),
     *rules(INFER, "Activation"),
-    *rules(INFER, "LeakyReLU", when=variant("act_type", "prelu"), no_bfloat16=True),
+    *rules(
+        INFER, "LeakyReLU", when=variant("act_type", "prelu"), no_bfloat16=True, condition=short_slopes, taints=False
+    ),
     *rules(INFER, "LeakyReLU", when=variant("act_type", "selu"), no_bfloat16=True),
     *rules(INFER, "LeakyReLU", when=variant("act_type", "rrelu"), no_bfloat16=True),
     *scalar_rules(INFER, "slope", "LeakyReLU"),
@@ -64,7 +67,7 @@ _STEEP = "steep where float16 and bfloat16 are coarse"
 _TRIGONOMETRY = (
     *rules(INFER, "sin cos arctan arcsinh degrees radians"),
     *rules(INFER, "_npi_sin _npi_cos _npi_arctan _npi_arcsinh _npi_degrees _npi_radians"),
-    *rules(INFER, "_npi_arctan2", no_bfloat16=True),
+    *rules(INFER, "_npi_arctan2", no_bfloat16=True, condition=short_gradients, taints=False),
     *scalar_rules(INFER, "scalar", "_npi_arctan2_scalar _npi_rarctan2_scalar"),
     *rules(DENY, "tan arcsin arccos arctanh arccosh", reason=_STEEP),
     *rules(DENY, "_npi_tan _npi_arcsin _npi_arccos _npi_arctanh _npi_arccosh", reason=_STEEP),

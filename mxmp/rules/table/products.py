@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from ..conditions import scalars_in_range
+from ..conditions import short_gemm2
 from ..core import ALLOW, DENY
+from ..sums import short_products
 from .build import Rules, rules, variant
 
 _PRODUCTS = (
     *rules(ALLOW, "Convolution FullyConnected"),
-    *rules(ALLOW, "Convolution_v1 Deconvolution dot batch_dot", no_bfloat16=True),
-    *rules(ALLOW, "_np_dot _npi_matmul _npi_tensordot _npi_tensordot_int_axes _npi_einsum", no_bfloat16=True),
+    *rules(ALLOW, "Convolution_v1 Deconvolution dot", no_bfloat16=True),
+    *rules(ALLOW, "_np_dot _npi_tensordot _npi_tensordot_int_axes _npi_einsum", no_bfloat16=True),
+    *rules(ALLOW, "batch_dot", no_bfloat16=True, condition=short_products),
+    # With a matrix or a vector on the right numpy's dot is the same product, accumulated in float32.
+    *rules(
+        ALLOW,
+        "_npi_matmul",
+        no_bfloat16=True,
+        condition=short_products,
+        stand_ins=((1, "_np_dot"), (2, "_np_dot")),
+        stand_in_port=1,
+    ),
 )
 
 _ATTENTION = (
@@ -36,7 +47,7 @@ _LINALG = (
         ALLOW,
         "_linalg_gemm2",
         no_low=True,
-        condition=scalars_in_range("alpha"),
+        condition=short_gemm2,
         stand_ins=((2, "dot"), (3, "batch_dot")),
         stand_in_defaults=(("axis", "-2"),),
     ),

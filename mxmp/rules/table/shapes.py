@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..core import CLEAR, DENY, INFER
+from ..sums import short_broadcast_like, short_broadcast_to, short_copies
 from .build import TYPED, Rules, kept, rules, scalar_rules
 
 _SHAPES = (
@@ -20,9 +21,11 @@ _SHAPES = (
 )
 
 _BROADCASTS = (
-    *rules(CLEAR, "broadcast_axis broadcast_to tile repeat", exact=True),
-    *rules(CLEAR, "_npi_broadcast_to", exact=True, no_bfloat16=True),
-    *rules(CLEAR, "slice_like reshape_like broadcast_like", any=(1,), exact=True),  # the shape alone
+    *rules(CLEAR, "broadcast_axis tile repeat", exact=True, condition=short_copies, taints=False),
+    *rules(CLEAR, "broadcast_to", exact=True, condition=short_broadcast_to, taints=False),
+    *rules(CLEAR, "_npi_broadcast_to", exact=True, no_bfloat16=True, condition=short_broadcast_to, taints=False),
+    *rules(CLEAR, "slice_like reshape_like", any=(1,), exact=True),  # the shape alone
+    *rules(CLEAR, "broadcast_like", any=(1,), exact=True, condition=short_broadcast_like, taints=False),
     *rules(CLEAR, "shape_array size_array _contrib_index_array _npi_diag_indices_from", any=(0,), keep_outputs=(0,)),
 )
 
@@ -58,10 +61,10 @@ _CONSTANTS = (
 COUNTS = "positions and counts above 2048 are no float16 integers"  # nor those above 256 bfloat16 ones
 
 _RANGES = (
-    *rules(DENY, "_arange _npi_arange _linspace _npi_indices", keep_outputs=(0,), reason=COUNTS),
+    *rules(DENY, "_arange _npi_arange _linspace _npi_indices", keep_outputs=(0,), reason=COUNTS, positions=True),
     *rules(DENY, "_npi_logspace", keep_outputs=(0,), reason="power"),
-    *rules(DENY, "_contrib_arange_like", shape_only=(0,), reason=COUNTS, no_bfloat16=True),
-    *kept(DENY, "_ravel_multi_index _unravel_index", COUNTS),
+    *rules(DENY, "_contrib_arange_like", shape_only=(0,), reason=COUNTS, positions=True, no_bfloat16=True),
+    *kept(DENY, "_ravel_multi_index _unravel_index", COUNTS, positions=True),
 )
 
 SHAPES: Rules = _SHAPES + _BROADCASTS + _JOINS + _SLICES + _CONSTANTS + _RANGES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..conditions import short_windows, small_magnification
 from ..core import CLEAR, DENY, INFER
+from ..sums import short_upsampling
 from .build import Rules, kept, rules, variant
 
 _POOLING = (
@@ -18,7 +19,15 @@ _POOLING = (
     *rules(INFER, "_contrib_AdaptiveAvgPooling2D", condition=short_windows, no_bfloat16=True),
     # ... and the gradient behind a magnification by 8 by 28%.
     *rules(INFER, "_contrib_BilinearResize2D", shape_only=(1,), condition=small_magnification, no_bfloat16=True),
-    *rules(CLEAR, "UpSampling", when=variant("sample_type", "nearest"), exact=True, no_bfloat16=True),
+    *rules(
+        CLEAR,
+        "UpSampling",
+        when=variant("sample_type", "nearest"),
+        exact=True,
+        no_bfloat16=True,
+        condition=short_upsampling,
+        taints=False,
+    ),
     *rules(INFER, "UpSampling", no_bfloat16=True),
 )
 

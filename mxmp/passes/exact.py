@@ -1,0 +1,216 @@
+"""Values that no low precision may round: positions, and what is read as integers.
+
+float16 has no odd integers above 2048 and bfloat16 none above 256. A counter that a network casts to int32, an index
+that it computes, and what argmax or arange gives are exact in float32, and stay so here under every policy: what
+carries or computes them is pinned. What a matrix product gave is rounded already; behind it the last step before the
+integer is taken in float32, no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import AbstractSet, Dict, FrozenSet, Mapping, Sequence, Set, Tuple
+
+from .. import dtypes
+from ..graph import Entry, Graph, Node
+from ..rules import ALLOW, CLEAR, EVERY, INFER, Rule, RuleSet
+from .control_flow import Body, bodies_of
+from .facts import CAST_OPS
+
+EXACT = "carries exact values"
+"""The reason given for an operator that is float32 for what it carries."""
+
+_POSITIONS, _UNROUNDED, _INTEGER = 1, 2, 3
+"""What is wanted of an entry: that positions in it stay exact, that what no product has rounded does, or that it
+is taken for an integer, so that its last step is float32 too. The greater includes the smaller."""
+
+_Key = Tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What of a graph must be exact.
+
+    Attributes:
+        pins: Positions of the operators to run in float32.
+        positions: Nodes that give positions, with the numbers of the outputs that hold them.
+        bodies: The same of the bodies of control flow nodes, by (node, number of the body).
+    """
+
+    pins: FrozenSet[int] = frozenset()
+    positions: Mapping[int, FrozenSet[int]] = field(default_factory=dict)
+    bodies: Mapping[Tuple[int, int], "Exact"] = field(default_factory=dict)
+
+
+NOTHING = Exact()
+"""A graph of which nothing must be exact."""
+
+
+def find_exact(graph: Graph, rules: RuleSet) -> Exact:
+    """Return what of a graph must be exact, bodies of control flow included."""
+    sweep = _Sweep(graph, rules)
+    sweep.forward(frozenset(), frozenset())
+    sweep.backward({(head.node, head.index): _POSITIONS for head in graph.heads})
+    return sweep.result()
+
+
+class _Sweep:
+    """A sweep forward and one back over a graph or a body.
+
+    Attributes:
+        rounded: Entries that descend from a product, which has rounded them.
+        positions: Entries that hold positions.
+        wanted: What is wanted of entries.
+        pins: Positions of the operators to run in float32.
+        inner: The sweeps over bodies.
+    """
+
+    def __init__(self, graph: Graph, rules: RuleSet) -> None:
+        self.graph = graph
+        self.found = [rules.find(node.op, dict(node.attrs)) for node in graph.nodes]
+        self.rules = rules
+        self.rounded: Set[_Key] = set()
+        self.positions: Set[_Key] = set()
+        self.wanted: Dict[_Key, int] = {}
+        self.pins: Set[int] = set()
+        self.inner: Dict[Tuple[int, int], _Sweep] = {}
+
+    def result(self) -> Exact:
+        bodies = {key: sweep.result() for key, sweep in self.inner.items()}
+        positions: Dict[int, FrozenSet[int]] = {}
+        for position, index in self.positions:
+            positions[position] = positions.get(position, frozenset()) | {index}
+        return Exact(frozenset(self.pins), positions, bodies)
+
+    # ------------------------------------------------------------------ forward
+
+    def forward(self, rounded: AbstractSet[int], positions: AbstractSet[int]) -> None:
+        """Find what products have rounded and what holds positions, given the variables that do."""
+        self.rounded, self.positions = {(i, 0) for i in rounded}, {(i, 0) for i in positions}
+        for position, node in enumerate(self.graph.nodes):
+            bodies, rule = bodies_of(node), self.found[position]
+            if bodies:
+                self._enter(position, node, bodies)
+            elif node.op in CAST_OPS or rule is None:
+                self._follow(position, node, node.op in CAST_OPS and not _is_float(node))
+            elif rule.positions:
+                own = [i for i in range(node.num_outputs) if i in rule.keep_outputs]
+                self.positions.update((position, i) for i in own or range(node.num_outputs))
+            elif rule.category == ALLOW:
+                self.rounded.update((position, i) for i in range(node.num_outputs))
+            else:
+                self._compute(position, node, rule)
+
+    def _follow(self, position: int, node: Node, is_integer: bool) -> None:
+        """Take note of a cast, or of an operator without a rule: integers are rounded by nothing before them."""
+        keys = [(entry.node, entry.index) for entry in node.inputs]
+        outputs = [(position, i) for i in range(node.num_outputs)]
+        if not is_integer and any(key in self.rounded for key in keys):
+            self.rounded.update(outputs)
+        if node.op in CAST_OPS and not is_integer and keys[0] in self.positions:
+            self.positions.update(outputs)
+
+    def _compute(self, position: int, node: Node, rule: Rule) -> None:
+        keys = [(entry.node, entry.index) for port, entry in enumerate(node.inputs) if rule.reads(port)]
+        outputs = [(position, i) for i in range(node.num_outputs) if i not in rule.keep_outputs]
+        rounded = any(key in self.rounded for key in keys) and not rule.truth
+        if rounded:
+            self.rounded.update(outputs)
+        if any(key in self.positions for key in keys) and (rule.category == CLEAR or not rounded):
+            self.positions.update(outputs if rule.category in (CLEAR, INFER) else ())
+
+    def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
+        for number, body in enumerate(bodies):
+            sweep = self.inner[position, number] = _Sweep(body.graph, self.rules)
+            keys = [(node.inputs[port].node, node.inputs[port].index) for port in body.ports]
+            marks = [
+                {v for v, key in zip(body.variables(), keys) if key in of} for of in (self.rounded, self.positions)
+            ]
+            heads = [(head.node, head.index) for head in body.graph.heads]
+            while True:
+                sweep.forward(*marks)
+                states = [(body.variables()[variable], heads[head]) for variable, head in body.states]
+                more = [{v for v, h in states if h in of} for of in (sweep.rounded, sweep.positions)]
+                if all(new <= old for new, old in zip(more, marks)):
+                    break
+                marks = [old | new for old, new in zip(marks, more)]
+            if not body.decides:
+                self.rounded.update((position, i) for i, head in enumerate(heads) if head in sweep.rounded)
+                self.positions.update((position, i) for i, head in enumerate(heads) if head in sweep.positions)
+
+    # ------------------------------------------------------------------ backward
+
+    def backward(self, wanted: Mapping[_Key, int]) -> None:
+        """Find the operators to pin, given what is wanted of entries."""
+        for key, what in wanted.items():
+            self._want(Entry(*key), what)
+        for position in reversed(range(len(self.graph.nodes))):
+            node, rule, bodies = self.graph.nodes[position], self.found[position], bodies_of(self.graph.nodes[position])
+            what = max((self.wanted.get((position, i), 0) for i in range(node.num_outputs)), default=0)
+            if bodies:
+                self._leave(position, node, bodies)
+            elif node.op in CAST_OPS:
+                self._want(node.inputs[0], what if _is_float(node) else _INTEGER)
+            elif rule is not None:
+                self._read(node, rule)
+                self._pin(position, node, rule, what)
+
+    def _want(self, entry: Entry, what: int) -> None:
+        key = (entry.node, entry.index)
+        if what == _POSITIONS and key not in self.positions:
+            return
+        if what:
+            self.wanted[key] = max(what, self.wanted.get(key, 0))
+
+    def _read(self, node: Node, rule: Rule) -> None:
+        """Want what an operator reads by number: indices, lengths, labels. Samplers read shapes and parameters."""
+        if rule.keep is EVERY and rule.category == INFER:
+            return
+        for port, entry in enumerate(node.inputs):
+            if port in rule.keep:
+                self._want(entry, _INTEGER)
+
+    def _pin(self, position: int, node: Node, rule: Rule, what: int) -> None:
+        inputs = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
+        if rule.positions:
+            self.pins.add(position)
+        if rule.positions or rule.category == ALLOW:
+            return
+        rounded = any((entry.node, entry.index) in self.rounded for entry in inputs)
+        holds = any((position, i) in self.positions for i in range(node.num_outputs))
+        if what < _INTEGER and rounded:
+            what = _POSITIONS if what and holds else 0
+        elif not what and holds:
+            what = _POSITIONS
+        if not what or (rule.truth and rounded):
+            return
+        self.pins.add(position)
+        last_step = what == _INTEGER and rounded and rule.category != CLEAR and not rule.exact
+        for entry in inputs:
+            self._want(entry, _POSITIONS if last_step else what)
+
+    def _leave(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
+        """Want what the bodies do: in loops, that counters stay exact in every iteration."""
+        for number, body in enumerate(bodies):
+            sweep = self.inner[position, number]
+            heads = [(head.node, head.index) for head in body.graph.heads]
+            outer = [self.wanted.get((position, i), 0) for i in range(len(heads))]
+            wanted = [_UNROUNDED] * len(heads) if body.decides else outer
+            while True:
+                for variable, head in body.states:
+                    held = sweep.wanted.get((body.variables()[variable], 0), 0)
+                    wanted[head] = max(wanted[head], held, _UNROUNDED)
+                before = dict(sweep.wanted)
+                sweep.backward(_strongest(heads, wanted))
+                if sweep.wanted == before:
+                    break
+            for variable, port in zip(body.variables(), body.ports):
+                self._want(node.inputs[port], sweep.wanted.get((variable, 0), 0))
+
+
+def _strongest(keys: Sequence[_Key], wanted: Sequence[int]) -> Dict[_Key, int]:
+    return {key: max(what for other, what in zip(keys, wanted) if other == key) for key in keys}
+
+
+def _is_float(node: Node) -> bool:
+    return node.get("dtype") in (*dtypes.PRECISIONS, "float64")
