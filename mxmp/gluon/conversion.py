@@ -18,11 +18,11 @@ from .. import dtypes
 from ..errors import ConvertError, InferenceError
 from ..graph import without_versions
 from ..optimizer import loss_heads
-from ..passes.classify import depends_on_shapes
 from ..policy import Policy
 from ..report import Report
-from ..symbol import Converted, convert_graph, to_graph
+from ..symbol import Converted, ShapeOutcomes, convert_graph, to_graph
 from . import modes, regions, storage, trace
+from .graphs import Graphs, Source
 from .hooks import ATTRIBUTE, as_written, suspended
 from .hooks import conversion_of as conversion_of
 from .hooks import installed as installed
@@ -60,8 +60,7 @@ class Conversion:
         self.marks = regions.find_marks(net) if marks is None else marks
         regions.check_marks(self.marks, policy)
         self.overrides: Optional[OverrideCheck] = None
-        self.modes: Dict[Key, Mode] = {}
-        self.shaped = False
+        self.graphs = Graphs()
         self.current: Optional[Mode] = None
         self.building: Any = None
         self.source: Any = net._cached_graph if isinstance(net, gluon.SymbolBlock) else None
@@ -80,7 +79,6 @@ class Conversion:
         self.ready = self.noted = False
         self.params: Optional[List[gluon.Parameter]] = None
         self.lock = threading.RLock()
-        self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}  # by mode (its id) and kind of context
         self.early = self._convert_early()
 
     def _convert_early(self) -> Optional[Converted]:
@@ -94,6 +92,16 @@ class Conversion:
             return None if symbol is None else self._convert(symbol, {}, {})
         except InferenceError:
             return None  # the inputs were guessed wrong
+
+    @property
+    def modes(self) -> Dict[Key, Mode]:
+        """The graphs by kind of call."""
+        return self.graphs.calls
+
+    @property
+    def ops(self) -> Dict[Tuple[int, bool], Tuple[Any, List[Any]]]:
+        """The cached operators, with their arguments, by graph (its id) and kind of context."""
+        return self.graphs.ops
 
     @property
     def erases(self) -> bool:
@@ -157,7 +165,7 @@ class Conversion:
 
     def _clear_cached_op(self) -> None:
         self._original("_clear_cached_op")
-        self.modes, self.ops, self.current, self.shaped = {}, {}, None, False
+        self.graphs, self.current = Graphs(), None
         self.ready, self.params = False, None
 
     def _get_graph(self, *args: Any) -> Any:
@@ -327,23 +335,41 @@ class Conversion:
 
     def _mode(self, args: Tuple[Any, ...]) -> Mode:
         """Return the graph for this kind of call, traced and converted when first needed."""
-        mode = self.modes.get(modes.make_key(self.net, args, self.shaped))
+        mode = self.graphs.find(modes.make_key(self.net, args, self.graphs.shaped))
+        return self._new_mode(args) if mode is None else mode
+
+    def _new_mode(self, args: Tuple[Any, ...]) -> Mode:
+        """Return the graph for a kind of call that is new, or new in its shapes."""
+        source = self._source(args)
+        shapes, _ = modes.known_inputs(source.inputs, args)
+        outcome = source.outcomes(modes.known_shapes(shapes, source.params))
+        mode = self.graphs.converted(source, outcome)
         if mode is None:
+            converted = self._convert(source.symbol, shapes, source.types)
+            if self.overrides is not None:
+                self.overrides.see(self, converted)
+            mode = self.graphs.add(source, outcome, converted)
+        self.graphs.add_call(modes.make_key(self.net, args, self.graphs.shaped), mode)
+        return mode
+
+    def _source(self, args: Tuple[Any, ...]) -> Source:
+        """Return what the net is traced to for this kind of call."""
+        kind = modes.make_key(self.net, args, shaped=False)
+        source = self.graphs.source(kind)
+        if source is None:
             inputs, symbol = self._trace(args)
             formats = self.net._in_format, self.net._out_format
-            source = without_versions(to_graph(symbol))  # each trace counts versions further
-            self.shaped = self.shaped or depends_on_shapes(source)
-            known = [m for m in self.modes.values() if m.source == source and m.formats == formats]
-            if known and not self.shaped:
-                mode = known[0]
-            else:
-                converted = self._convert(symbol, *modes.known_inputs(inputs, args))
-                if self.overrides is not None:
-                    self.overrides.see(self, converted)
-                same = [m for m in known if m.converted.graph == converted.graph]
-                mode = same[0] if same else Mode(source, inputs, converted, formats)
-            self.modes[modes.make_key(self.net, args, self.shaped)] = mode  # whether shapes matter is known by now
-        return mode
+            graph = without_versions(to_graph(symbol))  # each trace counts versions further
+            _, types = modes.known_inputs(inputs, args)
+            params = self._read_params(symbol)
+            outcomes = ShapeOutcomes(symbol, self.policy.compute_dtype, types, frozenset(params))
+            source = self.graphs.add_source(kind, Source(graph, inputs, symbol, formats, types, params, outcomes))
+        return source
+
+    def _read_params(self, symbol: Any) -> Dict[str, gluon.Parameter]:
+        """Return the parameters that a symbol reads, by name; a net may have others."""
+        read = set(symbol.list_inputs())
+        return {name: param for name, param in self.net.collect_params().items() if name in read}
 
     def _trace(self, args: Tuple[Any, ...]) -> Tuple[Any, Any]:
         if self.source is not None:
@@ -379,8 +405,7 @@ class Conversion:
         return converted, inputs, out_format
 
     def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Converted:
-        read = set(symbol.list_inputs())  # a net may have parameters that it does not use
-        params = {name: p for name, p in self.net.collect_params().items() if name in read}
+        params = self._read_params(symbol)
         stored = frozenset(name for name, p in params.items() if isinstance(p, storage.LowPrecisionParameter))
         may_change = current_region() is None  # a region holds for a call, not for what is stored
         trainable = stored | frozenset(name for name, p in params.items() if may_change and self._may_store(p))
@@ -402,10 +427,8 @@ class Conversion:
                 self.stored.append(param)
                 storage.store_low(param, self.policy.param_dtype)
         if len(self.stored) > count:
-            self.modes = {key: mode for key, mode in self.modes.items() if mode.converted is converted}
-            kept = {id(mode) for mode in self.modes.values()}
-            self.ops = {key: op for key, op in self.ops.items() if key[0] in kept}
-            self.current = self.current if id(self.current) in kept else None
+            self.graphs.keep_only(converted)
+            self.current = self.current if self.graphs.holds(self.current) else None
 
 
 def join(conversions: Sequence[Conversion]) -> None:
