@@ -9,7 +9,6 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.gluon import conversion, convert, export, graphs, report
-from mxmp.gluon.graphs import Recent
 from mxmp.symbol import facts
 
 
@@ -195,14 +194,3 @@ def test_stored_parameters_survive_new_shapes(tmp_path):
         assert "float16" in block._cached_graph[1].tojson(remove_amp_cast=False)
         assert found.shape == (1, 4)
     assert net.dense.weight.dtype == np.float16
-
-
-def test_recent_forgets_what_was_used_longest_ago():
-    recent = Recent(2)
-    recent.keep("a", 1)
-    recent.keep("b", 2)
-    assert recent.find("a") == 1
-    recent.keep("c", 3)
-    assert recent.items() == {"a": 1, "c": 3} and recent.find("b") is None
-    recent.keep("a", 4)
-    assert list(recent.items()) == ["c", "a"]
