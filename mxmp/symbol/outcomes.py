@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, FrozenSet, Tuple
 
-from ..graph import Graph
 from ..passes import EraseCasts
 from ..passes.classify import depends_on_shapes, shape_outcome
 from .conversion import input_dtypes
