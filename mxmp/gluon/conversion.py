@@ -94,6 +94,8 @@ class Conversion:
         try:
             return None if symbol is None else self._convert(symbol, {}, {})
         except InferenceError:
+            if storage.cast_by_hand(self.net):
+                raise
             return None  # the inputs were guessed wrong
 
     @property
@@ -285,13 +287,14 @@ class Conversion:
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
         """Return the converted net applied to symbols, for a net that this one is part of.
 
-        Arrays come here where another thread had the net run operator by operator, as it was written.
+        Arrays come here where a method of the net's own hands them over (``DropoutCell.unroll``), or
+        where another thread had the net run operator by operator, as it was written.
 
         Within another net's trace on a CPU context the graph for CPU is given, so that the outer
         net runs there; convert the outermost net to export it.
         """
         if F is mx.nd:
-            return self._call_cached_op(x, *args)
+            return gluon.HybridBlock.forward(self.net, x, *args)
         inside = self._inside_another()
         converted, inputs, out_format = self._for_symbols((x, *args))
         symbol = converted.on_cpu() if inside and modes.on_cpu() else converted.symbol
@@ -447,7 +450,9 @@ class Conversion:
         try:
             return convert_graph(symbol, policy or self.policy, known, types, trainable, stored)
         except ConvertError as e:
-            raise type(e)(f"block '{self.net.name}': {e}") from e
+            low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []
+            advice = f" But {storage.cast_advice(low[0])}" if low else ""
+            raise type(e)(f"block '{self.net.name}': {e}{advice}") from e
 
     def _may_store(self, param: gluon.Parameter) -> bool:
         return not isinstance(param, gluon.Constant) and id(param) not in self.siblings.recorded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 
@@ -82,7 +83,7 @@ def test_the_first_calls_may_come_from_several_threads(policy):
     for _ in range(3):
         net = make(policy)
         ways = [infer, record] * (THREADS // 2)
-        calls = [lambda n=n, way=way: way(net, batch(2 + n)) for n, way in enumerate(ways)]
+        calls = [functools.partial(way, net, batch(2 + number)) for number, way in enumerate(ways)]
         found = run(*calls)
         assert all(np.array_equal(*pair) for pair in zip(found, expected))
         assert len(net._mxmp_conversion.ops) == 1
