@@ -16,6 +16,7 @@ LAYERS = {
     "requirements": (0, {"errors"}),
     "files": (0, {"errors"}),
     "arrays_file": (0, {"errors"}),
+    "recent": (0, set()),
     "loss_scale": (1, set()),
     "launch": (1, set()),
     "tether": (1, set()),

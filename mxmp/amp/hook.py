@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from typing import Any, Callable, Iterator, Optional, Set
+from typing import Any, Callable, Dict, Iterator, Optional, Set
 
 from mxnet import gluon
 
@@ -38,6 +38,13 @@ class _Conversion(Conversion):
             self.net.hybridize(active, *args, **kwargs)
         else:
             super().hybridize(active, *args, **kwargs)
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Take the state of a copied net, which `disable` gives back as it does the others."""
+        super().__setstate__(state)
+        present = installed_hook()
+        if present is not None:
+            present.adopt(self)
 
     def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Any:
         return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol))
@@ -71,6 +78,11 @@ class _Hook:
                     self._conversions.add(conversion)
             return net._call_cached_op(*args)
         return self.original(net, *args)
+
+    def adopt(self, conversion: _Conversion) -> None:
+        """Undo a conversion with the others."""
+        with self._lock:
+            self._conversions.add(conversion)
 
     def _wants(self, net: gluon.HybridBlock) -> bool:
         """Return whether a net is to be converted.

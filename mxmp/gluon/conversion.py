@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -18,18 +18,18 @@ from .. import dtypes
 from ..errors import ConvertError, InferenceError
 from ..graph import without_versions
 from ..optimizer import loss_heads
-from ..passes.classify import depends_on_shapes
 from ..policy import Policy
 from ..report import Report
-from ..symbol import Converted, convert_graph, save_checkpoint, to_graph
-from . import modes, regions, saving, storage, trace
-from .hooks import ATTRIBUTE, as_written, suspended
+from ..symbol import Converted, ShapeOutcomes, convert_graph, save_checkpoint, to_graph
+from . import copies, modes, regions, saving, storage, trace
+from .graphs import Graphs, Source
+from .hooks import ATTRIBUTE, as_written, net_method, suspended
 from .hooks import conversion_of as conversion_of
 from .hooks import installed as installed
 from .modes import Key, Mode
-from .overrides import OverrideCheck
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision
+from .siblings import Siblings
 
 _HOOKS = (
     "_get_graph",
@@ -45,6 +45,9 @@ _HOOKS = (
     "cast",
     "summary",
 )
+
+# What each copy of a net begins with anew (`Conversion._start`).
+_FRESH = ("graphs", "current", "building", "plain_trainer", "params", "ready", "noted", "suspension")
 
 
 class Conversion:
@@ -62,11 +65,8 @@ class Conversion:
         self.policy = policy
         self.marks = regions.find_marks(net) if marks is None else marks
         regions.check_marks(self.marks, policy)
-        self.overrides: Optional[OverrideCheck] = None
-        self.modes: Dict[Key, Mode] = {}
-        self.shaped = False
-        self.current: Optional[Mode] = None
-        self.building: Any = None
+        self.see: Optional[Callable[[Converted], None]] = None  # is shown each conversion, to check overrides
+        self._start()
         self.source: Any = net._cached_graph if isinstance(net, gluon.SymbolBlock) else None
         previous = conversion_of(net)
         if previous is not None and previous.source is not None:
@@ -78,14 +78,18 @@ class Conversion:
                 f"param_dtype={policy.param_dtype!r}; use one with param_dtype='float32', such as 'O1'."
             )
         self.stored: List[gluon.Parameter] = []
-        self.siblings: List[Conversion] = [self]  # those of one call of ``convert``
-        self.recorded: Set[int] = set()  # parameters, by id, that autograd may hold; shared by siblings
-        self.ready = self.noted = False
-        self.plain_trainer = PlainTrainerCheck(net.name, policy)
+        Siblings().add(self)
+        self.early: Optional[Converted] = self._convert_early()
+
+    def _start(self) -> None:
+        """Set what each copy of a net begins with anew."""
+        self.graphs = Graphs()
+        self.current: Optional[Mode] = None
+        self.building: Any = None
+        self.plain_trainer = PlainTrainerCheck(self.net, self.policy)
         self.params: Optional[List[gluon.Parameter]] = None
-        self.lock = threading.RLock()
-        self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}  # by mode (its id) and kind of context
-        self.early = self._convert_early()
+        self.ready = self.noted = False
+        self.suspension = threading.local()
 
     def _convert_early(self) -> Optional[Converted]:
         """Return the conversion for inputs of unknown shape, None if the net must be called first."""
@@ -97,7 +101,19 @@ class Conversion:
         try:
             return None if symbol is None else self._convert(symbol, {}, {})
         except InferenceError:
+            if storage.cast_by_hand(self.net):
+                raise
             return None  # the inputs were guessed wrong
+
+    @property
+    def modes(self) -> Dict[Key, Mode]:
+        """The graphs by kind of call."""
+        return self.graphs.calls
+
+    @property
+    def ops(self) -> Dict[Tuple[int, bool], Tuple[Any, List[Any]]]:
+        """The cached operators, with their arguments, by graph (its id) and kind of context."""
+        return self.graphs.ops
 
     @property
     def erases(self) -> bool:
@@ -122,6 +138,7 @@ class Conversion:
         """Give the net back as it was."""
         self.unhook()
         delattr(self.net, ATTRIBUTE)
+        copies.attach_gradients(self._params())
         for param in self.stored:
             storage.store_float32(param)
         self.stored.clear()
@@ -134,24 +151,36 @@ class Conversion:
         """Put this object's methods in the place of the net's."""
         for name in _HOOKS if self.source is None else (*_HOOKS, "forward"):
             self.net.__dict__[name] = getattr(self, name)
+        self.net.__dict__["__reduce_ex__"] = self.reduce_net
         self.net._active = True
 
     def unhook(self) -> None:
         """Let the net's own methods be seen again."""
-        for name in (*_HOOKS, "forward"):
+        for name in (*_HOOKS, "forward", "__reduce_ex__"):
             self.net.__dict__.pop(name, None)
+
+    def suspend(self, change: int) -> None:
+        """Count how often this thread has suspended the hooks."""
+        self.suspension.count = getattr(self.suspension, "count", 0) + change
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether this thread calls the net as it was written."""
+        return getattr(self.suspension, "count", 0) > 0
 
     def _original(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(type(self.net), name)(self.net, *args, **kwargs)
 
     # ------------------------------------------------------------------ hooks
 
+    @net_method
     def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
         """Hybridize as asked, but keep running the converted graph."""
         self._original("hybridize", active, *args, **kwargs)
         self.active = active
         self.net._active = True
 
+    @net_method
     def cast(self, dtype: Any) -> None:
         """Refuse: MXNet's cast would give BatchNorm low precision parameters."""
         raise ConvertError(
@@ -159,11 +188,13 @@ class Conversion:
             f"mxmp.gluon.restore(net) first."
         )
 
+    @net_method
     def _clear_cached_op(self) -> None:
         self._original("_clear_cached_op")
-        self.modes, self.ops, self.current, self.shaped = {}, {}, None, False
+        self.graphs, self.current = Graphs(), None
         self.ready, self.params = False, None
 
+    @net_method
     def _get_graph(self, *args: Any) -> Any:
         """Return the inputs and the converted symbol for these inputs."""
         if self.building is not None:
@@ -178,6 +209,7 @@ class Conversion:
         self.net._in_format, self.net._out_format = mode.formats
         return self.net._cached_graph
 
+    @net_method
     def _build_cache(self, *args: Any) -> None:
         """Build the cached operator for this kind of context."""
         inputs, symbol = self._get_graph(*args)
@@ -189,13 +221,10 @@ class Conversion:
         finally:
             self.building = None
 
+    @net_method
     def _call_cached_op(self, *args: Any) -> Any:
         """Run the graph for this mode and context; inputs of low precision are taken as float32."""
         args = tuple(modes.as_input(arg) for arg in args)
-        with self.lock:  # the graph of a call is handed to MXNet in attributes of the net
-            return self._call(args)
-
-    def _call(self, args: Tuple[Any, ...]) -> Any:
         if not self.ready:
             self._get_ready(args)
         mode = self._mode(args)
@@ -224,9 +253,10 @@ class Conversion:
         between two calls of one ``record``.
         """
         with precision(POLICY):  # a region holds for a call, not for what is stored
+            copies.attach_gradients(self._params())
             self._mode(args)  # a net that cannot be traced says so, before MXNet infers shapes
             storage.initialize(self.net, args)
-            for sibling in self.siblings:
+            for sibling in self.siblings.conversions:
                 if sibling.early is not None and conversion_of(sibling.net) is sibling:
                     sibling._store(sibling.early)
             if self.early is None:
@@ -236,7 +266,7 @@ class Conversion:
     def _note_recorded(self) -> None:
         """Note that autograd holds the net's parameters, which must keep their dtypes from now on."""
         if not self.noted:
-            self.recorded.update(map(id, self._params()))
+            self.siblings.recorded.update(map(id, self._params()))
             self.noted = True
 
     def _params(self) -> List[gluon.Parameter]:
@@ -244,33 +274,49 @@ class Conversion:
             self.params = list(self.net.collect_params().values())
         return self.params
 
+    def reduce_net(self, protocol: Any) -> Tuple[Any, ...]:
+        """Return what pickle and copy make the net from."""
+        with self.siblings.lock:
+            return copies.reduce_net(self.net, protocol)
+
     def __getstate__(self) -> Dict[str, Any]:
-        """Return the state for copies, each of which has a lock of its own."""
-        return {name: value for name, value in vars(self).items() if name != "lock"}
+        """Return the state for copies, which make graphs of their own."""
+        return copies.copied_state(self, _FRESH)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        """Take the state."""
+        """Take the state; the net may have none of its own yet."""
         vars(self).update(state)
-        self.lock = threading.RLock()
+        self.marks, self.source = copies.unpack_marks(self.marks), copies.unpack_source(self.source)
+        self._start()
+        self.siblings.add(self)
+        copies.empty_graphs(self.net, self.source)
 
+    @net_method
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
         """Return the converted net applied to symbols, for a net that this one is part of.
+
+        Arrays come here where a method of the net's own hands them over (``DropoutCell.unroll``), or
+        where another thread had the net run operator by operator, as it was written.
 
         Within another net's trace on a CPU context the graph for CPU is given, so that the outer
         net runs there; convert the outermost net to export it.
         """
+        if F is mx.nd:
+            return gluon.HybridBlock.forward(self.net, x, *args)
         inside = self._inside_another()
         converted, inputs, out_format = self._for_symbols((x, *args))
         symbol = converted.on_cpu() if inside and modes.on_cpu() else converted.symbol
         symbol._compose(**{var.name: given for var, given in zip(inputs, trace.split_inputs((x, *args)))})
         return gluon.block._regroup(list(symbol), out_format)
 
+    @net_method
     def forward(self, x: Any, *args: Any) -> Any:
         """Run a SymbolBlock, whose own ``forward`` takes symbols past ``hybrid_forward``."""
         if isinstance(x, mx.sym.Symbol):
             return self.hybrid_forward(mx.sym, x, *args)
         return self._original("forward", x, *args)
 
+    @net_method
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
         """Write the converted net, its casts included, for plain MXNet: both files or neither.
 
@@ -308,14 +354,17 @@ class Conversion:
             values = saving.values_for(mode.converted.symbol, params)
             save_checkpoint(path, epoch, mode.converted.symbol, *values, remove_amp_cast=remove_amp_cast)
 
+    @net_method
     def save_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
         """Save float32 values as MXNet does, whole or not at all."""
         saving.save(filename, lambda name: self._original("save_parameters", name, *args, **kwargs))
 
+    @net_method
     def save_params(self, filename: str) -> None:
         """Save as `save_parameters`, under the name that MXNet deprecates."""
         saving.save(filename, lambda name: self._original("save_params", name))
 
+    @net_method
     def load_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
         """Load a file as MXNet does once it is found whole, and store in low precision what this has initialized."""
         saving.check(filename)
@@ -323,11 +372,15 @@ class Conversion:
         if self.early is not None:
             self._store(self.early)
 
+    @net_method
     def summary(self, *inputs: Any) -> None:
         """Print the summary of the float32 net, which needs every block to run by itself."""
         with suspended([self]), storage.in_float32(self.stored):
             self.net._active = self.active
-            self._original("summary", *inputs)
+            try:
+                self._original("summary", *inputs)
+            finally:
+                self.net._active = True
 
     # ------------------------------------------------------------------ parts
 
@@ -346,40 +399,55 @@ class Conversion:
 
     def _mode(self, args: Tuple[Any, ...]) -> Mode:
         """Return the graph for this kind of call, traced and converted when first needed."""
-        mode = self.modes.get(modes.make_key(self.net, args, self.shaped))
+        mode = self.graphs.find(modes.make_key(self.net, args, self.graphs.shaped))
+        return self._new_mode(args) if mode is None else mode
+
+    def _new_mode(self, args: Tuple[Any, ...]) -> Mode:
+        """Return the graph for a kind of call that is new, or new in its shapes."""
+        source = self._source(args)
+        shapes, _ = modes.known_inputs(source.inputs, args)
+        outcome = source.outcomes(modes.known_shapes(shapes, source.params))
+        mode = self.graphs.converted(source, outcome)
         if mode is None:
+            converted = self._convert(source.symbol, shapes, source.types)
+            if self.see is not None:
+                self.see(converted)
+            mode = self.graphs.add(source, outcome, converted)
+        self.graphs.add_call(modes.make_key(self.net, args, self.graphs.shaped), mode)
+        return mode
+
+    def _source(self, args: Tuple[Any, ...]) -> Source:
+        """Return what the net is traced to for this kind of call."""
+        kind = modes.make_key(self.net, args, shaped=False)
+        source = self.graphs.source(kind)
+        if source is None:
             inputs, symbol = self._trace(args)
             formats = self.net._in_format, self.net._out_format
-            source = without_versions(to_graph(symbol))  # each trace counts versions further
-            self.shaped = self.shaped or depends_on_shapes(source)
-            known = [m for m in self.modes.values() if m.source == source and m.formats == formats]
-            if known and not self.shaped:
-                mode = known[0]
-            else:
-                converted = self._convert(symbol, *modes.known_inputs(inputs, args))
-                if self.overrides is not None:
-                    self.overrides.see(self, converted)
-                same = [m for m in known if m.converted.graph == converted.graph]
-                mode = same[0] if same else Mode(source, inputs, converted, formats)
-            self.modes[modes.make_key(self.net, args, self.shaped)] = mode  # whether shapes matter is known by now
-        return mode
+            graph = without_versions(to_graph(symbol))  # each trace counts versions further
+            _, types = modes.known_inputs(inputs, args)
+            params = self._read_params(symbol)
+            outcomes = ShapeOutcomes(symbol, self.policy.compute_dtype, types, frozenset(params))
+            source = self.graphs.add_source(kind, Source(graph, inputs, symbol, formats, types, params, outcomes))
+        return source
+
+    def _read_params(self, symbol: Any) -> Dict[str, gluon.Parameter]:
+        """Return the parameters that a symbol reads, by name; a net may have others."""
+        read = set(symbol.list_inputs())
+        return {name: param for name, param in self.net.collect_params().items() if name in read}
 
     def _trace(self, args: Tuple[Any, ...]) -> Tuple[Any, Any]:
         if self.source is not None:
             inputs, symbol = self.source
             with regions.entered(self.net, self.marks):
                 return inputs, regions.in_current_region(symbol)
-        inner = installed(trace.descendants(self.net))
         self.net._cached_graph = ()
-        self.unhook()
         try:
-            with suspended(inner), regions.entered(self.net, self.marks):
+            with suspended([self, *installed(trace.descendants(self.net))]), regions.entered(self.net, self.marks):
                 return self._original("_get_graph", *args)
         except Exception as e:
             raise trace.trace_error(self.net, e) from e
         finally:
             self.net._cached_graph = ()
-            self.hook()
 
     def _for_symbols(self, args: Tuple[Any, ...]) -> Tuple[Converted, Any, Any]:
         """Return the net converted for symbols of unknown shape, its inputs and output format."""
@@ -398,8 +466,7 @@ class Conversion:
         return converted, inputs, out_format
 
     def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Converted:
-        read = set(symbol.list_inputs())  # a net may have parameters that it does not use
-        params = {name: p for name, p in self.net.collect_params().items() if name in read}
+        params = self._read_params(symbol)
         stored = frozenset(name for name, p in params.items() if isinstance(p, storage.LowPrecisionParameter))
         may_change = current_region() is None  # a region holds for a call, not for what is stored
         trainable = stored | frozenset(name for name, p in params.items() if may_change and self._may_store(p))
@@ -407,10 +474,12 @@ class Conversion:
         try:
             return convert_graph(symbol, policy or self.policy, known, types, trainable, stored)
         except ConvertError as e:
-            raise type(e)(f"block '{self.net.name}': {e}") from e
+            low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []
+            advice = f" But {storage.cast_advice(low[0])}" if low else ""
+            raise type(e)(f"block '{self.net.name}': {e}{advice}") from e
 
     def _may_store(self, param: gluon.Parameter) -> bool:
-        return not isinstance(param, gluon.Constant) and id(param) not in self.recorded
+        return not isinstance(param, gluon.Constant) and id(param) not in self.siblings.recorded
 
     def _store(self, converted: Converted) -> None:
         """Store the parameters in the dtypes that the graph wants; graphs for other dtypes are forgotten."""
@@ -421,14 +490,12 @@ class Conversion:
                 self.stored.append(param)
                 storage.store_low(param, self.policy.param_dtype)
         if len(self.stored) > count:
-            self.modes = {key: mode for key, mode in self.modes.items() if mode.converted is converted}
-            kept = {id(mode) for mode in self.modes.values()}
-            self.ops = {key: op for key, op in self.ops.items() if key[0] in kept}
-            self.current = self.current if id(self.current) in kept else None
+            self.graphs.keep_only(converted)
+            self.current = self.current if self.graphs.holds(self.current) else None
 
 
 def join(conversions: Sequence[Conversion]) -> None:
     """Let the conversions of one net with several graphs know each other, since they may share parameters."""
-    recorded: Set[int] = set()
+    siblings = Siblings()
     for conversion in conversions:
-        conversion.siblings, conversion.recorded = list(conversions), recorded
+        siblings.add(conversion)

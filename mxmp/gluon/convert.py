@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple, Union
+from typing import Any, Optional, Tuple, Union
 
 from mxnet import gluon
 
@@ -10,14 +10,15 @@ from .. import dtypes
 from ..errors import ConvertError
 from ..policy import Policy
 from ..report import Report, merge
-from . import trace
+from . import storage, trace
 from .conversion import Conversion, join
+from .float32 import float32_report, forget_float32, remember_float32
 from .hooks import conversion_of, installed, suspended
 from .overrides import OverrideCheck
 from .regions import Marks, find_marks
 
 
-def convert(net: gluon.Block, policy: Union[str, Policy]) -> gluon.Block:
+def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> gluon.Block:
     """Convert a net in place, so that it trains and infers in mixed precision.
 
     The net keeps its parameters with their names, its API and its state of hybridization. It
@@ -29,6 +30,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy]) -> gluon.Block:
         net: A HybridBlock, a SymbolBlock, or a Block with HybridBlocks inside (each of them gets
             a graph of its own, with float32 in between).
         policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'.
+        **changes: Fields of the policy that overrule it, such as ``last_layer_fp32=True``.
 
     Returns:
         The same net.
@@ -38,10 +40,13 @@ def convert(net: gluon.Block, policy: Union[str, Policy]) -> gluon.Block:
             of its own that does not fit (``set_policy``).
         ConvertError: If the net cannot be traced or its conversion does not type-check; the
             message names the block or node, and the net is as it was. A net whose inputs are not
-            known yet is checked at its first call.
+            known yet is checked at its first call. If ``net.cast`` has put its parameters in low
+            precision.
     """
-    policy = Policy.parse(policy)
+    policy = Policy.parse(policy, **changes)
     found = trace.roots(net)
+    for root in found:
+        storage.refuse_cast(root)
     marks = find_marks(net)
     if all(_is_current(conversion_of(root), policy, marks) for root in found):
         return net
@@ -54,8 +59,11 @@ def convert(net: gluon.Block, policy: Union[str, Policy]) -> gluon.Block:
         conversion.remove()
     try:
         for conversion in conversions:
+            forget_float32(conversion.net)
             if policy.is_mixed or conversion.erases:
                 conversion.install()
+            else:
+                remember_float32(conversion.net, conversion.policy, conversion.early)
     except Exception:
         for conversion in installed(found):
             conversion.remove()
@@ -97,16 +105,26 @@ def restore(net: gluon.Block) -> gluon.Block:
     """
     for conversion in installed([net, *trace.descendants(net)]):
         conversion.remove()
+    for block in (net, *trace.descendants(net)):
+        forget_float32(block)
     return net
 
 
 def report(net: gluon.Block) -> Report:
-    """Return what the conversion of a net decided, and why.
+    """Return what the conversion of a net decided, and why: of one to 'O0', a report of a float32 net.
 
     Raises:
         ConvertError: If the net is not converted, or has to see one batch first.
     """
-    return merge([conversion.report() for conversion in _conversions(net)])
+    found = []
+    for block in (net, *trace.descendants(net)):
+        conversion = conversion_of(block)
+        each = float32_report(block) if conversion is None else conversion.report()
+        if each is not None:
+            found.append(each)
+    if not found:
+        raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
+    return merge(found)
 
 
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]:
@@ -135,9 +153,3 @@ def _is_current(conversion: Optional[Conversion], policy: Policy, marks: Marks) 
     """Return whether a conversion is what ``convert`` would install."""
     return type(conversion) is Conversion and conversion.policy == policy and conversion.marks == marks
 
-
-def _conversions(net: gluon.Block) -> List[Conversion]:
-    found = installed([net, *trace.descendants(net)])
-    if not found:
-        raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
-    return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from mxnet import gluon
 
@@ -11,6 +12,23 @@ from .trace import descendants
 
 ATTRIBUTE = "_mxmp_conversion"
 """Where a block holds its conversion."""
+
+
+def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a method of a conversion stand in the place of its net's method of this name.
+
+    One thread at a time is in a hook of a net, since the net's graph is handed to MXNet in the net's
+    attributes. Where the calling thread has suspended the conversion, the net's own method runs.
+    """
+
+    @functools.wraps(method)
+    def hooked(conversion: Any, *args: Any, **kwargs: Any) -> Any:
+        with conversion.siblings.lock:
+            if conversion.is_suspended:
+                return getattr(type(conversion.net), method.__name__)(conversion.net, *args, **kwargs)
+            return method(conversion, *args, **kwargs)
+
+    return hooked
 
 
 def conversion_of(block: gluon.Block) -> Optional[Any]:
@@ -26,14 +44,14 @@ def installed(blocks: Sequence[gluon.Block]) -> List[Any]:
 
 @contextmanager
 def suspended(conversions: Sequence[Any]) -> Iterator[None]:
-    """Take the hooks off their blocks, so that these are traced as they were written."""
+    """Let this thread call blocks as they were written, whatever hooks they have."""
     for conversion in conversions:
-        conversion.unhook()
+        conversion.suspend(1)
     try:
         yield
     finally:
         for conversion in conversions:
-            conversion.hook()
+            conversion.suspend(-1)
 
 
 @contextmanager

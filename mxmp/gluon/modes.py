@@ -24,12 +24,14 @@ class Key(NamedTuple):
         training: Whether it is for training or for inference.
         nesting: How its inputs are nested.
         region: The ``precision`` region around it, None outside of regions.
+        types: Dtypes of its inputs.
         shapes: Shapes of its inputs where verdicts depend on them, else None.
     """
 
     training: bool
     nesting: str
     region: Optional[str]
+    types: Tuple[Any, ...]
     shapes: Any
 
 
@@ -42,12 +44,14 @@ class Mode:
         inputs: The symbols of its inputs.
         converted: What it was converted to.
         formats: How the net's inputs and outputs are nested.
+        key: What it is found by among a net's graphs.
     """
 
     source: Graph
     inputs: Any
     converted: Converted
     formats: Tuple[Any, Any]
+    key: Any
 
     @functools.cached_property
     def loss_heads(self) -> Tuple[str, ...]:
@@ -65,9 +69,10 @@ def make_key(net: gluon.Block, args: Tuple[Any, ...], shaped: bool) -> Key:
     """Return the kind of a call of a net now, with these inputs; ``shaped`` if their shapes matter."""
     flat, nesting = gluon.block._flatten(args, "input")
     shapes = tuple(getattr(a, "shape", None) for a in flat) if shaped else None
+    types = tuple(getattr(a, "dtype", None) for a in flat)
     # Layers of gluon.rnn note here whether they were called without states, and then return none.
     nesting = nesting, getattr(net, "skip_states", None)
-    return Key(bool(autograd.is_training()), str(nesting), current_region(), shapes)
+    return Key(bool(autograd.is_training()), str(nesting), current_region(), types, shapes)
 
 
 def on_cpu() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ..policy import Policy, check_matches
@@ -21,14 +22,17 @@ class OverrideCheck:
         self.prefixes = prefixes
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
         self.count = len(conversions)
-        for conversion in conversions:
-            conversion.overrides = self
+        for number, conversion in enumerate(conversions):
+            conversion.see = functools.partial(self.see, number)
             if conversion.early is not None:
-                self.see(conversion, conversion.early)
+                conversion.see(conversion.early)
 
-    def see(self, conversion: Any, converted: Converted) -> None:
+    def see(self, number: int, converted: Converted) -> None:
         """Take note of one net's graph, and check if it was the last one."""
+        if not self.count:
+            return
         found = [(row.op, row.name) for row in converted.report.rows]
-        self.nodes.setdefault(id(conversion), []).extend(found)
+        self.nodes.setdefault(number, []).extend(found)
         if len(self.nodes) == self.count:
             check_matches(self.policy, [node for nodes in self.nodes.values() for node in nodes], self.prefixes)
+            self.nodes, self.count = {}, 0  # what matches once need not be looked for again

@@ -25,12 +25,12 @@ class PlainTrainerCheck:
     A parameter knows its trainer. One that becomes a trainer of mxmp must have done so before the call.
 
     Args:
-        name: Of the net.
+        net: The net.
         policy: Its policy.
     """
 
-    def __init__(self, name: str, policy: Policy) -> None:
-        self._name, self._policy = name, policy
+    def __init__(self, net: gluon.Block, policy: Policy) -> None:
+        self._net, self._policy = net, policy
         self._calls, self._done = 0, False
 
     def see(self, params: Sequence[gluon.Parameter]) -> None:
@@ -52,7 +52,7 @@ class PlainTrainerCheck:
                 _LOG.warning(
                     "block '%s' is converted (%s), but parameter '%s' is updated by a plain %s: %s. Use "
                     "mxmp.gluon.Trainer, or call mxmp.gluon.Trainer.adopt(trainer), or amp.init_trainer(trainer).",
-                    self._name,
+                    self._net.name,
                     self._policy,
                     param.name,
                     "mx.gluon.Trainer" if type(trainer) is gluon.Trainer else type(trainer).__name__,

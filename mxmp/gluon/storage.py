@@ -9,8 +9,10 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
+from ..errors import ConvertError
 from ..optimizer.masters import exact_value, forget_masters, keep_masters, keeps_masters, to_float32
 from ..symbol.params import round_to
+from .trace import descendants
 
 # Attribute of a low precision parameter that holds the class it had before.
 _CLASS = "_mxmp_class"
@@ -125,6 +127,39 @@ def initialize(net: gluon.Block, args: Tuple[Any, ...]) -> None:
         net._deferred_infer_shape(*args)
         for param in params:
             param._finish_deferred_init()
+
+
+def cast_by_hand(net: gluon.Block) -> List[gluon.Parameter]:
+    """Return the parameters in low precision that no conversion stores so, those of imported blocks left out."""
+    return [param for param in _plain_params(net) if dtype_of(param) in dtypes.LOW_PRECISION]
+
+
+def refuse_cast(net: gluon.Block) -> None:
+    """Refuse a net all of whose parameters ``net.cast`` has put in low precision, norms left out.
+
+    Raises:
+        ConvertError: Naming one of them.
+    """
+    found = cast_by_hand(net)
+    if found and all(param in found for param in _plain_params(net, norms=False)):
+        raise ConvertError(f"block '{net.name}': {cast_advice(found[0])}")
+
+
+def cast_advice(param: gluon.Parameter) -> str:
+    """Return what to do about a parameter that ``net.cast`` has put in low precision."""
+    dtype = dtype_of(param)
+    return (
+        f"parameter '{param.name}' is {dtype} already, as net.cast({dtype!r}) leaves it; call net.cast('float32') "
+        f"first, and mxmp.gluon.cast(net, {dtype!r}) in its place to store weights in {dtype}."
+    )
+
+
+def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]:
+    """Return the parameters of a net's own blocks that no conversion stores, perhaps without those of norms."""
+    casts = (gluon.Block.cast, gluon.HybridBlock.cast)
+    blocks = [block for block in (net, *descendants(net)) if not isinstance(block, gluon.SymbolBlock)]
+    params = [p for block in blocks if norms or type(block).cast in casts for p in block._reg_params.values()]
+    return [param for param in params if not isinstance(param, LowPrecisionParameter)]
 
 
 def store_low(param: gluon.Parameter, dtype: str) -> None:

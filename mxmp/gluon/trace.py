@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from typing import Any, Dict, List, Optional, Tuple
 
 import mxnet as mx
@@ -94,8 +95,15 @@ def _input_count(net: gluon.HybridBlock) -> int:
 
 def trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:
     """Return the error for a net whose ``hybrid_forward`` failed on symbols; it names the block."""
-    block = _failing_block(error) or net
+    block, function = _failing_block(error)
+    block = block or net
     where = f"block '{block.name}' ({type(block).__name__})"
+    if function is not None:
+        return ConvertError(
+            f"{where}: its forward hook {function!r} fails: {type(error).__name__}: {str(error).rstrip('.')}. Hooks on "
+            f"the blocks within a converted net run once, when it is traced, and on symbols. Detach it, or register it "
+            f"on '{net.name}' itself, where it gets arrays."
+        )
     if isinstance(error, MxmpError):
         return ConvertError(f"{where}: {error}")
     text = f"{where} cannot be traced: {type(error).__name__}: {str(error).rstrip('.')}."
@@ -107,17 +115,25 @@ def trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:
     )
 
 
-def _failing_block(error: Exception) -> Optional[gluon.Block]:
-    """Return the innermost block whose method was running when an error was raised."""
+def _failing_block(error: Exception) -> Tuple[Optional[gluon.Block], Optional[str]]:
+    """Return the innermost block whose method was running when an error was raised.
+
+    With it, the name of the hook of that block which raised it, None if it was no hook.
+    """
     found: Optional[gluon.Block] = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        frame = traceback.tb_frame
-        block = frame.f_locals.get("self")
-        if frame.f_code.co_name in ("hybrid_forward", "forward") and isinstance(block, gluon.Block):
-            found = block
-        traceback = traceback.tb_next
-    return found
+    hook: Optional[str] = None
+    lines = traceback.extract_tb(error.__traceback__)
+    for (frame, _), line in zip(traceback.walk_tb(error.__traceback__), lines):
+        block, name = frame.f_locals.get("self"), frame.f_code.co_name
+        if name in ("hybrid_forward", "forward") and isinstance(block, gluon.Block):
+            found, hook = block, None
+        elif frame.f_code is gluon.Block.__call__.__code__ and (line.line or "").startswith("hook("):
+            found, hook = block, _name_of(frame.f_locals["hook"])
+    return found, hook
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def split_inputs(args: Tuple[Any, ...]) -> List[Any]:

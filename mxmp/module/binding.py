@@ -67,18 +67,23 @@ def prepare(
     """
     inputs = list(inputs)
     shapes = {each.name: tuple(each.shape) for each in inputs}
-    declared = symbol.attr_dict()
-    types = {
-        each.name: dtypes.canonical(each.dtype)
-        for each in inputs
-        if declared.get(each.name, {}).get("__dtype__", "-1") == "-1"
-    }
+    types = input_types(symbol, inputs)
     converted = convert_graph(symbol, policy, shapes, types, params, stored)
     result = _with_loss_scale(converted, shapes, loss_heads) if scaled else converted
     on_cpu = any(context.device_type != "gpu" for context in contexts)
     runs = _with_dtypes(result.on_cpu() if on_cpu else result.symbol, result.facts.variable_dtypes(result.graph))
     outputs = _loss_outputs(result.graph, loss_heads) if scaled else ()
     return Runnable(converted, runs, scaled, result is not converted, outputs)
+
+
+def input_types(symbol: Any, inputs: Iterable[mx.io.DataDesc]) -> Dict[str, str]:
+    """Return the dtypes of data and labels whose variables do not declare theirs."""
+    declared = symbol.attr_dict()
+    return {
+        each.name: dtypes.canonical(each.dtype)
+        for each in inputs
+        if declared.get(each.name, {}).get("__dtype__", "-1") == "-1"
+    }
 
 
 def _with_loss_scale(converted: Converted, shapes: Dict[str, Any], loss_heads: FrozenSet[str]) -> Converted:

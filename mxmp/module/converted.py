@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.module.base_module import _parse_data_desc
@@ -13,13 +13,15 @@ from ..errors import ConvertError, TrainerError
 from ..optimizer.masters import follow, is_low_precision, to_float32
 from ..optimizer.scaler import Scaler
 from ..passes import EraseCasts
-from ..passes.classify import depends_on_shapes
 from ..policy import Policy, check_matches
-from ..symbol import to_graph
-from .binding import LOSS_SCALE, Runnable, prepare
+from ..recent import Recent
+from ..symbol import ShapeOutcomes, to_graph
+from .binding import LOSS_SCALE, Runnable, input_types, prepare
 from .training import Training, Weight
 
 _INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
+
+_MAX_RUNNABLES = 32  # conversions that are kept for shapes to come back to
 
 
 class ConvertedModule(mx.mod.Module):
@@ -43,6 +45,8 @@ class ConvertedModule(mx.mod.Module):
         self._runnable: Optional[Runnable] = None
         self._training: Optional[Training] = None
         self._monitor: Any = None
+        self._outcomes: Any = None  # what shapes decide about the symbol
+        self._runnables: Recent[Runnable] = Recent(_MAX_RUNNABLES)  # what runs, by what shapes decided
 
     def bind(
         self,
@@ -79,6 +83,9 @@ class ConvertedModule(mx.mod.Module):
             self._share_scaler(shared)
         descs = _parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
         runnable = self._prepare(descs, shared)
+        self._outcomes = self._shape_outcomes(descs)
+        self._runnables = Recent(_MAX_RUNNABLES)
+        self._runnables.keep(self._outcomes(_shapes_of(descs)), runnable)
         self._data_shapes, self._label_shapes = descs
         self._use(runnable, shared._exec_group if shared else None)
         self._place_params(shared)
@@ -91,11 +98,13 @@ class ConvertedModule(mx.mod.Module):
         self._scaler = shared._scaler
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Take other shapes, as ``mx.mod.Module.reshape``; convert anew if these decide otherwise."""
+        """Take other shapes, as ``mx.mod.Module.reshape``; convert anew if verdicts change with them."""
         runnable = self._bound("reshape")
-        if depends_on_shapes(to_graph(self._symbol)):
+        if self._outcomes.depends:
             descs = _parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
-            found = self._prepare(descs, self)
+            outcome = self._outcomes(_shapes_of(descs))
+            found = self._runnables.find(outcome) or self._prepare(descs, self)
+            self._runnables.keep(outcome, found)
             if found.converted.graph != runnable.converted.graph:
                 self._data_shapes, self._label_shapes = descs
                 self._use(found, self._exec_group)
@@ -129,6 +138,12 @@ class ConvertedModule(mx.mod.Module):
         if shared is not None:
             _check_sharing(self._param_names, shared._param_names, found.converted.low_params - stored)
         return found
+
+    def _shape_outcomes(self, descs: Any) -> ShapeOutcomes:
+        """Return what tells the shapes that need a conversion of their own."""
+        params = frozenset(self._param_names) | frozenset(self._aux_names)
+        types = input_types(self._symbol, [desc for group in descs for desc in group or ()])
+        return ShapeOutcomes(self._symbol, self._policy.compute_dtype, types, params)
 
     def _use(self, runnable: Runnable, shared_group: Any) -> None:
         """Make executors for the present shapes; they share parameters with another group's."""
@@ -292,6 +307,10 @@ def _check_sharing(names: Sequence[str], shared: Sequence[str], low: FrozenSet[s
             f"parameters {sorted(low)} are stored in float32 by the module that is shared with, but in low precision "
             "here; use a policy with param_dtype='float32', such as 'O1'."
         )
+
+
+def _shapes_of(descs: Any) -> Dict[str, Tuple[int, ...]]:
+    return {desc.name: tuple(desc.shape) for group in descs for desc in group or ()}
 
 
 def write_loss_scale(group: DataParallelExecutorGroup, value: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..errors import PolicyError
@@ -316,7 +316,33 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
 
 def depends_on_shapes(graph: Graph, rules: RuleSet = RULES) -> bool:
     """Return whether a verdict on this graph may change with the shapes of its inputs."""
-    found = (rules.find(node.op, dict(node.attrs)) for node in graph.nodes)
-    return any(rule is not None and (rule.condition in SHAPE_CONDITIONS or rule.stand_ins) for rule in found) or any(
+    return bool(_shape_dependent(graph, rules)) or any(
         depends_on_shapes(body, rules) for node in graph.nodes for body in node.subgraphs
     )
+
+
+def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES) -> Tuple[Any, ...]:
+    """Return all that shapes decide about the verdicts on a graph: where it is equal, so are they.
+
+    Args:
+        graph: A graph without casts of mxmp.
+        dtype: The low precision dtype in question.
+        facts: Shapes, those in bodies included; dtypes are not looked at.
+        rules: The table of operators.
+    """
+    found: List[Any] = []
+    for position, rule in _shape_dependent(graph, rules):
+        node = graph.nodes[position]
+        call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
+        found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
+    for position, node in enumerate(graph.nodes):
+        for number, body in enumerate(node.subgraphs):
+            if (position, number) in facts.bodies:
+                found.append(shape_outcome(body, dtype, facts.bodies[position, number], rules))
+    return tuple(found)
+
+
+def _shape_dependent(graph: Graph, rules: RuleSet) -> List[Tuple[int, Rule]]:
+    """Return the operators whose rules read shapes: their positions, with the rules."""
+    found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
+    return [(i, rule) for i, rule in found if rule and (rule.condition in SHAPE_CONDITIONS or rule.stand_ins)]

@@ -62,6 +62,33 @@ def infer_facts(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params
     return replace(facts, bodies=bodies) if bodies else facts
 
 
+class ShapeInference:
+    """The shape inference of one symbol for one set of shapes after the other.
+
+    Args:
+        symbol: The symbol.
+        graph: Its graph, as ``to_graph`` gives it.
+        facts: What is known beside shapes; for the shapes in bodies of control flow the dtypes of what
+            they read.
+    """
+
+    def __init__(self, symbol: Any, graph: Graph, facts: Facts) -> None:
+        self._graph, self._known = graph, facts
+        self._internals = symbol.get_internals()
+        self._keys = _entries(self._internals)
+
+    def __call__(self, shapes: Shapes) -> Facts:
+        """Return the facts with the shapes that MXNet infers from those of some variables; with none, unknown ones.
+
+        Raises:
+            InferenceError: If MXNet's inference fails; the message names the node.
+        """
+        sizes = _infer(self._internals.infer_shape_partial, dict(shapes), "shapes") if shapes else None
+        facts = replace(self._known, shapes={key: tuple(s) for key, s in zip(self._keys, sizes or ()) if s})
+        bodies = _infer_bodies(self._graph, facts)
+        return replace(facts, bodies=bodies) if bodies else facts
+
+
 def infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
     """Return the dtypes that MXNet infers for variables from those of some of them; what is unknown is left out.
 

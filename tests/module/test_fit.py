@@ -11,7 +11,7 @@ import pytest
 
 from mxmp.errors import TrainerError
 from mxmp.loss_scale import NoOpLossScale
-from mxmp.module import BucketingModule, Module
+from mxmp.module import BucketingModule, Module, binding
 from mxmp.symbol import to_graph
 from tests.module.tools import TWO, batches, bits, convnet, grads, iterator, mlp, params_of, ready, scale, values
 
@@ -127,6 +127,19 @@ def test_shapes_that_decide_otherwise_convert_anew_and_keep_training():
         assert module.update() and not np.array_equal(values(module)["fc_weight"], before)
         found[length] = {row.name: row.precision for row in module.report.rows}["mean"]
     assert found == {4: "float16", 40000: "float32"}
+
+
+def test_a_reshape_converts_only_where_verdicts_change(monkeypatch):
+    module, made, convert_graph = Module(summed(4), policy="O1"), [], binding.convert_graph
+    monkeypatch.setattr(binding, "convert_graph", lambda *args: made.append(args) or convert_graph(*args))
+    module.bind([("data", (2, 4, 3))], [("softmax_label", (2,))], for_training=False)
+    module.init_params()
+    for length in (4, 5, 40000, 6, 50000, 7):
+        module.reshape([("data", (2, length, 3))], [("softmax_label", (2,))])
+        precision = {row.name: row.precision for row in module.report.rows}["mean"]
+        assert precision == ("float16" if length < 1024 else "float32")
+        assert module.data_shapes[0].shape == (2, length, 3)
+    assert len(made) == 2
 
 
 def test_a_monitor_survives_a_new_conversion():

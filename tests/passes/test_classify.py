@@ -7,6 +7,7 @@ import pytest
 from mxmp.errors import PolicyError
 from mxmp.graph import from_text
 from mxmp.passes import Facts, classify
+from mxmp.passes.classify import depends_on_shapes, shape_outcome
 from mxmp.passes.verdict import FLOAT32, FREE, KEEP, LOW
 from mxmp.policy import Policy
 from mxmp.rules import RULES
@@ -232,3 +233,26 @@ IMPOSSIBLE = {
 def test_impossible_override_is_an_error_that_names_the_node(text, policy, message):
     with pytest.raises(PolicyError, match=message):
         verdicts_of(text, policy=policy)
+
+
+CHAIN = """x = null()
+    w = null()
+    dot = dot(x, w)
+    rows = sum(dot) {axis: 0}
+    all = sum(dot)
+    return rows, all"""
+
+
+def test_equal_outcomes_of_shapes_are_equal_verdicts():
+    graph = from_text(CHAIN)
+    assert depends_on_shapes(graph)
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    found = {}
+    for rows in (1, 8, 1000, 1024, 1025, 4000, None):
+        for columns in (1, 2, 600):
+            shape = None if rows is None else (rows, columns, 32, 8)
+            facts = Facts({}, {} if shape is None else {(position["dot"], 0): shape})
+            outcome = shape_outcome(graph, "float16", facts)
+            labels = tuple(labels_of(CHAIN, shapes={"dot": shape} if shape else None).values())
+            assert found.setdefault(outcome, labels) == labels
+    assert len(found) == len(set(found.values())) > 2

@@ -1,0 +1,43 @@
+"""Nets under a float32 policy: they run as they were written, and have a report all the same."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from mxnet import gluon
+
+from ..errors import ConvertError
+from ..policy import Policy
+from ..report import Report
+from ..symbol import Converted, convert_graph
+
+_ATTRIBUTE = "_mxmp_float32"
+
+
+def remember_float32(net: gluon.HybridBlock, policy: Policy, converted: Optional[Converted]) -> None:
+    """Note the policy of a net that is not changed by it, with its report where its graph is known."""
+    vars(net)[_ATTRIBUTE] = policy, None if converted is None else converted.report
+
+
+def forget_float32(net: gluon.Block) -> None:
+    """Forget what `remember_float32` noted."""
+    vars(net).pop(_ATTRIBUTE, None)
+
+
+def float32_report(net: gluon.Block) -> Optional[Report]:
+    """Return the report of a net that has a float32 policy, None if it has none.
+
+    Raises:
+        ConvertError: If the net's inputs are not known, because it was never called as a graph.
+    """
+    if _ATTRIBUTE not in vars(net):
+        return None
+    policy, report = vars(net)[_ATTRIBUTE]
+    if report is not None:
+        return report
+    if not net._cached_graph:
+        raise ConvertError(
+            f"block '{net.name}' is float32, and its inputs are not known; hybridize it and run one batch before its "
+            f"report."
+        )
+    return convert_graph(net._cached_graph[1], policy).report

@@ -1,0 +1,32 @@
+"""What the conversions of one net with several graphs share."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, List, Set, Tuple
+
+
+class Siblings:
+    """The conversions of one call of ``convert``, which may share parameters.
+
+    Copies of nets have siblings of their own: the conversions that were copied with them.
+
+    Attributes:
+        conversions: The conversions.
+        recorded: Ids of the parameters that autograd may hold, which must keep their dtypes.
+        lock: Held while a net is called, or changed.
+    """
+
+    def __init__(self) -> None:
+        self.conversions: List[Any] = []
+        self.recorded: Set[int] = set()
+        self.lock = threading.RLock()
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        """Return what pickle and copy make new ones from: none, which the copied conversions join."""
+        return Siblings, ()
+
+    def add(self, conversion: Any) -> None:
+        """Let a conversion join."""
+        self.conversions.append(conversion)
+        conversion.siblings = self

@@ -1,0 +1,213 @@
+"""What users run into when they convert a net: float32 policies, casts before, hooks that fail, cells that unroll."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn, rnn
+from mxnet.gluon.contrib import rnn as contrib_rnn
+
+from mxmp import Policy
+from mxmp.errors import ConvertError, InferenceError, PolicyError
+from mxmp.gluon import cast, convert, report, restore
+
+X = mx.nd.ones((2, 3))
+
+
+def make(norm=False):
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(4, in_units=3, prefix="first_"))
+        if norm:
+            net.add(nn.BatchNorm(in_channels=4))
+        net.add(nn.Dense(2, in_units=4, prefix="last_"), nn.Activation("sigmoid"))
+    net.initialize()
+    return net
+
+
+# ---------------------------------------------------------------------- float32 policies
+
+
+@pytest.mark.parametrize("policy", ["O0", "float32"])
+def test_the_report_of_a_float32_policy(policy):
+    net = convert(make(), policy)
+    found = report(net)
+    assert found.policy == str(Policy.parse(policy)) and found.casts == 0
+    assert [row.op for row in found.rows] == ["FullyConnected", "FullyConnected", "Activation"]
+    assert set(found.count()) == {"float32"}
+
+
+def test_a_float32_policy_in_place_of_another():
+    net = convert(make(), "O1")
+    net(X)
+    expected = restore(make())(X).shape
+    convert(net, "O0")
+    assert net(X).shape == expected and set(report(net).count()) == {"float32"}
+    convert(net, "O1")(X)
+    assert "float16" in report(net).count()
+
+
+def test_after_restore_there_is_no_report():
+    net = restore(convert(make(), "O0"))
+    with pytest.raises(ConvertError, match="not converted"):
+        report(net)
+
+
+class TwoInputs(gluon.HybridBlock):
+    """A net whose inputs cannot be guessed."""
+
+    def hybrid_forward(self, F, pair):
+        first, second = pair
+        return F.dot(first, second)
+
+
+def test_the_float32_report_of_a_net_whose_inputs_are_unknown():
+    net = convert(TwoInputs(), "O0")
+    with pytest.raises(ConvertError, match="hybridize it and run one batch"):
+        report(net)
+    net.hybridize()
+    net([X, X.T])
+    assert [row.precision for row in report(net).rows] == ["float32"]
+
+
+# ---------------------------------------------------------------------- fields of the policy
+
+
+def test_fields_of_the_policy_as_keywords():
+    net = convert(make(), "O1", last_layer_fp32=True)
+    net(X)
+    rows = {row.name: row.precision for row in report(net).rows}
+    assert rows["net_first_fwd"] == "float16" and rows["net_last_fwd"] == "float32"
+    assert convert(net, "O1,last_layer_fp32=True")._mxmp_conversion is net._mxmp_conversion
+
+
+def test_an_unknown_field_of_the_policy():
+    net = make()
+    with pytest.raises(PolicyError, match="last_layer"):
+        convert(net, "O1", last_layer_fp23=True)
+    with pytest.raises(ConvertError, match="not converted"):
+        report(net)
+
+
+# ---------------------------------------------------------------------- MXNet's own cast
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("convert_it", [lambda net: convert(net, "O1"), lambda net: cast(net, "float16")])
+def test_a_net_that_was_cast_names_our_cast(norm, convert_it):
+    net = make(norm)
+    net.cast("float16")
+    with pytest.raises(ConvertError, match=r"'net_first_weight' is float16 already.*mxmp\.gluon\.cast\(net"):
+        convert_it(net)
+    net.cast("float32")
+    assert convert_it(net)(X).shape == (2, 2)
+
+
+def test_a_net_that_was_cast_after_a_conversion_is_known_by_its_own_parameters():
+    net = cast(make(), "float16")
+    net(X)
+    assert convert(net, "O1")(X).dtype == np.float32
+
+
+def test_a_net_that_was_cast_in_part_names_our_cast():
+    net = make()
+    net[0].cast("float16")
+    with pytest.raises(InferenceError, match=r"net_first_fwd.*'net_first_weight' is float16.*mxmp\.gluon\.cast\(net"):
+        convert(net, "O1")
+
+
+# ---------------------------------------------------------------------- hooks
+
+
+def failing(block, *args):
+    raise ValueError("too bad")
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_that_fails_is_blamed(register):
+    net = make()
+    getattr(net[0], register)(failing)
+    convert(net, "O1")
+    with pytest.raises(ConvertError, match=r"block 'net_first' \(Dense\): its forward hook 'failing' fails: ValueError"):
+        net(X)
+
+
+def test_a_block_that_fails_is_blamed_although_it_has_a_hook():
+    class Broken(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return x.no_such_thing()
+
+    net = nn.HybridSequential()
+    net.add(Broken(prefix="broken_"))
+    net[0].register_forward_pre_hook(lambda block, args: None)
+    convert(net, "O1")
+    with pytest.raises(ConvertError, match="block 'broken' .*hybrid_forward must work on symbols"):
+        net(X)
+
+
+def test_a_hook_of_the_outermost_net_gets_arrays():
+    net, seen = make(), []
+    net.register_forward_hook(lambda block, args, out: seen.append(out.asnumpy()))
+    convert(net, "O1")
+    found = net(X).asnumpy()
+    assert len(seen) == 1 and np.array_equal(seen[0], found)
+
+
+# ---------------------------------------------------------------------- recurrent cells
+
+
+def sequential(kind):
+    cell = kind()
+    for each in (rnn.LSTMCell(4, input_size=3), rnn.DropoutCell(0.0), rnn.LSTMCell(4, input_size=4)):
+        cell.add(each)
+    return cell
+
+
+def convolution(name, dimensions):
+    shape = (3, *(8 for _ in range(dimensions)))
+    options = dict(input_shape=shape, hidden_channels=4, i2h_kernel=3, h2h_kernel=3, i2h_pad=1)
+    return lambda: getattr(contrib_rnn, name)(**options)
+
+
+CELLS = {
+    "RNN": lambda: rnn.RNNCell(4, input_size=3),
+    "LSTM": lambda: rnn.LSTMCell(4, input_size=3),
+    "GRU": lambda: rnn.GRUCell(4, input_size=3),
+    "Dropout": lambda: rnn.DropoutCell(0.0),
+    "Zoneout": lambda: rnn.ZoneoutCell(rnn.RNNCell(4, input_size=3)),
+    "Residual": lambda: rnn.ResidualCell(rnn.RNNCell(3, input_size=3)),
+    "Bidirectional": lambda: rnn.BidirectionalCell(rnn.RNNCell(4, input_size=3), rnn.RNNCell(4, input_size=3)),
+    "Sequential": lambda: sequential(rnn.SequentialRNNCell),
+    "HybridSequential": lambda: sequential(rnn.HybridSequentialRNNCell),
+    "VariationalDropout": lambda: contrib_rnn.VariationalDropoutCell(rnn.LSTMCell(4, input_size=3)),
+    "LSTMP": lambda: contrib_rnn.LSTMPCell(4, 3, input_size=3),
+    **{f"Conv{n}D{kind}": convolution(f"Conv{n}D{kind}Cell", n) for n in (1, 2, 3) for kind in ("RNN", "LSTM", "GRU")},
+}
+
+
+@pytest.mark.parametrize("merge", [None, True, False])
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_unroll(name, merge):
+    cell = CELLS[name]()
+    cell.initialize()
+    size = (8,) * int(name[4]) if name.startswith("Conv") else ()
+    x = mx.nd.array(np.random.RandomState(0).randn(2, 5, 3, *size))
+
+    def unroll():
+        outputs, _ = cell.unroll(5, x, layout="NTC", merge_outputs=merge)
+        return (mx.nd.stack(*outputs, axis=1) if isinstance(outputs, list) else outputs).asnumpy()
+
+    expected = unroll()
+    convert(cell, "O1")
+    np.testing.assert_allclose(unroll(), expected, atol=5e-3)
+
+
+def test_a_dropout_cell_drops_when_it_trains():
+    cell = convert(rnn.DropoutCell(0.5), "O1")
+    x = mx.nd.ones((2, 5, 30))
+    assert np.array_equal(cell.unroll(5, x, merge_outputs=True)[0].asnumpy(), x.asnumpy())
+    with autograd.record():
+        outputs, states = cell.unroll(5, x, merge_outputs=True)
+    assert set(np.unique(outputs.asnumpy())) == {0, 2} and states == []
