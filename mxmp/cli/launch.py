@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Optional, Sequence
 import click
 
 from .. import launch as jobs
+from .interrupts import raising
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -50,7 +51,8 @@ def launch(
         return
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
-        end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
+        with raising():
+            end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
     finally:
         signal.signal(signal.SIGTERM, before)
     if end.reason:
