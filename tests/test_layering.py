@@ -15,6 +15,7 @@ LAYERS = {
     "dtypes": (0, {"errors"}),
     "requirements": (0, {"errors"}),
     "files": (0, set()),
+    "interrupt": (0, set()),
     "loss_scale": (1, set()),
     "launch": (1, set()),
     "tether": (1, set()),

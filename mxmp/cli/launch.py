@@ -36,8 +36,11 @@ def launch(
     Starts the scheduler and servers of MXNet too, on this machine; prints each line with the name
     of its process in front. When one fails all are ended, and its exit code is that of mxmp; 124
     says that the job took too long. All workers must make as many steps: one that makes fewer keeps
-    the others waiting. Ctrl-C goes to the workers, which may save; a second one ends all. Sets
-    PYTHONUNBUFFERED=1 unless it is set.
+    the others waiting. Sets PYTHONUNBUFFERED=1 unless it is set.
+
+    Ctrl-C goes to the workers. What has neither ended nor begun to write a file two seconds later is
+    ended; those that write, or are in a block of mxmp.distributed.saves_on_interrupt(), have half a
+    minute. A second Ctrl-C ends all.
 
     \b
     Example:
