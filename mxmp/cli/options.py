@@ -43,7 +43,10 @@ class Shape(click.ParamType):
         name, _, sizes = value.rpartition(":")
         if not name or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", sizes):
             self.fail(f"{value!r} is no shape; expected one like 'data:1,3,224,224'.", param, ctx)
-        return name, tuple(int(size) for size in sizes.split(",") if size.strip())
+        shape = tuple(int(size) for size in sizes.split(",") if size.strip())
+        if 0 in shape:
+            self.fail(f"{value!r} has a size of 0; every size is 1 or more.", param, ctx)
+        return name, shape
 
 
 class Dtype(click.ParamType):

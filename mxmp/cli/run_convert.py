@@ -9,7 +9,7 @@ from typing import Any, Mapping, Sequence, Tuple
 from ..errors import CheckpointError
 from ..policy import Policy
 from ..symbol import ConvertedModel, convert_model, load_checkpoint, save_checkpoint
-from ..symbol.checkpoint import check_out_prefix, checkpoint_files
+from ..symbol.checkpoint import check_out_prefix, checkpoint_files, naming_files
 from .output import pairs_table, progress, stdout, value_lines
 
 
@@ -24,7 +24,8 @@ def run(
         begin("load")
         source = load_checkpoint(prefix, epoch)
         begin("convert")
-        model = convert_model(*source, policy, shapes, types)
+        with naming_files(*checkpoint_files(prefix, epoch)):
+            model = convert_model(*source, policy, shapes, types)
         begin("write")
         save_checkpoint(out, epoch, *model)
     _print_summary(policy, model, files)

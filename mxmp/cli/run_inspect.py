@@ -14,7 +14,7 @@ from ..diagnose.tensor_cores import BATCH, MULTIPLE, Uneven
 from ..passes import is_converted
 from ..policy import Policy
 from ..symbol import load_params, load_symbol, to_graph
-from ..symbol.checkpoint import checkpoint_files
+from ..symbol.checkpoint import checkpoint_files, naming_files
 from .inspection import Inspection, decided, held
 from .output import pairs_table, progress, stdout, value_lines
 
@@ -45,14 +45,16 @@ def run(
     """
     with progress(2) as begin:
         begin("load")
-        symbol = load_symbol(checkpoint_files(prefix, 0)[0])
+        symbol_file, _ = checkpoint_files(prefix, 0)
+        symbol = load_symbol(symbol_file)
         file = _params_file(prefix, epoch)
         params = None if file is None else load_params(file)
         begin("inspect")
-        if is_converted(to_graph(symbol)) and not asked:
-            found = held(symbol, params, shapes, types)
-        else:
-            found = decided(symbol, params, policy, shapes, types)
+        with naming_files(symbol_file, file):
+            if is_converted(to_graph(symbol)) and not asked:
+                found = held(symbol, params, shapes, types)
+            else:
+                found = decided(symbol, params, policy, shapes, types)
     if as_json:
         values = {"changes": [asdict(change) for change in found.changes], "unfit": found.unfit}
         uneven = [layer._asdict() for layer in found.uneven]
