@@ -3,6 +3,9 @@
 One engine rewrites the graph of one network; Gluon and the Symbolic API are its fronts.
 MXNet itself is left as it is.
 
+A part is imported when it is first used, so that the command line can answer without MXNet, which takes
+seconds to import.
+
 Example:
     >>> from mxnet.gluon import nn
     >>> import mxmp
@@ -11,22 +14,48 @@ Example:
     >>> net = mxmp.gluon.convert(net, "mixed_bfloat16")  # the same net, same parameters
 """
 
+from __future__ import annotations
+
 from . import requirements
+
+TYPE_CHECKING = False  # what type checkers take for typing's, which costs more to import than all else here
+if TYPE_CHECKING:
+    from typing import Any, List
+
+    from . import amp as amp
+    from . import diagnose as diagnose
+    from . import distributed as distributed
+    from . import errors as errors
+    from . import estimator as estimator
+    from . import gluon as gluon
+    from . import loss_scale as loss_scale
+    from . import module as module
+    from . import onnx as onnx
+    from . import optimizer as optimizer
+    from . import symbol as symbol
+    from .amp import initialize as initialize
+    from .policy import Policy as Policy
 
 __version__ = "0.1.0"
 
 requirements.check()  # before the first import of MXNet, whose own error names neither cause nor cure
 
-from . import amp as amp  # noqa: E402
-from . import diagnose as diagnose  # noqa: E402
-from . import distributed as distributed  # noqa: E402
-from . import errors as errors  # noqa: E402
-from . import estimator as estimator  # noqa: E402
-from . import gluon as gluon  # noqa: E402
-from . import loss_scale as loss_scale  # noqa: E402
-from . import module as module  # noqa: E402
-from . import onnx as onnx  # noqa: E402
-from . import optimizer as optimizer  # noqa: E402
-from . import symbol as symbol  # noqa: E402
-from .amp import initialize as initialize  # noqa: E402
-from .policy import Policy as Policy  # noqa: E402
+_NAMES = {"Policy": "policy", "initialize": "amp"}  # by the module that has them
+_MODULES = "amp diagnose distributed errors estimator gluon loss_scale module onnx optimizer symbol".split()
+
+
+def __getattr__(name: str) -> Any:
+    """Import a part of the package when it is first asked for (PEP 562)."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    if name in _NAMES:
+        globals()[name] = value = getattr(import_module(f"{__name__}.{_NAMES[name]}"), name)
+        return value
+    if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *_NAMES, *_MODULES} - {"TYPE_CHECKING"})

@@ -1,17 +1,21 @@
 """Names, aliases and limits of the dtypes that mxmp deals with.
 
 Everywhere else in mxmp a dtype is its full name as a string ('float16', 'bfloat16',
-'float32', ...); this module is where other spellings become that name.
+'float32', ...); this module is where other spellings become that name. numpy is imported when one of its
+dtypes is first asked for: the command line reads policies without it.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import DtypeError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    NUMPY_BFLOAT16: np.dtype[Any]
 
 FLOAT16 = "float16"
 BFLOAT16 = "bfloat16"
@@ -65,8 +69,11 @@ _FLAGS = {
 }
 _FLAG_OF = {name: flag for flag, name in _FLAGS.items()}
 
-# MXNet's own stand-in for the dtype that numpy lacks (python/mxnet/base.py at tag 1.9.1).
-NUMPY_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+
+def __getattr__(name: str) -> Any:
+    if name == "NUMPY_BFLOAT16":  # MXNet's own stand-in for the dtype that numpy lacks
+        return to_numpy(BFLOAT16)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class FloatLimits(NamedTuple):
@@ -103,6 +110,7 @@ def canonical(dtype: Any) -> str:
         DtypeError: If it is no dtype of MXNet 1.9.1.
 
     Example:
+        >>> import numpy as np
         >>> canonical("half"), canonical(np.float32)
         ('float16', 'float32')
     """
@@ -120,8 +128,10 @@ def _canonical(dtype: Any) -> str:
     """Return a dtype's name; numpy makes it anew each time it is asked, and networks ask often."""
     if isinstance(dtype, str):
         return _ALIASES.get(dtype.strip().lower(), dtype.strip().lower())
+    import numpy as np
+
     found = np.dtype(dtype)
-    return BFLOAT16 if found == NUMPY_BFLOAT16 else str(found.name)
+    return BFLOAT16 if found == to_numpy(BFLOAT16) else str(found.name)
 
 
 def _unknown(dtype: Any) -> str:
@@ -138,9 +148,12 @@ def to_flag(dtype: str) -> str:
     return _FLAG_OF[dtype]
 
 
+@functools.lru_cache(maxsize=None)
 def to_numpy(dtype: str) -> np.dtype[Any]:
-    """Return the numpy dtype that MXNet uses for a dtype name."""
-    return NUMPY_BFLOAT16 if dtype == BFLOAT16 else np.dtype(dtype)
+    """Return the numpy dtype that MXNet uses for a dtype name (python/mxnet/base.py at tag 1.9.1)."""
+    import numpy as np
+
+    return np.dtype([("bfloat16", np.uint16)] if dtype == BFLOAT16 else dtype)
 
 
 def limits(dtype: str) -> FloatLimits:

@@ -51,6 +51,10 @@ class InferenceError(ConvertError):
     """MXNet cannot infer the dtypes or shapes of a network as it was given."""
 
 
+class ParamsError(InferenceError):
+    """The parameters given are not those of the network; the message names them."""
+
+
 class CheckpointError(MxmpError, OSError):
     """A checkpoint's file is missing, damaged, or cannot be written; the message names it."""
 

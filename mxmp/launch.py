@@ -16,12 +16,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import IO, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .errors import LaunchError
+from .interrupt import CLAIMS, Savers
 
 LOOPBACK = "127.0.0.1"
 LAUNCHED = "MXMP_LAUNCH"
@@ -32,8 +34,13 @@ TIMED_OUT = 124
 
 _SIGNALLED = 128  # and the signal's number, as a shell says it
 _GRACE = 3.0  # seconds between the request to end and the end
-_SAVING = 30.0  # seconds for the other workers, once one has ended after Ctrl-C
 _POLL = 0.05  # seconds
+
+# Seconds after Ctrl-C. Without anything to save all is over in 3.
+_IDLE = 2.0  # for a worker to end, or to begin to save
+_TELL = 1.0  # before a word on what is waited for
+_SAVING = 30.0  # for workers that save
+_SHORT_GRACE = 0.4  # as _GRACE
 
 _TETHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("tether.py")))
 """Runs a command until a pipe ends; started by its path, so that neither mxmp nor MXNet is imported."""
@@ -148,8 +155,8 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
     """Run the processes of a job on this machine until its workers are done or something fails.
 
     Every line that a process prints comes out with its name in front. When a process fails all that
-    is left ends with whatever it started. Ctrl-C goes to the workers, which then have half a minute after the
-    first of them has ended; a second one ends all.
+    is left ends with whatever it started. Ctrl-C goes to the workers: those that neither end nor save
+    within two seconds are ended, those that save have half a minute; a second one ends all.
 
     Args:
         processes: The job's; none is a worker whose name does not begin with 'worker'.
@@ -163,27 +170,31 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
     deadline = None if timeout is None else time.monotonic() + timeout
     running: Dict[str, subprocess.Popen[bytes]] = {}
     echoes: List[threading.Thread] = []
+    grace = _GRACE
     pipe, held = os.pipe()  # ends when this process does, even if nothing could be done any more
-    try:
-        for process in processes:
-            running[process.name] = _start(process, pipe)
-            echoes += _echo(process.name, running[process.name])
+    with tempfile.TemporaryDirectory(prefix="mxmp-") as claims:
         try:
-            return _watch(running, deadline, timeout)
-        except KeyboardInterrupt:  # as a terminal would: the workers may save what they have
-            for name, each in running.items():
-                if name.startswith("worker"):
-                    _signal(each, signal.SIGINT)
-            end = _watch(running, deadline, timeout)
-            if end.code != TIMED_OUT:
-                _wait([each for name, each in running.items() if name.startswith("worker")], _SAVING)
-            return end
-    finally:
-        _end(list(running.values()))
-        os.close(pipe)
-        os.close(held)
-        for echo in echoes:
-            echo.join(_GRACE)
+            for process in processes:
+                running[process.name] = _start(process, pipe, _claims(claims, process.name))
+                echoes += _echo(process.name, running[process.name])
+            try:
+                return _watch(running, deadline, timeout)
+            except KeyboardInterrupt:
+                grace = _SHORT_GRACE
+                return _interrupt(running, claims, deadline, timeout)
+        except KeyboardInterrupt:
+            grace = _SHORT_GRACE
+            raise
+        finally:
+            _end(list(running.values()), grace)
+            os.close(pipe)
+            os.close(held)
+            _join(echoes, grace)
+
+
+def _claims(folder: str, name: str) -> str:
+    """Return the folder where a process says that it saves."""
+    return os.path.join(folder, name.replace(" ", "-"))
 
 
 def _require_free(process: Process) -> None:
@@ -198,9 +209,10 @@ def _require_free(process: Process) -> None:
             raise LaunchError(f"{process.name}: port {port} of {process.host}: {e.strerror}; give another port.") from e
 
 
-def _start(process: Process, pipe: int) -> subprocess.Popen[bytes]:
+def _start(process: Process, pipe: int, claims: str) -> subprocess.Popen[bytes]:
+    os.mkdir(claims)
     # Without PYTHONUNBUFFERED what a process prints would come late, and be lost when it is ended.
-    environment = {"PYTHONUNBUFFERED": "1", **os.environ, **process.environment, LAUNCHED: "1"}
+    environment = {"PYTHONUNBUFFERED": "1", **os.environ, **process.environment, LAUNCHED: "1", CLAIMS: claims}
     program = process.command[0]
     if shutil.which(program) is None:
         hint = f"; it is no executable, so write `python {program}`" if os.path.isfile(program) else ""
@@ -220,18 +232,52 @@ def _start(process: Process, pipe: int) -> subprocess.Popen[bytes]:
 
 
 def _watch(running: Mapping[str, subprocess.Popen[bytes]], deadline: Optional[float], timeout: Optional[float]) -> End:
-    workers = [process for name, process in running.items() if name.startswith("worker")]
+    """Wait until the workers are done, or something fails."""
     while True:
-        codes = {name: process.poll() for name, process in running.items()}
-        failed = next(((name, code) for name, code in codes.items() if code), None)
-        if failed is not None:
-            return _failure(*failed)
-        if all(process.returncode == 0 for process in workers):
-            return End(0, "")
-        if deadline is not None and time.monotonic() > deadline:
-            left = ", ".join(name for name, code in codes.items() if code is None)
-            return End(TIMED_OUT, f"the job took longer than {timeout:g} s; ended {left}")
+        end = _state(running, deadline, timeout)
+        if end is not None:
+            return end
         time.sleep(_POLL)
+
+
+def _interrupt(
+    running: Mapping[str, subprocess.Popen[bytes]], claims: str, deadline: Optional[float], timeout: Optional[float]
+) -> End:
+    """Hand Ctrl-C on to the workers, as a terminal would, and wait while one of them saves."""
+    workers = {name: process for name, process in running.items() if name.startswith("worker")}
+    savers = Savers({name: process.pid for name, process in workers.items()}, {n: _claims(claims, n) for n in workers})
+    for process in workers.values():
+        _signal(process, signal.SIGINT)
+    begin = last = time.monotonic()
+    end, told = None, False
+    while True:
+        left = [name for name, process in workers.items() if process.poll() is None]
+        end = end or _state(running, deadline, timeout)  # the first to fail says how all ended
+        saving = [name for name in savers.find() if name in left]
+        now = time.monotonic()
+        last = now if saving else last
+        if not left or now - last > _IDLE or now - begin > _SAVING or (end and end.code == TIMED_OUT):
+            return end or End(_SIGNALLED + signal.SIGINT, f"interrupted; ended {', '.join(left)}")
+        if saving and not told and now - begin > _TELL:
+            told = True
+            print(f"mxmp: waiting for {', '.join(saving)} to save; Ctrl-C again ends all", file=sys.stderr, flush=True)
+        time.sleep(_POLL)
+
+
+def _state(
+    running: Mapping[str, subprocess.Popen[bytes]], deadline: Optional[float], timeout: Optional[float]
+) -> Optional[End]:
+    """Return how the job has ended, None while it goes on."""
+    codes = {name: process.poll() for name, process in running.items()}
+    failed = next(((name, code) for name, code in codes.items() if code), None)
+    if failed is not None:
+        return _failure(*failed)
+    if all(code == 0 for name, code in codes.items() if name.startswith("worker")):
+        return End(0, "")
+    if deadline is not None and time.monotonic() > deadline:
+        left = ", ".join(name for name, code in codes.items() if code is None)
+        return End(TIMED_OUT, f"the job took longer than {timeout:g} s; ended {left}")
+    return None
 
 
 def _failure(name: str, code: int) -> End:
@@ -240,22 +286,24 @@ def _failure(name: str, code: int) -> End:
     return End(code, f"{name} failed with exit code {code}; ended the others")
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
     """End the groups of processes: politely, then not."""
     for process in processes:
         _signal(process, signal.SIGTERM)
-    _wait(processes, _GRACE)
+    deadline = time.monotonic() + grace
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
     for process in processes:
         _signal(process, signal.SIGKILL)  # a group may outlive its first process
         process.wait()
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
     """Wait until all have ended, but no longer than so."""
     deadline = time.monotonic() + seconds
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

@@ -1,39 +1,46 @@
 """Checks that MXNet and numpy are there in versions that work together.
 
 ``mxmp/__init__.py`` calls `check` before anything imports MXNet, since MXNet itself fails
-with an AttributeError on a newer numpy. Nothing here imports MXNet.
+with an AttributeError on a newer numpy. Nothing here imports MXNet or numpy: versions are read from their
+files, in a millisecond.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from importlib.util import find_spec
-from pathlib import Path
-
-import numpy as np
 
 from .errors import DependencyError
 
+TYPE_CHECKING = False  # typing takes as long to import as all else here
+if TYPE_CHECKING:
+    from typing import Optional, Tuple
+
 _INSTALL_MXNET = "pip install 'mxmp[cpu]' (or, for NVIDIA GPUs, pip install 'mxmp[cu112]')"
+_VERSION = re.compile(r"""^\s*["']?(?:__)?version(?:__)?["']?(?:: str)?\s*[=:]\s*["']([^"']+)["']""", re.MULTILINE)
 _NUMPY_LIMIT = (1, 24)  # first version without np.bool, which MXNet 1.9.1 reads on import
 
 
 def check() -> None:
-    """Check numpy and MXNet without importing MXNet.
+    """Check numpy and MXNet without importing them.
 
-    MXNet's version is read as text from its libinfo.py: that holds for each of its wheels
-    (mxnet, mxnet-cu112, ...), whatever their distribution is called, and for a build from
-    source, which has no metadata.
+    Versions are read as text: that of MXNet from its libinfo.py, which holds for each of its wheels
+    (mxnet, mxnet-cu112, ...), whatever their distribution is called, and for a build from source,
+    which has no metadata.
 
     Raises:
-        DependencyError: If MXNet is missing or not 1.9.x, or numpy is 1.24 or later. The
+        DependencyError: If MXNet is missing or not 1.9.x, or numpy is missing, 1.24 or later. The
             message has the command that mends it.
     """
-    _check_numpy(np.__version__)
-    _check_mxnet(_mxnet_folder())
+    _check_numpy(_numpy_version())
+    _check_mxnet(_folder("mxnet"))
 
 
-def _check_numpy(version: str) -> None:
+def _check_numpy(version: Optional[str]) -> None:
+    if version is None:
+        raise DependencyError("numpy is not installed; run: pip install 'numpy<1.24'")
     if _release(version) >= _NUMPY_LIMIT:
         raise DependencyError(
             f"numpy {version} is installed, but MXNet 1.9.1 needs numpy below 1.24 (it uses np.bool); "
@@ -41,10 +48,10 @@ def _check_numpy(version: str) -> None:
         )
 
 
-def _check_mxnet(folder: Path | None) -> None:
+def _check_mxnet(folder: Optional[str]) -> None:
     if folder is None:
         raise DependencyError(f"MXNet is not installed; run: {_INSTALL_MXNET}")
-    version = _mxnet_version(folder)
+    version = _read_version(folder, "libinfo.py")
     if version is not None and _release(version) != (1, 9):
         raise DependencyError(
             f"MXNet {version} is installed in {folder}, but mxmp needs MXNet 1.9.1; uninstall it, then run: "
@@ -52,26 +59,41 @@ def _check_mxnet(folder: Path | None) -> None:
         )
 
 
-def _mxnet_folder() -> Path | None:
-    """Return the folder of the mxnet package, or None.
+def _numpy_version() -> Optional[str]:
+    """Return the version of numpy, None if it is not installed; numpy is imported only if its files do not tell."""
+    if "numpy" not in sys.modules:
+        folder = _folder("numpy")
+        if folder is None:
+            return None
+        version = _read_version(folder, "_version.py") or _read_version(folder, "version.py")
+        if version is not None:
+            return version
+    import numpy as np
+
+    return str(np.__version__)
+
+
+def _folder(package: str) -> Optional[str]:
+    """Return the folder of a package, or None.
 
     A namespace package (a folder that an uninstall left behind) has no origin: not installed.
     """
-    spec = find_spec("mxnet")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+    spec = find_spec(package)
+    return None if spec is None or spec.origin is None else os.path.dirname(spec.origin)
 
 
-def _mxnet_version(folder: Path) -> str | None:
-    """Return ``__version__`` of MXNet's libinfo.py, or None where it cannot be read."""
+def _read_version(folder: str, name: str) -> Optional[str]:
+    """Return the version that a file of Python assigns, or has in JSON as versioneer writes it; None without one."""
     try:
-        text = (folder / "libinfo.py").read_text(encoding="utf-8")
-    except OSError:
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError):
         return None
-    match = re.search(r"""^__version__\s*=\s*["']([^"']+)["']""", text, re.MULTILINE)
+    match = _VERSION.search(text)
     return match.group(1) if match else None
 
 
-def _release(version: str) -> tuple[int, ...]:
+def _release(version: str) -> Tuple[int, ...]:
     """Return (major, minor) of a version; an unreadable one gives an empty tuple."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return tuple(int(part) for part in match.groups()) if match else ()

@@ -17,6 +17,7 @@ LAYERS = {
     "files": (0, {"errors"}),
     "arrays_file": (0, {"errors"}),
     "recent": (0, set()),
+    "interrupt": (0, set()),
     "loss_scale": (1, set()),
     "launch": (1, set()),
     "tether": (1, set()),

@@ -50,3 +50,17 @@ def test_what_users_reach_from_the_top():
     assert callable(mxmp.estimator.MixedPrecisionHandler) and callable(mxmp.optimizer.LossScaleOptimizer)
     for name in ("Module", "BucketingModule"):
         assert callable(getattr(mxmp.module, name))
+
+
+def test_the_top_lists_its_parts_and_refuses_others():
+    assert {"gluon", "amp", "symbol", "Policy", "initialize", "__version__"} <= set(dir(mxmp))
+    assert mxmp.passes is importlib.import_module("mxmp.passes")  # of the engine, found when asked for
+    with pytest.raises(AttributeError, match="module 'mxmp' has no attribute 'gloun'"):
+        _ = mxmp.gloun
+    with pytest.raises(ImportError, match="cannot import name 'gloun' from 'mxmp'"):
+        exec("from mxmp import gloun")
+
+
+@pytest.mark.parametrize("name", ["numpy", "mxnet"])
+def test_names_of_other_packages_are_not_of_the_top(name):
+    assert not hasattr(mxmp, name)

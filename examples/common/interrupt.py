@@ -6,6 +6,8 @@ import contextlib
 import signal
 from typing import Any, Iterable, Iterator, TypeVar
 
+from mxmp.distributed import saves_on_interrupt
+
 Item = TypeVar("Item")
 
 
@@ -41,7 +43,10 @@ class Request:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Request]:
-    """Let the first Ctrl-C within the block make a request; the second one interrupts as ever."""
+    """Let the first Ctrl-C within the block make a request; the second one interrupts as ever.
+
+    A launcher waits for the process meanwhile.
+    """
     request = Request()
     before = signal.getsignal(signal.SIGINT)
 
@@ -51,6 +56,7 @@ def interruptible() -> Iterator[Request]:
 
     signal.signal(signal.SIGINT, ask)
     try:
-        yield request
+        with saves_on_interrupt():
+            yield request
     finally:
         signal.signal(signal.SIGINT, before)

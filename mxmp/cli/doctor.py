@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
-from ..diagnose import Diagnosis, examine
+from . import work
 from .options import make_policy
-from .output import stdout
-
-_STYLES = {True: "", None: "yellow", False: "red"}
 
 
 @click.command()
@@ -31,22 +23,5 @@ def doctor(ctx: click.Context, text: str, as_json: bool) -> None:
     Example:
       mxmp doctor --policy mixed_bfloat16
     """  # noqa: D301 - click keeps the lines behind its mark as they are
-    found = examine(make_policy(text, (), None, None))
-    if as_json:
-        checks = [check._asdict() for check in found.checks]
-        values = {"policy": found.policy, "dtype": found.dtype, "ok": found.ok, "devices": found.devices}
-        click.echo(json.dumps({**values, "checks": checks}, indent=2))
-    else:
-        _print(found)
-    ctx.exit(0 if found.ok else 1)
-
-
-def _print(found: Diagnosis) -> None:
-    table = Table(title=Text(f"mxmp doctor: {found.policy}"), box=box.SQUARE)
-    for column in ("what", "found", "what to do"):
-        table.add_column(column, overflow="fold")
-    for check in found.checks:
-        table.add_row(*(Text(cell, style=_STYLES[check.ok]) for cell in (check.what, check.found, check.advice)))
-    console = stdout()
-    console.print(table)
-    console.print(str(found))
+    ok = work.run("run_doctor", make_policy(text, (), None, None), as_json)
+    ctx.exit(0 if ok else 1)

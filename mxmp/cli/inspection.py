@@ -12,7 +12,7 @@ from ..passes import Facts
 from ..policy import Policy, check_matches
 from ..report import Report, held_report
 from ..symbol import Converted, convert_graph, convert_model, infer_facts, to_graph
-from ..symbol.arguments import Model, check_params, known_dtypes, known_shapes, param_names
+from ..symbol.arguments import Model, blaming_params, check_params, known_dtypes, known_shapes, param_names
 from ..symbol.params import Change, total_bytes, widened
 from ..tally import variable_bytes
 
@@ -73,7 +73,8 @@ def held(symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], types
         MxmpError: If the parameters do not fit it, or it does not type-check.
     """
     known = _known(symbol, params, shapes, types)
-    before = convert_graph(symbol, Policy(), *known)  # in float32, which takes out the casts
+    with blaming_params(symbol, {**params[0], **params[1]} if params else {}, known_shapes(symbol, shapes)):
+        before = convert_graph(symbol, Policy(), *known)  # in float32, which takes out the casts
     graph = to_graph(symbol)
     facts = infer_facts(symbol, graph, known.shapes, _undeclared(graph, before), known.params)
     views = (before.graph, before.facts), (graph, facts)

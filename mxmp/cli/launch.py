@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Optional, Sequence
 import click
 
 from .. import launch as jobs
+from .interrupts import raising
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -35,8 +36,11 @@ def launch(
     Starts the scheduler and servers of MXNet too, on this machine; prints each line with the name
     of its process in front. When one fails all are ended, and its exit code is that of mxmp; 124
     says that the job took too long. All workers must make as many steps: one that makes fewer keeps
-    the others waiting. Ctrl-C goes to the workers, which may save; a second one ends all. Sets
-    PYTHONUNBUFFERED=1 unless it is set.
+    the others waiting. Sets PYTHONUNBUFFERED=1 unless it is set.
+
+    Ctrl-C goes to the workers. What has neither ended nor begun to write a file two seconds later is
+    ended; those that write, or are in a block of mxmp.distributed.saves_on_interrupt(), have half a
+    minute. A second Ctrl-C ends all.
 
     \b
     Example:
@@ -50,7 +54,8 @@ def launch(
         return
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
-        end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
+        with raising():
+            end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
     finally:
         signal.signal(signal.SIGTERM, before)
     if end.reason:

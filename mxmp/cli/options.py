@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import click
 
-from .. import dtypes
 from ..errors import DtypeError, PolicyError
-from ..policy import Policy
+
+if TYPE_CHECKING:
+    from ..policy import Policy
 
 _FILE_OF_PREFIX = re.compile(r"(.+)(-symbol\.json|-\d{4,}\.params)")
 
@@ -42,7 +43,10 @@ class Shape(click.ParamType):
         name, _, sizes = value.rpartition(":")
         if not name or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", sizes):
             self.fail(f"{value!r} is no shape; expected one like 'data:1,3,224,224'.", param, ctx)
-        return name, tuple(int(size) for size in sizes.split(",") if size.strip())
+        shape = tuple(int(size) for size in sizes.split(",") if size.strip())
+        if 0 in shape:
+            self.fail(f"{value!r} has a size of 0; every size is 1 or more.", param, ctx)
+        return name, shape
 
 
 class Dtype(click.ParamType):
@@ -55,6 +59,8 @@ class Dtype(click.ParamType):
         name, _, dtype = value.rpartition(":")
         if not name:
             self.fail(f"{value!r} names no input; expected one like 'data:int32'.", param, ctx)
+        from .. import dtypes  # which imports numpy
+
         try:
             return name, dtypes.canonical(dtype)
         except DtypeError:
@@ -118,10 +124,13 @@ def make_policy(
     Raises:
         click.UsageError: If they do not describe one.
     """
+    from ..dtypes import FLOAT32  # which imports numpy, as does the next
+    from ..policy import Policy
+
     changes = {"output_dtype": output_dtype, "out_of_range": out_of_range}
     try:
         policy = Policy.parse(text, **{field: value for field, value in changes.items() if value is not None})
-        names = {**dict(policy.names), **dict.fromkeys(keep_float32, dtypes.FLOAT32)}
+        names = {**dict(policy.names), **dict.fromkeys(keep_float32, FLOAT32)}
         return policy.replace(names=names)
     except PolicyError as e:
         raise click.UsageError(str(e), click.get_current_context()) from e

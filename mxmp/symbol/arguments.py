@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple
+import re
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 
 from .. import dtypes as dtypes_
-from ..errors import ConvertError, DtypeError
+from ..errors import ConvertError, DtypeError, InferenceError, ParamsError
 from ..policy import Policy, did_you_mean
+from .facts import to_graph
 
 # How MXNet's Initializer tells parameters by their names (python/mxnet/initializer.py at tag 1.9.1).
 _PARAMETER_SUFFIXES = ("weight", "bias", "gamma", "beta", "parameters")
 
+# SHAPE_ASSIGN_CHECK in src/operator/operator_common.h at tag 1.9.1, behind what facts.py says of the node.
+_SHAPES_DIFFER = re.compile(
+    r"node '(.+?)': MXNet cannot infer its shapes: Shape inconsistent, Provided = [\[(](.*?)[\])], "
+    r"inferred shape=[\[(](.*?)[\])]"
+)
 
 _LARGEST_SIZE = 2**31 - 1
 
@@ -144,7 +152,8 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
     Parameters that the symbol does not have are let pass, as MXNet does.
 
     Raises:
-        ConvertError: If a value is no dense NDArray, or a parameter is missing.
+        ConvertError: If a value is no dense NDArray.
+        ParamsError: If a parameter is missing.
     """
     for what, params in (("arg_params", arg_params), ("aux_params", aux_params)):
         for name, array in _require_mapping(what, params).items():
@@ -152,13 +161,59 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
                 raise ConvertError(
                     f"{what}: {name!r} is a {type(array).__name__}; expected an NDArray, not a sparse one."
                 )
-    missing = [n for n in sym.list_auxiliary_states() if n not in aux_params]
-    if missing:
-        raise ConvertError(f"aux_params lacks {_listed(missing)}, which the symbol has{_nearest(missing, aux_params)}.")
+    _require_all(sym, arg_params, aux_params, shapes)
+
+
+def _require_all(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], shapes: Any) -> None:
     absent = [n for n in sym.list_arguments() if n not in arg_params and n not in shapes]
-    missing = [n for n in absent if n.endswith(_PARAMETER_SUFFIXES)]
-    if missing:
-        raise ConvertError(f"arg_params lacks {_listed(missing)}, which the symbol has{_nearest(missing, arg_params)}.")
+    for what, params, missing in (
+        ("aux_params", aux_params, [n for n in sym.list_auxiliary_states() if n not in aux_params]),
+        ("arg_params", arg_params, [n for n in absent if n.endswith(_PARAMETER_SUFFIXES)]),
+    ):
+        if missing:
+            lacks = f"{what} lacks {_listed(missing)}, which the symbol has"
+            given = [*arg_params, *aux_params]
+            if given and not set(given) & {*sym.list_arguments(), *sym.list_auxiliary_states()}:
+                raise ParamsError(f"{lacks}; those given, {_listed(given)}, seem to be another network's.")
+            raise ParamsError(f"{lacks}{_nearest(missing, params)}.")
+
+
+@contextlib.contextmanager
+def blaming_params(sym: Any, params: Mapping[str, Any], shapes: Mapping[str, Tuple[int, ...]]) -> Iterator[None]:
+    """Let an error of shape inference within the block name the parameter that has another shape.
+
+    Args:
+        sym: The symbol.
+        params: Arguments and auxiliary states by name.
+        shapes: Shapes of inputs.
+
+    Raises:
+        ParamsError: If it is a parameter's shape that MXNet refuses.
+    """
+    try:
+        yield
+    except InferenceError as e:
+        match = _SHAPES_DIFFER.match(str(e))
+        for name in _read_by(sym, match.group(1)) if match else ():
+            found, wanted = map(_sizes, match.groups()[1:])
+            if name in params and name not in shapes and params[name].shape == found:
+                given = ", ".join(f"{each} {shape}" for each, shape in shapes.items())
+                raise ParamsError(
+                    f"'{name}' of node '{match.group(1)}' has shape {found}, not {wanted}, as the symbol wants with "
+                    f"{given}: correct the shapes of inputs, or these parameters are another network's."
+                ) from e
+        raise
+
+
+def _read_by(sym: Any, name: str) -> List[str]:
+    """Return the variables that nodes of a name read."""
+    nodes = to_graph(sym).nodes
+    inputs = [nodes[entry.node] for node in nodes if node.name == name for entry in node.inputs]
+    return [node.name for node in inputs if node.is_variable]
+
+
+def _sizes(text: str) -> Tuple[int, ...]:
+    return tuple(int(size) for size in re.findall(r"-?\d+", text))
 
 
 def _require_mapping(argument: str, value: Any) -> Mapping[str, Any]:
@@ -180,8 +235,11 @@ def _require_variable(sym: Any, name: Any, argument: str) -> None:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f"'{name}'" for name in names[:3]) + more
+    return _first([f"'{name}'" for name in names])
+
+
+def _first(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")
 
 
 def _nearest(missing: Sequence[str], given: Mapping[str, Any]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 
-from ..errors import CheckpointError, GraphError, MxmpError, mxnet_reason
+from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
 from ..files import saving
 from ..graph import check_json
 from .arrays import load_arrays, write_arrays, write_symbol
@@ -48,6 +49,18 @@ def check_out_prefix(prefix: str, out_prefix: str) -> None:
     if os.path.realpath(prefix) == os.path.realpath(out_prefix):
         raise CheckpointError(f"out_prefix={out_prefix!r} is the prefix of the checkpoint itself; give another.")
     _check_folder(out_prefix)
+
+
+@contextlib.contextmanager
+def naming_files(symbol_file: str, params_file: Optional[str]) -> Iterator[None]:
+    """Let an error within the block that is about a checkpoint's network or parameters begin with the file's name."""
+    try:
+        yield
+    except PolicyError:
+        raise  # of what was asked for, not of the file
+    except MxmpError as e:
+        file = params_file if isinstance(e, ParamsError) else symbol_file
+        raise type(e)(f"{file}: {e}") from e
 
 
 def load_symbol(file: str) -> Any:
@@ -170,10 +183,8 @@ def convert_checkpoint(
     """
     check_out_prefix(prefix, out_prefix)
     source = load_checkpoint(prefix, epoch)
-    try:
+    with naming_files(*checkpoint_files(prefix, epoch)):
         model = convert_model(*source, policy, shapes, dtypes, ranges, **changes)
-    except MxmpError as e:
-        raise type(e)(f"{prefix}: {e}") from e
     save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)
     return model
 

@@ -6,12 +6,21 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from .. import dtypes as dtypes_
-from ..errors import ConvertError, InferenceError
+from ..errors import ConvertError, ParamsError
 from ..graph import Entry
 from ..policy import Policy, check_matches
 from ..report import Report
 from . import params as values
-from .arguments import Model, check_params, known_dtypes, known_ranges, known_shapes, param_names, require_symbol
+from .arguments import (
+    Model,
+    blaming_params,
+    check_params,
+    known_dtypes,
+    known_ranges,
+    known_shapes,
+    param_names,
+    require_symbol,
+)
 from .conversion import Converted, convert_graph, emulated, input_dtypes
 from .facts import infer_facts, to_graph
 
@@ -269,7 +278,8 @@ def _convert(
 ) -> Converted:
     shapes, types = model.known(args, aux)
     unfit |= model.beyond_range(policy)
-    found = convert_graph(model.symbol, policy, shapes, types, allowed, unfit=unfit, final=True)
+    with blaming_params(model.symbol, {**args, **aux}, model.shapes):
+        found = convert_graph(model.symbol, policy, shapes, types, allowed, unfit=unfit, final=True)
     _check_shapes(found, shapes)
     return found
 
@@ -279,9 +289,9 @@ def _check_shapes(found: Converted, shapes: Mapping[str, Tuple[int, ...]]) -> No
     for position, node in enumerate(found.graph.nodes):
         wanted = found.facts.shape(Entry(position)) if node.is_variable else None
         if wanted is not None and shapes.get(node.name, wanted) != wanted:
-            raise InferenceError(
-                f"the parameter '{node.name}' has shape {shapes[node.name]}; the symbol wants {wanted}. "
-                f"Is it of another network?"
+            raise ParamsError(
+                f"'{node.name}' has shape {shapes[node.name]}, not {wanted}, as the symbol wants: "
+                f"the parameters are another network's, or an input has another shape."
             )
 
 

@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 from click.testing import CliRunner
 
-from mxmp.cli import main
+from mxmp.cli.commands import commands
 
 SHAPE = "data:2,3,8,8"
 SHAPES = {"data": (2, 3, 8, 8)}
@@ -46,7 +46,7 @@ def save(folder, name="net", epoch=3, symbol=None, **values):
 
 def mxmp(*args, code=0):
     """Run the command line and return (stdout, stderr); it must end with an exit code, not with an exception."""
-    result = _runner().invoke(main, [str(arg) for arg in args])
+    result = _runner().invoke(commands, [str(arg) for arg in args])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, result.output

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 
 import mxnet as mx
 import pytest
 
 import mxmp as package
-from tests.cli.checkpoints import SHAPE, mxmp, save
+from tests.cli.checkpoints import SHAPE, mxmp, network, params, save
 
 
 def refused(match, *args, code=1):
@@ -43,6 +42,7 @@ def prefix(tmp_path):
         (["--shape", "data:"], 2, r"'data:' is no shape"),
         (["--shape", "data:2x3"], 2, r"'data:2x3' is no shape"),
         (["--shape", "data:2,-3"], 2, r"'data:2,-3' is no shape"),
+        (["--shape", "data:0,3,8,8"], 2, r"'data:0,3,8,8' has a size of 0; every size is 1 or more"),
         (["--shape", SHAPE, "--shape", "data:1,3,8,8"], 2, r"'data' is given twice"),
         (["--shape", "dota:2,3,8,8"], 1, r"shapes: the symbol has no variable 'dota'; the nearest are data"),
         (["--shape", "data:2,3"], 1, r"node 'conv': MXNet cannot infer its shapes"),
@@ -91,16 +91,54 @@ def test_an_error_of_mxnet_is_one_line(prefix, tmp_path, monkeypatch):
     def fail(*args):
         raise mx.MXNetError("Traceback (most recent call last):\n  File kernel.cc\nMXNetError: no memory")
 
-    monkeypatch.setattr(sys.modules["mxmp.cli.convert"], "convert_model", fail)  # the name is the command's too
+    monkeypatch.setattr(sys.modules["mxmp.cli.run_convert"], "convert_model", fail)
     refused("mxmp: error: MXNet: no memory", "convert", prefix, 3, "-o", tmp_path / "out")
 
 
-def test_parameters_of_another_network(prefix, tmp_path):
-    other = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="head")
-    save(tmp_path, "other", symbol=other)
-    shutil.copy(tmp_path / "other-0003.params", tmp_path / "net-0003.params")
-    refused(r"lacks 'bn_moving_mean', 'bn_moving_var'", "convert", prefix, 3, "-o", tmp_path / "out")
-    refused(r"lacks 'bn_moving_mean', 'bn_moving_var'", "inspect", prefix)
+@pytest.mark.parametrize(
+    "options", [["inspect", "PREFIX"], ["convert", "PREFIX", "3", "-o", "OUT"]], ids=lambda o: o[0]
+)
+class TestParametersOfAnotherNetwork:
+    def refused(self, match, tmp_path, *options):
+        names = {"PREFIX": tmp_path / "net", "OUT": tmp_path / "out"}
+        refused(f"{tmp_path}/net-0003.params: {match}", *(names.get(option, option) for option in options))
+        assert not list(tmp_path.glob("out*"))
+
+    def test_names(self, options, prefix, tmp_path):
+        head = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="head")
+        mx.model.save_checkpoint(prefix, 3, head, {"head_weight": mx.nd.ones((3, 2)), "head_bias": mx.nd.ones(3)}, {})
+        save(tmp_path, epoch=4)  # writes the symbol of before
+        self.refused(
+            "aux_params lacks 'bn_moving_mean', 'bn_moving_var', which the symbol has; "
+            "those given, 'head_(weight|bias)', 'head_(weight|bias)', seem to be another network's",
+            tmp_path,
+            *options,
+            *(["--epoch", "3"] if options[0] == "inspect" else []),
+        )
+
+    @pytest.mark.parametrize("name", ["fc_weight", "conv_weight"])
+    def test_shapes(self, name, options, prefix, tmp_path):
+        args, aux = params(network())
+        shape = args[name].shape
+        args[name] = mx.nd.ones((7, *shape[1:]))
+        mx.model.save_checkpoint(prefix, 3, network(), args, aux)
+        self.refused(
+            rf"'{name}' of node '\w+' has shape \(7, .*\), not {re.escape(str(shape))}, as the symbol wants with "
+            r"data \(2, 3, 8, 8\): correct the shapes of inputs, or these parameters are another network's",
+            tmp_path,
+            *options,
+            "--shape",
+            SHAPE,
+        )
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_the_shape_of_an_input_that_saved_weights_contradict(converted, prefix, tmp_path):
+    if converted:
+        mxmp("convert", prefix, 3, "-o", tmp_path / "out")
+        prefix = tmp_path / "out"
+    for shape, name in (("data:2,4,8,8", "conv_weight"), ("data:2,3,9,9", "fc_weight")):
+        refused(rf"{prefix}-0003.params: '{name}' of node .* correct the shapes", "inspect", prefix, "--shape", shape)
 
 
 def test_an_unknown_operator(prefix, tmp_path):

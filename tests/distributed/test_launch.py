@@ -13,6 +13,8 @@ import time
 import pytest
 
 from mxmp.errors import LaunchError
+from mxmp.interrupt import CLAIMS as CLAIMS_FOLDER
+from mxmp.interrupt import Savers, saves_on_interrupt
 from mxmp.launch import TIMED_OUT, Process, free_ports, plan, run
 
 SLEEP = "sleep 60"
@@ -189,6 +191,100 @@ def test_a_second_ctrl_c_ends_all(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(job(worker))
     assert ends(int(pid.read_text()))
+
+
+def interrupted(*workers, ready):
+    """Run a job, press Ctrl-C when a file is there, and return how it ended and the seconds after Ctrl-C."""
+    pressed = []
+
+    def press():
+        while not ready.exists():
+            time.sleep(0.02)
+        time.sleep(0.2)  # no file is open any more but those that stay so
+        pressed.append(time.monotonic())
+        _thread.interrupt_main()
+
+    threading.Thread(target=press, daemon=True).start()
+    end = run(job(*workers))
+    return end, time.monotonic() - pressed[0]
+
+
+def test_a_worker_that_does_not_see_ctrl_c_is_not_waited_for(tmp_path, capfd):
+    """As one that waits in MXNet for another."""
+    worker = f"trap '' INT; touch {tmp_path}/ready; exec sleep 60"
+    end, seconds = interrupted("sleep 60", worker, ready=tmp_path / "ready")
+    assert end == (130, "worker 0 was ended by SIGINT; ended the others")
+    assert seconds < 3
+    assert "waiting" not in capfd.readouterr().err
+
+
+def test_workers_that_all_ignore_ctrl_c_are_ended(tmp_path):
+    worker = f"trap '' INT TERM; touch {tmp_path}/ready; while :; do sleep 1; done"
+    end, seconds = interrupted(worker, ready=tmp_path / "ready")
+    assert end == (130, "interrupted; ended worker 0")
+    assert seconds < 3.5
+
+
+WRITES = "trap 'for i in 1 2 3 4 5 6 7; do echo $i >&3; sleep 0.5; done; touch {0}/saved; exit 9' INT; exec 3>{0}/file; touch {0}/ready; while :; do sleep 0.02; done"
+OPENS = "trap 'exec 3>{0}/file; sleep 3.5; touch {0}/saved; exit 9' INT; touch {0}/ready; while :; do sleep 0.02; done"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", [WRITES, OPENS], ids=["writes", "opens"])
+def test_a_worker_that_writes_after_ctrl_c_is_waited_for(worker, tmp_path, capfd):
+    end, _ = interrupted(worker.format(tmp_path), ready=tmp_path / "ready")
+    assert end.code == 9 and (tmp_path / "saved").exists()
+    waiting = "mxmp: waiting for worker 0 to save; Ctrl-C again ends all"
+    assert capfd.readouterr().err.splitlines().count(waiting) == 1
+
+
+def test_an_open_file_that_nobody_writes_to_is_no_saving(tmp_path):
+    """A log, or a file of data that is open for writing too."""
+    worker = f"exec 3<>{tmp_path}/log; trap '' INT; touch {tmp_path}/ready; exec sleep 60"
+    end, seconds = interrupted(worker, ready=tmp_path / "ready")
+    assert end.code == 130 and seconds < 3
+
+
+CLAIMS = """
+import sys, time
+from pathlib import Path
+from mxmp.distributed import saves_on_interrupt
+folder = Path(sys.argv[1])
+with saves_on_interrupt():
+    try:
+        (folder / "ready").touch()
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(3.5)  # the present step
+        (folder / "saved").touch()
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_says_so_is_waited_for(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(CLAIMS)
+    end, _ = interrupted(f"exec {sys.executable} {script} {tmp_path}", ready=tmp_path / "ready")
+    assert end == (0, "") and (tmp_path / "saved").exists()
+
+
+def test_a_claim_ends_with_its_block(tmp_path, monkeypatch):
+    monkeypatch.setenv(CLAIMS_FOLDER, str(tmp_path))
+    savers = Savers({"worker 0": -1}, {"worker 0": str(tmp_path)})  # no process is of that group
+    with saves_on_interrupt():
+        with saves_on_interrupt():
+            assert savers.find() == ["worker 0"]
+        assert savers.find() == ["worker 0"]
+    assert savers.find() == []
+
+
+def test_a_claim_without_a_launcher_is_nothing(monkeypatch, tmp_path):
+    for value in (None, str(tmp_path / "gone")):
+        monkeypatch.delenv(CLAIMS_FOLDER, raising=False)
+        if value is not None:
+            monkeypatch.setenv(CLAIMS_FOLDER, value)
+        with saves_on_interrupt():
+            pass
 
 
 def test_run_ends_a_job_that_takes_too_long():

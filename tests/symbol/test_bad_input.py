@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.errors import ConvertError, InferenceError, MxmpError, PolicyError
+from mxmp.errors import ConvertError, InferenceError, MxmpError, ParamsError, PolicyError
 from mxmp.symbol import convert_buckets, convert_model, convert_symbol
 from tests.symbol.refusals import refused
 from tests.symbol.small import X, convolutional, dense, params_of, snapshot
@@ -108,8 +108,11 @@ def test_shapes_that_contradict_each_other_name_the_node():
         convert_symbol(LAYER, "O1", {"x": (4, 6), "fc_weight": (5, 5)})
 
 
-def test_shapes_that_contradict_the_parameters_name_the_node():
-    with refused(InferenceError, "node 'fc'"):
+def test_shapes_that_contradict_the_parameters_name_them():
+    message = (
+        "'fc_weight' of node 'fc' has shape (6, 6), not (6, 7), as the symbol wants with x (4, 7): correct the shapes"
+    )
+    with refused(ParamsError, message):
         convert_model(LAYER, WEIGHTS, {}, "O1", {"x": (4, 7)})
 
 

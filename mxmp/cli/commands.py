@@ -1,0 +1,64 @@
+"""The commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from .. import __version__
+from ..errors import MxmpError, mxnet_reason
+from .convert import convert
+from .doctor import doctor
+from .inspect import inspect
+from .interrupts import INTERRUPTED, LINE
+from .launch import launch
+
+
+class CommandLine(click.Group):
+    """A group of commands that ends with one line and an exit code, whatever goes wrong.
+
+    0 for success, 1 for work that failed or a machine without the hardware that ``doctor`` looked for,
+    2 (click's own) for arguments that cannot be used, 130 for Ctrl-C.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except MxmpError as e:
+            _fail(ctx, " ".join(str(e).split()))
+        except KeyboardInterrupt:
+            click.echo(LINE, err=True)
+            ctx.exit(INTERRUPTED)
+        except Exception as e:
+            if not _is_mxnets(e):
+                raise
+            _fail(ctx, f"MXNet: {mxnet_reason(e)}")
+
+
+@click.group("mxmp", cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mxmp")
+def commands() -> None:
+    """Mixed precision for Apache MXNet: convert checkpoints, look at what a conversion decides and at the machine."""
+    import logging
+
+    logging.basicConfig(format="mxmp: %(levelname)s: %(message)s")
+
+
+commands.add_command(convert)
+commands.add_command(doctor)
+commands.add_command(inspect)
+commands.add_command(launch)
+
+
+def _fail(ctx: click.Context, message: str) -> NoReturn:
+    click.echo(f"mxmp: error: {message}", err=True)
+    ctx.exit(1)
+
+
+def _is_mxnets(error: Exception) -> bool:
+    """Return whether an error is an MXNetError, without importing MXNet to know."""
+    mxnet = sys.modules.get("mxnet.base")
+    return mxnet is not None and isinstance(error, mxnet.MXNetError)

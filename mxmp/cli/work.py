@@ -1,0 +1,20 @@
+"""The way from a command to its work, which needs MXNet."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from .interrupts import raising
+
+
+def run(module: str, *args: Any) -> Any:
+    """Import a module of this package, and return what its function ``run`` does.
+
+    Args:
+        module: Its name, 'run_convert' for example.
+        *args: What ``run`` takes.
+    """
+    work = import_module(f"{__package__}.{module}").run
+    with raising():
+        return work(*args)

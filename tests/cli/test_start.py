@@ -1,0 +1,150 @@
+"""How the program starts: without MXNet where it can, and ready for Ctrl-C from its first line."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.checkpoints import save
+from tests.cli.test_process import start
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("mxnet", "numpy", "rich", "igraph", "scipy")
+
+REPORT = f"""
+import atexit, sys
+atexit.register(lambda: print("loaded:", *(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr))
+from mxmp.cli import main
+main(sys.argv[1:])
+"""
+
+
+def python(code, *args):
+    return subprocess.run([sys.executable, "-c", code, *map(str, args)], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "args, code",
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        ([], None),  # 0 or 2, as click decides
+        *(([command, "--help"], 0) for command in ("convert", "inspect", "doctor", "launch")),
+        (["nonsense"], 2),
+        (["convert", "net"], 2),
+        (["convert", "net", "three", "-o", "out"], 2),
+        (["convert", "net", "3", "-o", "out", "--policy", "O9"], 2),
+        (["convert", "net", "3", "-o", "out", "--dtype", "data:int7"], 2),
+        (["inspect", "net", "--shape", "data:2x3"], 2),
+        (["inspect", "net-symbol.json"], 2),
+        (["doctor", "--policy", "O1,loss_scale=-1"], 2),
+        (["launch", "-n", "0", "true"], 2),
+        (["launch", "-n", "1", "--hosts", "127.0.0.1", "true"], 0),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_help_and_wrong_arguments_need_no_mxnet(args, code):
+    done = python(REPORT, *args)
+    assert done.returncode == code or code is None
+    assert done.stderr.splitlines()[-1] == "loaded:"
+
+
+def test_importing_mxmp_imports_no_mxnet_until_a_part_is_used():
+    code = "import sys, mxmp; before = 'mxnet' in sys.modules; mxmp.gluon; print(before, 'mxnet' in sys.modules)"
+    assert python(code).stdout == "False True\n"
+
+
+# ---------------------------------------------------------------------- Ctrl-C
+
+AT_IMPORT = """
+import os, signal, sys
+
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Press())
+from mxmp.cli import main
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "click",
+        "mxmp.cli.launch",
+        "numpy.core._multiarray_umath",  # extensions make an ImportError of an exception
+        "numpy.random.mtrand",
+        "mxnet.libinfo",
+        "mxnet._ctypes.ndarray",
+        "igraph._igraph",
+        "rich.table",
+    ],
+)
+def test_ctrl_c_at_an_import_ends_with_one_line(module):
+    done = python(AT_IMPORT, module, "inspect", "net")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "mxmp: interrupted\n")
+
+
+@pytest.mark.parametrize("mapped", ["_multiarray_umath", "libmxnet.so", "_igraph"])
+def test_ctrl_c_while_a_library_is_loaded_ends_with_one_line(mapped, tmp_path):
+    """From outside, at whatever instruction that is."""
+    with start("inspect", save(tmp_path), stdout=subprocess.PIPE) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        while mapped not in maps.read_text():
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "mxmp: interrupted\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.01, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0])
+def test_ctrl_c_after_a_while_ends_with_one_line(delay, tmp_path):
+    """Counted from the program's first line on: how Python starts is not ours."""
+    code = "import sys; from mxmp.cli import main; print('begin', flush=True); main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "inspect", save(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "begin\n"
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    if process.returncode == 0:  # it was faster
+        assert out and err == ""
+    else:
+        assert (process.returncode, out, err) == (130, "", "mxmp: interrupted\n")
+
+
+def test_a_lost_interrupt_ends_the_program_too():
+    """An exception in a destructor is not raised."""
+    code = """
+import os, signal
+from mxmp.cli.interrupts import end_at_once, raising
+end_at_once()
+class Lost:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+with raising():
+    Lost()
+print("went on")
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "mxmp: interrupted\n")
+
+
+def test_a_program_that_ignores_ctrl_c_goes_on_ignoring_it():
+    code = (
+        "import signal; from mxmp.cli.interrupts import end_at_once; end_at_once(); signal.raise_signal(signal.SIGINT)"
+    )
+    ignoring = f"import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.executable, [sys.executable, '-c', {code!r}])"
+    assert python(ignoring).returncode == 0
