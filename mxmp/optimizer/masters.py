@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 import mxnet as mx
 import numpy as np
 
+from ..arrays import amp_cast
 from ..dtypes import NUMPY_BFLOAT16, canonical
 
 _KEPT = "_mxmp_masters"
@@ -33,8 +34,8 @@ def to_float32(array: mx.nd.NDArray) -> mx.nd.NDArray:
     if not is_low_precision(array):
         return array
     if array.stype == "default":
-        return mx.nd.amp_cast(array, dtype="float32")
-    dense = mx.nd.amp_cast(array.tostype("default"), dtype="float32")
+        return amp_cast(array, "float32")
+    dense = amp_cast(array.tostype("default"), "float32")
     return mx.nd.cast_storage(dense, array.stype)
 
 
@@ -47,7 +48,7 @@ def round_into(source: mx.nd.NDArray, out: mx.nd.NDArray) -> None:
     if out.dtype == np.float16:
         mx.nd.Cast(source, dtype="float16", out=out)
     else:
-        mx.nd.amp_cast(source, dtype=NUMPY_BFLOAT16, out=out)
+        amp_cast(source, NUMPY_BFLOAT16, out=out)
 
 
 def follow(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> None:

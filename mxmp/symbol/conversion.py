@@ -9,7 +9,17 @@ from typing import Any, FrozenSet, Optional, Tuple
 from .. import dtypes
 from ..errors import ConvertError, InferenceError
 from ..graph import Graph, in_written_order
-from ..passes import Emulate, EraseCasts, Facts, FoldCasts, GuardAmpCasts, InsertCasts, Sequential, make_plan
+from ..passes import (
+    Emulate,
+    EraseCasts,
+    Facts,
+    FoldCasts,
+    GuardAmpCasts,
+    GuardLayouts,
+    InsertCasts,
+    Sequential,
+    make_plan,
+)
 from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Report, make_report
@@ -96,7 +106,7 @@ def convert_graph(
 
 def emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
     """Return the symbol that computes on a CPU what another computes on a GPU."""
-    result = Sequential((Emulate(facts), GuardAmpCasts()))(graph)
+    result = Sequential((Emulate(facts), GuardLayouts(), GuardAmpCasts()))(graph)
     return from_graph(result.graph, symbol) if result.modified else symbol
 
 

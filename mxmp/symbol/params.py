@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
+from ..arrays import amp_cast
 from ..graph import Graph
 from ..passes.control_flow import bodies_of
 from ..passes.insert_casts import DECLARED_ATTR, MARK_ATTR
@@ -77,9 +78,15 @@ def store_low(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
 
 
 def clamp_float32(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
-    """Return a float32 array with its values in the range of a low precision dtype, and what casts do to them."""
+    """Return a float32 array with its values in the range of a low precision dtype, and what casts do to them.
+
+    A weight that oneDNN may have given a layout of its own, which a cast to bfloat16 cannot read, is copied into
+    the default one.
+    """
     change = _survey(name, array.asnumpy(), dtype)
-    return (clamp(array, dtype) if change.clamped else array), change
+    if change.clamped:
+        return clamp(array, dtype), change
+    return (array.copy() if dtype == dtypes.BFLOAT16 and array.ndim > 2 else array), change
 
 
 def clamp(array: Any, dtype: str) -> Any:
@@ -93,7 +100,7 @@ def clamp(array: Any, dtype: str) -> Any:
 def round_to(array: Any, dtype: str) -> Any:
     """Return an array in another floating point dtype, rounded to nearest even."""
     if dtypes.BFLOAT16 in (dtype, dtypes.canonical(array.dtype)):
-        return mx.nd.amp_cast(array, dtype=dtypes.to_numpy(dtype))  # Cast truncates to bfloat16
+        return amp_cast(array, dtypes.to_numpy(dtype))  # Cast truncates to bfloat16
     return array.astype(dtype)
 
 
