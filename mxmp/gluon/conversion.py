@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -22,6 +22,7 @@ from ..passes.classify import depends_on_shapes
 from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, convert_graph, to_graph
+from ..symbol.contexts import require_kernels
 from . import modes, regions, storage, trace
 from .hooks import ATTRIBUTE, as_written, suspended
 from .hooks import conversion_of as conversion_of
@@ -59,6 +60,7 @@ class Conversion:
         self.policy = policy
         self.marks = regions.find_marks(net) if marks is None else marks
         regions.check_marks(self.marks, policy)
+        self._require_kernels(storage.contexts_of(net.collect_params().values()))
         self.overrides: Optional[OverrideCheck] = None
         self.modes: Dict[Key, Mode] = {}
         self.shaped = False
@@ -192,6 +194,7 @@ class Conversion:
             return self._call(args)
 
     def _call(self, args: Tuple[Any, ...]) -> Any:
+        self._require_kernels([mx.context.current_context()])  # that of the inputs
         if not self.ready:
             self._get_ready(args)
         mode = self._mode(args)
@@ -255,6 +258,8 @@ class Conversion:
         net runs there; convert the outermost net to export it.
         """
         inside = self._inside_another()
+        if inside:
+            self._require_kernels([mx.context.current_context()])
         converted, inputs, out_format = self._for_symbols((x, *args))
         symbol = converted.on_cpu() if inside and modes.on_cpu() else converted.symbol
         symbol._compose(**{var.name: given for var, given in zip(inputs, trace.split_inputs((x, *args)))})
@@ -318,6 +323,9 @@ class Conversion:
         if converted is None:
             raise ConvertError(f"block '{self.net.name}' has to see one batch before its report is known.")
         return converted.report
+
+    def _require_kernels(self, contexts: Iterable[mx.Context]) -> None:
+        require_kernels(self.policy, contexts, f"block '{self.net.name}'")
 
     def _inside_another(self) -> bool:
         """Return whether another net is being traced around this one."""

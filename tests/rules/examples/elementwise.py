@@ -107,7 +107,7 @@ def _functions() -> List[Example]:
         *same("_npi_polyval", (3,), (5,)),
         *same("_npi_ldexp _hypot _npi_arctan2", MAP, MAP),
         *same("broadcast_hypot _npi_hypot", MAP, (2, 4, 1, 1)),
-        *same("_npi_ldexp_scalar _npi_rldexp_scalar _hypot_scalar", MAP, scalar=2.0),
+        *same("_npi_ldexp_scalar _npi_rldexp_scalar _hypot_scalar", MAP, scalar=1.5),
         *same("_npi_arctan2_scalar _npi_rarctan2_scalar", MAP, scalar=2.0),
         *same("_contrib_quadratic", MAP, a=0.5, b=2.0, c=1.0),
         *same("sin cos tan arctan sinh cosh arcsinh degrees radians", MAP),
