@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -21,6 +21,7 @@ from ..optimizer import loss_heads
 from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, ShapeOutcomes, convert_graph, save_checkpoint, to_graph
+from ..symbol.contexts import require_kernels
 from . import copies, modes, regions, saving, storage, trace
 from .graphs import Graphs, Source
 from .hooks import ATTRIBUTE, as_written, net_method, suspended
@@ -65,6 +66,7 @@ class Conversion:
         self.policy = policy
         self.marks = regions.find_marks(net) if marks is None else marks
         regions.check_marks(self.marks, policy)
+        self._require_kernels(storage.contexts_of(net.collect_params().values()))
         self.see: Optional[Callable[[Converted], None]] = None  # is shown each conversion, to check overrides
         self._start()
         self.source: Any = net._cached_graph if isinstance(net, gluon.SymbolBlock) else None
@@ -225,6 +227,7 @@ class Conversion:
     def _call_cached_op(self, *args: Any) -> Any:
         """Run the graph for this mode and context; inputs of low precision are taken as float32."""
         args = tuple(modes.as_input(arg) for arg in args)
+        self._require_kernels([mx.context.current_context()])  # that of the inputs
         if not self.ready:
             self._get_ready(args)
         mode = self._mode(args)
@@ -304,6 +307,8 @@ class Conversion:
         if F is mx.nd:
             return gluon.HybridBlock.forward(self.net, x, *args)
         inside = self._inside_another()
+        if inside:
+            self._require_kernels([mx.context.current_context()])
         converted, inputs, out_format = self._for_symbols((x, *args))
         symbol = converted.on_cpu() if inside and modes.on_cpu() else converted.symbol
         symbol._compose(**{var.name: given for var, given in zip(inputs, trace.split_inputs((x, *args)))})
@@ -390,6 +395,9 @@ class Conversion:
         if converted is None:
             raise ConvertError(f"block '{self.net.name}' has to see one batch before its report is known.")
         return converted.report
+
+    def _require_kernels(self, contexts: Iterable[mx.Context]) -> None:
+        require_kernels(self.policy, contexts, f"block '{self.net.name}'")
 
     def _inside_another(self) -> bool:
         """Return whether another net is being traced around this one."""

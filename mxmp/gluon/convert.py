@@ -41,7 +41,8 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
         ConvertError: If the net cannot be traced or its conversion does not type-check; the
             message names the block or node, and the net is as it was. A net whose inputs are not
             known yet is checked at its first call. If ``net.cast`` has put its parameters in low
-            precision.
+            precision. Also if the policy uses bfloat16 and parameters are on a GPU, for which MXNet has
+            no bfloat16 kernels; a call with inputs on one says the same.
     """
     policy = Policy.parse(policy, **changes)
     found = trace.roots(net)

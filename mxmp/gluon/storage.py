@@ -115,6 +115,11 @@ def dtype_of(param: gluon.Parameter) -> str:
     return dtypes.canonical(param.dtype)
 
 
+def contexts_of(params: Iterable[gluon.Parameter]) -> List[mx.Context]:
+    """Return the contexts on which parameters have values, or get them at the first call."""
+    return [ctx for param in params if param._data is not None or param._deferred_init for ctx in param.list_ctx()]
+
+
 def is_initialized(param: gluon.Parameter) -> bool:
     """Return whether a parameter has values."""
     return param._data is not None

@@ -16,6 +16,7 @@ from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..recent import Recent
 from ..symbol import ShapeOutcomes, to_graph
+from ..symbol.contexts import require_kernels
 from .binding import LOSS_SCALE, Runnable, input_types, prepare
 from .training import Training, Weight
 
@@ -61,7 +62,8 @@ class ConvertedModule(mx.mod.Module):
         """Convert the symbol for these shapes and make executors, as ``mx.mod.Module.bind``.
 
         Raises:
-            ConvertError: If the conversion does not type-check; it names the node.
+            ConvertError: If the conversion does not type-check; it names the node. Also if the policy uses
+                bfloat16 and a context is a GPU, for which MXNet has no bfloat16 kernels.
             PassError: If the network's gradient cannot be scaled; it names the node.
             TrainerError: If ``shared_module`` is no bound and initialized `Module` of mxmp.
         """
@@ -125,6 +127,7 @@ class ConvertedModule(mx.mod.Module):
 
     def _prepare(self, descs: Any, shared: Optional[ConvertedModule]) -> Runnable:
         """Return what to run for data and labels of these descriptions."""
+        require_kernels(self._policy, self._context, f"bind: symbol '{self._symbol.name or self._symbol}'")
         stored: FrozenSet[str] = frozenset()
         if shared is None:  # a bucket may lack what a pattern of the policy means
             graph = EraseCasts()(to_graph(self._symbol)).graph

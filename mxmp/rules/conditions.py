@@ -54,6 +54,28 @@ def scalars_in_range(*keys: str) -> Condition:
     return condition
 
 
+def scalars_held(*keys: str) -> Condition:
+    """Forbid calls as ``scalars_in_range``, and with scalars that bfloat16 does not have, which MXNet truncates."""
+    in_range = scalars_in_range(*keys)
+
+    def condition(call: Call) -> Optional[str]:
+        reason = in_range(call)
+        if reason or call.dtype != dtypes.BFLOAT16:
+            return reason
+        for key in keys:
+            value = value_of(call.attrs, key)
+            if isinstance(value, (int, float)) and not _has_eight_bits(value):
+                return f"{key}={value:g} is none of bfloat16's values, and MXNet truncates it"
+        return None
+
+    return condition
+
+
+def _has_eight_bits(value: float) -> bool:
+    """Return whether the significand of a number fits bfloat16's, which has eight bits."""
+    return not math.isfinite(value) or (math.frexp(value)[0] * 256).is_integer()
+
+
 def short_reduction(call: Call) -> Optional[str]:
     """Forbid reductions over more than ``MAX_REDUCTION`` elements, or over unknown many."""
     shape = known_shape(call, 0)

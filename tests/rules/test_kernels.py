@@ -15,6 +15,7 @@ import pytest
 
 from mxmp import dtypes
 from mxmp.rules import RULES
+from tests.rules.bias import BOUND, bias
 from tests.rules.examples import EXAMPLES
 from tests.rules.run_examples import chosen, relative_errors, run
 
@@ -106,7 +107,7 @@ def test_float16_agrees_with_float32_or_is_for_gpus(sound_runs, number):
         assert is_right(row, dtypes.FLOAT16), f"{example}: {row}"
 
 
-# Without bfloat16 in the table though these examples are right in it.
+# Without bfloat16 in the table though these examples are right in it, and not because they truncate.
 EXCLUDED_FOR_A_REASON = {
     "positions": {"argmax", "argmin", "argmax_channel", "topk", "_contrib_arange_like", "_npi_argmax", "_npi_argmin"},
     "running sums, which longer inputs stop": {"_np_cumsum", "nansum", "prod", "nanprod", "Embedding", "take",
@@ -120,8 +121,15 @@ def test_bfloat16_is_excluded_only_where_it_fails():
     results = examples_in_processes(dtypes.BFLOAT16, "excluded")
     assert sorted(results) == EXCLUDED
     accepted = set().union(*EXCLUDED_FOR_A_REASON.values())
-    sound = {EXAMPLES[n].op for n, row in results.items() if is_right(row, dtypes.BFLOAT16)}
-    assert sound <= accepted
+    close = [EXAMPLES[n] for n, row in results.items() if is_right(row, dtypes.BFLOAT16)]
+    assert len(close) > 80
+    truncating = {example.op for example in close if example.op not in accepted and truncates(example)}
+    assert {example.op for example in close} - truncating <= accepted
+
+
+def truncates(example):
+    """Return whether outputs or gradients are too small on average; a few of them tell."""
+    return min(bias(example, values=2000, runs=20).values()) < -BOUND
 
 
 def in_dtype(dtype, function, *arrays):

@@ -12,20 +12,24 @@ from .build import BFLOAT16_ALONE, Rules, kept, rules, scalar_rules
 _BROADCAST: Dict[str, Any] = {"condition": short_gradients, "taints": False}
 
 _ARITHMETIC = (
-    *rules(INFER, "elemwise_add elemwise_sub elemwise_mul elemwise_div add_n _scatter_elemwise_div"),
+    *rules(INFER, "elemwise_add add_n"),
+    # MXNet's own bfloat16 kernels cut off what does not fit; see ``rules`` in build.py.
+    *rules(INFER, "elemwise_sub elemwise_mul elemwise_div _scatter_elemwise_div", no_bfloat16=True),
     *rules(INFER, "_grad_add", no_bfloat16=True),
-    *rules(INFER, "broadcast_add broadcast_sub broadcast_mul broadcast_div", **_BROADCAST),
-    *rules(INFER, "_npi_add _npi_subtract _npi_multiply", **_BROADCAST),
+    *rules(INFER, "broadcast_add broadcast_sub broadcast_mul broadcast_div", no_bfloat16=True, **_BROADCAST),
+    *rules(INFER, "_npi_add _npi_subtract _npi_multiply", no_bfloat16=True, **_BROADCAST),
     # numpy's division takes bfloat16 for an integer, and means to give float32.
     *rules(INFER, "_npi_true_divide", no_bfloat16=True, **_BROADCAST),
-    *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar"),
-    *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar _npi_multiply_scalar"),
+    *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar", no_bfloat16=True),
+    *scalar_rules(INFER, "scalar", "_mul_scalar _div_scalar", no_bfloat16=True),
+    *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar", no_bfloat16=True),
+    *scalar_rules(INFER, "scalar", "_npi_multiply_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_npi_true_divide_scalar", no_bfloat16=True),
-    *scalar_rules(INFER, "scalar", "_scatter_plus_scalar _scatter_minus_scalar"),
+    *scalar_rules(INFER, "scalar", "_scatter_plus_scalar _scatter_minus_scalar", no_bfloat16=True),
     # Their bfloat16 gradients are 0.
     *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_mod_scalar _rmod_scalar _npi_mod_scalar _npi_rmod_scalar", no_bfloat16=True),
-    *rules(INFER, "_npi_diff"),
+    *rules(INFER, "_npi_diff", no_bfloat16=True),
     *scalar_rules(INFER, "to_begin_scalar to_end_scalar", "_npi_ediff1d", no_bfloat16=True),
 )
 
@@ -69,11 +73,12 @@ _LOGIC = (
 # By value, or by a condition of any dtype.
 _SELECTION = (
     *rules(CLEAR, "abs negative _npi_absolute _npi_negative", exact=True),
-    *rules(CLEAR, "broadcast_maximum broadcast_minimum _maximum _minimum _npi_copysign", exact=True, **_BROADCAST),
+    *rules(CLEAR, "_maximum _minimum", exact=True),
+    *rules(CLEAR, "broadcast_maximum broadcast_minimum _npi_copysign", exact=True, no_bfloat16=True, **_BROADCAST),
     *scalar_rules(CLEAR, "scalar", "_maximum_scalar _minimum_scalar", exact=True),
     *scalar_rules(CLEAR, "scalar", "_npi_copysign_scalar _npi_rcopysign_scalar", exact=True),
     *scalar_rules(CLEAR, "a_min a_max", "clip", exact=True),
-    *scalar_rules(CLEAR, "scalar", "_contrib_gradientmultiplier", exact=True),  # the identity
+    *scalar_rules(CLEAR, "scalar", "_contrib_gradientmultiplier", exact=True, no_bfloat16=True),  # the identity
     *rules(CLEAR, "where", keep=(0,), exact=True),
     *rules(CLEAR, "_npi_where", keep=(0,), exact=True, no_bfloat16=True),
     *scalar_rules(CLEAR, "scalar", "_npi_where_lscalar _npi_where_rscalar", keep=(0,), exact=True, no_bfloat16=True),

@@ -15,7 +15,7 @@ _LOSSES = (
     *rules(DENY, "MAERegressionOutput", keep=(1,), reason=_HEAD, no_low=True, loss_head=True),
     *rules(DENY, "softmax_cross_entropy", keep=(1,), reason="loss", no_low=True),
     *rules(DENY, "CTCLoss", keep=(1, 2, 3), reason="loss", no_low=True),  # reads real_t (nn/ctc_loss-inl.h)
-    *rules(DENY, "smooth_l1", reason="loss", scalars=("scalar",)),
+    *rules(DENY, "smooth_l1", reason="loss", scalars=("scalar",), no_bfloat16=True),
     *rules(DENY, "make_loss", reason="loss", loss_head=True),
     *rules(DENY, "MakeLoss", reason="loss", no_bfloat16=True, loss_head=True),
     *kept(DENY, "IdentityAttachKLSparseReg _contrib_hawkesll", "loss"),

@@ -7,7 +7,7 @@ from ..core import CLEAR, DENY, INFER
 from .build import BFLOAT16_ALONE, TYPED, Rules, kept, rules
 
 _SUMS = (
-    *rules(INFER, "sum mean", condition=short_reduction),
+    *rules(INFER, "sum mean", condition=short_reduction, no_bfloat16=True),
     # numpy's accumulate in float32 whatever the dtype of the data (numpy/np_broadcast_reduce_op.h);
     # but the sum that a mean divides is stored in the dtype of the output first.
     *rules(INFER, "_np_sum _npi_mean", when=TYPED, keep_outputs=(0,), no_bfloat16=True),

@@ -21,11 +21,20 @@ _SHAPES = (
 )
 
 _BROADCASTS = (
-    *rules(CLEAR, "broadcast_axis tile repeat", exact=True, condition=short_copies, taints=False),
-    *rules(CLEAR, "broadcast_to", exact=True, condition=short_broadcast_to, taints=False),
-    *rules(CLEAR, "_npi_broadcast_to", exact=True, no_bfloat16=True, condition=short_broadcast_to, taints=False),
+    # In bfloat16 the sums of their gradients cut off what does not fit.
+    *rules(CLEAR, "broadcast_axis tile repeat", exact=True, no_bfloat16=True, condition=short_copies, taints=False),
+    *rules(
+        CLEAR,
+        "broadcast_to _npi_broadcast_to",
+        exact=True,
+        no_bfloat16=True,
+        condition=short_broadcast_to,
+        taints=False,
+    ),
+    *rules(
+        CLEAR, "broadcast_like", any=(1,), exact=True, no_bfloat16=True, condition=short_broadcast_like, taints=False
+    ),
     *rules(CLEAR, "slice_like reshape_like", any=(1,), exact=True),  # the shape alone
-    *rules(CLEAR, "broadcast_like", any=(1,), exact=True, condition=short_broadcast_like, taints=False),
     *rules(CLEAR, "shape_array size_array _contrib_index_array _npi_diag_indices_from", any=(0,), keep_outputs=(0,)),
 )
 

@@ -1,0 +1,129 @@
+"""bfloat16 on a GPU, for which MXNet has no kernels, is refused by name. A second CPU stands in for the GPU."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+
+import mxmp
+from mxmp import amp
+from mxmp.errors import ConvertError
+from mxmp.symbol import contexts
+
+GPU = mx.cpu(1)
+REFUSAL = r"uses bfloat16 on cpu\(1\), but MXNet 1.9.1 has no bfloat16 kernels for GPUs. Take a float16 policy"
+
+
+@pytest.fixture(autouse=True)
+def second_cpu_is_a_gpu(monkeypatch):
+    real = contexts.device_type
+    monkeypatch.setattr(contexts, "device_type", lambda context: "gpu" if context == GPU else real(context))
+
+
+def dense(ctx, in_units=4, **options):
+    net = gluon.nn.Dense(3, in_units=in_units, **options)
+    net.initialize(ctx=ctx)
+    return net
+
+
+def on(ctx, rows=2):
+    return mx.nd.ones((rows, 4), ctx=ctx)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16", "O2,compute=bfloat16,param=bfloat16"])
+@pytest.mark.parametrize("in_units", [4, 0], ids=["initialized", "deferred"])
+def test_convert_refuses_parameters_on_a_gpu(policy, in_units):
+    net = dense(GPU, in_units)
+    with pytest.raises(ConvertError, match=f"block '{net.name}': .*{REFUSAL}"):
+        mxmp.gluon.convert(net, policy)
+    assert net(on(GPU)).asnumpy().dtype == net.weight.data().asnumpy().dtype == np.float32
+
+
+def test_cast_refuses_parameters_on_a_gpu():
+    with pytest.raises(ConvertError, match=REFUSAL):
+        mxmp.gluon.cast(dense([mx.cpu(), GPU]), "bfloat16")
+
+
+@pytest.mark.parametrize("in_units", [4, 0], ids=["initialized", "deferred"])
+def test_the_first_call_on_a_gpu_is_refused(in_units):
+    net = mxmp.gluon.convert(gluon.nn.Dense(3, in_units=in_units), "mixed_bfloat16")
+    net.initialize(ctx=GPU)
+    with pytest.raises(ConvertError, match=f"block '{net.name}': .*{REFUSAL}"):
+        net(on(GPU))
+
+
+def test_a_net_that_moves_to_a_gpu_is_refused_there():
+    net = mxmp.gluon.convert(dense(mx.cpu()), "mixed_bfloat16")
+    net.collect_params().reset_ctx(GPU)
+    with pytest.raises(ConvertError, match=REFUSAL):
+        net(on(GPU))
+
+
+def test_a_converted_block_within_a_net_that_is_not_is_refused_on_a_gpu():
+    outer = gluon.nn.HybridSequential()
+    outer.add(mxmp.gluon.convert(gluon.nn.Dense(3, in_units=4), "mixed_bfloat16"))
+    outer.initialize(ctx=GPU)
+    outer.hybridize()
+    with pytest.raises(ConvertError, match=REFUSAL):
+        outer(on(GPU))
+
+
+def test_a_symbol_block_is_refused_on_a_gpu():
+    net = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), mx.sym.var("data"))
+    net.initialize(ctx=GPU)
+    with pytest.raises(ConvertError, match=REFUSAL):
+        mxmp.gluon.convert(net, "mixed_bfloat16")
+
+
+def test_amp_refuses_bfloat16_on_a_gpu():
+    net = dense(GPU)
+    net.hybridize()
+    amp.init("bfloat16")
+    try:
+        with pytest.raises(ConvertError, match=REFUSAL):
+            net(on(GPU))
+    finally:
+        amp.disable()
+    assert net(on(GPU)).shape == (2, 3)
+
+
+def test_amp_refuses_a_block_for_a_gpu():
+    net = dense(mx.cpu())
+    net.hybridize()
+    net(on(mx.cpu()))
+    with pytest.raises(ConvertError, match=REFUSAL):
+        amp.convert_hybrid_block(net, "bfloat16", ctx=GPU)
+
+
+def test_a_module_is_not_bound_to_a_gpu():
+    head = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), name="softmax")
+    module = mxmp.module.Module(head, context=[mx.cpu(), GPU], policy="mixed_bfloat16")
+    with pytest.raises(ConvertError, match=f"bind: symbol 'softmax': .*{REFUSAL}"):
+        module.bind([("data", (2, 4))], [("softmax_label", (2,))])
+    assert not module.binded
+
+
+def test_a_module_says_so_before_mxnet_looks_for_the_gpu():
+    head = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), name="softmax")
+    for made in (
+        mxmp.module.Module(head, context=mx.gpu(0), policy="mixed_bfloat16"),
+        mxmp.module.BucketingModule(
+            lambda key: (head, ("data",), ("softmax_label",)), 4, context=mx.gpu(0), policy="mixed_bfloat16"
+        ),
+    ):
+        with pytest.raises(ConvertError, match=r"uses bfloat16 on gpu\(0\), but MXNet 1.9.1 has no bfloat16 kernels"):
+            made.bind([("data", (2, 4))], [("softmax_label", (2,))])
+
+
+@pytest.mark.parametrize("policy", ["float32", "O1", "O2"])
+def test_other_policies_run_on_a_gpu(policy):
+    net = mxmp.gluon.convert(dense(GPU), policy)
+    assert net(on(GPU)).shape == (2, 3)
+
+
+@pytest.mark.bfloat16
+def test_bfloat16_runs_on_a_cpu():
+    net = mxmp.gluon.convert(dense(mx.cpu()), "mixed_bfloat16")
+    assert net(on(mx.cpu())).shape == (2, 3)
