@@ -50,6 +50,17 @@ def test_classifier_gives_nearly_the_same_logits(name, policy):
     assert 0 < np.abs(found - expected).max() < TOLERANCE[low] * np.abs(expected).max()
 
 
+@pytest.mark.bfloat16
+def test_mobilenet_v3_has_no_bias_in_bfloat16():
+    mx.random.seed(0)
+    net, x = get_model("mobilenetv3_small", pretrained=False), images(64)
+    net.initialize(mx.init.Xavier())
+    expected = net(x).asnumpy()
+    error = convert(net, "mixed_bfloat16")(x).asnumpy() - expected
+    # 0.41 while its hardswishes were truncated, 0.025 with contrib.amp.
+    assert np.sqrt((error**2).mean() / (expected**2).mean()) < 0.02
+
+
 @pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
 def test_ssd_trains_and_detects(policy):
     net, x = make("ssd_300_mobilenet0.25_voc", pretrained_base=False), images(300)
