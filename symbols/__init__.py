@@ -60,7 +60,9 @@ def get_symbol(name: str, num_classes: Optional[int] = None, dtype: str = "float
         name: A key of ``NETWORKS``, such as ``resnet50_v1b``, or ``resnet`` with ``num_layers=50``.
         num_classes: Number of classes; the network's own default if None.
         dtype: ``float32`` for the network as it is written; ``float16`` or ``bfloat16`` for the
-            same network in mixed precision: parameters and outputs stay float32.
+            same network in mixed precision: parameters and outputs stay float32, and so do products in
+            batches (the transformer's ``batch_dot``), whose length is not known here; ``convert_symbol`` with
+            shapes has them in low precision where they are short.
         **kwargs: Further arguments of the network's own ``get_symbol``.
 
     Raises:

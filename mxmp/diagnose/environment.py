@@ -86,9 +86,9 @@ class _Variable(NamedTuple):
 _LOW = (FLOAT16, BFLOAT16)
 
 # The calls of dmlc::GetEnv in MXNet's src/ at tag 1.9.1: operator/nn/softmax-inl.h, operator/nn/layer_norm.cu,
-# operator/tensor/broadcast_reduce_op.h (norm alone), operator/nn/cudnn/cudnn_convolution-inl.h,
-# common/cuda_utils.h, operator/linalg_impl.h and operator/nn/mkldnn/mkldnn_base-inl.h; NVIDIA, "CUDA C++
-# Programming Guide", CUDA environment variables; oneDNN's documentation, "CPU Dispatcher Control".
+# operator/tensor/broadcast_reduce_op.h (norm alone), operator/nn/cudnn/cudnn_convolution-inl.h, common/cuda_utils.h,
+# operator/linalg_impl.h and operator/nn/mkldnn/mkldnn_base-inl.h; NVIDIA, "CUDA C++ Programming Guide", CUDA
+# environment variables; oneDNN's documentation, "CPU Dispatcher Control".
 _VARIABLES = [
     _Variable(
         "MXNET_SAFE_ACCUMULATION", "0", GPU, (FLOAT16,), _is_not_on, None,

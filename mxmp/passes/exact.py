@@ -61,6 +61,7 @@ class _Sweep:
         rounded: Entries that descend from a product, which has rounded them.
         positions: Entries that hold positions.
         wanted: What is wanted of entries.
+        strongest: The most that is wanted of a node's outputs.
         pins: Positions of the operators to run in float32.
         inner: The sweeps over bodies.
     """
@@ -72,6 +73,7 @@ class _Sweep:
         self.rounded: Set[_Key] = set()
         self.positions: Set[_Key] = set()
         self.wanted: Dict[_Key, int] = {}
+        self.strongest: Dict[int, int] = {}
         self.pins: Set[int] = set()
         self.inner: Dict[Tuple[int, int], _Sweep] = {}
 
@@ -88,7 +90,10 @@ class _Sweep:
         """Find what products have rounded and what holds positions, given the variables that do."""
         self.rounded, self.positions = {(i, 0) for i in rounded}, {(i, 0) for i in positions}
         for position, node in enumerate(self.graph.nodes):
-            bodies, rule = bodies_of(node), self.found[position]
+            rule = self.found[position]
+            bodies = bodies_of(node) if node.subgraphs else ()
+            if node.is_variable:
+                continue
             if bodies:
                 self._enter(position, node, bodies)
             elif node.op in CAST_OPS or rule is None:
@@ -145,8 +150,8 @@ class _Sweep:
         for key, what in wanted.items():
             self._want(Entry(*key), what)
         for position in reversed(range(len(self.graph.nodes))):
-            node, rule, bodies = self.graph.nodes[position], self.found[position], bodies_of(self.graph.nodes[position])
-            what = max((self.wanted.get((position, i), 0) for i in range(node.num_outputs)), default=0)
+            node, rule, what = self.graph.nodes[position], self.found[position], self.strongest.get(position, 0)
+            bodies = bodies_of(node) if node.subgraphs else ()
             if bodies:
                 self._leave(position, node, bodies)
             elif node.op in CAST_OPS:
@@ -161,6 +166,7 @@ class _Sweep:
             return
         if what:
             self.wanted[key] = max(what, self.wanted.get(key, 0))
+            self.strongest[entry.node] = max(what, self.strongest.get(entry.node, 0))
 
     def _read(self, node: Node, rule: Rule) -> None:
         """Want what an operator reads by number: indices, lengths, labels. Samplers read shapes and parameters."""

@@ -34,7 +34,9 @@ def test_each_row_is_what_was_found_and_what_to_do(machine, tmp_path):
     assert rows["what"] == ["found", "what to do"]
     assert rows["MXNet"][0].endswith(f": {tmp_path}/libmxnet.so")
     assert rows["GPU code"] == ["machine code for 5.0, 6.0, 7.0, 8.0, 8.6; no PTX", ""]
-    advice = "Set it to 1: softmax, LayerNorm and norm in float16, as under O3, then sum in float32; nothing else heeds it."
+    advice = (
+        "Set it to 1: softmax, LayerNorm and norm in float16, as under O3, then sum in float32; nothing else heeds it."
+    )
     assert rows["MXNET_SAFE_ACCUMULATION"][1] == advice
     gpus = [row[1:] for row in table(out) if row[0] == "GPU"]
     assert gpus[0] == ["GPU 0 (NVIDIA A100), compute capability 8.0: float16 runs on its tensor cores.", ""]
