@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from ..conditions import short_windows, small_magnification
-from ..core import CLEAR, DENY, INFER
+from ..core import CLEAR, DENY, GIVEN, INFER
 from ..sums import short_upsampling
 from .build import Rules, kept, rules, variant
 
 _POOLING = (
-    *rules(INFER, "Pooling", when=variant("pool_type", "avg")),
     *rules(INFER, "Pooling", when=variant("pool_type", "sum"), no_bfloat16=True),
     *rules(DENY, "Pooling", when=variant("pool_type", "lp"), reason="powers and a root", no_bfloat16=True),
-    *rules(CLEAR, "Pooling", exact=True),  # 'max', said or by default
+    # oneDNN, which has the bfloat16 kernels, wants a kernel even where global_pool makes it needless.
+    *rules(INFER, "Pooling", when=variant("pool_type", "avg", "kernel", "()"), no_bfloat16=True),
+    *rules(INFER, "Pooling", when=variant("pool_type", "avg", "kernel", GIVEN)),
+    *rules(INFER, "Pooling", when=variant("pool_type", "avg"), no_bfloat16=True),
+    *rules(CLEAR, "Pooling", when=variant("kernel", "()"), exact=True, no_bfloat16=True),  # 'max', said or by default
+    *rules(CLEAR, "Pooling", when=variant("kernel", GIVEN), exact=True),
+    *rules(CLEAR, "Pooling", exact=True, no_bfloat16=True),
     *rules(INFER, "Pooling_v1", when=variant("pool_type", "avg"), no_bfloat16=True),
     *rules(INFER, "Pooling_v1", when=variant("pool_type", "sum"), no_bfloat16=True),
     *rules(CLEAR, "Pooling_v1", exact=True, no_bfloat16=True),
