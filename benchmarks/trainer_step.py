@@ -57,7 +57,8 @@ class Own:
     def prepare(self) -> None:
         """Bring the trainer to where backward leaves it."""
         with self.trainer.scale_loss(self.loss):
-            refresh(trained(self.params))
+            pass
+        refresh(trained(self.params))
 
     def step(self) -> None:
         """Step; a skipped one would be too fast."""

@@ -156,6 +156,7 @@ def float16_loss(amp):
     with autograd.record():
         loss = mx.nd.Cast(w.data() * 384, dtype="float16")
         with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
             return float(scaled.asscalar())
 
 
