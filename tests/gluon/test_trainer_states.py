@@ -8,7 +8,7 @@ import pytest
 
 from mxmp.errors import StateError
 from mxmp.gluon.trainer import Trainer
-from mxmp.loss_scale import DynamicLossScale
+from mxmp.loss_scale import DynamicLossScale, LossScale
 from tests.gluon.trainer_tools import (
     DTYPES,
     TWO,
@@ -49,6 +49,35 @@ def run_steps(params, trainer, contexts, numbers):
 
 def everything(trainer):
     return snapshot(trainer), trainer._scaler.to_dict()
+
+
+def test_a_default_scale_resumes_its_warm_up(tmp_path):
+    fname, w = str(tmp_path / "states"), param([1.0])
+    whole, resumed = sgd(w, lr=0.0), sgd(w, lr=0.0)
+    seen = []
+    for number in range(6):
+        resumed.save_states(fname)
+        resumed = sgd(w, lr=0.0)
+        resumed.load_states(fname)
+        for trainer in (whole, resumed):
+            backward(trainer, w, 1.0)
+            if number == 3:
+                w.grad()[:] = np.inf
+            trainer.step(1)
+        assert resumed._scaler.to_dict() == whole._scaler.to_dict()
+        seen.append(resumed.loss_scale.value)
+    assert seen == [512, 1024, 2048, 256, 256, 256]
+
+
+def test_states_from_before_there_was_a_warm_up_load(tmp_path, monkeypatch):
+    fname, w = str(tmp_path / "states"), param([1.0])
+    to_dict = LossScale.to_dict
+    with monkeypatch.context() as patch:
+        patch.setattr(LossScale, "to_dict", lambda self: {k: v for k, v in to_dict(self).items() if k != "warming_up"})
+        sgd(w, DynamicLossScale(init_scale=2.0**16, value=2.0**9, growth_tracker=7)).save_states(fname)
+    trainer = sgd(w)
+    trainer.load_states(fname)
+    assert trainer.loss_scale == DynamicLossScale(init_scale=2.0**16, value=2.0**9, growth_tracker=7)
 
 
 @pytest.mark.parametrize("kvstore", [None, "device"])

@@ -48,6 +48,25 @@ def test_a_run_resumed_at_every_step_is_bit_identical(policy, context, tmp_path)
     assert (whole.skipped_steps, whole.loss_scale.value != 2.0**6) == (3, True)
 
 
+def test_a_warm_up_resumes_where_it_was_and_no_scale_given_is_no_warning(tmp_path, caplog):
+    prefix = str(tmp_path / "model")
+    module = ready()
+    for number in (0, 1):
+        step(module, number)
+    module.save_checkpoint(prefix, 1, save_optimizer_states=True)
+    resumed = Module.load(prefix, 1, load_optimizer_states=True)
+    resumed.bind(*SHAPE)
+    resumed.init_optimizer("local", "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    assert resumed.loss_scale == module.loss_scale and resumed.loss_scale.value == 2.0**10
+    resumed.loss_scale = 128  # a file replaces the scale that is not given, whatever it is
+    resumed.save_optimizer_states(f"{prefix}-0001.states")
+    resumed = Module.load(prefix, 1, load_optimizer_states=True)
+    resumed.bind(*SHAPE)
+    resumed.init_optimizer("local", "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    assert resumed.loss_scale.value == 128
+    assert "decides over" not in caplog.text
+
+
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 def test_plain_mxnet_loads_a_checkpoint(policy, tmp_path):
     prefix = str(tmp_path / "model")
