@@ -41,6 +41,7 @@ _WITH_FLOAT32_CONSTANTS = frozenset("LayerNorm SequenceMask _contrib_interleaved
 # What MXNet takes for attributes that are left out, and the exporter does not.
 _DEFAULTS = {"FullyConnected": {"flatten": "True"}, "LRN": {"knorm": "2"}, "Deconvolution": {"no_bias": "True"}}
 _UNKNOWN_OPERATOR = re.compile(r"No conversion function registered for op type (\w+)")
+_CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")  # which the exporter's reader of JSON refuses
 _TRUE = ("True", "1")
 # What other loss heads compute in inference (src/operator/regression_output.cc and svm_output-inl.h at tag 1.9.1).
 _HEADS = {
@@ -165,10 +166,12 @@ def exportable(sym: Any) -> Any:
 
     Raises:
         ConvertError: If it has an ``amp_cast``, as every symbol converted to bfloat16: the exporter
-            drops them without a word.
+            drops them without a word. Or if a name has a control character, which it cannot read.
     """
     graph = to_graph(require_symbol(sym))
-    for node in graph.operators():
+    for node in graph.nodes:
+        if _CONTROL.search(node.name):
+            raise ConvertError(f"node {node.name!r}: MXNet's exporter to ONNX reads no control characters; rename it.")
         if node.op == "amp_cast":
             raise ConvertError(
                 f"node {node}: MXNet's exporter to ONNX drops every amp_cast; convert to float16, where mxmp inserts "

@@ -248,8 +248,11 @@ def _overrides(field: str, value: Union[Mapping[str, Any], Iterable[Tuple[str, A
     except (TypeError, ValueError):
         raise PolicyError(f"{field}={value!r}: expected a dict or pairs of pattern and dtype.") from None
     for key in pairs:
-        if not isinstance(key, str) or not key.strip() or any(mark in key for mark in ",="):
-            raise PolicyError(f"{field}: {key!r} is no pattern of names; it must not be empty or hold ',' or '='.")
+        if not isinstance(key, str) or not key or key != key.strip() or any(mark in key for mark in ",="):
+            raise PolicyError(
+                f"{field}: {key!r} is no pattern of names; it must not be empty, hold ',' or '=', or begin or end with "
+                f"a blank. For such a character write '?'."
+            )
     return tuple(sorted((key, _dtype(f"{field}[{key!r}]", dtype)) for key, dtype in pairs.items()))
 
 

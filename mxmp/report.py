@@ -105,7 +105,7 @@ class Report:
             table.add_column(column, overflow="fold")
         for row in self.rows:
             cells = (row.name, row.op, row.precision, row.reason, ", ".join(row.casts))
-            table.add_row(*map(Text, cells))  # a name may look like rich's markup
+            table.add_row(*(Text(visible(cell)) for cell in cells))  # a name may look like rich's markup
         return table
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class Report:
         console = Console(file=io.StringIO(), width=120)
         console.print(self.table())
         for line in self.summary():
-            console.print(line, highlight=False, markup=False)
+            console.print(visible(line), highlight=False, markup=False)
         output: Any = console.file
         return str(output.getvalue())
 
@@ -145,6 +145,13 @@ class Report:
     def summary(self) -> List[str]:
         """Return totals and warnings, a line each."""
         return [f"{what}: {text}" for what, text in self.totals()] + self.warnings()
+
+
+def visible(text: str) -> str:
+    """Return a text with control characters as Python writes them, so that a name cannot break or colour a line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def merge(reports: Sequence[Report]) -> Report:

@@ -12,13 +12,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from ..report import visible
 from ..symbol.params import Change
 
 _UNLIMITED = 10_000  # columns; a pipe has no width, and a name in one piece can be searched for
 
 
 def stdout() -> Console:
-    """Return the console for results: as wide as the terminal, or as the text where there is none."""
+    """Return the console for results: as wide as the terminal, or as the text where there is none.
+
+    What the terminal's encoding lacks is escaped, as Python does on stderr.
+    """
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
     return Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False, markup=False, emoji=False)
 
 
@@ -28,7 +34,7 @@ def pairs_table(pairs: Sequence[Tuple[str, str]]) -> Table:
     for _ in range(2):
         table.add_column(overflow="fold")
     for pair in pairs:
-        table.add_row(*map(Text, pair))
+        table.add_row(*(Text(visible(text)) for text in pair))
     return table
 
 

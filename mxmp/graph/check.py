@@ -6,11 +6,11 @@ is malformed makes it abort, read beyond its arrays or name no node.
 
 from __future__ import annotations
 
-import json
 from typing import Any, Collection, Dict, List
 
 from ..errors import GraphError
 from .core import VARIABLE
+from .serde import read_json
 
 # What nnvm's reader knows (3rdparty/tvm/nnvm/src/pass/saveload_json.cc), older spellings included.
 _NODE_KEYS = frozenset(
@@ -33,7 +33,7 @@ def check_json(text: str, operators: Collection[str]) -> None:
             order or of an unknown operator.
     """
     try:
-        data = json.loads(text)
+        data = read_json(text)
     except (ValueError, RecursionError) as e:
         raise GraphError(f"not a symbol's JSON: {e}. The file is truncated or no symbol file.") from e
     _check_graph(data, frozenset(operators) | {VARIABLE})

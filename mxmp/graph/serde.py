@@ -8,7 +8,8 @@ upgraded by MXNet itself when it loads them. The format is nnvm's SaveJSON pass
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List
+import re
+from typing import Any, Dict, List, Match
 
 from ..errors import GraphError
 from .core import Entry, Graph, Node, make_attrs
@@ -17,6 +18,7 @@ from .verify import verify
 _NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps"}
 _NEEDED_KEYS = {"op", "name", "inputs"}
 _GRAPH_KEYS = {"nodes", "arg_nodes", "node_row_ptr", "heads", "attrs"}
+_ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
 
 
 def from_json(text: str) -> Graph:
@@ -26,7 +28,7 @@ def from_json(text: str) -> Graph:
         GraphError: If the text is no JSON, lacks a field, or describes no valid graph.
     """
     try:
-        data = json.loads(text)
+        data = read_json(text)
     except ValueError as e:
         raise GraphError(f"not a symbol's JSON: {e}. The file is truncated or no symbol file.") from e
     graph = _graph_from(data)
@@ -36,7 +38,35 @@ def from_json(text: str) -> Graph:
 
 def to_json(graph: Graph) -> str:
     """Return JSON that ``mxnet.sym.load_json`` reads."""
-    return json.dumps(_graph_to(graph))  # without indent: ten times faster
+    return write_json(_graph_to(graph))
+
+
+def read_json(text: str) -> Any:
+    """Return the data of JSON that MXNet wrote, which has control characters in strings as they are.
+
+    Raises:
+        ValueError: If it is no JSON, or has a zero byte, where MXNet would stop reading.
+    """
+    if "\0" in text:
+        raise ValueError("found a zero byte")
+    return json.loads(text, strict=False)
+
+
+def write_json(data: Any) -> str:
+    r"""Return JSON that MXNet reads: it knows five escapes and takes every other character as it is.
+
+    Those are ``\r``, ``\n``, ``\t``, the quote's and the backslash's (JSONReader in
+    3rdparty/dmlc-core/include/dmlc/json.h); ``\u00e9`` is an error.
+    """
+    text = json.dumps(data, ensure_ascii=False)  # without indent: ten times faster
+    return _ESCAPE.sub(_unescaped, text) if any(mark in text for mark in ("\\u00", "\\b", "\\f")) else text
+
+
+def _unescaped(match: Match[str]) -> str:
+    escape = match.group(1)
+    if len(escape) > 1:
+        return chr(int(escape[1:], 16))
+    return {"b": "\b", "f": "\f"}.get(escape, match.group())
 
 
 def _graph_from(data: Any) -> Graph:

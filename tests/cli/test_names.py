@@ -1,0 +1,43 @@
+"""Names and paths of any characters on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import mxnet as mx
+
+from tests.cli.checkpoints import mxmp, table
+from tests.names import EACH
+
+
+def saved(folder, name):
+    layer = mx.sym.FullyConnected(mx.sym.var(f"data{name}"), num_hidden=4, name=name)
+    prefix = str(folder / name)
+    args = {f"{name}_weight": mx.nd.ones((4, 3)) * 1e9, f"{name}_bias": mx.nd.ones(4)}
+    mx.model.save_checkpoint(prefix, 0, mx.sym.softmax(layer, name="soft"), args, {})
+    return prefix
+
+
+@EACH
+def test_convert_and_inspect_take_any_name(name, tmp_path):
+    prefix = saved(tmp_path, name)
+    out, _ = mxmp("convert", prefix, 0, "-o", f"{prefix}-low", "--shape", f"data{name}:2,3")
+    assert any(row[0] == "clamped" and "_weight: 12 values" in row[1] for row in table(out))
+    assert mx.model.load_checkpoint(f"{prefix}-low", 0)[1][f"{name}_weight"].dtype.__name__ == "float16"
+    out, _ = mxmp("inspect", f"{prefix}-low", "--json")
+    assert json.loads(out)["rows"][0]["name"] == name
+    out, _ = mxmp("inspect", prefix)
+    assert not any(0 < ord(c) < 32 and c != "\n" or ord(c) == 127 for c in out)
+    assert sum("FullyConnected" in line for line in out.splitlines()) == 1
+
+
+def test_a_terminal_without_the_characters_gets_escapes(tmp_path):
+    prefix = saved(tmp_path, "café层")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    command = [sys.executable, "-W", "ignore", "-m", "mxmp", "convert", prefix, "0", "-o", f"{prefix}-low"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "caf\\xe9\\u5c42_weight: 12 values" in done.stdout
