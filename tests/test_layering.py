@@ -24,6 +24,7 @@ LAYERS = {
     "policy": (1, {"loss_scale"}),
     "passes": (2, set()),
     "tally": (2, {"passes"}),
+    "legend": (0, set()),
     "report": (2, {"passes", "tally"}),
     "symbol": (3, set()),
     "optimizer": (3, set()),
