@@ -13,6 +13,7 @@ from rich.text import Text
 
 from . import dtypes
 from .graph import Entry, Graph
+from .legend import legend
 from .passes.classify import NO_RULE, classify
 from .passes.facts import Facts
 from .passes.insert_casts import DECLARED_ATTR, MARK_ATTR
@@ -33,6 +34,8 @@ from .tally import (
 
 AS_IT_WAS = "as it was"
 """The precision of a node that is not touched."""
+
+_COLUMNS = ("node", "operator", "precision", "reason", "casts")
 
 AS_CONVERTED = "as converted"
 """The policy of a report on a network of which only the conversion is known."""
@@ -98,14 +101,23 @@ class Report:
         """Return the report as JSON."""
         return json.dumps(asdict(self), indent=2)
 
-    def table(self) -> Table:
-        """Return one line per operator, for a terminal."""
-        table = Table(title=Text(f"mxmp: {self.policy}"))
-        for column in ("node", "operator", "precision", "reason", "casts"):
+    def table(self, narrow: bool = False) -> Table:
+        """Return one line per operator, and what the words of the reasons mean, for a terminal.
+
+        Args:
+            narrow: Whether it has few columns, so that cells share theirs, in several lines.
+        """
+        words = [f"{word}: {meaning}" for word, meaning in legend(row.reason for row in self.rows)]
+        title = Text(f"mxmp: {self.policy}".replace(",", ", "))  # it may wrap
+        table = Table(title=title, caption=Text("\n".join(words)), caption_justify="left")
+        for column in ("node, operator", "precision, reason", "casts") if narrow else _COLUMNS:
             table.add_column(column, overflow="fold")
         for row in self.rows:
-            cells = (row.name, row.op, row.precision, row.reason, ", ".join(row.casts))
-            table.add_row(*(Text(visible(cell)) for cell in cells))  # a name may look like rich's markup
+            cells = [visible(cell) for cell in (row.name, row.op, row.precision, row.reason, ", ".join(row.casts))]
+            if narrow:
+                name, op, precision, reason, casts = cells
+                cells = [f"{name}\n  {op}", f"{precision}\n  {reason}", casts]
+            table.add_row(*map(Text, cells))  # a name may look like rich's markup
         return table
 
     def __str__(self) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from mxmp.cli.commands import commands as mxmp_commands
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -14,30 +17,56 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 
 def blocks(page):
-    """Return (code, printed) for each ```python block, and the ```text block after it, if any."""
+    """Return (language, code, printed) for each block of code, with the ```text block after it, if any."""
     found = FENCE.findall(page.read_text(encoding="utf-8"))
     following = [*found[1:], ("", "")]
     return [
-        (code, after if kind == "text" else None)
+        (language, code, after if kind == "text" else None)
         for (language, code), (kind, after) in zip(found, following)
-        if language == "python"
+        if language in ("python", "sh")
     ]
 
 
+def commands(code):
+    """Return the arguments of each line if all are commands of mxmp that run on one machine alone, else None.
+
+    The script that the README launches has a test of its own, with those of dist_sync.
+    """
+    lines = [shlex.split(line, comments=True) for line in code.splitlines()]
+    return [line[1:] for line in lines] if all(line[:1] == ["mxmp"] for line in lines) else None
+
+
+def run(args):
+    """Run a command of mxmp in this process; `doctor` may find that this machine lacks the hardware."""
+    with pytest.raises(SystemExit) as ended:
+        mxmp_commands.main(args, "mxmp")
+    assert ended.value.code in ((0, 1) if args[0] == "doctor" else (0,)), args
+
+
+def stripped(text):
+    return None if text is None else [line.strip() for line in text.splitlines()]
+
+
 def test_the_readme_has_code_and_output():
-    assert len(blocks(PAGES[0])) > 3
-    assert any(printed for _, printed in blocks(PAGES[0]))
+    kinds = [language for language, _, printed in blocks(PAGES[0]) if printed]
+    assert kinds.count("python") > 3 and kinds.count("sh") > 1
+    assert sum(commands(code) is not None for language, code, _ in blocks(PAGES[0]) if language == "sh") > 2
 
 
 @pytest.mark.bfloat16
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_runs_in_order_and_prints_what_the_page_says(page, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)  # for the files that it writes
+    """In one folder, as a reader would run it."""
+    monkeypatch.chdir(tmp_path)
     namespace = {}
-    for code, printed in blocks(page):
-        exec(compile(code, str(page), "exec"), namespace)
-        out = capsys.readouterr().out
-        assert printed in (None, out)
+    for language, code, printed in blocks(page):
+        if language == "python":
+            exec(compile(code, str(page), "exec"), namespace)
+            assert printed in (None, capsys.readouterr().out)
+        elif commands(code) is not None:
+            for args in commands(code):
+                run(args)
+            assert stripped(printed) in (None, stripped(capsys.readouterr().out))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -26,6 +26,7 @@ LAYERS = {
     "policy": (1, {"loss_scale"}),
     "passes": (2, set()),
     "tally": (2, {"passes"}),
+    "legend": (0, set()),
     "report": (2, {"passes", "tally"}),
     "arrays": (3, set()),
     "symbol": (3, {"arrays"}),

@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 
 from mxmp.graph import Entry, from_text
+from mxmp.legend import legend
 from mxmp.passes import Facts, FoldCasts, InsertCasts, Sequential, make_plan
 from mxmp.policy import Policy
 from mxmp.report import Row, make_report, merge
+from mxmp.symbol import convert_graph
+from tests.symbol.networks import load
 
 TEXT = """
     x = null()
@@ -140,3 +143,40 @@ def test_tensors_with_many_readers_are_named(readers, warned):
     found = report_of(text, sizes={})
     assert found.widely_read == ((("x", readers),) if warned else ())
     assert ("'x' is cast once for 33 readers; their gradients add up in low precision" in found.summary()) == warned
+
+
+def test_the_table_explains_the_words_that_it_has_and_no_others():
+    text = str(report_of())
+    assert "\nallow: gains from low precision" in text and "\ndeny: needs float32" in text
+    assert "\nno rule: " in text and "clear:" not in text and "infer" not in text and "cheaper" not in text
+
+
+@pytest.mark.parametrize("policy", ["O1", "O3", "mixed_bfloat16,last_layer_fp32=True", "O2,op:relu=float32"])
+def test_every_reason_of_a_network_has_a_word_of_the_legend(policy):
+    """But for those that say it all: a kernel that MXNet lacks, data of another dtype."""
+    symbol, shapes = load("symbols/ssd")
+    for row in convert_graph(symbol, Policy.parse(policy), shapes).report.rows:
+        assert legend([row.reason]) or row.reason.startswith(("MXNet has no", "its data")), row.reason
+
+
+def test_the_legend_of_each_word():
+    reasons = {
+        "infer: cheaper so": ["infer", "cheaper so"],
+        "infer behind node 's' (softmax)": ["infer behind X"],
+        "clear: either is safe": ["clear"],
+        "carries exact values": ["carries exact values"],
+        "deny: exp, as softmax2": ["deny", "as X"],
+        "name override 'fc'": ["override, region"],
+        "precision 'float32' (region or set_policy)": ["override, region"],
+        "as converted; its rule says float32 (deny: exp)": ["as converted"],
+        "its values are beyond float16's range": [],
+    }
+    for reason, words in reasons.items():
+        assert [word for word, _ in legend([reason])] == words
+
+
+def test_a_narrow_table_has_the_same_in_fewer_columns():
+    wide, narrow = report_of().table(), report_of().table(narrow=True)
+    assert (len(wide.columns), len(narrow.columns)) == (5, 3)
+    assert [str(cell) for cell in narrow.columns[0].cells] == ["d\n  dot", "s\n  softmax", "c\n  Custom"]
+    assert [str(cell) for cell in narrow.columns[1].cells][0] == "float16\n  allow"

@@ -15,6 +15,7 @@ Where it differs from contrib.amp, on purpose:
   `convert_hybrid_block` and `convert_bucketing_module` return trains too, and runs on CPU.
 """
 
+from . import lists as lists
 from .apex import initialize as initialize
 from .apex import load_state_dict as load_state_dict
 from .apex import master_params as master_params

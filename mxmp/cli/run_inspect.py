@@ -18,6 +18,8 @@ from ..symbol.checkpoint import checkpoint_files, naming_files
 from .inspection import Inspection, decided, held
 from .output import pairs_table, progress, stdout, value_lines
 
+_NARROW = 80  # columns of a terminal, below which names would be broken
+
 _UNEVEN = f"no multiple of {MULTIPLE}"
 
 _EPOCH = re.compile(r"-\d{4,}\.params")
@@ -83,7 +85,7 @@ def _epochs(prefix: str) -> str:
 
 def _print(found: Inspection, dtype: str, prefix: str) -> None:
     console = stdout()
-    console.print(found.report.table())
+    console.print(found.report.table(narrow=console.width < _NARROW))
     pairs = found.report.totals() + value_lines(found.changes, found.unfit, dtype)
     if found.report.param_bytes is None:
         pairs.append(("parameters", f"bytes unknown; {_epochs(prefix)}--epoch or --shape of every input tells them"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -73,3 +76,60 @@ def test_default_lists_given_as_lists_change_nothing(dtype):
     lists = amp.list_lp16_ops(dtype), amp.list_fp32_ops(dtype), amp.list_conditional_fp32_ops(dtype)
     given, default = amp.convert_symbol(net, dtype, *lists), amp.convert_symbol(net, dtype)
     assert given.tojson(remove_amp_cast=False) == default.tojson(remove_amp_cast=False)
+
+
+@pytest.mark.parametrize(
+    "theirs, mine",
+    [(contrib.lists.symbol_fp16, amp.lists.symbol_fp16), (contrib.lists.symbol_bf16, amp.lists.symbol_bf16)],
+    ids=["fp16", "bf16"],
+)
+def test_lists_have_contrib_amps_names_and_types(theirs, mine):
+    names = [name for name in vars(theirs) if name.isupper()]
+    assert len(names) >= 6
+    for name in names:
+        value = getattr(mine, name)
+        assert value and isinstance(value, type(getattr(theirs, name))), name
+
+
+def test_lists_are_those_of_the_functions():
+    from mxmp.amp.lists.symbol_fp16 import CONDITIONAL_FP32_FUNCS, FP16_FUNCS, FP32_FUNCS
+
+    assert FP16_FUNCS == amp.list_lp16_ops("float16") and FP32_FUNCS == amp.list_fp32_ops("float16")
+    assert CONDITIONAL_FP32_FUNCS == amp.list_conditional_fp32_ops("float16")
+    lists = amp.lists.symbol_bf16
+    assert lists.BF16_USE_FP32_PARAMS == amp.list_lp16_use_fp32_params("bfloat16")
+    assert lists.LOSS_OUTPUT_FUNCTIONS == amp.list_loss_output_functions("bfloat16")
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, list, lambda each: pickle.loads(pickle.dumps(each))])
+def test_copies_of_lists_can_be_changed(copied):
+    mine = copied(amp.lists.symbol_fp16.FP32_FUNCS)
+    mine.remove("softmax")
+    assert type(mine) is list and "softmax" in amp.lists.symbol_fp16.FP32_FUNCS
+
+
+def test_a_script_that_passes_changed_copies_of_lists():
+    lists = amp.lists.symbol_fp16
+    net = mx.sym.relu(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="act")
+    converted = amp.convert_symbol(
+        net, "float16", lists.FP16_FUNCS[:], [*lists.FP32_FUNCS, "relu"], lists.CONDITIONAL_FP32_FUNCS + []
+    )
+    assert converted.list_outputs() == ["act_output"]
+    fc_cast = amp.convert_symbol(net, "float16", lists.FP16_FUNCS, lists.FP32_FUNCS).get_internals().list_outputs()
+    assert "fc_output_cast_float32" not in fc_cast and type(lists.FP32_FUNCS + []) is list
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lists: lists.FP32_FUNCS.remove("softmax"),
+        lambda lists: lists.FP16_FUNCS.append("relu"),
+        lambda lists: lists.FP16_FUNCS.__iadd__(["relu"]),
+        lambda lists: lists.FP16_USE_FP32_PARAMS.pop("BatchNorm"),
+    ],
+)
+def test_changes_in_place_are_refused_rather_than_ignored(change):
+    before = list(amp.lists.symbol_fp16.FP32_FUNCS), list(amp.lists.symbol_fp16.FP16_FUNCS)
+    with pytest.raises(amp.AmpError, match="cannot be changed in place: .* a changed copy"):
+        change(amp.lists.symbol_fp16)
+    assert before == (amp.lists.symbol_fp16.FP32_FUNCS, amp.lists.symbol_fp16.FP16_FUNCS)

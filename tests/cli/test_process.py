@@ -1,4 +1,4 @@
-"""The command line as a program: pipes, terminals, signals, and the README's commands."""
+"""The command line as a program: pipes, terminals, signals."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import contextlib
 import os
 import pty
 import re
-import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import mxnet as mx
-
-from tests.cli.checkpoints import SHAPE, mxmp, save
+from tests.cli.checkpoints import SHAPE, save
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(*args, **streams):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
+def start(*args, columns=100, **streams):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": str(columns)}
     command = [sys.executable, "-m", "mxmp", *map(str, args)]
     return subprocess.Popen(command, env=env, **{"stderr": subprocess.PIPE, "text": True, **streams})
 
@@ -62,26 +59,20 @@ def read(terminal):
         yield from iter(lambda: terminal.read(4096), b"")
 
 
-def section():
-    """Return the README's commands, and what it says that the first prints."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    body = text.split("## A checkpoint from the command line\n")[1].split("\n## ")[0]
-    commands = [line for block in re.findall(r"^```sh\n(.*?)^```$", body, re.M | re.S) for line in block.splitlines()]
-    printed = re.findall(r"^```text\n(.*?)^```$", body, re.M | re.S)
-    return [shlex.split(command, comments=True) for command in commands], printed
-
-
-def test_the_commands_of_the_readme(tmp_path, monkeypatch):
-    """On the network of its section on the Symbolic API."""
-    monkeypatch.chdir(tmp_path)
-    data = mx.sym.Variable("data")
-    mlp = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=10, name="fc"), name="softmax")
-    arrays = {"fc_weight": mx.nd.random.normal(shape=(10, 20)), "fc_bias": mx.nd.zeros(10)}
-    mx.model.save_checkpoint("mlp", 3, mlp, arrays, {})
-    commands, (printed,) = section()
-    assert len(commands) == 3
-    outs = []
-    for program, *args in commands:
-        assert program == "mxmp"
-        outs.append(mxmp(*args)[0])
-    assert [line.strip() for line in outs[0].splitlines()] == [line.strip() for line in printed.splitlines()]
+def test_a_narrow_terminal_breaks_no_name(tmp_path):
+    ours, theirs = pty.openpty()
+    args = "inspect", save(tmp_path), "--policy", "O1", "--shape", SHAPE
+    with start(*args, columns=60, stdout=theirs) as process, open(ours, "rb", buffering=0) as terminal:
+        os.close(theirs)
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", b"".join(read(terminal)).decode()).splitlines()
+    assert process.returncode == 0
+    assert max(map(len, lines)) <= 60
+    for word in (
+        "FullyConnected",
+        "softmax",
+        "conv_weight",
+        "loss_scale=dynamic",
+        "cheaper so",
+        "allow: gains from low",
+    ):
+        assert any(word in line for line in lines), word
