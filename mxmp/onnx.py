@@ -81,8 +81,8 @@ def export_model(
 
     Raises:
         DependencyError: If onnx is not installed.
-        ConvertError: If the parameters do not fit, an input has no shape, or the exporter cannot
-            translate an operator.
+        ConvertError: If the parameters do not fit, an input has no shape, the exporter cannot
+            translate an operator, or onnx's checker refuses the model.
         CheckpointError: If the file cannot be written.
     """
     onnx = _import_onnx()
@@ -98,17 +98,37 @@ def export_model(
     try:
         with replacing(file) as (written,), _checked_as(onnx, OPSET):
             in_types = [np.dtype(types.get(name, dtypes_.FLOAT32)) for name in inputs]
-            mx.onnx.export_model(symbol, params, [sizes[name] for name in inputs], in_types, written)
+            _translate(sym, symbol, params, [sizes[name] for name in inputs], in_types, written)
             model = onnx.load(written)
             model.opset_import[0].version = OPSET
             _tidy(model.graph, onnx.numpy_helper)
-            onnx.checker.check_model(model)
+            _check(onnx, model)
             onnx.save(model, written)
     except OSError as e:
         raise CheckpointError(f"{file}: the model cannot be written: {e.strerror or e}") from e
-    except Exception as e:  # the exporter raises all sorts: AttributeError, KeyError, AssertionError, ...
-        raise ConvertError(f"MXNet's exporter to ONNX cannot translate the network: {_reason(e, sym)}") from e
     return file
+
+
+def _translate(sym: Any, symbol: Any, params: Mapping[str, Any], sizes: Any, types: Any, file: str) -> None:
+    """Let MXNet's exporter write a symbol.
+
+    Raises:
+        ConvertError: If it fails; its errors of all sorts (AttributeError, KeyError, AssertionError, ...)
+            say what it cannot translate, but not those of the file and of memory.
+    """
+    try:
+        mx.onnx.export_model(symbol, params, sizes, types, file)
+    except (OSError, MemoryError):
+        raise
+    except Exception as e:
+        raise ConvertError(f"MXNet's exporter to ONNX cannot translate the network: {_reason(e, sym)}") from e
+
+
+def _check(onnx: Any, model: Any) -> None:
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as e:
+        raise ConvertError(f"onnx's checker refuses the model that came of the network: {e}") from e
 
 
 def _tidy(graph: Any, helper: Any) -> None:

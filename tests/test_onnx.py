@@ -12,6 +12,7 @@ import pytest
 from mxnet.contrib import amp
 from onnx import TensorProto
 
+import mxmp
 import symbols
 from mxmp import Policy
 from mxmp.errors import CheckpointError, ConvertError, DependencyError
@@ -310,6 +311,38 @@ def test_bad_input_is_one_clear_message_and_nothing_is_written(symbol, shapes, m
         export_model(symbol, {}, {}, str(tmp_path / "net.onnx"), shapes)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def raising(error):
+    def raise_it(*args, **kwargs):
+        raise error
+
+    return raise_it
+
+
+@pytest.mark.parametrize(
+    "part, error, expected, message",
+    [
+        ("exporter", AssertionError("no"), ConvertError, "MXNet's exporter to ONNX cannot translate .*AssertionError no"),
+        ("exporter", KeyError("op"), ConvertError, "MXNet's exporter to ONNX cannot translate .*KeyError 'op'"),
+        ("exporter", OSError(28, "No space left"), CheckpointError, "net.onnx: the model cannot be written: .*No space"),
+        ("exporter", MemoryError(), MemoryError, "^$"),
+        ("exporter", KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+        ("ours", KeyError("mine"), KeyError, "^'mine'$"),
+        ("ours", KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+        ("checker", onnx.checker.ValidationError("bad"), ConvertError, "onnx's checker refuses the model .*: bad"),
+    ],
+)
+def test_the_exporter_is_blamed_for_its_errors_alone(part, error, expected, message, monkeypatch, tmp_path):
+    owner, name = {
+        "exporter": (mx.onnx, "export_model"),
+        "ours": (mxmp.onnx, "_tidy"),
+        "checker": (onnx.checker, "check_model"),
+    }[part]
+    monkeypatch.setattr(owner, name, raising(error))
+    with pytest.raises(expected, match=message) as found:
+        export_model(mx.sym.relu(mx.sym.var("x")), {}, {}, str(tmp_path / "net.onnx"), {"x": (2, 3)})
+    assert found.type is expected and list(tmp_path.iterdir()) == []
 
 
 def test_parameters_are_no_inputs_and_those_that_nothing_reads_are_gone(tmp_path):

@@ -247,7 +247,8 @@ class Conversion:
         if autograd.is_recording():
             self._note_recorded()
         self.net._cached_op, self.net._cached_op_args = self.ops[key]
-        return self._original("_call_cached_op", *args)
+        with modes.watched(self.net, mode):
+            return self._original("_call_cached_op", *args)
 
     def _get_ready(self, args: Tuple[Any, ...]) -> None:
         """Initialize parameters and store in low precision what any of the siblings wants so.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -12,7 +13,7 @@ from mxnet import autograd, gluon
 from .. import dtypes
 from ..graph import Graph, without_versions
 from ..optimizer.loss_heads import loss_heads
-from ..symbol import Converted
+from ..symbol import Converted, NetworkNames
 from . import trace
 from .precision import current_region
 
@@ -63,6 +64,31 @@ class Mode:
         """Whether conversion changed nothing, so that the net may as well run as it was written."""
         same = without_versions(self.converted.graph) == self.source
         return same and self.converted.on_cpu() is self.converted.symbol
+
+    @functools.cached_property
+    def names(self) -> NetworkNames:
+        """What its tensors are called in the net, for op hooks on a GPU."""
+        return NetworkNames(self.converted, self.converted.symbol, on_cpu=False)
+
+    @functools.cached_property
+    def names_on_cpu(self) -> NetworkNames:
+        """The same on a CPU."""
+        return NetworkNames(self.converted, self.converted.on_cpu(), on_cpu=True)
+
+
+@contextlib.contextmanager
+def watched(net: gluon.HybridBlock, mode: Mode) -> Iterator[None]:
+    """Let the op hook of a net see the net's own names and float32 values while it runs a graph."""
+    callback = net._callback
+    if callback is None:
+        yield
+        return
+    names = mode.names_on_cpu if on_cpu() else mode.names
+    net._callback = names.wrap(callback)
+    try:
+        yield
+    finally:
+        net._callback = callback
 
 
 def make_key(net: gluon.Block, args: Tuple[Any, ...], shaped: bool) -> Key:

@@ -25,17 +25,21 @@ class Runnable:
 
     Attributes:
         converted: The symbol under its policy, without a loss scale.
+        scaling: The same with a loss scale, if it has any.
         symbol: What executors bind.
         scaled: Whether its loss heads were to get a loss scale.
         has_loss_scale: Whether it has any.
         loss_outputs: Numbers of the outputs that come from scaled loss heads.
+        on_cpu: Whether it is for a CPU, where float16 is emulated.
     """
 
     converted: Converted
+    scaling: Converted
     symbol: Any
     scaled: bool
     has_loss_scale: bool
     loss_outputs: Tuple[int, ...]
+    on_cpu: bool
 
 
 def prepare(
@@ -73,7 +77,7 @@ def prepare(
     on_cpu = any(context.device_type != "gpu" for context in contexts)
     runs = _with_dtypes(result.on_cpu() if on_cpu else result.symbol, result.facts.variable_dtypes(result.graph))
     outputs = _loss_outputs(result.graph, loss_heads) if scaled else ()
-    return Runnable(converted, runs, scaled, result is not converted, outputs)
+    return Runnable(converted, result, runs, scaled, result is not converted, outputs, on_cpu)
 
 
 def input_types(symbol: Any, inputs: Iterable[mx.io.DataDesc]) -> Dict[str, str]:

@@ -15,7 +15,7 @@ from ..optimizer.scaler import Scaler
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..recent import Recent
-from ..symbol import ShapeOutcomes, to_graph
+from ..symbol import NetworkNames, ShapeOutcomes, WatchedExecutor, to_graph
 from ..symbol.contexts import require_kernels
 from .binding import LOSS_SCALE, Runnable, input_types, prepare
 from .training import Training, Weight
@@ -46,6 +46,7 @@ class ConvertedModule(mx.mod.Module):
         self._runnable: Optional[Runnable] = None
         self._training: Optional[Training] = None
         self._monitor: Any = None
+        self._watched: List[WatchedExecutor] = []  # what the monitor was given
         self._outcomes: Any = None  # what shapes decide about the symbol
         self._runnables: Recent[Runnable] = Recent(_MAX_RUNNABLES)  # what runs, by what shapes decided
 
@@ -111,19 +112,34 @@ class ConvertedModule(mx.mod.Module):
                 self._data_shapes, self._label_shapes = descs
                 self._use(found, self._exec_group)
                 if self._monitor is not None:
-                    self._exec_group.install_monitor(self._monitor)
+                    self._watch()
                 return
         super().reshape(data_shapes, label_shapes)
+        if self._monitor is not None:
+            self._watch()
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
         """Update a metric with the last outputs, as ``mx.mod.Module.update_metric``; bfloat16 ones in float32."""
         super().update_metric(_Widening(eval_metric), labels, pre_sliced)
 
     def install_monitor(self, mon: Any) -> None:
-        """Install a monitor on all executors; it sees the graph that runs, casts included."""
+        """Install a monitor on all executors; it sees the network's own names and float32 values.
+
+        What mxmp puts in, casts for example, it does not see. Gradients are scaled by the loss scale.
+        """
         self._bound("install_monitor")
         self._monitor = mon
-        super().install_monitor(mon)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Let the monitor see the executors of now, and no earlier ones."""
+        runnable, held = self._bound("install_monitor"), getattr(self._monitor, "exes", [])
+        held[:] = [each for each in held if each not in self._watched]
+        self._watched = []
+        for executor in self._exec_group.execs:
+            watched = WatchedExecutor(executor, NetworkNames(runnable.scaling, runnable.symbol, runnable.on_cpu))
+            self._watched.append(watched)
+            self._monitor.install(watched)
 
     def _prepare(self, descs: Any, shared: Optional[ConvertedModule]) -> Runnable:
         """Return what to run for data and labels of these descriptions."""

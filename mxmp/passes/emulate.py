@@ -35,6 +35,9 @@ from .base import Pass
 from .deconvolution import trainable_deconvolution
 from .facts import CAST_OPS, Facts
 
+Named = Tuple[str, int]
+"""A node's name and the number of an output."""
+
 # Operators whose gradients are copies of the one that they get.
 _SUMS = {"elemwise_add", "add_n"}
 
@@ -55,6 +58,28 @@ class Emulate(Pass):
     def run(self, graph: Graph) -> Graph:
         """Return the graph in float32 arithmetic with float16 rounding."""
         return _Emulator(graph, self.facts, self.rules).run() if _has_float16(self.facts) else graph
+
+
+def emulated_entries(graph: Graph, facts: Facts, rules: RuleSet = RULES) -> Dict[Tuple[int, int], Tuple[Named, Named]]:
+    """Return where `Emulate` leaves the entries of a graph, by (position, output).
+
+    Returns:
+        For each entry, by node name and output: what the operator gives in float32, and what that is
+        rounded to; the same twice where nothing is rounded. Nothing where there is no float16.
+    """
+    if not _has_float16(facts):
+        return {}
+    emulator = _Emulator(graph, facts, rules)
+    emulator.run()
+
+    def named(entry: Entry) -> Named:
+        return emulator.builder.nodes[entry.node].name, entry.index
+
+    found = {}
+    for key in ((i, index) for i, node in enumerate(graph.nodes) for index in range(node.num_outputs)):
+        computed = emulator.builder.mapped(Entry(*key))
+        found[key] = named(computed), named(emulator.on_grid.get(key) or emulator.real.get(key) or computed)
+    return found
 
 
 def _has_float16(facts: Facts) -> bool:

@@ -101,6 +101,12 @@ def infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
     return {name: dtypes.canonical(t) for name, t in zip(names, (*(args or ()), *(states or ()))) if t is not None}
 
 
+def output_names(symbol: Any) -> Dict[Tuple[int, int], str]:
+    """Return the names of all outputs of a symbol's nodes, by (node, output index)."""
+    internals = symbol.get_internals()
+    return dict(zip(_entries(internals), internals.list_outputs()))
+
+
 def _entries(internals: Any) -> Tuple[Tuple[int, int], ...]:
     """Return the (node, output index) of each output of a symbol's internals."""
     text = internals.tojson(remove_amp_cast=False)

@@ -1,0 +1,202 @@
+"""Monitors of converted networks: they see the network's own names, and float32 values."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import mxnet as mx
+from mxnet.base import NDArrayHandle
+
+from .. import dtypes
+from ..graph import Graph
+from ..passes import EraseCasts
+from ..passes.emulate import Named, emulated_entries
+from ..tally import positions
+from .conversion import Converted
+from .facts import output_names, to_graph
+
+Callback = Callable[..., None]
+
+
+class _Own(NamedTuple):
+    """An output of an operator of the network.
+
+    Attributes:
+        entry: The node's position in the network, and the output.
+        label: What MXNet calls it there.
+        op: The operator there.
+        rounded: Whether another node rounds it, whose value counts.
+    """
+
+    entry: Tuple[int, int]
+    label: str
+    op: str
+    rounded: bool
+
+
+class NetworkNames:
+    """Finds what the tensors of a running graph are called in the network that it was converted from.
+
+    An operator reports its outputs as ``<node>_output``, or by what else it calls them, and for all
+    that is rounded behind it the rounded value stands: it takes the label of the last report of
+    its operator. So there is one of these for each executor.
+
+    Args:
+        converted: The converted graph, a loss scale included.
+        running: The symbol that runs.
+        on_cpu: Whether it is for a CPU, where float16 is emulated.
+    """
+
+    def __init__(self, converted: Converted, running: Any, on_cpu: bool) -> None:
+        graph = converted.graph
+        before = EraseCasts()(graph).graph
+        where = positions(before, graph)
+        places = emulated_entries(graph, converted.facts) if on_cpu else {}
+        strings = _strings(running)
+        read = {entry.node for node in before.nodes for entry in node.inputs} | {head.node for head in before.heads}
+        self._variables = {before.nodes[i].name for i in read if before.nodes[i].is_variable}  # no loss scale
+        self._own: Dict[str, _Own] = {}
+        self._rounded: Dict[str, Tuple[int, int]] = {}
+        self._labels: Dict[Tuple[int, int], str] = {}
+        self._operators: Dict[str, Tuple[str, str]] = {}  # by the running node's name
+        for position, node in enumerate(before.nodes):
+            for index in range(0 if node.is_variable or position not in where else node.num_outputs):
+                key = where[position], index
+                same = (graph.nodes[key[0]].name, index)
+                computed, held = places.get(key, (same, same))
+                self._operators[computed[0]] = node.name, node.op
+                self._add((position, index), node.name, node.op, computed, held, strings)
+        self._all = {node.name for node in to_graph(running).nodes}
+
+    def _add(
+        self, entry: Tuple[int, int], name: str, op: str, computed: Named, held: Named, strings: Dict[Named, Set[str]]
+    ) -> None:
+        for text in strings.get(computed, ()):
+            self._own[text] = _Own(entry, name + text[len(computed[0]) :], op, held != computed)
+        if held != computed:
+            self._rounded.update(dict.fromkeys(strings.get(held, ()), entry))
+
+    def find(self, text: str) -> Optional[Tuple[str, Optional[str]]]:
+        """Return the label of what is reported under a name, and its operator; None for what mxmp put in."""
+        own = self._own.get(text)
+        if own is not None:
+            self._labels[own.entry] = own.label
+            return None if own.rounded else (own.label, own.op)
+        if text in self._rounded:
+            entry = self._rounded[text]
+            found = next(each for each in self._own.values() if each.entry == entry)
+            return self._labels.get(entry, found.label), found.op
+        if text in self._variables:
+            return text, None
+        return self._find_part(text)
+
+    def _find_part(self, text: str) -> Optional[Tuple[str, Optional[str]]]:
+        """Return the label of an input or a gradient, which MXNet names after its node."""
+        end = len(text)
+        while end > 0:
+            node = text[:end]
+            if node in self._operators:
+                name, op = self._operators[node]
+                return name + text[end:], op
+            if node in self._all:
+                return None
+            end = text.rfind("_", 0, end)
+        return text, None  # an operator that MXNet made itself
+
+    def wrap(self, callback: Callback) -> Callback:
+        """Return a monitor callback that calls another with the network's names, and float32 values.
+
+        Both take the name, for a cached operator that of the operator, and the handle of an array
+        that they own.
+        """
+
+        def call(name: bytes, *rest: Any) -> None:
+            found = self.find(name.decode())
+            handle = _float32(rest[-1], wanted=found is not None)
+            if found is not None:
+                label, op = found
+                ops = rest[:-1] if op is None else [op.encode() for _ in rest[:-1]]
+                callback(label.encode(), *ops, handle)
+
+        return call
+
+    def is_own(self, variable: str) -> bool:
+        """Return whether a variable is one of the network's."""
+        return variable in self._variables
+
+
+class WatchedExecutor:
+    """An executor as ``mx.mon.Monitor`` takes it, with the names of the network and float32 values.
+
+    Args:
+        executor: The executor.
+        names: Finds the names.
+    """
+
+    def __init__(self, executor: Any, names: NetworkNames) -> None:
+        self._executor = executor
+        self._names = names
+        self._symbol = _Variables(executor._symbol, names)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what is the executor's own."""
+        return getattr(self._executor, name)
+
+    def set_monitor_callback(self, callback: Callback, monitor_all: bool = False) -> None:
+        """Install a callback, as ``Executor.set_monitor_callback``."""
+        self._executor.set_monitor_callback(self._names.wrap(callback), monitor_all)
+
+    @property
+    def arg_arrays(self) -> List[Any]:
+        """The network's arguments in float32."""
+        return self._wide(self._executor._symbol.list_arguments(), self._executor.arg_arrays)
+
+    @property
+    def aux_arrays(self) -> List[Any]:
+        """Its auxiliary states."""
+        return self._wide(self._executor._symbol.list_auxiliary_states(), self._executor.aux_arrays)
+
+    def _wide(self, names: Sequence[str], arrays: Sequence[Any]) -> List[Any]:
+        return [_widened(array) for name, array in zip(names, arrays) if self._names.is_own(name)]
+
+
+class _Variables:
+    """A symbol whose variables are those of the network alone."""
+
+    def __init__(self, symbol: Any, names: NetworkNames) -> None:
+        self._symbol, self._names = symbol, names
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._symbol, name)
+
+    def list_arguments(self) -> List[str]:
+        return [name for name in self._symbol.list_arguments() if self._names.is_own(name)]
+
+    def list_auxiliary_states(self) -> List[str]:
+        return [name for name in self._symbol.list_auxiliary_states() if self._names.is_own(name)]
+
+
+def _strings(symbol: Any) -> Dict[Named, Set[str]]:
+    """Return what executors and cached operators may call the outputs of a symbol's nodes."""
+    graph: Graph = to_graph(symbol)
+    found: Dict[Named, Set[str]] = {}
+    for (position, index), name in output_names(symbol).items():
+        node = graph.nodes[position]
+        found.setdefault((node.name, index), set()).update((name, f"{node.name}_{index}"))
+    return found
+
+
+def _widened(array: Any) -> Any:
+    low = dtypes.canonical(array.dtype) in (*dtypes.LOW_PRECISION, "float64")
+    return mx.nd.amp_cast(array, dtype=dtypes.FLOAT32) if low else array
+
+
+def _float32(handle: Any, wanted: bool) -> Any:
+    """Return the handle of an array in float32; the one given is used up, as it is if nothing is wanted."""
+    array = mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
+    if not wanted:
+        return None
+    result = _widened(array)
+    handle, result.handle = result.handle, NDArrayHandle()  # who is called frees it
+    return handle
