@@ -121,8 +121,9 @@ class _Sweep:
         rounded = any(key in self.rounded for key in keys) and not rule.truth
         if rounded:
             self.rounded.update(outputs)
-        if any(key in self.positions for key in keys) and (rule.category == CLEAR or not rounded):
-            self.positions.update(outputs if rule.category in (CLEAR, INFER) else ())
+        carries = rule.category == CLEAR or (rule.category == INFER and not rounded and not rule.truth)
+        if carries and any(key in self.positions for key in keys):
+            self.positions.update(outputs)
 
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
         for number, body in enumerate(bodies):
@@ -184,6 +185,7 @@ class _Sweep:
             return
         rounded = any((entry.node, entry.index) in self.rounded for entry in inputs)
         holds = any((position, i) in self.positions for i in range(node.num_outputs))
+        holds |= rule.truth and any((entry.node, entry.index) in self.positions for entry in inputs)  # compares them
         if what < _INTEGER and rounded:
             what = _POSITIONS if what and holds else 0
         elif not what and holds:

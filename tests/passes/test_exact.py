@@ -102,6 +102,14 @@ def test_positions_among_scores_are_exact(policy):
     assert found.tolist() == [[ODD, 1]]
 
 
+@pytest.mark.parametrize("policy", ["O1", "O3", "float16"])
+def test_positions_are_compared_exactly_and_the_mask_is_a_value(policy):
+    mask = mx.sym.broadcast_lesser(mx.sym.arange(ODD + 3), mx.sym.var("length"))
+    (found,) = run(mx.sym.expand_dims(mask, axis=0, name="mask"), policy, length=[float(ODD)])
+    assert found.dtype == (np.float16 if policy == "float16" else np.float32)
+    assert found.sum(dtype="float64") == ODD
+
+
 def test_other_outputs_of_a_pure_policy_are_low():
     x = mx.sym.var("x")
     net = mx.sym.Group([mx.sym.argmax(x, axis=1), mx.sym.relu(x)])
