@@ -9,7 +9,7 @@ from gluoncv.model_zoo import get_model
 from mxnet import autograd
 
 from mxmp import Policy
-from mxmp.gluon import convert, report, restore
+from mxmp.gluon import cast, convert, report, restore
 
 pytestmark = pytest.mark.slow
 
@@ -84,3 +84,45 @@ def test_ssd_trains_and_detects(policy):
     restore(net)
     for again, before in zip(net(x), detections):
         assert again.shape == before.shape
+
+
+# Networks with depthwise convolutions, two of them with PixelShuffle behind convolutions.
+WITH_LAYOUTS = {
+    "mobilenet0.25": {},
+    "mobilenetv2_0.25": {},
+    "mobilenetv3_small": {},
+    "mobile_pose_mobilenet1.0": {"num_joints": 4, "pretrained_base": False},
+    "mobile_pose_mobilenetv3_small": {"num_joints": 4, "pretrained_base": False},
+}
+
+
+def output_and_gradient(net, x):
+    """Return what a net gives, and the gradients of all its parameters as one vector; BatchNorm is not trained."""
+    with autograd.record(train_mode=False):
+        out = net(x)
+        loss = out.mean()
+    loss.backward()
+    params = [param for param in net.collect_params().values() if param.grad_req != "null"]
+    grads = [mx.nd.amp_cast(param.grad(), dtype="float32").asnumpy().ravel() for param in params]
+    return out.asnumpy(), np.concatenate(grads).astype("float64")
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("conversion", ["cast", "convert"])
+@pytest.mark.parametrize("name", WITH_LAYOUTS)
+def test_network_that_has_run_in_float32_runs_and_trains_in_bfloat16(name, conversion):
+    net, x = make(name, **WITH_LAYOUTS[name]), images(64)
+    expected, gradient = output_and_gradient(net, x)
+    net.hybridize()
+    for _ in range(2):  # the first call leaves the weights in oneDNN's layouts
+        net(x).wait_to_read()
+    if conversion == "cast":
+        cast(net, "bfloat16")
+    else:
+        convert(net, "mixed_bfloat16")
+    for _ in range(2):
+        found, found_gradient = output_and_gradient(net, x)
+        assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
+        cosine = found_gradient @ gradient / np.linalg.norm(found_gradient) / np.linalg.norm(gradient)
+        assert cosine > 0.99
+        net(x).wait_to_read()
