@@ -15,6 +15,7 @@ import click
 
 from examples.common.history import History
 from examples.common.parts import Part
+from mxmp.arrays_file import check_arrays_file
 from mxmp.files import replacing
 
 RECORD = "run.json"
@@ -35,8 +36,9 @@ def save(folder: Path, parts: Mapping[str, Part], settings: Settings, history: H
     with replacing(*(str(folder / name) for name in [*names, RECORD])) as files:
         for number, part in enumerate(parts.values()):
             symbol, params, states = files[3 * number : 3 * number + 3]
-            part.symbol.save(symbol)
+            Path(symbol).write_text(part.symbol.tojson(), encoding="utf-8")  # Symbol.save is silent on a full disk
             part.save_params(params)
+            check_arrays_file(params)  # and mx.nd.save on one that the last bytes do not fit on
             part.save_states(states)
         sums = {name: _checksum(Path(file)) for name, file in zip(names, files)}
         record = {"settings": settings, "files": sums, "history": history.to_dict()}
