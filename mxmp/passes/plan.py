@@ -78,7 +78,10 @@ def make_plan(
     if policy.param_dtype != dtypes.FLOAT32:
         params = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in facts.params}
         pinned = {i for i, verdict in enumerate(verdicts) if verdict.label == LOW}
-        low_params = _read_low_alone(graph, verdicts, pinned, facts, params)
+        own_casts = _own_casts(graph, policy.compute_dtype)
+        reading_low = [replace(v, low_ports=frozenset([0])) if i in own_casts else v for i, v in enumerate(verdicts)]
+        low_params = _read_low_alone(graph, reading_low, pinned, facts, params)
+        verdicts = tuple(reading_low[i] if own_casts.get(i) in low_params else v for i, v in enumerate(verdicts))
         low_params |= {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in stored}
         free_params = frozenset(params - low_params - {head.node for head in graph.heads}) if final else free_params
     output_low = policy.output_dtype != dtypes.FLOAT32
@@ -99,6 +102,20 @@ def _read_low_alone(
             else:
                 found.discard(entry.node)
     return frozenset(found & read - {head.node for head in graph.heads})
+
+
+def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:
+    """Return the amp_casts of the network's own from variables to a dtype: what each reads, by its position.
+
+    They give the same of a variable that is stored in that dtype, as contrib.amp stores it then. A ``Cast``
+    to bfloat16 truncates, and does not.
+    """
+    found = {i: node.inputs[0].node for i, node in enumerate(graph.nodes) if node.op == "amp_cast"}
+    return {
+        i: source
+        for i, source in found.items()
+        if graph.nodes[i].get("dtype") == dtype and graph.nodes[source].is_variable
+    }
 
 
 def _plan_bodies(

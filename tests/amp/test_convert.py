@@ -14,8 +14,9 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp import amp
-from mxmp.dtypes import NUMPY_BFLOAT16
+from mxmp.dtypes import NUMPY_BFLOAT16, canonical
 from mxmp.errors import ConvertError, PolicyError
+from mxmp.symbol import to_graph
 
 NAMES = [name for name in dir(contrib) if name.startswith(("convert_", "init", "list_", "scale_", "unscale"))]
 
@@ -339,3 +340,52 @@ def test_a_converted_bucketing_module_trains_on_copies():
         assert found.update()
     assert (found.get_params()[0]["weight"].asnumpy() != before).any()
     np.testing.assert_array_equal(module.get_params()[0]["weight"].asnumpy(), before)
+
+
+OWN = {"w": (4, 3), "b": (4,)}
+
+
+def own_casts(dtype, also=None):
+    """Return a network with casts of its own, as contrib.amp's conversion leaves it, and parameters.
+
+    Args:
+        dtype: Of the casts.
+        also: Makes something of the bias that is added to the output.
+    """
+    w, b = mx.sym.var("w"), mx.sym.var("b")
+    out = mx.sym.FullyConnected(mx.sym.var("data"), w, b, num_hidden=4, name="fc")
+    out = contrib.convert_symbol(mx.sym.broadcast_add(out, also(b)) if also else out, dtype)
+    rng = np.random.RandomState(0)
+    return out, {name: mx.nd.array(rng.randn(*shape)) for name, shape in OWN.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
+def test_parameters_that_only_amp_casts_read_are_stored_low_as_in_contrib_amp(dtype):
+    symbol, args = own_casts(dtype)
+    _, theirs, _ = contrib.convert_model(symbol, dict(args), {}, dtype, cast_optional_params=True)
+    converted, mine, _ = amp.convert_model(symbol, args, {}, dtype, cast_optional_params=True)
+    for name in OWN:
+        assert canonical(mine[name].dtype) == canonical(theirs[name].dtype) == dtype
+        np.testing.assert_array_equal(mine[name].astype("float32").asnumpy(), theirs[name].astype("float32").asnumpy())
+    _, kept, _ = amp.convert_model(symbol, args, {}, dtype)
+    assert all(array.dtype == np.float32 for array in kept.values())
+    if dtype == "bfloat16":
+        outs = [
+            net.bind(mx.cpu(), {"data": mx.nd.ones((2, 3)), **params})
+            for net, params in ((converted, mine), (symbol, args))
+        ]
+        np.testing.assert_array_equal(*(each.forward()[0].asnumpy() for each in outs))
+
+
+def test_a_parameter_that_something_else_reads_in_float32_stays_so():
+    symbol, args = own_casts("float16", also=mx.sym.exp)
+    converted, mine, _ = amp.convert_model(symbol, args, {}, cast_optional_params=True)
+    assert mine["b"].dtype == np.float32 and mine["w"].dtype == np.float16
+    casts = [node for node in to_graph(converted).nodes if node.op in ("Cast", "amp_cast")]
+    assert len([node for node in casts if to_graph(converted).nodes[node.inputs[0].node].name == "b"]) == 1
+
+
+def test_an_amp_cast_to_another_dtype_stores_nothing():
+    symbol, args = own_casts("float16")
+    _, mine, _ = amp.convert_model(symbol, args, {}, "bfloat16", cast_optional_params=True)
+    assert all(array.dtype == np.float32 for array in mine.values())
