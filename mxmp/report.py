@@ -90,8 +90,9 @@ class Report:
     widely_read: Tuple[Tuple[str, int], ...] = ()
     param_bytes: Optional[Tuple[int, int]] = None
 
+    @property
     def count(self) -> Dict[str, int]:
-        """Return how many operators compute in each precision."""
+        """How many operators compute in each precision."""
         counts: Dict[str, int] = {}
         for row in self.rows:
             counts[row.precision] = counts.get(row.precision, 0) + 1
@@ -124,16 +125,17 @@ class Report:
         """Return the report as a table for a terminal."""
         console = Console(file=io.StringIO(), width=120)
         console.print(self.table())
-        for line in self.summary():
+        for line in self.summary:
             console.print(visible(line), highlight=False, markup=False)
         output: Any = console.file
         return str(output.getvalue())
 
+    @property
     def totals(self) -> List[Tuple[str, str]]:
-        """Return the totals, each with what it counts."""
+        """The totals, each with what it counts."""
         parts = ", ".join(
             f"{count} {'' if precision == AS_IT_WAS else 'in '}{precision}"
-            for precision, count in sorted(self.count().items())
+            for precision, count in sorted(self.count.items())
         )
         moved = "bytes unknown" if self.cast_bytes is None else f"{self.cast_bytes:,} bytes"
         found = [
@@ -147,16 +149,18 @@ class Report:
             found.append(("no rule, left as they were", ", ".join(self.without_rule)))
         return found
 
+    @property
     def warnings(self) -> List[str]:
-        """Return a sentence on each thing that training should look out for."""
+        """A sentence on each thing that training should look out for."""
         return [
             f"'{name}' is cast once for {readers} readers; their gradients add up in low precision"
             for name, readers in self.widely_read
         ]
 
+    @property
     def summary(self) -> List[str]:
-        """Return totals and warnings, a line each."""
-        return [f"{what}: {text}" for what, text in self.totals()] + self.warnings()
+        """Totals and warnings, a line each."""
+        return [f"{what}: {text}" for what, text in self.totals] + self.warnings
 
 
 def visible(text: str) -> str:

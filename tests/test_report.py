@@ -97,7 +97,7 @@ def test_stored_parameters_are_not_cast():
 def test_unknown_shapes_leave_bytes_unknown():
     found = report_of(sizes={})
     assert found.cast_bytes is None and found.activation_bytes is None
-    assert "bytes unknown" in found.summary()[1]
+    assert "bytes unknown" in found.summary[1]
 
 
 def test_text_holds_every_operator_and_the_totals():
@@ -113,8 +113,8 @@ def test_casts_that_the_network_had_itself_are_not_counted():
 
 
 def test_bytes_of_parameters_show_where_they_are_known():
-    assert "parameters: 24 bytes, 48 before" in replace(report_of(), param_bytes=(48, 24)).summary()
-    assert not any("parameters" in line for line in report_of().summary())
+    assert "parameters: 24 bytes, 48 before" in replace(report_of(), param_bytes=(48, 24)).summary
+    assert not any("parameters" in line for line in report_of().summary)
 
 
 def test_json_holds_the_same():
@@ -142,7 +142,7 @@ def test_tensors_with_many_readers_are_named(readers, warned):
     text = "\n".join(["x = null()", *weights, *calls, "return " + ", ".join(f"d{i}" for i in range(readers))])
     found = report_of(text, sizes={})
     assert found.widely_read == ((("x", readers),) if warned else ())
-    assert ("'x' is cast once for 33 readers; their gradients add up in low precision" in found.summary()) == warned
+    assert ("'x' is cast once for 33 readers; their gradients add up in low precision" in found.summary) == warned
 
 
 def test_the_table_explains_the_words_that_it_has_and_no_others():

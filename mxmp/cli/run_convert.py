@@ -38,8 +38,8 @@ def _check_new(files: Sequence[str], force: bool) -> None:
 
 
 def _print_summary(policy: Policy, model: ConvertedModel, files: Tuple[str, str]) -> None:
-    pairs = [("policy", str(policy)), *replace(model.report, param_bytes=model.param_bytes).totals()]
+    pairs = [("policy", str(policy)), *replace(model.report, param_bytes=model.param_bytes).totals]
     pairs += value_lines(model.changes, model.unfit, policy.compute_dtype)
-    pairs += [("note", warning) for warning in model.report.warnings()]
+    pairs += [("note", warning) for warning in model.report.warnings]
     pairs += [("written", file) for file in files]
     stdout().print(pairs_table(pairs))

@@ -86,13 +86,13 @@ def _epochs(prefix: str) -> str:
 def _print(found: Inspection, dtype: str, prefix: str) -> None:
     console = stdout()
     console.print(found.report.table(narrow=console.width < _NARROW))
-    pairs = found.report.totals() + value_lines(found.changes, found.unfit, dtype)
+    pairs = found.report.totals + value_lines(found.changes, found.unfit, dtype)
     if found.report.param_bytes is None:
         pairs.append(("parameters", f"bytes unknown; {_epochs(prefix)}--epoch or --shape of every input tells them"))
     if found.report.activation_bytes is None:
         pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
     pairs += _uneven_lines(found.uneven)
-    console.print(pairs_table(pairs + [("note", warning) for warning in found.report.warnings()]))
+    console.print(pairs_table(pairs + [("note", warning) for warning in found.report.warnings]))
 
 
 def _uneven_lines(layers: Sequence[Uneven]) -> List[Tuple[str, str]]:

@@ -24,7 +24,7 @@ from ..symbol import Converted, ShapeOutcomes, convert_graph, save_checkpoint, t
 from ..symbol.contexts import require_kernels
 from . import copies, modes, regions, saving, storage, trace
 from .graphs import Graphs, Source
-from .hooks import ATTRIBUTE, as_written, net_method, suspended
+from .hooks import ATTRIBUTE, as_written, converted_class, net_method, plain_class, suspended
 from .hooks import conversion_of as conversion_of
 from .hooks import installed as installed
 from .modes import Key, Mode
@@ -154,12 +154,14 @@ class Conversion:
         for name in _HOOKS if self.source is None else (*_HOOKS, "forward"):
             self.net.__dict__[name] = getattr(self, name)
         self.net.__dict__["__reduce_ex__"] = self.reduce_net
+        self.net.__class__ = converted_class(plain_class(self.net))
         self.net._active = True
 
     def unhook(self) -> None:
         """Let the net's own methods be seen again."""
         for name in (*_HOOKS, "forward", "__reduce_ex__"):
             self.net.__dict__.pop(name, None)
+        self.net.__class__ = plain_class(self.net)
 
     def suspend(self, change: int) -> None:
         """Count how often this thread has suspended the hooks."""
@@ -294,6 +296,7 @@ class Conversion:
         self._start()
         self.siblings.add(self)
         copies.empty_graphs(self.net, self.source)
+        self.net.__class__ = converted_class(plain_class(self.net))
 
     @net_method
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:

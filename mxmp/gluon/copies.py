@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+import copyreg
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Type
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
+from .hooks import plain_class
 from .regions import Mark, Marks
 from .trace import descendants
 
@@ -20,9 +22,15 @@ def reduce_net(net: gluon.HybridBlock, protocol: Any) -> Tuple[Any, ...]:
         if isinstance(block, gluon.HybridBlock) and block._cached_op is not None:
             block._clear_cached_op()
     make, args, state, *rest = type(net).__reduce_ex__(net, protocol)
+    if make is copyreg.__newobj__:  # pickle finds the plain class alone, by its name
+        make, args = _make_empty, (plain_class(net), *args[1:])
     if isinstance(state, dict):
         state = {name: value for name, value in state.items() if name not in _GRAPHS}
     return (make, args, state, *rest)
+
+
+def _make_empty(kind: Type[gluon.HybridBlock], *args: Any) -> gluon.HybridBlock:
+    return kind.__new__(kind, *args)
 
 
 def empty_graphs(net: gluon.HybridBlock, source: Optional[Tuple[Any, Any]]) -> None:

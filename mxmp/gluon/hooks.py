@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Type
 
 from mxnet import gluon
 
@@ -12,6 +12,10 @@ from .trace import descendants
 
 ATTRIBUTE = "_mxmp_conversion"
 """Where a block holds its conversion."""
+
+
+PLAIN_CLASS = "_mxmp_plain_class"
+"""Where the class of a converted net holds the one that it was written in."""
 
 
 def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,6 +33,22 @@ def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(conversion, *args, **kwargs)
 
     return hooked
+
+
+@functools.lru_cache(maxsize=None)
+def converted_class(kind: Type[gluon.HybridBlock]) -> Type[gluon.HybridBlock]:
+    """Return a class of converted nets, which is another but for what ``repr`` says."""
+
+    def describe(net: gluon.HybridBlock) -> str:
+        return f"{kind.__repr__(net)}\nconverted by mxmp: {conversion_of(net).policy}"
+
+    names = {"__repr__": describe, "__module__": kind.__module__, "__doc__": kind.__doc__, PLAIN_CLASS: kind}
+    return type(kind.__name__, (kind,), names)
+
+
+def plain_class(net: gluon.HybridBlock) -> Type[gluon.HybridBlock]:
+    """Return the class that a net was written in, converted or not."""
+    return getattr(type(net), PLAIN_CLASS, type(net))
 
 
 def conversion_of(block: gluon.Block) -> Optional[Any]:

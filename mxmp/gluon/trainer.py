@@ -65,6 +65,15 @@ class Trainer(TrainerSetup):
         LossScaleError: If ``loss_scale`` is not one.
     """
 
+    def __repr__(self) -> str:
+        """Return what it trains, by which optimizer and with which loss scale."""
+        inner = getattr(self._optimizer, "inner", self._optimizer)
+        return (
+            f"{type(self).__name__}({len(self._params)} parameters, {type(inner).__name__}, "
+            f"learning_rate={inner.learning_rate:g}, loss_scale={self.loss_scale!r}, "
+            f"skipped_steps={self.skipped_steps})"
+        )
+
     def scale_loss(self, loss: Any, *others: Trainer) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields the loss times the loss scale.
 

@@ -55,5 +55,5 @@ def test_residual_sums_stay_in_bfloat16():
     )
     net.initialize()
     found = report(convert(net, "mixed_bfloat16"))
-    assert found.count() == {"bfloat16": 14}
+    assert found.count == {"bfloat16": 14}
     assert found.activation_casts == 2  # the input and the output

@@ -169,7 +169,7 @@ def test_conversion_works_at_any_time(order, in_channels, policy):
     }
     for step in order:
         steps[step]()
-    assert report(net).count() == {Policy.parse(policy).compute_dtype: 8, "float32": 1}
+    assert report(net).count == {Policy.parse(policy).compute_dtype: 8, "float32": 1}
     assert net(batch()).dtype == np.float32
 
 
@@ -296,7 +296,7 @@ def test_symbol_block():
     sym = net(mx.sym.var("data"))
     block = gluon.SymbolBlock(sym, mx.sym.var("data"), params=net.collect_params())
     convert(block, "O1")
-    assert report(block).count()["float16"] == 8
+    assert report(block).count["float16"] == 8
     np.testing.assert_allclose(block(x).asnumpy(), expected, atol=ATOL["float16"])
     assert "Cast" in block(mx.sym.var("data")).tojson()
     restore(block)
@@ -323,7 +323,7 @@ def test_hybrid_blocks_inside_a_plain_block():
     expected = net(x).asnumpy()
     convert(net, "O1")
     np.testing.assert_allclose(net(x).asnumpy(), expected, atol=1e-3)
-    assert report(net).count() == {"float16": 3}
+    assert report(net).count == {"float16": 3}
     restore(net)
     assert np.array_equal(net(x).asnumpy(), expected)
 
@@ -347,7 +347,7 @@ def test_converting_the_outer_block_takes_over_the_inner_one():
     convert(net.conv1, "O2")
     convert(net, "mixed_bfloat16")
     assert dtypes_of(net)["conv1_weight"] == "float32"
-    assert set(report(net).count()) == {"bfloat16", "float32"}
+    assert set(report(net).count) == {"bfloat16", "float32"}
     assert report(net).rows[0].name.startswith(net.prefix)
     restore(net)
     assert "_mxmp_conversion" not in vars(net.conv1)
@@ -712,7 +712,7 @@ def test_operators_without_a_rule_are_named():
     convert(net, "O1")
     net(mx.nd.ones((2, 2)))
     assert report(net).without_rule == ("Custom",)
-    assert "no rule, left as they were: Custom" in report(net).summary()[-1]
+    assert "no rule, left as they were: Custom" in report(net).summary[-1]
 
 
 def test_user_import_is_enough():
@@ -844,7 +844,7 @@ def test_a_hybrid_block_with_a_forward_of_its_own():
     expected = net(x).asnumpy()
     convert(net, "O1")
     assert not np.array_equal(net(x).asnumpy(), expected)
-    assert report(net).count() == {"float16": 1}
+    assert report(net).count == {"float16": 1}
 
 
 def test_calls_of_different_structure():

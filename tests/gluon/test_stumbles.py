@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from mxnet.gluon.contrib import rnn as contrib_rnn
 
 from mxmp import Policy
 from mxmp.errors import ConvertError, InferenceError, PolicyError
-from mxmp.gluon import cast, convert, report, restore
+from mxmp.gluon import Trainer, cast, convert, report, restore
 
 X = mx.nd.ones((2, 3))
 
@@ -36,7 +39,7 @@ def test_the_report_of_a_float32_policy(policy):
     found = report(net)
     assert found.policy == str(Policy.parse(policy)) and found.casts == 0
     assert [row.op for row in found.rows] == ["FullyConnected", "FullyConnected", "Activation"]
-    assert set(found.count()) == {"float32"}
+    assert set(found.count) == {"float32"}
 
 
 def test_a_float32_policy_in_place_of_another():
@@ -44,9 +47,9 @@ def test_a_float32_policy_in_place_of_another():
     net(X)
     expected = restore(make())(X).shape
     convert(net, "O0")
-    assert net(X).shape == expected and set(report(net).count()) == {"float32"}
+    assert net(X).shape == expected and set(report(net).count) == {"float32"}
     convert(net, "O1")(X)
-    assert "float16" in report(net).count()
+    assert "float16" in report(net).count
 
 
 def test_after_restore_there_is_no_report():
@@ -211,3 +214,30 @@ def test_a_dropout_cell_drops_when_it_trains():
     with autograd.record():
         outputs, states = cell.unroll(5, x, merge_outputs=True)
     assert set(np.unique(outputs.asnumpy())) == {0, 2} and states == []
+
+
+# ---------------------------------------------------------------------- what repr says
+
+
+def test_a_converted_net_says_what_it_is():
+    net = make()
+    plain, kind = repr(net), type(net)
+    convert(net, "O1")
+    assert repr(net) == f"{plain}\nconverted by mxmp: {Policy.parse('O1')}"
+    assert isinstance(net, kind) and type(net).__name__ == kind.__name__
+    assert repr(restore(net)) == plain and type(net) is kind
+
+
+def test_copies_of_a_converted_net_say_what_they_are():
+    net = convert(make(), "O2")
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert repr(twin) == repr(net)
+        assert type(restore(twin)) is nn.HybridSequential
+
+
+def test_a_trainer_says_what_it_is():
+    net = convert(make(), "O1")
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=128)
+    assert repr(trainer) == (
+        "Trainer(4 parameters, SGD, learning_rate=0.1, loss_scale=StaticLossScale(value=128.0), skipped_steps=0)"
+    )
