@@ -81,13 +81,19 @@ def list_widest_type_cast(target_dtype: Any) -> List[str]:
 
 
 def list_conditional_fp32_ops(target_dtype: Any) -> List[Tuple[str, str, List[str]]]:
-    """Return (operator, attribute, values) of operators that run in float32 for these values alone."""
+    """Return (operator, attribute, values) of operators that run in float32 for these values of an attribute.
+
+    What depends on several attributes, or on one that is left out, has no place in such a list.
+    """
     low = low_precision(target_dtype)
-    found = []
+    found: List[Tuple[str, str, List[str]]] = []
     for op, each in _operators(low).items():
         if each.kind == _CONDITIONAL:
-            pairs = [rule.when[0] for rule in each.rules if _needs_float32(rule, low)]
-            found.append((op, pairs[0][0], [value for _, value in pairs]))
+            values: Dict[str, List[str]] = {}
+            for rule in each.rules:
+                if len(rule.when) == 1 and _needs_float32(rule, low):
+                    values.setdefault(rule.when[0][0], []).append(rule.when[0][1])
+            found += [(op, attribute, given) for attribute, given in values.items()]
     return found
 
 
