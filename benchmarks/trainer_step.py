@@ -22,6 +22,7 @@ from rich.table import Table
 
 from benchmarks.common import make_parser, write
 from mxmp.gluon import Trainer
+from mxmp.loss_scale import DynamicLossScale
 
 TARGET = 1.25
 """How many times as long as its peer's step mxmp's may take on float32 parameters."""
@@ -50,7 +51,8 @@ class Own:
 
     def __init__(self, params: List[mx.gluon.Parameter]) -> None:
         self.params = params
-        self.trainer = Trainer(params, "sgd", {"learning_rate": 1e-3, "momentum": 0.9}, loss_scale="dynamic")
+        scale = DynamicLossScale(init_scale=2.0**16)  # which stays: the gradients are those of one scale
+        self.trainer = Trainer(params, "sgd", {"learning_rate": 1e-3, "momentum": 0.9}, loss_scale=scale)
         self.loss = mx.nd.ones((1,))
         fill(trained(params), GRADIENT * self.trainer.loss_scale.value)
 
