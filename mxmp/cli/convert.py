@@ -11,7 +11,7 @@ from .options import Prefix, make_policy, model_options
 
 
 @click.command()
-@click.argument("prefix", type=Prefix())
+@click.argument("prefix", type=Prefix(read=True))
 @click.argument("epoch", type=click.IntRange(min=0))
 @click.option("-o", "--out", metavar="OUT", type=Prefix(), required=True, help="Prefix of the files to write.")
 @click.option("--policy", "text", default="O2", show_default=True, help="The policy; O2 stores weights in float16.")

@@ -11,7 +11,7 @@ from .options import Prefix, make_policy, model_options
 
 
 @click.command()
-@click.argument("prefix", type=Prefix())
+@click.argument("prefix", type=Prefix(read=True))
 @click.option("--epoch", type=click.IntRange(min=0), help="Epoch of the parameters; the only one there unless given.")
 @click.option("--policy", "text", help="The policy; O2 unless given, or what a converted network has.")
 @model_options

@@ -15,6 +15,7 @@ from ..symbol import Converted, convert_graph, convert_model, infer_facts, to_gr
 from ..symbol.arguments import Model, blaming_params, check_params, known_dtypes, known_shapes, param_names
 from ..symbol.params import Change, total_bytes, widened
 from ..tally import variable_bytes
+from .output import rounded_lines
 
 Params = Tuple[Dict[str, Any], Dict[str, Any]]
 """Arguments and auxiliary states."""
@@ -37,12 +38,14 @@ class Inspection:
         changes: What storing parameters in low precision would do to their values.
         unfit: Names of the parameters with values beyond its range whose readers would stay in float32.
         uneven: The float16 layers whose sizes, as far as they are known, do not fill tensor cores.
+        rounded: What to say of parameters that are stored in low precision, and would no longer be.
     """
 
     report: Report
     changes: Tuple[Change, ...] = ()
     unfit: Tuple[str, ...] = ()
     uneven: Tuple[Uneven, ...] = ()
+    rounded: Tuple[Tuple[str, str], ...] = ()
 
 
 def decided(
@@ -58,7 +61,8 @@ def decided(
     before = convert_graph(symbol, Policy(), *known)
     if model is not None:
         report = replace(model.report, param_bytes=model.param_bytes)
-        return Inspection(report, model.changes, model.unfit, _uneven(report, before, params))
+        rounded = tuple(rounded_lines(params[0], model.arg_params))
+        return Inspection(report, model.changes, model.unfit, _uneven(report, before, params), rounded)
     found = convert_graph(symbol, policy, *known, final=True)
     check_matches(policy, [(row.op, row.name) for row in found.report.rows])
     sizes = _param_bytes(symbol, known.params, (before.graph, before.facts), (found.graph, found.facts))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from glob import escape, glob
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import click
@@ -22,12 +24,24 @@ class Prefix(click.ParamType):
 
     name = "prefix"
 
+    def __init__(self, read: bool = False) -> None:
+        """Initialize.
+
+        Args:
+            read: Whether there have to be files of it.
+        """
+        self._read = read
+
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> str:
         """Return the prefix, or say what it is of a file's full name."""
         text = str(value)
         match = _FILE_OF_PREFIX.fullmatch(text)
         if match:
             self.fail(f"{text!r} is a file; give its prefix, {match.group(1)!r}.", param, ctx)
+        if self._read and os.path.isdir(text) and not os.path.exists(f"{text}-symbol.json"):
+            found = sorted(glob(f"{escape(os.path.join(text, ''))}*-symbol.json"))
+            names = ", ".join(repr(file[: -len("-symbol.json")]) for file in found[:5]) or "none"
+            self.fail(f"{text!r} is a folder; the prefixes in it: {names}.", param, ctx)
         if not text or text.endswith("/"):
             self.fail(f"{text!r} is a folder; put a name behind it, such as '{text}net'.", param, ctx)
         return text

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from typing import Callable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from rich import box
 from rich.console import Console
@@ -12,20 +13,39 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from ..dtypes import LOW_PRECISION, canonical
 from ..report import visible
 from ..symbol.params import Change
 
 _UNLIMITED = 10_000  # columns; a pipe has no width, and a name in one piece can be searched for
 
 
-def stdout() -> Console:
-    """Return the console for results: as wide as the terminal, or as the text where there is none.
+def stdout(width: int = _UNLIMITED) -> Console:
+    """Return the console for results, as wide as the terminal.
 
     What the terminal's encoding lacks is escaped, as Python does on stderr.
+
+    Args:
+        width: Columns where there is no terminal, nor a variable COLUMNS; as wide as the text unless given.
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False, markup=False, emoji=False)
+    columns = os.environ.get("COLUMNS", "")
+    known = sys.stdout.isatty() or (columns.isdigit() and width < _UNLIMITED)
+    return Console(width=None if known else width, highlight=False, markup=False, emoji=False)
+
+
+def rounded_lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> List[Tuple[str, str]]:
+    """Return what to say of parameters that were stored in low precision, and are no longer."""
+    wider: Dict[str, List[str]] = {}
+    for name, array in before.items():
+        dtype = canonical(array.dtype)
+        if dtype in LOW_PRECISION and name in after and canonical(after[name].dtype) not in LOW_PRECISION:
+            wider.setdefault(dtype, []).append(name)
+    return [
+        ("note", f"{len(names)} parameters were stored in {dtype}: their values were rounded to it, and stay so")
+        for dtype, names in wider.items()
+    ]
 
 
 def pairs_table(pairs: Sequence[Tuple[str, str]]) -> Table:

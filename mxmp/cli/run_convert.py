@@ -10,7 +10,7 @@ from ..errors import CheckpointError
 from ..policy import Policy
 from ..symbol import ConvertedModel, convert_model, load_checkpoint, save_checkpoint
 from ..symbol.checkpoint import check_out_prefix, checkpoint_files, naming_files
-from .output import pairs_table, progress, stdout, value_lines
+from .output import pairs_table, progress, rounded_lines, stdout, value_lines
 
 
 def run(
@@ -28,7 +28,7 @@ def run(
             model = convert_model(*source, policy, shapes, types)
         begin("write")
         save_checkpoint(out, epoch, *model)
-    _print_summary(policy, model, files)
+    _print_summary(policy, model, files, rounded_lines(source.arg_params, model.arg_params))
 
 
 def _check_new(files: Sequence[str], force: bool) -> None:
@@ -37,9 +37,12 @@ def _check_new(files: Sequence[str], force: bool) -> None:
             raise CheckpointError(f"{file}: it exists; give another prefix to -o, or --force to overwrite it.")
 
 
-def _print_summary(policy: Policy, model: ConvertedModel, files: Tuple[str, str]) -> None:
+def _print_summary(
+    policy: Policy, model: ConvertedModel, files: Tuple[str, str], rounded: Sequence[Tuple[str, str]]
+) -> None:
     pairs = [("policy", str(policy)), *replace(model.report, param_bytes=model.param_bytes).totals]
     pairs += value_lines(model.changes, model.unfit, policy.compute_dtype)
     pairs += [("note", warning) for warning in model.report.warnings]
+    pairs += rounded
     pairs += [("written", file) for file in files]
     stdout().print(pairs_table(pairs))

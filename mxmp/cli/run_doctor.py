@@ -13,6 +13,7 @@ from ..diagnose import Diagnosis, examine
 from ..policy import Policy
 from .output import stdout
 
+_FILE = 100  # columns of a file or pipe; sentences wrap
 _STYLES = {True: "", None: "yellow", False: "red"}
 
 
@@ -34,6 +35,6 @@ def _print(found: Diagnosis) -> None:
         table.add_column(column, overflow="fold")
     for check in found.checks:
         table.add_row(*(Text(cell, style=_STYLES[check.ok]) for cell in (check.what, check.found, check.advice)))
-    console = stdout()
+    console = stdout(_FILE)
     console.print(table)
     console.print(str(found))

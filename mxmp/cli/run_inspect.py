@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict
 from glob import escape, glob
@@ -11,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import click
 
 from ..diagnose.tensor_cores import BATCH, MULTIPLE, Uneven
+from ..errors import CheckpointError
 from ..passes import is_converted
 from ..policy import Policy
 from ..symbol import load_params, load_symbol, to_graph
@@ -68,7 +70,10 @@ def run(
 def _params_file(prefix: str, epoch: Optional[int]) -> Optional[str]:
     """Return the file with the parameters to count, if it is clear which."""
     if epoch is not None:
-        return checkpoint_files(prefix, epoch)[1]
+        file = checkpoint_files(prefix, epoch)[1]
+        if not os.path.lexists(file) and _epochs(prefix):
+            raise CheckpointError(f"{file}: there is no such file; {_epochs(prefix)}.")
+        return file
     names = _params_files(prefix)
     return names[0] if len(names) == 1 else None
 
@@ -80,7 +85,7 @@ def _params_files(prefix: str) -> List[str]:
 def _epochs(prefix: str) -> str:
     """Return what to say of the parameters that are there, if there are several."""
     found = [int(name[len(prefix) + 1 : -len(".params")]) for name in _params_files(prefix)]
-    return f"there are epochs {', '.join(map(str, sorted(found)))}; " if len(found) > 1 else ""
+    return f"there are epochs {', '.join(map(str, sorted(found)))}" if len(found) > 1 else ""
 
 
 def _print(found: Inspection, dtype: str, prefix: str) -> None:
@@ -88,10 +93,11 @@ def _print(found: Inspection, dtype: str, prefix: str) -> None:
     console.print(found.report.table(narrow=console.width < _NARROW))
     pairs = found.report.totals + value_lines(found.changes, found.unfit, dtype)
     if found.report.param_bytes is None:
-        pairs.append(("parameters", f"bytes unknown; {_epochs(prefix)}--epoch or --shape of every input tells them"))
+        several = f"{_epochs(prefix)}; " if _epochs(prefix) else ""
+        pairs.append(("parameters", f"bytes unknown; {several}--epoch or --shape of every input tells them"))
     if found.report.activation_bytes is None:
         pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
-    pairs += _uneven_lines(found.uneven)
+    pairs += _uneven_lines(found.uneven) + list(found.rounded)
     console.print(pairs_table(pairs + [("note", warning) for warning in found.report.warnings]))
 
 

@@ -113,3 +113,13 @@ def test_force_does_not_overwrite_the_source(tmp_path):
     _, err = mxmp("convert", prefix, 3, "-o", tmp_path / "." / "net", "--force", code=1)
     assert "is the prefix of the checkpoint itself" in err
     assert (tmp_path / "net-0003.params").read_bytes() == before
+
+
+def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
+    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "low")
+    out, _ = mxmp("convert", tmp_path / "low", 3, "-o", tmp_path / "wide", "--policy", "O0")
+    assert totals(out)["note"] == "4 parameters were stored in float16: their values were rounded to it, and stay so"
+    assert "note" not in totals(mxmp("convert", tmp_path / "low", 3, "-o", tmp_path / "again")[0])
+    shown = [row for row in table(mxmp("inspect", tmp_path / "low", "--policy", "O0")[0]) if row[0] == "note"]
+    assert shown == [["note", totals(out)["note"]]]
+    assert "note" not in totals(mxmp("convert", tmp_path / "net", 3, "-o", tmp_path / "plain", "--policy", "O0")[0])

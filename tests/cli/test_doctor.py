@@ -18,8 +18,9 @@ A100, H100 = ("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")
 def machine(tmp_path, monkeypatch):
     """Make a machine whose MXNet is a library, and return what the command prints there."""
 
-    def run(*args, cards=(), library=cuda_library, code=0):
+    def run(*args, cards=(), library=cuda_library, code=0, columns=1000):
         install_cards(tmp_path, monkeypatch, cards)
+        monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setenv("MXNET_LIBRARY_PATH", os.fspath(library(tmp_path)))  # MXNet looks there first
         out, err = mxmp("doctor", *args, code=code)
         assert err == ""
@@ -85,3 +86,9 @@ def test_a_damaged_library_is_a_row(machine):
 def test_an_unknown_policy_is_refused():
     out, err = mxmp("doctor", "--policy", "O9", code=2)
     assert out == "" and "unknown policy 'O9'; the nearest are" in err
+
+
+def test_it_wraps_where_there_is_no_terminal(machine):
+    for columns, widest in (("", 100), (72, 72)):
+        lines = machine(cards=[A100, H100], columns=columns).splitlines()
+        assert max(map(len, lines)) <= widest and any("A100" in line for line in lines)

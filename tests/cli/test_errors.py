@@ -194,3 +194,20 @@ def test_help_and_version():
     assert {"convert", "inspect"} <= set(mxmp("--help")[0].split())
     for command in ("convert", "inspect"):
         assert "PREFIX" in mxmp(command, "-h")[0]
+
+
+def test_a_folder_in_place_of_a_prefix_to_read(tmp_path):
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "empty" / "..", "a")
+    save(tmp_path, "b")
+    for command in (["inspect", tmp_path], ["inspect", f"{tmp_path}/"], ["convert", tmp_path, 3, "-o", tmp_path / "o"]):
+        err = refused("is a folder; the prefixes in it: ", *command, code=2)
+        assert f"'{tmp_path}/a', '{tmp_path}/b'" in " ".join(err.split())
+    refused("empty' is a folder; the prefixes in it: none", "inspect", tmp_path / "empty", code=2)
+
+
+def test_an_epoch_that_is_missing_comes_with_those_that_are_there(prefix, tmp_path):
+    save(tmp_path, epoch=12)
+    refused(r"net-0007.params: there is no such file; there are epochs 3, 12\.", "inspect", prefix, "--epoch", 7)
+    refused(r"'--epoch': -1 is not in the range x>=0", "inspect", prefix, "--epoch", -1, code=2)
+    refused(r"'--epoch': 'last' is not a valid integer", "inspect", prefix, "--epoch", "last", code=2)
