@@ -16,6 +16,7 @@ MAX_CALLS = 4096
 MAX_GRAPHS = 32
 """Converted graphs that are kept, each with its cached operators."""
 
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """What a net was traced to, for kinds of calls that differ in shapes alone or not at all.
