@@ -90,9 +90,9 @@ def list_conditional_fp32_ops(target_dtype: Any) -> List[Tuple[str, str, List[st
     for op, each in _operators(low).items():
         if each.kind == _CONDITIONAL:
             values: Dict[str, List[str]] = {}
-            for rule in each.rules:
-                if len(rule.when) == 1 and _needs_float32(rule, low):
-                    values.setdefault(rule.when[0][0], []).append(rule.when[0][1])
+            for pair in [rule.when[0] for rule in each.rules if len(rule.when) == 1]:
+                if all(_needs_float32(rule, low) for rule in each.rules if pair in rule.when):
+                    values.setdefault(pair[0], []).append(pair[1])
             found += [(op, attribute, given) for attribute, given in values.items()]
     return found
 

@@ -67,7 +67,7 @@ def test_missing_files(prefix, tmp_path):
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.1, 0.5, 0.999])
-@pytest.mark.parametrize("end, match", [("symbol.json", "not a symbol's JSON"), ("0003.params", "truncated")])
+@pytest.mark.parametrize("end, match", [("symbol.json", "not a symbol's JSON"), ("0003.params", ".* The file is truncated")])
 def test_truncated_files(end, match, part, prefix, tmp_path):
     file = tmp_path / f"net-{end}"
     data = file.read_bytes()
@@ -77,14 +77,14 @@ def test_truncated_files(end, match, part, prefix, tmp_path):
 
 
 def test_a_damaged_shape_in_the_parameters(prefix, tmp_path):
-    """MXNet loads an array whose size is beyond what it can ask for."""
+    """The product of its sizes would overflow in MXNet."""
     file = tmp_path / "net-0003.params"
     data = bytearray(file.read_bytes())
     # Magic and reserved words, number of arrays, magic of the array, its storage, number of dimensions
     # (NDArray::Save, src/ndarray/ndarray.cc at tag 1.9.1); then sizes of eight bytes each.
     data[8 + 8 + 8 + 4 + 4 + 4 + 7] = 0x40  # 2**62 more: in bytes, a multiple of 2**64
     file.write_bytes(data)
-    refused(r"net-0003.params: truncated, or no file of parameters: .*Size of tensor", "inspect", prefix)
+    refused(r"net-0003.params: entry 0: the shape \(4611686018427387908, .* needs \d+ bytes, found", "inspect", prefix)
 
 
 def test_an_error_of_mxnet_is_one_line(prefix, tmp_path, monkeypatch):
