@@ -69,6 +69,7 @@ def _arithmetic() -> List[Example]:
         *same("_npi_absolute _npi_negative", MAP),
         *same("_maximum _minimum", MAP, MAP),
         *same("_npi_copysign", MAP, MAP),
+        *same("_npi_copysign", (2, 4, 1, 1), MAP),
         *same("_npi_copysign_scalar _npi_rcopysign_scalar", MAP, scalar=-0.5, differentiable=False),
         *same("_contrib_gradientmultiplier", MAP, scalar=0.75),
         *same("_npi_where", MAP, MAP, MAP, kinds={0: "index"}),
