@@ -231,7 +231,7 @@ def _verdict(
         return Verdict(FLOAT32, LAST_LAYER, rule)
     elif not has_kernel:
         deny = rule.category == DENY and rule.reason
-        reason = f"deny: {rule.reason}" if deny else f"MXNet has no {low} kernel for it"
+        reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
         return Verdict(FLOAT32, reason, rule, taints=rule.category == DENY)
     elif exact and (policy.pure or rule.category != DENY):
         return Verdict(FLOAT32, EXACT, rule, taints=False)
@@ -289,8 +289,8 @@ def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str, has_kerne
         )
     if not has_kernel:
         raise PolicyError(
-            f"{why} asks for {dtype} at node {node}, but MXNet 1.9.1 has no {dtype} kernel for {node.op}. "
-            f"Leave it in float32."
+            f"{why} asks for {dtype} at node {node}, but MXNet 1.9.1 has no sound {dtype} kernel for "
+            f"{node.op}. Leave it in float32."
         )
     return Verdict(LOW, why, rule)
 

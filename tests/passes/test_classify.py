@@ -83,7 +83,7 @@ def test_pinned_infer_taints_what_follows():
 def test_taint_goes_through_what_only_lacks_a_kernel():
     text = "x = null()\ne = exp(x)\nt = tile(e) {reps: 2}\na = elemwise_add(t, x)\nreturn a"
     found = verdicts_of(text, policy=BF16)
-    assert found["t"].reason == "MXNet has no bfloat16 kernel for it"
+    assert found["t"].reason == "MXNet has no sound bfloat16 kernel for it"
     assert found["a"].reason == "infer behind 't' (tile)"
 
 
@@ -106,7 +106,7 @@ def test_an_operator_without_bfloat16_kernel_stays_float32():
     text = "x = null()\nd = Deconvolution(x, x)\nreturn d"
     assert labels_of(text)["d"] == LOW
     found = verdicts_of(text, policy=BF16)["d"]
-    assert (found.label, found.reason) == (FLOAT32, "MXNet has no bfloat16 kernel for it")
+    assert (found.label, found.reason) == (FLOAT32, "MXNet has no sound bfloat16 kernel for it")
 
 
 def test_keep_batchnorm_fp32():
@@ -234,7 +234,7 @@ IMPOSSIBLE = {
     "no kernel": (
         "x = null()\nc = InstanceNorm(x, x, x)\nreturn c",
         Policy.parse("O1", names={"c": "float16"}),
-        r"at node 'c' \(InstanceNorm\), but MXNet 1.9.1 has no float16 kernel",
+        r"at node 'c' \(InstanceNorm\), but MXNet 1.9.1 has no sound float16 kernel",
     ),
     "region in another dtype": (
         "x = null()\nc = dot(x, x) {__mxmp_precision__: bfloat16}\nreturn c",
