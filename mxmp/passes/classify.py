@@ -39,7 +39,8 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
 
     Deny operators taint what follows: an infer operator that reads, directly or through clear
     operators, what a deny operator (or another tainted one) wrote, is pinned to float32. Within a
-    loop its state carries the taint into the next iteration.
+    loop its state carries the taint into the next iteration. What is float32 only because MXNet
+    has no other kernel for it passes a taint on, and taints nothing itself.
 
     Clear operators that carry a variable's own values to where float32 is wanted are pinned too
     (a detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and
@@ -127,16 +128,15 @@ class _Classifier:
         return Verdict(FLOAT32, f"'{name}' has values beyond {self.policy.compute_dtype}'s range", verdict.rule)
 
     def _taint(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+        if verdict.rule is None or verdict.label not in (FREE, FLOAT32):
+            return verdict
+        category = verdict.rule.category
         source = next((e.node for _, e in _data_inputs(node, verdict) if e.node in self.tainted), None)
-        if verdict.label == FREE and verdict.rule and not self.policy.pure:
-            if source is not None and verdict.rule.category == INFER:
-                verdict = Verdict(FLOAT32, f"infer behind {self.graph.nodes[source]}", verdict.rule)
-            if source is not None:
-                self.tainted.add(position)
-        if verdict.label == FLOAT32 and verdict.rule:
-            own = verdict.taints and verdict.rule.category in (DENY, INFER)
-            if own or (not verdict.taints and source is not None):
-                self.tainted.add(position)
+        if source is not None and category == INFER and verdict.label == FREE:
+            verdict = Verdict(FLOAT32, f"infer behind {self.graph.nodes[source]}", verdict.rule)
+        own = verdict.label == FLOAT32 and verdict.taints and category in (DENY, INFER)
+        if own or (source is not None and category != ALLOW):
+            self.tainted.add(position)
         return verdict
 
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Verdict:
@@ -231,7 +231,8 @@ def _verdict(
         return Verdict(FLOAT32, LAST_LAYER, rule)
     elif not has_kernel:
         deny = rule.category == DENY and rule.reason
-        return Verdict(FLOAT32, f"deny: {rule.reason}" if deny else f"MXNet has no {low} kernel for it", rule)
+        reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
+        return Verdict(FLOAT32, reason, rule, taints=rule.category == DENY)
     elif exact and (policy.pure or rule.category != DENY):
         return Verdict(FLOAT32, EXACT, rule, taints=False)
     elif policy.keep_batchnorm_fp32 and node.op in BATCH_NORMS:
@@ -288,8 +289,8 @@ def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str, has_kerne
         )
     if not has_kernel:
         raise PolicyError(
-            f"{why} asks for {dtype} at node {node}, but MXNet 1.9.1 has no {dtype} kernel for {node.op}. "
-            f"Leave it in float32."
+            f"{why} asks for {dtype} at node {node}, but MXNet 1.9.1 has no sound {dtype} kernel for "
+            f"{node.op}. Leave it in float32."
         )
     return Verdict(LOW, why, rule)
 
@@ -314,10 +315,10 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
     return None
 
 
-def depends_on_shapes(graph: Graph, rules: RuleSet = RULES) -> bool:
-    """Return whether a verdict on this graph may change with the shapes of its inputs."""
-    return bool(_shape_dependent(graph, rules)) or any(
-        depends_on_shapes(body, rules) for node in graph.nodes for body in node.subgraphs
+def depends_on_shapes(graph: Graph, dtype: str, rules: RuleSet = RULES) -> bool:
+    """Return whether a verdict on this graph, for a low precision dtype, may change with the shapes of its inputs."""
+    return bool(_shape_dependent(graph, dtype, rules)) or any(
+        depends_on_shapes(body, dtype, rules) for node in graph.nodes for body in node.subgraphs
     )
 
 
@@ -331,7 +332,7 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
         rules: The table of operators.
     """
     found: List[Any] = []
-    for position, rule in _shape_dependent(graph, rules):
+    for position, rule in _shape_dependent(graph, dtype, rules):
         node = graph.nodes[position]
         call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
         found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
@@ -342,7 +343,12 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
     return tuple(found)
 
 
-def _shape_dependent(graph: Graph, rules: RuleSet) -> List[Tuple[int, Rule]]:
-    """Return the operators whose rules read shapes: their positions, with the rules."""
+def _shape_dependent(graph: Graph, dtype: str, rules: RuleSet) -> List[Tuple[int, Rule]]:
+    """Return the operators for which shapes decide whether they run in a dtype: their positions, with the rules."""
     found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
-    return [(i, rule) for i, rule in found if rule and (rule.condition in SHAPE_CONDITIONS or rule.stand_ins)]
+    return [(i, rule) for i, rule in found if rule and _reads_shapes(rule, dtype, rules)]
+
+
+def _reads_shapes(rule: Rule, dtype: str, rules: RuleSet) -> bool:
+    conditional = rule.condition in SHAPE_CONDITIONS and dtype in rule.dtypes
+    return conditional or rules.has_stand_ins(rule, dtype)

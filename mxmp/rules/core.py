@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -37,6 +38,7 @@ GIVEN = "*"
 Shape = Optional[Tuple[int, ...]]
 
 _WORDS = {"true": True, "false": False}
+_LONG = re.compile(r"(?<=\d)L\b")  # of Python 2's sizes, "(2L, 2L)", which MXNet reads
 
 
 def value_of(attrs: Mapping[str, str], key: str) -> Any:
@@ -49,7 +51,7 @@ def value_of(attrs: Mapping[str, str], key: str) -> Any:
 def _parsed(text: str) -> Any:
     """Return what a text stands for; networks write the same few again and again."""
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(_LONG.sub("", text) if "L" in text else text)
     except (ValueError, SyntaxError):
         return _WORDS.get(text, text)
 
@@ -207,6 +209,10 @@ class RuleSet:
         op = rule.stand_in(call)
         found = self.find(op, call.attrs) if op else None
         return op if found is not None and call.dtype in found.dtypes else ""
+
+    def has_stand_ins(self, rule: Rule, dtype: str) -> bool:
+        """Return whether something may be put in an operator's place in a dtype, for some calls."""
+        return any(dtype in found.dtypes for _, op in rule.stand_ins for found in self._by_op.get(op, ()))
 
     def ops(self) -> Iterable[str]:
         """Return the names of all operators that have a rule."""

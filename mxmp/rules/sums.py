@@ -78,6 +78,7 @@ def short_copies(call: Call) -> Optional[str]:
 def short_broadcast_to(call: Call) -> Optional[str]:
     """Forbid broadcasting to a shape, if the gradient sums too many terms."""
     source, target = known_shape(call, 0), value_of(call.attrs, "shape")
+    target = (target,) if isinstance(target, int) else target
     if source is None or not isinstance(target, (tuple, list)):
         return None
     padded = (1,) * (len(target) - len(source)) + source

@@ -26,7 +26,7 @@ class ShapeOutcomes:
     def __init__(self, symbol: Any, dtype: str, types: Dtypes, params: FrozenSet[str]) -> None:
         erased = EraseCasts()(to_graph(symbol))
         self._graph, self._dtype = erased.graph, dtype
-        self.depends = depends_on_shapes(self._graph)
+        self.depends = depends_on_shapes(self._graph, dtype)
         if self.depends:
             source = from_graph(self._graph, symbol) if erased.modified else symbol
             self._graph = to_graph(source) if erased.modified else self._graph

@@ -13,6 +13,7 @@ from mxmp.policy import Policy
 from mxmp.rules import RULES
 
 O1 = Policy.parse("O1")
+BF16 = Policy.parse("mixed_bfloat16")
 
 
 def verdicts_of(text, policy=O1, dtypes=None, shapes=None):
@@ -79,6 +80,20 @@ def test_pinned_infer_taints_what_follows():
     assert found["a"].reason == "infer behind 'm' (_mul_scalar)"
 
 
+def test_taint_goes_through_what_only_lacks_a_kernel():
+    text = "x = null()\ne = exp(x)\nt = tile(e) {reps: 2}\na = elemwise_add(t, x)\nreturn a"
+    found = verdicts_of(text, policy=BF16)
+    assert found["t"].reason == "MXNet has no sound bfloat16 kernel for it"
+    assert found["a"].reason == "infer behind 't' (tile)"
+
+
+@pytest.mark.parametrize("op", ["broadcast_mul", "elemwise_mul", "sqrt"])
+def test_what_only_lacks_a_kernel_does_not_taint(op):
+    text = f"x = null()\nd = Convolution(x, x)\nm = {op}(d, d)\na = elemwise_add(m, d)\nreturn a"
+    found = labels_of(text, policy=BF16)
+    assert (found["m"], found["a"]) == (FLOAT32, FREE)
+
+
 def test_pure_runs_everything_low_that_has_a_kernel():
     found = labels_of(
         "x = null()\ns = softmax(x)\ni = InstanceNorm(s, x, x)\na = elemwise_add(i, x)\nreturn a",
@@ -90,8 +105,8 @@ def test_pure_runs_everything_low_that_has_a_kernel():
 def test_an_operator_without_bfloat16_kernel_stays_float32():
     text = "x = null()\nd = Deconvolution(x, x)\nreturn d"
     assert labels_of(text)["d"] == LOW
-    found = verdicts_of(text, policy=Policy.parse("mixed_bfloat16"))["d"]
-    assert (found.label, found.reason) == (FLOAT32, "MXNet has no bfloat16 kernel for it")
+    found = verdicts_of(text, policy=BF16)["d"]
+    assert (found.label, found.reason) == (FLOAT32, "MXNet has no sound bfloat16 kernel for it")
 
 
 def test_keep_batchnorm_fp32():
@@ -219,7 +234,7 @@ IMPOSSIBLE = {
     "no kernel": (
         "x = null()\nc = InstanceNorm(x, x, x)\nreturn c",
         Policy.parse("O1", names={"c": "float16"}),
-        r"at node 'c' \(InstanceNorm\), but MXNet 1.9.1 has no float16 kernel",
+        r"at node 'c' \(InstanceNorm\), but MXNet 1.9.1 has no sound float16 kernel",
     ),
     "region in another dtype": (
         "x = null()\nc = dot(x, x) {__mxmp_precision__: bfloat16}\nreturn c",
@@ -245,7 +260,7 @@ CHAIN = """x = null()
 
 def test_equal_outcomes_of_shapes_are_equal_verdicts():
     graph = from_text(CHAIN)
-    assert depends_on_shapes(graph)
+    assert depends_on_shapes(graph, "float16")
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     found = {}
     for rows in (1, 8, 1000, 1024, 1025, 4000, None):

@@ -107,7 +107,9 @@ def test_a_factor_beyond_float16_leaves_it_in_float32():
 
 def test_an_override_may_ask_for_it_where_something_stands_in():
     assert precisions(convert(attention(), 3, "O1,op:_linalg_gemm2=float16"))["scores"] == "float16"
-    with pytest.raises(PolicyError, match=r"node 'scores' \(_linalg_gemm2\), but MXNet 1.9.1 has no float16 kernel"):
+    with pytest.raises(
+        PolicyError, match=r"node 'scores' \(_linalg_gemm2\), but MXNet 1.9.1 has no sound float16 kernel"
+    ):
         convert(attention(), 4, "O1,op:_linalg_gemm2=float16")
 
 

@@ -25,6 +25,8 @@ def forbids(condition, attrs, *shapes, dtype="float16"):
         ("-1e-05", -1e-5),
         ("(2, 3)", (2, 3)),
         ("[2,3]", [2, 3]),
+        ("(2L, -10L)", (2, -10)),  # Python 2's
+        ("NLC", "NLC"),
         ("None", None),
         ("True", True),
         ("false", False),

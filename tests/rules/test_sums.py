@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mxmp.graph import from_json
+from mxmp.graph import from_text
 from mxmp.passes.classify import depends_on_shapes
 from mxmp.rules import RULES, Call
 from mxmp.rules.conditions import SHAPE_CONDITIONS
@@ -105,6 +105,7 @@ COPIES = {
     "broadcast_axis": ("broadcast_axis", {"axis": "(0, 1)", "size": "(64, 65)"}, [(1, 1, 3)], 4160),
     "broadcast_axis, one": ("broadcast_axis", {"axis": "0", "size": "64"}, [(1, 1, 3)], None),
     "broadcast_to": ("broadcast_to", {"shape": "(5000, 0)"}, [(1, 3)], 5000),
+    "broadcast_to, a number": ("broadcast_to", {"shape": "5000"}, [(1,)], 5000),
     "broadcast_to, nothing": ("broadcast_to", {"shape": "(5000, 0)"}, [(5000, 3)], None),
     "numpy's broadcast_to": ("_npi_broadcast_to", {"shape": "(5000, 3)"}, [(3,)], 5000),
     "broadcast_like": ("broadcast_like", {}, [(1, 3), (5000, 3)], 5000),
@@ -150,10 +151,10 @@ def test_conditions_on_lengths_are_known_to_read_shapes(op):
     assert RULES.find(op, {}).condition in SHAPE_CONDITIONS
 
 
-def test_a_graph_with_a_batch_dot_depends_on_shapes():
-    mx = pytest.importorskip("mxnet")
-    dot = mx.sym.batch_dot(mx.sym.var("a"), mx.sym.var("b"))
-    assert depends_on_shapes(from_json(dot.tojson()))
+@pytest.mark.parametrize("dtype, depends", [("float16", True), ("bfloat16", False), ("float32", False)])
+@pytest.mark.parametrize("op", ["batch_dot", "_linalg_gemm2", "_npi_matmul", "broadcast_add", "sum"])
+def test_a_graph_depends_on_shapes_where_there_is_a_kernel_to_choose(op, dtype, depends):
+    assert depends_on_shapes(from_text(f"a = null()\ny = {op}(a, a)\nreturn y"), dtype) == depends
 
 
 def _half(x):
