@@ -7,7 +7,6 @@ what hybridizing again rebuilds. No function of MXNet is changed.
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
@@ -20,16 +19,17 @@ from ..graph import without_versions
 from ..optimizer import loss_heads
 from ..policy import Policy
 from ..report import Report
-from ..symbol import Converted, ShapeOutcomes, convert_graph, save_checkpoint, to_graph
+from ..symbol import Converted, to_graph
 from ..symbol.contexts import require_kernels
-from . import copies, modes, regions, saving, storage, trace
-from .graphs import Graphs, Source
+from . import copies, modes, regions, storage, trace
+from .graphs import Graphs
 from .hooks import ATTRIBUTE, as_written, converted_class, net_method, plain_class, suspended
 from .hooks import conversion_of as conversion_of
 from .hooks import installed as installed
-from .modes import Key, Mode
+from .modes import Mode
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision
+from .saving import FileHooks
 from .siblings import Siblings
 
 _HOOKS = (
@@ -51,7 +51,7 @@ _HOOKS = (
 _FRESH = ("graphs", "current", "building", "plain_trainer", "params", "ready", "noted", "suspension")
 
 
-class Conversion:
+class Conversion(FileHooks):
     """The mixed precision of one HybridBlock: its policy, its graphs and the hooks on the block.
 
     Args:
@@ -108,16 +108,6 @@ class Conversion:
             return None  # the inputs were guessed wrong
 
     @property
-    def modes(self) -> Dict[Key, Mode]:
-        """The graphs by kind of call."""
-        return self.graphs.calls
-
-    @property
-    def ops(self) -> Dict[Tuple[int, bool], Tuple[Any, List[Any]]]:
-        """The cached operators, with their arguments, by graph (its id) and kind of context."""
-        return self.graphs.ops
-
-    @property
     def erases(self) -> bool:
         """Whether the net's own graph holds casts of mxmp, which even a float32 policy takes out."""
         if self.source is None or self.early is None:
@@ -171,9 +161,6 @@ class Conversion:
     def is_suspended(self) -> bool:
         """Whether this thread calls the net as it was written."""
         return getattr(self.suspension, "count", 0) > 0
-
-    def _original(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(type(self.net), name)(self.net, *args, **kwargs)
 
     # ------------------------------------------------------------------ hooks
 
@@ -326,62 +313,6 @@ class Conversion:
         return self._original("forward", x, *args)
 
     @net_method
-    def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
-        """Write the converted net, its casts included, for plain MXNet: both files or neither.
-
-        Where training and inference have different graphs, that of inference is written if the
-        net has been called for inference; of several the one that ran last.
-
-        Raises:
-            ConvertError: If the net has not seen a batch yet, or the folder is missing.
-            CheckpointError: If a file cannot be written; then nothing is changed.
-        """
-        if not self.ops:
-            raise ConvertError(
-                f"block '{self.net.name}' has not been called yet, so its parameters and shapes are not known; "
-                f"run one batch before exporting."
-            )
-        folder = os.path.dirname(os.path.abspath(path))
-        if not os.path.isdir(folder):
-            raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
-        built = {number for number, _ in self.ops}
-        outside = {key: mode for key, mode in self.modes.items() if key.region is None and id(mode) in built}
-        if not outside:
-            raise ConvertError(
-                f"block '{self.net.name}' has been called in precision regions only; run one batch outside of them "
-                f"before exporting."
-            )
-        inferring = [mode for key, mode in outside.items() if not key.training]
-        found = inferring or list(outside.values())
-        mode = self.current if self.current in found else found[-1]
-        params = next(args for (key, _), (_, args) in self.ops.items() if key == id(mode))
-        with storage.as_stored(self.net.collect_params().values()):
-            if type(self.net).export is not gluon.HybridBlock.export:  # the user's own writes what it likes
-                self.net._cached_graph, self.net._cached_op_args = (mode.inputs, mode.converted.symbol), params
-                self._original("export", path, epoch, remove_amp_cast=remove_amp_cast)
-                return
-            values = saving.values_for(mode.converted.symbol, params)
-            save_checkpoint(path, epoch, mode.converted.symbol, *values, remove_amp_cast=remove_amp_cast)
-
-    @net_method
-    def save_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Save float32 values as MXNet does, whole or not at all."""
-        saving.save(filename, lambda name: self._original("save_parameters", name, *args, **kwargs))
-
-    @net_method
-    def save_params(self, filename: str) -> None:
-        """Save as `save_parameters`, under the name that MXNet deprecates."""
-        saving.save(filename, lambda name: self._original("save_params", name))
-
-    @net_method
-    def load_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Load a file as MXNet does once it is found whole, and store in low precision what this has initialized."""
-        saving.check(filename)
-        self._original("load_parameters", filename, *args, **kwargs)
-        if self.early is not None:
-            self._store(self.early)
-
-    @net_method
     def summary(self, *inputs: Any) -> None:
         """Print the summary of the float32 net, which needs every block to run by itself."""
         with suspended([self]), storage.in_float32(self.stored):
@@ -408,102 +339,6 @@ class Conversion:
         if self.source is not None:  # a SymbolBlock enters no scope of its own
             return getattr(gluon.block._BlockScope._current, "value", None) is not None
         return self.net._scope._old_scope is not None
-
-    def _mode(self, args: Tuple[Any, ...]) -> Mode:
-        """Return the graph for this kind of call, traced and converted when first needed."""
-        mode = self.graphs.find(modes.make_key(self.net, args, self.graphs.shaped))
-        return self._new_mode(args) if mode is None else mode
-
-    def _new_mode(self, args: Tuple[Any, ...]) -> Mode:
-        """Return the graph for a kind of call that is new, or new in its shapes."""
-        source = self._source(args)
-        shapes, _ = modes.known_inputs(source.inputs, args)
-        outcome = source.outcomes(modes.known_shapes(shapes, source.params))
-        mode = self.graphs.converted(source, outcome)
-        if mode is None:
-            converted = self._convert(source.symbol, shapes, source.types)
-            if self.see is not None:
-                self.see(converted)
-            mode = self.graphs.add(source, outcome, converted)
-        self.graphs.add_call(modes.make_key(self.net, args, self.graphs.shaped), mode)
-        return mode
-
-    def _source(self, args: Tuple[Any, ...]) -> Source:
-        """Return what the net is traced to for this kind of call."""
-        kind = modes.make_key(self.net, args, shaped=False)
-        source = self.graphs.source(kind)
-        if source is None:
-            inputs, symbol = self._trace(args)
-            formats = self.net._in_format, self.net._out_format
-            graph = without_versions(to_graph(symbol))  # each trace counts versions further
-            _, types = modes.known_inputs(inputs, args)
-            params = self._read_params(symbol)
-            outcomes = ShapeOutcomes(symbol, self.policy.compute_dtype, types, frozenset(params))
-            source = self.graphs.add_source(kind, Source(graph, inputs, symbol, formats, types, params, outcomes))
-        return source
-
-    def _read_params(self, symbol: Any) -> Dict[str, gluon.Parameter]:
-        """Return the parameters that a symbol reads, by name; a net may have others."""
-        read = set(symbol.list_inputs())
-        return {name: param for name, param in self.net.collect_params().items() if name in read}
-
-    def _trace(self, args: Tuple[Any, ...]) -> Tuple[Any, Any]:
-        if self.source is not None:
-            inputs, symbol = self.source
-            with regions.entered(self.net, self.marks):
-                return inputs, regions.in_current_region(symbol)
-        self.net._cached_graph = ()
-        try:
-            with suspended([self, *installed(trace.descendants(self.net))]), regions.entered(self.net, self.marks):
-                return self._original("_get_graph", *args)
-        except Exception as e:
-            raise trace.trace_error(self.net, e) from e
-        finally:
-            self.net._cached_graph = ()
-
-    def _for_symbols(self, args: Tuple[Any, ...]) -> Tuple[Converted, Any, Any]:
-        """Return the net converted for symbols of unknown shape, its inputs and output format."""
-        kept = self.net._cached_graph, self.net._in_format, self.net._out_format
-        scope = dict(vars(self.net._scope))  # entered already; tracing enters it again
-        try:
-            inputs, symbol = self._trace(args)
-            out_format = self.net._out_format
-        finally:
-            self.net._cached_graph, self.net._in_format, self.net._out_format = kept
-            vars(self.net._scope).update(scope)
-        converted = self._convert(symbol, {}, {})
-        if not all(storage.is_initialized(self.net.collect_params()[name]) for name in converted.low_params):
-            converted = self._convert(symbol, {}, {}, self.policy.replace(param_dtype=dtypes.FLOAT32))
-        self._store(converted)
-        return converted, inputs, out_format
-
-    def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Converted:
-        params = self._read_params(symbol)
-        stored = frozenset(name for name, p in params.items() if isinstance(p, storage.LowPrecisionParameter))
-        may_change = current_region() is None  # a region holds for a call, not for what is stored
-        trainable = stored | frozenset(name for name, p in params.items() if may_change and self._may_store(p))
-        known = modes.known_shapes(shapes, params)
-        try:
-            return convert_graph(symbol, policy or self.policy, known, types, trainable, stored)
-        except ConvertError as e:
-            low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []
-            advice = f" But {storage.cast_advice(low[0])}" if low else ""
-            raise type(e)(f"block '{self.net.name}': {e}{advice}") from e
-
-    def _may_store(self, param: gluon.Parameter) -> bool:
-        return not isinstance(param, gluon.Constant) and id(param) not in self.siblings.recorded
-
-    def _store(self, converted: Converted) -> None:
-        """Store the parameters in the dtypes that the graph wants; graphs for other dtypes are forgotten."""
-        count = len(self.stored)
-        for name, param in self.net.collect_params().items():
-            low = name in converted.low_params and self._may_store(param)
-            if low and storage.is_initialized(param) and storage.dtype_of(param) == dtypes.FLOAT32:
-                self.stored.append(param)
-                storage.store_low(param, self.policy.param_dtype)
-        if len(self.stored) > count:
-            self.graphs.keep_only(converted)
-            self.current = self.current if self.graphs.holds(self.current) else None
 
 
 def join(conversions: Sequence[Conversion]) -> None:

@@ -13,7 +13,6 @@ from .trace import descendants
 ATTRIBUTE = "_mxmp_conversion"
 """Where a block holds its conversion."""
 
-
 PLAIN_CLASS = "_mxmp_plain_class"
 """Where the class of a converted net holds the one that it was written in."""
 
@@ -37,13 +36,21 @@ def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=None)
 def converted_class(kind: Type[gluon.HybridBlock]) -> Type[gluon.HybridBlock]:
-    """Return a class of converted nets, which is another but for what ``repr`` says."""
+    """Return a class of converted nets, which is another but for what ``repr`` says.
+
+    What it makes, as ``type(net)()`` and slices of a HybridSequential do, is not converted and of the other class.
+    """
 
     def describe(net: gluon.HybridBlock) -> str:
-        return f"{kind.__repr__(net)}\nconverted by mxmp: {conversion_of(net).policy}"
+        conversion = conversion_of(net)  # None if another's __dict__ is still to be filled in
+        return kind.__repr__(net) + ("" if conversion is None else f"\nconverted by mxmp: {conversion.policy}")
 
-    names = {"__repr__": describe, "__module__": kind.__module__, "__doc__": kind.__doc__, PLAIN_CLASS: kind}
-    return type(kind.__name__, (kind,), names)
+    def make(_: Any, *args: Any, **kwargs: Any) -> gluon.HybridBlock:
+        return kind(*args, **kwargs)
+
+    names = {"__repr__": describe, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    meta = type(type(kind).__name__, (type(kind),), {"__call__": make})
+    return meta(kind.__name__, (kind,), {**names, "__doc__": kind.__doc__, PLAIN_CLASS: kind})
 
 
 def plain_class(net: gluon.HybridBlock) -> Type[gluon.HybridBlock]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, List
 
 import mxnet as mx
 
@@ -11,12 +11,11 @@ from ..distributed import KVStore
 from ..errors import NonFiniteLossError, TrainerError
 from ..optimizer import loss_heads
 from ..optimizer.finite import all_finite
-from ..optimizer.losses import scale_loss
 from ..optimizer.norm import clip_coefficient, require_positive, scale_in_place
-from ..optimizer.scaled_loss import ScaledLoss, require_backward
 from ..optimizer.scaler import Stage
 from . import contexts
 from .gradients import Update
+from .scaled_block import scaled_block
 from .trainer_setup import TrainerSetup
 
 
@@ -107,27 +106,7 @@ class Trainer(TrainerSetup):
                 )
             if trainer._scaler.active:
                 loss_heads.refuse(trainer._params)
-        return self._scaled_block(loss, trainers)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
-        with contextlib.ExitStack() as stack:
-            begun = [trainer for trainer in trainers if trainer._scaler.window.stage is Stage.SCALED]
-
-            def finish(losses: List[ScaledLoss]) -> None:
-                reached = require_backward(losses, lambda: _written(trainers, begun))
-                for trainer in trainers:
-                    trainer._scaler.window.reached |= reached
-
-            block = scale_loss(loss, [trainer._scaler for trainer in trainers], finish)
-            for trainer in begun:
-                stack.enter_context(trainer._gradients.kept())
-            scaled = stack.enter_context(block)
-            for trainer in trainers:
-                if trainer._scaler.active:
-                    trainer._statistics.keep(contexts.running_statistics(trainer._params))
-            yield scaled
+        return scaled_block(loss, trainers)
 
     def unscale(self) -> None:
         """Make ``param.grad()`` the true gradients, in float32, reduced over the contexts.
@@ -395,15 +374,3 @@ class Trainer(TrainerSetup):
         loss_heads.forget(self._params)
         if destroyed:
             self._statistics.mend(contexts.running_statistics(self._params))
-
-
-def _written(trainers: Sequence[Trainer], begun: Sequence[Trainer]) -> Optional[str]:
-    """Return a parameter whose gradient was written within a block, or None.
-
-    Of trainers that have gradients of an earlier block as well, those that are added up cannot be told.
-    """
-    for trainer in trainers:
-        for param, _ in trainer._gradients.fresh():
-            if trainer not in begun or param.grad_req == "write":
-                return str(param.name)
-    return None

@@ -150,7 +150,8 @@ class ConvertedModule(mx.mod.Module):
             check_matches(self._policy, [(node.op, node.name) for node in graph.operators()])
         else:
             stored = shared._low_weights()
-        scaled = self.for_training and self._scaler.active
+        keeps = shared is self  # other shapes, after which a loss scale can be set as before
+        scaled = self._bound("reshape").scaled if keeps else self.for_training and self._scaler.active
         params = frozenset(self._param_names) | frozenset(self._aux_names)
         inputs = [desc for group in descs for desc in group or ()]
         found = prepare(self._symbol, self._policy, inputs, params, stored, self._context, scaled, self._loss_heads)

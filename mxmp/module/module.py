@@ -8,7 +8,6 @@ from typing import Any, Iterable, List, Sequence, Union
 import mxnet as mx
 
 from ..errors import TrainerError
-from ..files import saving
 from ..loss_scale import LossScale, NoOpLossScale
 from ..optimizer import LossScaleOptimizer
 from ..optimizer.masters import to_float32
@@ -18,17 +17,16 @@ from ..optimizer.statistics import Named
 from ..optimizer.status import ScalerStatus
 from ..policy import Policy
 from ..report import Report
-from ..symbol import load_checkpoint
 from ..symbol.arguments import require_symbol
 from .converted import ConvertedModule, write_loss_scale
 from .options import accumulates, make_optimizer, make_scaler, open_kvstore, refuse_compression, updates_on_kvstore
-from .saving import ParamsFiles, save_module
+from .saving import ModuleFiles
 from .training import Training
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
 
 
-class Module(ParamsFiles, ScalerStatus, ConvertedModule):
+class Module(ModuleFiles, ScalerStatus, ConvertedModule):
     """Trains and runs a symbol as ``mx.mod.Module``, in mixed precision.
 
     The symbol stays as it was given, and so do ``symbol``, parameters and checkpoints, which are
@@ -354,79 +352,3 @@ class Module(ParamsFiles, ScalerStatus, ConvertedModule):
         if self._scaler.active and self._scaler.window.stage is Stage.READY:
             raise TrainerError(f"{call}: no backward has run since the last update; call forward_backward first.")
         return self._training
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def save_checkpoint(
-        self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = False
-    ) -> None:
-        """Write the float32 symbol and parameters, which plain MXNet loads: all files or none.
-
-        Args:
-            prefix: Of the files ``<prefix>-symbol.json``, ``-<epoch>.params`` and ``.states``.
-            epoch: Four digits in the names.
-            save_optimizer_states: Also write optimizer states, masters and the loss scale.
-            remove_amp_cast: As for ``mx.mod.Module``; False by default, so that nothing is lost.
-
-        Raises:
-            TrainerError: If states are asked for between backward and update; nothing is written.
-            CheckpointError: If a file cannot be written; then nothing is changed.
-        """
-        if save_optimizer_states:  # before anything is written
-            self._require_saveable("save_checkpoint")
-        save_module(self, prefix, epoch, save_optimizer_states, remove_amp_cast)
-
-    def _require_saveable(self, call: str) -> None:
-        self._require(call)
-        if self._training is not None:
-            self._scaler.require_ready(call)
-
-    @classmethod
-    def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
-        """Return a module made from a checkpoint; of mxmp or, without states, of plain MXNet.
-
-        Args:
-            prefix: As for `save_checkpoint`.
-            epoch: Likewise.
-            load_optimizer_states: Whether `init_optimizer` loads the states and the loss scale.
-            **kwargs: As for `Module`.
-
-        Raises:
-            CheckpointError: If a file is missing or damaged; the message names it.
-        """
-        symbol, arg_params, aux_params = load_checkpoint(prefix, epoch)
-        module = cls(symbol, **kwargs)
-        module._arg_params, module._aux_params = arg_params, aux_params
-        module.params_initialized = True
-        if load_optimizer_states:
-            module._preload_opt_states = f"{prefix}-{epoch:04d}.states"
-        return module
-
-    def save_optimizer_states(self, fname: str) -> None:
-        """Save optimizer states, masters, counters, scheduler and loss scale to one file.
-
-        A run that loads it, with the parameters, goes on bit for bit as if never stopped. Where
-        the kvstore updates, MXNet writes its own format.
-
-        Raises:
-            TrainerError: Between backward and update: gradients are not saved.
-        """
-        self._require("save_optimizer_states")
-        if self._training is not None:
-            self._training.save(fname)
-            return
-        with saving(f"{fname}: the states", fname) as (name,):
-            super().save_optimizer_states(name)
-
-    def load_optimizer_states(self, fname: str) -> None:
-        """Load what `save_optimizer_states` saved; the file decides over every field it has.
-
-        Raises:
-            StateError: If the file is damaged or does not fit; then nothing is changed.
-            TrainerError: Between backward and update.
-        """
-        self._require("load_optimizer_states")
-        if self._training is None:
-            super().load_optimizer_states(fname)
-        else:
-            self._training.load(fname)

@@ -41,7 +41,6 @@ def scale_loss(
     for scaler in scalers:
         scaler._require_can_open()
     scale = _common_scale(scalers)
-    before = [dataclasses.replace(scaler.window) for scaler in scalers]
     # Also without a loss scale, where the window has one from a block with another trainer.
     working = [scaler for scaler in scalers if scaler.active or scale != 1.0]
     losses: List[ScaledLoss] = []
@@ -53,6 +52,15 @@ def scale_loss(
     scaled = _map_losses(loss, "loss", multiply if working else lambda _, array: array)
     if working:
         working[0].history.check([each.scaled for each in losses])
+    with _opened(scalers, scale, losses):
+        yield scaled
+        finish(losses)
+
+
+@contextlib.contextmanager
+def _opened(scalers: Sequence[Scaler], scale: float, losses: Sequence[ScaledLoss]) -> Iterator[None]:
+    """Move the windows of scalers on to scaled losses; put them back if something is raised inside."""
+    before = [dataclasses.replace(scaler.window) for scaler in scalers]
     flag = all_finite([each.wide for each in losses]) if losses else None
     outputs = {id(each.scaled): each.scaled for each in losses}
     try:
@@ -63,8 +71,7 @@ def scale_loss(
                 flags = [scaler.window.loss_flag, flag]
                 scaler.window.loss_flag = merge_flags([f for f in flags if f is not None])
         Scaler._scaled_losses.update(outputs)
-        yield scaled
-        finish(losses)
+        yield
     except BaseException as e:
         for scaler, window in zip(scalers, before):
             scaler.window = window

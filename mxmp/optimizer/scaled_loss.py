@@ -119,5 +119,5 @@ def require_backward(losses: Iterable[ScaledLoss], written: Callable[[], Optiona
 _DO = (
     "Run backward on what scale_loss yields, inside its block (or on what get_scaled_loss returns): `with "
     "trainer.scale_loss(loss) as scaled: scaled.backward()`; for a list autograd.backward(scaled). An "
-    "autograd.grad with retain_graph=True is not seen."
+    "autograd.grad with retain_graph=True is not seen; call backward(retain_graph=True) in its place."
 )

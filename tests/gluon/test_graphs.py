@@ -8,7 +8,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.gluon import conversion, convert, export, graphs, report
+from mxmp.gluon import convert, export, graphs, report, traced
 from mxmp.symbol import facts
 
 
@@ -47,7 +47,7 @@ class Count:
 
 @pytest.fixture
 def conversions(monkeypatch):
-    return Count(monkeypatch, conversion, "convert_graph")
+    return Count(monkeypatch, traced, "convert_graph")
 
 
 @pytest.fixture

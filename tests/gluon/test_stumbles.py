@@ -235,6 +235,23 @@ def test_copies_of_a_converted_net_say_what_they_are():
         assert type(restore(twin)) is nn.HybridSequential
 
 
+def test_what_a_converted_nets_class_makes_is_not_converted():
+    net = make()
+    kind = type(net)
+    convert(net, "O1")
+    assert type(type(net)()) is kind and type(net).__qualname__ == kind.__qualname__
+    part = net[:1]  # HybridSequential makes it by type(net)
+    assert "converted" not in repr(part) and "converted by mxmp" in repr(net)
+    assert repr(pickle.loads(pickle.dumps(part))) == repr(part)
+
+
+def test_a_converted_net_without_its_attributes_has_a_repr():
+    net = convert(make(), "O1")
+    empty = type(net).__new__(type(net))
+    empty._children = {}
+    assert repr(empty) == "HybridSequential(\n\n)"
+
+
 def test_a_trainer_says_what_it_is():
     net = convert(make(), "O1")
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=128)

@@ -142,6 +142,23 @@ def test_a_reshape_converts_only_where_verdicts_change(monkeypatch):
     assert len(made) == 2
 
 
+def test_a_loss_scale_that_is_set_again_reaches_every_shape():
+    module = Module(summed(4), policy="O1", loss_scale=8)
+    module.bind([("data", (2, 4, 3))], [("softmax_label", (2,))])
+    module.init_params()
+    module.init_optimizer()
+
+    def train(length):
+        data = mx.nd.ones((2, length, 3))
+        module.forward_backward(mx.io.DataBatch([data], [mx.nd.array([0, 1])]))
+        return module.update()
+
+    module.loss_scale = None
+    assert train(40000) and train(4)
+    module.loss_scale = 8
+    assert train(40000)
+
+
 def test_a_monitor_survives_a_new_conversion():
     module, seen = Module(summed(4), policy="O1", loss_scale=8), []
     module.bind([("data", (2, 4, 3))], [("softmax_label", (2,))])

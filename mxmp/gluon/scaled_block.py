@@ -1,0 +1,53 @@
+"""The block of a gluon trainer, or of several, within which backward runs on the scaled loss."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator, List, Optional, Sequence
+
+from ..optimizer.losses import scale_loss
+from ..optimizer.scaled_loss import ScaledLoss, require_backward
+from ..optimizer.scaler import Stage
+from . import contexts
+from .trainer_setup import TrainerSetup
+
+
+@contextlib.contextmanager
+def scaled_block(loss: Any, trainers: Sequence[TrainerSetup]) -> Iterator[Any]:
+    """Yield a loss times the scale of trainers, and check at the end that backward came through it.
+
+    Args:
+        loss: As for `mxmp.gluon.Trainer.scale_loss`.
+        trainers: All that step on it.
+
+    Raises:
+        TrainerError: As `mxmp.gluon.Trainer.scale_loss`.
+    """
+    with contextlib.ExitStack() as stack:
+        begun = [trainer for trainer in trainers if trainer._scaler.window.stage is Stage.SCALED]
+
+        def finish(losses: List[ScaledLoss]) -> None:
+            reached = require_backward(losses, lambda: _written(trainers, begun))
+            for trainer in trainers:
+                trainer._scaler.window.reached |= reached
+
+        block = scale_loss(loss, [trainer._scaler for trainer in trainers], finish)
+        for trainer in begun:
+            stack.enter_context(trainer._gradients.kept())
+        scaled = stack.enter_context(block)
+        for trainer in trainers:
+            if trainer._scaler.active:
+                trainer._statistics.keep(contexts.running_statistics(trainer._params))
+        yield scaled
+
+
+def _written(trainers: Sequence[TrainerSetup], begun: Sequence[TrainerSetup]) -> Optional[str]:
+    """Return a parameter whose gradient was written within a block, or None.
+
+    Of trainers that have gradients of an earlier block as well, those that are added up cannot be told.
+    """
+    for trainer in trainers:
+        for param, _ in trainer._gradients.fresh():
+            if trainer not in begun or param.grad_req == "write":
+                return str(param.name)
+    return None
