@@ -130,7 +130,7 @@ def module_gradients(cls, symbol, params, x, label, **kwargs):
     module.bind([("data", x.shape)], [("label", label.shape)])
     module.init_params(arg_params=params, aux_params={})
     module.forward_backward(mx.io.DataBatch([x], [label]))
-    executor = getattr(module, "_exec_group").execs[0]
+    executor = module._exec_group.execs[0]
     return executor.grad_dict["w"].astype("float32").asnumpy()
 
 
