@@ -10,6 +10,7 @@ from .erase_casts import is_converted as is_converted
 from .facts import Facts as Facts
 from .fold_casts import FoldCasts as FoldCasts
 from .guard_amp_casts import GuardAmpCasts as GuardAmpCasts
+from .guard_gradient_sums import GuardGradientSums as GuardGradientSums
 from .guard_layouts import GuardLayouts as GuardLayouts
 from .insert_casts import InsertCasts as InsertCasts
 from .place import Placement as Placement

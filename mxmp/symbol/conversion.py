@@ -15,11 +15,13 @@ from ..passes import (
     Facts,
     FoldCasts,
     GuardAmpCasts,
+    GuardGradientSums,
     GuardLayouts,
     InsertCasts,
     Sequential,
     make_plan,
 )
+from ..passes.guard_gradient_sums import bfloat16_entries
 from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Report, make_report
@@ -106,7 +108,8 @@ def convert_graph(
 
 def emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
     """Return the symbol that computes on a CPU what another computes on a GPU."""
-    result = Sequential((Emulate(facts), GuardLayouts(), GuardAmpCasts()))(graph)
+    sums = GuardGradientSums(bfloat16_entries(graph, facts))
+    result = Sequential((Emulate(facts), sums, GuardLayouts(), GuardAmpCasts()))(graph)
     return from_graph(result.graph, symbol) if result.modified else symbol
 
 

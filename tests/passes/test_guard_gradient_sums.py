@@ -1,0 +1,147 @@
+"""Sums of many bfloat16 gradients, which MXNet would truncate on CPU."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+from mxmp.gluon import convert
+from mxmp.graph import from_text, to_text
+from mxmp.module import Module
+from mxmp.passes import GuardGradientSums
+
+ENTRIES = frozenset([("a", 0)])
+
+
+def text(readers, heads="y"):
+    lines = [f"r{i} = relu(a)" for i in range(readers)]
+    names = ", ".join(f"r{i}" for i in range(readers))
+    return "\n".join(
+        ["x = null()", "a = relu(x)", *lines, f"y = add_n({names}) {{num_args: {readers}}}", f"return {heads}"]
+    )
+
+
+def readers_of(graph):
+    """Return how many inputs and heads read each entry."""
+    found = {graph.nodes[node].name: len(ports) for (node, _), ports in graph.consumers().items()}
+    for head in graph.heads:
+        found[graph.nodes[head.node].name] = found.get(graph.nodes[head.node].name, 0) + 1
+    return found
+
+
+@pytest.mark.parametrize(
+    "readers, heads, copies", [(7, "y", 0), (8, "y", 2), (7, "y, a", 1), (49, "y", 7), (50, "y", 10)]
+)
+def test_each_seven_readers_read_an_identity(readers, heads, copies):
+    after = GuardGradientSums(ENTRIES)(from_text(text(readers, heads))).graph
+    assert sum(node.op == "_copy" for node in after.nodes) == copies
+    counts = readers_of(after)
+    assert counts["a"] <= 7 and all(count <= 7 for count in counts.values())
+    assert [after.nodes[head.node].name for head in after.heads] == heads.split(", ")
+
+
+def test_float32_tensors_are_left_alone():
+    assert not GuardGradientSums()(from_text(text(50))).modified
+
+
+def test_identities_differ_so_that_mxnet_does_not_merge_them():
+    after = GuardGradientSums(ENTRIES)(from_text(text(15))).graph
+    copies = [(node.attrs, node.inputs) for node in after.nodes if node.op == "_copy"]
+    assert len(set(copies)) == len(copies) == 3
+
+
+def test_both_reads_of_one_operator_count():
+    graph = from_text(
+        "x = null()\na = relu(x)\n" + "\n".join(f"p{i} = dot(a, a)" for i in range(4)) + "\nreturn p0, p1, p2, p3"
+    )
+    found = to_text(GuardGradientSums(ENTRIES)(graph).graph)
+    assert "p2 = dot(a_share, a_share)" in found
+    assert "p3 = dot(a_share, a_share1)" in found
+
+
+def relative_bias(found, expected):
+    """Return by how much magnitudes are off on average: rounding errors cancel, truncation does not."""
+    return (np.sign(expected) * (found - expected)).sum() / np.abs(expected).sum()
+
+
+class Unrolled(gluon.HybridBlock):
+    """An LSTM, each of whose weights as many FullyConnected read as there are steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+        with self.name_scope():
+            self.cell = gluon.rnn.LSTMCell(32, input_size=32)
+
+    def hybrid_forward(self, F, x):
+        return self.cell.unroll(self.steps, x, merge_outputs=True)[0]
+
+
+def net_gradients(net, x):
+    with autograd.record():
+        loss = net(x).square().mean()
+    loss.backward()
+    return {name: param.grad().asnumpy().copy() for name, param in net.collect_params().items()}
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("static", [False, True])
+def test_gradients_of_an_unrolled_lstm_are_not_truncated(static):
+    mx.random.seed(0)
+    net, x = Unrolled(24), mx.nd.random.normal(shape=(8, 24, 32))
+    net.initialize(mx.init.Xavier())
+    expected = net_gradients(net, x)
+    convert(net, "mixed_bfloat16").hybridize(static_alloc=static, static_shape=static)
+    for name, found in net_gradients(net, x).items():
+        assert abs(relative_bias(found, expected[name])) < 0.003, name
+        assert np.sqrt(((found - expected[name]) ** 2).mean() / (expected[name] ** 2).mean()) < 0.01, name
+
+
+class Heads(gluon.HybridBlock):
+    """Twelve heads on the same features, alike but for their weights."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.features = gluon.nn.Dense(32, in_units=32)
+            self.heads = gluon.nn.HybridSequential()
+            self.heads.add(*(gluon.nn.Dense(16, in_units=32) for _ in range(12)))
+
+    def hybrid_forward(self, F, x):
+        features = self.features(x)
+        return F.concat(*(head(features) for head in self.heads._children.values()), dim=1)
+
+
+@pytest.mark.bfloat16
+def test_gradients_of_features_with_many_readers_are_not_truncated():
+    mx.random.seed(0)
+    net, x = Heads(), mx.nd.random.normal(shape=(64, 32))
+    net.initialize(mx.init.Xavier())
+    expected = net_gradients(net, x)
+    found = net_gradients(convert(net, "mixed_bfloat16"), x)
+    name = net.features.weight.name
+    assert abs(relative_bias(found[name], expected[name])) < 0.003
+
+
+def module_gradients(cls, symbol, params, x, label, **kwargs):
+    module = cls(symbol, ["data"], ["label"], **kwargs)
+    module.bind([("data", x.shape)], [("label", label.shape)])
+    module.init_params(arg_params=params, aux_params={})
+    module.forward_backward(mx.io.DataBatch([x], [label]))
+    executor = module._exec_group.execs[0]
+    return executor.grad_dict["w"].astype("float32").asnumpy()
+
+
+@pytest.mark.bfloat16
+def test_gradients_of_a_shared_weight_in_a_module_are_not_truncated():
+    mx.random.seed(0)
+    w, steps = mx.sym.var("w"), mx.sym.split(mx.sym.var("data"), num_outputs=16)
+    products = [mx.sym.tanh(mx.sym.FullyConnected(step, w, num_hidden=32, no_bias=True)) for step in steps]
+    symbol = mx.sym.LinearRegressionOutput(mx.sym.concat(*products), mx.sym.var("label"))
+    params = {"w": mx.nd.random.normal(shape=(32, 32)) / 6}
+    x, label = mx.nd.random.normal(shape=(64, 512)), mx.nd.random.normal(shape=(64, 512))
+    expected = module_gradients(mx.mod.Module, symbol, params, x, label)
+    found = module_gradients(Module, symbol, params, x, label, policy="mixed_bfloat16")
+    assert abs(relative_bias(found, expected)) < 0.003
