@@ -53,7 +53,7 @@ TITLES = {
 LEGEND = "O1: weights in float32, cast for each step. O2: weights in float16, with float32 masters."
 LEARNING_RATE = 0.1  # as section 4.2 of the paper, with its momentum and weight decay
 # So short that a run of a few hundred steps shows the scale grow, overflow and back off; 2000 is usual.
-LOSS_SCALE = mxmp.loss_scale.DynamicLossScale(init_scale=2.0**16, growth_interval=20)
+LOSS_SCALE = mxmp.loss_scale.DynamicLossScale(growth_interval=20)
 
 
 class Digits(NamedTuple):

@@ -38,6 +38,7 @@ def test_demo_prints_a_table_draws_and_exports(tmp_path):
     (bfloat16,) = [row for row in rows if row[:1] == ["bfloat16"] and "%" in row]
     assert int(float16[5].replace(",", "")) < 0.6 * int(bfloat16[4].replace(",", ""))  # parameter bytes
     assert int(bfloat16[5]) > 0  # casts
+    assert int(float16[-2]) <= 1  # skipped steps
     assert "float16 is emulated on the CPU" in done.stdout
     assert "the same as here" in " ".join(done.stdout.split())
     assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
