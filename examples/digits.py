@@ -37,7 +37,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import mxmp
-from examples.common.plot import WINDOW, mark_skipped, set_scale, smooth
+from examples.common.plot import WINDOW, mark_skipped, save, set_scale, smooth
 from mxmp.diagnose.processor import describe_bfloat16, read_processor, runs_bfloat16
 
 HERE = Path(__file__).resolve().parent
@@ -260,7 +260,7 @@ def plot(runs: list[Run], path: Path) -> None:
     for axes in (losses, scales):
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def explain(modes: list[str], console: Console) -> list[str]:

@@ -109,7 +109,7 @@ def test_table_and_plot_need_no_loss_scale(tmp_path, capsys):
 
 def test_the_plot_marks_skipped_steps(monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr(digits.Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
+    monkeypatch.setattr(digits, "save", lambda figure, path: figures.append(figure))
     digits.plot([digits.Run("O1", [30.0, 2.0, 1.0], [8.0, 4.0, 2.0], [0.1] * 3, skipped=[1, 2])], tmp_path / "plot.png")
     losses, scales = figures[0].axes
     line, marks = scales.get_lines()
