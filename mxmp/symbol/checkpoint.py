@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 import mxnet as mx
 
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
-from ..files import saving
+from ..files import require_folder, saving
 from ..graph import check_json
 from .arrays import load_arrays, write_arrays, write_symbol
 from .convert import ConvertedModel, PolicyLike, convert_model
@@ -48,7 +48,7 @@ def check_out_prefix(prefix: str, out_prefix: str) -> None:
     """
     if os.path.realpath(prefix) == os.path.realpath(out_prefix):
         raise CheckpointError(f"out_prefix={out_prefix!r} is the prefix of the checkpoint itself; give another.")
-    _check_folder(out_prefix)
+    require_folder(out_prefix)
 
 
 @contextlib.contextmanager
@@ -131,7 +131,6 @@ def save_checkpoint(
     Raises:
         CheckpointError: If the folder is missing or cannot be written to; then nothing is changed.
     """
-    _check_folder(prefix)
     with saving(f"{prefix}: the checkpoint", *checkpoint_files(prefix, epoch)) as (symbol_file, params_file):
         write_symbol(symbol_file, symbol, remove_amp_cast)
         write_arrays(params_file, named_arrays(arg_params, aux_params))
@@ -193,10 +192,3 @@ def named_arrays(arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -
     """Return arrays under the names that they have in a file of parameters."""
     groups = ("arg", arg_params), ("aux", aux_params)
     return {f"{kind}:{name}": array for kind, arrays in groups for name, array in arrays.items()}
-
-
-def _check_folder(prefix: str) -> None:
-    """Raise if the folder that a file or prefix names does not exist."""
-    folder = os.path.dirname(os.path.abspath(prefix))
-    if not os.path.isdir(folder):
-        raise CheckpointError(f"{prefix}: there is no folder {folder}; make it first.")
