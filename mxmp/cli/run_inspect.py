@@ -83,9 +83,10 @@ def _params_files(prefix: str) -> List[str]:
 
 
 def _epochs(prefix: str) -> str:
-    """Return what to say of the parameters that are there, if there are several."""
+    """Return what to say of the parameters that are there, if there are any."""
     found = [int(name[len(prefix) + 1 : -len(".params")]) for name in _params_files(prefix)]
-    return f"there are epochs {', '.join(map(str, sorted(found)))}" if len(found) > 1 else ""
+    numbers = ", ".join(map(str, sorted(found)))
+    return numbers and (f"there are epochs {numbers}" if len(found) > 1 else f"there is epoch {numbers}")
 
 
 def _print(found: Inspection, dtype: str, prefix: str) -> None:
