@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+import re
+from glob import escape, glob
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 
@@ -13,6 +15,8 @@ from ..files import require_folder, saving
 from ..graph import check_json
 from .arrays import load_arrays, write_arrays, write_symbol
 from .convert import ConvertedModel, PolicyLike, convert_model
+
+_EPOCH = re.compile(r"-(\d{4}|[1-9]\d{4,})\.params")
 
 
 class Checkpoint(NamedTuple):
@@ -38,6 +42,32 @@ def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
     if type(epoch) is not int or epoch < 0:
         raise CheckpointError(f"epoch={epoch!r}: expected a whole number from 0 on, as in '{prefix}-0007.params'.")
     return f"{prefix}-symbol.json", f"{prefix}-{epoch:04d}.params"
+
+
+def saved_epochs(prefix: str) -> List[int]:
+    """Return the epochs of which there are files of parameters, in ascending order."""
+    found = (_EPOCH.fullmatch(name[len(prefix) :]) for name in glob(f"{escape(prefix)}-*.params"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def describe_epochs(prefix: str) -> str:
+    """Return what to say of the epochs that are there, '' without any."""
+    epochs = saved_epochs(prefix)
+    one = "there is epoch" if len(epochs) == 1 else "there are epochs"
+    return f"{one} {', '.join(map(str, epochs))}" if epochs else ""
+
+
+def params_file_of(prefix: str, epoch: int) -> str:
+    """Return the name of a file of parameters that is there.
+
+    Raises:
+        CheckpointError: If it is not; the message has the epochs that are.
+    """
+    file = checkpoint_files(prefix, epoch)[1]
+    if not os.path.lexists(file):
+        found = describe_epochs(prefix)
+        raise CheckpointError(f"{file}: there is no such file{found and '; '}{found}.")
+    return file
 
 
 def check_out_prefix(prefix: str, out_prefix: str) -> None:
@@ -111,8 +141,8 @@ def load_checkpoint(prefix: str, epoch: int) -> Checkpoint:
     Raises:
         CheckpointError: If a file is missing or damaged; the message names it.
     """
-    symbol_file, params_file = checkpoint_files(prefix, epoch)
-    return Checkpoint(load_symbol(symbol_file), *load_params(params_file))
+    symbol = load_symbol(checkpoint_files(prefix, epoch)[0])
+    return Checkpoint(symbol, *load_params(params_file_of(prefix, epoch)))
 
 
 def save_checkpoint(
