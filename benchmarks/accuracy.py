@@ -16,6 +16,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.common import make_parser, write
+from examples.common.plot import save
 from examples.digits import TITLES, explain, load_data, train
 
 BASELINE = "float32"
@@ -61,7 +62,7 @@ def plot(accuracies: dict[str, list[float]], path: str) -> None:
     axes.set_xticks(range(len(accuracies)), [TITLES.get(mode, mode) for mode in accuracies])
     axes.set(ylabel="test accuracy, %", title="ResNet-20 on handwritten digits")
     axes.legend()
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -13,6 +13,7 @@ import numpy as np
 
 import mxmp
 from mxmp.diagnose.processor import read_processor
+from mxmp.files import replacing
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -40,8 +41,9 @@ def machine() -> dict[str, object]:
 
 
 def write(folder: Path, name: str, result: dict[str, object]) -> Path:
-    """Write a result and the machine as JSON and return the file."""
+    """Write a result and the machine as JSON, whole or not at all, and return the file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.json"
-    file.write_text(json.dumps({"machine": machine(), **result}, indent=2) + "\n", encoding="utf-8")
+    with replacing(str(file)) as (name,):
+        Path(name).write_text(json.dumps({"machine": machine(), **result}, indent=2) + "\n", encoding="utf-8")
     return file

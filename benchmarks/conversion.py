@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import make_parser, write
+from examples.common.plot import save
 from mxmp.symbol import convert_model
 
 TARGET = 3.0
@@ -93,7 +94,7 @@ def plot(ratios: Dict[str, List[float]], path: str) -> None:
     axes.set(xlabel="mxmp / contrib.amp, each round", xlim=(0, None), title="Converting a model")
     axes.margins(y=0.5)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def main(argv: List[str] | None = None) -> int:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import make_parser, write
+from examples.common.plot import save
 from mxmp import Policy
 from mxmp.graph import Entry, Graph, Node
 from mxmp.passes import Facts, Verdict, classify, place
@@ -73,7 +74,7 @@ def plot(seconds: dict[str, list[float]], path: str) -> None:
     axes.barh(names, [1000 * median(seconds[name]) for name in names], color="C0", height=0.4, label="median")
     axes.set(xscale="log", xlabel="ms", title="Placing casts by minimum cut")
     axes.legend()
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def main(argv: list[str] | None = None) -> int:

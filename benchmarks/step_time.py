@@ -25,6 +25,7 @@ from rich.table import Table
 
 import mxmp
 from benchmarks.common import make_parser, write
+from examples.common.plot import save
 from examples.digits import TITLES, explain, make_net, make_trainer, train_step
 
 BASELINE = "float32"
@@ -100,7 +101,7 @@ def plot(seconds: dict[str, list[float]], path: str) -> None:
     axes.set_ylim(bottom=0)
     axes.set(ylabel="ms per training step", title="ResNet-20 on a CPU; float16 is emulated")
     axes.grid(axis="y", alpha=0.3)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import make_parser, write
+from examples.common.plot import save
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
 
@@ -130,7 +131,7 @@ def plot(seconds: Dict[str, Dict[str, List[float]]], path: str) -> None:
     axes.set_ylim(bottom=0)
     axes.set(ylabel="ms per step", title="Trainer.step, SGD with momentum")
     axes.grid(axis="y", alpha=0.3)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def main(argv: List[str] | None = None) -> int:

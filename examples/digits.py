@@ -37,7 +37,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import mxmp
-from examples.common.plot import WINDOW, mark_skipped, set_scale, smooth
+from examples.common.plot import WINDOW, mark_skipped, save, set_scale, smooth
 from mxmp.diagnose.processor import describe_bfloat16, read_processor, runs_bfloat16
 
 HERE = Path(__file__).resolve().parent
@@ -53,7 +53,7 @@ TITLES = {
 LEGEND = "O1: weights in float32, cast for each step. O2: weights in float16, with float32 masters."
 LEARNING_RATE = 0.1  # as section 4.2 of the paper, with its momentum and weight decay
 # So short that a run of a few hundred steps shows the scale grow, overflow and back off; 2000 is usual.
-LOSS_SCALE = mxmp.loss_scale.DynamicLossScale(init_scale=2.0**16, growth_interval=20)
+LOSS_SCALE = mxmp.loss_scale.DynamicLossScale(growth_interval=20)
 
 
 class Digits(NamedTuple):
@@ -260,7 +260,7 @@ def plot(runs: list[Run], path: Path) -> None:
     for axes in (losses, scales):
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def explain(modes: list[str], console: Console) -> list[str]:

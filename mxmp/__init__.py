@@ -20,8 +20,6 @@ from . import requirements
 
 TYPE_CHECKING = False  # what type checkers take for typing's, which costs more to import than all else here
 if TYPE_CHECKING:
-    from typing import Any, List
-
     from . import amp as amp
     from . import diagnose as diagnose
     from . import distributed as distributed
@@ -40,22 +38,36 @@ __version__ = "0.1.0"
 
 requirements.check()  # before the first import of MXNet, whose own error names neither cause nor cure
 
-_NAMES = {"Policy": "policy", "initialize": "amp"}  # by the module that has them
-_MODULES = "amp diagnose distributed errors estimator gluon loss_scale module onnx optimizer symbol".split()
+__all__ = [
+    "Policy",
+    "amp",
+    "diagnose",
+    "distributed",
+    "errors",
+    "estimator",
+    "gluon",
+    "initialize",
+    "loss_scale",
+    "module",
+    "onnx",
+    "optimizer",
+    "symbol",
+]
+_HOMES = {"Policy": "policy", "initialize": "amp"}  # of the names that are no modules
 
+if not TYPE_CHECKING:  # a type checker would take any name for one that is there
 
-def __getattr__(name: str) -> Any:
-    """Import a part of the package when it is first asked for (PEP 562)."""
-    from importlib import import_module
-    from importlib.util import find_spec
+    def __getattr__(name):
+        """Import a part of the package when it is first asked for (PEP 562)."""
+        from importlib import import_module
+        from importlib.util import find_spec
 
-    if name in _NAMES:
-        globals()[name] = value = getattr(import_module(f"{__name__}.{_NAMES[name]}"), name)
-        return value
-    if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(f"{__name__}.{name}")
+        if name in _HOMES:
+            globals()[name] = value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+            return value
+        if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module(f"{__name__}.{name}")
 
-
-def __dir__() -> List[str]:
-    return sorted({*globals(), *_NAMES, *_MODULES} - {"TYPE_CHECKING"})
+    def __dir__():
+        return sorted({*globals(), *__all__} - {"TYPE_CHECKING"})

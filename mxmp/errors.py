@@ -1,4 +1,4 @@
-"""Every error that mxmp raises: one root, each child also the builtin that it refines."""
+"""Every error that mxmp raises: one root, each child also the builtin that it refines; and their texts in a line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ def mxnet_reason(error: Exception) -> str:
     start = max((i for i, line in enumerate(lines) if "MXNetError: " in line), default=max(len(lines) - 1, 0))
     text = " ".join(lines[start:]).rpartition("MXNetError: ")[2]
     return _STAMP.sub("", text) or type(error).__name__
+
+
+def visible(text: str) -> str:
+    """Return a text with control characters as Python writes them, so that a name cannot break or colour a line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class MxmpError(Exception):

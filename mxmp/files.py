@@ -82,10 +82,14 @@ def is_local(path: str) -> bool:
 
 
 def require_folder(path: str) -> None:
-    """Raise FileNotFoundError if the folder of a path does not exist."""
+    """Check, before any work, that the folder of a file or prefix exists.
+
+    Raises:
+        CheckpointError: If not.
+    """
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}; make it first")
+        raise CheckpointError(f"{path}: there is no folder {folder}; make it first.")
 
 
 def _require_writable(path: str) -> None:

@@ -7,7 +7,6 @@ of them (python/mxnet/onnx/mx2onnx/_op_translations at tag 1.9.1), which ``expor
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Iterator, Mapping, Optional
@@ -16,8 +15,8 @@ import mxnet as mx
 import numpy as np
 
 from . import dtypes as dtypes_
-from .errors import CheckpointError, ConvertError, DependencyError, InferenceError, mxnet_reason
-from .files import replacing
+from .errors import ConvertError, DependencyError, InferenceError, mxnet_reason
+from .files import saving
 from .graph import Entry, Graph, GraphBuilder, Node
 from .graph.core import make_attrs
 from .passes import Facts, Pass
@@ -93,19 +92,14 @@ def export_model(
     for name in inputs:
         if name not in sizes:
             raise ConvertError(f"shapes: the input '{name}' has no shape; give shapes={{'{name}': (1, ...)}}.")
-    if not os.path.isdir(os.path.dirname(os.path.abspath(file))):
-        raise CheckpointError(f"{file}: there is no folder {os.path.dirname(os.path.abspath(file))}; make it first.")
-    try:
-        with replacing(file) as (written,), _checked_as(onnx, OPSET):
-            in_types = [np.dtype(types.get(name, dtypes_.FLOAT32)) for name in inputs]
-            _translate(sym, symbol, params, [sizes[name] for name in inputs], in_types, written)
-            model = onnx.load(written)
-            model.opset_import[0].version = OPSET
-            _tidy(model.graph, onnx.numpy_helper)
-            _check(onnx, model)
-            onnx.save(model, written)
-    except OSError as e:
-        raise CheckpointError(f"{file}: the model cannot be written: {e.strerror or e}") from e
+    with saving(f"{file}: the model", file) as (written,), _checked_as(onnx, OPSET):
+        in_types = [np.dtype(types.get(name, dtypes_.FLOAT32)) for name in inputs]
+        _translate(sym, symbol, params, [sizes[name] for name in inputs], in_types, written)
+        model = onnx.load(written)
+        model.opset_import[0].version = OPSET
+        _tidy(model.graph, onnx.numpy_helper)
+        _check(onnx, model)
+        onnx.save(model, written)
     return file
 
 

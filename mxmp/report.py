@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import dtypes
+from .errors import visible
 from .graph import Entry, Graph
 from .legend import legend
 from .passes.classify import NO_RULE, classify
@@ -161,13 +162,6 @@ class Report:
     def summary(self) -> List[str]:
         """Totals and warnings, a line each."""
         return [f"{what}: {text}" for what, text in self.totals] + self.warnings
-
-
-def visible(text: str) -> str:
-    """Return a text with control characters as Python writes them, so that a name cannot break or colour a line."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def merge(reports: Sequence[Report]) -> Report:

@@ -198,7 +198,7 @@ def test_what_is_no_file_is_refused_before_anything_is_written(tmp_path):
     for path, reason in ((tmp_path / "pipe", "no regular file"), (tmp_path, "is a folder")):
         with pytest.raises(OSError, match=reason), replacing(str(tmp_path / "a"), str(path)):
             pytest.fail("the block ran")
-    with pytest.raises(FileNotFoundError, match="there is no folder .*none; make it first"):
+    with pytest.raises(CheckpointError, match="there is no folder .*none; make it first"):
         with replacing(str(tmp_path / "none" / "a")):
             pytest.fail("the block ran")
     assert names_in(tmp_path) == ["pipe"]

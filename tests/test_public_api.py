@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import mxmp
+
+ROOT = Path(__file__).resolve().parent.parent
 
 MODULES = ["mxmp", *(m.name for m in pkgutil.walk_packages(mxmp.__path__, "mxmp."))]
 
@@ -59,6 +65,22 @@ def test_the_top_lists_its_parts_and_refuses_others():
         _ = mxmp.gloun
     with pytest.raises(ImportError, match="cannot import name 'gloun' from 'mxmp'"):
         exec("from mxmp import gloun")
+
+
+def test_a_star_import_brings_the_public_names():
+    """In a process of its own, where no part has been imported yet."""
+    code = "from mxmp import *; print(*sorted(name for name in dir() if not name.startswith('__')))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == sorted(mxmp.__all__), done.stderr
+
+
+def test_type_checkers_see_the_public_names_and_no_others():
+    """``__getattr__``, which would stand for any name, is kept from them."""
+    top = ast.parse((ROOT / "mxmp" / "__init__.py").read_text(encoding="utf-8")).body
+    seen = [node for node in top if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"]
+    imported = [alias.asname for node in seen for each in node.body for alias in each.names]
+    assert sorted(imported) == sorted(mxmp.__all__)
+    assert not any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in top)
 
 
 @pytest.mark.parametrize("name", ["numpy", "mxnet"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Union
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from examples.common.history import History
+from mxmp.files import replacing
 
 NOT_DRAWN = ("seconds", "step")
 WINDOW = 10  # steps that a mean is taken over
@@ -32,7 +33,13 @@ def draw(history: History, path: Path, title: str) -> None:
     panels[0].set_title(title)
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.savefig(path, dpi=120)
+    save(figure, path)
+
+
+def save(figure: Figure, path: Union[str, Path]) -> None:
+    """Write a figure as a PNG, whole or not at all."""
+    with replacing(str(path)) as (name,):
+        figure.savefig(name, dpi=120, format="png")
 
 
 def set_scale(axes: Any, base: int) -> None:

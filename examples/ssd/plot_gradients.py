@@ -26,6 +26,7 @@ from rich.table import Table
 import mxmp
 from examples.common.command import Command
 from examples.common.options import OUTPUT, Options, ctx_option, require_batch
+from examples.common.plot import save
 from examples.ssd.batches import Batch, Scenes
 from examples.ssd.networks import SMALL_SYMBOL, image_size, require_symbol
 from examples.ssd.settings import data_options, learning_rate_option, load
@@ -85,7 +86,7 @@ def draw(found: Magnitudes, scales: Sequence[float], title: str, path: Path) -> 
     axes.text(0.015, 0.76, lost, transform=axes.transAxes, va="top", fontsize=9)
     axes.set_title(title)
     axes.legend(loc="upper left", fontsize=9)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def _ranges() -> Iterator[Tuple[float, float, str, str]]:

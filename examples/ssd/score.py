@@ -8,6 +8,7 @@ from typing import Dict, NamedTuple, Sequence
 import mxnet as mx
 from matplotlib.figure import Figure
 
+from examples.common.plot import save
 from examples.ssd.batches import Batch, to_pixels
 
 COLUMNS, ROWS = 4, 2
@@ -87,4 +88,4 @@ def draw_detections(batch: Batch, found: Detections, names: Sequence[str], path:
     shown = slice(min(len(places), len(boxes)))
     if not ((scores[shown] >= SHOWN_FROM) & (classes[shown] >= 0)).any():
         figure.suptitle(f"Nothing was found on these images with a score of {SHOWN_FROM} or more; train longer.")
-    figure.savefig(path, dpi=120)
+    save(figure, path)

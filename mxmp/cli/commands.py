@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
-from ..errors import MxmpError, mxnet_reason
+from ..errors import MxmpError, mxnet_reason, visible
 from .convert import convert
 from .doctor import doctor
 from .inspect import inspect
@@ -28,7 +28,7 @@ class CommandLine(click.Group):
         try:
             return super().invoke(ctx)
         except MxmpError as e:
-            _fail(ctx, " ".join(str(e).split()))
+            _fail(ctx, " ".join(line.strip() for line in str(e).split("\n")))
         except KeyboardInterrupt:
             click.echo(LINE, err=True)
             ctx.exit(INTERRUPTED)
@@ -54,7 +54,7 @@ commands.add_command(launch)
 
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:
-    click.echo(f"mxmp: error: {message}", err=True)
+    click.echo(f"mxmp: error: {visible(message)}", err=True)
     ctx.exit(1)
 
 

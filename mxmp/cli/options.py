@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 from glob import escape, glob
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import click
 
+from .. import dtypes
 from ..errors import DtypeError, PolicyError
-
-if TYPE_CHECKING:
-    from ..policy import Policy
+from ..policy import Policy
 
 _FILE_OF_PREFIX = re.compile(r"(.+)(-symbol\.json|-\d{4,}\.params)")
 
@@ -73,8 +72,6 @@ class Dtype(click.ParamType):
         name, _, dtype = value.rpartition(":")
         if not name:
             self.fail(f"{value!r} names no input; expected one like 'data:int32'.", param, ctx)
-        from .. import dtypes  # which imports numpy
-
         try:
             return name, dtypes.canonical(dtype)
         except DtypeError:
@@ -138,13 +135,10 @@ def make_policy(
     Raises:
         click.UsageError: If they do not describe one.
     """
-    from ..dtypes import FLOAT32  # which imports numpy, as does the next
-    from ..policy import Policy
-
     changes = {"output_dtype": output_dtype, "out_of_range": out_of_range}
     try:
         policy = Policy.parse(text, **{field: value for field, value in changes.items() if value is not None})
-        names = {**dict(policy.names), **dict.fromkeys(keep_float32, FLOAT32)}
+        names = {**dict(policy.names), **dict.fromkeys(keep_float32, dtypes.FLOAT32)}
         return policy.replace(names=names)
     except PolicyError as e:
         raise click.UsageError(str(e), click.get_current_context()) from e

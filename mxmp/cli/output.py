@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..dtypes import LOW_PRECISION, canonical
-from ..report import visible
+from ..errors import visible
 from ..symbol.params import Change
 
 _UNLIMITED = 10_000  # columns; a pipe has no width, and a name in one piece can be searched for

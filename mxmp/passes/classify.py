@@ -23,6 +23,9 @@ NO_RULE = "no rule for this operator"
 NAMED = "its outputs have names of their own"
 """The reason given for an operator that gives outputs of the network under names that no cast can take."""
 
+FLOAT32_POLICY = "the policy computes in float32"
+"""The reason given for every operator under such a policy."""
+
 LAST_LAYER = "last layer"
 """The reason given for an operator of the last layer, where the policy wants that in float32."""
 
@@ -227,6 +230,8 @@ def _verdict(
     has_kernel = own or stand_in != ""
     if wanted:
         verdict = _forced(node, rule, wanted, low, has_kernel)
+    elif low == dtypes.FLOAT32:
+        return Verdict(FLOAT32, FLOAT32_POLICY, rule)
     elif last:
         return Verdict(FLOAT32, LAST_LAYER, rule)
     elif not has_kernel:

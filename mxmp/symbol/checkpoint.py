@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+import re
+from glob import escape, glob
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
-from ..files import saving
+from ..files import require_folder, saving
 from ..graph import check_json
 from .arrays import load_arrays, write_arrays, write_symbol
 from .convert import ConvertedModel, PolicyLike, convert_model
+
+_EPOCH = re.compile(r"-(\d{4}|[1-9]\d{4,})\.params")
 
 
 class Checkpoint(NamedTuple):
@@ -40,6 +44,32 @@ def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
     return f"{prefix}-symbol.json", f"{prefix}-{epoch:04d}.params"
 
 
+def saved_epochs(prefix: str) -> List[int]:
+    """Return the epochs of which there are files of parameters, in ascending order."""
+    found = (_EPOCH.fullmatch(name[len(prefix) :]) for name in glob(f"{escape(prefix)}-*.params"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def describe_epochs(prefix: str) -> str:
+    """Return what to say of the epochs that are there, '' without any."""
+    epochs = saved_epochs(prefix)
+    one = "there is epoch" if len(epochs) == 1 else "there are epochs"
+    return f"{one} {', '.join(map(str, epochs))}" if epochs else ""
+
+
+def params_file_of(prefix: str, epoch: int) -> str:
+    """Return the name of a file of parameters that is there.
+
+    Raises:
+        CheckpointError: If it is not; the message has the epochs that are.
+    """
+    file = checkpoint_files(prefix, epoch)[1]
+    if not os.path.lexists(file):
+        found = describe_epochs(prefix)
+        raise CheckpointError(f"{file}: there is no such file{found and '; '}{found}.")
+    return file
+
+
 def check_out_prefix(prefix: str, out_prefix: str) -> None:
     """Check, before any work, where a converted checkpoint is to be written.
 
@@ -48,7 +78,7 @@ def check_out_prefix(prefix: str, out_prefix: str) -> None:
     """
     if os.path.realpath(prefix) == os.path.realpath(out_prefix):
         raise CheckpointError(f"out_prefix={out_prefix!r} is the prefix of the checkpoint itself; give another.")
-    _check_folder(out_prefix)
+    require_folder(out_prefix)
 
 
 @contextlib.contextmanager
@@ -111,8 +141,8 @@ def load_checkpoint(prefix: str, epoch: int) -> Checkpoint:
     Raises:
         CheckpointError: If a file is missing or damaged; the message names it.
     """
-    symbol_file, params_file = checkpoint_files(prefix, epoch)
-    return Checkpoint(load_symbol(symbol_file), *load_params(params_file))
+    symbol = load_symbol(checkpoint_files(prefix, epoch)[0])
+    return Checkpoint(symbol, *load_params(params_file_of(prefix, epoch)))
 
 
 def save_checkpoint(
@@ -131,7 +161,6 @@ def save_checkpoint(
     Raises:
         CheckpointError: If the folder is missing or cannot be written to; then nothing is changed.
     """
-    _check_folder(prefix)
     with saving(f"{prefix}: the checkpoint", *checkpoint_files(prefix, epoch)) as (symbol_file, params_file):
         write_symbol(symbol_file, symbol, remove_amp_cast)
         write_arrays(params_file, named_arrays(arg_params, aux_params))
@@ -193,10 +222,3 @@ def named_arrays(arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -
     """Return arrays under the names that they have in a file of parameters."""
     groups = ("arg", arg_params), ("aux", aux_params)
     return {f"{kind}:{name}": array for kind, arrays in groups for name, array in arrays.items()}
-
-
-def _check_folder(prefix: str) -> None:
-    """Raise if the folder that a file or prefix names does not exist."""
-    folder = os.path.dirname(os.path.abspath(prefix))
-    if not os.path.isdir(folder):
-        raise CheckpointError(f"{prefix}: there is no folder {folder}; make it first.")

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from benchmarks import accuracy, conversion, placement, step_time, trainer_step
+from benchmarks import accuracy, common, conversion, placement, step_time, trainer_step
+from tests.full_disk import files_of_at_most
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -39,6 +40,14 @@ def test_accuracy_compares_means_over_the_seeds(tmp_path, capsys, monkeypatch):
     assert result["differences"] == {"float32": 0.0, "O1": pytest.approx(-1.5)}
     assert (tmp_path / "accuracy.png").read_bytes().startswith(PNG)
     assert "-1.50" in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_the_earlier_result(tmp_path):
+    file = common.write(tmp_path, "any", {"value": 1})
+    before = file.read_bytes()
+    with files_of_at_most(100), pytest.raises(OSError):
+        common.write(tmp_path, "any", {"value": 2})
+    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
 
 
 def accuracy_run(value):

@@ -9,6 +9,7 @@ import sys
 
 import mxnet as mx
 
+from mxmp.errors import visible
 from tests.cli.checkpoints import mxmp, table
 from tests.names import EACH
 
@@ -32,6 +33,15 @@ def test_convert_and_inspect_take_any_name(name, tmp_path):
     out, _ = mxmp("inspect", prefix)
     assert not any(0 < ord(c) < 32 and c != "\n" or ord(c) == 127 for c in out)
     assert sum("FullyConnected" in line for line in out.splitlines()) == 1
+
+
+@EACH
+def test_an_error_shows_any_name_in_one_line(name, tmp_path):
+    prefix = saved(tmp_path, name)
+    mx.nd.save(f"{prefix}-0000.params", {f"arg:{name}_weight": mx.nd.ones((5, 3)), f"arg:{name}_bias": mx.nd.ones(4)})
+    out, err = mxmp("convert", prefix, 0, "-o", f"{prefix}-low", "--shape", f"data{name}:2,3", code=1)
+    assert out == "" and err.endswith("\n") and err[:-1].isprintable()
+    assert f"{visible(name)}_weight" in err or "\n" in name
 
 
 def test_a_terminal_without_the_characters_gets_escapes(tmp_path):

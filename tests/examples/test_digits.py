@@ -38,6 +38,7 @@ def test_demo_prints_a_table_draws_and_exports(tmp_path):
     (bfloat16,) = [row for row in rows if row[:1] == ["bfloat16"] and "%" in row]
     assert int(float16[5].replace(",", "")) < 0.6 * int(bfloat16[4].replace(",", ""))  # parameter bytes
     assert int(bfloat16[5]) > 0  # casts
+    assert int(float16[-2]) <= 1  # skipped steps
     assert "float16 is emulated on the CPU" in done.stdout
     assert "the same as here" in " ".join(done.stdout.split())
     assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
@@ -108,7 +109,7 @@ def test_table_and_plot_need_no_loss_scale(tmp_path, capsys):
 
 def test_the_plot_marks_skipped_steps(monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr(digits.Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
+    monkeypatch.setattr(digits, "save", lambda figure, path: figures.append(figure))
     digits.plot([digits.Run("O1", [30.0, 2.0, 1.0], [8.0, 4.0, 2.0], [0.1] * 3, skipped=[1, 2])], tmp_path / "plot.png")
     losses, scales = figures[0].axes
     line, marks = scales.get_lines()

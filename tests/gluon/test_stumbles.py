@@ -39,7 +39,7 @@ def test_the_report_of_a_float32_policy(policy):
     found = report(net)
     assert found.policy == str(Policy.parse(policy)) and found.casts == 0
     assert [row.op for row in found.rows] == ["FullyConnected", "FullyConnected", "Activation"]
-    assert set(found.count) == {"float32"}
+    assert set(found.count) == {"float32"} and {row.reason for row in found.rows} == {"the policy computes in float32"}
 
 
 def test_a_float32_policy_in_place_of_another():

@@ -11,6 +11,7 @@ import pytest
 
 from mxmp.errors import CheckpointError, ConvertError
 from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, save_checkpoint, to_graph
+from mxmp.symbol.checkpoint import saved_epochs
 from tests.full_disk import files_of_at_most
 from tests.symbol.refusals import contents, nothing_written, refused
 from tests.symbol.small import convolutional, dtypes_of, params_of, snapshot
@@ -235,3 +236,11 @@ def test_a_failed_save_leaves_the_callers_model_as_it_was(tmp_path, monkeypatch)
     with refused(CheckpointError, "No space left on device"):
         save_checkpoint(str(tmp_path / "net"), 0, NETWORK, ARGS, AUX)
     assert (snapshot(ARGS, AUX), NETWORK.tojson()) == before
+
+
+def test_the_epochs_that_are_there(tmp_path):
+    prefix = str(tmp_path / "a[b]")
+    for name in ("0003", "12345", "00012", "12", "last"):
+        (tmp_path / f"a[b]-{name}.params").touch()
+    (tmp_path / "a[b]-more-0001.params").touch()
+    assert saved_epochs(prefix) == [3, 12345]

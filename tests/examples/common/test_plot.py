@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from examples.common import plot
 from examples.common.history import History
+from tests.full_disk import files_of_at_most
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -32,11 +32,20 @@ def test_draw_takes_a_run_without_an_epoch(tmp_path):
     assert (tmp_path / "run.png").read_bytes().startswith(PNG)
 
 
+def test_a_full_disk_leaves_the_earlier_picture(tmp_path):
+    picture = tmp_path / "run.png"
+    plot.draw(make(), picture, "title")
+    before = picture.read_bytes()
+    with files_of_at_most(1000), pytest.raises(OSError):
+        plot.draw(make(), picture, "another title")
+    assert picture.read_bytes() == before and list(tmp_path.iterdir()) == [picture]
+
+
 @pytest.fixture
 def figures(monkeypatch):
     """Return the list of the figures that are saved."""
     found = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: found.append(figure))
+    monkeypatch.setattr(plot, "save", lambda figure, path: found.append(figure))
     return found
 
 

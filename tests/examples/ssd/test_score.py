@@ -5,7 +5,6 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
 from examples.ssd.batches import make_batch
@@ -81,7 +80,7 @@ def test_the_picture_shows_images_with_boxes(tmp_path):
 )
 def test_the_picture_says_when_nothing_was_found(detections, says, monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
+    monkeypatch.setattr("examples.ssd.score.save", lambda figure, path: figures.append(figure))
     draw_detections(make_batch(IMAGES, OBJECTS), found(*detections), NAMES, tmp_path / "found.png")
     texts = [text.get_text() for text in figures[0].texts]
     assert any(text.startswith("Nothing was found on these images with a score of 0.5") for text in texts) is says
