@@ -15,6 +15,7 @@ _WORDS = [
     (r": cheaper so$", "cheaper so", "of both, this one moves fewer bytes, or takes fewer casts if shapes are unknown"),
     (r"^carries exact values", "carries exact values", "counts, indices or labels, which low precision would round"),
     (r"^last layer", "last layer", "the policy keeps it in float32 (last_layer_fp32)"),
+    (r"^float32 policy", "float32 policy", "the policy computes in float32"),
     (r"^pure policy", "pure policy", "the policy takes low precision for all that MXNet has a kernel for"),
     (r"^keep_batchnorm_fp32", "keep_batchnorm_fp32", "the policy keeps BatchNorm in float32"),
     (r"\boverride\b|^precision '", "override, region", "the policy, a block's policy or a region asks for it by name"),

@@ -23,6 +23,9 @@ NO_RULE = "no rule for this operator"
 NAMED = "its outputs have names of their own"
 """The reason given for an operator that gives outputs of the network under names that no cast can take."""
 
+FLOAT32_POLICY = "float32 policy"
+"""The reason given for every operator where the policy computes in float32."""
+
 LAST_LAYER = "last layer"
 """The reason given for an operator of the last layer, where the policy wants that in float32."""
 
@@ -221,6 +224,8 @@ def _verdict(
     if foreign:
         return Verdict(KEEP, foreign, rule)
     low = policy.compute_dtype
+    if low == dtypes.FLOAT32 and not wanted:
+        return Verdict(FLOAT32, FLOAT32_POLICY, rule)
     call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), low)
     own, forbidden = low in rule.dtypes, rule.forbids(call)
     stand_in = rules.stand_in(rule, call) if forbidden or not own else ""
