@@ -10,6 +10,7 @@ from ..errors import CheckpointError
 from ..policy import Policy
 from ..symbol import ConvertedModel, convert_model, load_checkpoint, save_checkpoint
 from ..symbol.checkpoint import check_out_prefix, checkpoint_files, naming_files
+from .epochs import check_epoch
 from .output import pairs_table, progress, rounded_lines, stdout, value_lines
 
 
@@ -18,6 +19,7 @@ def run(
 ) -> None:
     """Convert the checkpoint of a prefix and an epoch, write it to another prefix and print what was done."""
     check_out_prefix(prefix, out)
+    check_epoch(prefix, epoch)
     files = checkpoint_files(out, epoch)
     _check_new(files, force)
     with progress(3) as begin:

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from dataclasses import asdict
-from glob import escape, glob
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import click
 
 from ..diagnose.tensor_cores import BATCH, MULTIPLE, Uneven
-from ..errors import CheckpointError
 from ..passes import is_converted
 from ..policy import Policy
 from ..symbol import load_params, load_symbol, to_graph
 from ..symbol.checkpoint import checkpoint_files, naming_files
+from .epochs import check_epoch, epochs_there, params_files
 from .inspection import Inspection, decided, held
 from .output import pairs_table, progress, stdout, value_lines
 
 _NARROW = 80  # columns of a terminal, below which names would be broken
 
 _UNEVEN = f"no multiple of {MULTIPLE}"
-
-_EPOCH = re.compile(r"-\d{4,}\.params")
 
 
 def run(
@@ -70,22 +65,9 @@ def run(
 def _params_file(prefix: str, epoch: Optional[int]) -> Optional[str]:
     """Return the file with the parameters to count, if it is clear which."""
     if epoch is not None:
-        file = checkpoint_files(prefix, epoch)[1]
-        if not os.path.lexists(file) and _epochs(prefix):
-            raise CheckpointError(f"{file}: there is no such file; {_epochs(prefix)}.")
-        return file
-    names = _params_files(prefix)
+        return check_epoch(prefix, epoch)
+    names = params_files(prefix)
     return names[0] if len(names) == 1 else None
-
-
-def _params_files(prefix: str) -> List[str]:
-    return [name for name in glob(f"{escape(prefix)}-*.params") if _EPOCH.fullmatch(name[len(prefix) :])]
-
-
-def _epochs(prefix: str) -> str:
-    """Return what to say of the parameters that are there, if there are several."""
-    found = [int(name[len(prefix) + 1 : -len(".params")]) for name in _params_files(prefix)]
-    return f"there are epochs {', '.join(map(str, sorted(found)))}" if len(found) > 1 else ""
 
 
 def _print(found: Inspection, dtype: str, prefix: str) -> None:
@@ -93,8 +75,8 @@ def _print(found: Inspection, dtype: str, prefix: str) -> None:
     console.print(found.report.table(narrow=console.width < _NARROW))
     pairs = found.report.totals + value_lines(found.changes, found.unfit, dtype)
     if found.report.param_bytes is None:
-        several = f"{_epochs(prefix)}; " if _epochs(prefix) else ""
-        pairs.append(("parameters", f"bytes unknown; {several}--epoch or --shape of every input tells them"))
+        there = epochs_there(prefix)
+        pairs.append(("parameters", f"bytes unknown; {there}{'; ' if there else ''}--epoch or --shape of every input tells them"))
     if found.report.activation_bytes is None:
         pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
     pairs += _uneven_lines(found.uneven) + list(found.rounded)
