@@ -76,7 +76,8 @@ def _print(found: Inspection, dtype: str, prefix: str) -> None:
     pairs = found.report.totals + value_lines(found.changes, found.unfit, dtype)
     if found.report.param_bytes is None:
         there = epochs_there(prefix)
-        pairs.append(("parameters", f"bytes unknown; {there}{'; ' if there else ''}--epoch or --shape of every input tells them"))
+        several = f"{there}; " if there else ""
+        pairs.append(("parameters", f"bytes unknown; {several}--epoch or --shape of every input tells them"))
     if found.report.activation_bytes is None:
         pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
     pairs += _uneven_lines(found.uneven) + list(found.rounded)
