@@ -60,6 +60,8 @@ def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
 def saving(what: str, *paths: str) -> Iterator[Tuple[str, ...]]:
     """Do what `replacing` does, with one error that says what could not be written, and why.
 
+    A file that is saved within the block, under one of the temporary names, fails as part of this one.
+
     Args:
         what: What the files are, such as 'net: the checkpoint'.
         *paths: As for `replacing`.
@@ -70,10 +72,11 @@ def saving(what: str, *paths: str) -> Iterator[Tuple[str, ...]]:
     try:
         with replacing(*paths) as names:
             yield names
-    except CheckpointError:
-        raise
-    except OSError as e:
-        raise CheckpointError(f"{what} cannot be written: {e.strerror or e}") from e
+    except (CheckpointError, OSError) as e:
+        cause = e.__cause__ if isinstance(e, CheckpointError) else e
+        if not isinstance(cause, OSError):
+            raise
+        raise CheckpointError(f"{what} cannot be written: {cause.strerror or cause}") from cause
 
 
 def is_local(path: str) -> bool:

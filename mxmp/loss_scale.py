@@ -213,12 +213,22 @@ class DynamicLossScale(LossScale):
         self._check_options()
         self._check_state()
 
+    def __repr__(self) -> str:
+        """Return the value and the fields that it does not have by default; it evaluates to an equal scale."""
+        unset = {"init_scale": self._nearest(), "hysteresis_tracker": self.hysteresis, "warming_up": False}
+        fields = [(field.name, getattr(self, field.name), field.default) for field in dataclasses.fields(self)]
+        shown = [f"{name}={value!r}" for name, value, default in fields if value != unset.get(name, default)]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _nearest(self) -> float:
+        """Return where the scale starts that warms up."""
+        return min(max(_WARM_UP_START, self.min_scale), self.max_scale)
+
     def _complete(self) -> None:
         """Set the fields that were not given."""
         states = ("init_scale", "value", "hysteresis_tracker", "warming_up")
         missing = {name for name in states if getattr(self, name) is None}
-        nearest = min(max(_WARM_UP_START, self.min_scale), self.max_scale)
-        first = nearest if "init_scale" in missing else self.init_scale
+        first = self._nearest() if "init_scale" in missing else self.init_scale
         for name, default in zip(states, (first, first, self.hysteresis, {"init_scale", "value"} <= missing)):
             if name in missing:
                 object.__setattr__(self, name, default)

@@ -217,3 +217,16 @@ def test_saving_says_what_could_not_be_written(tmp_path):
         with saving("net: the states", str(tmp_path / "a")):
             raise OSError(28, "No space left on device", "a.0123.tmp")
     assert names_in(tmp_path) == []
+
+
+def test_what_is_saved_within_fails_as_part_of_the_whole(tmp_path):
+    with pytest.raises(CheckpointError, match=r"^net: the checkpoint cannot be written: No space left on device$"):
+        with saving("net: the checkpoint", str(tmp_path / "a")) as (name,), saving(f"{name}: the states", name):
+            raise OSError(28, "No space left on device")
+    assert names_in(tmp_path) == []
+
+
+def test_an_error_within_that_is_no_failed_write_stays_what_it_is(tmp_path):
+    with pytest.raises(CheckpointError, match=r"^b: there is no such file$"):
+        with saving("net: the states", str(tmp_path / "a")):
+            raise CheckpointError("b: there is no such file")

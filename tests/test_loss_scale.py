@@ -464,6 +464,28 @@ def test_every_field_survives_a_dict(scale):
     assert LossScale.from_dict(json.loads(text)) == scale
 
 
+@pytest.mark.parametrize(
+    "scale, text",
+    [
+        (DynamicLossScale(), "DynamicLossScale(value=256.0, warming_up=True)"),
+        (DynamicLossScale().adjust(True), "DynamicLossScale(value=512.0, warming_up=True)"),
+        (DynamicLossScale(init_scale=2.0**9), "DynamicLossScale(init_scale=512.0, value=512.0)"),
+        (
+            DynamicLossScale(init_scale=4, hysteresis=3).adjust(False),
+            "DynamicLossScale(init_scale=4.0, hysteresis=3, value=4.0, hysteresis_tracker=2)",
+        ),
+        (DynamicLossScale(max_scale=8), "DynamicLossScale(max_scale=8.0, value=8.0, warming_up=True)"),
+    ],
+)
+def test_a_dynamic_scale_shows_what_is_not_by_default(scale, text):
+    assert repr(scale) == text
+
+
+@given(dynamic_scales())
+def test_what_a_dynamic_scale_shows_makes_it_again(scale):
+    assert eval(repr(scale), {"DynamicLossScale": DynamicLossScale}) == scale
+
+
 def test_to_dict_has_every_field():
     scale = DynamicLossScale(init_scale=4, hysteresis=3).adjust(False)
     assert scale.to_dict() == {

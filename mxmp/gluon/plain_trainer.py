@@ -69,7 +69,11 @@ class PlainTrainerCheck:
             )
         own = {dtype_of(param) for param in trained if param._trainer is trainer} & set(LOW_PRECISION)
         low = sorted(dtype for dtype in own if not _has_masters(trainer._optimizer, dtype))
-        if low and not self._policy.pure:
+        if BFLOAT16 in low:
+            found.append(
+                "weights stored in bfloat16 have no float32 masters, and MXNet's optimizers cannot update them"
+            )
+        elif low and not self._policy.pure:
             found.append(f"weights stored in {low[0]} have no float32 masters, so that small updates are rounded away")
         return found
 

@@ -208,7 +208,10 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
                 "them, then apply_gradients."
             )
         grads = read_grads(grads)
-        require_backward(self._scaled)
+        try:
+            require_backward(self._scaled)
+        except TrainerError as e:
+            raise TrainerError(f"{e} Call discard_grads to start the step again.") from None
         arrays = [leaf for leaf in leaves(grads) if leaf is not None]
         window.grad_flag = all_finite(arrays)
         window.stage = Stage.UNSCALED

@@ -111,7 +111,7 @@ class Statistics:
     def _log(self, names: List[str]) -> None:
         self._put_back += bool(names)
         if names and worth_a_line(self._put_back):
-            text = "%s not finite after a forward pass that overflowed, and put back; %d such passes so far"
+            text = "%s not finite after a forward pass that overflowed, and put back; such passes so far: %d"
             _LOG.warning(text, ", ".join(map(repr, names)), self._put_back)
 
     def _groups(self, named: Named) -> List[_Group]:

@@ -224,14 +224,14 @@ def _verdict(
     if foreign:
         return Verdict(KEEP, foreign, rule)
     low = policy.compute_dtype
+    if low == dtypes.FLOAT32 and not wanted:
+        return Verdict(FLOAT32, FLOAT32_POLICY, rule)
     call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), low)
     own, forbidden = low in rule.dtypes, rule.forbids(call)
     stand_in = rules.stand_in(rule, call) if forbidden or not own else ""
     has_kernel = own or stand_in != ""
     if wanted:
         verdict = _forced(node, rule, wanted, low, has_kernel)
-    elif low == dtypes.FLOAT32:
-        return Verdict(FLOAT32, FLOAT32_POLICY, rule)
     elif last:
         return Verdict(FLOAT32, LAST_LAYER, rule)
     elif not has_kernel:

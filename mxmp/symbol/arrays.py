@@ -16,6 +16,9 @@ from ..errors import CheckpointError, mxnet_reason
 
 Arrays = Union[Dict[str, Any], List[Any]]
 
+_NOT_WHOLE = "what was written is not whole; is the disk full?"
+_INCOMPLETE = "FileStream.Write incomplete"  # as MXNet says it, where it notices
+
 
 def load_arrays(file: str) -> Arrays:
     """Return what ``mx.nd.save`` wrote: arrays by name, or a list.
@@ -48,7 +51,7 @@ def write_arrays(file: str, arrays: Arrays) -> None:
     try:
         (mx.npx.save if is_numpy else mx.nd.save)(file, arrays)
     except mx.MXNetError as e:
-        raise OSError(mxnet_reason(e)) from e
+        raise OSError(_NOT_WHOLE if _INCOMPLETE in str(e) else mxnet_reason(e)) from e
     require_whole(file)
 
 
@@ -57,7 +60,7 @@ def require_whole(file: str) -> None:
     try:
         check_arrays_file(file)
     except CheckpointError as e:
-        raise OSError("what was written is not whole; is the disk full?") from e
+        raise OSError(_NOT_WHOLE) from e
 
 
 def write_symbol(file: str, symbol: Any, remove_amp_cast: bool = False) -> None:

@@ -56,6 +56,11 @@ class ConvertedModel:
         """Unpack as MXNet's own functions return a model."""
         return iter((self.symbol, self.arg_params, self.aux_params))
 
+    def __repr__(self) -> str:
+        """Return what it is, without the values of the parameters."""
+        counts = f"arguments={len(self.arg_params)}, auxiliary_states={len(self.aux_params)}"
+        return f"{type(self).__name__}({self.symbol!r}, {counts}, policy={self.report.policy!r})"
+
 
 def convert_symbol(
     sym: Any,

@@ -62,8 +62,8 @@ def test_options(command, options, code, match, prefix, tmp_path):
 def test_missing_files(prefix, tmp_path):
     refused(r"other-symbol.json: there is no such file", "inspect", tmp_path / "other")
     refused(r"other-symbol.json: there is no such file", "convert", tmp_path / "other", 3, "-o", tmp_path / "out")
-    refused(r"net-0007.params: there is no such file", "convert", prefix, 7, "-o", tmp_path / "out")
-    refused(r"net-0007.params: there is no such file", "inspect", prefix, "--epoch", 7)
+    refused(r"net-0007.params: there is no such file; there is epoch 3\.", "convert", prefix, 7, "-o", tmp_path / "out")
+    refused(r"net-0007.params: there is no such file; there is epoch 3\.", "inspect", prefix, "--epoch", 7)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.1, 0.5, 0.999])

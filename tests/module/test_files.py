@@ -14,6 +14,7 @@ from tests.module.tools import batches, bits, ready, trace, values
 from tests.symbol.refusals import contents, nothing_written, refused
 
 KEYS = (4, 2)
+WRITTEN = "{}: the checkpoint cannot be written: "  # the checkpoint, whichever file and temporary name it was
 
 
 def sym_gen(key):
@@ -44,7 +45,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(make, which, tmp_path):
     prefix = str(tmp_path / "net")
     make().save_checkpoint(prefix, 3, save_optimizer_states=True)
     size = max(os.path.getsize(tmp_path / name) for name in os.listdir(tmp_path) if name.endswith(which))
-    with nothing_written(tmp_path), refused(CheckpointError, prefix, "cannot be written"), files_of_at_most(size - 1):
+    with nothing_written(tmp_path), refused(CheckpointError, WRITTEN.format(prefix)), files_of_at_most(size - 1):
         make().save_checkpoint(prefix, 3, save_optimizer_states=True)
 
 

@@ -42,7 +42,7 @@ def test_what_is_not_finite_is_put_back_array_by_array(bad, dtype, caplog):
         statistics.mend(arrays)
     assert values(arrays) == [[3] * 3, [4] * 3, [3] * 3, [4, 3, 4]]
     (line,) = caplog.messages
-    assert line == "'var' not finite after a forward pass that overflowed, and put back; 1 such passes so far"
+    assert line == "'var' not finite after a forward pass that overflowed, and put back; such passes so far: 1"
     statistics.keep(arrays)
     assert statistics.check(arrays).asscalar() == 1
 
@@ -54,7 +54,7 @@ def test_one_line_names_all_and_later_ones_are_rare(caplog):
         arrays[0][1][:] = arrays[3][1][0] = np.nan
         statistics.mend(arrays)
     assert [message.split(" ", 2)[:2] for message in caplog.messages] == [["'mean',", "'var'"]] * 3
-    assert [message.split("; ")[1] for message in caplog.messages] == [f"{n} such passes so far" for n in (1, 10, 50)]
+    assert [message.split("; ")[1] for message in caplog.messages] == [f"such passes so far: {n}" for n in (1, 10, 50)]
 
 
 def test_what_was_destroyed_is_never_kept():

@@ -109,6 +109,12 @@ def test_an_operator_without_bfloat16_kernel_stays_float32():
     assert (found.label, found.reason) == (FLOAT32, "MXNet has no sound bfloat16 kernel for it")
 
 
+def test_a_float32_policy_is_the_reason_for_all():
+    text = "x = null()\nd = dot(x, x)\nr = Reshape(d)\ns = SoftmaxOutput(r, x)\nreturn s"
+    found = verdicts_of(text, policy=Policy.parse("O0"))
+    assert {(found[name].label, found[name].reason) for name in "drs"} == {(FLOAT32, "the policy computes in float32")}
+
+
 def test_keep_batchnorm_fp32():
     text = "x = null()\ng = null()\nbn = BatchNorm(x, g, g, g, g) x3\nreturn bn"
     assert labels_of(text)["bn"] == FREE

@@ -210,6 +210,13 @@ def test_a_disk_that_is_full_leaves_the_earlier_files(missing, tmp_path):
         save_checkpoint(out, 0, net, args, {})
 
 
+def test_a_disk_that_is_full_is_said_in_plain_words(tmp_path):
+    out, args = str(tmp_path / "net"), {**ARGS, "conv0_weight": mx.nd.ones((100, 100))}
+    with refused(CheckpointError, "is the disk full?") as caught, files_of_at_most(10_000):
+        save_checkpoint(out, 0, NETWORK, args, AUX)
+    assert "fwrite" not in str(caught.value)
+
+
 def test_a_symbol_that_does_not_fit_on_the_disk_leaves_the_earlier_files(both, tmp_path):
     with nothing_written(tmp_path), refused(CheckpointError, both[1], "cannot be written"), files_of_at_most(100):
         convert_checkpoint(both[0], 3, both[1], "O2", SHAPES)

@@ -26,6 +26,11 @@ def stored(model, count):
     return model.arg_params["fc_weight"].astype("float32").asnumpy().flat[:count]
 
 
+def test_a_model_shows_no_values():
+    shown = "ConvertedModel(<Symbol fc>, arguments=1, auxiliary_states=0, policy='param=float16,compute=float16,"
+    assert repr(convert_model(LAYER, *params_of(LAYER, X), "O2", X)).startswith(shown)
+
+
 # Which dtype.
 
 
