@@ -10,6 +10,7 @@ from mxmp.rules.conditions import (
     short_reduction,
     short_windows,
     small_magnification,
+    taps_on_data,
     value_of,
 )
 
@@ -228,3 +229,22 @@ _arange _npi_arange _linspace LayerNorm GroupNorm L2Normalization InstanceNorm""
 @pytest.mark.parametrize("op", ALWAYS_FLOAT32)
 def test_exponents_epsilons_and_counts_are_for_float32(op):
     assert RULES.find(op, {}).category == "deny"
+
+
+def reads_data(size, taps, stride, dilate, pad):
+    """Return whether each tap of a window that slides over padded data meets data, by sliding it."""
+    data = [False] * pad + [True] * size + [False] * pad
+    starts = range(0, len(data) - dilate * (taps - 1), stride)
+    return all(any(data[start + dilate * tap] for start in starts) for tap in range(taps))
+
+
+@pytest.mark.parametrize(
+    "taps, stride, dilate, pad", [(3, 2, 1, 1), (3, 1, 1, 1), (5, 1, 1, 2), (3, 1, 6, 6), (1, 2, 1, 0)]
+)
+def test_convolutions_whose_taps_read_padding_alone_are_forbidden(taps, stride, dilate, pad):
+    names = {"kernel": taps, "stride": stride, "dilate": dilate, "pad": pad}
+    attrs = {key: f"({value}, {value})" for key, value in names.items()}
+    found = [size for size in range(1, 14) if taps_on_data(Call(attrs, ((1, 8, 64, size),), "bfloat16"))]
+    assert found == [size for size in range(1, 14) if not reads_data(size, taps, stride, dilate, pad)]
+    assert not taps_on_data(Call(attrs, ((1, 8, 1, 1),), "float16"))
+    assert not taps_on_data(Call(attrs, (None,), "bfloat16"))

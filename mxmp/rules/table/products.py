@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ..conditions import short_gemm2
+from ..conditions import short_gemm2, taps_on_data
 from ..core import ALLOW, DENY
 from ..sums import short_products
 from .build import Rules, rules, variant
 
 _PRODUCTS = (
-    *rules(ALLOW, "Convolution FullyConnected"),
+    *rules(ALLOW, "Convolution", condition=taps_on_data, taints=False),
+    *rules(ALLOW, "FullyConnected"),
     *rules(ALLOW, "Convolution_v1 Deconvolution dot", no_bfloat16=True),
     *rules(ALLOW, "_np_dot _npi_tensordot _npi_tensordot_int_axes _npi_einsum", no_bfloat16=True),
     *rules(ALLOW, "batch_dot", no_bfloat16=True, condition=short_products),
