@@ -355,5 +355,5 @@ def _shape_dependent(graph: Graph, dtype: str, rules: RuleSet) -> List[Tuple[int
 
 
 def _reads_shapes(rule: Rule, dtype: str, rules: RuleSet) -> bool:
-    conditional = rule.condition in SHAPE_CONDITIONS and dtype in rule.dtypes
-    return conditional or rules.has_stand_ins(rule, dtype)
+    conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
+    return (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype)
