@@ -79,8 +79,10 @@ def test_ssd_trains_and_detects(policy):
     grads = [p.grad() for p in net.collect_params().values() if p.grad_req != "null"]
     assert all(np.isfinite(mx.nd.amp_cast(grad, dtype="float32").asnumpy()).all() for grad in grads)
     assert report(net).without_rule == ()
-    rows = {row.op: row.precision for row in report(net).rows}
-    assert rows["Convolution"] == Policy.parse(policy).compute_dtype
+    convolutions = [row for row in report(net).rows if row.op == "Convolution"]
+    narrow = [row for row in convolutions if "nothing but padding" in row.reason]  # of the heads on one pixel
+    assert {row.precision for row in convolutions if row not in narrow} == {Policy.parse(policy).compute_dtype}
+    assert len(narrow) == (3 if policy == "mixed_bfloat16" else 0)
     restore(net)
     for again, before in zip(net(x), detections):
         assert again.shape == before.shape
