@@ -283,8 +283,10 @@ def test_a_claim_without_a_launcher_is_nothing(monkeypatch, tmp_path):
         monkeypatch.delenv(CLAIMS_FOLDER, raising=False)
         if value is not None:
             monkeypatch.setenv(CLAIMS_FOLDER, value)
+        ran = False
         with saves_on_interrupt():
-            pass
+            ran = True
+        assert ran and not list(tmp_path.iterdir())
 
 
 def test_run_ends_a_job_that_takes_too_long():

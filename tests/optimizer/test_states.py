@@ -601,7 +601,10 @@ def test_an_optimizer_that_wants_real_weights_to_make_states_is_taken_at_its_wor
     target = states.Target(MultiPrecision(Picky()), run.updaters, run.contexts, run.params)
     run.step(0)
     states.save(str(tmp_path / "s"), target, {})
+    before = run.updaters[0].states[0]
+    run.updaters[0].states.clear()
     states.load(str(tmp_path / "s"), target).apply()
+    assert [bits(each) for each in run.updaters[0].states[0]] == [bits(each) for each in before]
 
 
 @pytest.mark.parametrize(
