@@ -1,12 +1,13 @@
 # The two commands of the README, and others for developers. Each makes .venv where it is missing; the files
 # .venv/.demo, .venv/.test and .venv/.docs record what was installed.
 
+# Another folder holds a second environment: make test VENV=.venv-3.13 PYTHON=3.13
 VENV := .venv
-# A Python from 3.8 to 3.11; empty: tools/venv.sh looks for one on PATH.
+# A Python from 3.8 to 3.13: a path, a command or a version; empty: tools/venv.sh looks for one on PATH.
 PYTHON ?=
 ARGS ?=
 
-.PHONY: demo test test-horovod bench docs lint
+.PHONY: demo test test-horovod bench docs lint named
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/python examples/digits.py $(ARGS)
@@ -37,9 +38,13 @@ lint: $(VENV)/.test
 	@$(VENV)/bin/python -m ruff check .
 	@$(VENV)/bin/python -m mypy
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: setup.py tools/venv.sh
-	@sh tools/venv.sh $(VENV) cpu,$* "$(PYTHON)"
+$(VENV)/.demo $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: setup.py tools/venv.sh | $(if $(PYTHON),named)
+	@sh tools/venv.sh $(VENV) $* "$(PYTHON)"
 	@touch $@
+
+# A Python that is named is the one that runs: fails where the environment has another.
+named:
+	@sh tools/venv.sh $(VENV) "" "$(PYTHON)"
 
 $(VENV)-horovod/.built: setup.py tools/venv.sh tools/horovod.sh
 	@sh tools/horovod.sh $(VENV)-horovod "$(PYTHON)"

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import List
 
 from setuptools import find_packages, setup
 
@@ -11,8 +12,9 @@ PLOT = ["matplotlib>=3.5"]
 # GluonCV and all that it requires leave MXNet to the user, so that no extra but 'cpu' pulls
 # the CPU wheel: it would overwrite the files of mxnet-cu112. tests/test_setup.py holds this.
 DEMO = [*PLOT, "scikit-learn>=1.0", "gluoncv>=0.10.5"]
-# MXNet's exporter reads onnx.mapping, which onnx 1.13 deprecated.
-ONNX = ["onnx>=1.13,<1.14"]
+# MXNet's exporter reads onnx.mapping. onnx 1.13 is the last that has it whole, and has no wheel for Python 3.12; for
+# later ones mxmp stands in. onnxruntime loads what is written with any of them.
+ONNX = ["onnx>=1.13,<1.14; python_version < '3.12'", "onnx>=1.16,<1.24; python_version >= '3.12'"]
 DOCS = ["myst-parser>=1.0", "ruff>=0.6", "sphinx>=5.0,<8"]
 TEST = [
     *DEMO,
@@ -24,7 +26,23 @@ TEST = [
     "pytest-timeout>=2.1",
     "pytest-xdist>=3.3",
     "ruff>=0.6",
+    "setuptools>=64",  # tests/test_setup.py reads this file; environments of Python 3.12 and later come without it
 ]
+
+
+def mxnet(wheel: str) -> List[str]:
+    """Return the requirements of an extra that brings MXNet.
+
+    Below Python 3.12 numpy is held at the versions that MXNet imports with by itself; on 3.12 MXNet's own pin, below 2,
+    leaves numpy 1.26. No numpy below 2 has a wheel for Python 3.13: there the extra brings what MXNet requires beside
+    numpy, and MXNet follows with ``pip install --no-deps``.
+    """
+    return [
+        f"{wheel}==1.9.1; python_version < '3.13'",
+        "numpy<1.24; python_version < '3.12'",
+        "requests>=2.20,<3; python_version >= '3.13'",
+        "graphviz>=0.8.1,<0.9; python_version >= '3.13'",
+    ]
 
 
 def read_version() -> str:
@@ -45,17 +63,17 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["mxmp", "mxmp.*", "symbols", "symbols.*"]),
     package_data={"mxmp": ["py.typed"]},
-    python_requires=">=3.8,<3.12",
+    python_requires=">=3.8,<3.14",
     install_requires=[
-        "numpy>=1.21,<1.24",  # MXNet 1.9.1 reads np.bool, which numpy 1.24 removed
+        "numpy>=1.21",
         "click>=8.1",  # command line
         "igraph>=0.10",  # maximum flow
         "rich>=12.0",  # tables and progress bars
     ],
     entry_points={"console_scripts": ["mxmp = mxmp.cli:main"]},
     extras_require={
-        "cpu": ["mxnet==1.9.1"],
-        "cu112": ["mxnet-cu112==1.9.1"],
+        "cpu": mxnet("mxnet"),
+        "cu112": mxnet("mxnet-cu112"),
         "onnx": ONNX,
         "plot": PLOT,
         "demo": DEMO,
@@ -69,5 +87,7 @@ setup(
         "Programming Language :: Python :: 3.9",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
     ],
 )

@@ -1,8 +1,7 @@
 """Checks that MXNet and numpy are there in versions that work together.
 
-``mxmp/__init__.py`` calls `check` before anything imports MXNet, since MXNet itself fails
-with an AttributeError on a newer numpy. Nothing here imports MXNet or numpy: versions are read from their
-files, in a millisecond.
+``mxmp/__init__.py`` calls `check` before anything imports MXNet, whose own errors name neither cause nor cure.
+Nothing here imports MXNet or numpy: versions are read from their files, in a millisecond.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ TYPE_CHECKING = False  # typing takes as long to import as all else here
 if TYPE_CHECKING:
     from typing import Optional, Tuple
 
-_INSTALL_MXNET = "pip install 'mxmp[cpu]' (or, for NVIDIA GPUs, pip install 'mxmp[cu112]')"
 _VERSION = re.compile(r"""^\s*["']?(?:__)?version(?:__)?["']?(?:: str)?\s*[=:]\s*["']([^"']+)["']""", re.MULTILINE)
-_NUMPY_LIMIT = (1, 24)  # first version without np.bool, which MXNet 1.9.1 reads on import
+_PYTHON = sys.version_info[:2]
+_OLDEST_NUMPY = (1, 21)  # as in setup.py
+_NO_OLD_NUMPY = (3, 13)  # the first Python without a wheel of numpy below 2, which MXNet's metadata asks for
 
 
 def check() -> None:
@@ -31,8 +31,8 @@ def check() -> None:
     which has no metadata.
 
     Raises:
-        DependencyError: If MXNet is missing or not 1.9.x, or numpy is missing, 1.24 or later. The
-            message has the command that mends it.
+        DependencyError: If MXNet is missing or not 1.9.x, or numpy is missing or below 1.21. The message has the
+            command that mends it on this Python.
     """
     _check_numpy(_numpy_version())
     _check_mxnet(_folder("mxnet"))
@@ -40,23 +40,38 @@ def check() -> None:
 
 def _check_numpy(version: Optional[str]) -> None:
     if version is None:
-        raise DependencyError("numpy is not installed; run: pip install 'numpy<1.24'")
-    if _release(version) >= _NUMPY_LIMIT:
+        raise DependencyError(f"numpy is not installed; run: {_install_numpy()}")
+    if () < _release(version) < _OLDEST_NUMPY:
         raise DependencyError(
-            f"numpy {version} is installed, but MXNet 1.9.1 needs numpy below 1.24 (it uses np.bool); "
-            "run: pip install 'numpy<1.24'"
+            f"numpy {version} is installed, but mxmp needs numpy 1.21 or later; run: {_install_numpy()}"
         )
 
 
 def _check_mxnet(folder: Optional[str]) -> None:
     if folder is None:
-        raise DependencyError(f"MXNet is not installed; run: {_INSTALL_MXNET}")
+        raise DependencyError(f"MXNet is not installed; run: {_install_mxnet()}")
     version = _read_version(folder, "libinfo.py")
     if version is not None and _release(version) != (1, 9):
         raise DependencyError(
             f"MXNet {version} is installed in {folder}, but mxmp needs MXNet 1.9.1; uninstall it, then run: "
-            f"{_INSTALL_MXNET}"
+            f"{_install_mxnet()}"
         )
+
+
+def _install_numpy() -> str:
+    """Return the command that installs the numpy that the extras of setup.py bring on this Python."""
+    if _PYTHON < (3, 12):
+        return "pip install 'numpy>=1.21,<1.24'"
+    return "pip install 'numpy<2'" if _PYTHON < _NO_OLD_NUMPY else "pip install numpy"
+
+
+def _install_mxnet() -> str:
+    """Return the commands that install MXNet on this Python, for CPUs and for NVIDIA GPUs."""
+    commands = []
+    for extra, wheel in (("cpu", "mxnet"), ("cu112", "mxnet-cu112")):
+        by_itself = f" && pip install --no-deps {wheel}==1.9.1" if _PYTHON >= _NO_OLD_NUMPY else ""
+        commands.append(f"pip install 'mxmp[{extra}]'{by_itself}")
+    return f"{commands[0]} (or, for NVIDIA GPUs, {commands[1]})"
 
 
 def _numpy_version() -> Optional[str]:

@@ -10,8 +10,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parent.parent
+PYTHONS = ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13"]
 RUN_SETUP = """
 import json, runpy, setuptools
 declared = {}
@@ -32,6 +35,13 @@ def declared():
 def distribution(requirement):
     """Return the normalized name that a requirement starts with."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement).group()).lower()
+
+
+def on(python, requirements):
+    """Return the versions, by name, that requirements ask for on a Python like "3.8"."""
+    environment = {"python_version": python, "extra": ""}
+    parsed = map(Requirement, requirements)
+    return {one.name: str(one.specifier) for one in parsed if one.marker is None or one.marker.evaluate(environment)}
 
 
 def closure(names):
@@ -61,14 +71,38 @@ def test_setup_packages_mxmp_and_symbols_alone(declared):
     assert "mxmp.graph" in declared["packages"]
 
 
-def test_setup_supports_python_3_8_to_3_11_and_caps_numpy(declared):
-    assert declared["python_requires"] == ">=3.8,<3.12"
-    assert [line for line in declared["install_requires"] if line.startswith("numpy")] == ["numpy>=1.21,<1.24"]
+def test_setup_supports_python_3_8_to_3_13_and_numpy_1_and_2(declared):
+    assert declared["python_requires"] == ">=3.8,<3.14"
+    named = [line.rpartition(" ")[2] for line in declared["classifiers"] if "Python :: 3." in line]
+    assert named == PYTHONS
+    for python in PYTHONS:
+        assert on(python, declared["install_requires"])["numpy"] == ">=1.21"
 
 
-def test_cuda_extra_brings_its_own_mxnet(declared):
-    assert declared["extras_require"]["cpu"] == ["mxnet==1.9.1"]
-    assert declared["extras_require"]["cu112"] == ["mxnet-cu112==1.9.1"]
+@pytest.mark.parametrize(("extra", "wheel"), [("cpu", "mxnet"), ("cu112", "mxnet-cu112")])
+def test_extra_brings_its_own_mxnet_with_numpy_that_it_imports(declared, extra, wheel):
+    found = {python: on(python, declared["extras_require"][extra]) for python in PYTHONS}
+    for python in ("3.8", "3.9", "3.10", "3.11"):
+        assert found[python] == {wheel: "==1.9.1", "numpy": "<1.24"}
+    assert found["3.12"] == {wheel: "==1.9.1"}  # its own pin is below 2
+
+
+@pytest.mark.parametrize("extra", ["cpu", "cu112"])
+def test_extra_brings_what_mxnet_requires_where_pip_cannot_install_mxnet(declared, extra):
+    required = on("3.13", metadata.requires("mxnet"))
+    assert required.pop("numpy") == "<2.0.0,>1.16.0"  # no such wheel for Python 3.13
+    found = on("3.13", declared["extras_require"][extra])
+    assert found.keys() == required.keys()
+    for name, versions in found.items():
+        assert SpecifierSet(versions).contains("0.8.4" if name == "graphviz" else "2.32.3")
+        for version in ("0.8", "0.8.1", "0.9.0", "2.19.1", "2.20.0", "3.0"):
+            assert SpecifierSet(versions).contains(version) == SpecifierSet(required[name]).contains(version)
+
+
+def test_extra_onnx_has_wheels_on_every_python(declared):
+    for python in PYTHONS:
+        versions = ">=1.13,<1.14" if python in ("3.8", "3.9", "3.10", "3.11") else ">=1.16,<1.24"
+        assert SpecifierSet(on(python, declared["extras_require"]["onnx"])["onnx"]) == SpecifierSet(versions)
 
 
 def test_no_other_extra_requires_mxnet_even_indirectly(declared):

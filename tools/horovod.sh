@@ -12,7 +12,7 @@ for program in cmake c++; do
     }
 done
 
-sh tools/venv.sh "$folder" cpu,demo "$wanted"
+sh tools/venv.sh "$folder" demo "$wanted"
 
 install() {
     "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
