@@ -34,14 +34,14 @@ def check() -> None:
         DependencyError: If MXNet is missing or not 1.9.x, or numpy is missing or below 1.21. The message has the
             command that mends it on this Python.
     """
-    _check_numpy(_numpy_version())
+    _check_numpy(numpy_version())
     _check_mxnet(_folder("mxnet"))
 
 
 def _check_numpy(version: Optional[str]) -> None:
     if version is None:
         raise DependencyError(f"numpy is not installed; run: {_install_numpy()}")
-    if () < _release(version) < _OLDEST_NUMPY:
+    if () < release(version) < _OLDEST_NUMPY:
         raise DependencyError(
             f"numpy {version} is installed, but mxmp needs numpy 1.21 or later; run: {_install_numpy()}"
         )
@@ -51,7 +51,7 @@ def _check_mxnet(folder: Optional[str]) -> None:
     if folder is None:
         raise DependencyError(f"MXNet is not installed; run: {_install_mxnet()}")
     version = _read_version(folder, "libinfo.py")
-    if version is not None and _release(version) != (1, 9):
+    if version is not None and release(version) != (1, 9):
         raise DependencyError(
             f"MXNet {version} is installed in {folder}, but mxmp needs MXNet 1.9.1; uninstall it, then run: "
             f"{_install_mxnet()}"
@@ -74,7 +74,7 @@ def _install_mxnet() -> str:
     return f"{commands[0]} (or, for NVIDIA GPUs, {commands[1]})"
 
 
-def _numpy_version() -> Optional[str]:
+def numpy_version() -> Optional[str]:
     """Return the version of numpy, None if it is not installed; numpy is imported only if its files do not tell."""
     if "numpy" not in sys.modules:
         folder = _folder("numpy")
@@ -108,7 +108,7 @@ def _read_version(folder: str, name: str) -> Optional[str]:
     return match.group(1) if match else None
 
 
-def _release(version: str) -> Tuple[int, ...]:
+def release(version: str) -> Tuple[int, ...]:
     """Return (major, minor) of a version; an unreadable one gives an empty tuple."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return tuple(int(part) for part in match.groups()) if match else ()

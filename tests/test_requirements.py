@@ -101,11 +101,11 @@ def test_the_version_of_numpy_is_read_from_its_files(name, text, version, monkey
     monkeypatch.delitem(sys.modules, "numpy")
     spec = ModuleSpec("numpy", None, origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(requirements, "find_spec", lambda name: spec)
-    assert requirements._numpy_version() == version
+    assert requirements.numpy_version() == version
 
 
 def test_the_version_of_numpy_is_that_of_the_installed_one():
-    code = "import mxmp.requirements as r, sys; print(r._numpy_version(), 'numpy' in sys.modules)"
+    code = "import mxmp.requirements as r, sys; print(r.numpy_version(), 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == f"{np.__version__} False\n"
 
