@@ -40,7 +40,6 @@ def python(request, monkeypatch):
     return request.param
 
 
-# What README.md says under "Installing".
 INSTALL_MXNET = "pip install 'mxmp[cpu]' (or, for NVIDIA GPUs, pip install 'mxmp[cu112]')"
 INSTALL_MXNET_3_13 = (
     "pip install 'mxmp[cpu]' && pip install --no-deps mxnet==1.9.1 "
@@ -65,6 +64,13 @@ def test_check_without_mxnet_names_both_extras(monkeypatch, spec, python):
         requirements.check()
     assert str(caught.value) == f"MXNet is not installed; run: {install_mxnet_on(python)}"
     assert isinstance(caught.value, (MxmpError, ImportError))
+
+
+def test_readme_has_the_commands_that_install_mxnet(python):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    cpu, gpu = install_mxnet_on(python)[:-1].split(" (or, for NVIDIA GPUs, ")
+    assert f"\n{cpu} " in readme
+    assert f"\n{gpu}" in readme
 
 
 @pytest.mark.parametrize("version", ["1.20.3", "1.19.5", "1.9.3", "0.1"])
