@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _INSTALL_MXNET = "pip install 'mxmp[cpu]' (or, for NVIDIA GPUs, pip install 'mxmp[cu112]')"
 _VERSION = re.compile(r"""^\s*["']?(?:__)?version(?:__)?["']?(?:: str)?\s*[=:]\s*["']([^"']+)["']""", re.MULTILINE)
-_NUMPY_LIMIT = (1, 24)  # first version without np.bool, which MXNet 1.9.1 reads on import
 
 
 def check() -> None:
@@ -31,35 +30,30 @@ def check() -> None:
     which has no metadata.
 
     Raises:
-        DependencyError: If MXNet is missing or not 1.9.x, or numpy is missing, 1.24 or later. The
+        DependencyError: If MXNet is missing or not 1.9.x, or numpy is missing. The
             message has the command that mends it.
     """
-    _check_numpy(_numpy_version())
+    _check_numpy(numpy_version())
     _check_mxnet(_folder("mxnet"))
 
 
 def _check_numpy(version: Optional[str]) -> None:
     if version is None:
-        raise DependencyError("numpy is not installed; run: pip install 'numpy<1.24'")
-    if _release(version) >= _NUMPY_LIMIT:
-        raise DependencyError(
-            f"numpy {version} is installed, but MXNet 1.9.1 needs numpy below 1.24 (it uses np.bool); "
-            "run: pip install 'numpy<1.24'"
-        )
+        raise DependencyError("numpy is not installed; run: pip install numpy")
 
 
 def _check_mxnet(folder: Optional[str]) -> None:
     if folder is None:
         raise DependencyError(f"MXNet is not installed; run: {_INSTALL_MXNET}")
     version = _read_version(folder, "libinfo.py")
-    if version is not None and _release(version) != (1, 9):
+    if version is not None and release(version) != (1, 9):
         raise DependencyError(
             f"MXNet {version} is installed in {folder}, but mxmp needs MXNet 1.9.1; uninstall it, then run: "
             f"{_INSTALL_MXNET}"
         )
 
 
-def _numpy_version() -> Optional[str]:
+def numpy_version() -> Optional[str]:
     """Return the version of numpy, None if it is not installed; numpy is imported only if its files do not tell."""
     if "numpy" not in sys.modules:
         folder = _folder("numpy")
@@ -93,7 +87,7 @@ def _read_version(folder: str, name: str) -> Optional[str]:
     return match.group(1) if match else None
 
 
-def _release(version: str) -> Tuple[int, ...]:
+def release(version: str) -> Tuple[int, ...]:
     """Return (major, minor) of a version; an unreadable one gives an empty tuple."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return tuple(int(part) for part in match.groups()) if match else ()
