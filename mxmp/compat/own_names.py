@@ -22,7 +22,7 @@ class _TextType(type):
 
 
 class Text(str, metaclass=_TextType):
-    """Python's ``str`` for the modules of MXNet that write attributes with it."""
+    """`attribute_text` as a type, for modules that use ``str`` as one."""
 
 
 def attribute_text(value: Any) -> str:
@@ -48,14 +48,18 @@ def _written(value: Any) -> str:
     return str(value) if isinstance(value, (np.number, np.bool_)) else repr(value)
 
 
-_TEXT = {"str": Text}
 _OWN_NAMES: Dict[str, Dict[str, Any]] = {
-    "mxnet._ctypes.ndarray": _TEXT,  # calls of operators
-    "mxnet._ctypes.symbol": _TEXT,  # operators in symbols
-    "mxnet.symbol.symbol": _TEXT,  # the shape of a variable
+    "mxnet._ctypes.ndarray": {"str": attribute_text},  # calls of operators: a function is the quicker one
+    "mxnet._ctypes.symbol": {"str": attribute_text},  # operators in symbols
+    "mxnet.symbol.symbol": {"str": Text},  # the shape of a variable; the module asks isinstance(..., str) too
 }
 
 
 def of_module(name: str) -> Dict[str, Any]:
-    """Return the names of its own that a module of MXNet gets."""
-    return _OWN_NAMES.get(name, {})
+    """Return the names of its own that a module of MXNet gets: none where numpy prints its scalars as it used to."""
+    own = _OWN_NAMES.get(name)
+    if not own:
+        return {}
+    import numpy as np
+
+    return own if repr(np.int64(0)) != "0" else {}
