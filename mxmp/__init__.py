@@ -16,7 +16,7 @@ Example:
 
 from __future__ import annotations
 
-from . import requirements
+from . import compat, requirements
 
 TYPE_CHECKING = False  # what type checkers take for typing's, which costs more to import than all else here
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+compat.install()  # before the first import of MXNet, which on a newer numpy or Python needs it
 requirements.check()  # before the first import of MXNet, whose own error names neither cause nor cure
 
 __all__ = [

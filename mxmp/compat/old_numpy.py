@@ -1,0 +1,94 @@
+"""The names that MXNet 1.9.1 and GluonCV 0.10 read of numpy, and numpy has removed.
+
+They mean what they meant in numpy 1.23, the last version with which MXNet imports by itself.
+"""
+
+from __future__ import annotations
+
+import builtins
+from types import SimpleNamespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, Callable, Dict, NoReturn
+
+_PYTHON_TYPES = ("bool", "int", "float", "complex", "object", "str")  # numpy 1.24; numpy 2 has another np.bool
+_CONSTANTS = {  # numpy 2.0
+    "Inf": float("inf"),
+    "Infinity": float("inf"),
+    "PINF": float("inf"),
+    "infty": float("inf"),
+    "NINF": -float("inf"),
+    "NAN": float("nan"),
+    "NaN": float("nan"),
+    "PZERO": 0.0,
+    "NZERO": -0.0,
+}
+_SCALAR_TYPES = {  # numpy 2.0
+    "float_": "float64",
+    "complex_": "complex128",
+    "unicode_": "str_",
+    "string_": "bytes_",
+}
+_FUNCTIONS = {  # numpy 2.0; trapz and in1d: 2.4
+    "alltrue": "all",
+    "sometrue": "any",
+    "product": "prod",
+    "cumproduct": "cumprod",
+    "round_": "round",
+    "row_stack": "vstack",
+    "trapz": "trapezoid",
+}
+_FINANCIAL = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "rate")  # they raise since numpy 1.20
+
+
+def names(numpy: ModuleType) -> Dict[str, Any]:
+    """Return the names that this numpy lacks, or has with another meaning, and their values."""
+    old = {name: getattr(builtins, name) for name in _PYTHON_TYPES}
+    missing = {
+        **_CONSTANTS,
+        **{name: getattr(numpy, new) for name, new in _SCALAR_TYPES.items()},
+        **{name: _renamed(numpy, name, new) for name, new in _FUNCTIONS.items()},
+        **{name: _removed(name) for name in _FINANCIAL},
+        "compat": SimpleNamespace(basestring=str),
+        "in1d": _in1d(numpy),
+        "msort": _msort(numpy),
+    }
+    return {**{name: value for name, value in missing.items() if not hasattr(numpy, name)}, **old}
+
+
+def _renamed(numpy: ModuleType, name: str, new: str) -> Callable[..., Any]:
+    """Return a function of its own: MXNet registers one of its functions for each of numpy's (NEP 18)."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return getattr(numpy, new)(*args, **kwargs)
+
+    return _named(function, name, f"As numpy.{new}.")
+
+
+def _removed(name: str) -> Callable[..., NoReturn]:
+    def function(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"numpy.{name} was removed in numpy 1.20 (NEP 32); use numpy_financial.{name}")
+
+    return _named(function, name, "Raises: numpy has no financial functions.")
+
+
+def _in1d(numpy: ModuleType) -> Callable[..., Any]:
+    def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> Any:
+        return numpy.isin(numpy.asarray(ar1).ravel(), ar2, assume_unique=assume_unique, invert=invert)
+
+    return _named(in1d, "in1d", "As numpy.isin, of a flat array.")
+
+
+def _msort(numpy: ModuleType) -> Callable[..., Any]:
+    def msort(a: Any) -> Any:
+        return numpy.sort(a, axis=0)
+
+    return _named(msort, "msort", "As numpy.sort along the first axis.")
+
+
+def _named(function: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function

@@ -1,0 +1,68 @@
+"""Views of modules: the module itself, with names that it no longer has."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Mapping, Optional
+
+_PYTHON_WITHOUT_DISTUTILS = (3, 12)
+_views: Dict[str, ModuleType] = {}
+
+
+class View(ModuleType):
+    """A module with further names. Whatever else is read, set or deleted, is read, set or deleted in the module."""
+
+    def __init__(self, module: ModuleType, names: Mapping[str, Any]) -> None:
+        super().__init__(module.__name__, module.__doc__)
+        own = vars(self)
+        own.clear()
+        own.update(names, _module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_module"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["_module"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(vars(self)["_module"], name)
+
+    def __dir__(self) -> List[str]:
+        own = vars(self)
+        return sorted({*dir(own["_module"]), *own} - {"_module"})
+
+    def __repr__(self) -> str:
+        return f"<mxmp's view of {vars(self)['_module']!r}>"
+
+
+def of(module: ModuleType) -> ModuleType:
+    """Return the view of numpy or onnx; any other module as it is."""
+    name = module.__name__
+    if name not in ("numpy", "onnx"):
+        return module
+    if name not in _views:
+        _views[name] = View(module, _names(module))
+    return _views[name]
+
+
+def _names(module: ModuleType) -> Dict[str, Any]:
+    if module.__name__ == "numpy":
+        from . import old_numpy
+
+        return old_numpy.names(module)
+    from . import old_onnx
+
+    return old_onnx.names(module)
+
+
+def stand_in(name: str) -> Optional[ModuleType]:
+    """Return the module that stands in for one that Python has removed; None for any other name."""
+    if name == "distutils.version" and sys.version_info >= _PYTHON_WITHOUT_DISTUTILS:
+        from . import old_distutils
+
+        return old_distutils
+    return None
