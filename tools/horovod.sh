@@ -19,8 +19,10 @@ install() {
 }
 
 # Horovod is built against the MXNet that is there: no isolation from it, and no wheel of an earlier build.
-# Its release of 2023 is built with setuptools of that time.
+# Its release of 2023 is built with setuptools of that time, which also has distutils for horovodrun from Python 3.12 on.
 install 'setuptools<70' wheel packaging 'pytest>=7.4' 'pytest-timeout>=2.1'
+# The build, and horovodrun, import MXNet without mxmp.
+"$folder/bin/mxmp" site on
 echo "Building Horovod in $folder (some minutes, once)"
 HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
     HOROVOD_WITHOUT_PYTORCH=1 install --no-build-isolation --no-cache-dir horovod==0.28.1
