@@ -14,10 +14,11 @@ from onnx import TensorProto
 
 import mxmp
 import symbols
-from mxmp import Policy
+from mxmp import Policy, compat
+from mxmp.compat.old_onnx import IR_VERSION, OPSET
 from mxmp.errors import CheckpointError, ConvertError, DependencyError
 from mxmp.graph import to_text
-from mxmp.onnx import OPSET, _tidy, export_model, exportable
+from mxmp.onnx import _tidy, export_model, exportable
 from mxmp.symbol import convert_graph, convert_model, convert_symbol, to_graph
 
 EPS = 2**-10  # of float16
@@ -280,9 +281,10 @@ def test_models_say_the_opset_of_their_operators_and_onnx_is_as_before(tmp_path)
     before = onnx.checker.DEFAULT_CONTEXT.opset_imports
     x = mx.sym.var("x")
     file = export_model(mx.sym.mean(x, axis=1), {}, {}, str(tmp_path / "net.onnx"), {"x": (2, 3)})
-    assert [opset.version for opset in onnx.load(file).opset_import] == [OPSET]
+    model = onnx.load(file)
+    assert [opset.version for opset in model.opset_import] == [OPSET] and model.ir_version == IR_VERSION
     assert onnx.checker.DEFAULT_CONTEXT.opset_imports == before
-    if onnx.defs.onnx_opset_version() > 17:
+    if onnx.defs.onnx_opset_version() > 17 and not compat.needed():
         with pytest.raises(onnx.checker.ValidationError, match="axes"):
             export(mx.sym.mean(x, axis=1), {}, {"x": (2, 3)}, tmp_path)
 
@@ -325,6 +327,7 @@ def raising(error):
     [
         ("exporter", AssertionError("no"), ConvertError, "MXNet's exporter to ONNX cannot translate .*AssertionError no"),
         ("exporter", KeyError("op"), ConvertError, "MXNet's exporter to ONNX cannot translate .*KeyError 'op'"),
+        ("exporter", ImportError("no mapping"), DependencyError, r"onnx is not what MXNet's exporter reads \(no mapping\)"),
         ("exporter", OSError(28, "No space left"), CheckpointError, "net.onnx: the model cannot be written: .*No space"),
         ("exporter", MemoryError(), MemoryError, "^$"),
         ("exporter", KeyboardInterrupt(), KeyboardInterrupt, "^$"),
@@ -361,8 +364,25 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
 
 def test_without_onnx_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(DependencyError, match="pip install 'onnx"):
+    with pytest.raises(DependencyError, match=r"onnx cannot be imported .*; pip install 'mxmp\[onnx\]'"):
         export_model(mx.sym.relu(mx.sym.var("x")), {}, {}, str(tmp_path / "net.onnx"), {"x": (2, 3)})
+
+
+@pytest.mark.parametrize(
+    "has_views, mend", [(False, r"pip install 'onnx>=1\.13,<1\.14'\."), (True, r"import mxmp before mxnet\.")]
+)
+def test_with_an_onnx_that_lacks_a_part_the_error_says_what_mends_it(has_views, mend, monkeypatch, tmp_path):
+    def exporter(*args):
+        try:
+            from onnx import no_mapping  # noqa: F401
+        except ImportError:
+            raise ImportError("Onnx and protobuf need to be installed.")  # noqa: B904 (as the exporter does)
+
+    monkeypatch.setattr(mx.onnx, "export_model", exporter)
+    monkeypatch.setattr(compat, "needed", lambda: has_views)
+    with pytest.raises(DependencyError, match=f"cannot import name 'no_mapping' from 'onnx' .*; {mend}"):
+        export_model(mx.sym.relu(mx.sym.var("x")), {}, {}, str(tmp_path / "net.onnx"), {"x": (2, 3)})
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------- the symbol itself
