@@ -60,7 +60,8 @@ def stand_in(name: str) -> Any:
     """
     package, _, part = name.partition(".")
     if part and package in _TABLES:
-        return vars(of(importlib.import_module(package))).get(part)
+        view = _views.get(package) or of(importlib.import_module(package))
+        return vars(view).get(part)
     if name == "distutils.version" and sys.version_info >= _PYTHON_WITHOUT_DISTUTILS:
         from . import old_distutils
 
