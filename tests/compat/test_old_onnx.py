@@ -116,6 +116,7 @@ def test_what_mxnet_reads_right_is_onnx_itself():
 
 def test_a_missing_onnx_is_an_import_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.delitem(views._views, "onnx", raising=False)
     for name in ("onnx", "onnx.mapping"):
         with pytest.raises(ImportError, match="onnx"):
             imported(name, "TENSOR_TYPE_TO_NP_TYPE")
