@@ -14,7 +14,9 @@ from typing import Any, ClassVar, Iterator, Mapping, Optional
 import mxnet as mx
 import numpy as np
 
+from . import compat
 from . import dtypes as dtypes_
+from .compat.old_onnx import IR_VERSION, OPSET
 from .errors import ConvertError, DependencyError, InferenceError, mxnet_reason
 from .files import saving
 from .graph import Entry, Graph, GraphBuilder, Node
@@ -23,10 +25,6 @@ from .passes import Facts, Pass
 from .rules.core import value_of
 from .symbol import from_graph, infer_facts, to_graph
 from .symbol.arguments import check_params, known_dtypes, known_shapes, require_symbol
-
-OPSET = 15
-"""Version of ONNX's operators that models say: the first whose BatchNormalization reads float16 with float32
-statistics. What the exporter writes, of version 13 and before, means the same up to version 17."""
 
 # The exporter gives onnx the bits of a float16 constant, and onnx 1.8 and later take them for its
 # value: x + 1 becomes x + 15360.
@@ -65,7 +63,8 @@ def export_model(
 
     MXNet's exporter does the work, on what ``exportable`` returns. The exporter says of a model that its
     operators are of the newest version that onnx knows, which is not so: onnx 1.13 and later refuse its
-    means and splits for it. Here they are called those of opset 15, and parameters are no inputs.
+    means and splits for it, and onnxruntime loads nothing newer than itself. Here they are called those of
+    opset 15, in a file of IR version 8, whatever onnx is installed; and parameters are no inputs.
 
     Args:
         sym: A symbol, converted by mxmp or not; it is not changed.
@@ -79,7 +78,7 @@ def export_model(
         The file.
 
     Raises:
-        DependencyError: If onnx is not installed.
+        DependencyError: If onnx is not installed, or one that MXNet's exporter cannot work with.
         ConvertError: If the parameters do not fit, an input has no shape, the exporter cannot
             translate an operator, or onnx's checker refuses the model.
         CheckpointError: If the file cannot be written.
@@ -96,7 +95,7 @@ def export_model(
         in_types = [np.dtype(types.get(name, dtypes_.FLOAT32)) for name in inputs]
         _translate(sym, symbol, params, [sizes[name] for name in inputs], in_types, written)
         model = onnx.load(written)
-        model.opset_import[0].version = OPSET
+        model.opset_import[0].version, model.ir_version = OPSET, IR_VERSION
         _tidy(model.graph, onnx.numpy_helper)
         _check(onnx, model)
         onnx.save(model, written)
@@ -107,6 +106,7 @@ def _translate(sym: Any, symbol: Any, params: Mapping[str, Any], sizes: Any, typ
     """Let MXNet's exporter write a symbol.
 
     Raises:
+        DependencyError: If it does not find what it reads of onnx; without the views of `compat`, 1.16 lacks a part.
         ConvertError: If it fails; its errors of all sorts (AttributeError, KeyError, AssertionError, ...)
             say what it cannot translate, but not those of the file and of memory.
     """
@@ -114,6 +114,9 @@ def _translate(sym: Any, symbol: Any, params: Mapping[str, Any], sizes: Any, typ
         mx.onnx.export_model(symbol, params, sizes, types, file)
     except (OSError, MemoryError):
         raise
+    except ImportError as e:  # it says to install onnx, whatever is missing; its context says what
+        mend = "import mxmp before mxnet" if compat.needed() else "pip install 'onnx>=1.13,<1.14'"
+        raise DependencyError(f"onnx is not what MXNet's exporter reads ({e.__context__ or e}); {mend}.") from e
     except Exception as e:
         raise ConvertError(f"MXNet's exporter to ONNX cannot translate the network: {_reason(e, sym)}") from e
 
@@ -145,7 +148,7 @@ def _import_onnx() -> Any:
         import onnx
         import onnx.numpy_helper
     except ImportError as e:
-        raise DependencyError(f"onnx cannot be imported ({e}); pip install 'onnx>=1.13,<1.14'.") from e
+        raise DependencyError(f"onnx cannot be imported ({e}); pip install 'mxmp[onnx]'.") from e
     return onnx
 
 

@@ -66,8 +66,8 @@ def _import(
     locals: Any = None,
     fromlist: Optional[Sequence[str]] = (),
     level: int = 0,
-) -> ModuleType:
-    """Import as Python does; what `views` has a view of is given as that view."""
+) -> Any:
+    """Import as Python does, but for what `views` has a view of or a stand-in for."""
     stand_in = views.stand_in(name) if fromlist and not level else None
     return stand_in or views.of(builtins.__import__(name, globals, locals, fromlist or (), level))
 

@@ -1,22 +1,81 @@
-"""``onnx.mapping``, which MXNet 1.9.1's exporter reads and onnx 1.16 removed."""
+"""onnx as MXNet 1.9.1's exporter and importer know it.
+
+They read ``onnx.mapping``, which onnx 1.16 removed. And the exporter calls its operators, of version 13 and before,
+those of the newest version that onnx knows: the checker then refuses means and splits from onnx 1.13 on, and
+onnxruntime loads no model of a version newer than its own.
+"""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+
+from .views import View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Dict
 
+OPSET = 15
+"""Version of ONNX's operators that models say: the first whose BatchNormalization reads float16 with float32
+statistics. What the exporter writes, of version 13 and before, means the same up to version 17."""
+
+IR_VERSION = 8
+"""Version of the file format that came with `OPSET` (onnx 1.10; ``onnx.helper.VERSION_TABLE``), and the one that
+onnx 1.13 writes: runtimes refuse one that is newer than they are."""
+
+_DTYPES = {  # onnx/mapping.py at tag v1.13.1; MXNet has no dtype for what has joined since
+    "FLOAT": "float32",
+    "UINT8": "uint8",
+    "INT8": "int8",
+    "UINT16": "uint16",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "STRING": "object",
+    "BOOL": "bool",
+    "FLOAT16": "float16",
+    "DOUBLE": "float64",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "COMPLEX64": "complex64",
+    "COMPLEX128": "complex128",
+    "BFLOAT16": "float32",
+}
+
 
 def names(onnx: ModuleType) -> Dict[str, Any]:
-    """Return ``mapping`` where this onnx lacks it; its source is what took its place, ``onnx.helper``."""
-    if hasattr(onnx, "mapping"):
-        return {}
+    """Return the parts of onnx that MXNet gets in place of its own, by name."""
+    from onnx import checker, defs, helper
+
+    return {
+        "mapping": _mapping(onnx),
+        "checker": View(checker, {"check_graph": _check_graph(checker)}),
+        "defs": View(defs, {"onnx_opset_version": lambda: OPSET}),
+        "helper": View(helper, {"make_model": _make_model(helper)}),
+    }
+
+
+def _mapping(onnx: Any) -> SimpleNamespace:
     import numpy as np
 
-    helper = onnx.helper
-    dtypes = {code: helper.tensor_dtype_to_np_dtype(code) for code in helper.get_all_tensor_dtypes()}
-    codes = {np.dtype(dtype): code for code, dtype in reversed(list(dtypes.items()))}
-    return {"mapping": SimpleNamespace(TENSOR_TYPE_TO_NP_TYPE=dtypes, NP_TYPE_TO_TENSOR_TYPE=codes)}
+    dtypes = {int(getattr(onnx.TensorProto, name)): np.dtype(dtype) for name, dtype in _DTYPES.items()}
+    codes = {dtype: code for code, dtype in dtypes.items() if code != onnx.TensorProto.BFLOAT16}
+    return SimpleNamespace(TENSOR_TYPE_TO_NP_TYPE=dtypes, NP_TYPE_TO_TENSOR_TYPE=codes)
+
+
+def _check_graph(checker: Any) -> Any:
+    def check_graph(graph: Any) -> None:
+        context = checker.C.CheckerContext()
+        context.ir_version, context.opset_imports = IR_VERSION, {"": OPSET}
+        checker.check_graph(graph, context)
+
+    return check_graph
+
+
+def _make_model(helper: Any) -> Any:
+    def make_model(graph: Any) -> Any:
+        opset = helper.make_operatorsetid("", OPSET)
+        return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION)
+
+    return make_model

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import ModuleType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Mapping, Optional
+    from typing import Any, Dict, List, Mapping
 
 _PYTHON_WITHOUT_DISTUTILS = (3, 12)
+_TABLES = {"numpy": ".old_numpy", "onnx": ".old_onnx"}  # what MXNet gets views of, and where their names are
 _views: Dict[str, ModuleType] = {}
 
 
@@ -42,25 +44,24 @@ class View(ModuleType):
 def of(module: ModuleType) -> ModuleType:
     """Return the view of numpy or onnx; any other module as it is."""
     name = module.__name__
-    if name not in ("numpy", "onnx"):
+    if name not in _TABLES:
         return module
     if name not in _views:
-        _views[name] = View(module, _names(module))
+        table = importlib.import_module(_TABLES[name], __package__)
+        _views[name] = View(module, table.names(module))
     return _views[name]
 
 
-def _names(module: ModuleType) -> Dict[str, Any]:
-    if module.__name__ == "numpy":
-        from . import old_numpy
+def stand_in(name: str) -> Any:
+    """Return what MXNet gets for a dotted name in place of the module that Python imports, None for the same.
 
-        return old_numpy.names(module)
-    from . import old_onnx
-
-    return old_onnx.names(module)
-
-
-def stand_in(name: str) -> Optional[ModuleType]:
-    """Return the module that stands in for one that Python has removed; None for any other name."""
+    Raises:
+        ImportError: If the package is not installed.
+    """
+    package, _, part = name.partition(".")
+    if part and package in _TABLES:
+        view = _views.get(package) or of(importlib.import_module(package))
+        return vars(view).get(part)
     if name == "distutils.version" and sys.version_info >= _PYTHON_WITHOUT_DISTUTILS:
         from . import old_distutils
 

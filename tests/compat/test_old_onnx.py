@@ -1,0 +1,160 @@
+"""onnx as MXNet's exporter and importer see it, with onnx 1.13 and with later ones."""
+
+from __future__ import annotations
+
+import sys
+
+import mxnet as mx
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from mxmp import compat
+from mxmp.compat import finder, old_onnx, views
+
+needs_views = pytest.mark.skipif(
+    not compat.needed(), reason="MXNet has no views with this numpy and Python: it reads onnx itself"
+)
+DTYPES = "float16 float32 float64 uint8 int8 int32 int64".split()  # of NDArrays
+
+
+@pytest.fixture
+def view():
+    return views.View(onnx, old_onnx.names(onnx))
+
+
+def mean_graph():
+    """Return a mean as operators of version 13 say it, and those of version 18 do not."""
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in [("x", [2, 3]), ("y", [2, 1])]
+    )
+    return helper.make_graph([helper.make_node("ReduceMean", ["x"], ["y"], axes=[1])], "mean", [x], [y])
+
+
+def one_node(op, **attributes):
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])
+    return helper.make_model(helper.make_graph([helper.make_node(op, ["x"], ["y"], **attributes)], op, [x], [y]))
+
+
+# ---------------------------------------------------------------- the mapping
+
+
+def expected_dtypes():
+    """Return what onnx 1.13 has for each type: its own table, or what took its place, which knows bfloat16."""
+    if hasattr(onnx, "mapping"):
+        return dict(onnx.mapping.TENSOR_TYPE_TO_NP_TYPE.items())
+    codes = range(TensorProto.FLOAT, TensorProto.COMPLEX128 + 1)
+    return {
+        **{code: helper.tensor_dtype_to_np_dtype(code) for code in codes},
+        TensorProto.BFLOAT16: np.dtype("float32"),
+    }
+
+
+def expected_codes():
+    if hasattr(onnx, "mapping"):
+        return dict(onnx.mapping.NP_TYPE_TO_TENSOR_TYPE.items())
+    codes = range(TensorProto.FLOAT, TensorProto.COMPLEX128 + 1)
+    return {helper.tensor_dtype_to_np_dtype(code): code for code in codes}
+
+
+def test_types_have_the_dtypes_of_onnx_1_13(view):
+    assert view.mapping.TENSOR_TYPE_TO_NP_TYPE == expected_dtypes()
+    assert all(type(code) is int for code in view.mapping.TENSOR_TYPE_TO_NP_TYPE)
+
+
+def test_dtypes_have_the_types_of_onnx_1_13(view):
+    assert view.mapping.NP_TYPE_TO_TENSOR_TYPE == expected_codes()
+    assert view.mapping.NP_TYPE_TO_TENSOR_TYPE[np.dtype("float32")] == TensorProto.FLOAT  # and not BFLOAT16
+
+
+# ---------------------------------------------------------------- versions
+
+
+def test_models_are_made_in_the_version_of_the_operators_that_the_exporter_writes(view):
+    model = view.helper.make_model(mean_graph())
+    assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", old_onnx.OPSET)]
+    assert model.ir_version == old_onnx.IR_VERSION
+    assert view.defs.onnx_opset_version() == old_onnx.OPSET
+    onnx.checker.check_model(model)
+
+
+def test_the_ir_version_is_the_one_that_came_with_the_opset():
+    opset = helper.make_operatorsetid("", old_onnx.OPSET)
+    assert helper.find_min_ir_version_for([opset]) == old_onnx.IR_VERSION
+
+
+def test_graphs_are_checked_as_of_that_version_and_onnx_is_as_before(view):
+    before = onnx.checker.DEFAULT_CONTEXT.opset_imports
+    view.checker.check_graph(mean_graph())
+    with pytest.raises(onnx.checker.ValidationError, match="axes"):
+        onnx.checker.check_graph(mean_graph())
+    with pytest.raises(onnx.checker.ValidationError, match="nonsense"):
+        view.checker.check_graph(one_node("Relu", nonsense=1).graph)
+    assert onnx.checker.DEFAULT_CONTEXT.opset_imports == before
+    assert onnx.defs.onnx_opset_version() > old_onnx.OPSET
+
+
+# ---------------------------------------------------------------- how MXNet's modules get at it
+
+
+def imported(name, *fromlist):
+    return finder._import(name, fromlist=fromlist)
+
+
+@pytest.mark.parametrize("part", ["mapping", "helper", "checker", "defs"])
+def test_parts_are_the_same_however_they_are_imported(part):
+    assert imported(f"onnx.{part}", "x") is getattr(imported("onnx"), part) is getattr(imported("onnx", part), part)
+
+
+def test_what_mxnet_reads_right_is_onnx_itself():
+    assert imported("onnx.helper", "make_node").make_node is helper.make_node
+    assert imported("onnx.numpy_helper", "to_array") is onnx.numpy_helper
+    assert imported("onnx").TensorProto is TensorProto
+
+
+def test_a_missing_onnx_is_an_import_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.delitem(views._views, "onnx", raising=False)
+    for name in ("onnx", "onnx.mapping"):
+        with pytest.raises(ImportError, match="onnx"):
+            imported(name, "TENSOR_TYPE_TO_NP_TYPE")
+
+
+# ---------------------------------------------------------------- MXNet's exporter and importer themselves
+
+
+def export(symbol, params, shapes, dtypes, folder):
+    return onnx.load(mx.onnx.export_model(symbol, params, shapes, dtypes, str(folder / "net.onnx")))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_and_parameters_are_exported_in_their_dtypes(dtype, tmp_path):
+    x, y = mx.sym.var("x"), mx.sym.var("y", dtype=dtype)
+    values = mx.nd.array([[1, 2, 3]], dtype=dtype)
+    graph = export(mx.sym.elemwise_add(x, y), {"y": values}, [(1, 3)], [np.dtype(dtype)], tmp_path).graph
+    code = getattr(TensorProto, {"float32": "FLOAT", "float64": "DOUBLE"}.get(dtype, dtype.upper()))
+    assert {value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]} == {code}
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(graph.initializer[0]), values.asnumpy())
+    assert graph.initializer[0].data_type == code
+
+
+@needs_views
+def test_what_the_exporter_writes_is_loaded_by_onnxruntime(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = export(mx.sym.mean(mx.sym.var("x"), axis=1), {}, [(2, 3)], [np.float32], tmp_path)
+    assert (model.opset_import[0].version, model.ir_version) == (old_onnx.OPSET, old_onnx.IR_VERSION)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], [1, 4])
+
+
+@pytest.mark.parametrize("dtype, code", [("float16", TensorProto.FLOAT16), ("int32", TensorProto.INT32)])
+def test_casts_are_imported(dtype, code, tmp_path):
+    onnx.save(one_node("Cast", to=int(code)), str(tmp_path / "cast.onnx"))
+    symbol, args, aux = mx.contrib.onnx.import_model(str(tmp_path / "cast.onnx"))
+    x = np.array([[0.1, 1.5, -2.5]], np.float32)
+    result = mx.nd.CachedOp(symbol)(mx.nd.array(x)).asnumpy()
+    assert result.dtype == dtype and not args and not aux
+    np.testing.assert_array_equal(result, x.astype(dtype))
