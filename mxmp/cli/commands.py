@@ -15,6 +15,7 @@ from .inspect import inspect
 from .interrupts import INTERRUPTED, LINE
 from .launch import launch
 from .run import run
+from .site import site
 
 
 class CommandLine(click.Group):
@@ -50,6 +51,7 @@ commands.add_command(doctor)
 commands.add_command(inspect)
 commands.add_command(launch)
 commands.add_command(run)
+commands.add_command(site)
 
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:

@@ -34,7 +34,7 @@ def python(code, *args):
         (["--help"], 0),
         (["--version"], 0),
         ([], None),  # 0 or 2, as click decides
-        *(([command, "--help"], 0) for command in ("convert", "inspect", "doctor", "launch", "run")),
+        *(([command, "--help"], 0) for command in ("convert", "inspect", "doctor", "launch", "run", "site")),
         (["nonsense"], 2),
         (["convert", "net"], 2),
         (["convert", "net", "three", "-o", "out"], 2),
@@ -45,6 +45,9 @@ def python(code, *args):
         (["doctor", "--policy", "O1,loss_scale=-1"], 2),
         (["launch", "-n", "0", "true"], 2),
         (["run", "nowhere.py"], 2),
+        (["site"], None),
+        (["site", "nonsense"], 2),
+        (["site", "status"], 0),
         (["launch", "-n", "1", "--hosts", "127.0.0.1", "true"], 0),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
