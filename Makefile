@@ -27,6 +27,7 @@ bench: $(VENV)/.demo
 	@$(VENV)/bin/python -m benchmarks.placement
 	@$(VENV)/bin/python -m benchmarks.conversion
 	@$(VENV)/bin/python -m benchmarks.trainer_step
+	@$(VENV)/bin/python -m benchmarks.import_time
 
 # Fails on a public name without a docstring, and on anything that Sphinx warns of.
 docs: $(VENV)/.docs

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import accuracy, common, conversion, placement, step_time, trainer_step
+from benchmarks import accuracy, common, conversion, import_time, placement, step_time, trainer_step
 from tests.full_disk import files_of_at_most
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -102,3 +102,12 @@ def test_trainer_step_times_a_step_that_is_taken_like_its_peers():
     for own, peer in zip(*params.values()):
         assert (own.data() == peer.data()).min().asscalar()
     assert (params["own"][0].data().asnumpy() != before).all()
+
+
+@pytest.mark.slow
+def test_import_time_compares_with_its_peer(tmp_path, capsys):
+    assert import_time.main(["--rounds", "1", "--out", str(tmp_path)]) == 0
+    result = json.loads((tmp_path / "import_time.json").read_text())
+    (own,), (peer,) = result["seconds"]["mxmp and MXNet"], result["seconds"]["MXNet"]
+    assert result["added_ms"] == pytest.approx(1e3 * (own - peer)) and peer > 0
+    assert "at most 20" in capsys.readouterr().out
