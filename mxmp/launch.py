@@ -121,7 +121,7 @@ def plan(
     places = [("scheduler", "scheduler", hosts[0])]
     places += [("server", f"server {i}", ordered[i * len(hosts) // servers]) for i in range(servers)]
     places += [("worker", f"worker {i}", ordered[i * len(hosts) // workers]) for i in range(workers)]
-    serve = [sys.executable, "-c", "import mxnet"]  # runs until the job is over
+    serve = [sys.executable, "-c", "import mxmp, mxnet"]  # runs until the job is over
     return [
         Process(
             name,

@@ -51,8 +51,8 @@ def test_commands_for_several_machines():
     worker = "python train.py --name 'a b'"
     assert first.splitlines() == [
         "# on 10.0.0.1",
-        f"DMLC_ROLE=scheduler {shared} DMLC_NODE_HOST=10.0.0.1 PORT=9091 {sys.executable} -c 'import mxnet' &  # scheduler",
-        f"DMLC_ROLE=server {shared} DMLC_NODE_HOST=10.0.0.1 PORT=9092 {sys.executable} -c 'import mxnet' &  # server 0",
+        f"DMLC_ROLE=scheduler {shared} DMLC_NODE_HOST=10.0.0.1 PORT=9091 {sys.executable} -c 'import mxmp, mxnet' &  # scheduler",
+        f"DMLC_ROLE=server {shared} DMLC_NODE_HOST=10.0.0.1 PORT=9092 {sys.executable} -c 'import mxmp, mxnet' &  # server 0",
         f"DMLC_ROLE=worker {shared} DMLC_NODE_HOST=10.0.0.1 PORT=9093 {worker} &  # worker 0",
         "wait",
     ]
