@@ -24,10 +24,12 @@ from typing import Callable, Iterator, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script it finds the repository
 
+import mxmp
 import mxnet as mx
 import numpy as np
 from gluoncv.model_zoo import cifar_resnet20_v1
 from matplotlib.figure import Figure
+from mxmp.diagnose.processor import describe_bfloat16, read_processor, runs_bfloat16
 from mxnet import autograd, gluon
 from rich import box
 from rich.console import Console
@@ -36,9 +38,7 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-import mxmp
 from examples.common.plot import WINDOW, mark_skipped, save, set_scale, smooth
-from mxmp.diagnose.processor import describe_bfloat16, read_processor, runs_bfloat16
 
 HERE = Path(__file__).resolve().parent
 
