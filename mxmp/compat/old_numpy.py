@@ -55,7 +55,16 @@ def names(numpy: ModuleType) -> Dict[str, Any]:
         "in1d": _in1d(numpy),
         "msort": _msort(numpy),
     }
-    return {**{name: value for name, value in missing.items() if not hasattr(numpy, name)}, **old}
+    present = vars(numpy)  # not hasattr: numpy warns of the financial names as they are read
+    return {**{name: value for name, value in missing.items() if name not in present}, **_core(numpy), **old}
+
+
+def _core(numpy: ModuleType) -> Dict[str, Any]:
+    """Return what MXNet reads of ``numpy.core`` (in moveaxis): numpy 2 warns of the real one, and may drop it."""
+    public = getattr(numpy.lib, "array_utils", None)
+    if public is None:
+        return {}
+    return {"core": SimpleNamespace(numeric=SimpleNamespace(normalize_axis_tuple=public.normalize_axis_tuple))}
 
 
 def _renamed(numpy: ModuleType, name: str, new: str) -> Callable[..., Any]:
