@@ -57,7 +57,12 @@ def test_any_text_has_the_parts_that_distutils_finds(text):
 
 @pytest.mark.parametrize(
     ("text", "parts"),
-    [("1.26.4", [1, 26, 4]), ("1.13.1+cu117", [1, 13, 1, "+", "cu", 117]), ("2.0.0rc1", [2, 0, 0, "rc", 1]), ("10", [10])],
+    [
+        ("1.26.4", [1, 26, 4]),
+        ("1.13.1+cu117", [1, 13, 1, "+", "cu", 117]),
+        ("2.0.0rc1", [2, 0, 0, "rc", 1]),
+        ("10", [10]),
+    ],
 )
 def test_a_version_is_numbers_and_what_stands_between(text, parts):
     assert LooseVersion(text).version == parts

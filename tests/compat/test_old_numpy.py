@@ -163,4 +163,3 @@ def test_the_functions_of_numpy_that_took_over_still_reach_mxnet():
     for found, expected in [(np.prod(array), 0), (np.all(array), False), (np.any(array), True)]:
         assert isinstance(found, mx.np.ndarray) and found.item() == expected
     assert isinstance(np.vstack([array, array]), mx.np.ndarray)
-

@@ -16,8 +16,12 @@ from mxmp.compat.own_names import Text, attribute_text
 WIDE, NARROW = np.int64, np.int32
 DATA = np.arange(24.0).reshape(2, 3, 4)
 
-numbers = st.one_of(st.integers(-(2**31), 2**31 - 1), st.floats(width=64), st.booleans(), st.none(), st.text(max_size=3))
-trees = st.recursive(numbers, lambda inner: st.one_of(st.lists(inner, max_size=4), st.lists(inner, max_size=4).map(tuple)))
+numbers = st.one_of(
+    st.integers(-(2**31), 2**31 - 1), st.floats(width=64), st.booleans(), st.none(), st.text(max_size=3)
+)
+trees = st.recursive(
+    numbers, lambda inner: st.one_of(st.lists(inner, max_size=4), st.lists(inner, max_size=4).map(tuple))
+)
 
 
 def with_numpy(value):
@@ -88,7 +92,9 @@ OPERATORS = {
     "tile": lambda F, x, i, j: F.tile(x, reps=(i(2), j(1), 1)),
     "expand_dims": lambda F, x, i, j: F.expand_dims(x, axis=i(0)),
     "pooling": lambda F, x, i, j: F.Pooling(x, kernel=(i(2),), stride=(j(2),), pool_type="max"),
-    "pad": lambda F, x, i, j: F.pad(F.expand_dims(x, axis=0), mode="constant", pad_width=(0, 0, 0, 0, i(1), j(0), 1, i(2))),
+    "pad": lambda F, x, i, j: F.pad(
+        F.expand_dims(x, axis=0), mode="constant", pad_width=(0, 0, 0, 0, i(1), j(0), 1, i(2))
+    ),
     "one_hot": lambda F, x, i, j: F.one_hot(x, depth=i(24)),
     "zeros": lambda F, x, i, j: F.broadcast_add(x, F.ones(shape=(i(2), j(1), 4))),
 }
@@ -154,7 +160,9 @@ def test_a_variables_shape_reads_back():
 
 
 def test_attributes_of_a_symbol_are_plain_numbers():
-    symbol = mx.sym.Convolution(mx.sym.var("x"), kernel=(WIDE(3), NARROW(3)), num_filter=WIDE(8), pad=(WIDE(1), 1), name="conv")
+    symbol = mx.sym.Convolution(
+        mx.sym.var("x"), kernel=(WIDE(3), NARROW(3)), num_filter=WIDE(8), pad=(WIDE(1), 1), name="conv"
+    )
     (node,) = (node for node in json.loads(symbol.tojson())["nodes"] if node["op"] != "null")
     assert node["attrs"] == {"kernel": "(3, 3)", "num_filter": "8", "pad": "(1, 1)"}
 
