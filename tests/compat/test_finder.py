@@ -19,6 +19,9 @@ import pytest
 from mxmp.compat import finder, old_distutils
 from mxmp.compat.finder import Finder, Loader
 
+# numpy 1.20 to 1.23 warn of its name as Python looks for it; there nothing is installed.
+pytestmark = pytest.mark.filterwarnings(r"ignore:`np\.float` is a deprecated alias:DeprecationWarning")
+
 FORMS = {
     "import as": "import numpy as np\nvalue = np.float",
     "import": "import numpy\nvalue = numpy.float",
