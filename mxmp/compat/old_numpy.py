@@ -8,6 +8,8 @@ from __future__ import annotations
 import builtins
 from types import SimpleNamespace
 
+from . import views
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
@@ -55,7 +57,8 @@ def names(numpy: ModuleType) -> Dict[str, Any]:
         "in1d": _in1d(numpy),
         "msort": _msort(numpy),
     }
-    return {**{name: value for name, value in missing.items() if not hasattr(numpy, name)}, **old}
+    old["linalg"] = views.View(numpy.linalg, {"qr": _qr(numpy)})
+    return {**{name: value for name, value in missing.items() if name not in vars(numpy)}, **old}
 
 
 def _renamed(numpy: ModuleType, name: str, new: str) -> Callable[..., Any]:
@@ -86,6 +89,20 @@ def _msort(numpy: ModuleType) -> Callable[..., Any]:
         return numpy.sort(a, axis=0)
 
     return _named(msort, "msort", "As numpy.sort along the first axis.")
+
+
+def _qr(numpy: ModuleType) -> Callable[..., Any]:
+    """Return a qr of plain tuples: MXNet cannot make its arrays of named ones, which numpy returns since 1.25."""
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        result = numpy.linalg.qr(*args, **kwargs)
+        return tuple(result) if isinstance(result, tuple) else result
+
+    def qr(a: Any, mode: str = "reduced") -> Any:
+        dispatch = None if isinstance(a, numpy.ndarray) else getattr(type(a), "__array_function__", None)
+        return plain(a, mode) if dispatch is None else dispatch(a, plain, (type(a),), (a, mode), {})
+
+    return _named(qr, "qr", "As numpy.linalg.qr.")
 
 
 def _named(function: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:

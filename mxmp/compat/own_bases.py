@@ -1,10 +1,10 @@
-"""What single classes of MXNet are built on in place of Python's ``object``, where numpy 2 needs more of them."""
+"""What single classes of MXNet are built on in place of Python's ``object``, since numpy asks more of them."""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, Dict, Optional
 
 
 class HostArray:
@@ -12,7 +12,7 @@ class HostArray:
 
     Without it numpy takes an NDArray for a sequence, whose items are NDArrays of one more item each. Numpy 1 stopped
     at 32 dimensions with an array of objects, from which ``np.all`` or ``np.array_equal`` still got an answer;
-    numpy 2 raises.
+    since numpy 1.24 it raises, and ``np.array_equal`` returns False.
     """
 
     __slots__ = ()
@@ -40,3 +40,14 @@ class DoubleSums:
         import numpy as np
 
         super().__setattr__(name, np.float64(value) if isinstance(value, (np.float16, np.float32)) else value)
+
+
+_BASES = {
+    "mxnet._ctypes.ndarray": HostArray,  # of NDArrayBase
+    "mxnet.metric": DoubleSums,  # of EvalMetric
+}
+
+
+def of_module(name: str) -> Dict[str, type]:
+    """Return the ``object`` that the classes of a module get; nothing for a module that keeps Python's."""
+    return {"object": _BASES[name]} if name in _BASES else {}

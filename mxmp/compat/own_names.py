@@ -1,12 +1,10 @@
 """Names that single modules of MXNet get as their own, in place of Python's.
 
 MXNet hands numbers to its library as text. Numpy 2 writes a tuple of its scalars as ``(np.int64(2),)``, where
-numpy 1 wrote ``(2,)``, which alone the library reads. What classes are built on is in `own_bases`.
+numpy 1 wrote ``(2,)``, which alone the library reads.
 """
 
 from __future__ import annotations
-
-from . import own_bases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,13 +49,9 @@ def _written(value: Any) -> str:
 
 
 _OWN_NAMES: Dict[str, Dict[str, Any]] = {
-    "mxnet._ctypes.ndarray": {
-        "str": attribute_text,  # calls of operators: a function is the quicker one
-        "object": own_bases.HostArray,  # of NDArrayBase
-    },
+    "mxnet._ctypes.ndarray": {"str": attribute_text},  # calls of operators: a function is the quicker one
     "mxnet._ctypes.symbol": {"str": attribute_text},  # operators in symbols
     "mxnet.io.io": {"str": attribute_text},  # the parameters of ImageRecordIter and its like
-    "mxnet.metric": {"object": own_bases.DoubleSums},  # of EvalMetric
     "mxnet.symbol.symbol": {"str": Text},  # the shape of a variable; the module asks isinstance(..., str) too
 }
 
