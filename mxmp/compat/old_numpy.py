@@ -57,7 +57,7 @@ def names(numpy: ModuleType) -> Dict[str, Any]:
         "in1d": _in1d(numpy),
         "msort": _msort(numpy),
     }
-    old["linalg"] = views.View(numpy.linalg, {"qr": _qr(numpy)})
+    old.update(array=_array(numpy), linalg=views.View(numpy.linalg, {"qr": _qr(numpy)}))
     return {**{name: value for name, value in missing.items() if name not in vars(numpy)}, **old}
 
 
@@ -89,6 +89,18 @@ def _msort(numpy: ModuleType) -> Callable[..., Any]:
         return numpy.sort(a, axis=0)
 
     return _named(msort, "msort", "As numpy.sort along the first axis.")
+
+
+def _array(numpy: ModuleType) -> Callable[..., Any]:
+    """Return an array that integers wrap around in, as in numpy 1 and in MXNet's operators; numpy 2 raises."""
+
+    def array(object: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        try:
+            return numpy.array(object, dtype, **kwargs)
+        except OverflowError:
+            return numpy.array(object, **kwargs).astype(dtype)
+
+    return _named(array, "array", "As numpy.array.")
 
 
 def _qr(numpy: ModuleType) -> Callable[..., Any]:
