@@ -57,6 +57,7 @@ def names(numpy: ModuleType) -> Dict[str, Any]:
         "in1d": _in1d(numpy),
         "msort": _msort(numpy),
     }
+    old.update({name: _interpolating(numpy, name) for name in ("nanpercentile", "nanquantile")})
     old.update(array=_array(numpy), linalg=views.View(numpy.linalg, {"qr": _qr(numpy)}))
     return {**{name: value for name, value in missing.items() if name not in vars(numpy)}, **old}
 
@@ -79,7 +80,7 @@ def _removed(name: str) -> Callable[..., NoReturn]:
 
 def _in1d(numpy: ModuleType) -> Callable[..., Any]:
     def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> Any:
-        return numpy.isin(numpy.asarray(ar1).ravel(), ar2, assume_unique=assume_unique, invert=invert)
+        return numpy.isin(numpy.ravel(ar1), ar2, assume_unique=assume_unique, invert=invert)
 
     return _named(in1d, "in1d", "As numpy.isin, of a flat array.")
 
@@ -89,6 +90,17 @@ def _msort(numpy: ModuleType) -> Callable[..., Any]:
         return numpy.sort(a, axis=0)
 
     return _named(msort, "msort", "As numpy.sort along the first axis.")
+
+
+def _interpolating(numpy: ModuleType, name: str) -> Callable[..., Any]:
+    """Return a function whose argument ``interpolation`` numpy has named ``method`` since 1.22, alone since 2.4."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if "interpolation" in kwargs:
+            kwargs["method"] = kwargs.pop("interpolation")
+        return getattr(numpy, name)(*args, **kwargs)
+
+    return _named(function, name, f"As numpy.{name}.")
 
 
 def _array(numpy: ModuleType) -> Callable[..., Any]:

@@ -27,6 +27,19 @@ def test_qr_takes_an_array_of_numpy_too():
     assert q @ r == pytest.approx(np.array(VALUES))
 
 
+@pytest.mark.filterwarnings("ignore:the `interpolation=` argument")  # numpy 1.23
+@pytest.mark.parametrize("name, q", [("nanpercentile", 25), ("nanquantile", 0.25)])
+def test_nanpercentile_keeps_the_argument_that_percentile_has(name, q):
+    array = mx.np.array([1.0, 2.0, 4.0, np.nan])
+    for method, value in (("lower", 1.0), ("higher", 2.0), ("linear", 1.5)):
+        assert getattr(mx.np, name)(array, q, interpolation=method) == value
+
+
+def test_in1d_returns_an_array_of_mxnet():
+    found = mx.np.in1d(mx.np.array([[1.0, 2.0], [3.0, 4.0]]), [2.0, 4.0])
+    assert type(found) is mx.np.ndarray and found.asnumpy().tolist() == [False, True, False, True]
+
+
 @pytest.mark.filterwarnings("ignore:NumPy will stop allowing conversion of out-of-bound")  # 1.24 to 1.26
 @pytest.mark.parametrize("array", [mx.nd.array, mx.np.array], ids=["nd", "np"])
 def test_integers_wrap_around_as_they_do_in_operators(array):
