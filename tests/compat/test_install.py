@@ -154,19 +154,15 @@ def test_numpy_and_python_stay_as_they_are_for_all_others():
 
 
 BY_OTHER_MEANS = """
-import importlib.util, numpy, warnings
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, f"{sys.argv[1]}/mxmp/compat/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-for name, value in load("old_numpy").names(numpy).items():
+import importlib, numpy, types, warnings
+sys.modules["tables"] = types.ModuleType("tables")  # those of mxmp.compat, without the import of mxmp
+sys.modules["tables"].__path__ = [f"{sys.argv[1]}/mxmp/compat"]
+for name, value in importlib.import_module("tables.old_numpy").names(numpy).items():
     if not hasattr(numpy, name):
         setattr(numpy, name, value)
 if sys.version_info >= (3, 12):
-    import types
     sys.modules["distutils"] = types.ModuleType("distutils")
-    sys.modules["distutils.version"] = load("old_distutils")
+    sys.modules["distutils.version"] = importlib.import_module("tables.old_distutils")
 import mxnet
 module = mxnet.nd
 with warnings.catch_warnings(record=True) as caught:
