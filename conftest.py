@@ -8,6 +8,8 @@ import functools
 
 import pytest
 
+import mxmp  # noqa: F401  # before the tests import MXNet, which needs it on a new numpy or Python
+
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")

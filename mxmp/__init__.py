@@ -7,8 +7,8 @@ A part is imported when it is first used, so that the command line can answer wi
 seconds to import.
 
 Example:
-    >>> from mxnet.gluon import nn
     >>> import mxmp
+    >>> from mxnet.gluon import nn
     >>> net = nn.Dense(10, in_units=4)
     >>> net.initialize()
     >>> net = mxmp.gluon.convert(net, "mixed_bfloat16")  # the same net, same parameters

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Tuple
 
 import click
+from mxmp.arrays_file import check_arrays_file
+from mxmp.files import replacing
 
 from examples.common.history import History
 from examples.common.parts import Part
-from mxmp.arrays_file import check_arrays_file
-from mxmp.files import replacing
 
 RECORD = "run.json"
 Settings = Mapping[str, Any]

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 import mxnet as mx
-
 from mxmp.errors import MxmpError, mxnet_reason
 
 FAILED = 1

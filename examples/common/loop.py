@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Seque
 
 import click
 import mxnet as mx
+from mxmp.diagnose import Finding, check_devices
 from rich.console import Console
 
 from examples.common import checkpoint
@@ -26,7 +27,6 @@ from examples.common.plot import draw
 from examples.common.progress import Display
 from examples.common.summary import epochs_table, pairs_table
 from examples.common.workers import Workers
-from mxmp.diagnose import Finding, check_devices
 
 
 class Data(abc.ABC):

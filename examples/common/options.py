@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import click
-import mxnet as mx
-
 import mxmp
+import mxnet as mx
 from mxmp import Policy
 from mxmp.diagnose.processor import describe_bfloat16, read_processor, runs_bfloat16
 from mxmp.errors import LossScaleError, PolicyError

@@ -5,10 +5,9 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+import mxmp
 import mxnet as mx
 from mxnet import gluon
-
-import mxmp
 
 
 class Part(abc.ABC):

@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Sequence, Union
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from mxmp.files import replacing
 
 from examples.common.history import History
-from mxmp.files import replacing
 
 NOT_DRAWN = ("seconds", "step")
 WINDOW = 10  # steps that a mean is taken over

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, List, Optional, Sequence
 
 import click
-import mxnet as mx
-
 import mxmp
+import mxnet as mx
 
 LOCAL = "device"
 """MXNet's kvstore within one process."""

@@ -6,7 +6,6 @@ import contextlib
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
 import click
-
 from mxmp.launch import LOOPBACK, End, Process, plan, run
 
 

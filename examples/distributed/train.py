@@ -80,7 +80,9 @@ def main(ctx: click.Context, workers: int, engine: str, api: str, output: Path, 
     arguments = [*arguments, "--output", str(output)]
     _check(script.command, ctx, workers, arguments)
     width = shutil.get_terminal_size().columns - len(f"[worker {workers}] ")
-    end = run_job(engine, workers, [sys.executable, script.file, *arguments], {"COLUMNS": str(max(width, 1))})
+    folders = os.pathsep.join([sys.path[0], *filter(None, [os.environ.get("PYTHONPATH")])])  # servers import mxmp too
+    environment = {"COLUMNS": str(max(width, 1)), "PYTHONPATH": folders}
+    end = run_job(engine, workers, [sys.executable, script.file, *arguments], environment)
     if end.code not in (0, INTERRUPTED):  # worker 0 has told of Ctrl-C
         click.echo(f"Error: {end.reason}.", err=True)
     ctx.exit(end.code)

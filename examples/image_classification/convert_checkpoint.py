@@ -8,6 +8,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
 import click
+from mxmp import Policy
+from mxmp.symbol import convert_checkpoint, load_checkpoint
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -15,8 +17,6 @@ from rich.table import Table
 from examples.common.command import Command
 from examples.common.options import policy_option
 from examples.image_classification.scoring import Score, Scored, score, scoring_options
-from mxmp import Policy
-from mxmp.symbol import convert_checkpoint, load_checkpoint
 
 
 @click.command(cls=Command)

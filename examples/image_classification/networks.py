@@ -11,12 +11,12 @@ from typing import Any, Optional, Sequence, Tuple
 
 import click
 import mxnet as mx
+from mxmp.errors import mxnet_reason
 from mxnet import gluon
 from mxnet.gluon.model_zoo import vision
 
 import symbols
 from examples.common.initializers import name_initializers
-from mxmp.errors import mxnet_reason
 
 ROOMS = ("gluon", "gluoncv", "symbols")
 DATA = "data"

@@ -56,7 +56,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     start = 4 + 4 * dimensions
     if len(content) < start or content[:4] != bytes((0, 0, _UINT8, dimensions)):
         raise click.ClickException(f"{path}: no idx file of bytes in {dimensions} dimensions.")
-    shape = tuple(np.frombuffer(content[4:start], ">u4").astype(int))
+    shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
     if len(content) - start != np.prod(shape):
         raise click.ClickException(f"{path}: truncated: {len(content) - start} bytes for an array of shape {shape}.")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -9,13 +9,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
 import click
+from mxmp.symbol import load_checkpoint
 from rich.console import Console
 from rich.progress import track
 
 from examples.common.command import Command
 from examples.common.summary import pairs_table
 from examples.image_classification.scoring import Scored, score, scoring_options
-from mxmp.symbol import load_checkpoint
 
 
 @click.command(cls=Command)

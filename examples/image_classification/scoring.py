@@ -10,12 +10,12 @@ from typing import Any, Callable, Dict, Iterable, Mapping, NamedTuple, Optional
 
 import click
 import mxnet as mx
+from mxmp.symbol import on_cpu
 from mxnet import gluon
 
 from examples.common.options import ctx_option
 from examples.image_classification.arrays import Batch, Images
 from examples.image_classification.data import data_options, load
-from mxmp.symbol import on_cpu
 
 
 @dataclass(frozen=True)

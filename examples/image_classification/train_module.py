@@ -13,9 +13,9 @@ from typing import Any, Dict, Iterable
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
 import click
+import mxmp
 import mxnet as mx
 
-import mxmp
 from examples.common.batches import fill
 from examples.common.command import Command
 from examples.common.loop import Learner, total_steps

@@ -16,14 +16,16 @@ from typing import Dict, Iterator, Optional, Sequence, Tuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
 import click
+import mxmp
 import mxnet as mx
 from matplotlib.figure import Figure
+from mxmp import dtypes
+from mxmp.diagnose import Magnitudes, measure_gradients
 from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-import mxmp
 from examples.common.command import Command
 from examples.common.options import OUTPUT, Options, ctx_option, require_batch
 from examples.common.plot import save
@@ -31,8 +33,6 @@ from examples.ssd.batches import Batch, Scenes
 from examples.ssd.networks import SMALL_SYMBOL, image_size, require_symbol
 from examples.ssd.settings import data_options, learning_rate_option, load
 from examples.ssd.train_symbol import SymbolLearner, to_inputs
-from mxmp import dtypes
-from mxmp.diagnose import Magnitudes, measure_gradients
 
 PICTURE = "gradients.png"
 SMALLEST = -60  # log2 of the smallest gradients that have a bar of their own

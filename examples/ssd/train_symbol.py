@@ -14,10 +14,10 @@ from typing import Any, Dict, Iterable, Sequence, Tuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
 import click
+import mxmp
 import mxnet as mx
 import numpy as np
 
-import mxmp
 import symbols
 from examples.common.batches import fill
 from examples.common.command import Command

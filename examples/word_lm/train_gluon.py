@@ -14,10 +14,10 @@ from typing import Any, Dict, Iterable
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
 import click
+import mxmp
 import mxnet as mx
 from mxnet import autograd, gluon
 
-import mxmp
 from examples.common.command import Command
 from examples.common.loop import Learner
 from examples.common.options import Options, training_options

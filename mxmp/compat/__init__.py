@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from .. import requirements
-from .finder import Finder
+from .finder import PACKAGES, Finder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ def install() -> None:
         return
     if "mxnet" in sys.modules:
         _warn_of_the_order()
-    else:
-        for name in [name for name in sys.modules if name.startswith("mxnet.")]:
-            del sys.modules[name]
+    for package in PACKAGES:
+        if package not in sys.modules:
+            for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+                del sys.modules[name]
     sys.meta_path.insert(0, Finder())
 
 

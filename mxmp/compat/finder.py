@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import sys
 
-from . import own_names, views
+from . import old_methods, own_bases, own_names, views
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,8 +56,13 @@ class Loader:
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module (`importlib.abc.Loader`)."""
-        vars(module).update(own_names.of_module(module.__name__), __builtins__=_BUILTINS)
-        self._loader.exec_module(module)
+        name = module.__name__
+        vars(module).update(own_names.of_module(name), **own_bases.of_module(name), __builtins__=_BUILTINS)
+        methods = old_methods.of_module(name)
+        if methods:
+            exec(old_methods.renamed(self._loader.get_code(name), methods), vars(module))
+        else:
+            self._loader.exec_module(module)
 
 
 def _import(

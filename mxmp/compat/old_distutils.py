@@ -47,4 +47,5 @@ def _version_of(other: object) -> List[Union[int, str]]:
 
 
 def _parts(text: str) -> List[Union[int, str]]:
-    return [int(part) if part.isdigit() else part for part in re.findall(r"\d+|[a-z]+", text)]
+    parts = re.split(r"(\d+|[a-z]+|\.)", text)  # what stands between them is kept, such as the + of 1.13.1+cu117
+    return [int(part) if part.isdecimal() else part for part in parts if part and part != "."]

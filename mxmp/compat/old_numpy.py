@@ -8,6 +8,8 @@ from __future__ import annotations
 import builtins
 from types import SimpleNamespace
 
+from . import views
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
@@ -55,7 +57,18 @@ def names(numpy: ModuleType) -> Dict[str, Any]:
         "in1d": _in1d(numpy),
         "msort": _msort(numpy),
     }
-    return {**{name: value for name, value in missing.items() if not hasattr(numpy, name)}, **old}
+    old.update({name: _interpolating(numpy, name) for name in ("nanpercentile", "nanquantile")})
+    old.update(array=_array(numpy), linalg=views.View(numpy.linalg, {"qr": _qr(numpy)}))
+    present = vars(numpy)  # not hasattr: numpy warns of the financial names as they are read
+    return {**{name: value for name, value in missing.items() if name not in present}, **_core(numpy), **old}
+
+
+def _core(numpy: ModuleType) -> Dict[str, Any]:
+    """Return what MXNet reads of ``numpy.core`` (in moveaxis): numpy 2 warns of the real one, and may drop it."""
+    public = getattr(numpy.lib, "array_utils", None)
+    if public is None:
+        return {}
+    return {"core": SimpleNamespace(numeric=SimpleNamespace(normalize_axis_tuple=public.normalize_axis_tuple))}
 
 
 def _renamed(numpy: ModuleType, name: str, new: str) -> Callable[..., Any]:
@@ -76,7 +89,7 @@ def _removed(name: str) -> Callable[..., NoReturn]:
 
 def _in1d(numpy: ModuleType) -> Callable[..., Any]:
     def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> Any:
-        return numpy.isin(numpy.asarray(ar1).ravel(), ar2, assume_unique=assume_unique, invert=invert)
+        return numpy.isin(numpy.ravel(ar1), ar2, assume_unique=assume_unique, invert=invert)
 
     return _named(in1d, "in1d", "As numpy.isin, of a flat array.")
 
@@ -86,6 +99,43 @@ def _msort(numpy: ModuleType) -> Callable[..., Any]:
         return numpy.sort(a, axis=0)
 
     return _named(msort, "msort", "As numpy.sort along the first axis.")
+
+
+def _interpolating(numpy: ModuleType, name: str) -> Callable[..., Any]:
+    """Return a function whose argument ``interpolation`` numpy has named ``method`` since 1.22, alone since 2.4."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if "interpolation" in kwargs:
+            kwargs["method"] = kwargs.pop("interpolation")
+        return getattr(numpy, name)(*args, **kwargs)
+
+    return _named(function, name, f"As numpy.{name}.")
+
+
+def _array(numpy: ModuleType) -> Callable[..., Any]:
+    """Return an array that integers wrap around in, as in numpy 1 and in MXNet's operators; numpy 2 raises."""
+
+    def array(object: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        try:
+            return numpy.array(object, dtype, **kwargs)
+        except OverflowError:
+            return numpy.array(object, **kwargs).astype(dtype)
+
+    return _named(array, "array", "As numpy.array.")
+
+
+def _qr(numpy: ModuleType) -> Callable[..., Any]:
+    """Return a qr of plain tuples: MXNet cannot make its arrays of named ones, which numpy returns since 1.25."""
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        result = numpy.linalg.qr(*args, **kwargs)
+        return tuple(result) if isinstance(result, tuple) else result
+
+    def qr(a: Any, mode: str = "reduced") -> Any:
+        dispatch = None if isinstance(a, numpy.ndarray) else getattr(type(a), "__array_function__", None)
+        return plain(a, mode) if dispatch is None else dispatch(a, plain, (type(a),), (a, mode), {})
+
+    return _named(qr, "qr", "As numpy.linalg.qr.")
 
 
 def _named(function: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:

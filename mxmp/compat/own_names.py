@@ -51,6 +51,7 @@ def _written(value: Any) -> str:
 _OWN_NAMES: Dict[str, Dict[str, Any]] = {
     "mxnet._ctypes.ndarray": {"str": attribute_text},  # calls of operators: a function is the quicker one
     "mxnet._ctypes.symbol": {"str": attribute_text},  # operators in symbols
+    "mxnet.io.io": {"str": attribute_text},  # the parameters of ImageRecordIter and its like
     "mxnet.symbol.symbol": {"str": Text},  # the shape of a variable; the module asks isinstance(..., str) too
 }
 

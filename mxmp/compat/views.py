@@ -22,7 +22,7 @@ class View(ModuleType):
         super().__init__(module.__name__, module.__doc__)
         own = vars(self)
         own.clear()
-        own.update(names, _module=module)
+        own.update(names, _module=module, __doc__=module.__doc__)  # else it is the class's
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_module"], name)

@@ -32,7 +32,7 @@ def all_finite(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
         Shape (1,), float32, on the context of the first array.
 
     Example:
-        >>> all_finite([mx.nd.array([1, 2]), mx.nd.array([3e38, 3e38])]).asscalar()
+        >>> float(all_finite([mx.nd.array([1, 2]), mx.nd.array([3e38, 3e38])]).asscalar())
         1.0
     """
     groups: Dict[mx.Context, List[mx.nd.NDArray]] = {}

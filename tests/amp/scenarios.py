@@ -11,6 +11,7 @@ import logging
 import math
 import tempfile
 
+import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a new numpy or Python
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon

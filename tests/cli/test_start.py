@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.cli.checkpoints import save
@@ -84,7 +85,7 @@ main(sys.argv[2:])
     [
         "click",
         "mxmp.cli.launch",
-        "numpy.core._multiarray_umath",  # extensions make an ImportError of an exception
+        f"numpy.{'_core' if np.__version__ >= '2' else 'core'}._multiarray_umath",  # extensions make an ImportError of an exception
         "numpy.random.mtrand",
         "mxnet.libinfo",
         "mxnet._ctypes.ndarray",

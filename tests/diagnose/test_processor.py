@@ -86,7 +86,7 @@ def test_runs_bfloat16_needs_avx512():
 
 def test_runs_bfloat16_is_false_below_avx512_and_leaves_mxnet_usable():
     code = """
-import mxnet as mx
+import mxmp, mxnet as mx
 from mxmp.diagnose.processor import runs_bfloat16
 print(runs_bfloat16(), mx.nd.ones(3).sum().asscalar())
 mx.nd.waitall()

@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import mxmp  # isort: skip  # before MXNet, which needs it on a new numpy or Python
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-import mxmp
 from mxmp.distributed import KVStore
 from mxmp.errors import NonFiniteLossError
 from mxmp.loss_scale import DynamicLossScale

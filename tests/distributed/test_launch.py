@@ -47,7 +47,7 @@ def test_plan_tells_every_process_its_part():
     assert roles == ["scheduler", *["server"] * 3, *["worker"] * 2]
     assert all((p.environment["DMLC_NUM_SERVER"], p.environment["DMLC_NUM_WORKER"]) == ("3", "2") for p in processes)
     assert [p.command for p in processes[4:]] == [["python", "train.py"]] * 2
-    assert {tuple(p.command) for p in processes[:4]} == {(sys.executable, "-c", "import mxnet")}
+    assert {tuple(p.command) for p in processes[:4]} == {(sys.executable, "-c", "import mxmp, mxnet")}
 
 
 def test_plan_listens_on_loopback_alone():

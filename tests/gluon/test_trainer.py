@@ -143,7 +143,7 @@ def test_scales_that_are_no_power_of_two_cost_a_rounding(scale):
     trainer = sgd(w, scale)
     backward(trainer, w, 0.7)
     trainer.step(1)
-    assert w.data().asscalar() == pytest.approx(0.3, abs=4 * np.finfo(np.float32).eps)
+    assert w.data().asscalar() == pytest.approx(0.3, abs=4 * float(np.finfo(np.float32).eps))
 
 
 def test_learning_rate_can_be_read_and_set():

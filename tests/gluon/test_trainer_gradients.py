@@ -167,7 +167,7 @@ def test_clip_global_norm_is_that_of_gluon_at_any_scale(scale, max_norm):
         autograd.backward(scaled)
     norm = trainer.clip_global_norm(max_norm)
     expected_norm, expected = clipped_by_gluon(grads, max_norm)
-    rtol = 10 * np.finfo(np.float32).eps  # gluon adds 1e-8 to the norm and sums in another order
+    rtol = 10 * float(np.finfo(np.float32).eps)  # gluon adds 1e-8 to the norm and sums in another order
     assert type(norm) is float
     assert norm == pytest.approx(expected_norm, rel=rtol)
     for p, e in zip(params, expected):

@@ -15,7 +15,7 @@ def test_sum_of_squares_matches_float64():
     expected = sum(float((a.astype(np.float64) ** 2).sum()) for a in arrays)
     found = sum_of_squares([mx.nd.array(a) for a in arrays])
     assert found.shape == (1,)
-    assert found.asscalar() == pytest.approx(expected, rel=10 * np.finfo(np.float32).eps)
+    assert found.asscalar() == pytest.approx(expected, rel=10 * float(np.finfo(np.float32).eps))
 
 
 def test_sum_of_squares_does_not_stagnate_on_many_equal_terms():

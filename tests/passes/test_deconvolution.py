@@ -196,6 +196,7 @@ def test_one_that_stays_in_float32_is_left_alone():
 
 
 PLAIN = """
+import mxmp
 import mxnet as mx
 w = mx.sym.var("w")
 up = mx.sym.Deconvolution(mx.sym.var("x"), w * 1, kernel=(4, 4), stride=(2, 2), pad=(1, 1), num_filter=8)

@@ -13,6 +13,7 @@ import json
 import math
 from typing import Dict, List, Tuple
 
+import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a new numpy or Python
 import mxnet as mx
 import numpy as np
 

@@ -12,6 +12,7 @@ import json
 import sys
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a new numpy or Python
 import mxnet as mx
 import numpy as np
 

@@ -11,6 +11,7 @@ import random
 import resource
 import sys
 
+import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a new numpy or Python
 import mxnet as mx
 
 from mxmp.errors import CheckpointError

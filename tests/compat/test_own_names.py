@@ -1,0 +1,216 @@
+"""Numpy's integers where MXNet takes numbers: attributes of operators, shapes, axes, slices."""
+
+from __future__ import annotations
+
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mxnet import gluon
+
+from mxmp.compat.own_names import Text, attribute_text
+
+WIDE, NARROW = np.int64, np.int32
+DATA = np.arange(24.0).reshape(2, 3, 4)
+
+numbers = st.one_of(
+    st.integers(-(2**31), 2**31 - 1), st.floats(width=64), st.booleans(), st.none(), st.text(max_size=3)
+)
+trees = st.recursive(
+    numbers, lambda inner: st.one_of(st.lists(inner, max_size=4), st.lists(inner, max_size=4).map(tuple))
+)
+
+
+def with_numpy(value):
+    """Return a value with numpy's scalars in place of numbers."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(with_numpy, value))
+    kinds = {bool: np.bool_, int: np.int64, float: np.float64}
+    return kinds[type(value)](value) if type(value) in kinds else value
+
+
+@given(trees)
+def test_numpys_scalars_are_written_as_pythons_numbers(value):
+    assert attribute_text(with_numpy(value)) == str(value)
+
+
+@given(trees)
+def test_what_has_none_is_written_as_ever(value):
+    assert attribute_text(value) == str(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((np.int8(1), np.uint8(2)), "(1, 2)"),
+        ((np.int64(3),), "(3,)"),
+        ([(np.int32(1), 2), [np.int64(3)]], "[(1, 2), [3]]"),
+        ((np.float32(0.5), np.bool_(True)), "(0.5, True)"),
+        (np.int64(7), "7"),
+        ("(np.int64(3),)", "(np.int64(3),)"),  # a text is what it is
+        (np.float32, "<class 'numpy.float32'>"),
+    ],
+)
+def test_each_kind_of_value(value, text):
+    assert attribute_text(value) == text
+
+
+def test_the_type_stands_for_str():
+    assert isinstance("text", Text) and not isinstance(b"text", Text)
+    assert Text((np.int64(2),)) == "(2,)" and type(Text(2)) is str and Text() == ""
+    assert Text.join(",", ["a", "b"]) == "a,b"
+
+
+def nd(call):
+    return lambda integer, another: call(mx.nd.array(DATA), integer, another).asnumpy()
+
+
+def of_np(call):
+    return lambda integer, another: call(mx.np.array(DATA), integer, another).asnumpy()
+
+
+def sym(call):
+    def run(integer, another):
+        symbol = call(mx.sym.var("x", shape=(integer(2), another(3), 4)), integer, another)
+        loaded = mx.sym.load_json(symbol.tojson())
+        executor = loaded.bind(mx.cpu(), {"x": mx.nd.array(DATA)})
+        return executor.forward()[0].asnumpy()
+
+    return run
+
+
+OPERATORS = {
+    "reshape": lambda F, x, i, j: F.reshape(x, shape=(i(4), j(-1))),
+    "axis": lambda F, x, i, j: F.sum(x, axis=i(1)),
+    "axes": lambda F, x, i, j: F.sum(x, axis=(i(0), j(2))),
+    "transpose": lambda F, x, i, j: F.transpose(x, axes=(i(2), j(0), 1)),
+    "slice": lambda F, x, i, j: F.slice(x, begin=(i(0), None, j(3)), end=(None, i(2), None), step=(i(1), 1, j(-1))),
+    "slice_axis": lambda F, x, i, j: F.slice_axis(x, axis=i(2), begin=j(1), end=i(3)),
+    "tile": lambda F, x, i, j: F.tile(x, reps=(i(2), j(1), 1)),
+    "expand_dims": lambda F, x, i, j: F.expand_dims(x, axis=i(0)),
+    "pooling": lambda F, x, i, j: F.Pooling(x, kernel=(i(2),), stride=(j(2),), pool_type="max"),
+    "pad": lambda F, x, i, j: F.pad(
+        F.expand_dims(x, axis=0), mode="constant", pad_width=(0, 0, 0, 0, i(1), j(0), 1, i(2))
+    ),
+    "one_hot": lambda F, x, i, j: F.one_hot(x, depth=i(24)),
+    "zeros": lambda F, x, i, j: F.broadcast_add(x, F.ones(shape=(i(2), j(1), 4))),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("kind", ["nd", "sym"])
+def test_operators_take_numpys_integers(kind, name):
+    F = getattr(mx, kind)
+    run = {"nd": nd, "sym": sym}[kind](lambda x, i, j: OPERATORS[name](F, x, i, j))
+    np.testing.assert_array_equal(run(WIDE, NARROW), run(int, int))
+
+
+METHODS = {
+    "integer": lambda x, i, j: x[i(1)],
+    "slice": lambda x, i, j: x[i(0) : j(2), i(1) :],
+    "reversed": lambda x, i, j: x[:, :: -i(1)],
+    "integers": lambda x, i, j: x[i(1), j(2)],
+    "several": lambda x, i, j: x[[i(1), j(0)]],
+    "reshape": lambda x, i, j: x.reshape((i(6), j(4))),
+    "transpose": lambda x, i, j: x.transpose((i(1), j(0), i(2))),
+    "sum": lambda x, i, j: x.sum(axis=(i(0), j(1))),
+    "repeat": lambda x, i, j: x.repeat(i(2), axis=j(1)),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("kind", [nd, of_np], ids=["nd", "np"])
+def test_arrays_take_numpys_integers(kind, name):
+    run = kind(METHODS[name])
+    np.testing.assert_array_equal(run(WIDE, NARROW), run(int, int))
+
+
+NUMPY = {
+    "reshape": lambda x, i, j: mx.np.reshape(x, (i(3), j(8))),
+    "tile": lambda x, i, j: mx.np.tile(x, (i(2), j(1), 1)),
+    "zeros": lambda x, i, j: x[0, 0, 0] + mx.np.zeros((i(2), j(3))),
+    "full": lambda x, i, j: mx.np.full((i(2), j(3)), i(7)),
+    "swapaxes": lambda x, i, j: mx.np.swapaxes(x, i(0), j(2)),
+    "moveaxis": lambda x, i, j: mx.np.moveaxis(x, i(0), j(2)),
+    "split": lambda x, i, j: mx.np.split(x, (i(1), j(2)), axis=i(2))[1],
+    "concatenate": lambda x, i, j: mx.np.concatenate([x, x], axis=i(1)),
+    "stack": lambda x, i, j: mx.np.stack([x, x], axis=i(1)),
+    "roll": lambda x, i, j: mx.np.roll(x, (i(1), j(1)), axis=(i(0), j(2))),
+    "random": lambda x, i, j: mx.np.random.uniform(size=(i(2), j(3))) * 0,
+    "var": lambda x, i, j: mx.np.var(x, axis=(i(0), j(2)), ddof=i(1)),
+    "linspace": lambda x, i, j: mx.np.linspace(0, 1, i(5)),
+    "arange": lambda x, i, j: mx.np.arange(i(0), j(6), i(2)),
+    "eye": lambda x, i, j: mx.np.eye(i(3), j(4)),
+}
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_the_numpy_interface_takes_numpys_integers(name):
+    run = of_np(NUMPY[name])
+    np.testing.assert_array_equal(run(WIDE, NARROW), run(int, int))
+
+
+def test_a_variables_shape_reads_back():
+    variable = mx.sym.var("x", shape=(WIDE(2), NARROW(3)))
+    assert variable.attr("__shape__") == "(2, 3)"
+    assert mx.sym.load_json(variable.tojson()).infer_shape()[1] == [(2, 3)]
+
+
+def test_attributes_of_a_symbol_are_plain_numbers():
+    symbol = mx.sym.Convolution(
+        mx.sym.var("x"), kernel=(WIDE(3), NARROW(3)), num_filter=WIDE(8), pad=(WIDE(1), 1), name="conv"
+    )
+    (node,) = (node for node in json.loads(symbol.tojson())["nodes"] if node["op"] != "null")
+    assert node["attrs"] == {"kernel": "(3, 3)", "num_filter": "8", "pad": "(1, 1)"}
+
+
+class Shaped(gluon.HybridBlock):
+    """A reshape by numbers of its own."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.shape = shape
+
+    def hybrid_forward(self, F, x):
+        return F.reshape(x, shape=self.shape)
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_gluon_net_is_built_of_numpys_integers(hybridized):
+    net = gluon.nn.HybridSequential()
+    with net.name_scope():
+        net.add(
+            gluon.nn.Conv2D(WIDE(4), (WIDE(3), NARROW(3)), strides=(NARROW(1), WIDE(1)), padding=(WIDE(1), WIDE(1))),
+            gluon.nn.MaxPool2D((WIDE(2), NARROW(2))),
+            Shaped(WIDE(0), NARROW(-1)),
+            gluon.nn.Dense(WIDE(5), in_units=NARROW(4 * 2 * 2)),
+        )
+    net.initialize()
+    if hybridized:
+        net.hybridize(static_alloc=True, static_shape=True)
+    assert net(mx.nd.ones((WIDE(2), 3, NARROW(4), 4))).shape == (2, 5)
+
+
+def test_an_iterator_of_the_library_takes_them(tmp_path):
+    file = tmp_path / "data.csv"
+    np.savetxt(file, DATA.reshape(4, 6), delimiter=",")
+    read = mx.io.CSVIter(data_csv=str(file), data_shape=(WIDE(2), NARROW(3)), batch_size=WIDE(2))
+    found = np.concatenate([batch.data[0].asnumpy() for batch in read])
+    np.testing.assert_array_equal(found, DATA.reshape(4, 2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:tostring.. is deprecated")  # numpy 1
+def test_parameters_of_a_record_iterator_may_be_numpys(tmp_path):
+    pytest.importorskip("cv2")
+    path = str(tmp_path / "a.rec")
+    record = mx.recordio.MXRecordIO(path, "w")
+    for i in range(4):
+        image = np.full((8, 8, 3), i, np.uint8)
+        record.write(mx.recordio.pack_img(mx.recordio.IRHeader(0, float(i), i, 0), image, quality=3, img_fmt=".png"))
+    record.close()
+    shape = tuple(np.array([3, 8, 8]))
+    batches = list(mx.io.ImageRecordIter(path_imgrec=path, data_shape=shape, batch_size=np.int64(2)))
+    assert [batch.data[0].shape for batch in batches] == [(2, 3, 8, 8)] * 2
