@@ -108,7 +108,7 @@ def _translate(sym: Any, symbol: Any, params: Mapping[str, Any], sizes: Any, typ
     """Let MXNet's exporter write a symbol.
 
     Raises:
-        DependencyError: If it does not find what it reads of onnx; without the views of `compat`, 1.16 lacks a part.
+        DependencyError: If it does not find what it reads of onnx; without the views of `compat`, 1.19 lacks a part.
         ConvertError: If it fails; its errors of all sorts (AttributeError, KeyError, AssertionError, ...)
             say what it cannot translate, but not those of the file and of memory.
     """
