@@ -35,6 +35,8 @@ _WITH_CONSTANTS = frozenset(
 )
 # Their constants are float32 whatever they read, and so is GELU's.
 _WITH_FLOAT32_CONSTANTS = frozenset("LayerNorm SequenceMask _contrib_interleaved_matmul_selfatt_qk".split())
+# Made of constants of the dtype that they name; and ONNX's Range has no float16.
+_MADE_OF_CONSTANTS = frozenset(("one_hot", "_arange"))
 # What MXNet takes for attributes that are left out, and the exporter does not.
 _DEFAULTS = {"FullyConnected": {"flatten": "True"}, "LRN": {"knorm": "2"}, "Deconvolution": {"no_bias": "True"}}
 _UNKNOWN_OPERATOR = re.compile(r"No conversion function registered for op type (\w+)")
@@ -106,7 +108,7 @@ def _translate(sym: Any, symbol: Any, params: Mapping[str, Any], sizes: Any, typ
     """Let MXNet's exporter write a symbol.
 
     Raises:
-        DependencyError: If it does not find what it reads of onnx; without the views of `compat`, 1.16 lacks a part.
+        DependencyError: If it does not find what it reads of onnx; without the views of `compat`, 1.19 lacks a part.
         ConvertError: If it fails; its errors of all sorts (AttributeError, KeyError, AssertionError, ...)
             say what it cannot translate, but not those of the file and of memory.
     """
@@ -168,7 +170,8 @@ def exportable(sym: Any) -> Any:
     """Return a symbol for inference that MXNet's exporter to ONNX translates to what MXNet computes.
 
     - Operators in float16 that the exporter gives constants (``x + 1``, ``clip``, ``LayerNorm``, GELU)
-      run in float32 between two casts: it writes wrong constants, or constants of the wrong dtype.
+      run in float32 between two casts: it writes wrong constants, or constants of the wrong dtype. So do
+      ``one_hot`` and ``arange`` to float16.
     - ``FullyConnected`` says ``flatten=True`` and ``LRN`` says ``knorm=2``, which are MXNet's defaults, but
       not the exporter's.
     - Windows of average pooling that reach beyond the data (``pooling_convention='full'``) count what is
@@ -237,6 +240,8 @@ class WriteOut(Pass):
                 node = Node(_HEADS[node.op], node.name, (), node.inputs[:1])
             if _has_constants(node) and self.facts.dtype(old.inputs[0]) == dtypes_.FLOAT16:
                 node = self._in_float32(old, node, builder)
+            elif node.op in _MADE_OF_CONSTANTS and node.get("dtype") == dtypes_.FLOAT16:
+                node = _cast_to_float16(node.with_attrs({**dict(node.attrs), "dtype": dtypes_.FLOAT32}), builder)
             builder.copy(position, node)
         return builder.finish(self._head(graph, head, builder) for head in graph.heads)
 
@@ -258,9 +263,16 @@ class WriteOut(Pass):
             else entry
             for port, entry in enumerate(node.inputs)
         ]
-        # The exporter tells 1 - x from x - 1 by how the name begins.
-        inner = replace(node, name=builder.unique(f"{node.name}_{dtypes_.FLOAT32}"), inputs=tuple(inputs))
-        return Node("Cast", node.name, make_attrs({"dtype": dtypes_.FLOAT16}), (Entry(builder.add(inner)),))
+        return _cast_to_float16(replace(node, inputs=tuple(inputs)), builder)
+
+
+def _cast_to_float16(node: Node, builder: GraphBuilder) -> Node:
+    """Return a cast to float16 of a node that computes in float32, which takes over its name.
+
+    The exporter tells 1 - x from x - 1 by how the name begins.
+    """
+    inner = replace(node, name=builder.unique(f"{node.name}_{dtypes_.FLOAT32}"))
+    return Node("Cast", node.name, make_attrs({"dtype": dtypes_.FLOAT16}), (Entry(builder.add(inner)),))
 
 
 def _overhangs(node: Node) -> bool:

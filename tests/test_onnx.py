@@ -162,6 +162,8 @@ MISREAD = {
     "gemm2": (lambda t: mx.sym.linalg.gemm2(var("x", t), var("y", t), alpha=0.5), [(2, 3), (3, 2)]),
     "div_sqrt_dim": (lambda t: mx.sym.contrib.div_sqrt_dim(var("x", t)), [(2, 3)]),
     "arange_like": (lambda t: mx.sym.contrib.arange_like(var("x", t), start=2.0, axis=1), [(2, 3)]),
+    "one_hot": (lambda t: mx.sym.one_hot(var("n", "int32"), depth=4, on_value=2, off_value=0.5, dtype=t), [(3,)]),
+    "arange": (lambda t: var("x", t) * mx.sym.arange(1, 4, dtype=t), [(3,)]),
     "layer_norm": (lambda t: mx.sym.LayerNorm(var("x", t), var("g", t), var("b", t)), [(2, 3), (3,), (3,)]),
     "gelu": (lambda t: mx.sym.LeakyReLU(var("x", t), act_type="gelu"), [(2, 3)]),
     "sequence_mask": (

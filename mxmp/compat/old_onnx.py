@@ -1,6 +1,6 @@
 """onnx as MXNet 1.9.1's exporter and importer know it.
 
-They read ``onnx.mapping``, which onnx 1.16 removed. And the exporter calls its operators, of version 13 and before,
+They read ``onnx.mapping``, which onnx 1.19 removed. And the exporter calls its operators, of version 13 and before,
 those of the newest version that onnx knows: the checker then refuses means and splits from onnx 1.13 on, and
 onnxruntime loads no model of a version newer than its own.
 """
