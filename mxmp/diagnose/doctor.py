@@ -132,8 +132,7 @@ def _site(environ: Mapping[str, str]) -> Check:
     if site_file.is_outdated():
         return Check("mxmp site", "of another version of mxmp", None, "Run `mxmp site on` again.")
     if not site_file.is_on():
-        advice = "`mxmp site on` lets programs import MXNet before mxmp." if compat.needed() else ""
-        return Check("mxmp site", "off", None if advice else True, advice)
+        return Check("mxmp site", "off: programs import mxmp before MXNet" if compat.needed() else "off")
     if environ.get(site_file.SWITCH) == "0":
         return Check("mxmp site", f"on, but {site_file.SWITCH}=0 is set", None, f"Unset {site_file.SWITCH}.")
     return Check("mxmp site", f"on: {site_file.path()}")

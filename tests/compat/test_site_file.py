@@ -110,6 +110,7 @@ def test_python_starts_without_any_module_more(python):
     assert "MxmpSite" in python("-c", "import sys; print(sys.meta_path)")[0]
 
 
+@pytest.mark.slow
 def test_mxnet_may_be_imported_first(python):
     python("-m", "mxmp", "site", "on")
     out, err, code = python("-W", "ignore", "-c", MXNET_FIRST)

@@ -144,7 +144,7 @@ def test_it_says_whether_mxnet_has_a_view_of_numpy(needed, installed, found, ok,
     ("text", "needed", "environ", "found", "ok"),
     [
         (None, False, {}, "off", True),
-        (None, True, {}, "off", None),
+        (None, True, {}, "off: programs import mxmp before MXNet", True),
         ("on", True, {}, "on: {path}", True),
         ("on", True, {"MXMP_SITE": "0"}, "on, but MXMP_SITE=0 is set", None),
         ("# mxmp: older", False, {}, "of another version of mxmp", None),
