@@ -88,3 +88,7 @@ class StateError(MxmpError, ValueError):
 
 class LaunchError(MxmpError, RuntimeError):
     """The processes of a distributed job cannot be started."""
+
+
+class SiteError(MxmpError, OSError):
+    """The file that has Python import mxmp before MXNet cannot be written or removed."""

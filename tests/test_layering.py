@@ -14,7 +14,7 @@ LAYERS = {
     "errors": (0, set()),
     "dtypes": (0, {"errors"}),
     "requirements": (0, {"errors"}),
-    "compat": (0, {"requirements"}),
+    "compat": (0, {"errors", "files", "requirements"}),
     "files": (0, {"errors"}),
     "arrays_file": (0, {"errors"}),
     "recent": (0, set()),

@@ -17,7 +17,7 @@ def main(args: Optional[Sequence[str]] = None, prog_name: str = "mxmp") -> NoRet
     """Run the program ``mxmp`` and end the process.
 
     From here on Ctrl-C ends it with one line and the exit code 130. Before, while Python starts and finds this
-    function, it is Python's to handle.
+    function, it is Python's to handle, and so it is for a program that ``mxmp run`` runs.
 
     Args:
         args: The arguments; those of the process unless given.
@@ -25,6 +25,12 @@ def main(args: Optional[Sequence[str]] = None, prog_name: str = "mxmp") -> NoRet
     """
     end_at_once()
     from .commands import commands
+    from .program import Program
 
-    commands.main(args, prog_name)
-    raise AssertionError("click ends the process")
+    try:
+        commands.main(args, prog_name)
+    except Program as e:
+        program = e
+    else:
+        raise AssertionError("click ends the process")
+    program.run()  # out of the block, so that its errors have no context of ours

@@ -14,6 +14,8 @@ from .doctor import doctor
 from .inspect import inspect
 from .interrupts import INTERRUPTED, LINE
 from .launch import launch
+from .run import run
+from .site import site
 
 
 class CommandLine(click.Group):
@@ -42,15 +44,14 @@ class CommandLine(click.Group):
 @click.version_option(__version__, prog_name="mxmp")
 def commands() -> None:
     """Mixed precision for Apache MXNet: convert checkpoints, look at what a conversion decides and at the machine."""
-    import logging
-
-    logging.basicConfig(format="mxmp: %(levelname)s: %(message)s")
 
 
 commands.add_command(convert)
 commands.add_command(doctor)
 commands.add_command(inspect)
 commands.add_command(launch)
+commands.add_command(run)
+commands.add_command(site)
 
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:

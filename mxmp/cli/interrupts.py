@@ -29,6 +29,13 @@ def end_at_once() -> None:
         sys.unraisablehook = _unraisable
 
 
+def as_python() -> None:
+    """Leave Ctrl-C to Python again, for a program that runs in place of the command line."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = sys.__unraisablehook__
+
+
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
     """Let Ctrl-C raise a KeyboardInterrupt within the block, if it would end the process."""

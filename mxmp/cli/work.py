@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,7 @@ def run(module: str, *args: Any) -> Any:
         module: Its name, 'run_convert' for example.
         *args: What ``run`` takes.
     """
+    logging.basicConfig(format="mxmp: %(levelname)s: %(message)s")
     work = import_module(f"{__package__}.{module}").run
     with raising():
         return work(*args)

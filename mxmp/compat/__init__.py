@@ -27,7 +27,7 @@ def install() -> None:
     the next one starts anew. An MXNet that was imported by other means (a script may set ``numpy.bool`` itself)
     stays as it is, with a warning.
     """
-    if not needed() or any(isinstance(finder, Finder) for finder in sys.meta_path):
+    if not needed() or installed():
         return
     if "mxnet" in sys.modules:
         _warn_of_the_order()
@@ -44,6 +44,11 @@ def needed(python: Tuple[int, ...] = sys.version_info[:2], numpy: Optional[str] 
         return True
     version = numpy or requirements.numpy_version()
     return version is not None and requirements.release(version) >= _NUMPY_LIMIT
+
+
+def installed() -> bool:
+    """Return whether modules of MXNet that are imported from here on get the views."""
+    return any(isinstance(finder, Finder) for finder in sys.meta_path)
 
 
 def _warn_of_the_order() -> None:

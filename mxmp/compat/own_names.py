@@ -48,11 +48,17 @@ def _written(value: Any) -> str:
     return str(value) if isinstance(value, (np.number, np.bool_)) else repr(value)
 
 
+def integer(value: Any) -> int:
+    """Return Python's ``int``, of an array with one value too: numpy 2.5 refuses one that has dimensions."""
+    return int(value.item() if hasattr(value, "item") else value)
+
+
 _OWN_NAMES: Dict[str, Dict[str, Any]] = {
     "mxnet._ctypes.ndarray": {"str": attribute_text},  # calls of operators: a function is the quicker one
     "mxnet._ctypes.symbol": {"str": attribute_text},  # operators in symbols
     "mxnet.io.io": {"str": attribute_text},  # the parameters of ImageRecordIter and its like
     "mxnet.symbol.symbol": {"str": Text},  # the shape of a variable; the module asks isinstance(..., str) too
+    "gluoncv.model_zoo.center_net.target_generator": {"int": integer},  # of a class id, which is an array (1,)
 }
 
 

@@ -11,6 +11,8 @@ from typing import List, Mapping, NamedTuple, Optional, Tuple, Union
 import mxnet as mx
 import numpy as np
 
+from .. import compat
+from ..compat import site_file
 from ..errors import DependencyError
 from ..policy import Policy
 from .devices import Finding, check_devices
@@ -92,10 +94,13 @@ def examine(
     library = library or mx.libinfo.find_lib_path()[0]
     findings = check_devices(parsed, library)
     kinds = {_kind(finding) for finding in findings}
-    settings = read_settings(os.environ if environ is None else environ, parsed.compute_dtype, kinds)
+    environ = os.environ if environ is None else environ
+    settings = read_settings(environ, parsed.compute_dtype, kinds)
     checks = [
         Check("Python", platform.python_version()),  # these fit, or mxmp would not have been imported
         Check("numpy", np.__version__),
+        _view(),
+        _site(environ),
         _mxnet(library),
         _gpu_code(library),
         _instructions(),
@@ -113,6 +118,24 @@ def _running(findings: List[Finding], settings: List[Setting]) -> Tuple[str, ...
 
 def _kind(finding: Finding) -> str:
     return GPU if finding.device.startswith(GPU) else CPU
+
+
+def _view() -> Check:
+    if not compat.needed():
+        return Check("view of numpy", "none; MXNet takes this Python and numpy as they are")
+    if compat.installed():
+        return Check("view of numpy", "MXNet has mxmp's, with the names that numpy has removed")
+    return Check("view of numpy", "none, though MXNet needs one", None, "Import mxmp before MXNet.")
+
+
+def _site(environ: Mapping[str, str]) -> Check:
+    if site_file.is_outdated():
+        return Check("mxmp site", "of another version of mxmp", None, "Run `mxmp site on` again.")
+    if not site_file.is_on():
+        return Check("mxmp site", "off: programs import mxmp before MXNet" if compat.needed() else "off")
+    if environ.get(site_file.SWITCH) == "0":
+        return Check("mxmp site", f"on, but {site_file.SWITCH}=0 is set", None, f"Unset {site_file.SWITCH}.")
+    return Check("mxmp site", f"on: {site_file.path()}")
 
 
 def _mxnet(library: Union[str, Path]) -> Check:

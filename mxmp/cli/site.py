@@ -1,0 +1,60 @@
+"""``mxmp site``: MXNet in this environment finds mxmp by itself, or does so no longer."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ..compat import needed, site_file
+
+
+@click.group()
+def site() -> None:
+    """Let programs import MXNet before mxmp, or without it, in this Python environment.
+
+    MXNet 1.9.1 by itself is for numpy below 1.24 and Python below 3.12. With a newer one it imports if
+    mxmp was imported before. `mxmp site on` writes a file into site-packages, from which Python learns to do
+    that when MXNet or GluonCV is imported; other programs do not notice. MXMP_SITE=0 in the environment
+    switches it off for a process. Run `mxmp site off` before you uninstall mxmp: pip does not know the file. Left
+    behind, it does nothing.
+
+    \b
+    Examples:
+      mxmp site on
+      mxmp site status
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
+
+
+@site.command()
+def on() -> None:
+    """Write the file."""
+    site_file.write()
+    _say()
+
+
+@site.command()
+def off() -> None:
+    """Remove the file."""
+    site_file.remove()
+    _say()
+
+
+@site.command()
+def status() -> None:
+    """Say whether the file is there, and whether MXNet needs it."""
+    _say()
+
+
+def _say() -> None:
+    path = click.format_filename(site_file.path())
+    if site_file.is_outdated():
+        click.echo(f"outdated: {path} is of another version of mxmp; run `mxmp site on` again")
+    elif site_file.is_on():
+        click.echo(f"on: {path}")
+        if os.environ.get(site_file.SWITCH) == "0":
+            click.echo(f"{site_file.SWITCH}=0 is set, so it does nothing here")
+    else:
+        click.echo(f"off: there is no {path}")
+    if not needed():
+        click.echo("MXNet does not need it with this Python and numpy")

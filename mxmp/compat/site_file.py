@@ -1,0 +1,118 @@
+"""The file in site-packages that has Python import mxmp before MXNet, whatever a program imports first.
+
+Python runs a line of a ``.pth`` file that begins with ``import``, each time it starts (the module ``site`` of the
+standard library). Ours puts a finder at the head of ``sys.meta_path``, which waits for the names of MXNet and
+GluonCV. It needs no file beside it, and does nothing once mxmp is uninstalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sysconfig
+from typing import NoReturn, Optional
+
+from .. import files
+from ..errors import MxmpError, SiteError
+from .finder import PACKAGES
+
+NAME = "mxmp_site.pth"
+SWITCH = "MXMP_SITE"
+"""The environment variable that leaves MXNet to itself, if it is 0."""
+
+_MARK = "# mxmp: "  # Python passes over such a line; a file without it is another's
+_HEAD = f"{_MARK}written by `mxmp site on`, removed by `mxmp site off`; {SWITCH}=0 switches it off.\n"
+
+# What the finder does when it is asked for MXNet. mxmp, as it is imported, asks for MXNet too: `busy` has the
+# threads that wait for it. Whatever is wrong with mxmp, MXNet is imported as without it.
+_ACTION = f"""\
+import _thread, importlib.util, os
+me = _thread.get_ident()
+if me not in busy and os.environ.get({SWITCH!r}) != "0":
+    busy.append(me)
+    try:
+        try:
+            import mxmp.compat
+        except Exception:
+            pass
+        spec = importlib.util.find_spec(name)
+    finally:
+        busy.remove(me)
+"""
+
+# One line, short and without a module of its own: it is compiled at every start, `_ACTION` when it is needed.
+_LINE = (
+    'import sys; sys.meta_path.insert(0, type("MxmpSite", (), {"find_spec": '
+    f"lambda name, path=None, target=None, busy=[]: None if name not in {PACKAGES!r} else "
+    f'(lambda own: exec({_ACTION!r}, own) or own["spec"])({{"name": name, "busy": busy, "spec": None}})}}))\n'
+)
+
+
+def path() -> str:
+    """Return where the file stands: in the folder of pure Python packages of this environment."""
+    return os.path.join(sysconfig.get_path("purelib"), NAME)
+
+
+def is_on() -> bool:
+    """Return whether the file is there as this version of mxmp writes it."""
+    return _read() == _HEAD + _LINE
+
+
+def is_outdated() -> bool:
+    """Return whether the file is there as another version of mxmp wrote it."""
+    text = _read()
+    return text is not None and text.startswith(_MARK) and text != _HEAD + _LINE
+
+
+def write() -> None:
+    """Write the file, whole or not at all; one that is there as it should be is left as it is.
+
+    Raises:
+        SiteError: If it cannot be written, or there is such a file that is not mxmp's.
+    """
+    _require_ours()
+    if is_on():
+        return
+    try:
+        with files.replacing(path()) as (name,), open(name, "w", encoding="ascii") as file:
+            file.write(_HEAD + _LINE)
+    except (OSError, MxmpError) as e:
+        _fail("written", e)
+
+
+def remove() -> None:
+    """Remove the file, if there is one.
+
+    Raises:
+        SiteError: If it cannot be removed, or is not mxmp's.
+    """
+    _require_ours()
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path())
+    except OSError as e:
+        _fail("removed", e)
+
+
+def _read() -> Optional[str]:
+    try:
+        with open(path(), encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        _fail("read", e)
+
+
+def _require_ours() -> None:
+    text = _read()
+    if text is not None and not text.startswith(_MARK):
+        raise SiteError(f"{path()} was not written by mxmp; remove it yourself if you do not need it.")
+
+
+def _fail(what: str, error: Exception) -> NoReturn:
+    reason = getattr(error, "strerror", None) or error
+    raise SiteError(
+        f"{path()} cannot be {what}: {reason}. Run the command as the owner of this folder, or use a virtual "
+        "environment (python -m venv)."
+    ) from error

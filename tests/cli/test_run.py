@@ -1,0 +1,205 @@
+"""``mxmp run``: a program finds, does and leaves what it does under Python alone, which is the oracle here."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.cli.checkpoints import mxmp
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = [sys.executable]
+RUN = [sys.executable, "-m", "mxmp", "run"]
+
+# Of the loader its type; of what the import system adds by itself nothing.
+REPORT = """
+from __future__ import annotations
+import logging, os, signal, sys
+value: int = 1
+print(__name__, __package__, type(__loader__), getattr(__spec__, "name", None), __builtins__, __annotations__)
+print(globals().get("__file__"), globals().get("__cached__"), sorted(globals()), sys.modules["__main__"].__dict__ is globals())
+print(sys.argv, os.getcwd(), __doc__)
+print([path for path in sys.path if path != os.environ["PYTHONPATH"]])
+print(signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.excepthook, sys.unraisablehook)
+print(logging.getLogger().handlers, sys._getframe().f_code.co_filename)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder with one program in all forms that Python takes."""
+    (tmp_path / "scripts").mkdir()
+    for name in ("scripts/report.py", "app/__main__.py", "pack/__init__.py", "pack/inner.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(REPORT if name != "pack/__init__.py" else "")
+    (tmp_path / "link.py").symlink_to("scripts/report.py")
+    py_compile.compile(str(tmp_path / "link.py"), str(tmp_path / "scripts" / "compiled.pyc"))
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as file:
+        file.writestr("__main__.py", REPORT)
+    return tmp_path
+
+
+def run(command, *args, folder=None, text="", **variables):
+    """Run a command in a folder and return (stdout, stderr, exit code)."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    done = subprocess.run(
+        [*command, *args], cwd=folder, env=env, input=text, capture_output=True, text=True, timeout=60
+    )
+    return done.stdout, done.stderr, done.returncode
+
+
+def script(folder, text):
+    path = folder / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def both(*args, **options):
+    """Run a program under Python and under ``mxmp run``, and return what both come to."""
+    expected, found = run(PYTHON, *args, **options), run(RUN, *args, **options)
+    assert found == expected
+    return found
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["scripts/report.py"],
+        ["link.py"],
+        ["./scripts/../link.py"],
+        ["scripts/compiled.pyc"],
+        ["app"],
+        ["app.zip"],
+        ["-m", "pack.inner"],
+        ["-m", "app"],
+        ["-"],
+    ],
+    ids=" ".join,
+)
+def test_a_program_finds_what_it_finds_under_python(program, folder):
+    out, err, code = both(*program, "--help", "-m", "--", "-x=1", "", folder=folder, text=REPORT)
+    assert (err, code) == ("", 0) and "'--help', '-m', '--', '-x=1', ''" in out
+
+
+def test_python_may_keep_the_path_clean(folder):
+    if sys.version_info < (3, 11):
+        return  # PYTHONSAFEPATH means nothing there, and all is as above
+    for program in ("scripts/report.py", "app"):
+        both(program, folder=folder, PYTHONSAFEPATH="1")
+
+
+ENDS = {
+    "the end": "print('done')",
+    "exit code": "import sys; sys.exit(3)",
+    "exit text": "import sys; sys.exit('no such thing')",
+    "error": "def f():\n    raise ValueError('x')\n\nf()",
+    "chained error": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise OSError(32, 'x') from e",
+    "error that click would catch": "raise EOFError",
+    "syntax": "a = (1,\nb = 2",
+    "own hook": "import sys\nsys.excepthook = lambda k, e, tb: print(k, e, tb.tb_frame.f_lineno, tb.tb_next)\n1 / 0",
+    "at exit": "import atexit, sys\natexit.register(lambda: print(sys.modules['__main__'].x))\nx = 1\nsys.exit(4)",
+    "killed": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)",
+}
+
+
+@pytest.mark.parametrize("text", list(ENDS.values()), ids=list(ENDS))
+def test_a_program_ends_as_under_python(text, tmp_path):
+    expected, found = (run(command, script(tmp_path, text)) for command in (PYTHON, RUN))
+    assert found == expected
+
+
+def test_an_error_of_a_module_shows_no_frame_of_mxmp(tmp_path):
+    script(tmp_path, "raise ValueError('x')")
+    _, err, code = run(RUN, "-m", "script", folder=tmp_path)
+    assert code == 1 and err.splitlines()[-1] == "ValueError: x" and err.count("File ") == 1
+
+
+@pytest.mark.parametrize("program", [["-m", "no_such_module"], ["-m", "json.nothing"], ["empty"]], ids=" ".join)
+def test_what_python_cannot_run_is_said_as_python_says_it(program, tmp_path):
+    """But for the full path of a folder."""
+    (tmp_path / "empty").mkdir()
+    results = [run(command, *program, folder=tmp_path) for command in (PYTHON, RUN)]
+    expected, found = ((out, err.replace(f"{tmp_path}/", ""), code) for out, err, code in results)
+    assert found == expected and found[2] == 1
+
+
+@pytest.mark.parametrize(
+    "match, args",
+    [
+        ("there is no file 'nowhere.py'.", ["nowhere.py", "--option"]),
+        ("there is no file 'package.train'; write `-m` before the name of a module.", ["package.train"]),
+        ("Missing argument 'SCRIPT'", []),
+        ("--nosuch", ["--nosuch", "script.py"]),
+    ],
+)
+def test_bad_arguments(match, args):
+    out, err = mxmp("run", *args, code=2)
+    assert match in err and out == ""
+
+
+@pytest.mark.parametrize("code, said", [(-signal.SIGINT, "KeyboardInterrupt"), (0, "caught")], ids=["ends", "caught"])
+def test_ctrl_c_is_the_programs(code, said, tmp_path):
+    body = "print('ready', flush=True)\n    time.sleep(60)\n"
+    catch = (
+        "except KeyboardInterrupt:\n    sys.exit(print('caught', file=sys.stderr))"
+        if code == 0
+        else "finally:\n    pass"
+    )
+    text = f"import sys, time\ntry:\n    {body}{catch}\n"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*RUN, script(tmp_path, text)], env=env, **streams) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.splitlines()[-1]) == (code, said)
+    assert "mxmp" not in err
+
+
+def test_a_lost_ctrl_c_ends_nothing(tmp_path):
+    """As in a destructor; for its own commands mxmp ends the process there."""
+    text = "class A:\n    def __del__(self):\n        raise KeyboardInterrupt\n\nA()\nprint('went on')"
+    out, err, code = run(RUN, script(tmp_path, text))
+    assert (out, code) == ("went on\n", 0) and "Exception ignored in" in err
+
+
+PROCESSES = """
+import atexit, multiprocessing, pickle, sys, threading, time
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def double(point):
+    return Point(2 * point.x)
+
+def late():
+    main.join()
+    print(pickle.loads(pickle.dumps(Point(5))).x, file=sys.stderr)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        print([point.x for point in pool.map(double, [Point(1), Point(2)])])
+    main = threading.current_thread()
+    threading.Thread(target=late).start()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_and_pickles_know_the_program(method, tmp_path):
+    out, err, code = both(script(tmp_path, PROCESSES), method)
+    assert (out, err, code) == ("[2, 4]\n", "5\n", 0)
+
+
+def test_a_script_may_import_mxnet_first(tmp_path):
+    text = "import mxnet as mx\nimport numpy, sys\nprint(mx.nd.ones((2, 3)).sum().asscalar(), 'int' in vars(numpy))\n"
+    out, err, code = run([*RUN[:1], "-W", "ignore", *RUN[1:]], script(tmp_path, text))
+    assert (out, err, code) == (f"6.0 {'int' in vars(__import__('numpy'))}\n", "", 0)
