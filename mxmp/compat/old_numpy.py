@@ -47,7 +47,6 @@ _FINANCIAL = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "
 
 def names(numpy: ModuleType) -> Dict[str, Any]:
     """Return the names that this numpy lacks, or has with another meaning, and their values."""
-    old = {name: getattr(builtins, name) for name in _PYTHON_TYPES}
     missing = {
         **_CONSTANTS,
         **{name: getattr(numpy, new) for name, new in _SCALAR_TYPES.items()},
@@ -57,10 +56,15 @@ def names(numpy: ModuleType) -> Dict[str, Any]:
         "in1d": _in1d(numpy),
         "msort": _msort(numpy),
     }
-    old.update({name: _interpolating(numpy, name) for name in ("nanpercentile", "nanquantile")})
-    old.update(array=_array(numpy), linalg=views.View(numpy.linalg, {"qr": _qr(numpy)}))
+    changed = {
+        **{name: getattr(builtins, name) for name in _PYTHON_TYPES},
+        **{name: _interpolating(numpy, name) for name in ("nanpercentile", "nanquantile")},
+        **_core(numpy),
+        "array": _array(numpy),
+        "linalg": views.View(numpy.linalg, {"qr": _qr(numpy)}),
+    }
     present = vars(numpy)  # not hasattr: numpy warns of the financial names as they are read
-    return {**{name: value for name, value in missing.items() if name not in present}, **_core(numpy), **old}
+    return {**{name: value for name, value in missing.items() if name not in present}, **changed}
 
 
 def _core(numpy: ModuleType) -> Dict[str, Any]:
@@ -119,6 +123,8 @@ def _array(numpy: ModuleType) -> Callable[..., Any]:
         try:
             return numpy.array(object, dtype, **kwargs)
         except OverflowError:
+            if dtype is None:
+                raise
             return numpy.array(object, **kwargs).astype(dtype)
 
     return _named(array, "array", "As numpy.array.")
