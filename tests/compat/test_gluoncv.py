@@ -14,6 +14,7 @@ from gluoncv.model_zoo.rcnn.rpn.anchor import RPNAnchorGenerator
 BOXES = np.array([[10, 20, 80, 90, 1], [30, 10, 150, 100, 2]], "float32")
 
 
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")  # numpy 1.25 to 2.4
 def test_a_target_of_center_net_takes_the_class_ids_as_they_come():
     """They are arrays (1,), of which numpy 2.5 makes no integer."""
     mx.random.seed(0)
