@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import sys
 
-from . import old_methods, own_bases, own_names, views
+from . import old_methods, own_builtins, views
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Loader:
     def exec_module(self, module: ModuleType) -> None:
         """Run the module (`importlib.abc.Loader`)."""
         name = module.__name__
-        vars(module).update(own_names.of_module(name), **own_bases.of_module(name), __builtins__=_BUILTINS)
+        own = own_builtins.of_module(name)  # no names of the module, which `from module import *` would hand on
+        vars(module)["__builtins__"] = {**_BUILTINS, **own} if own else _BUILTINS
         methods = old_methods.of_module(name)
         if methods:
             exec(old_methods.renamed(self._loader.get_code(name), methods), vars(module))
@@ -77,5 +78,5 @@ def _import(
     return stand_in or views.of(builtins.__import__(name, globals, locals, fromlist or (), level))
 
 
-# One for all modules: a copy, since a dict alone is fast, and Python's own must not change.
+# One for nearly all modules: a copy, since a dict alone is fast, and Python's own must not change.
 _BUILTINS = {**vars(builtins), "__import__": _import}
