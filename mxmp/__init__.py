@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-compat.install()  # before the first import of MXNet, which on a newer numpy or Python needs it
-requirements.check()  # before the first import of MXNet, whose own error names neither cause nor cure
+# Before the first import of MXNet, whose own error names neither cause nor cure, and which on a newer numpy or Python
+# needs the views; not those for an MXNet that is refused.
+requirements.check()
+compat.install()
 
 __all__ = [
     "Policy",

@@ -115,6 +115,25 @@ def test_mxnet_imports_behind_mxmp_after_an_import_that_failed():
     assert found["inf"] == float("inf") and found["net"]
 
 
+REFUSED = """
+sys.path.insert(0, sys.argv[1])
+before = list(sys.meta_path)
+try:
+    import mxmp
+except ImportError as e:
+    found["said"] = str(e)
+found["kept"] = sys.meta_path == before
+"""
+
+
+def test_an_mxnet_that_is_refused_gets_nothing(tmp_path):
+    (tmp_path / "mxnet").mkdir()
+    (tmp_path / "mxnet" / "__init__.py").touch()
+    (tmp_path / "mxnet" / "libinfo.py").write_text('__version__ = "2.0.0b1"\n')
+    found = observe(REFUSED, str(tmp_path))
+    assert found["said"].startswith("MXNet 2.0.0b1 is installed") and found["kept"]
+
+
 SEEN = """
 import types, importlib, pathlib, tempfile
 folder = tempfile.mkdtemp()
