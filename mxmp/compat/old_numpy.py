@@ -117,7 +117,10 @@ def _interpolating(numpy: ModuleType, name: str) -> Callable[..., Any]:
 
 
 def _array(numpy: ModuleType) -> Callable[..., Any]:
-    """Return an array that integers wrap around in, as in numpy 1 and in MXNet's operators; numpy 2 raises."""
+    """Return an array that integers wrap around in, as in numpy 1 and in MXNet's operators; numpy 2 raises.
+
+    What int64 cannot hold either, such as an infinity, is an error with any numpy.
+    """
 
     def array(object: Any, dtype: Any = None, **kwargs: Any) -> Any:
         try:
@@ -125,7 +128,7 @@ def _array(numpy: ModuleType) -> Callable[..., Any]:
         except OverflowError:
             if dtype is None:
                 raise
-            return numpy.array(object, **kwargs).astype(dtype)
+            return numpy.array(object, numpy.int64, **kwargs).astype(dtype)
 
     return _named(array, "array", "As numpy.array.")
 

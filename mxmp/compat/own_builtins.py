@@ -95,7 +95,7 @@ class DoubleSums:
 
 
 def integer(value: Any) -> int:
-    """Return Python's ``int``, of an array with one value too: numpy 2.5 refuses one that has dimensions."""
+    """Return Python's ``int``, of an array with one value too: numpy 2.4 refuses one that has dimensions."""
     return int(value.item() if hasattr(value, "item") else value)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -55,6 +57,12 @@ def test_integers_wrap_around_where_a_list_is_assigned():
     assert array.asnumpy().tolist() == [1, 255, 44]
 
 
-def test_an_integer_that_no_dtype_holds_is_refused():
+def test_floats_among_them_are_cut_off():
+    assert mx.nd.array([1.5, -1, 2**40], dtype="uint8").asnumpy().tolist() == [1, 255, 0]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # a warning is no refusal
+@pytest.mark.parametrize("value", [2**70, math.inf, -math.inf, math.nan])
+def test_what_no_integer_type_holds_is_refused(value):
     with pytest.raises((OverflowError, TypeError)):
-        mx.nd.array([2**70], dtype="uint8")
+        mx.nd.array([value], dtype="int32")
