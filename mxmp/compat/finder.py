@@ -33,7 +33,7 @@ class Finder:
             find_spec = None if isinstance(finder, Finder) else getattr(finder, "find_spec", None)
             spec = find_spec(name, path, target) if find_spec is not None else None
             if spec is not None:
-                if hasattr(spec.loader, "exec_module"):
+                if hasattr(spec.loader, "exec_module") and not isinstance(spec.loader, Loader):
                     spec.loader = Loader(spec.loader)
                 return spec
         return None

@@ -139,6 +139,24 @@ def test_a_package_with_relative_imports_is_loaded_whole(package):
     assert all(isinstance(module.__loader__, Loader) for module in (probed, probed.part.leaf, probed.bare.leaf))
 
 
+def test_a_finder_that_asks_the_others_anew_gets_no_second_loader(package, monkeypatch):
+    """As that of `mxmp site` does."""
+
+    class Asking:
+        asked = []
+
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            if name != "probed" or cls.asked:
+                return None
+            cls.asked.append(name)
+            return importlib.util.find_spec(name)
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), Asking, *sys.meta_path[1:]])
+    spec = importlib.util.find_spec("probed")
+    assert Asking.asked and isinstance(spec.loader._loader, SourceFileLoader)
+
+
 @pytest.mark.parametrize("name", ["probed.nonsense", "probed.part.nonsense"])
 def test_a_module_that_is_not_there_is_not_found(package, name):
     with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'"):
