@@ -74,8 +74,10 @@ def _import(
     level: int = 0,
 ) -> Any:
     """Import as Python does, but for what `views` has a view of or a stand-in for."""
-    stand_in = views.stand_in(name) if fromlist and not level else None
-    return stand_in or views.of(builtins.__import__(name, globals, locals, fromlist or (), level))
+    if level or name.partition(".")[0] not in views.PACKAGES:
+        return builtins.__import__(name, globals, locals, fromlist, level)
+    stand_in = views.stand_in(name) if fromlist else None
+    return stand_in or views.of(builtins.__import__(name, globals, locals, fromlist, level))
 
 
 # One for nearly all modules: a copy, since a dict alone is fast, and Python's own must not change.

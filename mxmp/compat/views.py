@@ -14,6 +14,9 @@ _PYTHON_WITHOUT_DISTUTILS = (3, 12)
 _TABLES = {"numpy": ".old_numpy", "onnx": ".old_onnx"}  # what MXNet gets views of, and where their names are
 _views: Dict[str, ModuleType] = {}
 
+PACKAGES = (*_TABLES, "distutils")
+"""Of which MXNet gets something else than Python imports."""
+
 
 class View(ModuleType):
     """A module with further names. Whatever else is read, set or deleted, is read, set or deleted in the module."""

@@ -86,6 +86,11 @@ def test_what_is_not_there_raises_as_ever(load, source):
         load(source)
 
 
+def test_what_is_no_module_is_imported_as_it_is(load, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nameless", object())  # libraries put such things there
+    assert load("import nameless as value").value is sys.modules["nameless"]
+
+
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python has distutils of its own")
 def test_distutils_version_has_a_stand_in(load):
     code = "def read():\n    from distutils.version import LooseVersion\n    return LooseVersion\nvalue = read()"
