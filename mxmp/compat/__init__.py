@@ -3,6 +3,12 @@
 MXNet and GluonCV read names that numpy has removed, and a module that Python has removed. Their modules, and no
 others, get views with these names; numpy, Python and MXNet's files stay as they are. With a numpy and a Python
 that fit, nothing is done.
+
+- `finder` finds their modules and runs each with builtins of its own, whose ``__import__`` gives the views.
+- `views` has the views of numpy and onnx, `old_numpy` and `old_onnx` the names in them; `old_distutils` stands in for
+  a module of Python.
+- `own_builtins` and `old_methods` have what single modules get: a ``str``, ``int`` or ``object``, and renamed calls.
+- `site_file` writes the file of ``mxmp site``.
 """
 
 from __future__ import annotations
