@@ -57,6 +57,7 @@ def test_integers_wrap_around_where_a_list_is_assigned():
     assert array.asnumpy().tolist() == [1, 255, 44]
 
 
+@pytest.mark.filterwarnings("ignore:NumPy will stop allowing conversion of out-of-bound")
 def test_floats_among_them_are_cut_off():
     assert mx.nd.array([1.5, -1, 2**40], dtype="uint8").asnumpy().tolist() == [1, 255, 0]
 
