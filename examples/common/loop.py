@@ -161,11 +161,13 @@ class _Run:
         """Run from the beginning or from a checkpoint to the end, or to Ctrl-C."""
         self._begin()
         try:
-            with interruptible() as requested, Display(self._console) as display:
-                for _ in range(len(self._history.epochs), self._options.epochs):
-                    self._train(requested, display)
-                    self._evaluate(requested)
-                    self._save()
+            with interruptible() as requested:
+                self._say_share()  # from here on Ctrl-C ends the run after a step
+                with Display(self._console) as display:
+                    for _ in range(len(self._history.epochs), self._options.epochs):
+                        self._train(requested, display)
+                        self._evaluate(requested)
+                        self._save()
         except Stopped:
             self._save()
             self._end_early()
@@ -183,6 +185,8 @@ class _Run:
             output.mkdir(parents=True, exist_ok=True)  # fails now rather than after an epoch
         for finding in _findings(self._options):
             self._console.print(finding.message, style="dim", highlight=False)
+
+    def _say_share(self) -> None:
         if self._workers.size > 1:
             share = self._options.batch_size // self._workers.size
             click.echo(f"worker {self._workers.rank} of {self._workers.size} takes {share} examples of each step")
