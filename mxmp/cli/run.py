@@ -23,7 +23,7 @@ def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool) -
     differs from Python: arguments, exit codes, tracebacks, Ctrl-C. What follows SCRIPT is the script's; '-'
     reads it from standard input.
 
-    Python processes that the script starts (subprocess, multiprocessing with 'spawn') are not reached:
+    Python processes that the script starts (subprocess, multiprocessing with 'spawn') are not reached, and fail:
     `mxmp site on` reaches them.
 
     \b

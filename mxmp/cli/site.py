@@ -36,8 +36,7 @@ def on() -> None:
 @site.command()
 def off() -> None:
     """Remove the file."""
-    site_file.remove()
-    _say()
+    _say(removed=site_file.remove())
 
 
 @site.command()
@@ -46,7 +45,7 @@ def status() -> None:
     _say()
 
 
-def _say() -> None:
+def _say(removed: bool = False) -> None:
     path = click.format_filename(site_file.path())
     if site_file.is_outdated():
         click.echo(f"outdated: {path} is of another version of mxmp; run `mxmp site on` again")
@@ -55,6 +54,8 @@ def _say() -> None:
         if os.environ.get(site_file.SWITCH) == "0":
             click.echo(f"{site_file.SWITCH}=0 is set, so it does nothing here")
     else:
-        click.echo(f"off: there is no {path}")
+        click.echo(f"off: removed {path}" if removed else f"off: there is no {path}")
     if not needed():
         click.echo("MXNet does not need it with this Python and numpy")
+    elif not site_file.is_on():
+        click.echo("with this Python and numpy programs import mxmp before MXNet, or `mxmp site on` does it for them")

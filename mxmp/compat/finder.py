@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import sys
 
-from . import old_methods, own_builtins, views
+from . import own_builtins, own_code, views
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class Loader:
         name = module.__name__
         own = own_builtins.of_module(name)  # no names of the module, which `from module import *` would hand on
         vars(module)["__builtins__"] = {**_BUILTINS, **own} if own else _BUILTINS
-        methods = old_methods.of_module(name)
-        if methods:
-            exec(old_methods.renamed(self._loader.get_code(name), methods), vars(module))
+        changes = own_code.of_module(name)
+        if changes:
+            exec(own_code.changed(self._loader.get_code(name), changes), vars(module))
         else:
             self._loader.exec_module(module)
 

@@ -7,7 +7,6 @@ GluonCV. It needs no file beside it, and does nothing once mxmp is uninstalled.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sysconfig
 from typing import NoReturn, Optional
@@ -80,18 +79,20 @@ def write() -> None:
         _fail("written", e)
 
 
-def remove() -> None:
-    """Remove the file, if there is one.
+def remove() -> bool:
+    """Remove the file, if there is one, and return whether there was.
 
     Raises:
         SiteError: If it cannot be removed, or is not mxmp's.
     """
     _require_ours()
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path())
+        os.remove(path())
+    except FileNotFoundError:
+        return False
     except OSError as e:
         _fail("removed", e)
+    return True
 
 
 def _read() -> Optional[str]:
@@ -112,7 +113,7 @@ def _require_ours() -> None:
 
 def _fail(what: str, error: Exception) -> NoReturn:
     reason = getattr(error, "strerror", None) or error
-    raise SiteError(
-        f"{path()} cannot be {what}: {reason}. Run the command as the owner of this folder, or use a virtual "
-        "environment (python -m venv)."
-    ) from error
+    mend = "Run the command as the owner of this folder, or use a virtual environment (python -m venv)."
+    if os.path.isdir(path()):
+        mend = "Remove the folder."
+    raise SiteError(f"{path()} cannot be {what}: {reason}. {mend}") from error

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Mapping
 
 _PYTHON_WITHOUT_DISTUTILS = (3, 12)
-_TABLES = {"numpy": ".old_numpy", "onnx": ".old_onnx"}  # what MXNet gets views of, and where their names are
+# What MXNet gets views of, and where their names are.
+_TABLES = {"numpy": ".old_numpy", "onnx": ".old_onnx", "scipy": ".old_scipy"}
 _views: Dict[str, ModuleType] = {}
 
 PACKAGES = (*_TABLES, "distutils")
@@ -45,7 +46,7 @@ class View(ModuleType):
 
 
 def of(module: ModuleType) -> ModuleType:
-    """Return the view of numpy or onnx; any other module as it is."""
+    """Return the view of numpy, scipy or onnx; any other module as it is."""
     name = module.__name__
     if name not in _TABLES:
         return module

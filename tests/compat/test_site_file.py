@@ -46,14 +46,22 @@ def python(tmp_path):
 
 
 def test_the_commands_write_show_and_remove_it(path):
-    say = [] if needed() else ["MXNet does not need it with this Python and numpy"]
-    assert mxmp("site", "status")[0].splitlines() == [f"off: there is no {path}", *say]
+    spare = "MXNet does not need it with this Python and numpy"
+    ours = "with this Python and numpy programs import mxmp before MXNet, or `mxmp site on` does it for them"
+    off, on = ([ours], []) if needed() else ([spare], [spare])
+    assert mxmp("site", "status")[0].splitlines() == [f"off: there is no {path}", *off]
     for command in ("on", "on", "status"):
-        assert mxmp("site", command)[0].splitlines() == [f"on: {path}", *say]
+        assert mxmp("site", command)[0].splitlines() == [f"on: {path}", *on]
     assert path.read_text().startswith("# mxmp: ") and len(path.read_text().splitlines()) == 2
-    for command in ("off", "off"):
-        assert mxmp("site", command)[0].splitlines() == [f"off: there is no {path}", *say]
+    for done in ("removed", "there is no"):
+        assert mxmp("site", "off")[0].splitlines() == [f"off: {done} {path}", *off]
     assert not path.exists()
+
+
+@pytest.mark.parametrize("command", ["on", "off", "status"])
+def test_a_folder_in_its_place_is_named(command, path):
+    path.mkdir()
+    assert f"{path} cannot be read: Is a directory. Remove the folder." in mxmp("site", command, code=1)[1]
 
 
 def test_the_status_says_that_the_variable_switches_it_off(path, monkeypatch):
