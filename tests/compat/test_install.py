@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 
 import numpy as np
@@ -204,15 +203,12 @@ def test_an_mxnet_that_other_means_imported_is_kept_with_a_warning_that_names_th
     assert found["warnings"] == ([["RuntimeWarning", message, "<string>"]] if NEEDED else [])
 
 
-def snippets():
-    """Yield (name, code) of what users copy: the scripts that use mxmp, and the guides."""
+def scripts():
+    """Yield (name, code) of the scripts that use mxmp; tests/test_docs.py has the guides."""
     for path in sorted((ROOT / "examples").rglob("*.py")):
         code = path.read_text(encoding="utf-8")
         if "__main__" in code and "import mxmp" in code:
             yield str(path.relative_to(ROOT)), code
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
-        yield path.name, "\n".join(blocks)
 
 
 def packages(tree):
@@ -223,7 +219,7 @@ def packages(tree):
         yield from (name.split(".")[0] for name in names)
 
 
-@pytest.mark.parametrize(("name", "code"), [pytest.param(*each, id=each[0]) for each in snippets()])
+@pytest.mark.parametrize(("name", "code"), [pytest.param(*each, id=each[0]) for each in scripts()])
 def test_what_users_copy_imports_mxmp_before_mxnet(name, code):
     ours = {"mxmp", "symbols", "examples"}  # each imports mxmp first
     order = [package for package in packages(ast.parse(code)) if package in {"mxnet", "gluoncv"} | ours]
