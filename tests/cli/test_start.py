@@ -122,8 +122,8 @@ def test_ctrl_c_after_a_while_ends_with_one_line(delay, tmp_path):
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    if process.returncode == 0:  # it was faster
-        assert out and err == ""
+    if out:  # it was faster: all is said, and while Python shuts down Ctrl-C is Python's
+        assert process.returncode in (0, -signal.SIGINT) and "no multiple of 8" in out and err == ""
     else:
         assert (process.returncode, out, err) == (130, "", "mxmp: interrupted\n")
 
