@@ -12,8 +12,8 @@ PLOT = ["matplotlib>=3.5"]
 # GluonCV and all that it requires leave MXNet to the user, so that no extra but 'cpu' pulls
 # the CPU wheel: it would overwrite the files of mxnet-cu112. tests/test_setup.py holds this.
 DEMO = [*PLOT, "scikit-learn>=1.0", "gluoncv>=0.10.5"]
-# MXNet's exporter reads onnx.mapping. onnx 1.13 is the last that has it whole, and has no wheel for Python 3.12; for
-# later ones mxmp stands in. onnxruntime loads what is written with any of them.
+# MXNet's exporter reads onnx.mapping, which onnx 1.19 removed. onnx 1.13 has no wheel for Python 3.12; there mxmp
+# stands in for what later ones lack. onnxruntime loads what is written with any of them.
 ONNX = ["onnx>=1.13,<1.14; python_version < '3.12'", "onnx>=1.16,<1.24; python_version >= '3.12'"]
 DOCS = ["myst-parser>=1.0", "ruff>=0.6", "sphinx>=5.0,<8"]
 TEST = [
