@@ -16,16 +16,17 @@ from mxnet.gluon.contrib.estimator import (
     TrainBegin,
 )
 
+from .arrays.casts import is_low_precision
 from .errors import TrainerError
 from .gluon import Trainer, convert, restore
 from .gluon.conversion import installed
 from .gluon.trace import descendants
 from .gluon.trainer_setup import adoptable
 from .loss_scale import LossScale, NoOpLossScale, parse
-from .optimizer.masters import is_low_precision, new_master
-from .optimizer.multi_precision import MasterState
-from .optimizer.scaler import Stage
+from .masters.copies import new_master
+from .masters.optimizer import MasterState
 from .policy import Policy
+from .scaling.scaler import Stage
 
 _ATTRIBUTE = "_mxmp_mixed_precision"
 

@@ -12,14 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mxmp.errors import LossScaleError, MxmpError
-from mxmp.loss_scale import (
-    DynamicLossScale,
-    LossScale,
-    NoOpLossScale,
-    StaticLossScale,
-    floor_message,
-    parse,
-)
+from mxmp.loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, floor_message, parse
 
 
 def run(scale, outcomes):

@@ -11,15 +11,16 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 import mxnet as mx
 
 from .. import dtypes, gluon
+from ..arrays.casts import is_low_precision
 from ..errors import DtypeError, LossScaleError
 from ..gluon import Trainer
 from ..gluon.conversion import installed
 from ..gluon.trace import descendants
 from ..gluon.trainer_setup import adoptable
 from ..loss_scale import DynamicLossScale, LossScale, parse
-from ..optimizer.masters import follow, is_low_precision
-from ..optimizer.scaler import Stage
+from ..masters.copies import follow
 from ..policy import Policy, did_you_mean
+from ..scaling.scaler import Stage
 from .operators import AmpError
 from .trainers import adopt, as_list, require_trainer
 

@@ -8,11 +8,11 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import mxnet as mx
 
 from .. import symbol
+from ..arrays.casts import to_float32
 from ..errors import ConvertError
 from ..gluon.conversion import Conversion
 from ..gluon.storage import as_stored
 from ..module import BucketingModule
-from ..optimizer.masters import to_float32
 from ..passes import EraseCasts
 from ..symbol import from_graph, to_graph
 from .request import Request, make_request

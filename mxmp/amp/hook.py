@@ -14,8 +14,8 @@ from mxnet import gluon
 from ..gluon.conversion import Conversion, conversion_of, installed
 from ..gluon.trace import descendants
 from ..optimizer.gradient_pairs import leaves
-from ..optimizer.history import came_through_graph
 from ..policy import Policy
+from ..scaling.recorded_graph import came_through_graph
 from .operators import AmpError
 from .request import Request, make_request
 

@@ -6,11 +6,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import mxnet as mx
 
+from ..arrays.finite import all_finite
+from ..arrays.norms import scale_in_place
 from ..errors import LossScaleError, TrainerError
 from ..loss_scale import LossScale
-from ..optimizer.finite import all_finite
-from ..optimizer.norm import scale_in_place
-from ..optimizer.scaler import Scaler, Stage
+from ..scaling.scaler import Scaler, Stage
 
 
 class LossScalers(Scaler):

@@ -9,7 +9,7 @@ import mxnet as mx
 
 from ..errors import TrainerError
 from ..gluon import Trainer
-from ..optimizer.shared import SharedLossScale
+from ..scaling.source import SharedLossScale
 from .hook import installed_hook
 from .losses import LossScalers
 from .operators import AmpError

@@ -9,8 +9,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
+from ..arrays.casts import is_low_precision, round_into, to_float32
 from ..errors import TrainerError
-from ..optimizer.masters import is_low_precision, round_into, to_float32
 from .engines import Engine, Horovod, ParameterServer
 
 KINDS = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")

@@ -6,8 +6,8 @@ from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 import mxnet as mx
 
-from ..optimizer.masters import forget_masters
-from ..optimizer.multi_precision import MasterState
+from ..masters.copies import forget_masters
+from ..masters.optimizer import MasterState
 from .gradients import Update
 
 Params = Sequence[mx.gluon.Parameter]

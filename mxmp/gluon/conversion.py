@@ -16,9 +16,9 @@ from mxnet import autograd, gluon
 from .. import dtypes
 from ..errors import ConvertError, InferenceError
 from ..graph import without_versions
-from ..optimizer import loss_heads
 from ..policy import Policy
 from ..report import Report
+from ..scaling import loss_heads
 from ..symbol import Converted, to_graph
 from ..symbol.contexts import require_kernels
 from . import copies, modes, regions, storage, trace

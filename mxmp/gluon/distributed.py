@@ -6,9 +6,10 @@ from typing import Any, Sequence
 
 import mxnet as mx
 
+from ..arrays.casts import is_low_precision, round_into
 from ..distributed import KVStore, distributed
 from ..errors import TrainerError
-from ..optimizer.masters import exact_value, is_low_precision, keep_masters, round_into
+from ..masters.copies import exact_value, keep_masters
 
 
 def open_kvstore(kvstore: Any, compression: Any, params: Sequence[mx.gluon.Parameter]) -> Any:

@@ -7,10 +7,10 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 
+from ..arrays.casts import is_low_precision, round_into, to_float32
+from ..arrays.finite import first_non_finite
+from ..arrays.norms import scale_in_place
 from ..errors import StaleGradientError, TrainerError
-from ..optimizer.finite import first_non_finite
-from ..optimizer.masters import is_low_precision, round_into, to_float32
-from ..optimizer.norm import scale_in_place
 
 Update = Tuple[int, mx.nd.NDArray, mx.nd.NDArray]
 """What an updater needs for one parameter on one context: index, gradient, weight."""

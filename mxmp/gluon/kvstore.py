@@ -8,7 +8,7 @@ import mxnet as mx
 
 from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, StaticLossScale
-from ..optimizer.multi_precision import MultiPrecision, needs_unscaled_gradients
+from ..masters.optimizer import MultiPrecision, needs_unscaled_gradients
 from ..policy import did_you_mean
 
 _KINDS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync", "p3store_dist", "horovod")

@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..graph import Graph, without_versions
-from ..optimizer.loss_heads import loss_heads
+from ..scaling.loss_heads import loss_heads
 from ..symbol import Converted, NetworkNames
 from . import trace
 from .precision import current_region

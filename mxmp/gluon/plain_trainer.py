@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import gluon
 
 from ..dtypes import BFLOAT16, LOW_PRECISION
-from ..optimizer.multi_precision import MultiPrecision
+from ..masters.optimizer import MultiPrecision
 from ..policy import Policy
 from .storage import dtype_of
 from .trainer_setup import TrainerSetup

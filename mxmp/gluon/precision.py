@@ -10,9 +10,9 @@ import mxnet as mx
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError
-from ..optimizer.second_derivative import second_derivative_error
 from ..passes.classify import PRECISION_ATTR
 from ..passes.verdict import LOW
+from ..scaling.second_derivative import second_derivative_error
 
 POLICY = "policy"
 """Where the net's policy decides, as outside of all regions."""
@@ -46,7 +46,7 @@ class precision(contextlib.ContextDecorator):
         with trainer.scale_loss(loss) as scaled:
             scaled.backward()
 
-    MXNet 1.9.1 has second derivatives for few operators: `mxmp.optimizer.second_derivative` lists
+    MXNet 1.9.1 has second derivatives for few operators: `mxmp.scaling.second_derivative` lists
     them. Convolution has none, and those of FullyConnected are right in the last layer alone.
 
     A function that is decorated must run when it is called: no generator, no coroutine.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Iterator, List, Optional, Sequence
 
-from ..optimizer.losses import scale_loss
-from ..optimizer.scaled_loss import ScaledLoss, require_backward
-from ..optimizer.scaler import Stage
+from ..scaling.scale_loss import scale_loss
+from ..scaling.scaled_loss import ScaledLoss, require_backward
+from ..scaling.scaler import Stage
 from . import contexts
 from .trainer_setup import TrainerSetup
 

@@ -9,8 +9,9 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
+from ..arrays.casts import to_float32
 from ..errors import ConvertError
-from ..optimizer.masters import exact_value, forget_masters, keep_masters, keeps_masters, to_float32
+from ..masters.copies import exact_value, forget_masters, keep_masters, keeps_masters
 from ..symbol.params import round_to
 from .trace import descendants
 

@@ -7,12 +7,12 @@ from typing import Any, List
 
 import mxnet as mx
 
+from ..arrays.finite import all_finite
+from ..arrays.norms import clip_coefficient, require_positive, scale_in_place
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError, TrainerError
-from ..optimizer import loss_heads
-from ..optimizer.finite import all_finite
-from ..optimizer.norm import clip_coefficient, require_positive, scale_in_place
-from ..optimizer.scaler import Stage
+from ..scaling import loss_heads
+from ..scaling.scaler import Stage
 from . import contexts
 from .gradients import Update
 from .scaled_block import scaled_block
@@ -92,7 +92,7 @@ class Trainer(TrainerSetup):
         Raises:
             TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; if a loss head
                 within the net keeps the scale from the gradients (one that runs eagerly and comes late
-                may be found some steps later: see `mxmp.optimizer.history`); if it holds second
+                may be found some steps later: see `mxmp.scaling.recorded_graph`); if it holds second
                 derivatives that MXNet lacks or gets wrong. At the end of the block if no backward was
                 called on what it yields, on each of several losses, or if its backward overwrote
                 gradients of an earlier block. Without a loss scale nothing of this is checked but the calls.

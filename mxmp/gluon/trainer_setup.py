@@ -13,12 +13,13 @@ from ..distributed import KVStore, distributed
 from ..dtypes import LOW_PRECISION, canonical
 from ..errors import TrainerError
 from ..loss_scale import LossScale, parse
-from ..optimizer import LossScaleOptimizer, states
-from ..optimizer.multi_precision import MultiPrecision
-from ..optimizer.scaler import Scaler
-from ..optimizer.shared import SharedLossScale, make_scaler
-from ..optimizer.statistics import Statistics
-from ..optimizer.status import ScalerStatus
+from ..masters.optimizer import MultiPrecision
+from ..optimizer import LossScaleOptimizer
+from ..scaling.scaler import Scaler
+from ..scaling.source import SharedLossScale, make_scaler
+from ..scaling.status import ScalerStatus
+from ..training import states
+from ..training.running_stats import Statistics
 from .contexts import running_statistics
 from .distributed import broadcast_param, open_kvstore
 from .gradients import Gradients

@@ -9,9 +9,9 @@ import mxnet as mx
 
 from ..errors import TrainerError
 from ..loss_scale import LossScale
-from ..optimizer.status import ScalerStatus
 from ..policy import Policy
 from ..report import Report
+from ..scaling.status import ScalerStatus
 from .module import Module
 from .options import make_scaler
 from .saving import ParamsFiles, load_buckets, save_buckets

@@ -8,13 +8,14 @@ import mxnet as mx
 from mxnet.module.base_module import _parse_data_desc
 from mxnet.module.executor_group import DataParallelExecutorGroup
 
+from ..arrays.casts import is_low_precision, to_float32
 from ..dtypes import BFLOAT16, canonical
 from ..errors import ConvertError, TrainerError
-from ..optimizer.masters import follow, is_low_precision, to_float32
-from ..optimizer.scaler import Scaler
+from ..masters.copies import follow
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..recent import Recent
+from ..scaling.scaler import Scaler
 from ..symbol import NetworkNames, ShapeOutcomes, WatchedExecutor, to_graph
 from ..symbol.contexts import require_kernels
 from .binding import LOSS_SCALE, Runnable, input_types, prepare

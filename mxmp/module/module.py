@@ -7,17 +7,17 @@ from typing import Any, Iterable, List, Sequence, Union
 
 import mxnet as mx
 
+from ..arrays.casts import to_float32
+from ..arrays.norms import require_positive
 from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale
 from ..optimizer import LossScaleOptimizer
-from ..optimizer.masters import to_float32
-from ..optimizer.norm import require_positive
-from ..optimizer.scaler import Stage
-from ..optimizer.statistics import Named
-from ..optimizer.status import ScalerStatus
 from ..policy import Policy
 from ..report import Report
+from ..scaling.scaler import Stage
+from ..scaling.status import ScalerStatus
 from ..symbol.arguments import require_symbol
+from ..training.running_stats import Named
 from .converted import ConvertedModule, write_loss_scale
 from .options import accumulates, make_optimizer, make_scaler, open_kvstore, refuse_compression, updates_on_kvstore
 from .saving import ModuleFiles

@@ -11,8 +11,8 @@ from ..distributed import KVStore, distributed
 from ..errors import TrainerError
 from ..loss_scale import parse
 from ..optimizer import MultiPrecision
-from ..optimizer.scaler import Scaler
 from ..policy import Policy
+from ..scaling.scaler import Scaler
 
 
 def make_scaler(policy: Policy, loss_scale: Any) -> Scaler:

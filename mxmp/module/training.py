@@ -6,14 +6,16 @@ from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional,
 
 import mxnet as mx
 
+from ..arrays.casts import is_low_precision, to_float32
+from ..arrays.finite import first_non_finite
+from ..arrays.norms import clip_coefficient, scale_in_place
 from ..distributed import KVStore
-from ..optimizer import MultiPrecision, all_finite, states
-from ..optimizer.finite import first_non_finite
-from ..optimizer.masters import follow, is_low_precision, to_float32
-from ..optimizer.multi_precision import MasterState
-from ..optimizer.norm import clip_coefficient, scale_in_place
-from ..optimizer.scaler import Scaler, Stage, non_finite_loss
-from ..optimizer.statistics import Named, Statistics
+from ..masters.copies import follow
+from ..masters.optimizer import MasterState
+from ..optimizer import MultiPrecision, all_finite
+from ..scaling.scaler import Scaler, Stage, non_finite_loss
+from ..training import states
+from ..training.running_stats import Named, Statistics
 
 
 class Weight(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional
 import mxnet as mx
 from mxnet.base import _LIB, check_call
 
+from ..arrays.casts import is_low_precision, to_float32
 from ..dtypes import FLOAT32, PRECISIONS, canonical
 from ..errors import TrainerError
-from .masters import is_low_precision, to_float32
 
 _FLOATS = (*PRECISIONS, "float64")
 

@@ -7,10 +7,16 @@ from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 
+from ..arrays.finite import all_finite, first_non_finite
 from ..errors import LossScaleError, TrainerError
 from ..loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
-from . import states
-from .finite import all_finite, first_non_finite
+from ..masters.copies import forget_masters
+from ..masters.optimizer import MultiPrecision
+from ..scaling.scale_loss import scale_loss
+from ..scaling.scaled_loss import ScaledLoss, require_backward
+from ..scaling.scaler import Scaler, Stage
+from ..scaling.status import ScalerStatus
+from ..training import states
 from .gradient_pairs import (
     Update,
     Weight,
@@ -26,12 +32,6 @@ from .gradient_pairs import (
     read_pairs,
     unscaled,
 )
-from .losses import scale_loss
-from .masters import forget_masters
-from .multi_precision import MultiPrecision
-from .scaled_loss import ScaledLoss, require_backward
-from .scaler import Scaler, Stage
-from .status import ScalerStatus
 from .whole_step import WholeStepOptimizer
 
 # The defaults of tf.keras 2.12.

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..arrays import amp_cast
+from ..arrays.casts import amp_cast
 from ..graph import Graph
 from ..passes.control_flow import bodies_of
 from ..passes.insert_casts import DECLARED_ATTR, MARK_ATTR

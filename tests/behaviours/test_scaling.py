@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
+from mxmp.arrays.finite import all_finite
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
-from mxmp.optimizer.finite import all_finite
 from tests.gluon.trainer_tools import DTYPES, backward, collapse, loss_of, param, sgd, value
 
 

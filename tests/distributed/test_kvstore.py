@@ -12,11 +12,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxmp.arrays.casts import round_into, to_float32
 from mxmp.distributed import KVStore, distributed
 from mxmp.distributed import kvstore as kvstore_module
 from mxmp.dtypes import to_numpy
 from mxmp.errors import DependencyError, TrainerError
-from mxmp.optimizer.masters import round_into, to_float32
 from tests.distributed.engines import Second, Twins
 
 DTYPES = ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]

@@ -11,7 +11,7 @@ from mxmp.distributed import KVStore
 from mxmp.errors import NonFiniteLossError, TrainerError
 from mxmp.gluon.kvstore import choose_update
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale
-from mxmp.optimizer.masters import keep_masters
+from mxmp.masters.copies import keep_masters
 from tests.distributed.engines import Second, Twins, WithBadLoss
 from tests.gluon.trainer_tools import backward, param, sgd, value
 

@@ -10,7 +10,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer, convert
-from mxmp.optimizer.loss_heads import refuse
+from mxmp.scaling.loss_heads import refuse
 
 X = mx.nd.ones((2, 4))
 HEADS = {

@@ -11,7 +11,7 @@ from mxmp.errors import LossScaleError, StaleGradientError
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from tests.gluon.trainer_tools import DTYPES, KVSTORES, TWO, backward, param, snapshot, value
-from tests.optimizer.test_multi_precision import OPTIMIZERS, make
+from tests.masters.test_optimizer import OPTIMIZERS, make
 
 VALUES = np.array([[0.5, -1.25], [1.5, 0.75]])  # exact in every dtype
 

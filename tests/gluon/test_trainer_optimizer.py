@@ -9,8 +9,8 @@ from mxmp.errors import TrainerError
 from mxmp.gluon import convert
 from mxmp.gluon.trainer import Trainer
 from mxmp.loss_scale import DynamicLossScale
+from mxmp.masters.copies import keep_masters
 from mxmp.optimizer import MultiPrecision
-from mxmp.optimizer.masters import keep_masters
 from tests.gluon.trainer_tools import LOW, TWO, backward, param, sgd, value
 
 # The optimizer.

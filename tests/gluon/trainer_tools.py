@@ -6,10 +6,10 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
+from mxmp.arrays.casts import round_into, to_float32
 from mxmp.dtypes import to_numpy
 from mxmp.gluon.trainer import Trainer
-from mxmp.optimizer import state_file, states
-from mxmp.optimizer.masters import round_into, to_float32
+from mxmp.training import state_file, states
 
 DTYPES = ["float32", "float16", "bfloat16"]
 LOW = DTYPES[1:]

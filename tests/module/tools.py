@@ -7,7 +7,7 @@ import numpy as np
 
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.module import Module
-from mxmp.optimizer import state_file, states
+from mxmp.training import state_file, states
 
 TWO = [mx.cpu(0), mx.cpu(1)]
 

@@ -11,11 +11,12 @@ import pytest
 from mxnet import autograd, gluon
 
 import mxmp
+from mxmp.arrays.casts import round_into, to_float32
 from mxmp.dtypes import to_numpy
 from mxmp.errors import LossScaleError, NonFiniteLossError, StateError, TrainerError
 from mxmp.loss_scale import LARGEST_SCALE, DynamicLossScale, StaticLossScale
-from mxmp.optimizer import LossScaleOptimizer, MultiPrecision, state_file, states
-from mxmp.optimizer.masters import round_into, to_float32
+from mxmp.optimizer import LossScaleOptimizer, MultiPrecision
+from mxmp.training import state_file, states
 
 TWO = [mx.cpu(0), mx.cpu(1)]
 LOW = ["float16", "bfloat16"]

@@ -21,11 +21,11 @@ import numpy as np
 from ..dtypes import canonical
 from ..errors import LossScaleError, StateError
 from ..loss_scale import DynamicLossScale, LossScale
+from ..masters.copies import keep_masters
+from ..masters.optimizer import MasterState, MultiPrecision
+from ..scaling.scaler import Scaler
 from . import state_file
-from .masters import keep_masters
 from .model_states import ModelStates
-from .multi_precision import MasterState, MultiPrecision
-from .scaler import Scaler
 from .state_file import StateFile
 
 _LOG = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 
+from ..arrays.casts import is_low_precision, round_into, to_float32
 from ..errors import TrainerError
-from .masters import follow, forget_masters, is_low_precision, new_master, round_into, shared_master, to_float32
+from .copies import follow, forget_masters, new_master, shared_master
 
 _OWN = ("inner", "masters")
 
@@ -47,7 +48,7 @@ class MultiPrecision(mx.optimizer.Optimizer):
 
     Masters follow the weights: whatever changes a weight between two updates is seen by the
     next update, on the device. The first value of a master is the one that the parameter keeps
-    (`mxmp.optimizer.masters.keep_masters`), where that still rounds to the weight; from then on
+    (`mxmp.masters.copies.keep_masters`), where that still rounds to the weight; from then on
     the parameter keeps the master itself.
 
     It is not in ``mx.optimizer.Optimizer.opt_registry``; wrap an instance.

@@ -20,7 +20,7 @@ import numpy as np
 from ..dtypes import BFLOAT16, canonical, to_numpy
 from ..errors import StateError
 from ..files import saving
-from .multi_precision import MasterState
+from ..masters.optimizer import MasterState
 
 _HEADER = "header"
 

@@ -7,10 +7,10 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 
+from ..arrays.finite import merge_flags
 from ..dtypes import canonical
 from ..errors import NonFiniteLossError
-from .finite import merge_flags
-from .scaler import worth_a_line
+from ..scaling.scaler import worth_a_line
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
+from ..arrays.casts import is_low_precision
+from ..arrays.finite import all_finite, merge_flags
 from ..errors import TrainerError
-from .finite import all_finite, merge_flags
-from .masters import is_low_precision
 from .scaled_loss import ScaledLoss, require_backward
 from .scaler import Scaler, Stage
 from .second_derivative import second_derivative_error

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mxmp.errors import NonFiniteLossError
-from mxmp.optimizer.statistics import Statistics
+from mxmp.training.running_stats import Statistics
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from .masters import is_low_precision, pieces, to_float32, wide_pieces
+from .casts import is_low_precision, pieces, to_float32, wide_pieces
 
 # multi_all_finite walks max(size) * count elements, and its kernel has room for 200 pointers
 # (src/operator/contrib/all_finite-inl.h at tag 1.9.1): good for many small arrays only.

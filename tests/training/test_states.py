@@ -15,9 +15,10 @@ import mxmp
 from mxmp.dtypes import NUMPY_BFLOAT16, to_numpy
 from mxmp.errors import StateError
 from mxmp.loss_scale import DynamicLossScale, parse
-from mxmp.optimizer import MultiPrecision, state_file, states
-from mxmp.optimizer.multi_precision import MasterState
-from mxmp.optimizer.state_file import StateFile
+from mxmp.masters.optimizer import MasterState
+from mxmp.optimizer import MultiPrecision
+from mxmp.training import state_file, states
+from mxmp.training.state_file import StateFile
 
 DTYPES = ["float32", "float16", "bfloat16"]
 

@@ -16,10 +16,10 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence
 import mxnet as mx
 from mxnet import autograd
 
+from ..arrays.norms import gather, host_norm, sum_of_squares
 from ..errors import LossScaleError, NonFiniteLossError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message
-from .history import History
-from .norm import gather, host_norm, sum_of_squares
+from .recorded_graph import History
 from .scaled_loss import Factors
 
 _LOG = logging.getLogger(__name__)

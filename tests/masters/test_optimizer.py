@@ -7,10 +7,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxmp.arrays.casts import round_into, to_float32
 from mxmp.dtypes import to_numpy
 from mxmp.errors import TrainerError
+from mxmp.masters.copies import keep_masters
 from mxmp.optimizer import MultiPrecision
-from mxmp.optimizer.masters import keep_masters, round_into, to_float32
 
 LOW = ["float16", "bfloat16"]
 OPTIMIZERS = sorted(mx.optimizer.Optimizer.opt_registry)

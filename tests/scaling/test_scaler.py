@@ -8,8 +8,8 @@ import pytest
 
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
-from mxmp.optimizer.losses import scale_loss
-from mxmp.optimizer.scaler import Scaler, Stage, Window
+from mxmp.scaling.scale_loss import scale_loss
+from mxmp.scaling.scaler import Scaler, Stage, Window
 
 ONE, ZERO = mx.nd.ones((1,)), mx.nd.zeros((1,))
 

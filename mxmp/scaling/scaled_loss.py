@@ -10,7 +10,7 @@ import numpy as np
 from mxnet import autograd
 
 from ..errors import TrainerError
-from .history import is_recorded
+from .recorded_graph import is_recorded
 
 
 @dataclasses.dataclass

@@ -13,9 +13,9 @@ from mxnet import autograd
 from mxmp.dtypes import to_numpy
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
-from mxmp.optimizer.multi_precision import MasterState
+from mxmp.masters.optimizer import MasterState
 from tests.gluon.trainer_tools import DTYPES, param, value
-from tests.optimizer.test_multi_precision import OPTIMIZERS, make
+from tests.masters.test_optimizer import OPTIMIZERS, make
 
 # Two matrices: GroupAdaGrad takes no vectors.
 VALUES = [np.linspace(-1.5, 1.5, 12).reshape(4, 3), np.linspace(0.1, 0.9, 4).reshape(2, 2)]

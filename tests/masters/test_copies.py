@@ -6,19 +6,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxmp.arrays import casts
+from mxmp.arrays.casts import is_low_precision, round_into, to_float32, wide_pieces
 from mxmp.dtypes import NUMPY_BFLOAT16, to_numpy
-from mxmp.optimizer import masters
-from mxmp.optimizer.masters import (
-    exact_value,
-    follow,
-    forget_masters,
-    is_low_precision,
-    keep_masters,
-    new_master,
-    round_into,
-    to_float32,
-    wide_pieces,
-)
+from mxmp.masters import copies as masters
+from mxmp.masters.copies import exact_value, follow, forget_masters, keep_masters, new_master
 
 LOW = ["float16", "bfloat16"]
 
@@ -142,8 +134,8 @@ def test_follow_does_not_touch_the_host(monkeypatch):
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("size", [1, 99, 100, 101, 250], ids=str)
 def test_follow_works_in_pieces(dtype, size, monkeypatch):
-    monkeypatch.setattr(masters, "_PIECE", 100)
-    monkeypatch.setattr(masters, "_LOCAL", threading.local())
+    monkeypatch.setattr(casts, "PIECE", 100)
+    monkeypatch.setattr(casts, "_LOCAL", threading.local())
     values = random_values(size)
     weight, master = low(values, dtype), mx.nd.array(values)
     weight[size - 1] = low([0.3], dtype)

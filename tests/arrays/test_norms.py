@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.optimizer.norm import clip_coefficient, gather, host_norm, scale_in_place, sum_of_squares
+from mxmp.arrays.norms import clip_coefficient, gather, host_norm, scale_in_place, sum_of_squares
 
 
 def test_sum_of_squares_matches_float64():

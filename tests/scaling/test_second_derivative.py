@@ -8,8 +8,8 @@ import pytest
 from mxnet import autograd
 
 from mxmp.errors import TrainerError
-from mxmp.optimizer.history import check
-from mxmp.optimizer.second_derivative import second_derivative_error
+from mxmp.scaling.recorded_graph import check
+from mxmp.scaling.second_derivative import second_derivative_error
 
 F = mx.nd
 VALUES = np.random.RandomState(0).uniform(0.3, 0.9, (1, 2, 3)).astype("float32")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mxmp.arrays import finite
+from mxmp.arrays.finite import all_finite, first_non_finite, merge_flags
 from mxmp.dtypes import NUMPY_BFLOAT16
-from mxmp.optimizer import finite
-from mxmp.optimizer.finite import all_finite, first_non_finite, merge_flags
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 

@@ -10,7 +10,7 @@ from mxnet import autograd
 
 from mxmp.errors import TrainerError
 from mxmp.graph import from_json
-from mxmp.optimizer import history
+from mxmp.scaling import recorded_graph as history
 from tests.gluon.trainer_tools import param, sgd
 
 

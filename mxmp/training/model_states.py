@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from ..dtypes import FLOAT32, LOW_PRECISION, canonical, to_numpy
-from .multi_precision import MasterState, MultiPrecision
+from ..masters.optimizer import MasterState, MultiPrecision
 from .state_file import StateFile
 
 _UNKNOWN = object()

@@ -1,0 +1,1 @@
+"""Loss scaling: the scale of a step, what losses are multiplied by, and what is refused."""
