@@ -9,7 +9,6 @@ import pytest
 from mxmp.arrays import casts
 from mxmp.arrays.casts import is_low_precision, round_into, to_float32, wide_pieces
 from mxmp.dtypes import NUMPY_BFLOAT16, to_numpy
-from mxmp.masters import copies as masters
 from mxmp.masters.copies import exact_value, follow, forget_masters, keep_masters, new_master
 
 LOW = ["float16", "bfloat16"]
