@@ -69,7 +69,7 @@ class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
         super().__init__(sym_gen, default_bucket_key, **self._options)
         self._options.update(policy=Policy.parse(policy), loss_heads=tuple(loss_heads))
         self._scaler = make_scaler(self._options["policy"], loss_scale)
-        self._scaler.refuse = self._require_fitting
+        self._scaler.validate = self._require_fitting
 
     @property
     def policy(self) -> Policy:

@@ -11,7 +11,7 @@ from mxnet.module.executor_group import DataParallelExecutorGroup
 from ..arrays.casts import is_low_precision, to_float32
 from ..dtypes import BFLOAT16, canonical
 from ..errors import ConvertError, TrainerError
-from ..masters.copies import follow
+from ..masters.copies import sync_master_from_weight
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..recent import Recent
@@ -292,13 +292,13 @@ class ConvertedModule(mx.mod.Module):
         master = self._training.master(name, number) if self._training is not None else None
         if master is None:
             master = self._arg_params[name].copyto(array.ctx)
-        follow(master, array)
+        sync_master_from_weight(master, array)
         return master
 
     def _end_window(self) -> None:
         """Forget gradients that wait to be used."""
         if self._training is not None:
-            self._training.end_window()
+            self._training.step.discard()
         else:
             self._scaler.close_window()
 

@@ -14,14 +14,13 @@ from ..loss_scale import LossScale, NoOpLossScale
 from ..optimizer import LossScaleOptimizer
 from ..policy import Policy
 from ..report import Report
-from ..scaling.scaler import Stage
 from ..scaling.status import ScalerStatus
 from ..symbol.arguments import require_symbol
-from ..training.running_stats import Named
+from ..training.kvstores import open_for_module, refuse_compression, updates_on_kvstore
 from .converted import ConvertedModule, write_loss_scale
-from .options import accumulates, make_optimizer, make_scaler, open_kvstore, refuse_compression, updates_on_kvstore
+from .options import accumulates, make_optimizer, make_scaler
 from .saving import ModuleFiles
-from .training import Training
+from .training import BoundWeights, Training
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
 
@@ -105,7 +104,7 @@ class Module(ModuleFiles, ScalerStatus, ConvertedModule):
             loss_heads=frozenset(loss_heads),
         )
         self._backward_scale = 1.0
-        self._scaler.refuse = self._require_fitting
+        self._scaler.validate = self._require_fitting
 
     @property
     def policy(self) -> Policy:
@@ -163,13 +162,13 @@ class Module(ModuleFiles, ScalerStatus, ConvertedModule):
             self.logger.warning("optimizer already initialized, ignoring...")
             return
         if isinstance(optimizer, LossScaleOptimizer):
-            _, self.loss_scale = optimizer.parts("Module")
+            _, self.loss_scale = optimizer.peek_optimizer_and_scale("Module")
             optimizer, _ = optimizer.hand_over("Module")
         if self._params_dirty:
             self._sync_params_from_devices()
         low = self._low_weights()
         refuse_compression(self._compression_params, self._scaler.active, bool(low))
-        store, capable = open_kvstore(kvstore, self._compression_params, len(self._context), self._arg_params)
+        store, capable = open_for_module(kvstore, self._compression_params, len(self._context), self._arg_params)
         if updates_on_kvstore(store, capable, self._scaler.active, bool(low)):
             self._training = None
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
@@ -205,13 +204,13 @@ class Module(ModuleFiles, ScalerStatus, ConvertedModule):
     def _share_scaler(self, shared: ConvertedModule) -> None:
         """Work with the loss scale of another module, which must fit this one too from now on."""
         if self._scaler is not shared._scaler:
-            theirs = shared._scaler.refuse
+            theirs = shared._scaler.validate
 
             def refuse(loss_scale: LossScale) -> None:
                 theirs(loss_scale)
                 self._require_fitting(loss_scale)
 
-            shared._scaler.refuse = refuse
+            shared._scaler.validate = refuse
             super()._share_scaler(shared)
 
     def backward(self, out_grads: Any = None) -> None:
@@ -225,15 +224,11 @@ class Module(ModuleFiles, ScalerStatus, ConvertedModule):
                 loss head and ``out_grads`` is not given.
         """
         runnable = self._bound("backward")
+        self._scaler.require_can_scale("backward", "update")
         window = self._scaler.window
-        if window.stage is Stage.UNSCALED or window.reduced:
-            raise TrainerError(
-                "backward came after the gradients were unscaled; a further backward would mix scaled and true "
-                "gradients. Call update first, or unscale after the last backward."
-            )
         scale = 1.0
         if self._scaler.active:
-            scale = window.scale if window.stage is Stage.SCALED else self._scaler.loss_scale.value
+            scale = window.scale if window.is_scaled else self._scaler.loss_scale.value
             if out_grads is None and not runnable.has_loss_scale:
                 raise TrainerError(
                     f"backward: none of the outputs {self.output_names} comes from a loss head, so there is nothing to "
@@ -246,11 +241,11 @@ class Module(ModuleFiles, ScalerStatus, ConvertedModule):
             out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
             out_grads = [to_float32(grad) * scale for grad in out_grads] if scale != 1.0 else out_grads
         if self._scaler.active and self._training is not None:
-            self._training.statistics.keep(self._running())
+            self._training.step.keep_running_stats(self._step_weights())
         super().backward(out_grads)
         self._backward_scale = scale
         if self._scaler.active or accumulates(self._grad_req):
-            window.scale, window.stage = scale, Stage.SCALED
+            self._scaler.begin(scale)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> Outputs:
         """Return the true gradients of the inputs, the loss scale taken out in float32."""
@@ -273,9 +268,9 @@ class Module(ModuleFiles, ScalerStatus, ConvertedModule):
             TrainerError: Twice in a window, or before backward.
         """
         training = self._require_gradients("unscale")
-        if self._scaler.window.stage is Stage.UNSCALED:
+        if self._scaler.window.is_unscaled:
             raise TrainerError("unscale: the gradients are unscaled already; call unscale once, then update.")
-        training.unscale(self._trained())
+        training.step.unscale(self._step_weights())
 
     def clip_global_norm(self, max_norm: float) -> float:
         """Scale the gradients down so that their global norm is at most ``max_norm``.
@@ -296,7 +291,8 @@ class Module(ModuleFiles, ScalerStatus, ConvertedModule):
             TrainerError: If ``max_norm`` is not positive, or before backward.
         """
         require_positive("clip_global_norm: max_norm", max_norm)
-        return self._require_gradients("clip_global_norm").clip_global_norm(self._trained(), max_norm, self._running())
+        training = self._require_gradients("clip_global_norm")
+        return training.step.clip_global_norm(self._step_weights(), max_norm)
 
     def update(self) -> bool:
         """Reduce the gradients, check them and update the parameters, or skip.
@@ -320,17 +316,14 @@ class Module(ModuleFiles, ScalerStatus, ConvertedModule):
         if self._scaler.active:
             self._require_gradients("update")
         self._params_dirty = True  # auxiliary states change in a skipped step as well
-        return self._training.step(self._trained(), self._losses(), self._running())
+        return self._training.step.run(self._step_weights(), self._optimizer.rescale_grad)
 
-    def _running(self) -> Named:
-        """Return the running statistics on every context."""
-        group = self._exec_group
-        return [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
-
-    def _losses(self) -> List[mx.nd.NDArray]:
-        """Return what the scaled loss heads gave, on every context."""
-        numbers = self._bound("update").loss_outputs
-        return [executor.outputs[number] for executor in self._exec_group.execs for number in numbers]
+    def _step_weights(self) -> BoundWeights:
+        """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
+        group, numbers = self._exec_group, self._bound("update").loss_outputs
+        losses = [executor.outputs[number] for executor in group.execs for number in numbers]
+        stats = [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
+        return self._training.bound(self._trained(), losses, stats)
 
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated."""
@@ -349,6 +342,6 @@ class Module(ModuleFiles, ScalerStatus, ConvertedModule):
         self._require(call)
         if self._training is None:
             raise TrainerError(f"{call} cannot be used where the kvstore updates.")
-        if self._scaler.active and self._scaler.window.stage is Stage.READY:
+        if self._scaler.active and self._scaler.window.is_ready:
             raise TrainerError(f"{call}: no backward has run since the last update; call forward_backward first.")
         return self._training

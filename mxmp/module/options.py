@@ -1,82 +1,24 @@
-"""What a module's arguments mean: its loss scale, its optimizer, and who updates the weights."""
+"""A module's loss scale and optimizer, made from its arguments."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import mxnet as mx
 
-from ..distributed import KVStore, distributed
 from ..errors import TrainerError
 from ..loss_scale import parse
 from ..optimizer import MultiPrecision
 from ..policy import Policy
 from ..scaling.scaler import Scaler
+from ..scaling.source import OwnLossScale
 
 
 def make_scaler(policy: Policy, loss_scale: Any) -> Scaler:
     """Return a scaler for a loss scale, or for the policy's own if ``loss_scale`` is 'policy'."""
     follows = isinstance(loss_scale, str) and loss_scale == "policy"
-    return Scaler(parse(policy.loss_scale if follows else loss_scale))
-
-
-def refuse_compression(compression: Any, scaled: bool, low: bool) -> None:
-    """Raise if gradients cannot be compressed.
-
-    Args:
-        compression: ``compression_params``.
-        scaled: Whether there is a loss scale.
-        low: Whether parameters are stored in low precision.
-
-    Raises:
-        TrainerError: If there is compression and one of these.
-    """
-    if compression and scaled:
-        raise TrainerError(
-            "compression_params compares gradients with a threshold while they are scaled, so that the loss scale "
-            "would change the training; use loss_scale=None, or no compression."
-        )
-    if compression and low:
-        raise TrainerError(
-            "compression_params: MXNet compresses float32 gradients alone; use a policy with param_dtype='float32', or "
-            "no compression."
-        )
-
-
-def open_kvstore(kvstore: Any, compression: Any, contexts: int, values: Dict[str, Any]) -> Tuple[Any, bool]:
-    """Return the kvstore of a module, and whether it can update weights; one of mxmp where it is distributed.
-
-    Args:
-        kvstore: As for ``init_optimizer``.
-        compression: ``compression_params``, which MXNet's own kvstores alone know.
-        contexts: Number of contexts.
-        values: The parameters by name.
-    """
-    if distributed(kvstore) and not compression:
-        return kvstore.scoped() if isinstance(kvstore, KVStore) else KVStore(kvstore), False
-    return mx.model._create_kvstore(kvstore, contexts, values)
-
-
-def updates_on_kvstore(kvstore: Any, capable: bool, checked: bool, low: bool) -> bool:
-    """Return whether the kvstore updates the weights: where MXNet's own is distributed and nothing speaks against it.
-
-    Args:
-        kvstore: A KVStore or None.
-        capable: Whether it can.
-        checked: Whether gradients are checked before they are used.
-        low: Whether parameters are stored in low precision.
-
-    Raises:
-        TrainerError: If it must, but the update would come before the check or lack masters.
-    """
-    kind = kvstore.type if kvstore is not None else ""
-    if "async" in kind and (checked or low):
-        raise TrainerError(
-            f"kvstore '{kind}' updates weights inside the all-reduce, before their gradients are checked and without "
-            "float32 masters. Use a synchronous kvstore, or loss_scale=None and a policy with param_dtype='float32'."
-        )
-    return capable and "dist" in kind and not checked and not low
+    return Scaler(OwnLossScale(parse(policy.loss_scale if follows else loss_scale)))
 
 
 def make_optimizer(optimizer: Any, options: Dict[str, Any], symbol: Any, names: List[str], rescale: float) -> Any:
