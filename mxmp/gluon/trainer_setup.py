@@ -26,7 +26,9 @@ from ..training.kvstores import (
     require_known,
     require_rescaled,
     require_unchecked,
+    require_updating_kvstore,
 )
+from ..training.state_header import Target
 from ..training.step import Step
 from .adoption import adoptable, listed, require_addable, update_choice
 from .gradients import Gradients
@@ -66,7 +68,7 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         owners = [(param, param._trainer) for param in given_params if isinstance(param, mx.gluon.Parameter)]
         try:
             super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
-            self._require_kvstore()
+            require_updating_kvstore(update_on_kvstore, kvstore, len(self._contexts))
             self._require_fitting(scaler.loss_scale)
         except Exception:
             for param, owner in owners:
@@ -247,17 +249,6 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
             require_unchecked(loss_scale, choice, "the kvstore of this trainer")
             require_rescaled(loss_scale, self._optimizer)
 
-    def _require_kvstore(self) -> None:
-        """Raise if the kvstore is to update and there is none."""
-        if not self._kvstore_params["update_on_kvstore"]:
-            return
-        kvstore = self._kvstore_params["kvstore"]
-        if kvstore is None or (isinstance(kvstore, str) and "dist" not in kvstore and len(self._contexts) == 1):
-            raise TrainerError(
-                f"update_on_kvstore=True with kvstore={kvstore!r} and {len(self._contexts)} context: MXNet makes no "
-                "kvstore there; leave update_on_kvstore out."
-            )
-
     def _init_kvstore(self) -> None:
         options = self._kvstore_params
         if options["update_on_kvstore"] is False:
@@ -288,7 +279,7 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         self._prepare()
         return bool(self._kvstore and self._update_on_kvstore)
 
-    def _target(self) -> states.Target:
+    def _target(self) -> Target:
         """Return what states are saved from, the kvstore's where that updates."""
         if not self._updates_on_kvstore():
             updaters = self._gradients.updaters
@@ -299,4 +290,4 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
                 f"the optimizer's states are with the servers of kvstore '{self._kvstore.type}', which do not give "
                 "them out; to save or load states leave update_on_kvstore out."
             )
-        return states.Target(self._optimizer, updaters, self._contexts[: len(updaters)], self._params)
+        return Target(self._optimizer, updaters, self._contexts[: len(updaters)], self._params)

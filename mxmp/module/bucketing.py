@@ -13,8 +13,8 @@ from ..policy import Policy
 from ..report import Report
 from ..scaling.status import ScalerStatus
 from .module import Module
-from .options import make_scaler
 from .saving import ParamsFiles, load_buckets, save_buckets
+from .setup import make_scaler
 
 
 class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):

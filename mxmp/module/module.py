@@ -10,22 +10,19 @@ import mxnet as mx
 from ..arrays.casts import to_float32
 from ..arrays.norms import require_positive
 from ..errors import TrainerError
-from ..loss_scale import LossScale, NoOpLossScale
-from ..optimizer import LossScaleOptimizer
 from ..policy import Policy
 from ..report import Report
 from ..scaling.status import ScalerStatus
 from ..symbol.arguments import require_symbol
-from ..training.kvstores import open_for_module, refuse_compression, updates_on_kvstore
-from .converted import ConvertedModule, write_loss_scale
-from .options import accumulates, make_optimizer, make_scaler
+from .converted import write_loss_scale
 from .saving import ModuleFiles
+from .setup import OptimizerSetup, accumulates, make_scaler
 from .training import BoundWeights, Training
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
 
 
-class Module(ModuleFiles, ScalerStatus, ConvertedModule):
+class Module(ModuleFiles, ScalerStatus, OptimizerSetup):
     """Trains and runs a symbol as ``mx.mod.Module``, in mixed precision.
 
     The symbol stays as it was given, and so do ``symbol``, parameters and checkpoints, which are
@@ -121,97 +118,7 @@ class Module(ModuleFiles, ScalerStatus, ConvertedModule):
         """Set the loss scale of the steps to come."""
         self._scaler.loss_scale = make_scaler(self._policy, spec).loss_scale
 
-    def _require_fitting(self, loss_scale: LossScale) -> None:
-        """Raise if the executors have no input for a loss scale."""
-        unscaled = self.binded and self.for_training and not self._bound("loss_scale").scaled
-        if unscaled and not isinstance(loss_scale, NoOpLossScale):
-            raise TrainerError(
-                "loss_scale: this module was bound without a loss scale; set it before bind, or make the module with "
-                "loss_scale=1 to set it later."
-            )
-
     # ------------------------------------------------------------------ training
-
-    def init_optimizer(
-        self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
-        force_init: bool = False,
-    ) -> None:
-        """Set up the optimizer, as ``mx.mod.Module.init_optimizer``, with float32 masters.
-
-        ``optimizer_params`` may hold ``multi_precision``, which is True by default here. The
-        loss scale is taken out of gradients through ``rescale_grad``, which stays what it is set
-        to (1/batch_size by default, of the batches of all workers).
-
-        Args:
-            kvstore: As for ``mx.mod.Module``; 'horovod', or a `mxmp.distributed.KVStore`, which says in
-                which dtype gradients are summed over workers (float32 by default). All workers then
-                start with worker 0's parameters, and decide alike.
-            optimizer: As for ``mx.mod.Module``; or a `LossScaleOptimizer`, whose loss scale the module
-                then has.
-            optimizer_params: As for ``mx.mod.Module``.
-            force_init: Likewise.
-
-        Raises:
-            TrainerError: If the module is not ready, or the kvstore would update unchecked.
-        """
-        self._require("init_optimizer", optimizer=False)
-        if self.optimizer_initialized and not force_init:
-            self.logger.warning("optimizer already initialized, ignoring...")
-            return
-        if isinstance(optimizer, LossScaleOptimizer):
-            _, self.loss_scale = optimizer.peek_optimizer_and_scale("Module")
-            optimizer, _ = optimizer.hand_over("Module")
-        if self._params_dirty:
-            self._sync_params_from_devices()
-        low = self._low_weights()
-        refuse_compression(self._compression_params, self._scaler.active, bool(low))
-        store, capable = open_for_module(kvstore, self._compression_params, len(self._context), self._arg_params)
-        if updates_on_kvstore(store, capable, self._scaler.active, bool(low)):
-            self._training = None
-            super().init_optimizer(store, optimizer, optimizer_params, force_init)
-            return
-        weights = self._weights()
-        batch_size = self._exec_group.batch_size * (store.num_workers if store is not None else 1)
-        names = [weight.name for weight in weights]
-        made = make_optimizer(optimizer, dict(optimizer_params), self._symbol, names, 1.0 / batch_size)
-        if store is not None and self._compression_params:
-            store.set_gradient_compression(self._compression_params)
-        self._end_window()
-        self._training = Training(self._scaler, made, store, self._context, weights, self._arg_params)
-        self._optimizer, self._kvstore, self._update_on_kvstore = made, store, False
-        self._updater = self._training.updaters[0]
-        self._renew_masters(self._arg_params)
-        self.optimizer_initialized = True
-        if self._preload_opt_states is not None:
-            self.load_optimizer_states(self._preload_opt_states)
-            self._preload_opt_states = None
-
-    def borrow_optimizer(self, shared_module: Any) -> None:
-        """Train with another module's optimizer, kvstore and loss scale.
-
-        Raises:
-            TrainerError: If this module was bound without a loss scale and the other has one.
-        """
-        if self._scaler is not shared_module._scaler:
-            self._require_fitting(shared_module._scaler.loss_scale)
-            self._share_scaler(shared_module)
-        super().borrow_optimizer(shared_module)
-        self._training = shared_module._training
-
-    def _share_scaler(self, shared: ConvertedModule) -> None:
-        """Work with the loss scale of another module, which must fit this one too from now on."""
-        if self._scaler is not shared._scaler:
-            theirs = shared._scaler.validate
-
-            def refuse(loss_scale: LossScale) -> None:
-                theirs(loss_scale)
-                self._require_fitting(loss_scale)
-
-            shared._scaler.validate = refuse
-            super()._share_scaler(shared)
 
     def backward(self, out_grads: Any = None) -> None:
         """Run backward with the loss scaled; gradients stay scaled up to `unscale` or `update`.
@@ -328,15 +235,6 @@ class Module(ModuleFiles, ScalerStatus, ConvertedModule):
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated."""
         self._end_window()
-
-    def _require(self, call: str, optimizer: bool = True) -> None:
-        for ready, needed in (
-            (self.binded, "bind"),
-            (self.params_initialized, "init_params"),
-            (self.optimizer_initialized or not optimizer, "init_optimizer"),
-        ):
-            if not ready:
-                raise TrainerError(f"{call}: the module is not ready; call {needed} first.")
 
     def _require_gradients(self, call: str) -> Training:
         self._require(call)

@@ -12,6 +12,7 @@ from ..masters.optimizer import MasterState, MultiPrecision
 from ..scaling.scaler import Scaler
 from ..training import states
 from ..training.running_stats import Named
+from ..training.state_header import Target
 from ..training.step import Step
 from ..training.weights import Update, Weights
 
@@ -136,8 +137,8 @@ class Training:
         self.step.scaler.require_ready("load_optimizer_states")
         states.restore(fname, self._target(), self.step.scaler)
 
-    def _target(self) -> states.Target:
-        return states.Target(self.optimizer, self.updaters, self._contexts, self._params)
+    def _target(self) -> Target:
+        return Target(self.optimizer, self.updaters, self._contexts, self._params)
 
 
 class BoundWeights(Weights):

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 
 from ..arrays.finite import all_finite
-from ..errors import LossScaleError, TrainerError
-from ..loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
+from ..errors import TrainerError
+from ..loss_scale import LossScale
 from ..masters.optimizer import MultiPrecision
 from ..scaling.scale_loss import scale_loss
 from ..scaling.scaled_loss import ScaledLoss, require_backward
 from ..scaling.scaler import Scaler
 from ..scaling.source import OwnLossScale
-from ..scaling.status import ScalerStatus
 from ..training import states
+from ..training.state_header import Target
 from ..training.step import Step
 from .gradient_pairs import (
     GivenGradients,
@@ -32,16 +31,12 @@ from .gradient_pairs import (
     read_pairs,
     unscaled,
 )
-from .whole_step import WholeStepOptimizer
-
-# The defaults of tf.keras 2.12.
-INITIAL_SCALE = 2.0**15
-DYNAMIC_GROWTH_STEPS = 2000
+from .keras import KerasOptimizer, make_loss_scale, wrapped
 
 _ORDER = "get_scaled_loss, backward, get_unscaled_gradients, apply_gradients"
 
 
-class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
+class LossScaleOptimizer(KerasOptimizer):
     """An optimizer with a loss scale, float32 masters and exact skips, for loops written by hand.
 
     The order of calls::
@@ -88,8 +83,8 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         initial_scale: Optional[float] = None,
         dynamic_growth_steps: Optional[int] = None,
     ) -> None:
-        value = _make_loss_scale(dynamic, initial_scale, dynamic_growth_steps)
-        multi = _wrap(inner)
+        value = make_loss_scale(dynamic, initial_scale, dynamic_growth_steps)
+        multi = wrapped(inner)
         self.__setstate__({"inner": multi.inner, "masters": multi.masters})
         self._scaler = Scaler(OwnLossScale(value))
         self._step = Step(self._scaler)
@@ -98,62 +93,6 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         self._scaled: List[ScaledLoss] = []  # those of this window
         self._given: List[mx.nd.NDArray] = []  # its scaled gradients, as get_unscaled_gradients saw them
         self._owner: Optional[str] = None
-
-    # ------------------------------------------------------------------ properties
-
-    @property
-    def inner_optimizer(self) -> mx.optimizer.Optimizer:
-        """The optimizer that was given."""
-        return self.inner
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether the scale moves."""
-        return isinstance(self._scaler.loss_scale, DynamicLossScale)
-
-    @property
-    def initial_scale(self) -> float:
-        """The first scale."""
-        scale = self._scaler.loss_scale
-        return scale.init_scale if isinstance(scale, DynamicLossScale) else scale.value
-
-    @property
-    def dynamic_growth_steps(self) -> Optional[int]:
-        """Finite steps after which the scale doubles; None if it does not."""
-        scale = self._scaler.loss_scale
-        return scale.growth_interval if isinstance(scale, DynamicLossScale) else None
-
-    @property
-    def loss_scale(self) -> float:
-        """The present scale. May be set between steps."""
-        self._require_own("loss_scale")
-        return self._scaler.loss_scale.value
-
-    @loss_scale.setter
-    def loss_scale(self, value: float) -> None:
-        """Set the scale of the steps to come."""
-        self._require_ready("setting loss_scale")
-        present = self._scaler.loss_scale
-        if isinstance(present, DynamicLossScale):
-            value = StaticLossScale(value).value
-            self._scaler.loss_scale = dataclasses.replace(present, value=value, growth_tracker=0, floor_skips=0)
-        else:
-            self._scaler.loss_scale = StaticLossScale(value)
-
-    @property
-    def iterations(self) -> int:
-        """Steps taken; skipped ones do not count."""
-        return int(self.num_update - self.begin_num_update)
-
-    @property
-    def learning_rate(self) -> float:
-        """The inner optimizer's present learning rate."""
-        return float(self.inner.learning_rate)
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        """Set the inner optimizer's learning rate."""
-        self.inner.set_learning_rate(value)
 
     # ------------------------------------------------------------------ a step
 
@@ -295,7 +234,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
             TrainerError: As `save_states`.
         """
         self._require_ready("load_states")
-        states.restore(fname, self._target("load_states"), self._scaler, _make_loss_scale(True, None, None))
+        states.restore(fname, self._target("load_states"), self._scaler, make_loss_scale(True, None, None))
 
     def peek_optimizer_and_scale(self, owner: str = "trainer") -> Tuple[MultiPrecision, LossScale]:
         """Return the optimizer with masters and the loss scale, which `hand_over` would give away.
@@ -326,60 +265,12 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         # Multipliers of learning rate and weight decay come from the Parameters.
         self.inner.param_dict = {i: each for i, each in enumerate(weights) if isinstance(each, mx.gluon.Parameter)}
 
-    def _target(self, call: str) -> states.Target:
+    def _target(self, call: str) -> Target:
         if not self._weights:
             raise TrainerError(f"{call}: the weights are not known yet; call build with all of them first.")
         params = [described(weight, index) for index, weight in enumerate(self._weights)]
-        return states.Target(self._updater.optimizer, [self._updater], contexts_of(self._weights[0])[:1], params)
+        return Target(self._updater.optimizer, [self._updater], contexts_of(self._weights[0])[:1], params)
 
     def _end_window(self) -> None:
         self._scaled, self._given = [], []
         self._step.discard()
-
-    def _require_own(self, call: str) -> None:
-        if self._owner is not None:
-            raise TrainerError(
-                f"{call}: this optimizer belongs to a {self._owner} already, whose own methods scale the loss and step."
-            )
-
-    def _require_ready(self, call: str) -> None:
-        self._require_own(call)
-        if not self._scaler.window.is_ready:
-            raise TrainerError(
-                f"{call} came between get_scaled_loss and apply_gradients; call apply_gradients first, or "
-                "discard_grads to give the step up."
-            )
-
-
-def _wrap(inner: Any) -> MultiPrecision:
-    if isinstance(inner, LossScaleOptimizer):
-        raise TrainerError(
-            "inner is a LossScaleOptimizer, which has a loss scale already; wrap the optimizer in it once."
-        )
-    if not isinstance(inner, mx.optimizer.Optimizer):
-        raise TrainerError(
-            f"inner is {inner!r}; expected an mx.optimizer.Optimizer. Create it by name with mx.optimizer.create."
-        )
-    if inner.param_dict:
-        raise TrainerError("inner is the optimizer of a trainer, which would go on using it; make another one.")
-    return inner if isinstance(inner, MultiPrecision) else MultiPrecision(inner)
-
-
-def _make_loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any) -> LossScale:
-    if not isinstance(dynamic, bool):
-        raise LossScaleError(f"dynamic is {dynamic!r}; expected True or False.")
-    if not dynamic and growth_steps is not None:
-        raise LossScaleError(f"dynamic_growth_steps={growth_steps!r} with dynamic=False: a static scale does not grow.")
-    if not dynamic and initial_scale is None:
-        raise LossScaleError("initial_scale is missing: with dynamic=False the scale has to be given, such as 1024.")
-    try:
-        if not dynamic:
-            return StaticLossScale(initial_scale)
-        return DynamicLossScale(
-            init_scale=INITIAL_SCALE if initial_scale is None else initial_scale,
-            growth_interval=DYNAMIC_GROWTH_STEPS if growth_steps is None else growth_steps,
-            max_scale=LARGEST_SCALE,
-        )
-    except LossScaleError as e:
-        given = f"initial_scale={initial_scale!r}, dynamic_growth_steps={growth_steps!r}"
-        raise LossScaleError(f"{given}: {e}") from e

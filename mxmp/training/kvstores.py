@@ -151,6 +151,24 @@ def updates_on_kvstore(kvstore: Any, capable: bool, checked: bool, low: bool) ->
     return capable and "dist" in kind and not checked and not low
 
 
+def require_updating_kvstore(choice: Optional[bool], kvstore: Any, contexts: int) -> None:
+    """Raise if the kvstore of a trainer is to update and MXNet makes none.
+
+    Args:
+        choice: The user's ``update_on_kvstore``.
+        kvstore: A name, a KVStore or None.
+        contexts: Number of contexts.
+
+    Raises:
+        TrainerError: If so.
+    """
+    if choice and (kvstore is None or (isinstance(kvstore, str) and "dist" not in kvstore and contexts == 1)):
+        raise TrainerError(
+            f"update_on_kvstore=True with kvstore={kvstore!r} and {contexts} context: MXNet makes no kvstore there; "
+            "leave update_on_kvstore out."
+        )
+
+
 def require_unchecked(loss_scale: LossScale, choice: Optional[bool], what: str) -> None:
     """Raise if the kvstore cannot update under a loss scale.
 
