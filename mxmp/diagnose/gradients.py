@@ -13,7 +13,7 @@ from ..graph import VARIABLE, Entry, GraphBuilder, Node
 from ..passes.scale_loss import is_loss_head
 from ..rules import RULES
 from ..symbol import ConvertedModel, convert_model
-from ..symbol.facts import from_graph, infer_facts, to_graph
+from ..symbol.inference import from_graph, infer_facts, to_graph
 from .batches import Batches, fill_inputs, read_batches
 from .magnitudes import Magnitudes
 

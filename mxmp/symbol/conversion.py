@@ -25,7 +25,7 @@ from ..passes.guard_gradient_sums import bfloat16_entries
 from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Report, make_report
-from .facts import Dtypes, Shapes, from_graph, infer_facts, infer_variables, to_graph
+from .inference import Dtypes, Shapes, from_graph, infer_facts, infer_variables, to_graph
 from .params import read_low
 
 

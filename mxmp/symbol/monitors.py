@@ -14,7 +14,7 @@ from ..passes import EraseCasts
 from ..passes.emulate import Named, emulated_entries
 from ..tally import positions
 from .conversion import Converted
-from .facts import output_names, to_graph
+from .inference import output_names, to_graph
 
 Callback = Callable[..., None]
 
