@@ -148,7 +148,7 @@ class _Emulator:
             if node.op == "Deconvolution":
                 node = trainable_deconvolution(self.builder, node, weight)
         new = self.builder.copy(position, node)
-        stays_on_grid = rule.exact and all(data)
+        stays_on_grid = rule.preserves_grid and all(data)
         for index in range(node.num_outputs):
             entry = Entry(position, index)
             if self._is_float16(entry) and ((position, index) in self.readers or (position, index) in self.heads):

@@ -193,7 +193,7 @@ class _Sweep:
         if not what or (rule.truth and rounded):
             return
         self.pins.add(position)
-        last_step = what == _INTEGER and rounded and rule.category != CLEAR and not rule.exact
+        last_step = what == _INTEGER and rounded and rule.category != CLEAR and not rule.preserves_grid
         for entry in inputs:
             self._want(entry, _POSITIONS if last_step else what)
 

@@ -54,7 +54,7 @@ def scalars_in_range(*keys: str) -> Condition:
     return condition
 
 
-def scalars_held(*keys: str) -> Condition:
+def scalars_representable(*keys: str) -> Condition:
     """Forbid calls as ``scalars_in_range``, and with scalars that bfloat16 does not have, which MXNet truncates."""
     in_range = scalars_in_range(*keys)
 

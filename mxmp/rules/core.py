@@ -95,7 +95,7 @@ class Rule:
         keep_outputs: Outputs whose dtype does not follow the data (BatchNorm's mean and variance).
         dtypes: Low precision dtypes that MXNet 1.9.1 has a sound kernel for. bfloat16 has kernels
             on CPU alone, float16 on GPU (on CPU it is emulated).
-        exact: Inputs on the low precision grid give outputs on the grid, so that emulation needs
+        preserves_grid: Inputs on the low precision grid give outputs on the grid, so that emulation needs
             no rounding. False where the result is rounded.
         scalars: Attributes that the kernel rounds to the dtype of the data before it uses them
             (``DType(alpha)`` in src/operator/tensor/elemwise_binary_scalar_op.h at tag 1.9.1).
@@ -128,7 +128,7 @@ class Rule:
     shape_only: Sequence[int] = ()
     keep_outputs: Sequence[int] = ()
     dtypes: FrozenSet[str] = frozenset(dtypes.LOW_PRECISION)
-    exact: bool = False
+    preserves_grid: bool = False
     scalars: Tuple[str, ...] = ()
     when: Tuple[Tuple[str, str], ...] = ()
     condition: Optional[Condition] = None

@@ -13,9 +13,9 @@ from __future__ import annotations
 from ..core import RuleSet
 from .elementwise import ELEMENTWISE
 from .functions import FUNCTIONS
-from .kept import KEPT
 from .linalg import LINALG
 from .losses import LOSSES
+from .never_cast import NEVER_CAST
 from .products import PRODUCTS
 from .random import RANDOM
 from .reductions import REDUCTIONS
@@ -25,7 +25,7 @@ from .vision import VISION
 
 _COMPUTING = PRODUCTS + ELEMENTWISE + FUNCTIONS + REDUCTIONS + LINALG
 _MOVING = SHAPES + ROWS + VISION
-_OTHERS = LOSSES + RANDOM + KEPT
+_OTHERS = LOSSES + RANDOM + NEVER_CAST
 
 RULES = RuleSet(_COMPUTING + _MOVING + _OTHERS)
 """The rules of mxmp."""
