@@ -15,9 +15,9 @@ from . import dtypes
 from .errors import visible
 from .graph import Entry, Graph
 from .legend import legend
+from .passes.attributes import DECLARED_ATTR, MARK_ATTR
 from .passes.classify import NO_RULE, classify
 from .passes.facts import Facts
-from .passes.insert_casts import DECLARED_ATTR, MARK_ATTR
 from .passes.plan import Plan
 from .passes.verdict import FLOAT32, FREE, KEEP, Verdict
 from .policy import Policy

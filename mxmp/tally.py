@@ -6,8 +6,8 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from . import dtypes
 from .graph import Entry, Graph, Node
+from .passes.attributes import CAST_MARK, FACTOR_MARK, HEAD_MARK, MARK_ATTR, replaced
 from .passes.facts import Facts
-from .passes.insert_casts import CAST_MARK, FACTOR_MARK, HEAD_MARK, MARK_ATTR, replaced
 
 MANY_READERS = 32
 """Readers of one cast beyond which a report warns: the gradients of 64 have overflowed float16."""

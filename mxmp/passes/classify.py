@@ -11,6 +11,7 @@ from ..graph import Entry, Graph, Node
 from ..policy import Policy
 from ..rules import ALLOW, CLEAR, DENY, INFER, RULES, Call, Rule, RuleSet
 from ..rules.conditions import SHAPE_CONDITIONS
+from .attributes import PRECISION_ATTR
 from .control_flow import Body, bodies_of
 from .exact import EXACT, NOTHING, Exact, find_exact
 from .facts import CAST_OPS, Facts
@@ -30,9 +31,6 @@ LAST_LAYER = "last layer"
 """The reason given for an operator of the last layer, where the policy wants that in float32."""
 
 _SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStorageType)
-
-PRECISION_ATTR = "__mxmp_precision__"
-"""Attribute that ``mxmp.gluon.precision`` and ``set_policy`` put on the operators of a region or block."""
 
 BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 

@@ -10,9 +10,9 @@ from .. import dtypes
 from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import make_attrs
+from .attributes import ABSORBED_ATTR, DECLARED_ATTR, HEAD_MARK, MARK_ATTR, REPLACED_ATTR, WIDENED_ATTR, replaced
 from .base import Pass
 from .facts import CAST_OPS
-from .insert_casts import ABSORBED_ATTR, DECLARED_ATTR, HEAD_MARK, MARK_ATTR, REPLACED_ATTR, WIDENED_ATTR, replaced
 
 _WIDENS = make_attrs({"dtype": dtypes.FLOAT32})
 _Widening = Tuple[str, str, Entry]  # operator, name, what is widened

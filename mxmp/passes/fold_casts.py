@@ -12,9 +12,9 @@ from typing import ClassVar, Dict, Optional, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
+from .attributes import ABSORBED_ATTR, CAST_MARK, MARK_ATTR
 from .base import Pass
 from .facts import CAST_OPS
-from .insert_casts import ABSORBED_ATTR, CAST_MARK, MARK_ATTR
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import ClassVar, Dict, FrozenSet, Iterator, List, Tuple
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import make_attrs
+from .attributes import device_attrs
 from .base import Pass
 from .facts import Facts
-from .insert_casts import place_of
 
 Named = Tuple[str, int]
 """A node's name and the number of an output."""
@@ -90,4 +90,4 @@ def _share(builder: GraphBuilder, entry: Entry, readers: int, heads: int = 0) ->
 def _identity(builder: GraphBuilder, node: Node, entry: Entry) -> Entry:
     """Add an identity that differs from the others in an attribute, or MXNet would make them one (CSE)."""
     name = builder.unique(f"{node.name}_share")
-    return Entry(builder.add(Node("_copy", name, make_attrs({_SHARE_ATTR: name, **place_of(node)}), (entry,))))
+    return Entry(builder.add(Node("_copy", name, make_attrs({_SHARE_ATTR: name, **device_attrs(node)}), (entry,))))

@@ -18,8 +18,8 @@ from typing import ClassVar, Dict, FrozenSet
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import make_attrs
 from ..rules.conditions import value_of
+from .attributes import device_attrs
 from .base import Pass
-from .insert_casts import place_of
 
 # Operators that give their outputs or gradients a layout of their own.
 _CHOOSE_LAYOUTS = ("Convolution", "Deconvolution", "Pooling")
@@ -74,5 +74,5 @@ def _has_default_layout(node: Node) -> bool:
 
 
 def _copy(builder: GraphBuilder, node: Node, what: str, entry: Entry) -> Entry:
-    attrs = make_attrs({"dim1": "0", "dim2": "0", **place_of(node)})
+    attrs = make_attrs({"dim1": "0", "dim2": "0", **device_attrs(node)})
     return Entry(builder.add(Node("SwapAxis", builder.unique(f"{node.name}_{what}_guard"), attrs, (entry,))))

@@ -12,43 +12,21 @@ from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import make_attrs
 from ..policy import Policy
 from ..rules import RULES, RuleSet
+from .attributes import (
+    CAST_MARK,
+    DECLARED_ATTR,
+    FACTOR_MARK,
+    HEAD_MARK,
+    MARK_ATTR,
+    REPLACED_ATTR,
+    WIDENED_ATTR,
+    device_attrs,
+)
 from .base import Pass
 from .facts import Facts
 from .plan import Plan, make_plan
 
-MARK_ATTR = "__mxmp__"
-"""Attribute of the nodes that mxmp inserted; MXNet ignores attributes spelled like this."""
-
-CAST_MARK = "cast"
-HEAD_MARK = "head"
-"""A cast at an output; it bears the name of the node that it reads, so that the output keeps
-its name, and that node has another."""
-
-FACTOR_MARK = "factor"
-"""A multiplication in front of a stand-in, whose operator has no factor of its own."""
-
-ABSORBED_ATTR = "__mxmp_absorbed__"
-"""Attribute of a node some of whose inputs would have read a cast of mxmp, but read what gives the
-same: JSON, a list for each of them. ``[port]`` reads an equal cast of the network's own; ``[port,
-op, name]`` reads what the network's own cast of that name widens."""
-
-DECLARED_ATTR = "__mxmp_declared__"
-"""Attribute of a variable whose dtype mxmp declares, because it is stored in low precision or
-because a cast behind it hides its dtype from MXNet's inference: the dtype that it declared
-before, empty if it declared none."""
-
-WIDENED_ATTR = "__mxmp_widened__"
-"""Attribute of a node that reads low precision data and gives float32, in place of a cast: the
-attribute of the operator that says so, followed by what stood there before, if anything did."""
-
 _OUTPUT = "_output"
-
-REPLACED_ATTR = "__mxmp_replaced__"
-"""Attribute of a node that stands in for one whose operator has no low precision kernel: JSON, that
-operator and its attributes."""
-
-# Attributes that say where a node runs, which a cast beside it must share.
-_PLACE_ATTRS = ("__ctx_group__",)
 
 
 @dataclass(frozen=True)
@@ -138,7 +116,7 @@ class _Inserter:
         kept: Dict[str, Optional[str]] = {key: attrs[key] for key in ("transpose_a", "transpose_b") if key in attrs}
         alpha = attrs.get("alpha", "1")
         if float(alpha) != 1:
-            factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **place_of(node)}
+            factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **device_attrs(node)}
             name = self.builder.unique(f"{node.name}_alpha")
             scaled = self.builder.add(Node("_mul_scalar", name, make_attrs(factor), inputs[:1]))
             inputs = (Entry(scaled), *inputs[1:])
@@ -188,7 +166,7 @@ class _Inserter:
         return self.casts[key]
 
     def _place_attrs(self, producer: int, reader: int) -> Dict[str, str]:
-        return {**place_of(self.graph.nodes[reader]), **place_of(self.graph.nodes[producer])}
+        return {**device_attrs(self.graph.nodes[reader]), **device_attrs(self.graph.nodes[producer])}
 
     def _exit(self, number: int, head: Entry) -> Entry:
         """Return what a body gives; the plan says which outputs may be in low precision."""
@@ -225,20 +203,6 @@ class _Inserter:
             return
         nodes[new] = replace(nodes[new], name=self.builder.unique(f"{old_name}_{self._dtype(head)}"))
         nodes[cast.node] = replace(nodes[cast.node].with_attrs({MARK_ATTR: HEAD_MARK}), name=old_name)
-
-
-def replaced(node: Node) -> Tuple[str, Dict[str, str]]:
-    """Return the operator that a node stands in for, with its attributes; its own if it is no stand-in."""
-    text = node.get(REPLACED_ATTR)
-    if text is None:
-        return node.op, dict(node.attrs)
-    op, attrs = json.loads(text)
-    return op, attrs
-
-
-def place_of(node: Node) -> Dict[str, str]:
-    """Return the attributes that say where a node runs."""
-    return {key: value for key, value in node.attrs if key in _PLACE_ATTRS}
 
 
 def cast_op(dtype: str, low_dtype: str) -> str:

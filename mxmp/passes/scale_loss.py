@@ -22,9 +22,10 @@ from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import VARIABLE, make_attrs
 from ..rules import RULES
+from .attributes import MARK_ATTR, SCALE_MARK, device_attrs
 from .base import Pass
 from .facts import Facts
-from .insert_casts import MARK_ATTR, cast_op, place_of
+from .insert_casts import cast_op
 
 # Written by the user; a graph does not tell whether they use the gradient of their output
 # (CustomOpProp, python/mxnet/operator.py at tag 1.9.1: need_top_grad).
@@ -32,8 +33,6 @@ _USER_OPS = frozenset({"Custom", "_Native", "_NDArray"})
 
 # It adds a penalty to the gradient that it gets, which no scale reaches.
 _PENALTY = "IdentityAttachKLSparseReg"
-
-SCALE_MARK = "loss_scale"
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class ScaleLoss(Pass):
             )
 
         def add(op: str, what: str, *inputs: Entry, **attrs: str) -> Entry:
-            attrs = {**attrs, **place_of(head), MARK_ATTR: SCALE_MARK}
+            attrs = {**attrs, **device_attrs(head), MARK_ATTR: SCALE_MARK}
             return Entry(builder.add(Node(op, builder.unique(f"{head.name}_{what}"), make_attrs(attrs), inputs)))
 
         # The first input of each node leads back to x: so EraseCasts finds the way.
@@ -137,5 +136,5 @@ def is_loss_head(node: Node) -> bool:
 
 
 def _scale_variable(name: str, head: Node) -> Node:
-    attrs = {"__shape__": "(1,)", "__dtype__": dtypes.to_flag(dtypes.FLOAT32), **place_of(head)}
+    attrs = {"__shape__": "(1,)", "__dtype__": dtypes.to_flag(dtypes.FLOAT32), **device_attrs(head)}
     return Node(VARIABLE, name, make_attrs(attrs))

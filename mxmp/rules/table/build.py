@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, FrozenSet, Tuple
 
 from ... import dtypes
-from ..conditions import scalars_representable, scalars_in_range
+from ..conditions import scalars_in_range, scalars_representable
 from ..core import CLEAR, EVERY, GIVEN, INFER, Condition, Rule
 
 Rules = Tuple[Rule, ...]
