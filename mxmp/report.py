@@ -16,7 +16,8 @@ from .errors import visible
 from .graph import Entry, Graph
 from .legend import legend
 from .passes.attributes import DECLARED_ATTR, MARK_ATTR
-from .passes.classify import NO_RULE, classify
+from .passes.classify import classify
+from .passes.decide import NO_RULE
 from .passes.facts import Facts
 from .passes.plan import Plan
 from .passes.verdict import FLOAT32, FREE, KEEP, Verdict
@@ -292,7 +293,7 @@ def _held_rows(
 def _held_precision(verdict: Verdict, graph: Graph, position: int, facts: Facts) -> str:
     """Return the dtype of a node's data; a node without data computes in what it gives."""
     for port, entry in enumerate(graph.nodes[position].inputs):
-        if verdict.follows(port) and not verdict.accepts_any(port):
+        if verdict.input_in_precision(port) and not verdict.accepts_any(port):
             return facts.dtype(entry) or "unknown"
     return facts.dtype(Entry(position)) or "unknown"
 

@@ -146,7 +146,7 @@ def _tensors(
         entry = Entry(position, index)
         if facts.dtype(entry) != dtypes.FLOAT32:
             continue
-        producer = _side(position, verdicts) if verdicts[position].moves(index) else _SOURCE
+        producer = _side(position, verdicts) if verdicts[position].output_in_precision(index) else _SOURCE
         if position in low_params or index in verdicts[position].low_outputs:
             producer = _SINK
         elif position in free_params:
@@ -159,7 +159,7 @@ def _reading_side(position: int, port: int, verdicts: Sequence[Verdict]) -> int:
     verdict = verdicts[position]
     if port in verdict.low_ports:
         return _SINK
-    return _side(position, verdicts) if verdict.follows(port) else _SOURCE
+    return _side(position, verdicts) if verdict.input_in_precision(port) else _SOURCE
 
 
 def _side(position: int, verdicts: Sequence[Verdict]) -> int:

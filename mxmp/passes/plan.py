@@ -148,7 +148,7 @@ def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts, named: F
     ("storage_type() == kDefaultStorage && IsView() == false", src/ndarray/ndarray.cc at tag 1.9.1).
     """
     verdicts, bodies = _plan_bodies(body.graph, verdicts, facts, policy)
-    any_heads = frozenset(range(len(body.graph.heads))) - body.exact - named
+    any_heads = frozenset(range(len(body.graph.heads))) - body.fixed_heads - named
     if policy.compute_dtype == dtypes.BFLOAT16:
         any_heads = frozenset()
     return Plan(verdicts, place(body.graph, verdicts, facts, any_heads=any_heads), frozenset(), bodies, any_heads)

@@ -28,7 +28,7 @@ _Key = Tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Exact:
+class ExactValues:
     """What of a graph must be exact.
 
     Attributes:
@@ -39,14 +39,14 @@ class Exact:
 
     pins: FrozenSet[int] = frozenset()
     positions: Mapping[int, FrozenSet[int]] = field(default_factory=dict)
-    bodies: Mapping[Tuple[int, int], "Exact"] = field(default_factory=dict)
+    bodies: Mapping[Tuple[int, int], "ExactValues"] = field(default_factory=dict)
 
 
-NOTHING = Exact()
+NOTHING = ExactValues()
 """A graph of which nothing must be exact."""
 
 
-def find_exact(graph: Graph, rules: RuleSet) -> Exact:
+def find_exact_values(graph: Graph, rules: RuleSet) -> ExactValues:
     """Return what of a graph must be exact, bodies of control flow included."""
     sweep = _Sweep(graph, rules)
     sweep.forward(frozenset(), frozenset())
@@ -77,12 +77,12 @@ class _Sweep:
         self.pins: Set[int] = set()
         self.inner: Dict[Tuple[int, int], _Sweep] = {}
 
-    def result(self) -> Exact:
+    def result(self) -> ExactValues:
         bodies = {key: sweep.result() for key, sweep in self.inner.items()}
         positions: Dict[int, FrozenSet[int]] = {}
         for position, index in self.positions:
             positions[position] = positions.get(position, frozenset()) | {index}
-        return Exact(frozenset(self.pins), positions, bodies)
+        return ExactValues(frozenset(self.pins), positions, bodies)
 
     # ------------------------------------------------------------------ forward
 
@@ -140,7 +140,7 @@ class _Sweep:
                 if all(new <= old for new, old in zip(more, marks)):
                     break
                 marks = [old | new for old, new in zip(marks, more)]
-            if not body.decides:
+            if not body.is_condition:
                 self.rounded.update((position, i) for i, head in enumerate(heads) if head in sweep.rounded)
                 self.positions.update((position, i) for i, head in enumerate(heads) if head in sweep.positions)
 
@@ -203,7 +203,7 @@ class _Sweep:
             sweep = self.inner[position, number]
             heads = [(head.node, head.index) for head in body.graph.heads]
             outer = [self.wanted.get((position, i), 0) for i in range(len(heads))]
-            wanted = [_UNROUNDED] * len(heads) if body.decides else outer
+            wanted = [_UNROUNDED] * len(heads) if body.is_condition else outer
             while True:
                 for variable, head in body.states:
                     held = sweep.wanted.get((body.variables()[variable], 0), 0)
