@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _STAMP = re.compile(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
 
@@ -20,6 +21,17 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return '; the nearest are ...' for an unknown name, or the known ones if none is near."""
+    import difflib
+
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    if near:
+        return f"; the nearest are {', '.join(near)}"
+    return f"; expected one of {', '.join(names[:10])}" if names else ""
 
 
 class MxmpError(Exception):
