@@ -12,7 +12,7 @@ from .. import dtypes
 from ..graph import Graph
 from ..passes import EraseCasts
 from ..passes.emulate import Named, emulated_entries
-from ..tally import positions
+from ..report.casts import positions
 from .conversion import Converted
 from .inference import output_names, to_graph
 

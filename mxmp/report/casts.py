@@ -1,26 +1,26 @@
-"""What stands in a converted graph: casts, where they are, and the bytes of its tensors."""
+"""The casts in a converted graph: what they read, where they are, who shares them."""
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
-from . import dtypes
-from .graph import Entry, Graph, Node
-from .passes.attributes import CAST_MARK, FACTOR_MARK, HEAD_MARK, MARK_ATTR, replaced
-from .passes.facts import Facts
+from .. import dtypes
+from ..graph import Graph, Node
+from ..passes.attributes import CAST_MARK, FACTOR_MARK, HEAD_MARK, MARK_ATTR, replaced
+from ..passes.facts import Facts
 
 MANY_READERS = 32
 """Readers of one cast beyond which a report warns: the gradients of 64 have overflowed float16."""
 
-_CAST_MARKS = (CAST_MARK, HEAD_MARK)
-_CAST_BYTES = dtypes.ITEM_BYTES[dtypes.FLOAT32] + dtypes.ITEM_BYTES[dtypes.FLOAT16]  # bfloat16 is as small
+CAST_MARKS = (CAST_MARK, HEAD_MARK)
+"""The marks of casts."""
 
 
 def inserted_casts(graph: Graph) -> List[Node]:
     """Return what each inserted cast reads, in bodies too."""
     found = []
     for node in graph.nodes:
-        if node.get(MARK_ATTR) in _CAST_MARKS:
+        if node.get(MARK_ATTR) in CAST_MARKS:
             found.append(graph.nodes[node.inputs[0].node])
         for body in node.subgraphs:
             found.extend(inserted_casts(body))
@@ -64,7 +64,7 @@ def positions(before: Graph, after: Graph) -> Dict[int, int]:
 
 def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]) -> Dict[int, Tuple[str, ...]]:
     """Return the casts at each node of a graph, by its position before the conversion."""
-    source = _sources(where)
+    source = original_positions(where)
     for position, node in enumerate(after.nodes):
         for entry in node.inputs:
             if after.nodes[entry.node].get(MARK_ATTR) == FACTOR_MARK and position in source:
@@ -74,62 +74,13 @@ def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]
     found: Dict[int, Dict[str, None]] = {}
     for position, entry in pairs:
         cast = after.nodes[entry.node]
-        if cast.get(MARK_ATTR) in _CAST_MARKS and position in source:
+        if cast.get(MARK_ATTR) in CAST_MARKS and position in source:
             tensor = cast.inputs[0]
             name = facts.output_name(before, tensor._replace(node=source[tensor.node]))
             found.setdefault(source[position], {})[f"{name} to {cast.get('dtype')}"] = None
     return {position: tuple(casts) for position, casts in found.items()}
 
 
-def variable_bytes(graph: Graph, facts: Facts, names: Iterable[str]) -> Optional[int]:
-    """Return the bytes of the variables of these names, None if one's shape or dtype is unknown."""
-    wanted = frozenset(names)
-    found = (Entry(i) for i, node in enumerate(graph.nodes) if node.is_variable and node.name in wanted)
-    return total(entry_bytes(facts, entry) for entry in found)
-
-
-def entry_bytes(facts: Facts, entry: Entry) -> Optional[int]:
-    """Return the bytes of one tensor, None if its shape or dtype is unknown."""
-    size, dtype = facts.size(entry), facts.dtype(entry)
-    return None if size is None or dtype is None else size * dtypes.ITEM_BYTES[dtype]
-
-
-def total(values: Iterable[Optional[int]]) -> Optional[int]:
-    """Return the sum, None if one of the values is unknown."""
-    found = 0
-    for value in values:
-        if value is None:
-            return None
-        found += value
-    return found
-
-
-def activation_bytes(graph: Graph, facts: Facts) -> Optional[int]:
-    """Return the bytes of what operators other than the casts of mxmp give."""
-    read = set(graph.consumers()) | {(head.node, head.index) for head in graph.heads}
-    given = [key for key in read if not (graph.nodes[key[0]].is_variable or graph.nodes[key[0]].get(MARK_ATTR))]
-    return total(entry_bytes(facts, Entry(*key)) for key in given)
-
-
-def cast_bytes(facts: Facts, after: Graph, where: Mapping[int, int]) -> Optional[int]:
-    """Return the bytes that the casts of a converted graph read and write.
-
-    Args:
-        facts: What MXNet infers about the graph before its conversion.
-        after: The converted graph.
-        where: As ``positions`` gives it.
-
-    Returns:
-        The bytes; None if a shape is unknown, or if some stand in a body, which may run any number
-        of times.
-    """
-    if any(inserted_casts(body) for node in after.nodes for body in node.subgraphs):
-        return None
-    source = _sources(where)
-    tensors = (node.inputs[0] for node in after.nodes if node.get(MARK_ATTR) in _CAST_MARKS)
-    sizes = [facts.size(tensor._replace(node=source[tensor.node])) for tensor in tensors]
-    return total(None if size is None else size * _CAST_BYTES for size in sizes)
-
-
-def _sources(where: Mapping[int, int]) -> Dict[int, int]:
+def original_positions(where: Mapping[int, int]) -> Dict[int, int]:
+    """Return the position before the conversion of each node, by that after it."""
     return {new: old for old, new in where.items()}
