@@ -7,7 +7,7 @@ import dataclasses
 import numbers
 from typing import Any, ClassVar, Dict, List, Mapping, Type, cast, final
 
-from ..errors import LossScaleError
+from ..errors import LossScaleError, check_fields
 
 # Scale and inverse must be normal float32 numbers, because losses are scaled and gradients unscaled in float32.
 SMALLEST_SCALE = 2.0**-126
@@ -77,12 +77,7 @@ class LossScale(abc.ABC):
         if cls is None:
             raise LossScaleError(f"a loss scale's state has kind {kind!r}; expected 'noop', 'static' or 'dynamic'.")
         fields = {**cls._defaults_of_old_states(), **{name: value for name, value in data.items() if name != "kind"}}
-        expected = set(_fields(cls))
-        if set(fields) != expected:
-            raise LossScaleError(
-                f"the state of a {kind} loss scale lacks {sorted(expected - set(fields))} and has unknown fields "
-                f"{sorted(map(str, set(fields) - expected))}."
-            )
+        check_fields(f"the state of a {kind} loss scale", fields, _fields(cls), LossScaleError)
         for name, value in fields.items():
             if value is None:  # would silently mean the default
                 raise LossScaleError(f"{name} is null in a loss scale's state; expected a value.")
