@@ -45,7 +45,7 @@ class Gpu(NamedTuple):
         capability: Its compute capability (major, minor); None if the driver does not tell.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # it hides tuple.index
     name: str
     capability: Optional[Capability]
 

@@ -104,14 +104,13 @@ def _probe(model: ConvertedModel, values: Mapping[str, Any]) -> _Probed:
                 continue
             name = builder.unique(f"{node.name}_probe{index}")
             zero = Entry(builder.add(Node(VARIABLE, name)))
-            total = Node("elemwise_add", builder.unique(f"{name}_sum"), inputs=(Entry(new, index), zero))
-            builder.redirect(entry, Entry(builder.add(total)))
+            builder.redirect(entry, builder.insert("elemwise_add", f"{name}_sum", Entry(new, index), zero))
             probes[name] = facts.output_names[position, index], shape
     return _Probed(from_graph(builder.finish(map(builder.mapped, graph.heads)), model.symbol), probes)
 
 
 def _blocked(builder: GraphBuilder, node: Node, entry: Entry) -> Entry:
-    return Entry(builder.add(Node("BlockGrad", builder.unique(f"{node.name}_blocked"), inputs=(entry,))))
+    return builder.insert("BlockGrad", f"{node.name}_blocked", entry)
 
 
 def _is_unwritten(node: Node) -> bool:

@@ -187,6 +187,10 @@ class GraphBuilder:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
+    def insert(self, op: str, name: str, *inputs: Entry, **attrs: str) -> Entry:
+        """Append an operator, under the name or one like it that no node has, and return its first output."""
+        return Entry(self.add(Node(op, self.unique(name), make_attrs(attrs), inputs)))
+
     def copy(self, position: int, node: Node) -> int:
         """Append what an old node has become; its outputs stand for the old node's outputs.
 

@@ -109,5 +109,5 @@ def _insert(builder: GraphBuilder, node: Node) -> Entry:
 
 
 def _add(builder: GraphBuilder, node: Node, op: str, *inputs: Entry, **attrs: object) -> Entry:
-    name = builder.unique(f"{node.name}_{op.strip('_').lower()}")
-    return Entry(builder.add(Node(op, name, make_attrs({key: str(v) for key, v in attrs.items()}), inputs)))
+    texts = {key: str(value) for key, value in attrs.items()}
+    return builder.insert(op, f"{node.name}_{op.strip('_').lower()}", *inputs, **texts)

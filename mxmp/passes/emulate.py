@@ -28,7 +28,6 @@ import numpy as np
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
-from ..graph.core import make_attrs
 from ..rules import RULES, Rule, RuleSet
 from ..rules.conditions import value_of
 from .base import Pass
@@ -162,17 +161,18 @@ class _Emulator:
             for number, body in enumerate(node.subgraphs)
         )
         inputs = tuple(self._as_grid(entry) for entry in node.inputs)
-        new = self.builder.copy(position, node.rewired(inputs, bodies))
-        for index in range(node.num_outputs):
-            if self._is_float16(Entry(position, index)):
-                self.on_grid[position, index] = Entry(new, index)
+        self._record(position, self.builder.copy(position, node.rewired(inputs, bodies)), self.on_grid)
 
     def _native(self, position: int, node: Node) -> None:
+        """Copy an operator that mxmp has no rule for, in its own dtypes."""
         inputs = tuple(self._as_real(entry) for entry in node.inputs)
-        new = self.builder.copy(position, node.rewired(inputs))
-        for index in range(node.num_outputs):
+        self._record(position, self.builder.copy(position, node.rewired(inputs)), self.real)
+
+    def _record(self, position: int, new: int, forms: Dict[Tuple[int, int], Entry]) -> None:
+        """Note the form in which a copied node gives its float16 outputs."""
+        for index in range(self.graph.nodes[position].num_outputs):
             if self._is_float16(Entry(position, index)):
-                self.real[position, index] = Entry(new, index)
+                forms[position, index] = Entry(new, index)
 
     def _as_grid(self, entry: Entry) -> Entry:
         """Return an old entry in float32; one of float16 has its values on the grid."""
@@ -213,15 +213,14 @@ class _Emulator:
         return self._add("elemwise_add", node, entry, self._add("BlockGrad", node, change))
 
     def _add(self, op: str, node: Node, *inputs: Entry) -> Entry:
-        return Entry(self.builder.add(Node(op, self.builder.unique(f"{node.name}_{op.lower()}"), inputs=inputs)))
+        return self.builder.insert(op, f"{node.name}_{op.lower()}", *inputs)
 
     def _round(self, entry: Entry, node: Node) -> Entry:
         down = self._add_cast(entry, dtypes.FLOAT16, node)
         return self._add_cast(down, dtypes.FLOAT32, node)
 
     def _add_cast(self, entry: Entry, dtype: str, node: Node) -> Entry:
-        name = self.builder.unique(f"{node.name}_as_{dtype}")
-        return Entry(self.builder.add(Node("Cast", name, make_attrs({"dtype": dtype}), (entry,))))
+        return self.builder.insert("Cast", f"{node.name}_as_{dtype}", entry, dtype=dtype)
 
     def _keep_names(self, heads: List[Entry]) -> None:
         """Give the nodes of the new outputs the names of the old ones.

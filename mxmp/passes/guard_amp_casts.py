@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..graph import Entry, Graph, GraphBuilder, Node
+from ..graph import Graph, GraphBuilder
 from .base import Pass
 
 
@@ -37,11 +37,7 @@ class GuardAmpCasts(Pass):
                 source = node.inputs[0]
                 shared = len(readers[source.node, source.index]) > 1
                 if graph.nodes[source.node].is_variable or shared:
-                    inputs = (_identity(builder, node, inputs[0]),)
+                    inputs = (builder.insert("_copy", f"{node.name}_guard", inputs[0]),)
             bodies = tuple(self.run(body) for body in node.subgraphs)
             builder.copy(position, node.rewired(inputs, bodies))
         return builder.finish(builder.mapped(head) for head in graph.heads)
-
-
-def _identity(builder: GraphBuilder, node: Node, entry: Entry) -> Entry:
-    return Entry(builder.add(Node("_copy", builder.unique(f"{node.name}_guard"), inputs=(entry,))))

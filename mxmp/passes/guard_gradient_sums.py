@@ -90,4 +90,5 @@ def _share(builder: GraphBuilder, entry: Entry, readers: int, heads: int = 0) ->
 def _identity(builder: GraphBuilder, node: Node, entry: Entry) -> Entry:
     """Add an identity that differs from the others in an attribute, or MXNet would make them one (CSE)."""
     name = builder.unique(f"{node.name}_share")
-    return Entry(builder.add(Node("_copy", name, make_attrs({_SHARE_ATTR: name, **device_attrs(node)}), (entry,))))
+    attrs = make_attrs({_SHARE_ATTR: name, **device_attrs(node)})
+    return Entry(builder.add(Node("_copy", name, attrs, (entry,))))

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Dict, FrozenSet
 
 from ..graph import Entry, Graph, GraphBuilder, Node
-from ..graph.core import make_attrs
 from ..rules.conditions import value_of
 from .attributes import device_attrs
 from .base import Pass
@@ -74,5 +73,4 @@ def _has_default_layout(node: Node) -> bool:
 
 
 def _copy(builder: GraphBuilder, node: Node, what: str, entry: Entry) -> Entry:
-    attrs = make_attrs({"dim1": "0", "dim2": "0", **device_attrs(node)})
-    return Entry(builder.add(Node("SwapAxis", builder.unique(f"{node.name}_{what}_guard"), attrs, (entry,))))
+    return builder.insert("SwapAxis", f"{node.name}_{what}_guard", entry, dim1="0", dim2="0", **device_attrs(node))

@@ -9,7 +9,6 @@ from typing import ClassVar, Dict, Optional, Tuple
 from .. import dtypes
 from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Node
-from ..graph.core import make_attrs
 from ..policy import Policy
 from ..rules import RULES, RuleSet
 from .attributes import (
@@ -117,9 +116,7 @@ class _Inserter:
         alpha = attrs.get("alpha", "1")
         if float(alpha) != 1:
             factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **device_attrs(node)}
-            name = self.builder.unique(f"{node.name}_alpha")
-            scaled = self.builder.add(Node("_mul_scalar", name, make_attrs(factor), inputs[:1]))
-            inputs = (Entry(scaled), *inputs[1:])
+            inputs = (self.builder.insert("_mul_scalar", f"{node.name}_alpha", inputs[0], **factor), *inputs[1:])
         removed: Dict[str, Optional[str]] = dict.fromkeys(attrs)
         marks = {REPLACED_ATTR: json.dumps([node.op, attrs])}
         return replace(node.with_attrs({**removed, **kept, **marks}), op=op), inputs
@@ -153,20 +150,13 @@ class _Inserter:
         key = (entry.node, entry.index, dtype)
         if key not in self.casts:
             name = f"{self.facts.output_name(self.graph, entry)}_cast_{dtype}"
-            attrs = {"dtype": dtype, MARK_ATTR: CAST_MARK, **self._place_attrs(entry.node, reader)}
-            node = Node(
-                cast_op(dtype, self.low_dtype),
-                self.builder.unique(name),
-                make_attrs(attrs),
-                (self.builder.mapped(entry),),
-            )
-            self.casts[key] = Entry(self.builder.add(node))
+            device = {**device_attrs(self.graph.nodes[reader]), **device_attrs(self.graph.nodes[entry.node])}
+            attrs = {"dtype": dtype, MARK_ATTR: CAST_MARK, **device}
+            op = cast_op(dtype, self.low_dtype)
+            self.casts[key] = self.builder.insert(op, name, self.builder.mapped(entry), **attrs)
             if entry.node not in self.plan.low_params:
                 self._declare(entry, dtypes.FLOAT32)
         return self.casts[key]
-
-    def _place_attrs(self, producer: int, reader: int) -> Dict[str, str]:
-        return {**device_attrs(self.graph.nodes[reader]), **device_attrs(self.graph.nodes[producer])}
 
     def _exit(self, number: int, head: Entry) -> Entry:
         """Return what a body gives; the plan says which outputs may be in low precision."""

@@ -115,7 +115,7 @@ class ScaleLoss(Pass):
 
         def add(op: str, what: str, *inputs: Entry, **attrs: str) -> Entry:
             attrs = {**attrs, **device_attrs(head), MARK_ATTR: SCALE_MARK}
-            return Entry(builder.add(Node(op, builder.unique(f"{head.name}_{what}"), make_attrs(attrs), inputs)))
+            return builder.insert(op, f"{head.name}_{what}", *inputs, **attrs)
 
         # The first input of each node leads back to x: so EraseCasts finds the way.
         low = dtype != dtypes.FLOAT32
