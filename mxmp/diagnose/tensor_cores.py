@@ -29,9 +29,8 @@ class Uneven(NamedTuple):
     Attributes:
         name: The node's name.
         op: Its operator.
-        sizes: These sizes by what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out
-            per group'; 'state', 'head', 'length', 'key length'; or the sides of a product, (rows, inner) x
-            (inner, columns).
+        sizes: These sizes by what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out per group';
+            'state', 'head', 'length', 'key length'; or the sides of a product, (rows, inner) x (inner, columns).
         padded: Whether cuDNN pads the channels, which costs a copy.
     """
 

@@ -15,8 +15,7 @@ class Entry(NamedTuple):
     Attributes:
         node: Position of the producing node in ``Graph.nodes``.
         index: Which of the node's outputs.
-        version: How often a variable had been written when it is read; nnvm counts it for
-            auxiliary states.
+        version: How often a variable had been written when it is read; nnvm counts it for auxiliary states.
     """
 
     node: int

@@ -11,8 +11,7 @@ HINT = "The file is truncated or was edited by hand."
 def verify(graph: Graph) -> None:
     """Check that a graph is well formed.
 
-    Every node comes after what it reads, every entry exists, variables read nothing, and the
-    graph returns something.
+    Every node comes after what it reads, every entry exists, variables read nothing, and the graph returns something.
 
     Raises:
         GraphError: Naming the first node that breaks a rule.

@@ -5,8 +5,7 @@ gradients again before the update. The classes here only hold numbers and decide
 multiplies the loss and skips the step.
 
 References:
-    Micikevicius et al., "Mixed Precision Training", 2017, section 3.2,
-    https://arxiv.org/abs/1710.03740
+    Micikevicius et al., "Mixed Precision Training", 2017, section 3.2, https://arxiv.org/abs/1710.03740
 """
 
 from .base import LARGEST_SCALE as LARGEST_SCALE

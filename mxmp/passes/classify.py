@@ -28,14 +28,12 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     loop its state carries the taint into the next iteration. What is float32 only because MXNet
     has no other kernel for it passes a taint on, and taints nothing itself.
 
-    Clear operators that carry a variable's own values to where float32 is wanted are pinned too
-    (a detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and
-    lose half pixels.
+    Clear operators that carry a variable's own values to where float32 is wanted are pinned too (a detector's anchor
+    boxes, sliced and concatenated): rounding them would gain nothing and lose half pixels.
 
     Positions and what is read as integers are exact under every policy (``exact_values``).
 
-    With ``policy.last_layer_fp32`` the last layer is pinned to float32, unless an override says
-    otherwise.
+    With ``policy.last_layer_fp32`` the last layer is pinned to float32, unless an override says otherwise.
 
     Raises:
         PolicyError: If an override asks for what MXNet has no kernel for; it names the node.

@@ -1,8 +1,7 @@
 """Bodies of control flow operators: which of their variables and heads are inputs and outputs of the node.
 
-A body is a graph of its own, whose variables stand for the node's inputs by number; the
-attributes of the node say which for which (``ForeachParam``, ``WhileLoopParam`` and ``CondParam``
-in src/operator/control_flow.cc at tag 1.9.1).
+A body is a graph of its own, whose variables stand for the node's inputs by number; the attributes of the node say
+which for which (``ForeachParam``, ``WhileLoopParam`` and ``CondParam`` in src/operator/control_flow.cc at tag 1.9.1).
 """
 
 from __future__ import annotations

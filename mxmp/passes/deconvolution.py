@@ -6,10 +6,9 @@ the memory of the weight's gradient before anything has allocated it. The gradie
 is allocated beforehand; that of a computed array, as every emulated weight is, when an operator
 first writes to it. To be removed when UpdateMKLDNNMemDesc (src/ndarray/ndarray.cc) allocates it.
 
-In float64 MXNet takes another kernel (src/operator/nn/deconvolution-inl.h), which is sound but for
-dilation, and has one or two dimensions. So a dilated kernel becomes a larger one with zeros inside,
-and a volume is computed by planes, which are then summed along its depth. Zeros times infinity leave
-NaN beside an infinite value there.
+In float64 MXNet takes another kernel (src/operator/nn/deconvolution-inl.h), which is sound but for dilation, and has
+one or two dimensions. So a dilated kernel becomes a larger one with zeros inside, and a volume is computed by planes,
+which are then summed along its depth. Zeros times infinity leave NaN beside an infinite value there.
 """
 
 from __future__ import annotations

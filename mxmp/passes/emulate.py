@@ -6,10 +6,9 @@ tensor of a converted graph as float32 values on the float16 grid: operators run
 a pair of casts (down, then up) rounds what can leave the grid. That is the arithmetic of tensor
 cores but for the order of accumulation: float16 operands, float32 accumulation, float16 results.
 
-The backward pass of such a pair rounds the gradient to float16 as well, and overflows to inf as
-float16 does. Where several readers of one tensor send gradients back, their sum is taken in
-float32 and rounded once, as cuDNN does when it adds into a gradient (beta = 1). Gradients that
-cross operators without a pair are rounded where the next pair stands.
+The backward pass of such a pair rounds the gradient to float16 as well, and overflows to inf as float16 does. Where
+several readers of one tensor send gradients back, their sum is taken in float32 and rounded once, as cuDNN does when it
+adds into a gradient (beta = 1). Gradients that cross operators without a pair are rounded where the next pair stands.
 
 Within an operator all is float32 (float64 in a transposed convolution). The steps of an RNN hand on
 unrounded states, and sums that MXNet's own GPU kernels take in float16 are taken in float32 here and
@@ -88,9 +87,8 @@ def _has_float16(facts: Facts) -> bool:
 class _Emulator:
     """One forward sweep over the graph, or over a body of a control flow node.
 
-    Old entries of dtype float16 are kept in one of two forms, or both: ``on_grid`` (float32 values
-    on the float16 grid) and ``real`` (a float16 tensor, for the operators that mxmp has no rule
-    for and for float16 outputs).
+    Old entries of dtype float16 are kept in one of two forms, or both: ``on_grid`` (float32 values on the float16 grid)
+    and ``real`` (a float16 tensor, for the operators that mxmp has no rule for and for float16 outputs).
     """
 
     def __init__(self, graph: Graph, facts: Facts, rules: RuleSet, is_body: bool = False) -> None:
@@ -206,8 +204,7 @@ class _Emulator:
     def _round_forward(self, entry: Entry, node: Node) -> Entry:
         """Round a value and let its gradient pass: x + (round(x) - x), without gradient in brackets.
 
-        Exact, also where round(x) is infinite. An infinite x would give NaN, but BatchNorm has
-        none for finite data.
+        Exact, also where round(x) is infinite. An infinite x would give NaN, but BatchNorm has none for finite data.
         """
         change = self._add("elemwise_sub", node, self._round(entry, node), entry)
         return self._add("elemwise_add", node, entry, self._add("BlockGrad", node, change))

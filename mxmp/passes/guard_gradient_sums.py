@@ -1,10 +1,9 @@
 """Keeps sums of bfloat16 gradients that MXNet truncates on CPU.
 
-A tensor's gradient is the sum of those of its readers. MXNet 1.9.1 adds up to seven with one add_n,
-which sums in float32 and rounds once. From eight on it chains additions of two (AggregateGradient in
-src/executor/graph_executor.cc), whose bfloat16 kernel truncates at every step: the weights of an LSTM
-that is unrolled over 35 steps get gradients that are 4 % too small. To be removed when MXNet's
-``_grad_add`` rounds.
+A tensor's gradient is the sum of those of its readers. MXNet 1.9.1 adds up to seven with one add_n, which sums in
+float32 and rounds once. From eight on it chains additions of two (AggregateGradient in src/executor/graph_executor.cc),
+whose bfloat16 kernel truncates at every step: the weights of an LSTM that is unrolled over 35 steps get gradients that
+are 4 % too small. To be removed when MXNet's ``_grad_add`` rounds.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Keeps tensors on CPU in the layouts that MXNet takes them to have.
 
-Beside an array's shape MXNet keeps the layout that oneDNN has given to its memory. In MXNet 1.9.1
-an operator that reshapes in place leaves that layout as it was (SetupDefaultBlobsOut in
-src/common/exec_utils.h, MKLDNNReshapeForward in src/operator/nn/mkldnn/mkldnn_reshape.cc): the
-array then has the new shape, and a layout for the old one. amp_cast cannot read it ("could not
-create a primitive descriptor for a reorder primitive"), nor can what widens bfloat16 within an
-operator (FallBackCompute in src/operator/nn/mkldnn/mkldnn_base.cc); others read it wrongly, in
-float32 too. It happens to the gradient of Reshape in front of a convolution, as in PixelShuffle,
-and to Reshape itself behind a convolution of volumes. To be removed when MXNet drops the layout.
+Beside an array's shape MXNet keeps the layout that oneDNN has given to its memory. In MXNet 1.9.1 an operator that
+reshapes in place leaves that layout as it was (SetupDefaultBlobsOut in src/common/exec_utils.h, MKLDNNReshapeForward in
+src/operator/nn/mkldnn/mkldnn_reshape.cc): the array then has the new shape, and a layout for the old one. amp_cast
+cannot read it ("could not create a primitive descriptor for a reorder primitive"), nor can what widens bfloat16 within
+an operator (FallBackCompute in src/operator/nn/mkldnn/mkldnn_base.cc); others read it wrongly, in float32 too. It
+happens to the gradient of Reshape in front of a convolution, as in PixelShuffle, and to Reshape itself behind a
+convolution of volumes. To be removed when MXNet drops the layout.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ class InsertCasts(Pass):
 
     Attributes:
         policy: The policy.
-        facts: What MXNet infers about the graph; None takes every entry for float32 of unknown
-            shape.
+        facts: What MXNet infers about the graph; None takes every entry for float32 of unknown shape.
         rules: The table of operators.
         plan: What was decided already; None decides it here.
     """

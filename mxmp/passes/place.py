@@ -1,15 +1,13 @@
 """Free nodes labelled by an exact minimum cut on bytes moved.
 
-With two labels the cheapest placement of casts is a minimum s-t cut: the source side is float32,
-the sink side low precision. A free operator pays for the bytes that it reads and writes in its
-label; a tensor that changes dtype pays for one cast (it reads four bytes per element and writes
-two, or the reverse), which all its readers of the other dtype share. Pins are hard: a pinned
-node is the source or the sink itself.
+With two labels the cheapest placement of casts is a minimum s-t cut: the source side is float32, the sink side low
+precision. A free operator pays for the bytes that it reads and writes in its label; a tensor that changes dtype pays
+for one cast (it reads four bytes per element and writes two, or the reverse), which all its readers of the other dtype
+share. Pins are hard: a pinned node is the source or the sink itself.
 
-Among the cheapest placements the one with the fewest casts is taken, and among those the one
-with the most float32: the sink side that the maximum flow leaves smallest, which is unique, so
-the result does not depend on the solver. The flow's value is kept as the certificate that
-nothing cheaper exists.
+Among the cheapest placements the one with the fewest casts is taken, and among those the one with the most float32: the
+sink side that the maximum flow leaves smallest, which is unique, so the result does not depend on the solver. The
+flow's value is kept as the certificate that nothing cheaper exists.
 
 References:
     Kolmogorov and Zabih, "What Energy Functions Can Be Minimized via Graph Cuts?", 2004, for
@@ -48,13 +46,11 @@ class Placement:
     Attributes:
         low: Positions of the nodes that run in low precision.
         casts: Tensors that change dtype, so the number of casts.
-        cost: Objective beyond the unavoidable: bytes that free nodes move in float32 rather than
-            low precision, plus bytes that casts move; or the number of casts when ``in_bytes`` is
-            False.
+        cost: Objective beyond the unavoidable: bytes that free nodes move in float32 rather than low precision, plus
+            bytes that casts move; or the number of casts when ``in_bytes`` is False.
         in_bytes: Whether all sizes were known. If not, casts are counted.
         flow: Value of the maximum flow in the same unit: a lower bound, equal to ``cost``.
-        cast_bytes: Bytes that the casts read and write in one forward pass; None if a size is
-            unknown.
+        cast_bytes: Bytes that the casts read and write in one forward pass; None if a size is unknown.
     """
 
     low: FrozenSet[int]

@@ -68,9 +68,8 @@ def make_plan(
         facts: What MXNet infers about the graph.
         rules: The table of operators.
         stored: Names of parameters that are stored in low precision already.
-        final: Whether the storage of parameters is decided on this graph alone, once and for all.
-            Otherwise a parameter that a free operator reads stays float32, because that operator's
-            label may change with the shapes.
+        final: Whether the storage of parameters is decided on this graph alone, once and for all. Otherwise a parameter
+            that a free operator reads stays float32, because that operator's label may change with the shapes.
     """
     verdicts, bodies = _plan_bodies(graph, classify(graph, policy, facts, rules), facts, policy)
     low_params: FrozenSet[int] = frozenset()

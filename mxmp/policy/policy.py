@@ -32,9 +32,8 @@ class Policy:
             precision. BatchNorm's parameters and whatever a float32 operator reads stay float32.
         compute_dtype: The low precision dtype, or float32 for no mixed precision.
         output_dtype: Dtype of the network's floating point outputs.
-        keep_batchnorm_fp32: Give BatchNorm float32 data too. Its gamma, beta and statistics are
-            float32 always; that alone is the default, and needs no cast between a convolution,
-            its BatchNorm and the activation.
+        keep_batchnorm_fp32: Give BatchNorm float32 data too. Its gamma, beta and statistics are float32 always; that
+            alone is the default, and needs no cast between a convolution, its BatchNorm and the activation.
         last_layer_fp32: Run the last layer in float32: for each output of the network the matrix
             product or convolution that it comes from, and what lies between. Overrides and regions
             overrule it. Of a Gluon Block with several graphs in it (HybridBlocks in a plain Block) it is
@@ -104,11 +103,10 @@ class Policy:
         """Return the policy that a string describes, with some fields changed.
 
         Args:
-            spec: A preset's name ('O0' to 'O3', 'mixed_float16', 'mixed_bfloat16', 'float16',
-                'bfloat16', 'float32'), or comma-separated fields, or a preset followed by
-                fields: 'O2,loss_scale=128', 'compute=float16,op:softmax=float16',
-                ``'O1,block:resnet0_stage4_*=float32,name:*dense*=float32'``. A policy is returned
-                as it is.
+            spec: A preset's name ('O0' to 'O3', 'mixed_float16', 'mixed_bfloat16', 'float16', 'bfloat16', 'float32'),
+                or comma-separated fields, or a preset followed by fields: 'O2,loss_scale=128',
+                'compute=float16,op:softmax=float16', ``'O1,block:resnet0_stage4_*=float32,name:*dense*=float32'``. A
+                policy is returned as it is.
             **changes: Fields of the policy that overrule the string's.
 
         Raises:

@@ -64,8 +64,7 @@ def cast_bytes(facts: Facts, after: Graph, where: Mapping[int, int]) -> Optional
         where: As ``positions`` gives it.
 
     Returns:
-        The bytes; None if a shape is unknown, or if some stand in a body, which may run any number
-        of times.
+        The bytes; None if a shape is unknown, or if some stand in a body, which may run any number of times.
     """
     if any(inserted_casts(body) for node in after.nodes for body in node.subgraphs):
         return None

@@ -99,8 +99,7 @@ class Rule:
             no rounding. False where the result is rounded.
         scalars: Attributes that the kernel rounds to the dtype of the data before it uses them
             (``DType(alpha)`` in src/operator/tensor/elemwise_binary_scalar_op.h at tag 1.9.1).
-        when: Attribute values that this variant is for, as text or ``GIVEN``; rules of one operator
-            are tried in order.
+        when: Attribute values that this variant is for, as text or ``GIVEN``; rules of one operator are tried in order.
         condition: Says why a particular call must stay in float32.
         taints: Whether values of a call that the condition forbids are unsafe for what follows. They are
             not where the condition is for how sums are rounded alone.

@@ -31,9 +31,8 @@ _ROOTS = (
 _SUM = "exponentials and their sum"
 _LENGTHS = variant("use_length", "True")
 
-# None of these widens: where ``dtype`` asks for float32 of float16 data, MXNet still subtracts the
-# maximum and sums the exponentials in float16, or at least the former with
-# MXNET_SAFE_ACCUMULATION (nn/softmax-inl.h).
+# None of these widens: where ``dtype`` asks for float32 of float16 data, MXNet still subtracts the maximum and sums the
+# exponentials in float16, or at least the former with MXNET_SAFE_ACCUMULATION (nn/softmax-inl.h).
 _SOFTMAX = (
     *rules(DENY, "softmax", when=_LENGTHS + TYPED, keep=(1,), keep_outputs=(0,), reason=_SUM, no_bfloat16=True),
     *rules(DENY, "softmax", when=_LENGTHS, keep=(1,), reason=_SUM, no_bfloat16=True),

@@ -41,8 +41,7 @@ _BATCH_NORMS = (
     *rules(INFER, "BatchNorm", keep=(1, 2, 3, 4), keep_outputs=(1, 2)),
     # On CPU alone (contrib/batch_norm_relu.cc).
     *rules(INFER, "_contrib_BatchNormWithReLU", keep=(1, 2, 3, 4), keep_outputs=(1, 2), dtypes=BFLOAT16_ALONE),
-    # float16 passes type inference, but every kernel reads real_t (contrib/sync_batch_norm-inl.h,
-    # batch_norm_v1-inl.h).
+    # float16 passes type inference, but every kernel reads real_t (contrib/sync_batch_norm-inl.h, batch_norm_v1-inl.h).
     *rules(INFER, "_contrib_SyncBatchNorm BatchNorm_v1", keep=(1, 2, 3, 4), keep_outputs=(1, 2), no_low=True),
 )
 
