@@ -1,4 +1,4 @@
-"""How small the gradients of a network become: what a loss scale is to save."""
+"""Measures how small the gradients of activations become, to choose a loss scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many values there are of each magnitude, and what becomes of them in low precision."""
+"""A histogram of magnitudes, and the share of them that low precision turns to 0."""
 
 from __future__ import annotations
 

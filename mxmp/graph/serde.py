@@ -1,4 +1,4 @@
-"""nnvm JSON to Graph and back, with nothing lost.
+"""Conversion between nnvm JSON and Graph, both ways, without loss.
 
 Reads what MXNet 1.9.1 writes (``Symbol.tojson(remove_amp_cast=False)``); older formats are upgraded by MXNet itself
 when it loads them. The format is nnvm's SaveJSON pass (3rdparty/tvm/nnvm/src/pass/saveload_json.cc at tag 1.9.1).

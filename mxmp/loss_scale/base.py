@@ -96,7 +96,7 @@ def _fields(cls: Type[LossScale]) -> List[str]:
 @final
 @dataclasses.dataclass(frozen=True)
 class NoOpLossScale(LossScale, kind="noop"):
-    """No scaling: what float32 needs, and bfloat16, whose exponent range is float32's.
+    """No scaling, for float32 and for bfloat16, which has the exponent range of float32.
 
     Example:
         >>> NoOpLossScale().value

@@ -105,7 +105,7 @@ class DynamicLossScale(LossScale, kind="dynamic"):
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _nearest(self) -> float:
-        """Return where the scale starts that warms up."""
+        """Return the first scale of a warm-up."""
         return min(max(_WARM_UP_START, self.min_scale), self.max_scale)
 
     def _complete(self) -> None:
@@ -199,7 +199,7 @@ class DynamicLossScale(LossScale, kind="dynamic"):
 
 
 def floor_message(skips: int, min_scale: float, first_bad: str = "") -> str:
-    """Return the text of a collapse to the floor.
+    """Return the message for gradients that stay non-finite at the floor.
 
     Args:
         skips: Non-finite steps in a row at the floor.

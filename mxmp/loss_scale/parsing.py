@@ -1,4 +1,4 @@
-"""Loss scales from the short spellings that users give."""
+"""Parsing of the short forms in which users give a loss scale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .dynamic import DynamicLossScale
 
 
 def parse(spec: Any) -> LossScale:
-    """Return the loss scale that a user's short spelling means.
+    """Return the loss scale that a short form means.
 
     Args:
         spec: 'dynamic'; a number, also as a string, for a static scale; None; a `LossScale`, which comes back.

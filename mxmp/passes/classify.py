@@ -17,7 +17,7 @@ from .last_layer import last_layer
 from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
 
 NAMED = "its outputs have names of their own"
-"""The reason given for an operator that gives outputs of the network under names that no cast can take."""
+"""The reason given for an operator that gives outputs of the network under names that no cast can have."""
 
 
 def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tuple[Verdict, ...]:
@@ -50,7 +50,7 @@ class _Classifier:
     Attributes:
         last: Positions of the operators of the last layer, if that is to be float32.
         exact: The values of the graph that must be exact.
-        named: Positions of nodes whose outputs have names that no cast can take.
+        named: Positions of nodes whose outputs have names that no cast can have.
         tainted: Positions of nodes that a deny operator has tainted; at first, of a body, those of the
             variables that stand for something tainted.
         out_of_range: Positions of nodes whose values may be beyond the low precision dtype's range.
@@ -85,19 +85,19 @@ class _Classifier:
             return self._enter(position, node, bodies)
         last, exact = position in self.last, position in self.exact.pins
         verdict = decide(self.graph, position, self.policy, self.facts, self.rules, last, exact)
-        verdict = self._after_names(position, verdict)
-        verdict = self._after_ranges(position, node, verdict)
-        verdict = self._after_taint(position, node, verdict)
+        verdict = self._pin_named(position, verdict)
+        verdict = self._pin_out_of_range(position, node, verdict)
+        verdict = self._pin_tainted(position, node, verdict)
         if verdict.label == FREE and position in self.named:
             return Verdict(LOW, NAMED, verdict.rule)
         return verdict
 
-    def _after_names(self, position: int, verdict: Verdict) -> Verdict:
-        """Pin what gives float32 outputs of the network under names that no cast can take."""
+    def _pin_named(self, position: int, verdict: Verdict) -> Verdict:
+        """Pin what gives float32 outputs of the network under names that no cast can have."""
         float32 = position in self.named and self.policy.output_dtype == dtypes.FLOAT32
         return Verdict(FLOAT32, NAMED, verdict.rule) if float32 and verdict.label in (LOW, FREE) else verdict
 
-    def _after_ranges(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+    def _pin_out_of_range(self, position: int, node: Node, verdict: Verdict) -> Verdict:
         """Pin what gives or reads values beyond the low precision dtype's range."""
         if verdict.label not in (LOW, FREE) or verdict.rule is None:
             return verdict
@@ -111,7 +111,7 @@ class _Classifier:
             self.out_of_range.add(position)
         return Verdict(FLOAT32, f"'{self.graph.nodes[sources[0]].name}' has values {beyond}", verdict.rule)
 
-    def _after_taint(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+    def _pin_tainted(self, position: int, node: Node, verdict: Verdict) -> Verdict:
         """Pin an infer operator behind a deny operator, and pass the taint on."""
         if verdict.rule is None or verdict.label not in (FREE, FLOAT32):
             return verdict
@@ -157,7 +157,7 @@ class _Classifier:
 
 
 def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
-    """Return the nodes with an output of the graph whose name no cast can take.
+    """Return the nodes that give an output of the graph under a name that no cast can have.
 
     A cast's output is called ``<name>_output``; what some operators call theirs (SliceChannel's
     ``<name>_output0``) can be kept only by giving that output in the dtype that is wanted.
@@ -188,5 +188,5 @@ def _carriers(graph: Graph, verdicts: Sequence[Verdict], facts: Facts) -> Set[in
 
 
 def _data_inputs(node: Node, verdict: Verdict) -> List[Entry]:
-    """Return the inputs that have the node's own precision."""
+    """Return the inputs that are wanted in the precision that the node runs in."""
     return [entry for port, entry in enumerate(node.inputs) if verdict.input_in_precision(port)]

@@ -90,7 +90,7 @@ def _by_category(rule: Rule, call: Call, pure: bool, forbidden: Optional[str]) -
 
 
 def _widens(rule: Rule, call: Call) -> str:
-    """Return the attribute that saves a cast in front of a call, empty if it is taken already."""
+    """Return the attribute that saves a cast in front of a call, empty if the network sets it."""
     return rule.widens if call.attrs.get(rule.widens) in (None, "None") else ""
 
 
@@ -129,7 +129,7 @@ def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str, has_kerne
 
 
 def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Optional[str]:
-    """Return why a node's data is not float32 to begin with, or None."""
+    """Return the reason why a node's data is not known to be float32, or None."""
     node = graph.nodes[position]
     entries = [("input", p, entry) for p, entry in enumerate(node.inputs) if rule.is_data(p)]
     entries += [

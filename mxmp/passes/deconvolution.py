@@ -1,4 +1,4 @@
-"""Transposed convolutions that MXNet can train on CPU though their weight is computed.
+"""Transposed convolutions rewritten so that MXNet can train them on CPU with a computed weight.
 
 MXNet 1.9.1 ends the process there, or says 'could not execute a primitive'. Its backward pass
 (MKLDNNDeconvBwd::IOSwapWeightsTensors in src/operator/nn/mkldnn/mkldnn_deconvolution-inl.h) notes
@@ -24,7 +24,7 @@ _SIZES = ("adj", "kernel", "pad", "stride", "target_shape")
 
 
 def trainable_deconvolution(builder: GraphBuilder, node: Node, weight: Optional[Tuple[int, ...]]) -> Node:
-    """Return what takes the place of a Deconvolution, in float64; nodes in front of it are added.
+    """Return the float64 node that replaces a Deconvolution; nodes in front of it are added to the graph.
 
     Args:
         builder: Builds the graph.

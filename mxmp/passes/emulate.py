@@ -1,4 +1,4 @@
-"""float16 on CPU: float32 arithmetic, float16 rounding.
+"""Emulation of float16 on CPU: float32 arithmetic with results rounded to float16.
 
 MXNet has no float16 matrix product on CPU ('FP16 gemm on cpu not implemented!'), and its other
 float16 kernels there are 10 to 20 times slower than float32. This pass keeps every float16
@@ -59,7 +59,7 @@ class Emulate(Pass):
 
 
 def emulated_entries(graph: Graph, facts: Facts, rules: RuleSet = RULES) -> Dict[Tuple[int, int], Tuple[Named, Named]]:
-    """Return where `Emulate` leaves the entries of a graph, by (position, output).
+    """Return the entries of the emulated graph that hold the values of a graph's entries, by (position, output).
 
     Returns:
         For each entry, by node name and output: what the operator gives in float32, and what that is
@@ -191,7 +191,7 @@ class _Emulator:
         return self.real[key]
 
     def _round_result(self, old: Entry, new: Entry) -> Entry:
-        """Round what an operator gives, and its gradient unless that is on the grid already.
+        """Round the result of an operator, and its gradient unless that is on the grid already.
 
         The gradient of a BatchNorm that nothing but a sum reads is a copy of the sum's, which was
         rounded there: in a residual network one rounding in five that the backward pass is spared.

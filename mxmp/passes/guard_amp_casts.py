@@ -1,4 +1,4 @@
-"""Keeps gradients that MXNet's amp_cast loses on CPU.
+"""Workaround for gradients that MXNet's amp_cast loses on CPU.
 
 In MXNet 1.9.1 the backward pass of amp_cast on CPU ignores the request to add to a gradient (kAddTo): AMPCastExCPU
 (src/operator/tensor/amp_cast.cc) computes into a temporary that it never commits. With ``grad_req='add'`` the gradient

@@ -1,4 +1,4 @@
-"""Keeps sums of bfloat16 gradients that MXNet truncates on CPU.
+"""Workaround for sums of bfloat16 gradients, which MXNet truncates on CPU.
 
 A tensor's gradient is the sum of those of its readers. MXNet 1.9.1 adds up to seven with one add_n, which sums in
 float32 and rounds once. From eight on it chains additions of two (AggregateGradient in src/executor/graph_executor.cc),
@@ -77,7 +77,7 @@ def bfloat16_entries(graph: Graph, facts: Facts) -> FrozenSet[Named]:
 
 
 def _share(builder: GraphBuilder, entry: Entry, readers: int, heads: int = 0) -> List[Entry]:
-    """Return what each reader of an entry is to read; heads keep the entry itself, and its name."""
+    """Return the entry that each reader is to read in place of a shared one; heads keep the shared one and its name."""
     if readers + heads <= _MOST_SUMMED:
         return [entry] * readers
     sources = _share(builder, entry, -(-readers // _MOST_SUMMED), heads)

@@ -1,4 +1,4 @@
-"""Keeps tensors on CPU in the layouts that MXNet takes them to have.
+"""Workaround for tensors on CPU whose memory has another layout than MXNet assumes.
 
 Beside an array's shape MXNet keeps the layout that oneDNN has given to its memory. In MXNet 1.9.1 an operator that
 reshapes in place leaves that layout as it was (SetupDefaultBlobsOut in src/common/exec_utils.h, MKLDNNReshapeForward in
@@ -35,7 +35,7 @@ _DEFAULT_LAYOUT = frozenset({"amp_cast", "Cast", "FullyConnected", "SwapAxis", "
 
 @dataclass(frozen=True)
 class GuardLayouts(Pass):
-    """Puts a copy between what reshapes in place and what may have a layout of its own.
+    """Puts a copy between an operator that reshapes in place and one that may choose a layout of its own.
 
     The copy is SwapAxis of an axis with itself, which copies into the default layout, forward and
     backward, and never in place. Graphs without convolutions and pooling stay as they are. Like

@@ -1,4 +1,4 @@
-"""Adds casts where precisions meet: one per tensor and dtype, shared by all its readers."""
+"""Insertion of casts between float32 and low precision: one per tensor and dtype, shared by its readers."""
 
 from __future__ import annotations
 
@@ -129,14 +129,14 @@ class _Inserter:
         return self.builder.mapped(entry) if has == wanted else self._cast(entry, wanted, position)
 
     def _dtype(self, entry: Entry) -> Optional[str]:
-        """Return the dtype of an old entry in the new graph, None if it is not ours to change."""
+        """Return float32 or the low precision dtype that an old entry has in the new graph, None if it has another."""
         if self.facts.dtype(entry) != dtypes.FLOAT32:
             return None
         low = entry.node in self.plan.low_params or self.plan.gives_low(entry.node, entry.index)
         return self.low_dtype if low else dtypes.FLOAT32
 
     def _declare(self, entry: Entry, dtype: str) -> None:
-        """Let a variable say its dtype, which MXNet does not infer through a cast."""
+        """Declare the dtype of a variable, which MXNet does not infer through a cast."""
         position = self.builder.mapped(entry).node
         node = self.builder.nodes[position]
         declared = dtypes.from_flag(node.get("__dtype__", "") or "") or ""
@@ -158,7 +158,7 @@ class _Inserter:
         return self.casts[key]
 
     def _exit(self, number: int, head: Entry) -> Entry:
-        """Return what a body gives; the plan says which outputs may be in low precision."""
+        """Return the new entry of a body's output; the plan says which may be in low precision."""
         if number in self.plan.any_heads or self._dtype(head) in (None, dtypes.FLOAT32):
             return self.builder.mapped(head)
         return self._cast(head, dtypes.FLOAT32, head.node)

@@ -1,4 +1,4 @@
-"""The last layer of a network: what its outputs come from, back to the nearest matrix product."""
+"""The last layer of a network: for each output the nearest matrix product before it, and what lies between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free nodes labelled by an exact minimum cut on bytes moved.
+"""Placement: the cheapest precision for each free node, by an exact minimum cut on bytes moved.
 
 With two labels the cheapest placement of casts is a minimum s-t cut: the source side is float32, the sink side low
 precision. A free operator pays for the bytes that it reads and writes in its label; a tensor that changes dtype pays
@@ -67,9 +67,9 @@ class _Tensor:
 
     Attributes:
         entry: The tensor.
-        producer: Who decides its dtype: the position of a free node or parameter, ``_SOURCE``
+        producer: The node that decides its dtype: the position of a free node or parameter, ``_SOURCE``
             (float32) or ``_SINK`` (low precision).
-        readers: Who demand a dtype of it, likewise.
+        readers: The nodes that need it in their dtype, likewise.
         size: Number of elements, None if unknown.
     """
 
@@ -126,7 +126,7 @@ def _tensors(
     free_params: FrozenSet[int],
     demands: Sequence[Optional[bool]],
 ) -> List[_Tensor]:
-    """Return the float32 tensors of a graph, with who decides and who demands their dtype."""
+    """Return the float32 tensors of a graph, with the nodes that decide their dtype and those that need one."""
     readers: Dict[Tuple[int, int], Set[int]] = {}
     for position, node in enumerate(graph.nodes):
         for port, entry in enumerate(node.inputs):

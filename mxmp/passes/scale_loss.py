@@ -1,4 +1,4 @@
-"""Loss heads get a ``loss_scale`` input, which multiplies their gradient and nothing else.
+"""Loss scaling for loss heads: an input ``loss_scale`` multiplies their gradient and nothing else.
 
 A loss head of the Symbolic API starts the backward pass by itself and ignores the gradient of its
 output, so multiplying the output scales nothing. In front of its data x this pass puts
@@ -130,7 +130,7 @@ class ScaleLoss(Pass):
 
 
 def is_loss_head(node: Node) -> bool:
-    """Return whether a node's gradient is the loss's own, whatever comes behind it."""
+    """Return whether a node starts the backward pass itself and ignores the gradient of its output."""
     rule = RULES.find(node.op, dict(node.attrs))
     return rule is not None and rule.loss_head
 

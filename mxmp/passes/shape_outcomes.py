@@ -14,14 +14,14 @@ from .facts import Facts
 
 
 def depends_on_shapes(graph: Graph, dtype: str, rules: RuleSet = RULES) -> bool:
-    """Return whether a verdict on this graph, for a low precision dtype, may change with the shapes of its inputs."""
+    """Return whether the verdicts on a graph may change with the shapes of its inputs."""
     return bool(_shape_dependent(graph, dtype, rules)) or any(
         depends_on_shapes(body, dtype, rules) for node in graph.nodes for body in node.subgraphs
     )
 
 
 def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES) -> Tuple[Any, ...]:
-    """Return all that shapes decide about the verdicts on a graph: where it is equal, so are they.
+    """Return a key of the decisions that depend on shapes: where it is equal, so are the verdicts on a graph.
 
     Args:
         graph: A graph without casts of mxmp.
@@ -42,7 +42,7 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
 
 
 def _shape_dependent(graph: Graph, dtype: str, rules: RuleSet) -> List[Tuple[int, Rule]]:
-    """Return the operators for which shapes decide whether they run in a dtype: their positions, with the rules."""
+    """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
     found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
     return [(i, rule) for i, rule in found if rule and _reads_shapes(rule, dtype, rules)]
 

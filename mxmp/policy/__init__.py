@@ -1,4 +1,4 @@
-"""The precision policy: one immutable value that says what runs in which precision.
+"""The precision policy: one immutable value that says which operators and parameters have which dtype.
 
 A policy parses from a string and prints back to one that parses to the same value::
 

@@ -1,4 +1,4 @@
-"""The fields of a policy: their names in text, and the checks that bring values to one form."""
+"""The fields of a policy: their names in text, and functions that check and normalise their values."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .text import parse_fields
 
 @dataclass(frozen=True)
 class Policy:
-    """What runs, what is stored and what comes out in which precision.
+    """The dtypes of computation, parameters and outputs of a network, and exceptions by operator, name and block.
 
     Attributes:
         param_dtype: Dtype that parameters are stored in where their readers compute in low
@@ -68,7 +68,7 @@ class Policy:
     loss_scale: LossScaleSpec = None
 
     def __post_init__(self) -> None:
-        """Bring every field to its canonical form and check them against each other."""
+        """Normalise every field and check the fields against each other."""
         for field in DTYPE_FIELDS.values():
             object.__setattr__(self, field, dtype_field(field, getattr(self, field)))
         for field in OVERRIDE_FIELDS.values():

@@ -1,4 +1,4 @@
-"""The casts in a converted graph: what they read, where they are, who shares them."""
+"""The casts in a converted graph: what they read, where they are, and the tensors with many readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CAST_MARKS = (CAST_MARK, HEAD_MARK)
 
 
 def inserted_casts(graph: Graph) -> List[Node]:
-    """Return what each inserted cast reads, in bodies too."""
+    """Return the node that each inserted cast reads, bodies included."""
     found = []
     for node in graph.nodes:
         if node.get(MARK_ATTR) in CAST_MARKS:
@@ -28,12 +28,12 @@ def inserted_casts(graph: Graph) -> List[Node]:
 
 
 def count_activations(inserted: Sequence[Node], facts: Facts) -> int:
-    """Return how many of the tensors that are cast are no parameters."""
+    """Return how many inserted casts read an activation or input, no parameter."""
     return sum(1 for source in inserted if not (source.is_variable and source.name in facts.params))
 
 
 def widely_read(graph: Graph) -> Tuple[Tuple[str, int], ...]:
-    """Return (tensor, readers) of what is cast once to low precision for more than ``MANY_READERS``."""
+    """Return name and number of readers of each tensor that is cast once for more than ``MANY_READERS``."""
     consumers = graph.consumers()
     found = []
     for position, node in enumerate(graph.nodes):
@@ -45,7 +45,7 @@ def widely_read(graph: Graph) -> Tuple[Tuple[str, int], ...]:
 
 
 def positions(before: Graph, after: Graph) -> Dict[int, int]:
-    """Return where each node of a graph is in its conversion.
+    """Return the position of each node of a graph in the converted graph.
 
     Names need not be unique, but both graphs are in the order in which MXNet writes them.
     """
@@ -82,5 +82,5 @@ def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]
 
 
 def original_positions(where: Mapping[int, int]) -> Dict[int, int]:
-    """Return the position before the conversion of each node, by that after it."""
+    """Return the position of each node before the conversion, by its position after it."""
     return {new: old for old, new in where.items()}

@@ -27,7 +27,7 @@ _WORDS = [
 
 
 def legend(reasons: Iterable[str]) -> List[Tuple[str, str]]:
-    """Return the words that some reasons have, each with its meaning; phrases that explain themselves have none.
+    """Return the words in some reasons, each with its meaning; phrases that explain themselves have none.
 
     Example:
         >>> legend(["allow", "deny: exp overflows", "allow"])[0]

@@ -39,7 +39,7 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
 
 
 def report_converted(before: Graph, facts: Facts, after: Graph, after_facts: Facts) -> Report:
-    """Return the report on a network that was converted earlier, under a policy that it does not tell.
+    """Return the report on a network that was converted earlier, under an unknown policy.
 
     The precisions are those of the tensors that the operators read. The reasons are those of the
     rules alone; where they do not lead to the precision, a policy overruled them, and the row says so.
@@ -115,7 +115,7 @@ class _Planned(_Conversion):
 
 @dataclass(frozen=True)
 class _Converted(_Conversion):
-    """A graph that was converted by a policy that is not known: there are the verdicts of its rules."""
+    """A graph that was converted under an unknown policy; the verdicts are those of the rules alone."""
 
     verdicts: Sequence[Verdict]
     after_facts: Facts
@@ -152,7 +152,7 @@ def _report(policy: str, conversion: _Conversion, old: Optional[int], new: Optio
 
 
 def _precision(verdict: Verdict, graph: Graph, position: int, facts: Facts) -> str:
-    """Return the dtype of a node's data; a node without data computes in what it gives."""
+    """Return the dtype of a node's data inputs, or of its output if it has none."""
     for port, entry in enumerate(graph.nodes[position].inputs):
         if verdict.input_in_precision(port) and not verdict.accepts_any(port):
             return facts.dtype(entry) or "unknown"

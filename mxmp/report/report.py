@@ -83,7 +83,7 @@ class Report:
         return json.dumps(asdict(self), indent=2)
 
     def table(self, narrow: bool = False) -> Table:
-        """Return one line per operator, and what the words of the reasons mean, for a terminal.
+        """Return a table of the operators with a legend of the reasons, for a terminal.
 
         Args:
             narrow: Whether it has few columns, so that cells share theirs, in several lines.
@@ -131,7 +131,7 @@ class Report:
 
     @property
     def warnings(self) -> List[str]:
-        """A sentence on each thing that training should look out for."""
+        """A sentence on each thing that may harm training."""
         return [
             f"'{name}' is cast once for {readers} readers; their gradients add up in low precision"
             for name, readers in self.widely_read

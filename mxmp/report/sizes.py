@@ -38,7 +38,7 @@ def total(values: Iterable[Optional[int]]) -> Optional[int]:
 
 
 def activation_bytes(graph: Graph, facts: Facts, plan: Optional[Plan] = None) -> Optional[int]:
-    """Return the bytes of what operators other than the casts of mxmp give, None if a shape or dtype is unknown.
+    """Return the bytes of all activations but the casts of mxmp, None if a shape or dtype is unknown.
 
     Args:
         graph: A graph.

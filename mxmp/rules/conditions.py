@@ -54,7 +54,7 @@ def scalars_in_range(*keys: str) -> Condition:
 
 
 def scalars_representable(*keys: str) -> Condition:
-    """Forbid calls as ``scalars_in_range``, and with scalars that bfloat16 does not have, which MXNet truncates."""
+    """Forbid calls with scalars out of range, or that bfloat16 cannot represent, which MXNet truncates."""
     in_range = scalars_in_range(*keys)
 
     def condition(call: Call) -> Optional[str]:

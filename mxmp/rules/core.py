@@ -49,7 +49,7 @@ def value_of(attrs: Mapping[str, str], key: str) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(text: str) -> Any:
-    """Return what a text stands for; networks write the same few again and again."""
+    """Return the value of a text; cached, because networks repeat the same few."""
     try:
         return ast.literal_eval(_LONG.sub("", text) if "L" in text else text)
     except (ValueError, SyntaxError):
@@ -58,7 +58,7 @@ def _parsed(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Call:
-    """One use of an operator, as conditions see it.
+    """One call of an operator: what conditions decide by.
 
     Attributes:
         attrs: The node's attributes.
@@ -83,7 +83,7 @@ Condition = Callable[[Call], Optional[str]]
 
 @dataclass(frozen=True)
 class Rule:
-    """What one operator, or one variant of it, may run in.
+    """The precisions that one operator, or one variant of it, may run in.
 
     Attributes:
         op: The operator's name in the graph (not an alias).

@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons and selection, value by value."""
+"""Elementwise operators: arithmetic, rounding, comparisons, logic and selection."""
 
 from __future__ import annotations
 

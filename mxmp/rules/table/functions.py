@@ -1,4 +1,4 @@
-"""Functions of one value, and softmax: activations, roots, exponentials, powers, trigonometry."""
+"""Mathematical functions and softmax: activations, roots, exponentials, powers, trigonometry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decompositions, solvers and transforms; products stand in ``products``."""
+"""Linear algebra but for products: decompositions, solvers and transforms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums, extrema, statistics and normalization."""
+"""Reductions and normalization: sums, products, extrema, moments, norms."""
 
 from __future__ import annotations
 
