@@ -13,7 +13,7 @@ import mxnet as mx
 from .. import dtypes as dtypes_
 from ..errors import ConvertError, DtypeError, InferenceError, ParamsError
 from ..policy import Policy, did_you_mean
-from .facts import to_graph
+from .inference import to_graph
 
 # How MXNet's Initializer tells parameters by their names (python/mxnet/initializer.py at tag 1.9.1).
 _PARAMETER_SUFFIXES = ("weight", "bias", "gamma", "beta", "parameters")

@@ -22,7 +22,7 @@ from .arguments import (
     require_symbol,
 )
 from .conversion import Converted, convert_graph, emulated, input_dtypes
-from .facts import infer_facts, to_graph
+from .inference import infer_facts, to_graph
 
 PolicyLike = Union[str, Policy]
 """A policy, or the text of one."""

@@ -12,9 +12,9 @@ from .. import dtypes
 from ..graph import Graph
 from ..passes import EraseCasts
 from ..passes.emulate import Named, emulated_entries
-from ..tally import positions
+from ..report.casts import positions
 from .conversion import Converted
-from .facts import output_names, to_graph
+from .inference import output_names, to_graph
 
 Callback = Callable[..., None]
 

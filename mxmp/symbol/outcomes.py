@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, FrozenSet, Tuple
 
 from ..passes import EraseCasts
-from ..passes.classify import depends_on_shapes, shape_outcome
+from ..passes.shape_outcomes import depends_on_shapes, shape_outcome
 from .conversion import input_dtypes
-from .facts import Dtypes, Facts, ShapeInference, Shapes, from_graph, infer_facts, to_graph
+from .inference import Dtypes, Facts, ShapeInference, Shapes, from_graph, infer_facts, to_graph
 
 
 class ShapeOutcomes:
