@@ -13,8 +13,8 @@ import mxnet as mx
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
 from ..files import require_folder, saving
 from ..graph import check_json
-from .arrays import load_arrays, write_arrays, write_symbol
 from .convert import ConvertedModel, PolicyLike, convert_model
+from .io import load_arrays, write_arrays, write_symbol
 
 _EPOCH = re.compile(r"-(\d{4}|[1-9]\d{4,})\.params")
 

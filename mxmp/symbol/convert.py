@@ -21,8 +21,8 @@ from .arguments import (
     param_names,
     require_symbol,
 )
-from .conversion import Converted, convert_graph, emulated, input_dtypes
 from .facts import infer_facts, to_graph
+from .rewrite import Converted, convert_graph, emulated, input_dtypes
 
 PolicyLike = Union[str, Policy]
 """A policy, or the text of one."""

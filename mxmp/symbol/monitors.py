@@ -13,8 +13,8 @@ from ..graph import Graph
 from ..passes import EraseCasts
 from ..passes.emulate import Named, emulated_entries
 from ..tally import positions
-from .conversion import Converted
 from .facts import output_names, to_graph
+from .rewrite import Converted
 
 Callback = Callable[..., None]
 

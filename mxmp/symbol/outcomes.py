@@ -7,8 +7,8 @@ from typing import Any, FrozenSet, Tuple
 
 from ..passes import EraseCasts
 from ..passes.classify import depends_on_shapes, shape_outcome
-from .conversion import input_dtypes
 from .facts import Dtypes, Facts, ShapeInference, Shapes, from_graph, infer_facts, to_graph
+from .rewrite import input_dtypes
 
 
 class ShapeOutcomes:

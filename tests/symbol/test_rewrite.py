@@ -185,7 +185,7 @@ def test_a_network_that_is_wrong_by_itself_names_the_node():
 def test_a_conversion_that_does_not_type_check_names_the_node(monkeypatch):
     """With a wrong rule a sum would get two dtypes; MXNet's own check finds it."""
     wrong = RuleSet(tuple(replace(r, any=(1,)) if r.op == "elemwise_add" else r for r in RULES))
-    monkeypatch.setattr("mxmp.symbol.conversion.make_plan", partial(make_plan, rules=wrong))
+    monkeypatch.setattr("mxmp.symbol.rewrite.make_plan", partial(make_plan, rules=wrong))
     data = mx.sym.var("data")
     fc = mx.sym.FullyConnected(data, num_hidden=4, name="fc")
     out = mx.sym.FullyConnected(mx.sym.elemwise_add(fc, data, name="culprit"), num_hidden=2)
