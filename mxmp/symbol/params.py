@@ -123,6 +123,13 @@ def _survey(name: str, values: np.ndarray, dtype: str) -> Change:
     return Change(name, clamped, largest, underflowed)
 
 
+def stored_low_before(before: Arrays, after: Arrays) -> Dict[str, str]:
+    """Return by name the low precision dtypes of the parameters that are stored in a wider one afterwards."""
+    old, new = ({name: dtypes.canonical(array.dtype) for name, array in arrays.items()} for arrays in (before, after))
+    low = dtypes.LOW_PRECISION
+    return {name: dtype for name, dtype in old.items() if dtype in low and new.get(name, dtype) not in low}
+
+
 def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:
     """Return parameters as they were before mxmp stored some in low precision, but for the rounding.
 

@@ -91,7 +91,7 @@ def test_an_error_of_mxnet_is_one_line(prefix, tmp_path, monkeypatch):
     def fail(*args):
         raise mx.MXNetError("Traceback (most recent call last):\n  File kernel.cc\nMXNetError: no memory")
 
-    monkeypatch.setattr(sys.modules["mxmp.cli.run_convert"], "convert_model", fail)
+    monkeypatch.setattr(sys.modules["mxmp.symbol.convert"], "convert_model", fail)
     refused("mxmp: error: MXNet: no memory", "convert", prefix, 3, "-o", tmp_path / "out")
 
 

@@ -75,6 +75,19 @@ def test_conversion_of_files_is_that_of_the_model(saved, tmp_path):
     assert found.report == expected.report and found.param_bytes == expected.param_bytes
 
 
+def test_each_stage_of_a_conversion_is_told_as_it_begins(saved, tmp_path):
+    told = []
+    convert_checkpoint(saved, 3, str(tmp_path / "out"), on_stage=lambda s: told.append((s, len(os.listdir(tmp_path)))))
+    assert told == [("load", 2), ("convert", 2), ("write", 2)] and len(os.listdir(tmp_path)) == 4
+
+
+def test_parameters_that_are_float32_again_are_listed_with_what_they_were(saved, tmp_path):
+    low = convert_checkpoint(saved, 3, str(tmp_path / "low"), "O2")
+    found = convert_checkpoint(str(tmp_path / "low"), 3, str(tmp_path / "wide"), "O1")
+    stored_low = {name: dtype for name, dtype in dtypes_of(low.arg_params).items() if dtype == "float16"}
+    assert stored_low and low.widened == {} and found.widened == stored_low
+
+
 def test_the_source_files_stay_as_they_are(saved, tmp_path):
     before = contents(tmp_path)
     convert_checkpoint(saved, 3, str(tmp_path / "low"), "O2", SHAPES)

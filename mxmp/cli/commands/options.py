@@ -9,9 +9,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import click
 
-from .. import dtypes
-from ..errors import DtypeError, PolicyError
-from ..policy import Policy
+from ... import dtypes
+from ...errors import DtypeError, PolicyError
+from ...policy import Policy
 
 _FILE_OF_PREFIX = re.compile(r"(.+)(-symbol\.json|-\d{4,}\.params)")
 
