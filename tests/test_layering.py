@@ -17,7 +17,7 @@ LAYERS = {
     "compat": (0, {"errors", "files", "requirements"}),
     "files": (0, {"errors"}),
     "arrays_file": (0, {"errors"}),
-    "recent": (0, set()),
+    "lru_cache": (0, set()),
     "interrupt": (0, set()),
     "loss_scale": (1, set()),
     "launch": (1, set()),
