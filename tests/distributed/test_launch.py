@@ -13,9 +13,8 @@ import time
 import pytest
 
 from mxmp.errors import LaunchError
-from mxmp.interrupt import CLAIMS as CLAIMS_FOLDER
-from mxmp.interrupt import Savers, saves_on_interrupt
 from mxmp.launch import TIMED_OUT, Process, free_ports, plan, run
+from mxmp.launch.saving import FOLDER, SavingWorkers, saves_on_interrupt
 
 SLEEP = "sleep 60"
 
@@ -245,7 +244,7 @@ def test_an_open_file_that_nobody_writes_to_is_no_saving(tmp_path):
     assert end.code == 130 and seconds < 3
 
 
-CLAIMS = """
+SAVES = """
 import sys, time
 from pathlib import Path
 from mxmp.distributed import saves_on_interrupt
@@ -261,16 +260,16 @@ with saves_on_interrupt():
 
 
 @pytest.mark.slow
-def test_a_worker_that_says_so_is_waited_for(tmp_path):
+def test_a_worker_that_says_that_it_saves_is_waited_for(tmp_path):
     script = tmp_path / "worker.py"
-    script.write_text(CLAIMS)
+    script.write_text(SAVES)
     end, _ = interrupted(f"exec {sys.executable} {script} {tmp_path}", ready=tmp_path / "ready")
     assert end == (0, "") and (tmp_path / "saved").exists()
 
 
-def test_a_claim_ends_with_its_block(tmp_path, monkeypatch):
-    monkeypatch.setenv(CLAIMS_FOLDER, str(tmp_path))
-    savers = Savers({"worker 0": -1}, {"worker 0": str(tmp_path)})  # no process is of that group
+def test_a_worker_saves_until_its_block_ends(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    savers = SavingWorkers({"worker 0": -1}, {"worker 0": str(tmp_path)})  # no process is of that group
     with saves_on_interrupt():
         with saves_on_interrupt():
             assert savers.find() == ["worker 0"]
@@ -278,11 +277,11 @@ def test_a_claim_ends_with_its_block(tmp_path, monkeypatch):
     assert savers.find() == []
 
 
-def test_a_claim_without_a_launcher_is_nothing(monkeypatch, tmp_path):
+def test_saves_on_interrupt_without_a_launcher_does_nothing(monkeypatch, tmp_path):
     for value in (None, str(tmp_path / "gone")):
-        monkeypatch.delenv(CLAIMS_FOLDER, raising=False)
+        monkeypatch.delenv(FOLDER, raising=False)
         if value is not None:
-            monkeypatch.setenv(CLAIMS_FOLDER, value)
+            monkeypatch.setenv(FOLDER, value)
         ran = False
         with saves_on_interrupt():
             ran = True
