@@ -202,7 +202,9 @@ def blaming_params(sym: Any, params: Mapping[str, Any], shapes: Mapping[str, Tup
         yield
     except InferenceError as e:
         match = _SHAPES_DIFFER.match(str(e))
-        for name in _read_by(sym, match.group(1)) if match else ():
+        if match is None:
+            raise
+        for name in _read_by(sym, match.group(1)):
             found, wanted = map(_sizes, match.groups()[1:])
             if name in params and name not in shapes and params[name].shape == found:
                 given = ", ".join(f"{each} {shape}" for each, shape in shapes.items())

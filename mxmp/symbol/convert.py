@@ -45,7 +45,7 @@ class ConvertedModel:
     changes: Tuple[values.Change, ...]
     unfit: Tuple[str, ...]
     param_bytes: Tuple[int, int]
-    widened: Mapping[str, str]
+    widened: Dict[str, str]
 
     def __iter__(self) -> Iterator[Any]:
         """Unpack as MXNet's own functions return a model."""
@@ -157,8 +157,8 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
     Raises:
         ConvertError: If ``sym`` is no symbol; InferenceError if it does not type-check.
     """
-    types, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
-    types = input_dtypes(sym, graph, {}, types, frozenset())
+    known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
+    types = input_dtypes(sym, graph, {}, known, frozenset())
     return emulated(sym, graph, infer_facts(sym, graph, {}, types, frozenset()))
 
 

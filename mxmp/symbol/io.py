@@ -29,7 +29,7 @@ def load_arrays(file: str) -> Arrays:
     file = os.fspath(file)
     check_arrays_file(file)
     try:
-        arrays = mx.nd.load(file)
+        arrays: Arrays = mx.nd.load(file)
         for array in arrays.values() if isinstance(arrays, dict) else arrays:
             if min(array.shape, default=0) < 0:
                 raise ValueError(f"a size of the shape {array.shape} is beyond what this MXNet counts")

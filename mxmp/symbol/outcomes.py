@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, FrozenSet, Tuple
 
-from ..passes import EraseCasts
+from ..passes import EraseCasts, Facts
 from ..passes.classify import depends_on_shapes, shape_outcome
-from .facts import Dtypes, Facts, ShapeInference, Shapes, from_graph, infer_facts, to_graph
+from .facts import Dtypes, ShapeInference, Shapes, from_graph, infer_facts, to_graph
 from .rewrite import input_dtypes
 
 

@@ -109,7 +109,7 @@ def total_bytes(arrays: Arrays) -> int:
     return sum(array.size * dtypes.ITEM_BYTES[dtypes.canonical(array.dtype)] for array in arrays.values())
 
 
-def _survey(name: str, values: np.ndarray, dtype: str) -> Change:
+def _survey(name: str, values: np.ndarray[Any, Any], dtype: str) -> Change:
     """Return what rounding to a low precision dtype does to values, beyond rounding them."""
     limits = dtypes.limits(dtype)
     magnitudes = np.abs(values)
