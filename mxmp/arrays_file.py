@@ -51,7 +51,7 @@ def check_arrays_file(file: str) -> int:
 
 
 class _Walk:
-    """One way through a file.
+    """Reads the structure of a file, record by record.
 
     Attributes:
         where: What is being read, for errors.

@@ -88,8 +88,8 @@ def _translate(sym: Any, symbol: Any, params: Mapping[str, Any], sizes: Any, typ
     except (OSError, MemoryError):
         raise
     except ImportError as e:  # it says to install onnx, whatever is missing; its context says what
-        mend = "import mxmp before mxnet" if compat.needed() else "pip install 'onnx>=1.13,<1.14'"
-        raise DependencyError(f"onnx is not what MXNet's exporter reads ({e.__context__ or e}); {mend}.") from e
+        advice = "import mxmp before mxnet" if compat.needed() else "pip install 'onnx>=1.13,<1.14'"
+        raise DependencyError(f"onnx is not what MXNet's exporter reads ({e.__context__ or e}); {advice}.") from e
     except Exception as e:
         raise ConvertError(f"MXNet's exporter to ONNX cannot translate the network: {_reason(e, sym)}") from e
 

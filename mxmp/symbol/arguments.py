@@ -1,4 +1,4 @@
-"""What users give: symbols, shapes, dtypes and parameters, checked against each other."""
+"""Checks the symbols, shapes, dtypes and parameters that users give against each other."""
 
 from __future__ import annotations
 

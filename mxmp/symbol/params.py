@@ -1,4 +1,4 @@
-"""Parameters in the dtypes that a converted graph wants, and what that does to their values."""
+"""Stores parameters in the dtypes of a converted graph, and counts the values that this changes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def read_exactly(graph: Graph) -> FrozenSet[str]:
 
 
 def store_low(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
-    """Return a float32 array in low precision, rounded to nearest even, and what became of its values."""
+    """Return a float32 array in low precision, rounded to nearest even, and the values that changed beyond that."""
     change = _survey(name, array.asnumpy(), dtype)
     return round_to(clamp(array, dtype) if change.clamped else array, dtype), change
 
@@ -110,7 +110,7 @@ def total_bytes(arrays: Arrays) -> int:
 
 
 def _survey(name: str, values: np.ndarray[Any, Any], dtype: str) -> Change:
-    """Return what rounding to a low precision dtype does to values, beyond rounding them."""
+    """Return how many values a low precision dtype would clamp or turn to zero."""
     limits = dtypes.limits(dtype)
     magnitudes = np.abs(values)
     largest = float(magnitudes.max(initial=0.0))

@@ -1,4 +1,4 @@
-"""The commands, and what becomes of their errors."""
+"""The commands of ``mxmp``: their arguments and options, parsed without MXNet, and how errors end them."""
 
 from __future__ import annotations
 
