@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 
 _STAMP = re.compile(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
 
@@ -20,6 +21,36 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return '; the nearest are ...' for an unknown name, or the known ones if none is near."""
+    import difflib
+
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    if near:
+        return f"; the nearest are {', '.join(near)}"
+    return f"; expected one of {', '.join(names[:10])}" if names else ""
+
+
+def check_fields(what: str, data: object, fields: Iterable[str], error: type[MxmpError]) -> None:
+    """Check that the data of a saved state is a dict with just these fields.
+
+    Args:
+        what: The state, for the message.
+        data: The data.
+        fields: Names of the fields.
+        error: The error to raise if it is not.
+    """
+    if not isinstance(data, Mapping):
+        raise error(f"{what} is {data!r}; expected a dict.")
+    expected = set(fields)
+    if set(data) != expected:
+        raise error(
+            f"{what} lacks {sorted(expected - set(data))} and has unknown fields "
+            f"{sorted(map(str, set(data) - expected))}."
+        )
 
 
 class MxmpError(Exception):

@@ -1,4 +1,4 @@
-"""Batches of inputs, as the measurements take them."""
+"""Batches of inputs for the measurements: read from dicts or a DataIter, completed with parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Batches = Union[Iterable[Mapping[str, Any]], mx.io.DataIter]
 
 
 def read_batches(batches: Batches, labels: bool = False) -> Iterator[Mapping[str, Any]]:
-    """Yield the batches, of an iterator all of them.
+    """Yield batches as dicts of NDArrays by name; a DataIter is reset and read to its end.
 
     Args:
         batches: The batches.
@@ -38,7 +38,7 @@ def read_batches(batches: Batches, labels: bool = False) -> Iterator[Mapping[str
 
 
 def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = False) -> Dict[str, Any]:
-    """Return the values of all inputs by name; MXNet's inference checks their shapes.
+    """Return the values of all inputs of a network by name: parameters, a batch, zeros for missing labels.
 
     Args:
         model: The network with its parameters.

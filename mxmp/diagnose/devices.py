@@ -1,4 +1,4 @@
-"""What a policy's low precision means on this machine's devices, card by card.
+"""Whether this machine's GPUs and CPU run a policy's low precision in hardware.
 
 References:
     ``device_compatibility_check`` of tf.keras.mixed_precision, which names cards below compute
@@ -45,14 +45,14 @@ class Gpu(NamedTuple):
         capability: Its compute capability (major, minor); None if the driver does not tell.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # it hides tuple.index
     name: str
     capability: Optional[Capability]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a policy means on one device.
+    """Whether one device runs a policy in hardware.
 
     Attributes:
         device: Number and name of the device.
@@ -68,7 +68,7 @@ class Finding:
 
 
 def check_devices(policy: Union[str, Policy], library: Union[str, Path, None] = None) -> List[Finding]:
-    """Return what a policy means on every GPU of this machine and on its CPU.
+    """Return whether every GPU of this machine and its CPU run a policy in hardware.
 
     Starts ``nvidia-smi`` if there is one, reads which GPUs MXNet's library has code for, and runs one
     convolution for a bfloat16 policy.
@@ -96,7 +96,7 @@ def check_devices(policy: Union[str, Policy], library: Union[str, Path, None] = 
         _LOG.info("%s", e)
         code = RELEASED
     gpus = read_gpus() or [Gpu(index, "which nvidia-smi does not list", None) for index in range(_count_gpus())]
-    return [*(judge_gpu(gpu, dtype, code) for gpu in gpus), judge_cpu(read_processor(), dtype, runs)]
+    return [*(check_gpu(gpu, dtype, code) for gpu in gpus), check_cpu(read_processor(), dtype, runs)]
 
 
 def read_gpus() -> List[Gpu]:
@@ -115,8 +115,8 @@ def read_gpus() -> List[Gpu]:
     return gpus
 
 
-def judge_gpu(gpu: Gpu, dtype: str, code: GpuCode = RELEASED) -> Finding:
-    """Return what a dtype means on a card.
+def check_gpu(gpu: Gpu, dtype: str, code: GpuCode = RELEASED) -> Finding:
+    """Return whether a card runs a dtype in hardware.
 
     Args:
         gpu: The card.
@@ -133,8 +133,8 @@ def judge_gpu(gpu: Gpu, dtype: str, code: GpuCode = RELEASED) -> Finding:
     return Finding(device, ok, f"{device}, compute capability {major}.{minor}: {text}.", advice)
 
 
-def judge_cpu(processor: Processor, dtype: str, runs: bool) -> Finding:
-    """Return what a dtype means on a processor.
+def check_cpu(processor: Processor, dtype: str, runs: bool) -> Finding:
+    """Return whether a processor runs a dtype in hardware.
 
     Args:
         processor: The processor.
@@ -145,7 +145,7 @@ def judge_cpu(processor: Processor, dtype: str, runs: bool) -> Finding:
     if dtype == dtypes.FLOAT32:
         return Finding(device, True, f"{device}: float32 runs as ever.")
     if dtype == dtypes.FLOAT16:
-        text = "float16 is emulated, by float32 arithmetic that is rounded: its results are right, its speed is not"
+        text = "float16 is emulated: float32 arithmetic with results rounded to float16, which is slower than float32"
         fast = "take mixed_bfloat16, which this processor has instructions for"
         advice = fast if processor.native_bfloat16 else "train on a GPU of compute capability 7.0 or later"
         return Finding(device, False, f"{device}: {text}.", f"For speed {advice}.")
@@ -175,7 +175,7 @@ def _verdict(name: str, capability: Capability, dtype: str, code: GpuCode) -> Tu
 
 
 def _capability(text: str) -> Optional[Capability]:
-    """Return the numbers in '8.6'; None for '[N/A]' and its like."""
+    """Return the two numbers of a text such as '8.6', None for any other text."""
     found = re.fullmatch(r"\s*(\d+)\.(\d+)\s*", text)
     return (int(found.group(1)), int(found.group(2))) if found else None
 

@@ -1,4 +1,4 @@
-"""All that decides whether a policy runs in hardware on this machine, with what to do about it."""
+"""Checks of this machine: versions, libraries, devices and settings that decide whether a policy runs in hardware."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _FEATURES = {"CUDA": "CUDA", "CUDNN": "cuDNN", "NCCL": "NCCL", "MKLDNN": "oneDNN
 
 
 class Check(NamedTuple):
-    """One thing that was looked at.
+    """One check of this machine.
 
     Attributes:
-        what: What.
+        what: What was checked.
         found: What was found.
         ok: False if it keeps the policy out of this machine's hardware, None if that is not known or a
             change is worth while.
@@ -43,7 +43,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a policy comes to on a machine.
+    """Whether a policy runs in hardware on this machine, and all checks that tell.
 
     Attributes:
         policy: The policy, as text.
@@ -59,7 +59,7 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing stands in the way: a device runs the policy, or none is known not to."""
+        """Whether a device runs the policy in hardware, or may for all that is known."""
         return bool(self.devices)
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ def examine(
     library: Union[str, Path, None] = None,
     environ: Optional[Mapping[str, str]] = None,
 ) -> Diagnosis:
-    """Return what stands in the way of a policy on this machine, and what is worth a change.
+    """Return what keeps a policy from running in hardware on this machine, and what could run faster.
 
     Starts ``nvidia-smi`` if there is one, reads the headers of MXNet's library, and runs one convolution
     for a bfloat16 policy.
@@ -111,7 +111,7 @@ def examine(
 
 
 def _running(findings: List[Finding], settings: List[Setting]) -> Tuple[str, ...]:
-    """Return the devices that are not known to fail, nor kept from it by a variable."""
+    """Return the devices that run the policy for all that is known, and that no variable keeps from it."""
     closed = {setting.devices for setting in settings if setting.ok is False}
     return tuple(each.device for each in findings if each.ok is not False and _kind(each) not in closed)
 

@@ -10,7 +10,7 @@ GPU, CPU = "GPU", "CPU"
 
 
 class Setting(NamedTuple):
-    """An environment variable as it is set.
+    """An environment variable of this process, and what to do about it.
 
     Attributes:
         name: Its name.
@@ -28,7 +28,7 @@ class Setting(NamedTuple):
 
 
 def read_settings(environ: Mapping[str, str], dtype: str, devices: Collection[str] = (GPU, CPU)) -> List[Setting]:
-    """Return the variables that matter, with what to do about each.
+    """Return the environment variables that change how a dtype runs, with what to do about each.
 
     Args:
         environ: The environment, such as ``os.environ``.
@@ -72,7 +72,7 @@ def _is_limit(value: Optional[str]) -> bool:
 
 
 class _Variable(NamedTuple):
-    """A variable, the dtypes that it matters for, which values hurt, how much, and what to do then."""
+    """A variable: the dtypes that it changes, which of its values hurt, how much, and what to do then."""
 
     name: str
     default: str

@@ -45,7 +45,7 @@ _ALIGNMENT = 8
 
 
 class Image(NamedTuple):
-    """Code for one architecture.
+    """GPU code for one architecture.
 
     Attributes:
         kind: ``PTX`` or ``MACHINE_CODE``.
@@ -56,13 +56,13 @@ class Image(NamedTuple):
     capability: Capability
 
     def runs_on(self, card: Capability) -> bool:
-        """Return whether a card runs it."""
+        """Return whether a card runs this image."""
         return self.capability <= card and (self.kind == PTX or self.capability[0] == card[0])
 
 
 @dataclass(frozen=True)
 class GpuCode:
-    """What a library holds for GPUs.
+    """The GPU code in a library.
 
     Attributes:
         modules: The images of each container, those of equal ones once; empty for a CPU build.
@@ -71,11 +71,11 @@ class GpuCode:
     modules: FrozenSet[FrozenSet[Image]] = frozenset()
 
     def runs_on(self, card: Capability) -> bool:
-        """Return whether a card runs every module: a kernel of one that it does not would fail."""
+        """Return whether a card runs every module; kernels of the others would fail."""
         return bool(self.modules) and all(any(image.runs_on(card) for image in module) for module in self.modules)
 
     def capabilities(self, kind: int) -> Tuple[Capability, ...]:
-        """Return what there is code of a kind for, in order."""
+        """Return the compute capabilities that there is PTX or machine code for, in order."""
         return tuple(sorted({image.capability for module in self.modules for image in module if image.kind == kind}))
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ RELEASED = GpuCode(frozenset([frozenset(Image(MACHINE_CODE, c) for c in ((5, 0),
 
 
 def read_gpu_code(library: Union[str, Path]) -> GpuCode:
-    """Return what GPUs a library holds code for; nothing for one that was built without CUDA.
+    """Return the GPU code in a library, which is empty if it was built without CUDA.
 
     Args:
         library: Path of a shared library for 64-bit Linux, such as libmxnet.so.

@@ -1,4 +1,4 @@
-"""How small the gradients of a network become: what a loss scale is to save."""
+"""Measures how small the gradients of activations become, to choose a loss scale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..graph import VARIABLE, Entry, GraphBuilder, Node
 from ..passes.scale_loss import is_loss_head
 from ..rules import RULES
 from ..symbol import ConvertedModel, convert_model
-from ..symbol.facts import from_graph, infer_facts, to_graph
+from ..symbol.inference import from_graph, infer_facts, to_graph
 from .batches import Batches, fill_inputs, read_batches
 from .magnitudes import Magnitudes
 
@@ -104,14 +104,13 @@ def _probe(model: ConvertedModel, values: Mapping[str, Any]) -> _Probed:
                 continue
             name = builder.unique(f"{node.name}_probe{index}")
             zero = Entry(builder.add(Node(VARIABLE, name)))
-            total = Node("elemwise_add", builder.unique(f"{name}_sum"), inputs=(Entry(new, index), zero))
-            builder.redirect(entry, Entry(builder.add(total)))
+            builder.redirect(entry, builder.insert("elemwise_add", f"{name}_sum", Entry(new, index), zero))
             probes[name] = facts.output_names[position, index], shape
     return _Probed(from_graph(builder.finish(map(builder.mapped, graph.heads)), model.symbol), probes)
 
 
 def _blocked(builder: GraphBuilder, node: Node, entry: Entry) -> Entry:
-    return Entry(builder.add(Node("BlockGrad", builder.unique(f"{node.name}_blocked"), inputs=(entry,))))
+    return builder.insert("BlockGrad", f"{node.name}_blocked", entry)
 
 
 def _is_unwritten(node: Node) -> bool:

@@ -1,9 +1,9 @@
-"""How many values there are of each magnitude, and what becomes of them in low precision."""
+"""A histogram of magnitudes, and the share of them that low precision turns to 0."""
 
 from __future__ import annotations
 
 import math
-from typing import Dict
+from typing import Any, Dict
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Magnitudes:
         """How many values there are, but for those that are 0, infinite or NaN."""
         return sum(self.counts.values())
 
-    def add(self, values: np.ndarray) -> None:
+    def add(self, values: np.ndarray[Any, Any]) -> None:
         """Add the values of an array of any shape and floating point dtype."""
         values = np.abs(values.astype(np.float64))
         finite = values[np.isfinite(values)]

@@ -1,4 +1,4 @@
-"""What this machine's processor does with bfloat16: natively, by emulation or not at all."""
+"""Whether this machine's processor runs bfloat16: natively, by emulation or not at all."""
 
 from __future__ import annotations
 
@@ -53,11 +53,6 @@ def read_processor(cpuinfo: Path = CPUINFO) -> Processor:
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
     return Processor(fields.get("model name", "unknown processor"), frozenset(fields.get("flags", "").split()))
-
-
-def native_bfloat16() -> bool | None:
-    """Return whether this machine multiplies bfloat16 in hardware; None if unknown."""
-    return read_processor().native_bfloat16
 
 
 def runs_bfloat16() -> bool:

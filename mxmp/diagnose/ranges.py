@@ -1,4 +1,4 @@
-"""How large the values of a network become: a calibration for low precision."""
+"""Measures how large the values of a network become, as a calibration for low precision."""
 
 from __future__ import annotations
 

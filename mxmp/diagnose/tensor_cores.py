@@ -9,6 +9,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from typing import Callable, Collection, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..graph import Graph, Node
@@ -29,9 +30,8 @@ class Uneven(NamedTuple):
     Attributes:
         name: The node's name.
         op: Its operator.
-        sizes: These sizes by what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out
-            per group'; 'state', 'head', 'length', 'key length'; or the sides of a product, (rows, inner) x
-            (inner, columns).
+        sizes: These sizes by what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out per group';
+            'state', 'head', 'length', 'key length'; or the sides of a product, (rows, inner) x (inner, columns).
         padded: Whether cuDNN pads the channels, which costs a copy.
     """
 
@@ -42,7 +42,7 @@ class Uneven(NamedTuple):
 
 
 def uneven_layers(graph: Graph, facts: Facts, layers: Collection[Tuple[str, str]]) -> Tuple[Uneven, ...]:
-    """Return the layers that tensor cores take only in part, if at all, as far as shapes are known.
+    """Return the layers whose sizes are no multiples of 8, as far as shapes are known.
 
     ``tensordot`` and ``einsum`` are left out: what products they make is up to MXNet.
 
@@ -94,13 +94,6 @@ def _at(shape: _Shape, axis: int) -> Optional[int]:
     return shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
 
 
-def _product(sizes: Sequence[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
-
-
 def _convolution(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     """Return batch and channels per group; the weight has those that come in behind its filters, or first."""
     groups = _number(node, "num_group", 1)
@@ -114,7 +107,7 @@ def _convolution(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
 
 def _fully_connected(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     data = shapes[0] or (0,)
-    batch = data[0] if _flag(node, "flatten", True) else _product(data[:-1])
+    batch = data[0] if _flag(node, "flatten", True) else math.prod(data[:-1])
     return {BATCH: batch, "in": _at(shapes[1], 1), "out": _number(node, "num_hidden")}
 
 

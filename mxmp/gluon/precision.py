@@ -10,7 +10,7 @@ import mxnet as mx
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError
-from ..passes.classify import PRECISION_ATTR
+from ..passes.attributes import PRECISION_ATTR
 from ..passes.verdict import LOW
 from ..scaling.second_derivative import second_derivative_error
 

@@ -10,15 +10,13 @@ from typing import Any, Collection, Dict, List
 
 from ..errors import GraphError
 from .core import VARIABLE
-from .serde import read_json
+from .serde import check_graph_fields, read_json
+from .verify import HINT
 
 # What nnvm's reader knows (3rdparty/tvm/nnvm/src/pass/saveload_json.cc), older spellings included.
 _NODE_KEYS = frozenset(
     {"op", "name", "attrs", "attr", "param", "inputs", "subgraphs", "control_deps", "backward_source_id"}
 )
-_GRAPH_KEYS = frozenset({"nodes", "arg_nodes", "node_row_ptr", "heads", "attrs"})
-
-_HINT = "The file is truncated or was edited by hand."
 
 
 def check_json(text: str, operators: Collection[str]) -> None:
@@ -32,19 +30,12 @@ def check_json(text: str, operators: Collection[str]) -> None:
         GraphError: If it is no JSON or no symbol, or naming the first node that is malformed, out of
             order or of an unknown operator.
     """
-    try:
-        data = read_json(text)
-    except (ValueError, RecursionError) as e:
-        raise GraphError(f"not a symbol's JSON: {e}. The file is truncated or no symbol file.") from e
-    _check_graph(data, frozenset(operators) | {VARIABLE})
+    _check_graph(read_json(text), frozenset(operators) | {VARIABLE})
 
 
 def _check_graph(data: Any, operators: Collection[str]) -> None:
-    nodes = data.get("nodes") if isinstance(data, dict) else None
-    if not isinstance(nodes, list) or not isinstance(data.get("heads"), list):
-        raise GraphError("not a symbol's JSON: it has no 'nodes' and 'heads'.")
-    if not data.keys() <= _GRAPH_KEYS:
-        raise GraphError(f"the graph has unknown fields {sorted(data.keys() - _GRAPH_KEYS)}. {_HINT}")
+    check_graph_fields(data)
+    nodes = data["nodes"]
     for position, node in enumerate(nodes):
         _check_node(position, node, nodes, operators)
     if not data["heads"]:
@@ -55,7 +46,7 @@ def _check_graph(data: Any, operators: Collection[str]) -> None:
 
 def _check_node(position: int, node: Any, nodes: List[Any], operators: Collection[str]) -> None:
     if not isinstance(node, dict) or not all(isinstance(node.get(key), str) for key in ("op", "name")):
-        raise GraphError(f"node {position}: found {_short(node)}, expected 'op', 'name' and 'inputs'. {_HINT}")
+        raise GraphError(f"node {position}: found {_short(node)}, expected 'op', 'name' and 'inputs'. {HINT}")
     where = f"node '{node['name']}' ({node['op']})"
     if node["op"] not in operators:
         raise GraphError(
@@ -63,34 +54,32 @@ def _check_node(position: int, node: Any, nodes: List[Any], operators: Collectio
             f"mx.library.load first."
         )
     if not node.keys() <= _NODE_KEYS:
-        raise GraphError(f"{where} has unknown fields {sorted(node.keys() - _NODE_KEYS)}. {_HINT}")
+        raise GraphError(f"{where} has unknown fields {sorted(node.keys() - _NODE_KEYS)}. {HINT}")
     for key in ("attrs", "attr", "param"):
         if not _is_texts(node.get(key, {})):
-            raise GraphError(f"{where}: '{key}' is {_short(node[key])}; expected names and texts. {_HINT}")
-    if not isinstance(node.get("inputs"), list):
-        raise GraphError(f"{where}: 'inputs' is {_short(node.get('inputs'))}; expected a list. {_HINT}")
+            raise GraphError(f"{where}: '{key}' is {_short(node[key])}; expected names and texts. {HINT}")
+    for key, default in (("inputs", None), ("control_deps", []), ("subgraphs", [])):
+        if not isinstance(node.get(key, default), list):
+            raise GraphError(f"{where}: '{key}' is {_short(node.get(key))}; expected a list. {HINT}")
     if node["op"] == VARIABLE and node["inputs"]:
-        raise GraphError(f"{where}: a variable cannot have inputs. {_HINT}")
+        raise GraphError(f"{where}: a variable cannot have inputs. {HINT}")
     for port, entry in enumerate(node["inputs"]):
         _check_entry(f"{where}: input {port}", entry, position, nodes)
-    for key in ("control_deps", "subgraphs"):
-        if not isinstance(node.get(key, []), list):
-            raise GraphError(f"{where}: '{key}' is {_short(node[key])}; expected a list. {_HINT}")
     for before in node.get("control_deps", ()):
         if type(before) is not int or not 0 <= before < position:
-            raise GraphError(f"{where}: 'control_deps' has {_short(before)}; expected nodes before it. {_HINT}")
+            raise GraphError(f"{where}: 'control_deps' has {_short(before)}; expected nodes before it. {HINT}")
     for body in node.get("subgraphs", ()):
         _check_graph(body, operators)
 
 
 def _check_entry(where: str, entry: Any, limit: int, nodes: List[Any]) -> None:
     if not isinstance(entry, list) or not 2 <= len(entry) <= 3 or not all(type(n) is int and n >= 0 for n in entry):
-        raise GraphError(f"{where} is {_short(entry)}; expected [node, output] or [node, output, version]. {_HINT}")
+        raise GraphError(f"{where} is {_short(entry)}; expected [node, output] or [node, output, version]. {HINT}")
     if entry[0] >= len(nodes):
-        raise GraphError(f"{where} refers to node {entry[0]}, but the graph has {len(nodes)} nodes. {_HINT}")
+        raise GraphError(f"{where} refers to node {entry[0]}, but the graph has {len(nodes)} nodes. {HINT}")
     if entry[0] >= limit:
         later: Dict[str, Any] = nodes[entry[0]] if isinstance(nodes[entry[0]], dict) else {}
-        raise GraphError(f"{where} refers to node '{later.get('name')}', which comes later or is itself. {_HINT}")
+        raise GraphError(f"{where} refers to node '{later.get('name')}', which comes later or is itself. {HINT}")
 
 
 def _is_texts(attrs: Any) -> bool:

@@ -15,8 +15,7 @@ class Entry(NamedTuple):
     Attributes:
         node: Position of the producing node in ``Graph.nodes``.
         index: Which of the node's outputs.
-        version: How often a variable had been written when it is read; nnvm counts it for
-            auxiliary states.
+        version: How often a variable had been written when it is read; nnvm counts it for auxiliary states.
     """
 
     node: int
@@ -56,7 +55,7 @@ class Node:
 
     @property
     def declares_dtype(self) -> bool:
-        """Whether this is a variable that says its dtype; -1 says that it does not."""
+        """Whether this is a variable that declares its dtype; -1 declares none."""
         return self.is_variable and self.get("__dtype__") not in (None, "-1")
 
     def get(self, key: str, default: str | None = None) -> str | None:
@@ -187,8 +186,12 @@ class GraphBuilder:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
+    def insert(self, op: str, name: str, *inputs: Entry, **attrs: str) -> Entry:
+        """Append an operator under the name, with a number behind it if a node has it, and return its first output."""
+        return Entry(self.add(Node(op, self.unique(name), make_attrs(attrs), inputs)))
+
     def copy(self, position: int, node: Node) -> int:
-        """Append what an old node has become; its outputs stand for the old node's outputs.
+        """Append the new form of an old node; its outputs replace the old node's outputs.
 
         Control dependencies are given as in the source and mapped here.
         """
@@ -205,7 +208,7 @@ class GraphBuilder:
         return new if new.version == entry.version else new._replace(version=entry.version)
 
     def redirect(self, entry: Entry, new: Entry) -> None:
-        """Let an old entry stand for another new entry from here on."""
+        """Map an old entry to another new entry from here on."""
         self._map[entry.node, entry.index] = new
         self._positions.setdefault(entry.node, new.node)
 

@@ -1,8 +1,7 @@
-"""nnvm JSON to Graph and back, with nothing lost.
+"""Conversion between nnvm JSON and Graph, both ways, without loss.
 
-Reads what MXNet 1.9.1 writes (``Symbol.tojson(remove_amp_cast=False)``); older formats are
-upgraded by MXNet itself when it loads them. The format is nnvm's SaveJSON pass
-(3rdparty/tvm/nnvm/src/pass/saveload_json.cc at tag 1.9.1).
+Reads what MXNet 1.9.1 writes (``Symbol.tojson(remove_amp_cast=False)``); older formats are upgraded by MXNet itself
+when it loads them. The format is nnvm's SaveJSON pass (3rdparty/tvm/nnvm/src/pass/saveload_json.cc at tag 1.9.1).
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any, Dict, List, Match
 
 from ..errors import GraphError
 from .core import Entry, Graph, Node, make_attrs
-from .verify import verify
+from .verify import HINT, verify
 
 _NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps"}
 _NEEDED_KEYS = {"op", "name", "inputs"}
-_GRAPH_KEYS = {"nodes", "arg_nodes", "node_row_ptr", "heads", "attrs"}
+_GRAPH_KEYS = {"nodes", "arg_nodes", "node_row_ptr", "heads", "attrs"}  # all that any version of MXNet wrote
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
 
 
@@ -27,11 +26,7 @@ def from_json(text: str) -> Graph:
     Raises:
         GraphError: If the text is no JSON, lacks a field, or describes no valid graph.
     """
-    try:
-        data = read_json(text)
-    except ValueError as e:
-        raise GraphError(f"not a symbol's JSON: {e}. The file is truncated or no symbol file.") from e
-    graph = _graph_from(data)
+    graph = _graph_from(read_json(text))
     verify(graph)
     return graph
 
@@ -45,11 +40,26 @@ def read_json(text: str) -> Any:
     """Return the data of JSON that MXNet wrote, which has control characters in strings as they are.
 
     Raises:
-        ValueError: If it is no JSON, or has a zero byte, where MXNet would stop reading.
+        GraphError: If it is no JSON, or has a zero byte, where MXNet would stop reading.
     """
-    if "\0" in text:
-        raise ValueError("found a zero byte")
-    return json.loads(text, strict=False)
+    try:
+        if "\0" in text:
+            raise ValueError("found a zero byte")
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError) as e:
+        raise GraphError(f"not a symbol's JSON: {e}. The file is truncated or no symbol file.") from e
+
+
+def check_graph_fields(data: Any) -> None:
+    """Check that JSON data is a graph: an object with lists of nodes and heads, and no unknown fields.
+
+    Raises:
+        GraphError: If it is not.
+    """
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in ("nodes", "heads")):
+        raise GraphError("not a symbol's JSON: it has no 'nodes' and 'heads'.")
+    if not data.keys() <= _GRAPH_KEYS:
+        raise GraphError(f"the graph has unknown fields {sorted(data.keys() - _GRAPH_KEYS)}. {HINT}")
 
 
 def write_json(data: Any) -> str:
@@ -70,11 +80,7 @@ def _unescaped(match: Match[str]) -> str:
 
 
 def _graph_from(data: Any) -> Graph:
-    if not isinstance(data, dict) or not {"nodes", "heads"} <= set(data):
-        raise GraphError("not a symbol's JSON: it has no 'nodes' and 'heads'.")
-    unknown = set(data) - _GRAPH_KEYS
-    if unknown:
-        raise GraphError(f"symbol JSON has unknown fields {sorted(unknown)}.")
+    check_graph_fields(data)
     counts = _output_counts(data)
     nodes = tuple(_node_from(i, node, counts[i]) for i, node in enumerate(data["nodes"]))
     heads = tuple(Entry(*head) for head in data["heads"])

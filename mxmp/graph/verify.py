@@ -5,14 +5,13 @@ from __future__ import annotations
 from ..errors import GraphError
 from .core import Entry, Graph, Node
 
-_HINT = "The file is truncated or was edited by hand."
+HINT = "The file is truncated or was edited by hand."
 
 
 def verify(graph: Graph) -> None:
     """Check that a graph is well formed.
 
-    Every node comes after what it reads, every entry exists, variables read nothing, and the
-    graph returns something.
+    Every node comes after what it reads, every entry exists, variables read nothing, and the graph returns something.
 
     Raises:
         GraphError: Naming the first node that breaks a rule.
@@ -32,9 +31,9 @@ def verify(graph: Graph) -> None:
 
 def _verify_node(graph: Graph, position: int, node: Node) -> None:
     if node.is_variable and node.inputs:
-        raise GraphError(f"node {node}: a variable cannot have inputs. {_HINT}")
+        raise GraphError(f"node {node}: a variable cannot have inputs. {HINT}")
     if node.num_outputs < 1:
-        raise GraphError(f"node {node}: found {node.num_outputs} outputs, expected at least one. {_HINT}")
+        raise GraphError(f"node {node}: found {node.num_outputs} outputs, expected at least one. {HINT}")
     for port, entry in enumerate(node.inputs):
         _verify_entry(graph, entry, position, f"node {node}: input {port}")
     for dep in node.control_deps:
@@ -45,11 +44,11 @@ def _verify_node(graph: Graph, position: int, node: Node) -> None:
 
 def _verify_entry(graph: Graph, entry: Entry, limit: int, where: str) -> None:
     if not 0 <= entry.node < len(graph.nodes):
-        raise GraphError(f"{where} refers to node {entry.node}, but the graph has {len(graph.nodes)} nodes. {_HINT}")
+        raise GraphError(f"{where} refers to node {entry.node}, but the graph has {len(graph.nodes)} nodes. {HINT}")
     producer = graph.nodes[entry.node]
     if entry.node >= limit:
-        raise GraphError(f"{where} refers to node {producer}, which comes later or is itself. {_HINT}")
+        raise GraphError(f"{where} refers to node {producer}, which comes later or is itself. {HINT}")
     if not 0 <= entry.index < producer.num_outputs:
         raise GraphError(
-            f"{where} refers to output {entry.index} of node {producer}, which has {producer.num_outputs}. {_HINT}"
+            f"{where} refers to output {entry.index} of node {producer}, which has {producer.num_outputs}. {HINT}"
         )

@@ -1,4 +1,4 @@
-"""What every pass is: a frozen value that turns one verified graph into another."""
+"""The base of all passes: a frozen value that turns one verified graph into another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..graph import Graph, verify
 
 
 class PassResult(NamedTuple):
-    """What a pass returns.
+    """The result of a pass.
 
     Attributes:
         graph: The new graph, or the same one.
@@ -26,14 +26,13 @@ class PassResult(NamedTuple):
 class Pass(ABC):
     """A graph transformation whose fields are its options.
 
-    Subclasses give ``name`` and ``run``, and may check what they need (``requires``) and what
-    they promise (``ensures``). Calling a pass changes nothing but what it returns.
+    Subclasses give ``name`` and ``run``, and may check the graph before (``requires``). A pass has no side effects.
     """
 
     name: ClassVar[str]
 
     def __call__(self, graph: Graph) -> PassResult:
-        """Run the pass between its checks.
+        """Run the pass, and check the graph before and after it.
 
         Raises:
             GraphError: If the graph given is malformed.
@@ -43,14 +42,13 @@ class Pass(ABC):
         return self.apply(graph)
 
     def apply(self, graph: Graph) -> PassResult:
-        """Run the pass on a graph that is verified already; as calling it for the rest."""
+        """Run the pass on a graph that is verified already, and check the result."""
         self.requires(graph)
         after = self.run(graph)
         try:
             verify(after)
         except GraphError as e:
             raise PassError(f"pass {self.name}: {e}") from e
-        self.ensures(graph, after)
         modified = after != graph
         return PassResult(after if modified else graph, modified)
 
@@ -60,9 +58,6 @@ class Pass(ABC):
     @abstractmethod
     def run(self, graph: Graph) -> Graph:
         """Return the new graph."""
-
-    def ensures(self, before: Graph, after: Graph) -> None:  # noqa: B027 - optional
-        """Raise PassError if the result is not what the pass promises."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ class Sequential(Pass):
     callback: Optional[Callable[[Pass, PassResult], None]] = None
 
     def run(self, graph: Graph) -> Graph:
-        """Return what the last pass returns."""
+        """Return the graph that the last pass returns."""
         for each in self.passes:
             result = each.apply(graph)
             if self.callback:

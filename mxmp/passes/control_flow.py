@@ -1,8 +1,7 @@
-"""Control flow operators: how the values of a node enter and leave its bodies.
+"""Bodies of control flow operators: which of their variables and heads are inputs and outputs of the node.
 
-A body is a graph of its own, whose variables stand for the node's inputs by number; the
-attributes of the node say which for which (``ForeachParam``, ``WhileLoopParam`` and ``CondParam``
-in src/operator/control_flow.cc at tag 1.9.1).
+A body is a graph of its own, whose variables stand for the node's inputs by number; the attributes of the node say
+which for which (``ForeachParam``, ``WhileLoopParam`` and ``CondParam`` in src/operator/control_flow.cc at tag 1.9.1).
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from ..graph import Graph, Node
 
 
 class Body(NamedTuple):
-    """One body of a control flow node. Its heads are the outputs of the node, unless it decides.
+    """One body of a control flow node. Its heads are the outputs of the node, but for a condition's.
 
     Attributes:
         graph: The body.
         ports: For each of its variables, in order, the input of the node that it stands for.
         states: Pairs (variable, head) of a loop's state: what a head gives is what the variable
             holds in the next iteration.
-        exact: Heads that keep their dtype: states, and what another body must agree with.
+        fixed_heads: Heads that keep their dtype: states, and those that another body gives too.
         sliced: Variables that hold a slice of what the node reads.
-        decides: Whether it is a condition, which is left as it was.
+        is_condition: Whether it is a condition, which is left unchanged.
     """
 
     graph: Graph
     ports: Tuple[int, ...]
     states: Tuple[Tuple[int, int], ...] = ()
-    exact: FrozenSet[int] = frozenset()
+    fixed_heads: FrozenSet[int] = frozenset()
     sliced: FrozenSet[int] = frozenset()
-    decides: bool = False
+    is_condition: bool = False
 
     def variables(self) -> Tuple[int, ...]:
         """Return the positions of the body's variables, in order."""
@@ -54,7 +53,7 @@ def _foreach(node: Node) -> Tuple[Body, ...]:
         graph,
         ports=tuple(ports[variable] for variable in range(len(ports))),
         states=tuple((variable, first + i) for i, variable in enumerate(states)),
-        exact=frozenset(range(first, count)),
+        fixed_heads=frozenset(range(first, count)),
         sliced=frozenset(data),
     )
     return (body,)
@@ -69,9 +68,9 @@ def _while_loop(node: Node) -> Tuple[Body, ...]:
         function,
         ports=_locs(node, "func_input_locs"),
         states=tuple((variable, first + i) for i, variable in enumerate(variables)),
-        exact=frozenset(range(first, count)),
+        fixed_heads=frozenset(range(first, count)),
     )
-    return (Body(condition, _locs(node, "cond_input_locs"), decides=True), body)
+    return (Body(condition, _locs(node, "cond_input_locs"), is_condition=True), body)
 
 
 def _cond(node: Node) -> Tuple[Body, ...]:
@@ -79,7 +78,7 @@ def _cond(node: Node) -> Tuple[Body, ...]:
     locs = (_locs(node, key) for key in ("then_input_locs", "else_input_locs"))
     count = len(branches[0].heads)
     found = (Body(g, ports, (), frozenset(range(count))) for g, ports in zip(branches, locs))
-    return (Body(condition, _locs(node, "cond_input_locs"), decides=True), *found)
+    return (Body(condition, _locs(node, "cond_input_locs"), is_condition=True), *found)
 
 
 def _locs(node: Node, key: str) -> Tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Transposed convolutions that MXNet can train on CPU though their weight is computed.
+"""Transposed convolutions rewritten so that MXNet can train them on CPU with a computed weight.
 
 MXNet 1.9.1 ends the process there, or says 'could not execute a primitive'. Its backward pass
 (MKLDNNDeconvBwd::IOSwapWeightsTensors in src/operator/nn/mkldnn/mkldnn_deconvolution-inl.h) notes
@@ -6,10 +6,9 @@ the memory of the weight's gradient before anything has allocated it. The gradie
 is allocated beforehand; that of a computed array, as every emulated weight is, when an operator
 first writes to it. To be removed when UpdateMKLDNNMemDesc (src/ndarray/ndarray.cc) allocates it.
 
-In float64 MXNet takes another kernel (src/operator/nn/deconvolution-inl.h), which is sound but for
-dilation, and has one or two dimensions. So a dilated kernel becomes a larger one with zeros inside,
-and a volume is computed by planes, which are then summed along its depth. Zeros times infinity leave
-NaN beside an infinite value there.
+In float64 MXNet takes another kernel (src/operator/nn/deconvolution-inl.h), which is sound but for dilation, and has
+one or two dimensions. So a dilated kernel becomes a larger one with zeros inside, and a volume is computed by planes,
+which are then summed along its depth. Zeros times infinity leave NaN beside an infinite value there.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _SIZES = ("adj", "kernel", "pad", "stride", "target_shape")
 
 
 def trainable_deconvolution(builder: GraphBuilder, node: Node, weight: Optional[Tuple[int, ...]]) -> Node:
-    """Return what takes the place of a Deconvolution, in float64; nodes in front of it are added.
+    """Return the float64 node that replaces a Deconvolution; nodes in front of it are added to the graph.
 
     Args:
         builder: Builds the graph.
@@ -109,5 +108,5 @@ def _insert(builder: GraphBuilder, node: Node) -> Entry:
 
 
 def _add(builder: GraphBuilder, node: Node, op: str, *inputs: Entry, **attrs: object) -> Entry:
-    name = builder.unique(f"{node.name}_{op.strip('_').lower()}")
-    return Entry(builder.add(Node(op, name, make_attrs({key: str(v) for key, v in attrs.items()}), inputs)))
+    texts = {key: str(value) for key, value in attrs.items()}
+    return builder.insert(op, f"{node.name}_{op.strip('_').lower()}", *inputs, **texts)

@@ -1,4 +1,4 @@
-"""float16 on CPU: float32 arithmetic, float16 rounding.
+"""Emulation of float16 on CPU: float32 arithmetic with results rounded to float16.
 
 MXNet has no float16 matrix product on CPU ('FP16 gemm on cpu not implemented!'), and its other
 float16 kernels there are 10 to 20 times slower than float32. This pass keeps every float16
@@ -6,10 +6,9 @@ tensor of a converted graph as float32 values on the float16 grid: operators run
 a pair of casts (down, then up) rounds what can leave the grid. That is the arithmetic of tensor
 cores but for the order of accumulation: float16 operands, float32 accumulation, float16 results.
 
-The backward pass of such a pair rounds the gradient to float16 as well, and overflows to inf as
-float16 does. Where several readers of one tensor send gradients back, their sum is taken in
-float32 and rounded once, as cuDNN does when it adds into a gradient (beta = 1). Gradients that
-cross operators without a pair are rounded where the next pair stands.
+The backward pass of such a pair rounds the gradient to float16 as well, and overflows to inf as float16 does. Where
+several readers of one tensor send gradients back, their sum is taken in float32 and rounded once, as cuDNN does when it
+adds into a gradient (beta = 1). Gradients that cross operators without a pair are rounded where the next pair stands.
 
 Within an operator all is float32 (float64 in a transposed convolution). The steps of an RNN hand on
 unrounded states, and sums that MXNet's own GPU kernels take in float16 are taken in float32 here and
@@ -28,7 +27,6 @@ import numpy as np
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
-from ..graph.core import make_attrs
 from ..rules import RULES, Rule, RuleSet
 from ..rules.conditions import value_of
 from .base import Pass
@@ -61,7 +59,7 @@ class Emulate(Pass):
 
 
 def emulated_entries(graph: Graph, facts: Facts, rules: RuleSet = RULES) -> Dict[Tuple[int, int], Tuple[Named, Named]]:
-    """Return where `Emulate` leaves the entries of a graph, by (position, output).
+    """Return the entries of the emulated graph that hold the values of a graph's entries, by (position, output).
 
     Returns:
         For each entry, by node name and output: what the operator gives in float32, and what that is
@@ -89,9 +87,8 @@ def _has_float16(facts: Facts) -> bool:
 class _Emulator:
     """One forward sweep over the graph, or over a body of a control flow node.
 
-    Old entries of dtype float16 are kept in one of two forms, or both: ``on_grid`` (float32 values
-    on the float16 grid) and ``real`` (a float16 tensor, for the operators that mxmp has no rule
-    for and for float16 outputs).
+    Old entries of dtype float16 are kept in one of two forms, or both: ``on_grid`` (float32 values on the float16 grid)
+    and ``real`` (a float16 tensor, for the operators that mxmp has no rule for and for float16 outputs).
     """
 
     def __init__(self, graph: Graph, facts: Facts, rules: RuleSet, is_body: bool = False) -> None:
@@ -148,7 +145,7 @@ class _Emulator:
             if node.op == "Deconvolution":
                 node = trainable_deconvolution(self.builder, node, weight)
         new = self.builder.copy(position, node)
-        stays_on_grid = rule.exact and all(data)
+        stays_on_grid = rule.preserves_grid and all(data)
         for index in range(node.num_outputs):
             entry = Entry(position, index)
             if self._is_float16(entry) and ((position, index) in self.readers or (position, index) in self.heads):
@@ -162,17 +159,18 @@ class _Emulator:
             for number, body in enumerate(node.subgraphs)
         )
         inputs = tuple(self._as_grid(entry) for entry in node.inputs)
-        new = self.builder.copy(position, node.rewired(inputs, bodies))
-        for index in range(node.num_outputs):
-            if self._is_float16(Entry(position, index)):
-                self.on_grid[position, index] = Entry(new, index)
+        self._record(position, self.builder.copy(position, node.rewired(inputs, bodies)), self.on_grid)
 
     def _native(self, position: int, node: Node) -> None:
+        """Copy an operator that mxmp has no rule for, in its own dtypes."""
         inputs = tuple(self._as_real(entry) for entry in node.inputs)
-        new = self.builder.copy(position, node.rewired(inputs))
-        for index in range(node.num_outputs):
+        self._record(position, self.builder.copy(position, node.rewired(inputs)), self.real)
+
+    def _record(self, position: int, new: int, forms: Dict[Tuple[int, int], Entry]) -> None:
+        """Note the form in which a copied node gives its float16 outputs."""
+        for index in range(self.graph.nodes[position].num_outputs):
             if self._is_float16(Entry(position, index)):
-                self.real[position, index] = Entry(new, index)
+                forms[position, index] = Entry(new, index)
 
     def _as_grid(self, entry: Entry) -> Entry:
         """Return an old entry in float32; one of float16 has its values on the grid."""
@@ -193,7 +191,7 @@ class _Emulator:
         return self.real[key]
 
     def _round_result(self, old: Entry, new: Entry) -> Entry:
-        """Round what an operator gives, and its gradient unless that is on the grid already.
+        """Round the result of an operator, and its gradient unless that is on the grid already.
 
         The gradient of a BatchNorm that nothing but a sum reads is a copy of the sum's, which was
         rounded there: in a residual network one rounding in five that the backward pass is spared.
@@ -206,22 +204,20 @@ class _Emulator:
     def _round_forward(self, entry: Entry, node: Node) -> Entry:
         """Round a value and let its gradient pass: x + (round(x) - x), without gradient in brackets.
 
-        Exact, also where round(x) is infinite. An infinite x would give NaN, but BatchNorm has
-        none for finite data.
+        Exact, also where round(x) is infinite. An infinite x would give NaN, but BatchNorm has none for finite data.
         """
         change = self._add("elemwise_sub", node, self._round(entry, node), entry)
         return self._add("elemwise_add", node, entry, self._add("BlockGrad", node, change))
 
     def _add(self, op: str, node: Node, *inputs: Entry) -> Entry:
-        return Entry(self.builder.add(Node(op, self.builder.unique(f"{node.name}_{op.lower()}"), inputs=inputs)))
+        return self.builder.insert(op, f"{node.name}_{op.lower()}", *inputs)
 
     def _round(self, entry: Entry, node: Node) -> Entry:
         down = self._add_cast(entry, dtypes.FLOAT16, node)
         return self._add_cast(down, dtypes.FLOAT32, node)
 
     def _add_cast(self, entry: Entry, dtype: str, node: Node) -> Entry:
-        name = self.builder.unique(f"{node.name}_as_{dtype}")
-        return Entry(self.builder.add(Node("Cast", name, make_attrs({"dtype": dtype}), (entry,))))
+        return self.builder.insert("Cast", f"{node.name}_as_{dtype}", entry, dtype=dtype)
 
     def _keep_names(self, heads: List[Entry]) -> None:
         """Give the nodes of the new outputs the names of the old ones.

@@ -1,4 +1,4 @@
-"""Takes out what mxmp put in: the inverse of insertion."""
+"""The inverse of inserting casts: the graph as it was before mxmp changed it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .. import dtypes
 from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import make_attrs
+from .attributes import ABSORBED_ATTR, DECLARED_ATTR, HEAD_MARK, MARK_ATTR, REPLACED_ATTR, WIDENED_ATTR, replaced
 from .base import Pass
 from .facts import CAST_OPS
-from .insert_casts import ABSORBED_ATTR, DECLARED_ATTR, HEAD_MARK, MARK_ATTR, REPLACED_ATTR, WIDENED_ATTR, replaced
 
 _WIDENS = make_attrs({"dtype": dtypes.FLOAT32})
 _Widening = Tuple[str, str, Entry]  # operator, name, what is widened
@@ -62,7 +62,7 @@ class EraseCasts(Pass):
         widenings: Dict[_Widening, Entry],
         early: Set[_Widening],
     ) -> Tuple[Entry, ...]:
-        """Return a node's inputs, with what is cast in place of casts that were absorbed."""
+        """Return the inputs that a node had before casts were inserted and folded."""
         inputs = [builder.mapped(entry) for entry in node.inputs]
         for port, *widening in json.loads(node.get(ABSORBED_ATTR) or "[]"):
             if not widening:
@@ -78,14 +78,14 @@ class EraseCasts(Pass):
 
 
 def _widening(node: Node, builder: GraphBuilder) -> Optional[_Widening]:
-    """Return what tells a node from others, if it is a cast to float32 such as FoldCasts takes back."""
+    """Return operator, name and input of a cast to float32, which FoldCasts may have taken back; None for others."""
     if node.op not in CAST_OPS or node.attrs != _WIDENS:
         return None
     return node.op, node.name, builder.mapped(node.inputs[0])
 
 
 def _check_attrs(node: Node) -> None:
-    """Raise if somebody else has changed an attribute of mxmp."""
+    """Raise PassError if an attribute of mxmp is not as mxmp wrote it."""
     absorbed, swapped = node.get(ABSORBED_ATTR), node.get(REPLACED_ATTR)
     try:
         ports = [port for port, *_ in json.loads(absorbed)] if absorbed else []
@@ -102,7 +102,7 @@ def _check_attrs(node: Node) -> None:
 
 
 def is_converted(graph: Graph) -> bool:
-    """Return whether a node bears an attribute of mxmp, or one within its bodies does."""
+    """Return whether a node of a graph or of its bodies has an attribute of mxmp."""
     return any(
         any(key.startswith("__mxmp") for key, _ in node.attrs) or any(is_converted(body) for body in node.subgraphs)
         for node in graph.nodes

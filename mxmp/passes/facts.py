@@ -1,7 +1,8 @@
-"""What a graph's JSON does not tell: dtypes, shapes and names that MXNet infers."""
+"""Inferred dtypes, shapes and output names of a graph, which its JSON does not have."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, Mapping, Optional, Tuple
 
@@ -20,8 +21,8 @@ class Facts:
         shapes: Inferred shape; missing where unknown.
         output_names: Names of the entries as MXNet's ``list_outputs`` has them.
         params: Names of the variables that are parameters, whose storage a policy may choose.
-        unfit: Names of the entries, parameters among them, with values beyond the range of the low
-            precision dtype: what gives and what reads them stays in float32.
+        out_of_range: Names of the entries, parameters among them, with values beyond the range of the
+            low precision dtype: what gives and what reads them stays in float32.
         bodies: Facts on the bodies of control flow nodes, by (node, number of the body).
     """
 
@@ -29,17 +30,14 @@ class Facts:
     shapes: Mapping[EntryKey, Tuple[int, ...]] = field(default_factory=dict)
     output_names: Mapping[EntryKey, str] = field(default_factory=dict)
     params: FrozenSet[str] = frozenset()
-    unfit: FrozenSet[str] = frozenset()
+    out_of_range: FrozenSet[str] = frozenset()
     bodies: Mapping[Tuple[int, int], "Facts"] = field(default_factory=dict)
 
     @classmethod
     def assume_float32(cls, graph: Graph) -> "Facts":
-        """Return facts for a graph of which nothing is known but that it is a float32 network."""
-        found: Dict[EntryKey, str] = {}
-        for position, node in enumerate(graph.nodes):
-            for index in range(node.num_outputs):
-                found[position, index] = _declared_dtype(graph, position) or dtypes.FLOAT32
-        return cls(found)
+        """Return facts on a float32 network whose shapes are unknown: the dtypes that it declares, else float32."""
+        keys = [(position, index) for position, node in enumerate(graph.nodes) for index in range(node.num_outputs)]
+        return cls({key: _declared_dtype(graph, key[0]) or dtypes.FLOAT32 for key in keys})
 
     def dtype(self, entry: Entry) -> Optional[str]:
         """Return the dtype of an entry, None if unknown."""
@@ -53,22 +51,17 @@ class Facts:
     def size(self, entry: Entry) -> Optional[int]:
         """Return the number of elements of an entry, None if unknown."""
         shape = self.shape(entry)
-        if shape is None:
-            return None
-        size = 1
-        for each in shape:
-            size *= each
-        return size
+        return None if shape is None else math.prod(shape)
 
     def variable_dtypes(self, graph: Graph) -> Dict[str, str]:
         """Return the dtypes of a graph's variables by name, where they are known."""
         found = {node.name: self.dtype(Entry(i)) for i, node in enumerate(graph.nodes) if node.is_variable}
         return {name: dtype for name, dtype in found.items() if dtype is not None}
 
-    def is_unfit(self, graph: Graph, position: int) -> bool:
+    def is_out_of_range(self, graph: Graph, position: int) -> bool:
         """Return whether an output of a node has values beyond the low precision dtype's range."""
         entries = (Entry(position, index) for index in range(graph.nodes[position].num_outputs))
-        return bool(self.unfit) and any(self.output_name(graph, entry) in self.unfit for entry in entries)
+        return bool(self.out_of_range) and any(self.output_name(graph, entry) in self.out_of_range for entry in entries)
 
     def output_name(self, graph: Graph, entry: Entry) -> str:
         """Return the name that MXNet gives to an entry."""

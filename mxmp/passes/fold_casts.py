@@ -1,4 +1,4 @@
-"""Drops casts that repeat another or change nothing.
+"""Removal of casts that repeat another or change nothing.
 
 Only casts that mxmp inserted are dropped; casts of the network's own are absorbed: what an
 inserted cast would give, an equal cast that the network has already gives as well.
@@ -12,9 +12,9 @@ from typing import ClassVar, Dict, Optional, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
+from .attributes import ABSORBED_ATTR, CAST_MARK, MARK_ATTR
 from .base import Pass
 from .facts import CAST_OPS
-from .insert_casts import ABSORBED_ATTR, CAST_MARK, MARK_ATTR
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Folder:
         return self.builder.finish(self.builder.mapped(head) for head in self.graph.heads)
 
     def _fold(self, position: int, node: Node) -> bool:
-        """Let something else stand for a cast that repeats it, if there is such a thing."""
+        """Replace a cast by another node that gives the same, and return whether there is one."""
         how, source = _conversion(node) or "", node.inputs[0]
         own = self.own.get((source, how))
         if own is not None:
@@ -73,7 +73,7 @@ class _Folder:
         return True
 
     def _narrower(self, node: Node, source: Node) -> Optional[Entry]:
-        """Return what a cast's source widens, if the cast takes just that back."""
+        """Return the low precision entry that a cast's source widens, if the cast only undoes that."""
         if source.op not in CAST_OPS or source.attrs != (("dtype", dtypes.FLOAT32),):
             return None
         before = self._dtype(source.inputs[0])
@@ -113,12 +113,12 @@ def _own_casts(graph: Graph) -> Dict[Tuple[Entry, str], int]:
 
 
 def _cast_dtype(node: Node) -> Optional[str]:
-    """Return what a cast casts to, None for any other node."""
+    """Return the dtype that a cast casts to, None for any other node."""
     return node.get("dtype") if node.op in CAST_OPS else None
 
 
 def _conversion(node: Node) -> Optional[str]:
-    """Return what tells conversions with different results apart.
+    """Return a key that is equal for casts with equal results.
 
     ``Cast`` truncates to bfloat16 where ``amp_cast`` rounds; to other dtypes they agree.
     """

@@ -1,10 +1,9 @@
-"""Keeps sums of bfloat16 gradients that MXNet truncates on CPU.
+"""Workaround for sums of bfloat16 gradients, which MXNet truncates on CPU.
 
-A tensor's gradient is the sum of those of its readers. MXNet 1.9.1 adds up to seven with one add_n,
-which sums in float32 and rounds once. From eight on it chains additions of two (AggregateGradient in
-src/executor/graph_executor.cc), whose bfloat16 kernel truncates at every step: the weights of an LSTM
-that is unrolled over 35 steps get gradients that are 4 % too small. To be removed when MXNet's
-``_grad_add`` rounds.
+A tensor's gradient is the sum of those of its readers. MXNet 1.9.1 adds up to seven with one add_n, which sums in
+float32 and rounds once. From eight on it chains additions of two (AggregateGradient in src/executor/graph_executor.cc),
+whose bfloat16 kernel truncates at every step: the weights of an LSTM that is unrolled over 35 steps get gradients that
+are 4 % too small. To be removed when MXNet's ``_grad_add`` rounds.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import ClassVar, Dict, FrozenSet, Iterator, List, Tuple
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import make_attrs
+from .attributes import device_attrs
 from .base import Pass
 from .facts import Facts
-from .insert_casts import place_of
 
 Named = Tuple[str, int]
 """A node's name and the number of an output."""
@@ -78,7 +77,7 @@ def bfloat16_entries(graph: Graph, facts: Facts) -> FrozenSet[Named]:
 
 
 def _share(builder: GraphBuilder, entry: Entry, readers: int, heads: int = 0) -> List[Entry]:
-    """Return what each reader of an entry is to read; heads keep the entry itself, and its name."""
+    """Return the entry that each reader is to read in place of a shared one; heads keep the shared one and its name."""
     if readers + heads <= _MOST_SUMMED:
         return [entry] * readers
     sources = _share(builder, entry, -(-readers // _MOST_SUMMED), heads)
@@ -90,4 +89,5 @@ def _share(builder: GraphBuilder, entry: Entry, readers: int, heads: int = 0) ->
 def _identity(builder: GraphBuilder, node: Node, entry: Entry) -> Entry:
     """Add an identity that differs from the others in an attribute, or MXNet would make them one (CSE)."""
     name = builder.unique(f"{node.name}_share")
-    return Entry(builder.add(Node("_copy", name, make_attrs({_SHARE_ATTR: name, **place_of(node)}), (entry,))))
+    attrs = make_attrs({_SHARE_ATTR: name, **device_attrs(node)})
+    return Entry(builder.add(Node("_copy", name, attrs, (entry,))))

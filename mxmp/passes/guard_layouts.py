@@ -1,13 +1,12 @@
-"""Keeps tensors on CPU in the layouts that MXNet takes them to have.
+"""Workaround for tensors on CPU whose memory has another layout than MXNet assumes.
 
-Beside an array's shape MXNet keeps the layout that oneDNN has given to its memory. In MXNet 1.9.1
-an operator that reshapes in place leaves that layout as it was (SetupDefaultBlobsOut in
-src/common/exec_utils.h, MKLDNNReshapeForward in src/operator/nn/mkldnn/mkldnn_reshape.cc): the
-array then has the new shape, and a layout for the old one. amp_cast cannot read it ("could not
-create a primitive descriptor for a reorder primitive"), nor can what widens bfloat16 within an
-operator (FallBackCompute in src/operator/nn/mkldnn/mkldnn_base.cc); others read it wrongly, in
-float32 too. It happens to the gradient of Reshape in front of a convolution, as in PixelShuffle,
-and to Reshape itself behind a convolution of volumes. To be removed when MXNet drops the layout.
+Beside an array's shape MXNet keeps the layout that oneDNN has given to its memory. In MXNet 1.9.1 an operator that
+reshapes in place leaves that layout as it was (SetupDefaultBlobsOut in src/common/exec_utils.h, MKLDNNReshapeForward in
+src/operator/nn/mkldnn/mkldnn_reshape.cc): the array then has the new shape, and a layout for the old one. amp_cast
+cannot read it ("could not create a primitive descriptor for a reorder primitive"), nor can what widens bfloat16 within
+an operator (FallBackCompute in src/operator/nn/mkldnn/mkldnn_base.cc); others read it wrongly, in float32 too. It
+happens to the gradient of Reshape in front of a convolution, as in PixelShuffle, and to Reshape itself behind a
+convolution of volumes. To be removed when MXNet drops the layout.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Dict, FrozenSet
 
 from ..graph import Entry, Graph, GraphBuilder, Node
-from ..graph.core import make_attrs
 from ..rules.conditions import value_of
+from .attributes import device_attrs
 from .base import Pass
-from .insert_casts import place_of
 
 # Operators that give their outputs or gradients a layout of their own.
 _CHOOSE_LAYOUTS = ("Convolution", "Deconvolution", "Pooling")
@@ -37,7 +35,7 @@ _DEFAULT_LAYOUT = frozenset({"amp_cast", "Cast", "FullyConnected", "SwapAxis", "
 
 @dataclass(frozen=True)
 class GuardLayouts(Pass):
-    """Puts a copy between what reshapes in place and what may have a layout of its own.
+    """Puts a copy between an operator that reshapes in place and one that may choose a layout of its own.
 
     The copy is SwapAxis of an axis with itself, which copies into the default layout, forward and
     backward, and never in place. Graphs without convolutions and pooling stay as they are. Like
@@ -74,5 +72,4 @@ def _has_default_layout(node: Node) -> bool:
 
 
 def _copy(builder: GraphBuilder, node: Node, what: str, entry: Entry) -> Entry:
-    attrs = make_attrs({"dim1": "0", "dim2": "0", **place_of(node)})
-    return Entry(builder.add(Node("SwapAxis", builder.unique(f"{node.name}_{what}_guard"), attrs, (entry,))))
+    return builder.insert("SwapAxis", f"{node.name}_{what}_guard", entry, dim1="0", dim2="0", **device_attrs(node))

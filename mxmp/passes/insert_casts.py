@@ -1,4 +1,4 @@
-"""Adds casts where precisions meet: one per tensor and dtype, shared by all its readers."""
+"""Insertion of casts between float32 and low precision: one per tensor and dtype, shared by its readers."""
 
 from __future__ import annotations
 
@@ -9,46 +9,23 @@ from typing import ClassVar, Dict, Optional, Tuple
 from .. import dtypes
 from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Node
-from ..graph.core import make_attrs
 from ..policy import Policy
 from ..rules import RULES, RuleSet
+from .attributes import (
+    CAST_MARK,
+    DECLARED_ATTR,
+    FACTOR_MARK,
+    HEAD_MARK,
+    MARK_ATTR,
+    REPLACED_ATTR,
+    WIDENED_ATTR,
+    device_attrs,
+)
 from .base import Pass
 from .facts import Facts
 from .plan import Plan, make_plan
 
-MARK_ATTR = "__mxmp__"
-"""Attribute of the nodes that mxmp inserted; MXNet ignores attributes spelled like this."""
-
-CAST_MARK = "cast"
-HEAD_MARK = "head"
-"""A cast at an output; it bears the name of the node that it reads, so that the output keeps
-its name, and that node has another."""
-
-FACTOR_MARK = "factor"
-"""A multiplication in front of a stand-in, whose operator has no factor of its own."""
-
-ABSORBED_ATTR = "__mxmp_absorbed__"
-"""Attribute of a node some of whose inputs would have read a cast of mxmp, but read what gives the
-same: JSON, a list for each of them. ``[port]`` reads an equal cast of the network's own; ``[port,
-op, name]`` reads what the network's own cast of that name widens."""
-
-DECLARED_ATTR = "__mxmp_declared__"
-"""Attribute of a variable whose dtype mxmp declares, because it is stored in low precision or
-because a cast behind it hides its dtype from MXNet's inference: the dtype that it declared
-before, empty if it declared none."""
-
-WIDENED_ATTR = "__mxmp_widened__"
-"""Attribute of a node that reads low precision data and gives float32, in place of a cast: the
-attribute of the operator that says so, followed by what stood there before, if anything did."""
-
 _OUTPUT = "_output"
-
-REPLACED_ATTR = "__mxmp_replaced__"
-"""Attribute of a node that stands in for one whose operator has no low precision kernel: JSON, that
-operator and its attributes."""
-
-# Attributes that say where a node runs, which a cast beside it must share.
-_PLACE_ATTRS = ("__ctx_group__",)
 
 
 @dataclass(frozen=True)
@@ -60,8 +37,7 @@ class InsertCasts(Pass):
 
     Attributes:
         policy: The policy.
-        facts: What MXNet infers about the graph; None takes every entry for float32 of unknown
-            shape.
+        facts: What MXNet infers about the graph; None takes every entry for float32 of unknown shape.
         rules: The table of operators.
         plan: What was decided already; None decides it here.
     """
@@ -138,10 +114,8 @@ class _Inserter:
         kept: Dict[str, Optional[str]] = {key: attrs[key] for key in ("transpose_a", "transpose_b") if key in attrs}
         alpha = attrs.get("alpha", "1")
         if float(alpha) != 1:
-            factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **place_of(node)}
-            name = self.builder.unique(f"{node.name}_alpha")
-            scaled = self.builder.add(Node("_mul_scalar", name, make_attrs(factor), inputs[:1]))
-            inputs = (Entry(scaled), *inputs[1:])
+            factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **device_attrs(node)}
+            inputs = (self.builder.insert("_mul_scalar", f"{node.name}_alpha", inputs[0], **factor), *inputs[1:])
         removed: Dict[str, Optional[str]] = dict.fromkeys(attrs)
         marks = {REPLACED_ATTR: json.dumps([node.op, attrs])}
         return replace(node.with_attrs({**removed, **kept, **marks}), op=op), inputs
@@ -155,14 +129,14 @@ class _Inserter:
         return self.builder.mapped(entry) if has == wanted else self._cast(entry, wanted, position)
 
     def _dtype(self, entry: Entry) -> Optional[str]:
-        """Return the dtype of an old entry in the new graph, None if it is not ours to change."""
+        """Return float32 or the low precision dtype that an old entry has in the new graph, None if it has another."""
         if self.facts.dtype(entry) != dtypes.FLOAT32:
             return None
         low = entry.node in self.plan.low_params or self.plan.gives_low(entry.node, entry.index)
         return self.low_dtype if low else dtypes.FLOAT32
 
     def _declare(self, entry: Entry, dtype: str) -> None:
-        """Let a variable say its dtype, which MXNet does not infer through a cast."""
+        """Declare the dtype of a variable, which MXNet does not infer through a cast."""
         position = self.builder.mapped(entry).node
         node = self.builder.nodes[position]
         declared = dtypes.from_flag(node.get("__dtype__", "") or "") or ""
@@ -175,23 +149,16 @@ class _Inserter:
         key = (entry.node, entry.index, dtype)
         if key not in self.casts:
             name = f"{self.facts.output_name(self.graph, entry)}_cast_{dtype}"
-            attrs = {"dtype": dtype, MARK_ATTR: CAST_MARK, **self._place_attrs(entry.node, reader)}
-            node = Node(
-                cast_op(dtype, self.low_dtype),
-                self.builder.unique(name),
-                make_attrs(attrs),
-                (self.builder.mapped(entry),),
-            )
-            self.casts[key] = Entry(self.builder.add(node))
+            device = {**device_attrs(self.graph.nodes[reader]), **device_attrs(self.graph.nodes[entry.node])}
+            attrs = {"dtype": dtype, MARK_ATTR: CAST_MARK, **device}
+            op = cast_op(dtype, self.low_dtype)
+            self.casts[key] = self.builder.insert(op, name, self.builder.mapped(entry), **attrs)
             if entry.node not in self.plan.low_params:
                 self._declare(entry, dtypes.FLOAT32)
         return self.casts[key]
 
-    def _place_attrs(self, producer: int, reader: int) -> Dict[str, str]:
-        return {**place_of(self.graph.nodes[reader]), **place_of(self.graph.nodes[producer])}
-
     def _exit(self, number: int, head: Entry) -> Entry:
-        """Return what a body gives; the plan says which outputs may be in low precision."""
+        """Return the new entry of a body's output; the plan says which may be in low precision."""
         if number in self.plan.any_heads or self._dtype(head) in (None, dtypes.FLOAT32):
             return self.builder.mapped(head)
         return self._cast(head, dtypes.FLOAT32, head.node)
@@ -225,20 +192,6 @@ class _Inserter:
             return
         nodes[new] = replace(nodes[new], name=self.builder.unique(f"{old_name}_{self._dtype(head)}"))
         nodes[cast.node] = replace(nodes[cast.node].with_attrs({MARK_ATTR: HEAD_MARK}), name=old_name)
-
-
-def replaced(node: Node) -> Tuple[str, Dict[str, str]]:
-    """Return the operator that a node stands in for, with its attributes; its own if it is no stand-in."""
-    text = node.get(REPLACED_ATTR)
-    if text is None:
-        return node.op, dict(node.attrs)
-    op, attrs = json.loads(text)
-    return op, attrs
-
-
-def place_of(node: Node) -> Dict[str, str]:
-    """Return the attributes that say where a node runs."""
-    return {key: value for key, value in node.attrs if key in _PLACE_ATTRS}
 
 
 def cast_op(dtype: str, low_dtype: str) -> str:

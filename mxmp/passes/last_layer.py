@@ -1,4 +1,4 @@
-"""The last layer of a network: what its outputs come from, back to the nearest matrix product."""
+"""The last layer of a network: for each output the nearest matrix product before it, and what lies between."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def _is_layer(node: Node, rules: RuleSet) -> bool:
     rule = rules.find(node.op, dict(node.attrs))
     if rule is not None and rule.category == ALLOW:
         return True
-    bodies = (body.graph for body in bodies_of(node) if not body.decides)
+    bodies = (body.graph for body in bodies_of(node) if not body.is_condition)
     return any(_is_layer(inner, rules) for body in bodies for inner in body.nodes)

@@ -1,15 +1,13 @@
-"""Free nodes labelled by an exact minimum cut on bytes moved.
+"""Placement: the cheapest precision for each free node, by an exact minimum cut on bytes moved.
 
-With two labels the cheapest placement of casts is a minimum s-t cut: the source side is float32,
-the sink side low precision. A free operator pays for the bytes that it reads and writes in its
-label; a tensor that changes dtype pays for one cast (it reads four bytes per element and writes
-two, or the reverse), which all its readers of the other dtype share. Pins are hard: a pinned
-node is the source or the sink itself.
+With two labels the cheapest placement of casts is a minimum s-t cut: the source side is float32, the sink side low
+precision. A free operator pays for the bytes that it reads and writes in its label; a tensor that changes dtype pays
+for one cast (it reads four bytes per element and writes two, or the reverse), which all its readers of the other dtype
+share. Pins are hard: a pinned node is the source or the sink itself.
 
-Among the cheapest placements the one with the fewest casts is taken, and among those the one
-with the most float32: the sink side that the maximum flow leaves smallest, which is unique, so
-the result does not depend on the solver. The flow's value is kept as the certificate that
-nothing cheaper exists.
+Among the cheapest placements the one with the fewest casts is taken, and among those the one with the most float32: the
+sink side that the maximum flow leaves smallest, which is unique, so the result does not depend on the solver. The
+flow's value is kept as the certificate that nothing cheaper exists.
 
 References:
     Kolmogorov and Zabih, "What Energy Functions Can Be Minimized via Graph Cuts?", 2004, for
@@ -48,13 +46,11 @@ class Placement:
     Attributes:
         low: Positions of the nodes that run in low precision.
         casts: Tensors that change dtype, so the number of casts.
-        cost: Objective beyond the unavoidable: bytes that free nodes move in float32 rather than
-            low precision, plus bytes that casts move; or the number of casts when ``in_bytes`` is
-            False.
+        cost: Objective beyond the unavoidable: bytes that free nodes move in float32 rather than low precision, plus
+            bytes that casts move; or the number of casts when ``in_bytes`` is False.
         in_bytes: Whether all sizes were known. If not, casts are counted.
         flow: Value of the maximum flow in the same unit: a lower bound, equal to ``cost``.
-        cast_bytes: Bytes that the casts read and write in one forward pass; None if a size is
-            unknown.
+        cast_bytes: Bytes that the casts read and write in one forward pass; None if a size is unknown.
     """
 
     low: FrozenSet[int]
@@ -71,9 +67,9 @@ class _Tensor:
 
     Attributes:
         entry: The tensor.
-        producer: Who decides its dtype: the position of a free node or parameter, ``_SOURCE``
+        producer: The node that decides its dtype: the position of a free node or parameter, ``_SOURCE``
             (float32) or ``_SINK`` (low precision).
-        readers: Who demand a dtype of it, likewise.
+        readers: The nodes that need it in their dtype, likewise.
         size: Number of elements, None if unknown.
     """
 
@@ -130,7 +126,7 @@ def _tensors(
     free_params: FrozenSet[int],
     demands: Sequence[Optional[bool]],
 ) -> List[_Tensor]:
-    """Return the float32 tensors of a graph, with who decides and who demands their dtype."""
+    """Return the float32 tensors of a graph, with the nodes that decide their dtype and those that need one."""
     readers: Dict[Tuple[int, int], Set[int]] = {}
     for position, node in enumerate(graph.nodes):
         for port, entry in enumerate(node.inputs):
@@ -146,7 +142,7 @@ def _tensors(
         entry = Entry(position, index)
         if facts.dtype(entry) != dtypes.FLOAT32:
             continue
-        producer = _side(position, verdicts) if verdicts[position].moves(index) else _SOURCE
+        producer = _side(position, verdicts) if verdicts[position].output_in_precision(index) else _SOURCE
         if position in low_params or index in verdicts[position].low_outputs:
             producer = _SINK
         elif position in free_params:
@@ -159,7 +155,7 @@ def _reading_side(position: int, port: int, verdicts: Sequence[Verdict]) -> int:
     verdict = verdicts[position]
     if port in verdict.low_ports:
         return _SINK
-    return _side(position, verdicts) if verdict.follows(port) else _SOURCE
+    return _side(position, verdicts) if verdict.input_in_precision(port) else _SOURCE
 
 
 def _side(position: int, verdicts: Sequence[Verdict]) -> int:

@@ -1,4 +1,4 @@
-"""All that is decided about a graph before it is edited, the bodies of control flow included."""
+"""The plan of a conversion: precision of every node, storage of every parameter, bodies of control flow included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .verdict import LOW, Verdict
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that was decided about a graph.
+    """The decisions on a graph, made before it is edited.
 
     Attributes:
         verdicts: One per node.
@@ -44,7 +44,7 @@ class Plan:
         return self.verdicts[position].gives_low(index, position in self.placement.low)
 
     def output_dtype(self, head: Entry, policy: Policy) -> str:
-        """Return what a float32 output of the graph comes in: positions are float32 whatever the policy says."""
+        """Return the dtype of a float32 output of the graph: positions are float32 whatever the policy says."""
         return dtypes.FLOAT32 if head.index in self.verdicts[head.node].positions else policy.output_dtype
 
     def casts(self) -> int:
@@ -60,7 +60,7 @@ def make_plan(
     stored: FrozenSet[str] = frozenset(),
     final: bool = False,
 ) -> Plan:
-    """Return what is decided about a graph.
+    """Return the plan for a graph under a policy.
 
     Args:
         graph: A graph without casts of mxmp.
@@ -68,9 +68,8 @@ def make_plan(
         facts: What MXNet infers about the graph.
         rules: The table of operators.
         stored: Names of parameters that are stored in low precision already.
-        final: Whether the storage of parameters is decided on this graph alone, once and for all.
-            Otherwise a parameter that a free operator reads stays float32, because that operator's
-            label may change with the shapes.
+        final: Whether the storage of parameters is decided on this graph alone, once and for all. Otherwise a parameter
+            that a free operator reads stays float32, because that operator's label may change with the shapes.
     """
     verdicts, bodies = _plan_bodies(graph, classify(graph, policy, facts, rules), facts, policy)
     low_params: FrozenSet[int] = frozenset()
@@ -80,7 +79,7 @@ def make_plan(
         pinned = {i for i, verdict in enumerate(verdicts) if verdict.label == LOW}
         own_casts = _own_casts(graph, policy.compute_dtype)
         reading_low = [replace(v, low_ports=frozenset([0])) if i in own_casts else v for i, v in enumerate(verdicts)]
-        low_params = _read_low_alone(graph, reading_low, pinned, facts, params)
+        low_params = _read_low_only(graph, reading_low, pinned, facts, params)
         verdicts = tuple(reading_low[i] if own_casts.get(i) in low_params else v for i, v in enumerate(verdicts))
         low_params |= {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in stored}
         free_params = frozenset(params - low_params - {head.node for head in graph.heads}) if final else free_params
@@ -89,10 +88,10 @@ def make_plan(
     return Plan(verdicts, placement, low_params | (placement.low & free_params), bodies)
 
 
-def _read_low_alone(
+def _read_low_only(
     graph: Graph, verdicts: Sequence[Verdict], low: AbstractSet[int], facts: Facts, candidates: Set[int]
 ) -> FrozenSet[int]:
-    """Return the float32 variables among the candidates that are only ever read in low precision."""
+    """Return the float32 variables among the candidates that are read in low precision only."""
     found = {i for i in candidates if facts.dtype(Entry(i)) == dtypes.FLOAT32}
     read = set()
     for position, node in enumerate(graph.nodes):
@@ -105,7 +104,7 @@ def _read_low_alone(
 
 
 def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:
-    """Return the amp_casts of the network's own from variables to a dtype: what each reads, by its position.
+    """Return the network's own amp_casts of variables to a dtype: the variable that each reads, by its position.
 
     They give the same of a variable that is stored in that dtype, as contrib.amp stores it then. A ``Cast``
     to bfloat16 truncates, and does not.
@@ -121,7 +120,7 @@ def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:
 def _plan_bodies(
     graph: Graph, verdicts: Tuple[Verdict, ...], facts: Facts, policy: Policy
 ) -> Tuple[Tuple[Verdict, ...], Dict[Tuple[int, int], Plan]]:
-    """Return the plans of all bodies, and the verdicts with what the bodies want and give."""
+    """Return the plans of all bodies, and the verdicts completed with their low precision inputs and outputs."""
     plans: Dict[Tuple[int, int], Plan] = {}
     found = list(verdicts)
     for position, verdict in enumerate(verdicts):
@@ -148,14 +147,14 @@ def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts, named: F
     ("storage_type() == kDefaultStorage && IsView() == false", src/ndarray/ndarray.cc at tag 1.9.1).
     """
     verdicts, bodies = _plan_bodies(body.graph, verdicts, facts, policy)
-    any_heads = frozenset(range(len(body.graph.heads))) - body.exact - named
+    any_heads = frozenset(range(len(body.graph.heads))) - body.fixed_heads - named
     if policy.compute_dtype == dtypes.BFLOAT16:
         any_heads = frozenset()
     return Plan(verdicts, place(body.graph, verdicts, facts, any_heads=any_heads), frozenset(), bodies, any_heads)
 
 
 def _low_ports(bodies: Sequence[Body], plans: Mapping[int, Plan], facts: Mapping[int, Facts]) -> FrozenSet[int]:
-    """Return the inputs that all bodies want in low precision alone.
+    """Return the inputs that all bodies read in low precision only.
 
     They are cast once, in front of a loop, rather than in every iteration.
     """
@@ -167,7 +166,7 @@ def _low_ports(bodies: Sequence[Body], plans: Mapping[int, Plan], facts: Mapping
         if number in plans:
             plan = plans[number]
             candidates = set(variables) - {variables[variable] for variable, _ in body.states}
-            wanted = _read_low_alone(body.graph, plan.verdicts, plan.placement.low, facts[number], candidates)
+            wanted = _read_low_only(body.graph, plan.verdicts, plan.placement.low, facts[number], candidates)
         for position, port in zip(variables, body.ports):
             (low if position in wanted else exact).add(port)
     return frozenset(low - exact)

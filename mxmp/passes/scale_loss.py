@@ -1,4 +1,4 @@
-"""Loss heads get a ``loss_scale`` input, which multiplies their gradient and nothing else.
+"""Loss scaling for loss heads: an input ``loss_scale`` multiplies their gradient and nothing else.
 
 A loss head of the Symbolic API starts the backward pass by itself and ignores the gradient of its
 output, so multiplying the output scales nothing. In front of its data x this pass puts
@@ -22,9 +22,10 @@ from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import VARIABLE, make_attrs
 from ..rules import RULES
+from .attributes import MARK_ATTR, SCALE_MARK, device_attrs
 from .base import Pass
 from .facts import Facts
-from .insert_casts import MARK_ATTR, cast_op, place_of
+from .insert_casts import cast_op
 
 # Written by the user; a graph does not tell whether they use the gradient of their output
 # (CustomOpProp, python/mxnet/operator.py at tag 1.9.1: need_top_grad).
@@ -32,8 +33,6 @@ _USER_OPS = frozenset({"Custom", "_Native", "_NDArray"})
 
 # It adds a penalty to the gradient that it gets, which no scale reaches.
 _PENALTY = "IdentityAttachKLSparseReg"
-
-SCALE_MARK = "loss_scale"
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,8 @@ class ScaleLoss(Pass):
             )
 
         def add(op: str, what: str, *inputs: Entry, **attrs: str) -> Entry:
-            attrs = {**attrs, **place_of(head), MARK_ATTR: SCALE_MARK}
-            return Entry(builder.add(Node(op, builder.unique(f"{head.name}_{what}"), make_attrs(attrs), inputs)))
+            attrs = {**attrs, **device_attrs(head), MARK_ATTR: SCALE_MARK}
+            return builder.insert(op, f"{head.name}_{what}", *inputs, **attrs)
 
         # The first input of each node leads back to x: so EraseCasts finds the way.
         low = dtype != dtypes.FLOAT32
@@ -131,11 +130,11 @@ class ScaleLoss(Pass):
 
 
 def is_loss_head(node: Node) -> bool:
-    """Return whether a node's gradient is the loss's own, whatever comes behind it."""
+    """Return whether a node starts the backward pass itself and ignores the gradient of its output."""
     rule = RULES.find(node.op, dict(node.attrs))
     return rule is not None and rule.loss_head
 
 
 def _scale_variable(name: str, head: Node) -> Node:
-    attrs = {"__shape__": "(1,)", "__dtype__": dtypes.to_flag(dtypes.FLOAT32), **place_of(head)}
+    attrs = {"__shape__": "(1,)", "__dtype__": dtypes.to_flag(dtypes.FLOAT32), **device_attrs(head)}
     return Node(VARIABLE, name, make_attrs(attrs))

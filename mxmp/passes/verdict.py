@@ -1,4 +1,4 @@
-"""What is decided about one node: its label, the reason, and which ports follow."""
+"""The verdict on one node: its label, the reason, and which inputs and outputs have its precision."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ FLOAT32 = "float32"
 LOW = "low"
 FREE = "free"
 KEEP = "keep"
-"""The labels. A node that is kept is none of the engine's business: its inputs stay as they are."""
+"""The labels. A node that is kept is left unchanged, and so are its inputs."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was decided about one node, and why.
+    """The precision that one node is to run in, and why.
 
     Attributes:
         label: ``FLOAT32``, ``LOW``, ``FREE`` or ``KEEP``.
@@ -43,22 +43,22 @@ class Verdict:
     low_ports: FrozenSet[int] = frozenset()
     low_outputs: FrozenSet[int] = frozenset()
 
-    def follows(self, port: int) -> bool:
-        """Return whether an input is cast to the node's precision."""
+    def input_in_precision(self, port: int) -> bool:
+        """Return whether an input is wanted in the precision that the node runs in."""
         return self.label != KEEP and self.rule is not None and self.rule.is_data(port)
 
     def accepts_any(self, port: int) -> bool:
         """Return whether an input may have either precision."""
         return self.rule is not None and (port in self.rule.any or (port == 0 and self.widens != ""))
 
-    def moves(self, index: int) -> bool:
-        """Return whether an output has the node's precision."""
+    def output_in_precision(self, index: int) -> bool:
+        """Return whether an output comes in the precision that the node runs in."""
         return self.label != KEEP and self.rule is not None and index not in self.rule.keep_outputs
 
     def reads_low(self, port: int, low: bool) -> bool:
         """Return whether an input is wanted in low precision, given whether the node runs in it."""
-        return port in self.low_ports or (low and self.follows(port))
+        return port in self.low_ports or (low and self.input_in_precision(port))
 
     def gives_low(self, index: int, low: bool) -> bool:
         """Return whether an output comes in low precision, given whether the node runs in it."""
-        return index in self.low_outputs or (low and self.moves(index))
+        return index in self.low_outputs or (low and self.output_in_precision(index))

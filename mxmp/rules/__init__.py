@@ -1,4 +1,4 @@
-"""What each MXNet operator may run in: categories, ports and conditions, one line per fact."""
+"""Rules: the precisions that each MXNet operator may run in, by category, port and condition."""
 
 from .core import ALLOW as ALLOW
 from .core import CATEGORIES as CATEGORIES

@@ -19,10 +19,9 @@ MAX_REDUCTION = 1024
 
 MXNet sums in the dtype of the data (src/operator/tensor/broadcast_reduce_op.h at tag 1.9.1), with
 MXNET_SAFE_ACCUMULATION too: that is for softmax, LayerNorm and norm alone. ``sum`` and ``mean`` carry the rounding
-error along (mshadow's red::sum), but overflow: the float16 mean of 70,000 ones is NaN. Of 1024 elements
-it is not where they are below 64. The windows of AdaptiveAvgPooling2D are plain running sums: of ones
-they stop growing at 2048, and random windows of 32x32, 56x56 and 112x112 are off by 0.5%, 1.6% and 67%
-(float16 on CPU).
+error along (mshadow's red::sum), but overflow: the float16 mean of 70,000 ones is NaN. Of 1024 elements it is not where
+they are below 64. The windows of AdaptiveAvgPooling2D are plain running sums: of ones they stop growing at 2048, and
+random windows of 32x32, 56x56 and 112x112 are off by 0.5%, 1.6% and 67% (float16 on CPU).
 """
 
 MAX_MAGNIFICATION = 8
@@ -54,8 +53,8 @@ def scalars_in_range(*keys: str) -> Condition:
     return condition
 
 
-def scalars_held(*keys: str) -> Condition:
-    """Forbid calls as ``scalars_in_range``, and with scalars that bfloat16 does not have, which MXNet truncates."""
+def scalars_representable(*keys: str) -> Condition:
+    """Forbid calls with scalars out of range, or that bfloat16 cannot represent, which MXNet truncates."""
     in_range = scalars_in_range(*keys)
 
     def condition(call: Call) -> Optional[str]:

@@ -49,7 +49,7 @@ def value_of(attrs: Mapping[str, str], key: str) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(text: str) -> Any:
-    """Return what a text stands for; networks write the same few again and again."""
+    """Return the value of a text; cached, because networks repeat the same few."""
     try:
         return ast.literal_eval(_LONG.sub("", text) if "L" in text else text)
     except (ValueError, SyntaxError):
@@ -58,7 +58,7 @@ def _parsed(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Call:
-    """One use of an operator, as conditions see it.
+    """One call of an operator: what conditions decide by.
 
     Attributes:
         attrs: The node's attributes.
@@ -83,7 +83,7 @@ Condition = Callable[[Call], Optional[str]]
 
 @dataclass(frozen=True)
 class Rule:
-    """What one operator, or one variant of it, may run in.
+    """The precisions that one operator, or one variant of it, may run in.
 
     Attributes:
         op: The operator's name in the graph (not an alias).
@@ -95,12 +95,11 @@ class Rule:
         keep_outputs: Outputs whose dtype does not follow the data (BatchNorm's mean and variance).
         dtypes: Low precision dtypes that MXNet 1.9.1 has a sound kernel for. bfloat16 has kernels
             on CPU alone, float16 on GPU (on CPU it is emulated).
-        exact: Inputs on the low precision grid give outputs on the grid, so that emulation needs
+        preserves_grid: Inputs on the low precision grid give outputs on the grid, so that emulation needs
             no rounding. False where the result is rounded.
         scalars: Attributes that the kernel rounds to the dtype of the data before it uses them
             (``DType(alpha)`` in src/operator/tensor/elemwise_binary_scalar_op.h at tag 1.9.1).
-        when: Attribute values that this variant is for, as text or ``GIVEN``; rules of one operator
-            are tried in order.
+        when: Attribute values that this variant is for, as text or ``GIVEN``; rules of one operator are tried in order.
         condition: Says why a particular call must stay in float32.
         taints: Whether values of a call that the condition forbids are unsafe for what follows. They are
             not where the condition is for how sums are rounded alone.
@@ -128,7 +127,7 @@ class Rule:
     shape_only: Sequence[int] = ()
     keep_outputs: Sequence[int] = ()
     dtypes: FrozenSet[str] = frozenset(dtypes.LOW_PRECISION)
-    exact: bool = False
+    preserves_grid: bool = False
     scalars: Tuple[str, ...] = ()
     when: Tuple[Tuple[str, str], ...] = ()
     condition: Optional[Condition] = None

@@ -1,4 +1,4 @@
-"""Sums that MXNet's kernels take in low precision, forward or for a gradient, and how long they may be.
+"""Conditions on the length of sums that MXNet's kernels accumulate in low precision, forward or backward.
 
 What follows is of float16 on a GPU (CUDA sources of tag 1.9.1). In bfloat16 none of these has a kernel that rounds.
 

@@ -12,9 +12,9 @@ from .convert import convert_checkpoint as convert_checkpoint
 from .convert import convert_model as convert_model
 from .convert import convert_symbol as convert_symbol
 from .convert import on_cpu as on_cpu
-from .facts import from_graph as from_graph
-from .facts import infer_facts as infer_facts
-from .facts import to_graph as to_graph
+from .inference import from_graph as from_graph
+from .inference import infer_facts as infer_facts
+from .inference import to_graph as to_graph
 from .monitors import NetworkNames as NetworkNames
 from .monitors import WatchedExecutor as WatchedExecutor
 from .outcomes import ShapeOutcomes as ShapeOutcomes

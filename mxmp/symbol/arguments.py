@@ -13,7 +13,7 @@ import mxnet as mx
 from .. import dtypes as dtypes_
 from ..errors import ConvertError, DtypeError, InferenceError, ParamsError
 from ..policy import Policy, did_you_mean
-from .facts import to_graph
+from .inference import to_graph
 
 PolicyLike = Union[str, Policy]
 """A policy, or the text of one."""

@@ -15,7 +15,7 @@ from ..report import Report
 from . import params as values
 from .arguments import PolicyLike, check_params, known_dtypes, make_model, param_names, require_symbol
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
-from .facts import infer_facts, to_graph
+from .inference import infer_facts, to_graph
 from .rewrite import convert_graph, emulated, input_dtypes
 from .shared_params import convert_sharing, require_matches
 

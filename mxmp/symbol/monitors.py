@@ -12,8 +12,8 @@ from .. import dtypes
 from ..graph import Graph
 from ..passes import EraseCasts
 from ..passes.emulate import Named, emulated_entries
-from ..tally import positions
-from .facts import output_names, to_graph
+from ..report.casts import positions
+from .inference import output_names, to_graph
 from .rewrite import Converted
 
 Callback = Callable[..., None]

@@ -12,8 +12,8 @@ import numpy as np
 from .. import dtypes
 from ..arrays.casts import amp_cast
 from ..graph import Graph
+from ..passes.attributes import DECLARED_ATTR, MARK_ATTR
 from ..passes.control_flow import bodies_of
-from ..passes.insert_casts import DECLARED_ATTR, MARK_ATTR
 from ..rules import CLEAR, RULES
 
 Arrays = Mapping[str, Any]

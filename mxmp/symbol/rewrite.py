@@ -25,7 +25,7 @@ from ..passes.guard_gradient_sums import bfloat16_entries
 from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Report, make_report
-from .facts import Dtypes, Shapes, from_graph, infer_facts, infer_variables, to_graph
+from .inference import Dtypes, Shapes, from_graph, infer_facts, infer_variables, to_graph
 from .params import read_low
 
 
@@ -91,7 +91,7 @@ def convert_graph(
     source = from_graph(erased.graph, symbol) if erased.modified else symbol
     graph = to_graph(source) if erased.modified else erased.graph
     types = input_dtypes(source, graph, shapes, types or {}, params)
-    facts = replace(infer_facts(source, graph, shapes, types, params), unfit=unfit)
+    facts = replace(infer_facts(source, graph, shapes, types, params), out_of_range=unfit)
     plan = make_plan(graph, policy, facts, stored=stored, final=final)
     after = in_written_order(Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))(graph).graph)
     result = from_graph(after, symbol)

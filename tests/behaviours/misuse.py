@@ -37,30 +37,30 @@ MISUSE: Dict[str, Row] = {
     "an interval is set below the tracker": Row(
         "refused",
         (
-            "test_loss_scale.py::test_dynamic_refuses[growth_tracker=10 has passed growth_interval=10]",
-            "test_loss_scale.py::test_from_dict_refuses[growth_tracker=7 has passed growth_interval=5]",
+            "loss_scale/test_dynamic.py::test_dynamic_refuses[growth_tracker=10 has passed growth_interval=10]",
+            "loss_scale/test_values.py::test_from_dict_refuses[growth_tracker=7 has passed growth_interval=5]",
         ),
     ),
     "a scale that is not positive and finite": Row(
         "refused",
         (
-            "test_loss_scale.py::test_dynamic_refuses[init_scale=nan]",
-            "test_loss_scale.py::test_static_refuses_what_is_no_factor",
+            "loss_scale/test_dynamic.py::test_dynamic_refuses[init_scale=nan]",
+            "loss_scale/test_values.py::test_static_refuses_what_is_no_factor",
             "gluon/test_trainer.py::test_a_wrong_loss_scale_is_refused",
         ),
     ),
     "backoff outside (0, 1)": Row(
         "refused",
-        ("test_loss_scale.py::test_dynamic_refuses[backoff_factor=0.0]",),
+        ("loss_scale/test_dynamic.py::test_dynamic_refuses[backoff_factor=0.0]",),
     ),
     "growth_interval 0": Row(
         "refused",
-        ("test_loss_scale.py::test_dynamic_refuses[growth_interval=0; expected a whole number of at least 1]",),
+        ("loss_scale/test_dynamic.py::test_dynamic_refuses[growth_interval=0; expected a whole number of at least 1]",),
     ),
     "a NaN in a loaded state": Row(
         "refused, and nothing is loaded",
         (
-            "test_loss_scale.py::test_from_dict_refuses[value=nan is no loss scale]",
+            "loss_scale/test_values.py::test_from_dict_refuses[value=nan is no loss scale]",
             "gluon/test_trainer_states.py::test_a_damaged_scaler_loads_nothing",
         ),
     ),

@@ -38,7 +38,7 @@ BEHAVIOURS: Dict[int, Row] = {
     3: Row(
         "the scale grows after N steps and backs off; a back-off resets the tracker",
         (
-            "test_loss_scale.py::test_dynamic_follows_the_table",
+            "loss_scale/test_dynamic.py::test_dynamic_follows_the_table",
             "gluon/test_trainer.py::test_the_scale_grows_after_the_interval",
             "gluon/test_trainer.py::test_a_new_scale_takes_effect_at_the_next_step",
         ),
@@ -64,16 +64,16 @@ BEHAVIOURS: Dict[int, Row] = {
     7: Row(
         "the scale is exactly init * growth**u * backoff**s; without scaling the loop is as it was",
         (
-            "test_loss_scale.py::test_dynamic_is_init_times_powers_of_the_factors",
+            "loss_scale/test_dynamic.py::test_dynamic_is_init_times_powers_of_the_factors",
             "gluon/test_trainer.py::test_without_a_loss_scale_the_loop_of_gluon_is_unchanged",
         ),
     ),
     8: Row(
         "the scale never overflows",
         (
-            "test_loss_scale.py::test_dynamic_clamps_growth_at_max_scale",
-            "test_loss_scale.py::test_dynamic_refuses[max_scale]",
-            "test_loss_scale.py::test_dynamic_never_leaves_its_bounds_in_a_hundred_thousand_steps",
+            "loss_scale/test_dynamic.py::test_dynamic_keeps_to_bounds_and_factors",
+            "loss_scale/test_dynamic.py::test_dynamic_refuses[max_scale]",
+            "loss_scale/test_dynamic.py::test_dynamic_never_leaves_its_bounds_in_a_hundred_thousand_steps",
         ),
     ),
     9: Row(
@@ -239,9 +239,9 @@ BEHAVIOURS: Dict[int, Row] = {
     32: Row(
         "hysteresis under fuzz, and never below the floor",
         (
-            "test_loss_scale.py::test_dynamic_never_leaves_its_bounds_in_a_hundred_thousand_steps",
-            "test_loss_scale.py::test_dynamic_matches_megatron",
-            "test_loss_scale.py::test_dynamic_hysteresis_follows_the_table",
+            "loss_scale/test_dynamic.py::test_dynamic_never_leaves_its_bounds_in_a_hundred_thousand_steps",
+            "loss_scale/test_dynamic.py::test_dynamic_matches_megatron",
+            "loss_scale/test_dynamic.py::test_dynamic_follows_the_table",
         ),
     ),
     33: Row(
@@ -310,16 +310,16 @@ BEHAVIOURS: Dict[int, Row] = {
     41: Row(
         "a custom minimum is kept, through a file too",
         (
-            "test_loss_scale.py::test_dynamic_clamps_back_off_at_a_custom_min_scale",
-            "test_loss_scale.py::test_every_field_survives_a_dict",
+            "loss_scale/test_dynamic.py::test_dynamic_keeps_to_bounds_and_factors",
+            "loss_scale/test_values.py::test_every_field_survives_a_dict",
             "gluon/test_trainer_states.py::test_load_states_brings_the_scaler_back",
         ),
     ),
     42: Row(
         "all steps overflow, and some do",
         (
-            "test_loss_scale.py::test_dynamic_follows_the_table",
-            "test_loss_scale.py::test_dynamic_gives_up_after_the_chosen_number_of_steps_at_the_floor_whatever_its_options",
+            "loss_scale/test_dynamic.py::test_dynamic_follows_the_table",
+            "loss_scale/test_dynamic.py::test_dynamic_gives_up_after_the_chosen_number_of_steps_at_the_floor_whatever_its_options",
             "gluon/test_trainer.py::test_the_floor_raises_with_the_name_of_the_first_bad_parameter",
             "gluon/test_trainer.py::test_a_float16_gradient_overflows_by_itself_until_the_scale_fits",
         ),

@@ -41,9 +41,9 @@ def test_a_float32_network_shows_what_a_policy_decides(tmp_path):
     assert rows(out) == {
         "node": ("precision", "reason", "casts"),
         "conv": ("float16", "allow", "data to float16, conv_weight to float16, conv_bias to float16"),
-        "bn": ("float16", "infer: cheaper so", ""),
-        "act": ("float16", "clear: cheaper so", ""),
-        "flat": ("float16", "clear: cheaper so", ""),
+        "bn": ("float16", "infer: cheapest", ""),
+        "act": ("float16", "clear: cheapest", ""),
+        "flat": ("float16", "clear: cheapest", ""),
         "fc": ("float16", "allow", "fc_weight to float16, fc_bias to float16"),
         "softmax": ("float32", "deny: loss head", "fc_output to float32"),
     }

@@ -72,7 +72,7 @@ def test_a_narrow_terminal_breaks_no_name(tmp_path):
         "softmax",
         "conv_weight",
         "loss_scale=dynamic",
-        "cheaper so",
+        "cheapest",
         "allow: gains from low",
     ):
         assert any(word in line for line in lines), word

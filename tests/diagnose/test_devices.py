@@ -10,7 +10,7 @@ import mxnet as mx
 import pytest
 
 from mxmp.diagnose import check_devices, devices
-from mxmp.diagnose.devices import Finding, Gpu, judge_cpu, judge_gpu, read_gpus
+from mxmp.diagnose.devices import Finding, Gpu, check_cpu, check_gpu, read_gpus
 from mxmp.diagnose.processor import Processor
 from mxmp.errors import PolicyError
 from tests.diagnose.libraries import cpu_library, cuda_library
@@ -82,7 +82,7 @@ def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine, 
     ],
 )
 def test_the_message_names_the_card_and_the_reason(capability, dtype, text):
-    message = judge_gpu(Gpu(2, "Some Card", capability), dtype).message
+    message = check_gpu(Gpu(2, "Some Card", capability), dtype).message
     assert message.startswith("GPU 2 (Some Card), compute ") and text in message
 
 
@@ -96,7 +96,7 @@ def test_the_message_names_the_card_and_the_reason(capability, dtype, text):
     ],
 )
 def test_the_advice_is_for_what_does_not_run(capability, dtype, advice):
-    found = judge_gpu(Gpu(0, "Some Card", capability), dtype)
+    found = check_gpu(Gpu(0, "Some Card", capability), dtype)
     assert found.advice.startswith(advice) and bool(found.advice) == bool(advice) == (not found.ok)
 
 
@@ -141,13 +141,13 @@ FULL = ["Tesla T4", "NVIDIA T4G", "GRID T4-16Q", "GeForce RTX 2060", "Quadro RTX
 
 @pytest.mark.parametrize(("name", "tensor_cores"), [*((n, False) for n in BARE), *((n, True) for n in FULL)])
 def test_cards_of_7_5_without_tensor_cores_are_told_apart(name, tensor_cores):
-    finding = judge_gpu(Gpu(0, name, (7, 5)), "float16")
+    finding = check_gpu(Gpu(0, name, (7, 5)), "float16")
     assert finding.ok and ("on its tensor cores" in finding.message) == tensor_cores
     assert ("no tensor cores" in finding.message) != tensor_cores
 
 
 def test_a_name_alone_takes_no_tensor_cores_away():
-    assert "on its tensor cores" in judge_gpu(Gpu(0, "NVIDIA T1000", (8, 6)), "float16").message
+    assert "on its tensor cores" in check_gpu(Gpu(0, "NVIDIA T1000", (8, 6)), "float16").message
 
 
 def test_a_driver_that_does_not_know_the_field_gives_names_alone(fake):
@@ -220,7 +220,7 @@ def test_a_program_that_does_not_start_is_told(fake, tmp_path, caplog):
     ],
 )
 def test_a_processor_is_judged_by_its_flags(flags, dtype, runs, ok, text):
-    finding = judge_cpu(Processor("Xeon", frozenset(flags.split())), dtype, runs)
+    finding = check_cpu(Processor("Xeon", frozenset(flags.split())), dtype, runs)
     assert finding.ok is ok and text in finding.message
 
 

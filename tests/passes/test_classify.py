@@ -7,7 +7,7 @@ import pytest
 from mxmp.errors import PolicyError
 from mxmp.graph import from_text
 from mxmp.passes import Facts, classify
-from mxmp.passes.classify import depends_on_shapes, shape_outcome
+from mxmp.passes.shape_outcomes import depends_on_shapes, shape_outcome
 from mxmp.passes.verdict import FLOAT32, FREE, KEEP, LOW
 from mxmp.policy import Policy
 from mxmp.rules import RULES
@@ -164,7 +164,7 @@ def test_index_ports_do_not_matter_to_the_verdict():
     text = "i = null()\nw = null()\ne = Embedding(i, w)\nd = dot(e, w)\nreturn d"
     found = verdicts_of(text, dtypes={"i": "int32"})["e"]
     assert found.label == FREE
-    assert not found.follows(0) and found.follows(1)
+    assert not found.input_in_precision(0) and found.input_in_precision(1)
 
 
 @pytest.mark.parametrize("shape, label", [((4, 1024), FREE), ((4, 1025), FLOAT32), (None, FLOAT32)])

@@ -38,7 +38,7 @@ def test_foreach_binds_data_states_and_the_rest():
     assert [names[variable].split("-")[0] for variable in body.sliced] == ["data"]
     ((variable, head),) = body.states
     assert names[variable].startswith("state") and head == 2
-    assert body.exact == {2} and not body.decides
+    assert body.fixed_heads == {2} and not body.is_condition
 
 
 def test_while_loop_has_a_condition_and_a_function():
@@ -48,12 +48,12 @@ def test_while_loop_has_a_condition_and_a_function():
     )
     graph, node = loop_of(outputs[0])
     condition, function = bodies_of(node)
-    assert condition.decides and list(variables(graph, node, condition).values()) == ["i"]
+    assert condition.is_condition and list(variables(graph, node, condition).values()) == ["i"]
     found = variables(graph, node, function)
     assert sorted(found.values()) == ["i", "total", "weight"]
     names = list(found.values())
     assert {names[variable]: head for variable, head in function.states} == {"i": 1, "total": 2}
-    assert function.exact == {1, 2}
+    assert function.fixed_heads == {1, 2}
 
 
 def test_cond_has_two_branches_that_agree():
@@ -61,10 +61,10 @@ def test_cond_has_two_branches_that_agree():
     out = mx.sym.contrib.cond(mx.sym.sum(data) < 3, lambda: mx.sym.relu(data), lambda: data * 2)
     graph, node = loop_of(out)
     condition, then, otherwise = bodies_of(node)
-    assert condition.decides and not then.decides and not otherwise.decides
+    assert condition.is_condition and not then.is_condition and not otherwise.is_condition
     for body in (then, otherwise):
         assert list(variables(graph, node, body).values()) == ["data"]
-        assert body.exact == {0} and body.states == ()
+        assert body.fixed_heads == {0} and body.states == ()
 
 
 @pytest.mark.parametrize("op", ["relu", "FullyConnected"])

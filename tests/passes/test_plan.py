@@ -21,12 +21,12 @@ O1, O2 = Policy.parse("O1"), Policy.parse("O2")
 class Planned:
     """A plan with its graph, asked by name."""
 
-    def __init__(self, text, policy=O2, params=(), dtypes=None, unfit=(), **options):
+    def __init__(self, text, policy=O2, params=(), dtypes=None, out_of_range=(), **options):
         self.graph = from_text(text)
         self.at = {node.name: i for i, node in enumerate(self.graph.nodes)}
         facts = Facts.assume_float32(self.graph)
         known = {**facts.dtypes, **{(self.at[name], 0): dtype for name, dtype in (dtypes or {}).items()}}
-        facts = replace(facts, dtypes=known, params=frozenset(params), unfit=frozenset(unfit))
+        facts = replace(facts, dtypes=known, params=frozenset(params), out_of_range=frozenset(out_of_range))
         self.plan = make_plan(self.graph, policy, facts, **options)
 
     def stored_low(self):
@@ -114,7 +114,7 @@ def test_parameters_of_other_dtypes_are_left_alone(dtype):
 
 
 def test_parameters_beyond_the_range_stay_float32_with_their_readers():
-    found = Planned(LAYER + "f = dot(d, x)\nreturn f", params=["w"], unfit=["w"])
+    found = Planned(LAYER + "f = dot(d, x)\nreturn f", params=["w"], out_of_range=["w"])
     assert (found.label("d"), found.label("f")) == (FLOAT32, LOW)
     assert found.stored_low() == set()
 

@@ -11,7 +11,7 @@ import pytest
 
 from mxmp import dtypes
 from mxmp.rules import RULES, Call
-from mxmp.rules.conditions import scalars_held
+from mxmp.rules.conditions import scalars_representable
 from tests.rules.bias import BOUND, bias, measured
 from tests.rules.examples import EXAMPLES, Example
 
@@ -62,7 +62,7 @@ def test_sums_of_tensors_round_and_stay_in_bfloat16(op):
 
 @pytest.mark.parametrize("value, held", [("6", True), ("-2.5", True), ("1e-9", False), ("0.1", False), ("257", False)])
 def test_a_scalar_that_becomes_a_result_must_be_one_of_bfloat16(value, held):
-    reason = scalars_held("a_max")(Call({"a_min": "0", "a_max": value}, (), dtypes.BFLOAT16))
+    reason = scalars_representable("a_max")(Call({"a_min": "0", "a_max": value}, (), dtypes.BFLOAT16))
     assert (reason is None) == held
     assert held or f"a_max={float(value):g} is none of bfloat16's values" in reason
 

@@ -47,7 +47,7 @@ COLLISIONS = {
         "'softmax' is in both allow and deny; keep it in one.",
     ),
     "one category twice": (
-        (Rule("act", INFER, when=RELU), Rule("act", INFER, when=RELU, exact=True)),
+        (Rule("act", INFER, when=RELU), Rule("act", INFER, when=RELU, preserves_grid=True)),
         r"'act': the rule for \{'act_type': 'relu'\} is never reached behind the one for \{'act_type': 'relu'\}.",
     ),
     "behind one for all attributes": (

@@ -10,11 +10,10 @@ from ...diagnose.tensor_cores import Uneven, uneven_layers
 from ...graph import Graph
 from ...passes import Facts
 from ...policy import Policy, check_matches
-from ...report import Report, held_report
+from ...report import Report, report_converted, variable_bytes
 from ...symbol import Converted, convert_graph, convert_model, infer_facts, to_graph
 from ...symbol.arguments import blaming_params, check_params, known_shapes, make_model, param_names
 from ...symbol.params import Change, total_bytes, widened
-from ...tally import variable_bytes
 
 Params = Tuple[Dict[str, Any], Dict[str, Any]]
 """Arguments and auxiliary states."""
@@ -87,7 +86,7 @@ def inspect_converted(
     else:
         args, aux = params
         sizes = total_bytes({**widened(symbol, args), **aux}), total_bytes({**args, **aux})
-    report = replace(held_report(*views[0], *views[1]), param_bytes=sizes)
+    report = replace(report_converted(*views[0], *views[1]), param_bytes=sizes)
     return Inspection(report, uneven=_uneven(report, before, params))
 
 

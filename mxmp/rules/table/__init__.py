@@ -1,8 +1,7 @@
 """The table: every operator of MXNet 1.9.1 that a symbol can hold, one line per fact.
 
-Operators that stand here run in low precision, or stay in float32, for the reason given; an
-operator that does not stand here (one of a library, or ``Custom``) is left as it is and named in
-the report.
+Operators that stand here run in low precision, or stay in float32, for the reason given; an operator that does not
+stand here (one of a library, or ``Custom``) is left as it is and named in the report.
 
 What MXNet has kernels for was found by running each operator; that float16 has them on GPU too, by
 reading its source. Files that comments name lie under src/operator at tag 1.9.1.
@@ -13,9 +12,9 @@ from __future__ import annotations
 from ..core import RuleSet
 from .elementwise import ELEMENTWISE
 from .functions import FUNCTIONS
-from .kept import KEPT
 from .linalg import LINALG
 from .losses import LOSSES
+from .never_cast import NEVER_CAST
 from .products import PRODUCTS
 from .random import RANDOM
 from .reductions import REDUCTIONS
@@ -25,7 +24,7 @@ from .vision import VISION
 
 _COMPUTING = PRODUCTS + ELEMENTWISE + FUNCTIONS + REDUCTIONS + LINALG
 _MOVING = SHAPES + ROWS + VISION
-_OTHERS = LOSSES + RANDOM + KEPT
+_OTHERS = LOSSES + RANDOM + NEVER_CAST
 
 RULES = RuleSet(_COMPUTING + _MOVING + _OTHERS)
 """The rules of mxmp."""

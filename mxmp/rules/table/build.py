@@ -1,12 +1,12 @@
-"""How the lines of the table are written."""
+"""Functions that make the rules of the table, several operators at once."""
 
 from __future__ import annotations
 
-from typing import Any, FrozenSet, Tuple
+from typing import Any, Dict, FrozenSet, Tuple
 
 from ... import dtypes
-from ..conditions import scalars_held, scalars_in_range
-from ..core import EVERY, GIVEN, Rule
+from ..conditions import scalars_in_range, scalars_representable
+from ..core import CLEAR, EVERY, GIVEN, INFER, Condition, Rule
 
 Rules = Tuple[Rule, ...]
 
@@ -21,10 +21,9 @@ def rules(category: str, ops: str, no_bfloat16: bool = False, no_low: bool = Fal
     Args:
         category: One of ``CATEGORIES``.
         ops: Names of operators, with spaces between them.
-        no_bfloat16: Whether MXNet's bfloat16 kernel on CPU is missing ('Unknown type enum 12', a
-            failed check), aborts the process or gives wrong numbers. Most of MXNet's own kernels
-            truncate, which makes every result, or the sum in a gradient, some 0.3 % too small: a
-            bias that adds up over layers. oneDNN's kernels round.
+        no_bfloat16: Whether MXNet's bfloat16 kernel on CPU is missing ('Unknown type enum 12', a failed check), aborts
+            the process or gives wrong numbers. Most of MXNet's own kernels truncate, which makes every result, or the
+            sum in a gradient, some 0.3 % too small: a bias that adds up over layers. oneDNN's kernels round.
         no_low: Whether MXNet has a sound kernel in neither low precision.
         **fields: Other fields of ``Rule``.
     """
@@ -38,15 +37,34 @@ def rules(category: str, ops: str, no_bfloat16: bool = False, no_low: bool = Fal
 def scalar_rules(category: str, keys: str, ops: str, **fields: Any) -> Rules:
     """Return rules for operators with scalars, named in ``keys``, which must fit the low precision dtype.
 
-    Where the operator is exact the scalar may become a result, and MXNet would truncate it to bfloat16.
+    Where the operator preserves the grid the scalar may become a result, and MXNet would truncate it to bfloat16.
     """
     scalars = tuple(keys.split())
-    fits = scalars_held if fields.get("exact") else scalars_in_range
+    fits = scalars_representable if fields.get("preserves_grid") else scalars_in_range
     return rules(category, ops, scalars=scalars, condition=fits(*scalars), **fields)
 
 
-def kept(category: str, ops: str, reason: str, **fields: Any) -> Rules:
-    """Return rules for operators whose inputs and outputs are all left as they are."""
+def moves(ops: str, scalars: str = "", category: str = CLEAR, **fields: Any) -> Rules:
+    """Return rules for operators that move or select values, so that outputs are on the grid if inputs are.
+
+    ``scalars`` names attributes whose values may be among the outputs.
+    """
+    fields["preserves_grid"] = True
+    return scalar_rules(category, scalars, ops, **fields) if scalars else rules(category, ops, **fields)
+
+
+def compares(ops: str, scalars: str = "") -> Rules:
+    """Return rules for operators that compare, and give 0 and 1 in the dtype of the data."""
+    return moves(ops, scalars, category=INFER, truth=True)
+
+
+def short_sums(condition: Condition) -> Dict[str, Any]:
+    """Return the fields of rules whose condition bounds a sum: a longer one is inaccurate, but not out of range."""
+    return {"condition": condition, "taints": False}
+
+
+def never_cast(category: str, ops: str, reason: str, **fields: Any) -> Rules:
+    """Return rules for operators whose inputs and outputs mxmp never casts."""
     return rules(category, ops, keep=EVERY, keep_outputs=EVERY, reason=reason, **fields)
 
 

@@ -1,15 +1,13 @@
-"""Arithmetic, comparisons and selection, value by value."""
+"""Elementwise operators: arithmetic, rounding, comparisons, logic and selection."""
 
 from __future__ import annotations
 
-from typing import Any, Dict
-
-from ..core import CLEAR, DENY, INFER
+from ..core import DENY, INFER
 from ..sums import short_gradients
-from .build import BFLOAT16_ALONE, Rules, kept, rules, scalar_rules
+from .build import BFLOAT16_ALONE, Rules, compares, moves, never_cast, rules, scalar_rules, short_sums
 
 # The gradient of what is broadcast is a sum.
-_BROADCAST: Dict[str, Any] = {"condition": short_gradients, "taints": False}
+_BROADCAST = short_sums(short_gradients)
 
 _ARITHMETIC = (
     *rules(INFER, "elemwise_add add_n"),
@@ -34,22 +32,19 @@ _ARITHMETIC = (
 )
 
 _ROUNDING = (
-    *rules(INFER, "floor ceil round rint fix trunc sign", exact=True),
-    *rules(INFER, "_npi_floor _npi_ceil _npi_rint _npi_fix _npi_trunc _npi_sign", exact=True),
-    *rules(INFER, "_contrib_round_ste _contrib_sign_ste", exact=True),
+    *rules(INFER, "floor ceil round rint fix trunc sign", preserves_grid=True),
+    *rules(INFER, "_npi_floor _npi_ceil _npi_rint _npi_fix _npi_trunc _npi_sign", preserves_grid=True),
+    *rules(INFER, "_contrib_round_ste _contrib_sign_ste", preserves_grid=True),
     *rules(INFER, "_npi_around", dtypes=BFLOAT16_ALONE),  # refuses float16
 )
 
 # The answers are 0 and 1; those of numpy's operators are booleans.
 _COMPARISONS = (
-    *rules(
-        INFER, "broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal", exact=True, truth=True
-    ),
-    *rules(INFER, "broadcast_lesser broadcast_lesser_equal", exact=True, truth=True),
-    *rules(INFER, "_equal _not_equal _greater _greater_equal _lesser _lesser_equal", exact=True, truth=True),
-    *scalar_rules(INFER, "scalar", "_greater_scalar _greater_equal_scalar", exact=True, truth=True),
-    *scalar_rules(INFER, "scalar", "_lesser_scalar _lesser_equal_scalar", exact=True, truth=True),
-    *scalar_rules(INFER, "scalar", "_equal_scalar _not_equal_scalar", exact=True, truth=True),
+    *compares("broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal"),
+    *compares("broadcast_lesser broadcast_lesser_equal"),
+    *compares("_equal _not_equal _greater _greater_equal _lesser _lesser_equal"),
+    *compares("_greater_scalar _greater_equal_scalar _lesser_scalar _lesser_equal_scalar", scalars="scalar"),
+    *compares("_equal_scalar _not_equal_scalar", scalars="scalar"),
     *rules(INFER, "_npi_equal _npi_not_equal _npi_greater _npi_greater_equal", keep_outputs=(0,), truth=True),
     *rules(INFER, "_npi_less _npi_less_equal", keep_outputs=(0,), truth=True),
     *scalar_rules(INFER, "scalar", "_npi_equal_scalar _npi_not_equal_scalar", keep_outputs=(0,), truth=True),
@@ -58,30 +53,30 @@ _COMPARISONS = (
 )
 
 _LOGIC = (
-    *rules(INFER, "_logical_and _logical_or _logical_xor logical_not", exact=True, truth=True),
-    *rules(INFER, "broadcast_logical_and broadcast_logical_or broadcast_logical_xor", exact=True, truth=True),
-    *scalar_rules(
-        INFER, "scalar", "_logical_and_scalar _logical_or_scalar _logical_xor_scalar", exact=True, truth=True
-    ),
+    *compares("_logical_and _logical_or _logical_xor logical_not"),
+    *compares("broadcast_logical_and broadcast_logical_or broadcast_logical_xor"),
+    *compares("_logical_and_scalar _logical_or_scalar _logical_xor_scalar", scalars="scalar"),
     *rules(INFER, "_npi_logical_not _np_any _np_all", keep_outputs=(0,), truth=True),
-    *kept(DENY, "_npi_isnan _npi_isinf _npi_isfinite _npi_isposinf _npi_isneginf", "asks what overflow changes"),
-    *kept(DENY, "_contrib_allclose _npx_constraint_check _npi_share_memory", "a check"),
-    *kept(DENY, "_npi_bitwise_and _npi_bitwise_or _npi_bitwise_xor _npi_bitwise_not _npi_lcm", "integers"),
-    *kept(DENY, "_npi_bitwise_and_scalar _npi_bitwise_or_scalar _npi_bitwise_xor_scalar _npi_lcm_scalar", "integers"),
+    *never_cast(DENY, "_npi_isnan _npi_isinf _npi_isfinite _npi_isposinf _npi_isneginf", "asks what overflow changes"),
+    *never_cast(DENY, "_contrib_allclose _npx_constraint_check _npi_share_memory", "a check"),
+    *never_cast(DENY, "_npi_bitwise_and _npi_bitwise_or _npi_bitwise_xor _npi_bitwise_not _npi_lcm", "integers"),
+    *never_cast(
+        DENY, "_npi_bitwise_and_scalar _npi_bitwise_or_scalar _npi_bitwise_xor_scalar _npi_lcm_scalar", "integers"
+    ),
 )
 
 # By value, or by a condition of any dtype.
 _SELECTION = (
-    *rules(CLEAR, "abs negative _npi_absolute _npi_negative", exact=True),
-    *rules(CLEAR, "_maximum _minimum", exact=True),
-    *rules(CLEAR, "broadcast_maximum broadcast_minimum _npi_copysign", exact=True, no_bfloat16=True, **_BROADCAST),
-    *scalar_rules(CLEAR, "scalar", "_maximum_scalar _minimum_scalar", exact=True),
-    *scalar_rules(CLEAR, "scalar", "_npi_copysign_scalar _npi_rcopysign_scalar", exact=True),
-    *scalar_rules(CLEAR, "a_min a_max", "clip", exact=True),
-    *scalar_rules(CLEAR, "scalar", "_contrib_gradientmultiplier", exact=True, no_bfloat16=True),  # the identity
-    *rules(CLEAR, "where", keep=(0,), exact=True),
-    *rules(CLEAR, "_npi_where", keep=(0,), exact=True, no_bfloat16=True),
-    *scalar_rules(CLEAR, "scalar", "_npi_where_lscalar _npi_where_rscalar", keep=(0,), exact=True, no_bfloat16=True),
+    *moves("abs negative _npi_absolute _npi_negative"),
+    *moves("_maximum _minimum"),
+    *moves("broadcast_maximum broadcast_minimum _npi_copysign", no_bfloat16=True, **_BROADCAST),
+    *moves("_maximum_scalar _minimum_scalar", scalars="scalar"),
+    *moves("_npi_copysign_scalar _npi_rcopysign_scalar", scalars="scalar"),
+    *moves("clip", scalars="a_min a_max"),
+    *moves("_contrib_gradientmultiplier", scalars="scalar", no_bfloat16=True),  # the identity
+    *moves("where", keep=(0,)),
+    *moves("_npi_where", keep=(0,), no_bfloat16=True),
+    *moves("_npi_where_lscalar _npi_where_rscalar", scalars="scalar", keep=(0,), no_bfloat16=True),
     # Makes float32 of two numbers. Infer, so that a mask of -1e9 keeps what adds it in float32.
     *scalar_rules(INFER, "x y", "_npi_where_scalar2", keep=(0,), keep_outputs=(0,)),
     *rules(DENY, "_npi_nan_to_num", reason="what it puts for inf depends on the dtype", no_bfloat16=True),

@@ -1,22 +1,20 @@
-"""Functions of one value, and softmax: activations, roots, exponentials, powers, trigonometry."""
+"""Mathematical functions and softmax: activations, roots, exponentials, powers, trigonometry."""
 
 from __future__ import annotations
 
-from ..core import CLEAR, DENY, INFER
+from ..core import DENY, INFER
 from ..sums import short_gradients, short_slopes
-from .build import TYPED, Rules, rules, scalar_rules, variant
+from .build import TYPED, Rules, moves, rules, scalar_rules, short_sums, variant
 
 _ACTIVATIONS = (
-    *rules(CLEAR, "relu _npx_relu", exact=True),
+    *moves("relu _npx_relu"),
     # In bfloat16 Activation rounds, which is oneDNN's; these cut off.
     *rules(INFER, "sigmoid _npx_sigmoid tanh _npi_tanh softsign erf hard_sigmoid", no_bfloat16=True),
-    *rules(CLEAR, "Activation", when=variant("act_type", "relu"), exact=True),
+    *moves("Activation", when=variant("act_type", "relu")),
     *rules(DENY, "Activation", when=variant("act_type", "softrelu"), reason="log(1 + exp(x))"),
     *rules(INFER, "Activation", when=variant("act_type", "softsign"), no_bfloat16=True),
     *rules(INFER, "Activation"),
-    *rules(
-        INFER, "LeakyReLU", when=variant("act_type", "prelu"), no_bfloat16=True, condition=short_slopes, taints=False
-    ),
+    *rules(INFER, "LeakyReLU", when=variant("act_type", "prelu"), no_bfloat16=True, **short_sums(short_slopes)),
     *rules(INFER, "LeakyReLU", when=variant("act_type", "selu"), no_bfloat16=True),
     *rules(INFER, "LeakyReLU", when=variant("act_type", "rrelu"), no_bfloat16=True),
     *scalar_rules(INFER, "slope", "LeakyReLU"),
@@ -33,9 +31,8 @@ _ROOTS = (
 _SUM = "exponentials and their sum"
 _LENGTHS = variant("use_length", "True")
 
-# None of these widens: where ``dtype`` asks for float32 of float16 data, MXNet still subtracts the
-# maximum and sums the exponentials in float16, or at least the former with
-# MXNET_SAFE_ACCUMULATION (nn/softmax-inl.h).
+# None of these widens: where ``dtype`` asks for float32 of float16 data, MXNet still subtracts the maximum and sums the
+# exponentials in float16, or at least the former with MXNET_SAFE_ACCUMULATION (nn/softmax-inl.h).
 _SOFTMAX = (
     *rules(DENY, "softmax", when=_LENGTHS + TYPED, keep=(1,), keep_outputs=(0,), reason=_SUM, no_bfloat16=True),
     *rules(DENY, "softmax", when=_LENGTHS, keep=(1,), reason=_SUM, no_bfloat16=True),
@@ -67,7 +64,7 @@ _STEEP = "steep where float16 and bfloat16 are coarse"
 _TRIGONOMETRY = (
     *rules(INFER, "sin cos arctan arcsinh degrees radians", no_bfloat16=True),
     *rules(INFER, "_npi_sin _npi_cos _npi_arctan _npi_arcsinh _npi_degrees _npi_radians", no_bfloat16=True),
-    *rules(INFER, "_npi_arctan2", no_bfloat16=True, condition=short_gradients, taints=False),
+    *rules(INFER, "_npi_arctan2", no_bfloat16=True, **short_sums(short_gradients)),
     *scalar_rules(INFER, "scalar", "_npi_arctan2_scalar _npi_rarctan2_scalar", no_bfloat16=True),
     *rules(DENY, "tan arcsin arccos arctanh arccosh", reason=_STEEP, no_bfloat16=True),
     *rules(DENY, "_npi_tan _npi_arcsin _npi_arccos _npi_arctanh _npi_arccosh", reason=_STEEP, no_bfloat16=True),

@@ -1,11 +1,16 @@
-"""Matrix products and convolutions: what tensor cores and AVX512-BF16 are for."""
+"""Matrix products and convolutions, which tensor cores and AVX512-BF16 run faster in low precision."""
 
 from __future__ import annotations
+
+from typing import Any, Dict
 
 from ..conditions import short_gemm2, taps_on_data
 from ..core import ALLOW, DENY
 from ..sums import short_products
 from .build import Rules, rules, variant
+
+# With a matrix or a vector on the right numpy's dot is the same product, accumulated in float32.
+_NUMPY_DOT: Dict[str, Any] = {"stand_ins": ((1, "_np_dot"), (2, "_np_dot")), "stand_in_port": 1}
 
 _PRODUCTS = (
     *rules(ALLOW, "Convolution", condition=taps_on_data, taints=False),
@@ -13,15 +18,7 @@ _PRODUCTS = (
     *rules(ALLOW, "Convolution_v1 Deconvolution dot", no_bfloat16=True),
     *rules(ALLOW, "_np_dot _npi_tensordot _npi_tensordot_int_axes _npi_einsum", no_bfloat16=True),
     *rules(ALLOW, "batch_dot", no_bfloat16=True, condition=short_products),
-    # With a matrix or a vector on the right numpy's dot is the same product, accumulated in float32.
-    *rules(
-        ALLOW,
-        "_npi_matmul",
-        no_bfloat16=True,
-        condition=short_products,
-        stand_ins=((1, "_np_dot"), (2, "_np_dot")),
-        stand_in_port=1,
-    ),
+    *rules(ALLOW, "_npi_matmul", no_bfloat16=True, condition=short_products, **_NUMPY_DOT),
 )
 
 _ATTENTION = (
@@ -42,16 +39,11 @@ _RECURRENT = (
 
 # They would gain, but have kernels in float32 and float64 alone (tensor/la_op.h). Attention is written with
 # gemm2, which is a product that has float16 kernels and a factor (``alpha`` of it).
+_GEMM2: Dict[str, Any] = {"stand_ins": ((2, "dot"), (3, "batch_dot")), "stand_in_defaults": (("axis", "-2"),)}
+
 _LINALG = (
     *rules(ALLOW, "_linalg_gemm _linalg_syrk _linalg_trmm", no_low=True),
-    *rules(
-        ALLOW,
-        "_linalg_gemm2",
-        no_low=True,
-        condition=short_gemm2,
-        stand_ins=((2, "dot"), (3, "batch_dot")),
-        stand_in_defaults=(("axis", "-2"),),
-    ),
+    *rules(ALLOW, "_linalg_gemm2", no_low=True, condition=short_gemm2, **_GEMM2),
 )
 
 _POSITIONS = "adds positions and offsets in the dtype of the data"  # contrib/nn/deformable_im2col.cuh

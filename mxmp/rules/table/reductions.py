@@ -1,10 +1,10 @@
-"""Sums, extrema, statistics and normalization."""
+"""Reductions and normalization: sums, products, extrema, moments, norms."""
 
 from __future__ import annotations
 
 from ..conditions import short_reduction
-from ..core import CLEAR, DENY, INFER
-from .build import BFLOAT16_ALONE, TYPED, Rules, kept, rules
+from ..core import DENY, INFER
+from .build import BFLOAT16_ALONE, TYPED, Rules, moves, never_cast, rules
 
 _SUMS = (
     *rules(INFER, "sum mean", condition=short_reduction, no_bfloat16=True),
@@ -12,7 +12,7 @@ _SUMS = (
     # but the sum that a mean divides is stored in the dtype of the output first.
     *rules(INFER, "_np_sum _npi_mean", when=TYPED, keep_outputs=(0,), no_bfloat16=True),
     *rules(INFER, "_np_sum _npi_mean", condition=short_reduction, no_bfloat16=True, widens="dtype"),
-    *rules(CLEAR, "max min _np_max _np_min", exact=True),
+    *moves("max min _np_max _np_min"),
 )
 
 _IN_DATA_DTYPE = "accumulates in the dtype of the data"
@@ -33,7 +33,7 @@ _MOMENTS = (
     # norm does not widen: behind out_dtype its gradient fails.
     *rules(DENY, "L2Normalization norm", reason="sum of squares", no_bfloat16=True),
     *rules(DENY, "_npi_norm", reason="sum of squares", no_low=True),
-    *kept(DENY, "_npi_percentile _histogram _npi_bincount", "ranks and counts"),
+    *never_cast(DENY, "_npi_percentile _histogram _npi_bincount", "ranks and counts"),
 )
 
 # Normalization with float32 parameters and statistics.
@@ -41,8 +41,7 @@ _BATCH_NORMS = (
     *rules(INFER, "BatchNorm", keep=(1, 2, 3, 4), keep_outputs=(1, 2)),
     # On CPU alone (contrib/batch_norm_relu.cc).
     *rules(INFER, "_contrib_BatchNormWithReLU", keep=(1, 2, 3, 4), keep_outputs=(1, 2), dtypes=BFLOAT16_ALONE),
-    # float16 passes type inference, but every kernel reads real_t (contrib/sync_batch_norm-inl.h,
-    # batch_norm_v1-inl.h).
+    # float16 passes type inference, but every kernel reads real_t (contrib/sync_batch_norm-inl.h, batch_norm_v1-inl.h).
     *rules(INFER, "_contrib_SyncBatchNorm BatchNorm_v1", keep=(1, 2, 3, 4), keep_outputs=(1, 2), no_low=True),
 )
 

@@ -1,11 +1,13 @@
-"""Pooling, resizing, boxes and images."""
+"""Operators of computer vision: pooling, resizing, boxes and images."""
 
 from __future__ import annotations
 
 from ..conditions import short_windows, small_magnification
-from ..core import CLEAR, DENY, GIVEN, INFER
+from ..core import DENY, GIVEN, INFER
 from ..sums import short_upsampling
-from .build import Rules, kept, rules, variant
+from .build import Rules, moves, never_cast, rules, short_sums, variant
+
+_NEAREST = variant("sample_type", "nearest")
 
 _POOLING = (
     *rules(INFER, "Pooling", when=variant("pool_type", "sum"), no_bfloat16=True),
@@ -14,25 +16,17 @@ _POOLING = (
     *rules(INFER, "Pooling", when=variant("pool_type", "avg", "kernel", "()"), no_bfloat16=True),
     *rules(INFER, "Pooling", when=variant("pool_type", "avg", "kernel", GIVEN)),
     *rules(INFER, "Pooling", when=variant("pool_type", "avg"), no_bfloat16=True),
-    *rules(CLEAR, "Pooling", when=variant("kernel", "()"), exact=True, no_bfloat16=True),  # 'max', said or by default
-    *rules(CLEAR, "Pooling", when=variant("kernel", GIVEN), exact=True),
-    *rules(CLEAR, "Pooling", exact=True, no_bfloat16=True),
+    *moves("Pooling", when=variant("kernel", "()"), no_bfloat16=True),  # 'max', said or by default
+    *moves("Pooling", when=variant("kernel", GIVEN)),
+    *moves("Pooling", no_bfloat16=True),
     *rules(INFER, "Pooling_v1", when=variant("pool_type", "avg"), no_bfloat16=True),
     *rules(INFER, "Pooling_v1", when=variant("pool_type", "sum"), no_bfloat16=True),
-    *rules(CLEAR, "Pooling_v1", exact=True, no_bfloat16=True),
+    *moves("Pooling_v1", no_bfloat16=True),
     # Running sums: in bfloat16 the average of 56x56 values is off by 92%, ...
     *rules(INFER, "_contrib_AdaptiveAvgPooling2D", condition=short_windows, no_bfloat16=True),
     # ... and the gradient behind a magnification by 8 by 28%.
     *rules(INFER, "_contrib_BilinearResize2D", shape_only=(1,), condition=small_magnification, no_bfloat16=True),
-    *rules(
-        CLEAR,
-        "UpSampling",
-        when=variant("sample_type", "nearest"),
-        exact=True,
-        no_bfloat16=True,
-        condition=short_upsampling,
-        taints=False,
-    ),
+    *moves("UpSampling", when=_NEAREST, no_bfloat16=True, **short_sums(short_upsampling)),
     *rules(INFER, "UpSampling", no_bfloat16=True),
 )
 
@@ -52,14 +46,13 @@ _COORDINATES = (
     *rules(DENY, "_contrib_PSROIPooling _contrib_DeformablePSROIPooling", keep=(1,), reason=_BOXES, no_low=True),
 )
 
-_PICTURE = "preprocesses pictures"
+_PREPROCESSING = """
+    _image_to_tensor _image_normalize _image_resize _image_crop _image_adjust_lighting _image_flip_left_right
+    _image_flip_top_bottom _image_random_flip_left_right _image_random_flip_top_bottom _image_random_lighting
+    _image_random_brightness _image_random_contrast _image_random_saturation _image_random_hue
+    _image_random_color_jitter
+"""
 
-_IMAGES = (
-    *kept(DENY, "_image_to_tensor _image_normalize _image_resize _image_crop _image_adjust_lighting", _PICTURE),
-    *kept(DENY, "_image_flip_left_right _image_flip_top_bottom", _PICTURE),
-    *kept(DENY, "_image_random_flip_left_right _image_random_flip_top_bottom _image_random_lighting", _PICTURE),
-    *kept(DENY, "_image_random_brightness _image_random_contrast _image_random_saturation", _PICTURE),
-    *kept(DENY, "_image_random_hue _image_random_color_jitter", _PICTURE),
-)
+_IMAGES = never_cast(DENY, _PREPROCESSING, "preprocesses pictures")
 
 VISION: Rules = _POOLING + _COORDINATES + _IMAGES

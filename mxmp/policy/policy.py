@@ -1,49 +1,39 @@
-"""The precision policy: one immutable value that says what runs in which precision.
-
-A policy parses from a string and prints back to one that parses to the same value::
-
-    >>> str(Policy.parse("mixed_float16"))
-    'param=float32,compute=float16,output=float32,loss_scale=dynamic'
-
-References:
-    jmp (https://github.com/deepmind/jmp) for param, compute and output dtype in one value;
-    NVIDIA Apex (https://nvidia.github.io/apex/amp.html) for O0 to O3 and their properties;
-    Keras (https://keras.io/api/mixed_precision/policy) for the names of its policies.
-"""
+"""The policy itself, an immutable value that checks itself."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
-from . import dtypes
-from .errors import DtypeError, PolicyError
-
-Overrides = Tuple[Tuple[str, str], ...]
-LossScaleSpec = Union[None, str, float]
-
-_DTYPE_FIELDS = {"param": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
-_FLAG_FIELDS = ("keep_batchnorm_fp32", "last_layer_fp32", "pure")
-_OUT_OF_RANGE = ("clamp", "float32")
-_OVERRIDE_FIELDS = {"op": "ops", "name": "names", "block": "blocks"}
+from .. import dtypes
+from ..errors import DtypeError, PolicyError, did_you_mean
+from .fields import (
+    DTYPE_FIELDS,
+    FLAG_FIELDS,
+    OUT_OF_RANGE,
+    OVERRIDE_FIELDS,
+    LossScaleSpec,
+    Overrides,
+    dtype_field,
+    loss_scale_field,
+    override_field,
+)
+from .text import parse_fields
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What runs, what is stored and what comes out in which precision.
+    """The dtypes of computation, parameters and outputs of a network, and exceptions by operator, name and block.
 
     Attributes:
         param_dtype: Dtype that parameters are stored in where their readers compute in low
             precision. BatchNorm's parameters and whatever a float32 operator reads stay float32.
         compute_dtype: The low precision dtype, or float32 for no mixed precision.
         output_dtype: Dtype of the network's floating point outputs.
-        keep_batchnorm_fp32: Give BatchNorm float32 data too. Its gamma, beta and statistics are
-            float32 always; that alone is the default, and needs no cast between a convolution,
-            its BatchNorm and the activation.
+        keep_batchnorm_fp32: Give BatchNorm float32 data too. Its gamma, beta and statistics are float32 always; that
+            alone is the default, and needs no cast between a convolution, its BatchNorm and the activation.
         last_layer_fp32: Run the last layer in float32: for each output of the network the matrix
             product or convolution that it comes from, and what lies between. Overrides and regions
             overrule it. Of a Gluon Block with several graphs in it (HybridBlocks in a plain Block) it is
@@ -78,17 +68,17 @@ class Policy:
     loss_scale: LossScaleSpec = None
 
     def __post_init__(self) -> None:
-        """Bring every field to its canonical form and check them against each other."""
-        for field in _DTYPE_FIELDS.values():
-            object.__setattr__(self, field, _dtype(field, getattr(self, field)))
-        for field in _OVERRIDE_FIELDS.values():
-            object.__setattr__(self, field, _overrides(field, getattr(self, field)))
-        for field in _FLAG_FIELDS:
+        """Normalise every field and check the fields against each other."""
+        for field in DTYPE_FIELDS.values():
+            object.__setattr__(self, field, dtype_field(field, getattr(self, field)))
+        for field in OVERRIDE_FIELDS.values():
+            object.__setattr__(self, field, override_field(field, getattr(self, field)))
+        for field in FLAG_FIELDS:
             if not isinstance(getattr(self, field), bool):
                 raise PolicyError(f"{field}={getattr(self, field)!r}: expected True or False.")
-        if self.out_of_range not in _OUT_OF_RANGE:
-            raise PolicyError(f"out_of_range={self.out_of_range!r}: expected {' or '.join(map(repr, _OUT_OF_RANGE))}.")
-        object.__setattr__(self, "loss_scale", _loss_scale(self.loss_scale))
+        if self.out_of_range not in OUT_OF_RANGE:
+            raise PolicyError(f"out_of_range={self.out_of_range!r}: expected {' or '.join(map(repr, OUT_OF_RANGE))}.")
+        object.__setattr__(self, "loss_scale", loss_scale_field(self.loss_scale))
         self._check()
 
     @property
@@ -113,11 +103,10 @@ class Policy:
         """Return the policy that a string describes, with some fields changed.
 
         Args:
-            spec: A preset's name ('O0' to 'O3', 'mixed_float16', 'mixed_bfloat16', 'float16',
-                'bfloat16', 'float32'), or comma-separated fields, or a preset followed by
-                fields: 'O2,loss_scale=128', 'compute=float16,op:softmax=float16',
-                ``'O1,block:resnet0_stage4_*=float32,name:*dense*=float32'``. A policy is returned
-                as it is.
+            spec: A preset's name ('O0' to 'O3', 'mixed_float16', 'mixed_bfloat16', 'float16', 'bfloat16', 'float32'),
+                or comma-separated fields, or a preset followed by fields: 'O2,loss_scale=128',
+                'compute=float16,op:softmax=float16', ``'O1,block:resnet0_stage4_*=float32,name:*dense*=float32'``. A
+                policy is returned as it is.
             **changes: Fields of the policy that overrule the string's.
 
         Raises:
@@ -128,18 +117,18 @@ class Policy:
         if not isinstance(spec, str):
             raise PolicyError(f"expected a policy or its name, such as 'O1'; found a {type(spec).__name__}.")
         try:
-            fields = _parse_fields(spec)
+            fields = parse_fields(spec)
         except (PolicyError, DtypeError) as e:
             where = f" in policy {spec!r}" if "=" in spec else ""
             raise PolicyError(f"{str(e).rstrip('.')}{where}.") from e
         return cls(**fields).replace(**changes)
 
     def __str__(self) -> str:
-        items = [f"{short}={getattr(self, field)}" for short, field in _DTYPE_FIELDS.items()]
-        items += [f"{field}=True" for field in _FLAG_FIELDS if getattr(self, field)]
-        if self.out_of_range != _OUT_OF_RANGE[0]:
+        items = [f"{short}={getattr(self, field)}" for short, field in DTYPE_FIELDS.items()]
+        items += [f"{field}=True" for field in FLAG_FIELDS if getattr(self, field)]
+        if self.out_of_range != OUT_OF_RANGE[0]:
             items.append(f"out_of_range={self.out_of_range}")
-        for short, field in _OVERRIDE_FIELDS.items():
+        for short, field in OVERRIDE_FIELDS.items():
             items += [f"{short}:{key}={dtype}" for key, dtype in getattr(self, field)]
         if self.loss_scale is not None:
             items.append(f"loss_scale={self.loss_scale}")
@@ -172,7 +161,7 @@ class Policy:
             )
         if not self.is_mixed:
             self._check_float32()
-        for field in _OVERRIDE_FIELDS.values():
+        for field in OVERRIDE_FIELDS.values():
             for key, dtype in getattr(self, field):
                 if dtype not in (dtypes.FLOAT32, low):
                     raise PolicyError(
@@ -181,7 +170,7 @@ class Policy:
                     )
 
     def _check_float32(self) -> None:
-        for field in _FLAG_FIELDS:
+        for field in FLAG_FIELDS:
             if getattr(self, field):
                 raise PolicyError(
                     f"{field}=True with compute_dtype='float32' makes no sense: everything is float32 already."
@@ -196,15 +185,6 @@ class Policy:
 def block_pattern(key: str) -> str:
     """Return the pattern of node names within the blocks that a block pattern means."""
     return key if key.endswith("*") else key.rstrip("_") + "_*"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return '; the nearest are ...' for an unknown name, or the known ones if none is near."""
-    names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-    if near:
-        return f"; the nearest are {', '.join(near)}"
-    return f"; expected one of {', '.join(names[:10])}" if names else ""
 
 
 def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequence[str] = ()) -> None:
@@ -230,105 +210,3 @@ def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequ
         if not any(fnmatchcase(name, block_pattern(pattern)) for name in names):
             nearest = did_you_mean(pattern, blocks) if blocks else "; a symbol has nodes alone, give name:pattern"
             raise PolicyError(f"blocks: {pattern!r} matches no block{nearest}.")
-
-
-def _dtype(field: str, value: Any) -> str:
-    try:
-        name = dtypes.canonical(value)
-    except DtypeError as e:
-        raise PolicyError(f"{field}: {e}") from e
-    if name not in dtypes.PRECISIONS:
-        raise PolicyError(f"{field}={name!r}: expected float16, bfloat16 or float32.")
-    return name
-
-
-def _overrides(field: str, value: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]) -> Overrides:
-    try:
-        pairs = dict(value)
-    except (TypeError, ValueError):
-        raise PolicyError(f"{field}={value!r}: expected a dict or pairs of pattern and dtype.") from None
-    for key in pairs:
-        if not isinstance(key, str) or not key or key != key.strip() or any(mark in key for mark in ",="):
-            raise PolicyError(
-                f"{field}: {key!r} is no pattern of names; it must not be empty, hold ',' or '=', or begin or end with "
-                f"a blank. For such a character write '?'."
-            )
-    return tuple(sorted((key, _dtype(f"{field}[{key!r}]", dtype)) for key, dtype in pairs.items()))
-
-
-def _loss_scale(value: Any) -> LossScaleSpec:
-    if value is None or (isinstance(value, str) and value.lower() == "none"):
-        return None
-    if value == "dynamic":
-        return "dynamic"
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise PolicyError(f"loss_scale={value!r}: expected None, 'dynamic' or a positive, finite number.")
-    return number
-
-
-def _parse_fields(spec: str) -> Dict[str, Any]:
-    fields: Dict[str, Any] = {}
-    for number, item in enumerate(part.strip() for part in spec.split(",")):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals:
-            if number:
-                raise PolicyError(f"{item!r} is no 'field=value' pair")
-            fields.update(_preset(item))
-        elif ":" in key:
-            _parse_override(fields, key, value)
-        else:
-            fields.update(_parse_field(key, value))
-    return fields
-
-
-def _parse_field(key: str, value: str) -> Dict[str, Any]:
-    field = _DTYPE_FIELDS.get(key, key)
-    if field in _DTYPE_FIELDS.values():
-        return {field: dtypes.canonical(value)}
-    if field in _FLAG_FIELDS:
-        if value not in ("True", "False"):
-            raise PolicyError(f"{key}={value}: expected True or False")
-        return {field: value == "True"}
-    if field in ("loss_scale", "out_of_range"):
-        return {field: value}
-    known = [*_DTYPE_FIELDS, *_FLAG_FIELDS, "loss_scale", "out_of_range", *(f"{k}:<name>" for k in _OVERRIDE_FIELDS)]
-    raise PolicyError(f"unknown field {key!r}{did_you_mean(key, known)}")
-
-
-def _parse_override(fields: Dict[str, Any], key: str, value: str) -> None:
-    kind, _, target = key.partition(":")
-    if kind not in _OVERRIDE_FIELDS or not target:
-        raise PolicyError(f"unknown override {key!r}; expected op:<name>, name:<pattern> or block:<pattern>")
-    targets = fields.setdefault(_OVERRIDE_FIELDS[kind], {})
-    if target in targets:
-        raise PolicyError(f"{kind} {target!r} is given twice")
-    targets[target] = dtypes.canonical(value)
-
-
-def _preset(name: str) -> Dict[str, Any]:
-    for known, fields in PRESETS.items():
-        if known.lower() == name.lower():
-            return dict(fields)
-    raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}")
-
-
-def _fields(param: str, compute: str, output: str, **others: Any) -> Dict[str, Any]:
-    return {"param_dtype": param, "compute_dtype": compute, "output_dtype": output, **others}
-
-
-PRESETS: Dict[str, Dict[str, Any]] = {
-    "O0": _fields("float32", "float32", "float32"),
-    "O1": _fields("float32", "float16", "float32", loss_scale="dynamic"),
-    "O2": _fields("float16", "float16", "float32", loss_scale="dynamic"),
-    "O3": _fields("float16", "float16", "float32", pure=True),
-    "mixed_float16": _fields("float32", "float16", "float32", loss_scale="dynamic"),
-    "mixed_bfloat16": _fields("float32", "bfloat16", "float32"),
-    "float16": _fields("float16", "float16", "float16", pure=True),
-    "bfloat16": _fields("bfloat16", "bfloat16", "bfloat16", pure=True),
-    "float32": _fields("float32", "float32", "float32"),
-}
-"""Fields of each named policy. O0 to O3 as in Apex, the others as in Keras."""

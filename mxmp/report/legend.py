@@ -1,4 +1,4 @@
-"""What the words mean that reports give as reasons."""
+"""The legend of a report: the meaning of the words in its reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORDS = [
     (r"^infer\b(?! behind)", "infer", "as safe as what it reads"),
     (r"^infer behind ", "infer behind X", "as safe as what it reads, and X, before it, needs float32"),
     (r"^clear\b", "clear", "only moves or selects values, so that either precision is safe"),
-    (r": cheaper so$", "cheaper so", "of both, this one moves fewer bytes, or takes fewer casts if shapes are unknown"),
+    (r": cheapest$", "cheapest", "moves fewest bytes, or takes fewest casts if shapes are unknown; else float32"),
     (r"^carries exact values", "carries exact values", "counts, indices, values of a variable: never rounded"),
     (r"^last layer", "last layer", "the policy keeps it in float32 (last_layer_fp32)"),
     (r"^pure policy", "pure policy", "the policy takes low precision for all that MXNet has a kernel for"),
@@ -27,7 +27,7 @@ _WORDS = [
 
 
 def legend(reasons: Iterable[str]) -> List[Tuple[str, str]]:
-    """Return the words that some reasons have, each with its meaning; phrases that explain themselves have none.
+    """Return the words in some reasons, each with its meaning; phrases that explain themselves have none.
 
     Example:
         >>> legend(["allow", "deny: exp overflows", "allow"])[0]

@@ -1,4 +1,4 @@
-"""Values that no low precision may round: positions, and what is read as integers.
+"""Values that must not be rounded to low precision: positions, and what is read as integers.
 
 float16 has no odd integers above 2048 and bfloat16 none above 256. A counter that a network casts to int32, an index
 that it computes, and what argmax or arange gives are exact in float32, and stay so here under every policy: what
@@ -21,15 +21,15 @@ EXACT = "carries exact values"
 """The reason given for an operator that is float32 for what it carries."""
 
 _POSITIONS, _UNROUNDED, _INTEGER = 1, 2, 3
-"""What is wanted of an entry: that positions in it stay exact, that what no product has rounded does, or that it
+"""What is required of an entry: that positions in it stay exact, that what no product has rounded does, or that it
 is taken for an integer, so that its last step is float32 too. The greater includes the smaller."""
 
 _Key = Tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Exact:
-    """What of a graph must be exact.
+class ExactValues:
+    """The values of a graph that must be exact, and the operators to run in float32 for them.
 
     Attributes:
         pins: Positions of the operators to run in float32.
@@ -39,15 +39,11 @@ class Exact:
 
     pins: FrozenSet[int] = frozenset()
     positions: Mapping[int, FrozenSet[int]] = field(default_factory=dict)
-    bodies: Mapping[Tuple[int, int], "Exact"] = field(default_factory=dict)
+    bodies: Mapping[Tuple[int, int], "ExactValues"] = field(default_factory=dict)
 
 
-NOTHING = Exact()
-"""A graph of which nothing must be exact."""
-
-
-def find_exact(graph: Graph, rules: RuleSet) -> Exact:
-    """Return what of a graph must be exact, bodies of control flow included."""
+def find_exact_values(graph: Graph, rules: RuleSet) -> ExactValues:
+    """Return the values of a graph that must be exact, those in bodies of control flow included."""
     sweep = _Sweep(graph, rules)
     sweep.forward(frozenset(), frozenset())
     sweep.backward({(head.node, head.index): _POSITIONS for head in graph.heads})
@@ -60,8 +56,8 @@ class _Sweep:
     Attributes:
         rounded: Entries that descend from a product, which has rounded them.
         positions: Entries that hold positions.
-        wanted: What is wanted of entries.
-        strongest: The most that is wanted of a node's outputs.
+        required: What is required of entries.
+        strongest: The most that is required of a node's outputs.
         pins: Positions of the operators to run in float32.
         inner: The sweeps over bodies.
     """
@@ -72,22 +68,22 @@ class _Sweep:
         self.rules = rules
         self.rounded: Set[_Key] = set()
         self.positions: Set[_Key] = set()
-        self.wanted: Dict[_Key, int] = {}
+        self.required: Dict[_Key, int] = {}
         self.strongest: Dict[int, int] = {}
         self.pins: Set[int] = set()
         self.inner: Dict[Tuple[int, int], _Sweep] = {}
 
-    def result(self) -> Exact:
+    def result(self) -> ExactValues:
         bodies = {key: sweep.result() for key, sweep in self.inner.items()}
         positions: Dict[int, FrozenSet[int]] = {}
         for position, index in self.positions:
             positions[position] = positions.get(position, frozenset()) | {index}
-        return Exact(frozenset(self.pins), positions, bodies)
+        return ExactValues(frozenset(self.pins), positions, bodies)
 
     # ------------------------------------------------------------------ forward
 
     def forward(self, rounded: AbstractSet[int], positions: AbstractSet[int]) -> None:
-        """Find what products have rounded and what holds positions, given the variables that do."""
+        """Find the entries that products have rounded and those that hold positions, given such variables."""
         self.rounded, self.positions = {(i, 0) for i in rounded}, {(i, 0) for i in positions}
         for position, node in enumerate(self.graph.nodes):
             rule = self.found[position]
@@ -97,7 +93,7 @@ class _Sweep:
             if bodies:
                 self._enter(position, node, bodies)
             elif node.op in CAST_OPS or rule is None:
-                self._follow(position, node, node.op in CAST_OPS and not _is_float(node))
+                self._pass_on(position, node, node.op in CAST_OPS and not _is_float(node))
             elif rule.positions:
                 own = [i for i in range(node.num_outputs) if i in rule.keep_outputs]
                 self.positions.update((position, i) for i in own or range(node.num_outputs))
@@ -106,8 +102,8 @@ class _Sweep:
             else:
                 self._compute(position, node, rule)
 
-    def _follow(self, position: int, node: Node, is_integer: bool) -> None:
-        """Take note of a cast, or of an operator without a rule: integers are rounded by nothing before them."""
+    def _pass_on(self, position: int, node: Node, is_integer: bool) -> None:
+        """Pass on what a cast, or an operator without a rule, reads; a cast to integers ends all rounding before it."""
         keys = [(entry.node, entry.index) for entry in node.inputs]
         outputs = [(position, i) for i in range(node.num_outputs)]
         if not is_integer and any(key in self.rounded for key in keys):
@@ -140,42 +136,42 @@ class _Sweep:
                 if all(new <= old for new, old in zip(more, marks)):
                     break
                 marks = [old | new for old, new in zip(marks, more)]
-            if not body.decides:
+            if not body.is_condition:
                 self.rounded.update((position, i) for i, head in enumerate(heads) if head in sweep.rounded)
                 self.positions.update((position, i) for i, head in enumerate(heads) if head in sweep.positions)
 
     # ------------------------------------------------------------------ backward
 
     def backward(self, wanted: Mapping[_Key, int]) -> None:
-        """Find the operators to pin, given what is wanted of entries."""
+        """Find the operators to pin, given what is required of entries."""
         for key, what in wanted.items():
-            self._want(Entry(*key), what)
+            self._require(Entry(*key), what)
         for position in reversed(range(len(self.graph.nodes))):
             node, rule, what = self.graph.nodes[position], self.found[position], self.strongest.get(position, 0)
             bodies = bodies_of(node) if node.subgraphs else ()
             if bodies:
                 self._leave(position, node, bodies)
             elif node.op in CAST_OPS:
-                self._want(node.inputs[0], what if _is_float(node) else _INTEGER)
+                self._require(node.inputs[0], what if _is_float(node) else _INTEGER)
             elif rule is not None:
                 self._read(node, rule)
                 self._pin(position, node, rule, what)
 
-    def _want(self, entry: Entry, what: int) -> None:
+    def _require(self, entry: Entry, what: int) -> None:
         key = (entry.node, entry.index)
         if what == _POSITIONS and key not in self.positions:
             return
         if what:
-            self.wanted[key] = max(what, self.wanted.get(key, 0))
+            self.required[key] = max(what, self.required.get(key, 0))
             self.strongest[entry.node] = max(what, self.strongest.get(entry.node, 0))
 
     def _read(self, node: Node, rule: Rule) -> None:
-        """Want what an operator reads by number: indices, lengths, labels. Samplers read shapes and parameters."""
+        """Require exact indices, lengths and labels; samplers read shapes and parameters, which need not be."""
         if rule.keep is EVERY and rule.category == INFER:
             return
         for port, entry in enumerate(node.inputs):
             if port in rule.keep:
-                self._want(entry, _INTEGER)
+                self._require(entry, _INTEGER)
 
     def _pin(self, position: int, node: Node, rule: Rule, what: int) -> None:
         inputs = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
@@ -193,27 +189,27 @@ class _Sweep:
         if not what or (rule.truth and rounded):
             return
         self.pins.add(position)
-        last_step = what == _INTEGER and rounded and rule.category != CLEAR and not rule.exact
+        last_step = what == _INTEGER and rounded and rule.category != CLEAR and not rule.preserves_grid
         for entry in inputs:
-            self._want(entry, _POSITIONS if last_step else what)
+            self._require(entry, _POSITIONS if last_step else what)
 
     def _leave(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
-        """Want what the bodies do: in loops, that counters stay exact in every iteration."""
+        """Require what the bodies require; in loops counters stay exact in every iteration."""
         for number, body in enumerate(bodies):
             sweep = self.inner[position, number]
             heads = [(head.node, head.index) for head in body.graph.heads]
-            outer = [self.wanted.get((position, i), 0) for i in range(len(heads))]
-            wanted = [_UNROUNDED] * len(heads) if body.decides else outer
+            outer = [self.required.get((position, i), 0) for i in range(len(heads))]
+            wanted = [_UNROUNDED] * len(heads) if body.is_condition else outer
             while True:
                 for variable, head in body.states:
-                    held = sweep.wanted.get((body.variables()[variable], 0), 0)
+                    held = sweep.required.get((body.variables()[variable], 0), 0)
                     wanted[head] = max(wanted[head], held, _UNROUNDED)
-                before = dict(sweep.wanted)
+                before = dict(sweep.required)
                 sweep.backward(_strongest(heads, wanted))
-                if sweep.wanted == before:
+                if sweep.required == before:
                     break
             for variable, port in zip(body.variables(), body.ports):
-                self._want(node.inputs[port], sweep.wanted.get((variable, 0), 0))
+                self._require(node.inputs[port], sweep.required.get((variable, 0), 0))
 
 
 def _strongest(keys: Sequence[_Key], wanted: Sequence[int]) -> Dict[_Key, int]:

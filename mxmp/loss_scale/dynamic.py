@@ -1,30 +1,16 @@
-"""Loss scales as immutable values: none, static, dynamic.
-
-A loss scale multiplies the loss, so that small gradients survive a format with few exponent bits, and divides the
-gradients again before the update. The classes here only hold numbers and decide which scale comes next; what
-multiplies the loss and skips the step is the trainer.
-
-References:
-    Micikevicius et al., "Mixed Precision Training", 2017, section 3.2,
-    https://arxiv.org/abs/1710.03740
-"""
+"""The dynamic loss scale, which grows while gradients are finite and backs off when they are not."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import logging
 import math
-import numbers
-from typing import Any, Dict, List, Mapping, Type, cast, final
+from typing import Any, Dict, cast, final
 
-from .errors import LossScaleError
+from ..errors import LossScaleError
+from .base import LossScale, count, factor, real
 
 _LOG = logging.getLogger(__name__)
-
-# Scale and inverse must be normal float32 numbers, because losses are scaled and gradients unscaled in float32.
-SMALLEST_SCALE = 2.0**-126
-LARGEST_SCALE = 2.0**126
 
 AT_FLOOR = ("raise", "warn", "hold")
 """What a dynamic scale can do when its floor does not help."""
@@ -35,111 +21,9 @@ _WARM_UP_END = 2.0**15  # the largest power of two in float16: a float16 loss be
 _WARM_UP_BACKOFF = 2.0**-3  # leaves room for gradients that grow, as those of a GAN do
 
 
-class LossScale(abc.ABC):
-    """A factor for the loss, and the rule that gives the next factor.
-
-    Attributes:
-        value: The present factor, positive and finite.
-    """
-
-    value: float
-
-    def scale(self, value: Any) -> Any:
-        """Return ``value`` times the scale, in the dtype of ``value``.
-
-        Args:
-            value: A float, a numpy array, an NDArray, or anything else that has ``*``. Cast
-                low precision values up first: 65536 times a float16 loss is inf.
-        """
-        return value * self.value
-
-    def unscale(self, value: Any) -> Any:
-        """Return ``value`` divided by the scale, in the dtype of ``value``.
-
-        Exactly undoes `scale` if the scale is a power of two and nothing leaves the normal range.
-        """
-        return value * (1.0 / self.value)
-
-    @abc.abstractmethod
-    def adjust(self, grads_finite: bool) -> LossScale:
-        """Return the loss scale for the next step.
-
-        Args:
-            grads_finite: Whether every gradient of the step was finite.
-
-        Raises:
-            LossScaleError: If a dynamic scale gives up; see `DynamicLossScale`.
-        """
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return every field as plain JSON data; `from_dict` is the inverse."""
-        return {"kind": _KIND_OF[type(self)], **{name: getattr(self, name) for name in _fields(type(self))}}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> LossScale:
-        """Return the loss scale that `to_dict` described.
-
-        Raises:
-            LossScaleError: If a field is missing, unknown or invalid.
-        """
-        return _from_dict(data)
-
-
 @final
 @dataclasses.dataclass(frozen=True)
-class NoOpLossScale(LossScale):
-    """No scaling: what float32 needs, and bfloat16, whose exponent range is float32's.
-
-    Example:
-        >>> NoOpLossScale().value
-        1.0
-    """
-
-    value: float = dataclasses.field(default=1.0, init=False)
-
-    def scale(self, value: Any) -> Any:
-        """Return ``value`` itself."""
-        return value
-
-    def unscale(self, value: Any) -> Any:
-        """Return ``value`` itself."""
-        return value
-
-    def adjust(self, grads_finite: bool) -> NoOpLossScale:
-        """Return this object."""
-        return self
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class StaticLossScale(LossScale):
-    """A scale that never changes.
-
-    Args:
-        value: The factor, positive and finite; a power of two adds no rounding error.
-
-    Raises:
-        LossScaleError: If ``value`` is no factor.
-
-    Example:
-        >>> StaticLossScale(128).scale(0.5)
-        64.0
-    """
-
-    value: float
-
-    def __post_init__(self) -> None:
-        """Validate and normalise the field."""
-        object.__setattr__(self, "value", _factor("scale", self.value))
-
-    def adjust(self, grads_finite: bool) -> StaticLossScale:
-        """Return this object."""
-        return self
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class DynamicLossScale(LossScale):
+class DynamicLossScale(LossScale, kind="dynamic"):
     """A scale that grows while gradients stay finite and backs off when they do not.
 
     After a non-finite step the scale is multiplied by ``backoff_factor``; after ``growth_interval`` finite steps in a
@@ -201,15 +85,15 @@ class DynamicLossScale(LossScale):
     def __post_init__(self) -> None:
         """Validate and normalise every field."""
         for name in ("min_scale", "max_scale"):
-            object.__setattr__(self, name, _factor(name, getattr(self, name)))
+            object.__setattr__(self, name, factor(name, getattr(self, name)))
         self._complete()
-        floats = {"init_scale": _factor, "value": _factor, "growth_factor": _real, "backoff_factor": _real}
+        floats = {"init_scale": factor, "value": factor, "growth_factor": real, "backoff_factor": real}
         for name, read in floats.items():
             object.__setattr__(self, name, read(name, getattr(self, name)))
         for name in ("growth_interval", "hysteresis", "max_floor_skips"):
-            _count(name, getattr(self, name), 1)
+            count(name, getattr(self, name), 1)
         for name in ("growth_tracker", "hysteresis_tracker", "floor_skips"):
-            _count(name, getattr(self, name), 0)
+            count(name, getattr(self, name), 0)
         self._check_options()
         self._check_state()
 
@@ -221,7 +105,7 @@ class DynamicLossScale(LossScale):
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _nearest(self) -> float:
-        """Return where the scale starts that warms up."""
+        """Return the first scale of a warm-up."""
         return min(max(_WARM_UP_START, self.min_scale), self.max_scale)
 
     def _complete(self) -> None:
@@ -309,42 +193,13 @@ class DynamicLossScale(LossScale):
             warming_up=False,
         )
 
-
-_KINDS: Dict[str, Type[LossScale]] = {"noop": NoOpLossScale, "static": StaticLossScale, "dynamic": DynamicLossScale}
-_KIND_OF = {cls: kind for kind, cls in _KINDS.items()}
-
-
-def parse(spec: Any) -> LossScale:
-    """Return the loss scale that a user's short spelling means.
-
-    Args:
-        spec: 'dynamic'; a number, also as a string, for a static scale; None; a `LossScale`, which comes back.
-
-    Raises:
-        LossScaleError: If it is none of these, or the number is no factor.
-
-    Example:
-        >>> parse(512)
-        StaticLossScale(value=512.0)
-    """
-    if isinstance(spec, LossScale):
-        return spec
-    if spec is None:
-        return NoOpLossScale()
-    if isinstance(spec, str):
-        if spec.strip().lower() == "dynamic":
-            return DynamicLossScale()
-        try:
-            spec = float(spec)
-        except ValueError as e:
-            raise LossScaleError(_unknown_spec(spec)) from e
-    if isinstance(spec, bool) or not isinstance(spec, numbers.Real):
-        raise LossScaleError(_unknown_spec(spec))
-    return StaticLossScale(float(spec))
+    @classmethod
+    def _defaults_of_old_states(cls) -> Dict[str, Any]:
+        return {"warming_up": False}  # there was no warm-up
 
 
 def floor_message(skips: int, min_scale: float, first_bad: str = "") -> str:
-    """Return the text of a collapse to the floor.
+    """Return the message for gradients that stay non-finite at the floor.
 
     Args:
         skips: Non-finite steps in a row at the floor.
@@ -356,54 +211,3 @@ def floor_message(skips: int, min_scale: float, first_bad: str = "") -> str:
         f"gradients non-finite for {skips} steps in a row and the scale is at min_scale={min_scale}{where}. Lower the "
         "learning rate, or keep the layer in float32 by an override of the policy."
     )
-
-
-def _unknown_spec(spec: Any) -> str:
-    return f"unknown loss scale {spec!r}; expected 'dynamic', a number, a LossScale or None."
-
-
-def _from_dict(data: Mapping[str, Any]) -> LossScale:
-    if not isinstance(data, Mapping):
-        raise LossScaleError(f"a loss scale's state is {data!r}; expected a dict.")
-    fields = dict(data)
-    kind = fields.pop("kind", None)
-    cls = _KINDS.get(kind) if isinstance(kind, str) else None
-    if cls is None:
-        raise LossScaleError(f"a loss scale's state has kind {kind!r}; expected 'noop', 'static' or 'dynamic'.")
-    if cls is DynamicLossScale:
-        fields.setdefault("warming_up", False)  # states lacked it before there was a warm-up
-    expected = set(_fields(cls))
-    if set(fields) != expected:
-        raise LossScaleError(
-            f"the state of a {kind} loss scale lacks {sorted(expected - set(fields))} and has unknown fields "
-            f"{sorted(map(str, set(fields) - expected))}."
-        )
-    for name, value in fields.items():
-        if value is None:  # would silently mean the default
-            raise LossScaleError(f"{name} is null in a loss scale's state; expected a value.")
-    return cls(**fields)
-
-
-def _fields(cls: Type[LossScale]) -> List[str]:
-    return [field.name for field in dataclasses.fields(cast(Any, cls)) if field.init]
-
-
-def _real(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise LossScaleError(f"{name} is {value!r}; expected a number.")
-    return float(value)
-
-
-def _factor(name: str, value: Any) -> float:
-    number = _real(name, value)
-    if not SMALLEST_SCALE <= number <= LARGEST_SCALE:  # False for NaN as well
-        raise LossScaleError(
-            f"{name}={number} is no loss scale; expected a positive, finite number between 2**-126 and 2**126, so "
-            "that it and its inverse are float32 numbers."
-        )
-    return number
-
-
-def _count(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise LossScaleError(f"{name}={value!r}; expected a whole number of at least {least}.")

@@ -1,0 +1,148 @@
+"""The verdict on one node by itself: overrides, kernels, its rule's category and condition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional, Tuple
+
+from .. import dtypes
+from ..errors import PolicyError
+from ..graph import Entry, Graph, Node
+from ..policy import Policy
+from ..rules import ALLOW, CLEAR, DENY, Call, Rule, RuleSet
+from .attributes import PRECISION_ATTR
+from .exact_values import EXACT
+from .facts import CAST_OPS, Facts
+from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
+
+NO_RULE = "no rule for this operator"
+"""The reason given for an operator that the table does not have."""
+
+_SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStorageType)
+
+_BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
+
+
+def decide(
+    graph: Graph, position: int, policy: Policy, facts: Facts, rules: RuleSet, last: bool, exact: bool
+) -> Verdict:
+    """Return the verdict on one node, whatever its neighbours run in.
+
+    Args:
+        graph: The graph.
+        position: The node's position.
+        policy: The policy.
+        facts: What MXNet infers about the graph.
+        rules: The table of operators.
+        last: Whether the node is in the last layer, and that is to be float32.
+        exact: Whether the node carries values that must be exact.
+
+    Raises:
+        PolicyError: If an override asks for what MXNet has no kernel for; it names the node.
+    """
+    node = graph.nodes[position]
+    if node.is_variable:
+        return Verdict(KEEP, "variable")
+    attrs = dict(node.attrs)
+    rule = rules.find(node.op, attrs)
+    wanted = _override(node, policy)
+    if rule is None:
+        return _without_rule(node, wanted)
+    foreign = _foreign_dtype(graph, position, rule, facts)
+    if foreign:
+        return Verdict(KEEP, foreign, rule)
+    low = policy.compute_dtype
+    if low == dtypes.FLOAT32 and not wanted:
+        return Verdict(FLOAT32, "the policy computes in float32", rule)
+    call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), low)
+    own, forbidden = low in rule.dtypes, rule.forbids(call)
+    stand_in = rules.stand_in(rule, call) if forbidden or not own else ""
+    has_kernel = own or stand_in != ""
+    if wanted:
+        verdict = _forced(node, rule, wanted, low, has_kernel)
+    elif last:
+        return Verdict(FLOAT32, "last layer", rule)
+    elif not has_kernel:
+        deny = rule.category == DENY and rule.reason
+        reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
+        return Verdict(FLOAT32, reason, rule, taints=rule.category == DENY)
+    elif exact and (policy.pure or rule.category != DENY):
+        return Verdict(FLOAT32, EXACT, rule, taints=False)
+    elif policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:
+        return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
+    else:
+        verdict = _by_category(rule, call, policy.pure, "" if own and stand_in else forbidden)
+    if not stand_in or verdict.label == FLOAT32:
+        return verdict
+    return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in)
+
+
+def _by_category(rule: Rule, call: Call, pure: bool, forbidden: Optional[str]) -> Verdict:
+    if pure:
+        return Verdict(LOW, "pure policy", rule)
+    if rule.category == DENY:
+        return Verdict(FLOAT32, f"deny: {rule.reason}" if rule.reason else "deny", rule, widens=_widens(rule, call))
+    if forbidden:
+        return Verdict(FLOAT32, forbidden, rule, taints=rule.taints, widens=_widens(rule, call))
+    if rule.category == ALLOW:
+        return Verdict(LOW, "allow", rule)
+    return Verdict(FREE, "clear" if rule.category == CLEAR else "infer", rule)
+
+
+def _widens(rule: Rule, call: Call) -> str:
+    """Return the attribute that saves a cast in front of a call, empty if the network sets it."""
+    return rule.widens if call.attrs.get(rule.widens) in (None, "None") else ""
+
+
+def _override(node: Node, policy: Policy) -> Optional[Tuple[str, str]]:
+    region = node.get(PRECISION_ATTR)
+    if region is not None and policy.is_mixed:
+        return (policy.compute_dtype if region == LOW else region), f"precision {region!r} (region or set_policy)"
+    return policy.override(node.op, node.name)
+
+
+def _without_rule(node: Node, wanted: Optional[Tuple[str, str]]) -> Verdict:
+    if node.op in CAST_OPS:
+        return Verdict(KEEP, "explicit cast")
+    if wanted and wanted[0] != dtypes.FLOAT32:
+        raise PolicyError(
+            f"{wanted[1]} asks for {wanted[0]} at node {node}, but mxmp has no rule for operator "
+            f"{node.op!r}, so it does not know which of its inputs may be cast. Leave it in float32."
+        )
+    return Verdict(KEEP, NO_RULE)
+
+
+def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str, has_kernel: bool) -> Verdict:
+    dtype, why = wanted
+    if dtype == dtypes.FLOAT32:
+        return Verdict(FLOAT32, why, rule)
+    if dtype != low:
+        raise PolicyError(
+            f"{why} asks for {dtype} at node {node}, but the policy's compute_dtype is {low}; use {low} or float32."
+        )
+    if not has_kernel:
+        raise PolicyError(
+            f"{why} asks for {dtype} at node {node}, but MXNet 1.9.1 has no sound {dtype} kernel for "
+            f"{node.op}. Leave it in float32."
+        )
+    return Verdict(LOW, why, rule)
+
+
+def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Optional[str]:
+    """Return the reason why a node's data is not known to be float32, or None."""
+    node = graph.nodes[position]
+    entries = [("input", p, entry) for p, entry in enumerate(node.inputs) if rule.is_data(p)]
+    entries += [
+        ("output", i, Entry(position, i))
+        for i in range(node.num_outputs)
+        if i not in rule.keep_outputs and (i == 0 or (position, i) in facts.dtypes)  # others are hidden
+    ]
+    for kind, number, entry in entries:
+        dtype = facts.dtype(entry)
+        if graph.nodes[entry.node].get("__storage_type__") in _SPARSE:
+            return f"{kind} {number} is sparse"
+        if dtype is None:
+            return f"the dtype of {kind} {number} is unknown"
+        if dtype != dtypes.FLOAT32:
+            return f"{kind} {number} is {dtype} already"
+    return None

@@ -1,0 +1,177 @@
+"""Reports from a plan and from a network that was converted earlier."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Iterator, Mapping, Optional, Sequence, Tuple
+
+from .. import dtypes
+from ..graph import Entry, Graph
+from ..passes.attributes import DECLARED_ATTR, MARK_ATTR
+from ..passes.classify import classify
+from ..passes.decide import NO_RULE
+from ..passes.facts import Facts
+from ..passes.plan import Plan
+from ..passes.verdict import FLOAT32, FREE, KEEP, Verdict
+from ..policy import Policy
+from ..rules import RULES
+from .casts import casts_at, count_activations, inserted_casts, positions, widely_read
+from .report import AS_IT_WAS, Report, Row
+from .sizes import activation_bytes, cast_bytes
+
+AS_CONVERTED = "as converted"
+"""The policy of a report on a network of which only the conversion is known."""
+
+
+def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: Graph) -> Report:
+    """Return the report on a conversion.
+
+    Args:
+        policy: The policy.
+        before: The graph before insertion, which facts and plan are about.
+        facts: What MXNet inferred about it.
+        plan: What ``InsertCasts.plan`` decided.
+        after: The converted graph.
+    """
+    sizes = activation_bytes(before, facts), activation_bytes(before, facts, plan)
+    return _report(str(policy), _Planned(before, facts, after, policy, plan), *sizes)
+
+
+def report_converted(before: Graph, facts: Facts, after: Graph, after_facts: Facts) -> Report:
+    """Return the report on a network that was converted earlier, under an unknown policy.
+
+    The precisions are those of the tensors that the operators read. The reasons are those of the
+    rules alone; where they do not lead to the precision, a policy overruled them, and the row says so.
+
+    Args:
+        before: The graph without the casts of mxmp, as ``EraseCasts`` gives it.
+        facts: What MXNet infers about it.
+        after: The graph as it was converted.
+        after_facts: What MXNet infers about that.
+    """
+    verdicts = classify(before, _plainest_policy(after, after_facts), facts, RULES)
+    sizes = activation_bytes(before, facts), activation_bytes(after, after_facts)
+    return _report(AS_CONVERTED, _Converted(before, facts, after, verdicts, after_facts), *sizes)
+
+
+@dataclass(frozen=True)
+class _Conversion(ABC):
+    """A graph, or a body of one, before and after its conversion.
+
+    Attributes:
+        graph: The graph before.
+        facts: What MXNet infers about it.
+        after: The graph after.
+        where: Where each node of the one is in the other.
+    """
+
+    graph: Graph
+    facts: Facts
+    after: Graph
+    where: Mapping[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "where", positions(self.graph, self.after))
+
+    @abstractmethod
+    def decision(self, position: int) -> Tuple[str, str]:
+        """Return the precision of a node and the reason."""
+
+    @abstractmethod
+    def body(self, position: int, number: int, before: Graph, after: Graph) -> Optional[_Conversion]:
+        """Return a body of a node, None if it is not converted."""
+
+    def rows(self) -> Iterator[Row]:
+        """Yield a row for each operator, those of a node's bodies behind its own."""
+        casts = casts_at(self.graph, self.facts, self.after, self.where)
+        for position, node in enumerate(self.graph.nodes):
+            if node.is_variable:
+                continue
+            yield Row(node.name, node.op, *self.decision(position), casts.get(position, ()))
+            for number, before in enumerate(node.subgraphs):
+                body = self.body(position, number, before, self.after.nodes[self.where[position]].subgraphs[number])
+                yield from body.rows() if body is not None else ()
+
+
+@dataclass(frozen=True)
+class _Planned(_Conversion):
+    """A graph that was converted by a plan."""
+
+    policy: Policy
+    plan: Plan
+
+    def decision(self, position: int) -> Tuple[str, str]:
+        verdict = self.plan.verdicts[position]
+        if verdict.label == KEEP:
+            return AS_IT_WAS, verdict.reason
+        precision = self.policy.compute_dtype if position in self.plan.placement.low else FLOAT32
+        return precision, verdict.reason + (": cheapest" if verdict.label == FREE else "")
+
+    def body(self, position: int, number: int, before: Graph, after: Graph) -> Optional[_Conversion]:
+        plan, facts = self.plan.bodies.get((position, number)), self.facts.bodies.get((position, number))
+        return None if plan is None or facts is None else _Planned(before, facts, after, self.policy, plan)
+
+
+@dataclass(frozen=True)
+class _Converted(_Conversion):
+    """A graph that was converted under an unknown policy; the verdicts are those of the rules alone."""
+
+    verdicts: Sequence[Verdict]
+    after_facts: Facts
+
+    def decision(self, position: int) -> Tuple[str, str]:
+        verdict = self.verdicts[position]
+        if verdict.label == KEEP:
+            return AS_IT_WAS, verdict.reason
+        precision = _precision(verdict, self.after, self.where[position], self.after_facts)
+        return precision, _reason(verdict, precision)
+
+    def body(self, position: int, number: int, before: Graph, after: Graph) -> Optional[_Conversion]:
+        bodies = self.verdicts[position].bodies
+        if number >= len(bodies) or not bodies[number]:
+            return None
+        facts = self.facts.bodies[position, number], self.after_facts.bodies[self.where[position], number]
+        return _Converted(before, facts[0], after, bodies[number], facts[1])
+
+
+def _report(policy: str, conversion: _Conversion, old: Optional[int], new: Optional[int]) -> Report:
+    """Return a report, given the bytes of the activations before and after."""
+    facts, after, rows = conversion.facts, conversion.after, tuple(conversion.rows())
+    inserted = inserted_casts(after)
+    return Report(
+        policy=policy,
+        rows=rows,
+        casts=len(inserted),
+        activation_casts=count_activations(inserted, facts),
+        cast_bytes=cast_bytes(facts, after, conversion.where),
+        activation_bytes=None if old is None or new is None else (old, new),
+        without_rule=tuple(sorted({row.op for row in rows if row.reason == NO_RULE})),
+        widely_read=widely_read(after),
+    )
+
+
+def _precision(verdict: Verdict, graph: Graph, position: int, facts: Facts) -> str:
+    """Return the dtype of a node's data inputs, or of its output if it has none."""
+    for port, entry in enumerate(graph.nodes[position].inputs):
+        if verdict.input_in_precision(port) and not verdict.accepts_any(port):
+            return facts.dtype(entry) or "unknown"
+    return facts.dtype(Entry(position)) or "unknown"
+
+
+def _reason(verdict: Verdict, precision: str) -> str:
+    if verdict.label == FREE:
+        return f"{verdict.reason}: either is safe"
+    if (precision == FLOAT32) == (verdict.label == FLOAT32):
+        return verdict.reason
+    usual = FLOAT32 if verdict.label == FLOAT32 else "low precision"
+    return f"as converted; its rule says {usual} ({verdict.reason})"
+
+
+def _plainest_policy(graph: Graph, facts: Facts) -> Policy:
+    """Return the plainest policy that a converted graph may come from."""
+    found = [node.get("dtype") for node in graph.operators() if node.get(MARK_ATTR) is not None]
+    found += [dtypes.from_flag(n.get("__dtype__") or "") for n in graph.nodes if n.get(DECLARED_ATTR) is not None]
+    low = next((dtype for dtype in found if dtype in dtypes.LOW_PRECISION), None) or dtypes.FLOAT16
+    gives_low = any(facts.dtype(head) == low for head in graph.heads)
+    return Policy(compute_dtype=low, output_dtype=low if gives_low else FLOAT32)

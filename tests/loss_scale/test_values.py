@@ -1,0 +1,229 @@
+"""Loss scales as values: static ones, parsing, saved states."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mxmp.errors import LossScaleError, MxmpError
+from mxmp.loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, parse
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 2.0**127, "x", None, False])
+def test_static_refuses_what_is_no_factor(value):
+    with pytest.raises(LossScaleError):
+        StaticLossScale(value)
+
+
+@pytest.mark.parametrize("scale", [NoOpLossScale(), StaticLossScale(8), DynamicLossScale()])
+def test_scales_are_immutable_values(scale):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        scale.value = 3.0
+    assert scale == dataclasses.replace(scale)
+    assert hash(scale) == hash(dataclasses.replace(scale))
+
+
+def test_base_class_is_abstract():
+    with pytest.raises(TypeError):
+        LossScale()
+
+
+@pytest.mark.parametrize("scale", [NoOpLossScale(), StaticLossScale(8)])
+@pytest.mark.parametrize("finite", [True, False])
+def test_noop_and_static_never_change(scale, finite):
+    assert scale.adjust(finite) is scale
+
+
+def test_noop_passes_values_through():
+    value = np.float16(3)
+    assert NoOpLossScale().scale(value) is value
+    assert NoOpLossScale().unscale(value) is value
+    assert NoOpLossScale().value == 1.0
+
+
+def test_scale_multiplies_arrays_in_their_dtype():
+    array = np.array([1, -2], np.float32)
+    scaled = StaticLossScale(1024).scale(array)
+    assert scaled.dtype == np.float32
+    np.testing.assert_array_equal(scaled, [1024, -2048])
+
+
+normal = st.floats(-1e30, 1e30).filter(lambda x: x == 0 or abs(x) > 1e-200)
+
+
+@given(normal, st.integers(-20, 20))
+def test_unscale_undoes_scale_for_powers_of_two(x, exponent):
+    scale = StaticLossScale(2.0**exponent)
+    assert scale.unscale(scale.scale(x)) == x
+
+
+@given(st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False), st.integers(0, 24))
+def test_unscale_undoes_scale_for_float32_arrays(x, exponent):
+    scale = DynamicLossScale(init_scale=2.0**exponent)
+    array = np.array([x], np.float32)
+    np.testing.assert_array_equal(scale.unscale(scale.scale(array)), array)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("dynamic", DynamicLossScale()),
+        (" Dynamic ", DynamicLossScale()),
+        (128, StaticLossScale(128)),
+        (np.float32(0.5), StaticLossScale(0.5)),
+        ("512", StaticLossScale(512)),
+        (1, StaticLossScale(1)),
+        (None, NoOpLossScale()),
+    ],
+)
+def test_parse_reads(spec, expected):
+    assert parse(spec) == expected
+
+
+def test_parse_returns_a_loss_scale_as_it_is():
+    scale = DynamicLossScale(init_scale=4)
+    assert parse(scale) is scale
+
+
+@pytest.mark.parametrize("spec", ["static", "", True, [1], {"kind": "noop"}])
+def test_parse_refuses(spec):
+    with pytest.raises(LossScaleError, match="unknown loss scale .*; expected 'dynamic', a number"):
+        parse(spec)
+
+
+def test_parse_refuses_numbers_that_are_no_factor():
+    with pytest.raises(LossScaleError, match="scale=0.0 is no loss scale"):
+        parse("0")
+
+
+powers = st.integers(-100, 100).map(lambda k: 2.0**k)
+
+
+@st.composite
+def dynamic_scales(draw):
+    low, init, value, high = sorted(draw(st.lists(powers, min_size=4, max_size=4)))
+    interval, hysteresis = draw(st.integers(1, 5000)), draw(st.integers(1, 5))
+    bounds = {"init_scale": init, "min_scale": low, "max_scale": high, "value": value}
+    others = {
+        "growth_factor": st.floats(1.01, 10),
+        "backoff_factor": st.floats(0.01, 0.99),
+        "at_floor": st.sampled_from(["raise", "warn", "hold"]),
+        "max_floor_skips": st.integers(1, 100),
+        "growth_tracker": st.integers(0, interval - 1),
+        "hysteresis_tracker": st.integers(0, hysteresis),
+        "floor_skips": st.integers(0, 200),
+        "warming_up": st.booleans(),
+    }
+    return DynamicLossScale(
+        growth_interval=interval, hysteresis=hysteresis, **bounds, **draw(st.fixed_dictionaries(others))
+    )
+
+
+@given(st.one_of(dynamic_scales(), powers.map(StaticLossScale), st.just(NoOpLossScale())))
+def test_every_field_survives_a_dict(scale):
+    text = json.dumps(scale.to_dict(), allow_nan=False)
+    assert LossScale.from_dict(json.loads(text)) == scale
+
+
+def test_a_warm_up_goes_on_where_it_was_saved():
+    whole = broken = DynamicLossScale()
+    for finite in (True, True, True, False, True):
+        whole = whole.adjust(finite)
+        broken = LossScale.from_dict(json.loads(json.dumps(broken.adjust(finite).to_dict())))
+        assert broken == whole
+
+
+@pytest.mark.parametrize(
+    "scale, text",
+    [
+        (DynamicLossScale(), "DynamicLossScale(value=256.0, warming_up=True)"),
+        (DynamicLossScale().adjust(True), "DynamicLossScale(value=512.0, warming_up=True)"),
+        (DynamicLossScale(init_scale=2.0**9), "DynamicLossScale(init_scale=512.0, value=512.0)"),
+        (
+            DynamicLossScale(init_scale=4, hysteresis=3).adjust(False),
+            "DynamicLossScale(init_scale=4.0, hysteresis=3, value=4.0, hysteresis_tracker=2)",
+        ),
+        (DynamicLossScale(max_scale=8), "DynamicLossScale(max_scale=8.0, value=8.0, warming_up=True)"),
+    ],
+)
+def test_a_dynamic_scale_shows_what_is_not_by_default(scale, text):
+    assert repr(scale) == text
+
+
+@given(dynamic_scales())
+def test_what_a_dynamic_scale_shows_makes_it_again(scale):
+    assert eval(repr(scale), {"DynamicLossScale": DynamicLossScale}) == scale
+
+
+def test_to_dict_has_every_field():
+    scale = DynamicLossScale(init_scale=4, hysteresis=3).adjust(False)
+    assert scale.to_dict() == {
+        "kind": "dynamic",
+        "init_scale": 4.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2000,
+        "min_scale": 1.0,
+        "max_scale": 2.0**24,
+        "hysteresis": 3,
+        "at_floor": "raise",
+        "max_floor_skips": 50,
+        "value": 4.0,
+        "growth_tracker": 0,
+        "hysteresis_tracker": 2,
+        "floor_skips": 0,
+        "warming_up": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "magic"}, "kind 'magic'; expected 'noop', 'static' or 'dynamic'"),
+        ({"kind": None}, "kind None"),
+        ({"surprise": 1}, "unknown fields .'surprise'."),
+        ({"value": math.nan}, "value=nan is no loss scale"),
+        ({"value": None}, "value is null"),
+        ({"value": "8"}, "value is '8'; expected a number"),
+        ({"growth_interval": 5, "growth_tracker": 7}, "growth_tracker=7 has passed growth_interval=5"),
+        ({"warming_up": None}, "warming_up is null"),
+        ({"warming_up": 1}, "warming_up=1; expected True or False"),
+    ],
+)
+def test_from_dict_refuses(change, message):
+    with pytest.raises(LossScaleError, match=message):
+        LossScale.from_dict({**DynamicLossScale().to_dict(), **change})
+
+
+def test_from_dict_refuses_a_missing_field():
+    data = DynamicLossScale().to_dict()
+    del data["min_scale"]
+    with pytest.raises(LossScaleError, match=r"lacks \['min_scale'\]"):
+        LossScale.from_dict(data)
+
+
+def test_from_dict_reads_a_state_from_before_there_was_a_warm_up():
+    """Such a run began at 65536 and goes on as it would have: doubling after ``growth_interval`` steps alone."""
+    data = DynamicLossScale(init_scale=2.0**16, value=2.0**9, growth_tracker=7).to_dict()
+    del data["warming_up"]
+    scale = LossScale.from_dict(data)
+    assert not scale.warming_up
+    for finite, expected in ((True, 9), (True, 9), (False, 8), (True, 8)):
+        scale = scale.adjust(finite)
+        assert scale.value == 2.0**expected
+
+
+@pytest.mark.parametrize("data", [None, 3, [], "dynamic"])
+def test_from_dict_refuses_what_is_no_dict(data):
+    with pytest.raises(LossScaleError, match="expected a dict"):
+        LossScale.from_dict(data)
+
+
+def test_errors_are_value_errors_of_mxmp():
+    assert issubclass(LossScaleError, MxmpError) and issubclass(LossScaleError, ValueError)
