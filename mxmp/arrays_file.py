@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from typing import BinaryIO, NoReturn, Tuple
+from typing import Any, BinaryIO, NoReturn, Tuple
 
 import numpy as np
 
@@ -51,7 +51,7 @@ def check_arrays_file(file: str) -> int:
 
 
 class _Walk:
-    """One way through a file.
+    """Reads the structure of a file, record by record.
 
     Attributes:
         where: What is being read, for errors.
@@ -112,7 +112,8 @@ class _Walk:
         return shape
 
     def _sized_shape(self) -> Shape:
-        return self._shape(*self._numbers("i"))
+        (axes,) = self._numbers("i")
+        return self._shape(axes)
 
     def _item_bytes(self) -> int:
         (flag,) = self._numbers("i")
@@ -160,7 +161,7 @@ class _Walk:
             self._fail(f"found the dtype number {flag} of indices, expected one of {sorted(_INDEX_DTYPES)}")
         return _INDEX_DTYPES[flag]
 
-    def _indices(self, dtype: str, shape: Shape) -> np.ndarray:
+    def _indices(self, dtype: str, shape: Shape) -> np.ndarray[Any, Any]:
         """Read the indices of a sparse array, which MXNet follows wherever they lead."""
         start, item_bytes = self._stream.tell(), np.dtype(dtype).itemsize
         if len(shape) != 1:
@@ -187,12 +188,12 @@ class _Walk:
             seen.add(name)
 
 
-def _rows_fit(shape: Shape, stored: Shape, rows: np.ndarray) -> bool:
+def _rows_fit(shape: Shape, stored: Shape, rows: np.ndarray[Any, Any]) -> bool:
     """Return whether the values of a row_sparse array are those of rows that it has."""
     return stored == (len(rows), *shape[1:]) and _within(rows, shape[0]) and bool((rows[1:] > rows[:-1]).all())
 
 
-def _csr_fits(shape: Shape, stored: Shape, starts: np.ndarray, columns: np.ndarray) -> bool:
+def _csr_fits(shape: Shape, stored: Shape, starts: np.ndarray[Any, Any], columns: np.ndarray[Any, Any]) -> bool:
     """Return whether the values of a csr array have places in it, row by row."""
     if len(shape) != 2 or stored != (len(columns),) or not _within(columns, shape[1]):
         return False
@@ -202,5 +203,5 @@ def _csr_fits(shape: Shape, stored: Shape, starts: np.ndarray, columns: np.ndarr
     return ends and bool((starts[1:] >= starts[:-1]).all())
 
 
-def _within(indices: np.ndarray, size: int) -> bool:
+def _within(indices: np.ndarray[Any, Any], size: int) -> bool:
     return not len(indices) or (indices.min() >= 0 and indices.max() < size)

@@ -168,7 +168,7 @@ def _remove_unless_locked(name: str) -> None:
 
 
 def _finish(name: str, mode: Optional[int]) -> None:
-    """Bring a file to the disk and give it its permissions; what was not written replaces nothing."""
+    """Flush a file to the disk and set its permissions; raise if nothing was written to it."""
     with open(name, "rb+") as file:
         if not os.fstat(file.fileno()).st_size:
             raise OSError(errno.ENODATA, "nothing was written; is the disk full?")
@@ -178,7 +178,7 @@ def _finish(name: str, mode: Optional[int]) -> None:
 
 
 def _flush_folders(paths: Sequence[str]) -> None:
-    """Bring the names of files to the disk, where the file system can."""
+    """Flush the folders of files to the disk, where the file system can."""
     for folder in dict.fromkeys(map(os.path.dirname, paths)):
         with contextlib.suppress(OSError):
             number = os.open(folder, os.O_RDONLY)
@@ -217,12 +217,12 @@ def _second_name(path: str) -> Iterator[str]:
                 os.link(path, name)
             except OSError:
                 shutil.copy2(path, name)
-            if _hold(name, stack):
+            if _lock_shared(name, stack):
                 break
         yield name
 
 
-def _hold(name: str, stack: contextlib.ExitStack) -> bool:
+def _lock_shared(name: str, stack: contextlib.ExitStack) -> bool:
     """Lock a second name, shared with others who write the same file; return False if it was removed before."""
     try:
         number = os.open(name, os.O_RDONLY)

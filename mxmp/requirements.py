@@ -32,7 +32,7 @@ def check() -> None:
 
     Raises:
         DependencyError: If MXNet is missing or not 1.9.x, or numpy is missing or below 1.21. The message has the
-            command that mends it on this Python.
+            command that installs the right one on this Python.
     """
     _check_numpy(numpy_version())
     _check_mxnet(_folder("mxnet"))

@@ -12,13 +12,13 @@ import pytest
 from mxnet.contrib import amp
 from onnx import TensorProto
 
-import mxmp
 import symbols
 from mxmp import Policy, compat
 from mxmp.compat.old_onnx import IR_VERSION, OPSET
 from mxmp.errors import CheckpointError, ConvertError, DependencyError
 from mxmp.graph import to_text
-from mxmp.onnx import _tidy, export_model, exportable
+from mxmp.onnx import export as exporting
+from mxmp.onnx import export_model, exportable
 from mxmp.symbol import convert_graph, convert_model, convert_symbol, to_graph
 
 EPS = 2**-10  # of float16
@@ -199,7 +199,7 @@ def exported_raw(symbol, values, declared, folder):
     shapes = {name: value.shape for name, value in values.items()}
     try:
         model = export(symbol, {}, shapes, folder, declared)
-        _tidy(model.graph, onnx.numpy_helper)  # a crash of onnxruntime could not be caught
+        exporting._tidy(model.graph, onnx.numpy_helper)  # a crash of onnxruntime could not be caught
         return run(model, values)
     except Exception as e:  # the exporter, the checker and onnxruntime raise all sorts
         return e
@@ -346,7 +346,7 @@ def raising(error):
 def test_the_exporter_is_blamed_for_its_errors_alone(part, error, expected, message, monkeypatch, tmp_path):
     owner, name = {
         "exporter": (mx.onnx, "export_model"),
-        "ours": (mxmp.onnx, "_tidy"),
+        "ours": (exporting, "_tidy"),
         "checker": (onnx.checker, "check_model"),
     }[part]
     monkeypatch.setattr(owner, name, raising(error))

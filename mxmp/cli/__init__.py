@@ -1,7 +1,7 @@
 """The command line: parsing of arguments and printing, and nothing else.
 
-What a command imports is kept apart from what it does: `main`, ``--help`` and wrong arguments need neither
-MXNet nor numpy, which take seconds to import. The modules ``run_*`` do the work.
+`commands` parses arguments, and imports neither MXNet nor numpy, which take seconds to import: so ``--help`` and
+wrong arguments are answered at once. `work` does what was asked for, and imports what it needs then.
 """
 
 from __future__ import annotations

@@ -31,11 +31,12 @@ class Finder:
             return None
         for finder in sys.meta_path:
             find_spec = None if isinstance(finder, Finder) else getattr(finder, "find_spec", None)
-            spec = find_spec(name, path, target) if find_spec is not None else None
+            spec: Any = find_spec(name, path, target) if find_spec is not None else None
             if spec is not None:
                 if hasattr(spec.loader, "exec_module") and not isinstance(spec.loader, Loader):
                     spec.loader = Loader(spec.loader)
-                return spec
+                found: ModuleSpec = spec
+                return found
         return None
 
 
@@ -52,7 +53,8 @@ class Loader:
 
     def create_module(self, spec: ModuleSpec) -> Optional[ModuleType]:
         """Return what the loader makes; None leaves it to Python (`importlib.abc.Loader`)."""
-        return self._loader.create_module(spec)
+        module: Optional[ModuleType] = self._loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module (`importlib.abc.Loader`)."""

@@ -1,4 +1,4 @@
-"""onnx as MXNet 1.9.1's exporter and importer know it.
+"""The parts of onnx that MXNet 1.9.1's exporter and importer read, as they were when it was written.
 
 They read ``onnx.mapping``, which onnx 1.19 removed. And the exporter calls its operators, of version 13 and before,
 those of the newest version that onnx knows: the checker then refuses means and splits from onnx 1.13 on, and

@@ -1,4 +1,4 @@
-"""Builtins that single modules of MXNet and GluonCV get as their own, in place of Python's.
+"""Replaces builtins of Python in single modules of MXNet and GluonCV, and in no others.
 
 - ``str``: MXNet hands numbers to its library as text. Numpy 2 writes a tuple of its scalars as ``(np.int64(2),)``,
   where numpy 1 wrote ``(2,)``, which alone the library reads.

@@ -1,4 +1,4 @@
-"""What single modules of MXNet say in another way: names and constants in their code, exchanged as they are loaded."""
+"""Exchanges names and constants in the code of single modules of MXNet as they are loaded."""
 
 from __future__ import annotations
 

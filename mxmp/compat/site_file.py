@@ -113,7 +113,7 @@ def _require_ours() -> None:
 
 def _fail(what: str, error: Exception) -> NoReturn:
     reason = getattr(error, "strerror", None) or error
-    mend = "Run the command as the owner of this folder, or use a virtual environment (python -m venv)."
+    advice = "Run the command as the owner of this folder, or use a virtual environment (python -m venv)."
     if os.path.isdir(path()):
-        mend = "Remove the folder."
-    raise SiteError(f"{path()} cannot be {what}: {reason}. {mend}") from error
+        advice = "Remove the folder."
+    raise SiteError(f"{path()} cannot be {what}: {reason}. {advice}") from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..graph import Graph
-from ..recent import Recent
+from ..lru_cache import LRUCache
 from ..symbol import Converted, ShapeOutcomes
 from .modes import Key, Mode
 
@@ -59,9 +59,9 @@ class Graphs:
     def __init__(self) -> None:
         self.shaped = False
         self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}
-        self._calls: Recent[Mode] = Recent(MAX_CALLS)
-        self._sources: Recent[Source] = Recent(MAX_GRAPHS)
-        self._modes: Recent[Mode] = Recent(MAX_GRAPHS)
+        self._calls: LRUCache[Mode] = LRUCache(MAX_CALLS)
+        self._sources: LRUCache[Source] = LRUCache(MAX_GRAPHS)
+        self._modes: LRUCache[Mode] = LRUCache(MAX_GRAPHS)
 
     @property
     def calls(self) -> Dict[Key, Mode]:
@@ -70,25 +70,25 @@ class Graphs:
 
     def find(self, key: Key) -> Optional[Mode]:
         """Return the graph for a kind of call that was seen before."""
-        mode = self._calls.find(key)
+        mode = self._calls.get(key)
         if mode is not None:
-            self._modes.find(mode.key)
+            self._modes.get(mode.key)
         return mode
 
     def source(self, kind: Key) -> Optional[Source]:
         """Return what a kind of call, its shapes left out, was traced to before."""
-        return self._sources.find(kind)
+        return self._sources.get(kind)
 
     def add_source(self, kind: Key, source: Source) -> Source:
         """Keep what a kind of call was traced to; return an earlier one that is like it, if there is one."""
         found = next((each for each in self._sources.items().values() if each.is_like(source)), source)
-        self._sources.keep(kind, found)
+        self._sources.put(kind, found)
         self.shaped = self.shaped or found.outcomes.depends
         return found
 
     def converted(self, source: Source, outcome: Tuple[Any, ...]) -> Optional[Mode]:
         """Return the graph for a source and what shapes decide about it."""
-        return self._modes.find((source, outcome))
+        return self._modes.get((source, outcome))
 
     def add(self, source: Source, outcome: Tuple[Any, ...], converted: Converted) -> Mode:
         """Keep a conversion; return the graph, an earlier one of the same source if it is equal."""
@@ -96,18 +96,18 @@ class Graphs:
         mode = next((each for each in alike if each.converted.graph == converted.graph), None)
         if mode is None:
             mode = Mode(source.graph, source.inputs, converted, source.formats, (source, outcome))
-        self._modes.keep((source, outcome), mode)
+        self._modes.put((source, outcome), mode)
         self._forget_others()
         return mode
 
     def add_call(self, key: Key, mode: Mode) -> None:
         """Remember which graph a kind of call has."""
-        self._calls.keep(key, mode)
+        self._calls.put(key, mode)
 
     def keep_only(self, converted: Converted) -> None:
         """Forget all graphs but one, and what was traced, because parameters have other dtypes now."""
-        self._modes.keep_only(lambda mode: mode.converted is converted)
-        self._sources = Recent(MAX_GRAPHS)
+        self._modes.retain(lambda mode: mode.converted is converted)
+        self._sources = LRUCache(MAX_GRAPHS)
         self._forget_others()
 
     def holds(self, mode: Optional[Mode]) -> bool:
@@ -117,5 +117,5 @@ class Graphs:
     def _forget_others(self) -> None:
         """Forget calls and cached operators of graphs that are not kept."""
         kept = {id(mode) for mode in self._modes.items().values()}
-        self._calls.keep_only(lambda mode: id(mode) in kept)
+        self._calls.retain(lambda mode: id(mode) in kept)
         self.ops = {key: op for key, op in self.ops.items() if key[0] in kept}

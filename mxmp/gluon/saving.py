@@ -11,7 +11,7 @@ from ..arrays_file import check_arrays_file
 from ..errors import ConvertError, mxnet_reason
 from ..files import is_local, saving
 from ..symbol import save_checkpoint
-from ..symbol.arrays import require_whole
+from ..symbol.io import require_whole
 from . import storage
 from .hooks import net_method
 from .traced import TracedNet

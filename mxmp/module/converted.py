@@ -11,9 +11,9 @@ from mxnet.module.executor_group import DataParallelExecutorGroup
 from ..arrays.casts import to_float32
 from ..dtypes import BFLOAT16, canonical
 from ..errors import ConvertError, TrainerError
+from ..lru_cache import LRUCache
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
-from ..recent import Recent
 from ..scaling.scaler import Scaler
 from ..symbol import NetworkNames, ShapeOutcomes, WatchedExecutor, to_graph
 from ..symbol.contexts import require_kernels
@@ -47,7 +47,7 @@ class ConvertedModule(Float32Params):
         self._monitor: Any = None
         self._watched: List[WatchedExecutor] = []  # what the monitor was given
         self._outcomes: Any = None  # what shapes decide about the symbol
-        self._runnables: Recent[Runnable] = Recent(_MAX_RUNNABLES)  # what runs, by what shapes decided
+        self._runnables: LRUCache[Runnable] = LRUCache(_MAX_RUNNABLES)  # what runs, by what shapes decided
 
     def bind(
         self,
@@ -86,8 +86,8 @@ class ConvertedModule(Float32Params):
         descs = _parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
         runnable = self._prepare(descs, shared)
         self._outcomes = self._shape_outcomes(descs)
-        self._runnables = Recent(_MAX_RUNNABLES)
-        self._runnables.keep(self._outcomes(_shapes_of(descs)), runnable)
+        self._runnables = LRUCache(_MAX_RUNNABLES)
+        self._runnables.put(self._outcomes(_shapes_of(descs)), runnable)
         self._data_shapes, self._label_shapes = descs
         self._use(runnable, shared._exec_group if shared else None)
         self._place_params(shared)
@@ -105,8 +105,8 @@ class ConvertedModule(Float32Params):
         if self._outcomes.depends:
             descs = _parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
             outcome = self._outcomes(_shapes_of(descs))
-            found = self._runnables.find(outcome) or self._prepare(descs, self)
-            self._runnables.keep(outcome, found)
+            found = self._runnables.get(outcome) or self._prepare(descs, self)
+            self._runnables.put(outcome, found)
             if found.converted.graph != runnable.converted.graph:
                 self._data_shapes, self._label_shapes = descs
                 self._use(found, self._exec_group)

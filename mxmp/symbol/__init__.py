@@ -1,16 +1,14 @@
 """The Symbolic API: conversion of symbols, models and checkpoints."""
 
+from .buckets import ConvertedBuckets as ConvertedBuckets
+from .buckets import convert_buckets as convert_buckets
 from .checkpoint import Checkpoint as Checkpoint
-from .checkpoint import convert_checkpoint as convert_checkpoint
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import load_params as load_params
 from .checkpoint import load_symbol as load_symbol
 from .checkpoint import save_checkpoint as save_checkpoint
-from .conversion import Converted as Converted
-from .conversion import convert_graph as convert_graph
-from .convert import ConvertedBuckets as ConvertedBuckets
 from .convert import ConvertedModel as ConvertedModel
-from .convert import convert_buckets as convert_buckets
+from .convert import convert_checkpoint as convert_checkpoint
 from .convert import convert_model as convert_model
 from .convert import convert_symbol as convert_symbol
 from .convert import on_cpu as on_cpu
@@ -20,3 +18,5 @@ from .inference import to_graph as to_graph
 from .monitors import NetworkNames as NetworkNames
 from .monitors import WatchedExecutor as WatchedExecutor
 from .outcomes import ShapeOutcomes as ShapeOutcomes
+from .rewrite import Converted as Converted
+from .rewrite import convert_graph as convert_graph

@@ -1,4 +1,4 @@
-"""What users give: symbols, shapes, dtypes and parameters, checked against each other."""
+"""Checks the symbols, shapes, dtypes and parameters that users give against each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import math
 import operator
 import re
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 
@@ -14,6 +14,9 @@ from .. import dtypes as dtypes_
 from ..errors import ConvertError, DtypeError, InferenceError, ParamsError
 from ..policy import Policy, did_you_mean
 from .inference import to_graph
+
+PolicyLike = Union[str, Policy]
+"""A policy, or the text of one."""
 
 # How MXNet's Initializer tells parameters by their names (python/mxnet/initializer.py at tag 1.9.1).
 _PARAMETER_SUFFIXES = ("weight", "bias", "gamma", "beta", "parameters")
@@ -59,6 +62,11 @@ class Model(NamedTuple):
             return frozenset()
         largest = dtypes_.limits(policy.compute_dtype).max
         return frozenset(name for name, value in self.ranges.items() if value * HEADROOM > largest)
+
+
+def make_model(sym: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None) -> Model:
+    """Return a symbol with what a user says about its inputs, checked against each other."""
+    return Model(require_symbol(sym), known_shapes(sym, shapes), known_dtypes(sym, dtypes), known_ranges(sym, ranges))
 
 
 def require_symbol(sym: Any) -> Any:
@@ -194,7 +202,9 @@ def blaming_params(sym: Any, params: Mapping[str, Any], shapes: Mapping[str, Tup
         yield
     except InferenceError as e:
         match = _SHAPES_DIFFER.match(str(e))
-        for name in _read_by(sym, match.group(1)) if match else ():
+        if match is None:
+            raise
+        for name in _read_by(sym, match.group(1)):
             found, wanted = map(_sizes, match.groups()[1:])
             if name in params and name not in shapes and params[name].shape == found:
                 given = ", ".join(f"{each} {shape}" for each, shape in shapes.items())

@@ -13,8 +13,7 @@ import mxnet as mx
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
 from ..files import require_folder, saving
 from ..graph import check_json
-from .arrays import load_arrays, write_arrays, write_symbol
-from .convert import ConvertedModel, PolicyLike, convert_model
+from .io import load_arrays, write_arrays, write_symbol
 
 _EPOCH = re.compile(r"-(\d{4}|[1-9]\d{4,})\.params")
 
@@ -174,48 +173,6 @@ def save_params(file: str, arg_params: Mapping[str, Any], aux_params: Mapping[st
     """
     with saving(f"{file}: the parameters", file) as (name,):
         write_arrays(name, named_arrays(arg_params, aux_params))
-
-
-def convert_checkpoint(
-    prefix: str,
-    epoch: int,
-    out_prefix: str,
-    policy: PolicyLike = "O2",
-    shapes: Optional[Any] = None,
-    dtypes: Optional[Mapping[str, Any]] = None,
-    out_epoch: Optional[int] = None,
-    ranges: Optional[Mapping[str, float]] = None,
-    **changes: Any,
-) -> ConvertedModel:
-    """Convert the checkpoint ``prefix-symbol.json``, ``prefix-0000.params`` and write the result.
-
-    The result loads in plain MXNet, without mxmp. Files of ``out_prefix`` that exist are replaced.
-
-    Args:
-        prefix: The checkpoint's prefix, folder included.
-        epoch: Its epoch.
-        out_prefix: Prefix of the files to write; not the same.
-        policy: A policy or its text; 'O2' stores parameters in float16.
-        shapes: Shapes of inputs, as for ``convert_symbol``.
-        dtypes: Dtypes of inputs, likewise.
-        out_epoch: Epoch of the file to write; that of the checkpoint unless given.
-        ranges: Largest magnitudes of outputs by name, as for ``convert_symbol``.
-        **changes: Fields of the policy that overrule it.
-
-    Returns:
-        What was written, with its report.
-
-    Raises:
-        CheckpointError: If a file is missing, damaged or cannot be written. Then nothing is written.
-        ConvertError: If the parameters do not fit the symbol, or it cannot be converted.
-        PolicyError: If the policy does not parse, or one of its patterns matches nothing.
-    """
-    check_out_prefix(prefix, out_prefix)
-    source = load_checkpoint(prefix, epoch)
-    with naming_files(*checkpoint_files(prefix, epoch)):
-        model = convert_model(*source, policy, shapes, dtypes, ranges, **changes)
-    save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)
-    return model
 
 
 def named_arrays(arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> Dict[str, Any]:

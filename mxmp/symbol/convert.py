@@ -1,31 +1,23 @@
-"""convert_symbol, convert_model and convert_buckets: what users of the Symbolic API call."""
+"""What users of the Symbolic API call: conversion of a symbol, a model or a checkpoint.
+
+Each is one pass through the same pipeline: `arguments` checks what is given, `rewrite` converts the graph,
+`shared_params` stores the parameters that go with it, and `checkpoint` reads and writes files. ``mxmp convert``
+calls `convert_checkpoint`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
-from .. import dtypes as dtypes_
-from ..errors import ConvertError, ParamsError
-from ..graph import Entry
-from ..policy import Policy, check_matches
+from ..policy import Policy
 from ..report import Report
 from . import params as values
-from .arguments import (
-    Model,
-    blaming_params,
-    check_params,
-    known_dtypes,
-    known_ranges,
-    known_shapes,
-    param_names,
-    require_symbol,
-)
-from .conversion import Converted, convert_graph, emulated, input_dtypes
+from .arguments import PolicyLike, check_params, known_dtypes, make_model, param_names, require_symbol
+from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
 from .inference import infer_facts, to_graph
-
-PolicyLike = Union[str, Policy]
-"""A policy, or the text of one."""
+from .rewrite import convert_graph, emulated, input_dtypes
+from .shared_params import convert_sharing, require_matches
 
 
 @dataclass(frozen=True)
@@ -42,6 +34,8 @@ class ConvertedModel:
         unfit: Names of the parameters with values beyond its range whose readers stay in float32,
             because the policy says so or because they read the same values in float32 too.
         param_bytes: Bytes of all parameters, (before, after).
+        widened: The low precision dtype that float32 parameters were stored in before, by name; their
+            values stay rounded to it.
     """
 
     symbol: Any
@@ -51,6 +45,7 @@ class ConvertedModel:
     changes: Tuple[values.Change, ...]
     unfit: Tuple[str, ...]
     param_bytes: Tuple[int, int]
+    widened: Dict[str, str]
 
     def __iter__(self) -> Iterator[Any]:
         """Unpack as MXNet's own functions return a model."""
@@ -97,12 +92,12 @@ def convert_symbol(
         InferenceError: If the network does not by itself; the message names the node.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
-    model = _model(sym, shapes, dtypes, ranges)
+    model = make_model(sym, shapes, dtypes, ranges)
     parsed = Policy.parse(policy, **changes)
     params = param_names(sym, model.shapes, data_names)
     unfit = model.beyond_range(parsed)
     found = convert_graph(sym, parsed, model.shapes, model.dtypes, params, unfit=unfit, final=True)
-    _check_overrides(parsed, [found])
+    require_matches(parsed, [found])
     return found.symbol
 
 
@@ -139,13 +134,13 @@ def convert_model(
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
     parsed = Policy.parse(policy, **changes)
-    model = _model(sym, shapes, dtypes, ranges)
+    model = make_model(sym, shapes, dtypes, ranges)
     check_params(sym, arg_params, aux_params, model.shapes)
     args, aux = values.widened(sym, arg_params), dict(aux_params)
-    (found,), unfit = _convert_all([model], args, aux, parsed)
-    stored, changed = _store(parsed, [found], args)
+    (found,), stored, changed, unfit = convert_sharing([model], args, aux, parsed)
     before, after = (values.total_bytes(params) + values.total_bytes(aux) for params in (args, stored))
-    return ConvertedModel(found.symbol, stored, aux, found.report, changed, unfit, (before, after))
+    widened = values.stored_low_before(arg_params, stored)
+    return ConvertedModel(found.symbol, stored, aux, found.report, changed, unfit, (before, after), widened)
 
 
 def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
@@ -162,179 +157,55 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
     Raises:
         ConvertError: If ``sym`` is no symbol; InferenceError if it does not type-check.
     """
-    types, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
-    types = input_dtypes(sym, graph, {}, types, frozenset())
+    known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
+    types = input_dtypes(sym, graph, {}, known, frozenset())
     return emulated(sym, graph, infer_facts(sym, graph, {}, types, frozenset()))
 
 
-@dataclass(frozen=True)
-class ConvertedBuckets:
-    """The symbols of a BucketingModule, converted, with one set of parameters.
-
-    Attributes:
-        models: (symbol, data_names, label_names) by bucket.
-        arg_params: Arguments of all of them, in the dtypes that they want.
-        aux_params: Auxiliary states.
-        reports: What was decided, by bucket.
-        changes: As ``ConvertedModel.changes``.
-        unfit: As ``ConvertedModel.unfit``.
-    """
-
-    models: Dict[Any, Tuple[Any, Any, Any]]
-    arg_params: Dict[str, Any]
-    aux_params: Dict[str, Any]
-    reports: Dict[Any, Report]
-    changes: Tuple[values.Change, ...]
-    unfit: Tuple[str, ...]
-
-    def sym_gen(self, bucket_key: Any) -> Tuple[Any, Any, Any]:
-        """Return a bucket's symbol and names, as BucketingModule asks for them.
-
-        Raises:
-            ConvertError: If the bucket was not converted.
-        """
-        if bucket_key not in self.models:
-            raise ConvertError(f"bucket {bucket_key!r} was not converted; known: {list(self.models)}.")
-        return self.models[bucket_key]
-
-
-def convert_buckets(
-    sym_gen: Callable[[Any], Tuple[Any, Any, Any]],
-    buckets: Iterable[Any],
-    arg_params: Mapping[str, Any],
-    aux_params: Mapping[str, Any],
-    policy: PolicyLike = "O1",
-    shapes: Optional[Mapping[Any, Any]] = None,
+def convert_checkpoint(
+    prefix: str,
+    epoch: int,
+    out_prefix: str,
+    policy: PolicyLike = "O2",
+    shapes: Optional[Any] = None,
+    dtypes: Optional[Mapping[str, Any]] = None,
+    out_epoch: Optional[int] = None,
+    ranges: Optional[Mapping[str, float]] = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
     **changes: Any,
-) -> ConvertedBuckets:
-    """Convert all buckets of a BucketingModule, with one set of parameters.
+) -> ConvertedModel:
+    """Convert the checkpoint ``prefix-symbol.json``, ``prefix-0000.params`` and write the result.
 
-    A parameter is stored in low precision only if every bucket that has it wants it so.
+    The result loads in plain MXNet, without mxmp. Files of ``out_prefix`` that exist are replaced.
 
     Args:
-        sym_gen: The module's: from a bucket's key to (symbol, data_names, label_names).
-        buckets: The keys of all buckets.
-        arg_params: Arguments of all buckets, NDArrays by name.
-        aux_params: Auxiliary states, likewise.
-        policy: A policy or its text.
-        shapes: Shapes of inputs by bucket.
+        prefix: The checkpoint's prefix, folder included.
+        epoch: Its epoch.
+        out_prefix: Prefix of the files to write; not the same.
+        policy: A policy or its text; 'O2' stores parameters in float16.
+        shapes: Shapes of inputs, as for ``convert_symbol``.
+        dtypes: Dtypes of inputs, likewise.
+        out_epoch: Epoch of the file to write; that of the checkpoint unless given.
+        ranges: Largest magnitudes of outputs by name, as for ``convert_symbol``.
+        on_stage: Called with 'load', 'convert' and 'write' as each begins, to show progress.
         **changes: Fields of the policy that overrule it.
 
+    Returns:
+        What was written, with its report.
+
     Raises:
-        ConvertError: If there is no bucket, or the parameters do not fit.
+        CheckpointError: If a file is missing, damaged or cannot be written. Then nothing is written.
+        ConvertError: If the parameters do not fit the symbol, or it cannot be converted.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
-    keys = list(buckets)
-    if not keys:
-        raise ConvertError("buckets is empty; give the key of every bucket.")
-    parsed = Policy.parse(policy, **changes)
-    generated = {key: sym_gen(key) for key in keys}
-    models = []
-    for key, (symbol, _, _) in generated.items():
-        models.append(_model(symbol, (shapes or {}).get(key), None, None))
-        check_params(symbol, arg_params, aux_params, models[-1].shapes)
-    args, aux = dict(arg_params), dict(aux_params)
-    for model in models:
-        args = values.widened(model.symbol, args)
-    found, unfit = _convert_all(models, args, aux, parsed)
-    stored, changed = _store(parsed, found, args)
-    return ConvertedBuckets(
-        {key: (each.symbol, *generated[key][1:]) for key, each in zip(keys, found)},
-        stored,
-        aux,
-        {key: each.report for key, each in zip(keys, found)},
-        changed,
-        unfit,
-    )
+    check_out_prefix(prefix, out_prefix)
+    on_stage("load")
+    source = load_checkpoint(prefix, epoch)
+    on_stage("convert")
+    with naming_files(*checkpoint_files(prefix, epoch)):
+        model = convert_model(*source, policy, shapes, dtypes, ranges, **changes)
+    on_stage("write")
+    save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)
+    return model
 
 
-def _model(sym: Any, shapes: Any, dtypes: Any, ranges: Any) -> Model:
-    """Return what a user gave, checked."""
-    return Model(require_symbol(sym), known_shapes(sym, shapes), known_dtypes(sym, dtypes), known_ranges(sym, ranges))
-
-
-def _check_overrides(policy: Policy, found: Sequence[Converted]) -> None:
-    check_matches(policy, [(row.op, row.name) for each in found for row in each.report.rows])
-
-
-def _convert_all(
-    models: Sequence[Model], args: Mapping[str, Any], aux: Mapping[str, Any], policy: Policy
-) -> Tuple[List[Converted], Tuple[str, ...]]:
-    """Convert symbols that share parameters, until all agree on what is stored in low precision."""
-    allowed = frozenset(args)
-    unfit: FrozenSet[str] = frozenset()
-    while True:
-        found = [_convert(model, args, aux, policy, allowed, unfit) for model in models]
-        more = _unfit(policy, found, args) - unfit
-        refused = _refused(found)
-        if not more and not refused:
-            _check_overrides(policy, found)
-            return found, tuple(sorted(unfit))
-        unfit, allowed = unfit | more, allowed - refused
-
-
-def _convert(
-    model: Model,
-    args: Mapping[str, Any],
-    aux: Mapping[str, Any],
-    policy: Policy,
-    allowed: FrozenSet[str],
-    unfit: FrozenSet[str],
-) -> Converted:
-    shapes, types = model.known(args, aux)
-    unfit |= model.beyond_range(policy)
-    with blaming_params(model.symbol, {**args, **aux}, model.shapes):
-        found = convert_graph(model.symbol, policy, shapes, types, allowed, unfit=unfit, final=True)
-    _check_shapes(found, shapes)
-    return found
-
-
-def _check_shapes(found: Converted, shapes: Mapping[str, Tuple[int, ...]]) -> None:
-    """Check shapes that MXNet's inference overwrites, those of BatchNorm's parameters for example."""
-    for position, node in enumerate(found.graph.nodes):
-        wanted = found.facts.shape(Entry(position)) if node.is_variable else None
-        if wanted is not None and shapes.get(node.name, wanted) != wanted:
-            raise ParamsError(
-                f"'{node.name}' has shape {shapes[node.name]}, not {wanted}, as the symbol wants: "
-                f"the parameters are another network's, or an input has another shape."
-            )
-
-
-def _unfit(policy: Policy, found: Sequence[Converted], args: Mapping[str, Any]) -> FrozenSet[str]:
-    """Return the parameters beyond the low precision dtype's range whose readers must stay in float32."""
-    if not policy.is_mixed:
-        return frozenset()
-    low = frozenset().union(*(each.low_params | each.cast_params for each in found))
-    candidates = low
-    if policy.out_of_range == "clamp":
-        candidates = low & frozenset().union(*(values.read_exactly(each.graph) for each in found))
-        candidates -= frozenset().union(*(each.low_params for each in found))
-    return values.beyond_range({name: args[name] for name in candidates & set(args)}, policy.compute_dtype)
-
-
-def _refused(found: Sequence[Converted]) -> FrozenSet[str]:
-    """Return the parameters that some symbols want in low precision and others do not."""
-    refused = set()
-    for name in frozenset().union(*(each.low_params for each in found)):
-        if any(name not in each.low_params and name in each.symbol.list_arguments() for each in found):
-            refused.add(name)
-    return frozenset(refused)
-
-
-def _store(
-    policy: Policy, found: Sequence[Converted], args: Mapping[str, Any]
-) -> Tuple[Dict[str, Any], Tuple[values.Change, ...]]:
-    """Return the parameters in the dtypes that converted symbols want, and what became of their values."""
-    stored, changes = dict(args), []
-    low = frozenset().union(*(each.low_params for each in found))
-    cast = frozenset().union(*(each.cast_params for each in found)) if policy.is_mixed else frozenset()
-    for name, array in args.items():
-        if name in low:
-            stored[name], change = values.store_low(name, array, policy.param_dtype)
-        elif name in cast and dtypes_.canonical(array.dtype) == dtypes_.FLOAT32:
-            stored[name], change = values.clamp_float32(name, array, policy.compute_dtype)
-        else:
-            continue
-        if change.clamped or change.underflowed:
-            changes.append(change)
-    return stored, tuple(changes)

@@ -13,8 +13,8 @@ from ..graph import Graph
 from ..passes import EraseCasts
 from ..passes.emulate import Named, emulated_entries
 from ..report.casts import positions
-from .conversion import Converted
 from .inference import output_names, to_graph
+from .rewrite import Converted
 
 Callback = Callable[..., None]
 
@@ -64,18 +64,24 @@ class NetworkNames:
             for index in range(0 if node.is_variable or position not in where else node.num_outputs):
                 key = where[position], index
                 same = (graph.nodes[key[0]].name, index)
-                computed, held = places.get(key, (same, same))
+                computed, rounded = places.get(key, (same, same))
                 self._operators[computed[0]] = node.name, node.op
-                self._add((position, index), node.name, node.op, computed, held, strings)
+                self._add((position, index), node.name, node.op, computed, rounded, strings)
         self._all = {node.name for node in to_graph(running).nodes}
 
     def _add(
-        self, entry: Tuple[int, int], name: str, op: str, computed: Named, held: Named, strings: Dict[Named, Set[str]]
+        self,
+        entry: Tuple[int, int],
+        name: str,
+        op: str,
+        computed: Named,
+        rounded: Named,
+        strings: Dict[Named, Set[str]],
     ) -> None:
         for text in strings.get(computed, ()):
-            self._own[text] = _Own(entry, name + text[len(computed[0]) :], op, held != computed)
-        if held != computed:
-            self._rounded.update(dict.fromkeys(strings.get(held, ()), entry))
+            self._own[text] = _Own(entry, name + text[len(computed[0]) :], op, rounded != computed)
+        if rounded != computed:
+            self._rounded.update(dict.fromkeys(strings.get(rounded, ()), entry))
 
     def find(self, text: str) -> Optional[Tuple[str, Optional[str]]]:
         """Return the label of what is reported under a name, and its operator; None for what mxmp put in."""

@@ -1,14 +1,14 @@
-"""What shapes decide about a network, at the price of one shape inference."""
+"""Which conditions on shapes hold in a network, found by one shape inference."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, FrozenSet, Tuple
 
-from ..passes import EraseCasts
+from ..passes import EraseCasts, Facts
 from ..passes.shape_outcomes import depends_on_shapes, shape_outcome
-from .conversion import input_dtypes
-from .inference import Dtypes, Facts, ShapeInference, Shapes, from_graph, infer_facts, to_graph
+from .inference import Dtypes, ShapeInference, Shapes, from_graph, infer_facts, to_graph
+from .rewrite import input_dtypes
 
 
 class ShapeOutcomes:
@@ -33,14 +33,14 @@ class ShapeOutcomes:
             self._inference = ShapeInference(source, self._graph, self._facts(source, types, params))
 
     def _facts(self, source: Any, types: Dtypes, params: FrozenSet[str]) -> Facts:
-        """Return what bodies of control flow need beside shapes: the dtypes of what enters them."""
+        """Return the dtypes of what bodies of control flow read, which their shape inference needs."""
         if not any(node.subgraphs for node in self._graph.nodes):
             return Facts({})
         known = input_dtypes(source, self._graph, {}, types, params)
         return replace(infer_facts(source, self._graph, {}, known, params), bodies={})
 
     def __call__(self, shapes: Shapes) -> Tuple[Any, ...]:
-        """Return what shapes of the network's variables decide; nothing where none are read.
+        """Return the outcomes of all conditions for given shapes of variables; nothing where there are no conditions.
 
         Raises:
             InferenceError: If MXNet cannot infer the others from them; it names the node.

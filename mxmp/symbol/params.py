@@ -1,4 +1,4 @@
-"""Parameters in the dtypes that a converted graph wants, and what that does to their values."""
+"""Stores parameters in the dtypes of a converted graph, and counts the values that this changes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def read_exactly(graph: Graph) -> FrozenSet[str]:
 
 
 def store_low(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
-    """Return a float32 array in low precision, rounded to nearest even, and what became of its values."""
+    """Return a float32 array in low precision, rounded to nearest even, and the values that changed beyond that."""
     change = _survey(name, array.asnumpy(), dtype)
     return round_to(clamp(array, dtype) if change.clamped else array, dtype), change
 
@@ -109,8 +109,8 @@ def total_bytes(arrays: Arrays) -> int:
     return sum(array.size * dtypes.ITEM_BYTES[dtypes.canonical(array.dtype)] for array in arrays.values())
 
 
-def _survey(name: str, values: np.ndarray, dtype: str) -> Change:
-    """Return what rounding to a low precision dtype does to values, beyond rounding them."""
+def _survey(name: str, values: np.ndarray[Any, Any], dtype: str) -> Change:
+    """Return how many values a low precision dtype would clamp or turn to zero."""
     limits = dtypes.limits(dtype)
     magnitudes = np.abs(values)
     largest = float(magnitudes.max(initial=0.0))
@@ -121,6 +121,13 @@ def _survey(name: str, values: np.ndarray, dtype: str) -> Change:
     small = int(np.count_nonzero(magnitudes <= limits.smallest_subnormal / 2))  # half way goes to even, to zero
     underflowed = small - int(np.count_nonzero(magnitudes == 0)) if small else 0
     return Change(name, clamped, largest, underflowed)
+
+
+def stored_low_before(before: Arrays, after: Arrays) -> Dict[str, str]:
+    """Return by name the low precision dtypes of the parameters that are stored in a wider one afterwards."""
+    old, new = ({name: dtypes.canonical(array.dtype) for name, array in arrays.items()} for arrays in (before, after))
+    low = dtypes.LOW_PRECISION
+    return {name: dtype for name, dtype in old.items() if dtype in low and new.get(name, dtype) not in low}
 
 
 def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:

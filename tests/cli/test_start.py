@@ -84,7 +84,7 @@ main(sys.argv[2:])
     "module",
     [
         "click",
-        "mxmp.cli.launch",
+        "mxmp.cli.commands.launch",
         f"numpy.{'_core' if np.__version__ >= '2' else 'core'}._multiarray_umath",  # extensions make an ImportError of an exception
         "numpy.random.mtrand",
         "mxnet.libinfo",

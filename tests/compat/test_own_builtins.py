@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 
@@ -103,14 +104,6 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.parametrize("kind", ["nd", "sym"])
-def test_operators_take_numpys_integers(kind, name):
-    F = getattr(mx, kind)
-    run = {"nd": nd, "sym": sym}[kind](lambda x, i, j: OPERATORS[name](F, x, i, j))
-    np.testing.assert_array_equal(run(WIDE, NARROW), run(int, int))
-
-
 METHODS = {
     "integer": lambda x, i, j: x[i(1)],
     "slice": lambda x, i, j: x[i(0) : j(2), i(1) :],
@@ -122,13 +115,6 @@ METHODS = {
     "sum": lambda x, i, j: x.sum(axis=(i(0), j(1))),
     "repeat": lambda x, i, j: x.repeat(i(2), axis=j(1)),
 }
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("kind", [nd, of_np], ids=["nd", "np"])
-def test_arrays_take_numpys_integers(kind, name):
-    run = kind(METHODS[name])
-    np.testing.assert_array_equal(run(WIDE, NARROW), run(int, int))
 
 
 NUMPY = {
@@ -150,9 +136,17 @@ NUMPY = {
 }
 
 
-@pytest.mark.parametrize("name", NUMPY)
-def test_the_numpy_interface_takes_numpys_integers(name):
-    run = of_np(NUMPY[name])
+RUNS = {
+    **{f"nd.{name}": nd(functools.partial(call, mx.nd)) for name, call in OPERATORS.items()},
+    **{f"sym.{name}": sym(functools.partial(call, mx.sym)) for name, call in OPERATORS.items()},
+    **{f"a method of nd, {name}": nd(call) for name, call in METHODS.items()},
+    **{f"a method of np, {name}": of_np(call) for name, call in METHODS.items()},
+    **{f"np.{name}": of_np(call) for name, call in NUMPY.items()},
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+def test_operators_and_arrays_take_numpys_integers(run):
     np.testing.assert_array_equal(run(WIDE, NARROW), run(int, int))
 
 

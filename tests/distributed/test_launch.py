@@ -13,9 +13,8 @@ import time
 import pytest
 
 from mxmp.errors import LaunchError
-from mxmp.interrupt import CLAIMS as CLAIMS_FOLDER
-from mxmp.interrupt import Savers, saves_on_interrupt
 from mxmp.launch import TIMED_OUT, Process, free_ports, plan, run
+from mxmp.launch.saving import FOLDER, SavingWorkers, saves_on_interrupt
 
 SLEEP = "sleep 60"
 
@@ -116,27 +115,19 @@ def test_run_gives_each_process_its_environment_on_top_of_ours(capfd, monkeypatc
     assert "MXMP_LAUNCH" not in os.environ
 
 
-def test_run_ends_the_servers_when_the_workers_are_done():
+ENDS = {
+    "the workers are done": (["true", "sleep 0.2"], {}, (0, "")),
+    "exit code": ([SLEEP, "exit 7"], {}, (7, "worker 1 failed with exit code 7; ended the others")),
+    "signal": ([SLEEP, "kill -KILL $$"], {}, (137, "worker 1 was ended by SIGKILL; ended the others")),
+    "server": ([SLEEP], {"server": "exit 3"}, (3, "server 0 failed with exit code 3; ended the others")),
+}
+
+
+@pytest.mark.parametrize("workers, server, end", ENDS.values(), ids=ENDS.keys())
+def test_run_ends_all_when_the_workers_are_done_or_one_fails_and_passes_its_code_on(workers, server, end):
     begin = time.monotonic()
-    assert run(job("true", "sleep 0.2")) == (0, "")
+    assert run(job(*workers, **server)) == end
     assert time.monotonic() - begin < 5
-
-
-@pytest.mark.parametrize(
-    "line, code, reason",
-    [
-        ("exit 7", 7, "worker 1 failed with exit code 7; ended the others"),
-        ("kill -KILL $$", 137, "worker 1 was ended by SIGKILL; ended the others"),
-    ],
-)
-def test_run_ends_all_when_one_fails_and_passes_its_code_on(line, code, reason):
-    begin = time.monotonic()
-    assert run(job(SLEEP, line)) == (code, reason)
-    assert time.monotonic() - begin < 5
-
-
-def test_run_notices_a_server_that_dies():
-    assert run(job(SLEEP, server="exit 3")) == (3, "server 0 failed with exit code 3; ended the others")
 
 
 def test_run_ends_what_a_process_has_started_too(tmp_path):
@@ -154,16 +145,20 @@ def test_run_ends_what_does_not_listen_to_requests(tmp_path):
     assert time.monotonic() - begin < 20
 
 
-def interrupt_when(*files):
-    """Press Ctrl-C once for each file, when it is there."""
+def interrupt_when(*files, pause=0.0):
+    """Press Ctrl-C once for each file, some seconds after it is there; return the times of it."""
+    pressed = []
 
     def press():
         for file in files:
             while not file.exists():
                 time.sleep(0.02)
+            time.sleep(pause)
+            pressed.append(time.monotonic())
             _thread.interrupt_main()
 
     threading.Thread(target=press, daemon=True).start()
+    return pressed
 
 
 def test_ctrl_c_goes_to_the_workers_which_may_save(tmp_path):
@@ -195,16 +190,7 @@ def test_a_second_ctrl_c_ends_all(tmp_path):
 
 def interrupted(*workers, ready):
     """Run a job, press Ctrl-C when a file is there, and return how it ended and the seconds after Ctrl-C."""
-    pressed = []
-
-    def press():
-        while not ready.exists():
-            time.sleep(0.02)
-        time.sleep(0.2)  # no file is open any more but those that stay so
-        pressed.append(time.monotonic())
-        _thread.interrupt_main()
-
-    threading.Thread(target=press, daemon=True).start()
+    pressed = interrupt_when(ready, pause=0.2)  # by then no file is open any more but those that stay so
     end = run(job(*workers))
     return end, time.monotonic() - pressed[0]
 
@@ -245,7 +231,7 @@ def test_an_open_file_that_nobody_writes_to_is_no_saving(tmp_path):
     assert end.code == 130 and seconds < 3
 
 
-CLAIMS = """
+SAVES = """
 import sys, time
 from pathlib import Path
 from mxmp.distributed import saves_on_interrupt
@@ -261,16 +247,16 @@ with saves_on_interrupt():
 
 
 @pytest.mark.slow
-def test_a_worker_that_says_so_is_waited_for(tmp_path):
+def test_a_worker_that_says_that_it_saves_is_waited_for(tmp_path):
     script = tmp_path / "worker.py"
-    script.write_text(CLAIMS)
+    script.write_text(SAVES)
     end, _ = interrupted(f"exec {sys.executable} {script} {tmp_path}", ready=tmp_path / "ready")
     assert end == (0, "") and (tmp_path / "saved").exists()
 
 
-def test_a_claim_ends_with_its_block(tmp_path, monkeypatch):
-    monkeypatch.setenv(CLAIMS_FOLDER, str(tmp_path))
-    savers = Savers({"worker 0": -1}, {"worker 0": str(tmp_path)})  # no process is of that group
+def test_a_worker_saves_until_its_block_ends(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    savers = SavingWorkers({"worker 0": -1}, {"worker 0": str(tmp_path)})  # no process is of that group
     with saves_on_interrupt():
         with saves_on_interrupt():
             assert savers.find() == ["worker 0"]
@@ -278,11 +264,11 @@ def test_a_claim_ends_with_its_block(tmp_path, monkeypatch):
     assert savers.find() == []
 
 
-def test_a_claim_without_a_launcher_is_nothing(monkeypatch, tmp_path):
+def test_saves_on_interrupt_without_a_launcher_does_nothing(monkeypatch, tmp_path):
     for value in (None, str(tmp_path / "gone")):
-        monkeypatch.delenv(CLAIMS_FOLDER, raising=False)
+        monkeypatch.delenv(FOLDER, raising=False)
         if value is not None:
-            monkeypatch.setenv(CLAIMS_FOLDER, value)
+            monkeypatch.setenv(FOLDER, value)
         ran = False
         with saves_on_interrupt():
             ran = True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 
-from mxmp.symbol import to_graph
+from mxmp import Policy
+from mxmp.symbol import convert_graph, to_graph
 
 X = {"x": (4, 6)}
 
@@ -22,6 +23,19 @@ def convolutional():
     data = mx.sym.relu(mx.sym.BatchNorm(data, fix_gamma=False, name="bn"), name="act")
     data = mx.sym.FullyConnected(mx.sym.Flatten(data, name="flat"), num_hidden=5, name="fc")
     return mx.sym.softmax(data, name="soft"), {"x": (2, 3, 8, 8)}
+
+
+def convert(symbol, policy="O1", shapes=None, params=None, dtypes=None):
+    """Return a symbol's conversion; what ``shapes`` does not name is a parameter, all inputs are float32."""
+    shapes = X if shapes is None else shapes
+    params = frozenset(symbol.list_arguments()) - set(shapes) if params is None else params
+    known = {**dict.fromkeys(shapes, "float32"), **(dtypes or {})}
+    return convert_graph(symbol, Policy.parse(policy), shapes, known, frozenset(params))
+
+
+def precisions(found):
+    """Return what each operator of a conversion computes in, by name."""
+    return {row.name: row.precision for row in found.report.rows}
 
 
 def params_of(symbol, shapes, seed=0):
@@ -45,7 +59,7 @@ def snapshot(*dicts):
     ]
 
 
-def type_checks(symbol, arrays, inputs):
+def type_checks(symbol, arrays, inputs=X):
     """Return whether MXNet finds a dtype for every output of a symbol with these parameters."""
     own = symbol.list_arguments()
     known = {name: array.dtype for name, array in arrays.items() if name in own and not np.dtype(array.dtype).names}

@@ -96,18 +96,13 @@ OTHERS = {
     "bytes": bytes(range(256)),
     "zeros": bytes(500),
     "deeply nested": b"[" * 100_000,
+    "parameters": None,  # those of the network
 }
 
 
 @pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS.keys())
 def test_a_file_that_is_no_symbol_is_named(content, files):
-    files.symbol_file.write_bytes(content)
-    with nothing_written(files.folder), refused(CheckpointError, str(files.symbol_file)):
-        files.convert()
-
-
-def test_parameters_in_place_of_the_symbol_are_named(files):
-    files.symbol_file.write_bytes(files.params_file.read_bytes())
+    files.symbol_file.write_bytes(files.params_file.read_bytes() if content is None else content)
     with nothing_written(files.folder), refused(CheckpointError, str(files.symbol_file)):
         files.convert()
 
@@ -168,18 +163,20 @@ NODES = {
 }
 
 
-@pytest.mark.parametrize("change, names", NODES.values(), ids=NODES.keys())
-def test_a_malformed_node_is_named(change, names, files):
+def refuses_changed(files, change, node, names):
+    """Check that a symbol file, changed in one place, is refused with the names of the file and of what is wrong."""
     graph = files.graph()
-    assert at(graph, "act") == 9
+    assert named(graph, node) is not None
     change(graph)
     files.write(graph)
-    with nothing_written(files.folder), pytest.raises(MxmpError) as caught:
+    with nothing_written(files.folder), refused(MxmpError, files.prefix, *names):
         files.convert()
-    assert_clear(caught.value)
-    assert files.prefix in str(caught.value)
-    for name in names:
-        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("change, names", NODES.values(), ids=NODES.keys())
+def test_a_malformed_node_is_named(change, names, files):
+    assert at(files.graph(), "act") == 9
+    refuses_changed(files, change, "act", names)
 
 
 BODIES = {
@@ -197,14 +194,7 @@ BODIES = {
 
 @pytest.mark.parametrize("change, name", BODIES.values(), ids=BODIES.keys())
 def test_a_malformed_body_of_a_loop_is_named(change, name, loop_files):
-    graph = loop_files.graph()
-    assert named(graph, "inner") is not None
-    change(graph)
-    loop_files.write(graph)
-    with nothing_written(loop_files.folder), pytest.raises(MxmpError) as caught:
-        loop_files.convert()
-    assert_clear(caught.value)
-    assert loop_files.prefix in str(caught.value) and name in str(caught.value)
+    refuses_changed(loop_files, change, "inner", [name])
 
 
 def paths_of(value, path=()):
@@ -258,9 +248,7 @@ def test_a_file_of_parameters_truncated_anywhere_is_named(files):
     files.convert()
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{}", bytes(500), bytes(range(256))], ids=["empty", "JSON", "zeros", "bytes"]
-)
+@pytest.mark.parametrize("content", [b"", b"{}", bytes(500), bytes(range(256))], ids=["empty", "JSON", "zeros", "bytes"])
 def test_a_file_that_holds_no_parameters_is_named(content, files):
     files.params_file.write_bytes(content)
     with nothing_written(files.folder), refused(CheckpointError, str(files.params_file)):
@@ -280,20 +268,14 @@ def test_names_that_are_not_a_checkpoints_are_named(name, files):
         files.convert()
 
 
+@pytest.mark.parametrize("has_folder, message", [(False, "no such file"), (True, "")], ids=["missing", "folder"])
 @pytest.mark.parametrize("lost", ["symbol_file", "params_file"])
-def test_a_missing_file_is_named(lost, files):
+def test_a_file_that_is_missing_or_a_folder_is_named(lost, has_folder, message, files):
     path = getattr(files, lost)
     path.unlink()
-    with nothing_written(files.folder), refused(CheckpointError, str(path), "no such file"):
-        files.convert()
-
-
-@pytest.mark.parametrize("lost", ["symbol_file", "params_file"])
-def test_a_folder_in_place_of_a_file_is_named(lost, files):
-    path = getattr(files, lost)
-    path.unlink()
-    path.mkdir()
-    with nothing_written(files.folder), refused(CheckpointError, str(path)):
+    if has_folder:
+        path.mkdir()
+    with nothing_written(files.folder), refused(CheckpointError, str(path), message):
         files.convert()
 
 

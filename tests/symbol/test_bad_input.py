@@ -158,6 +158,8 @@ def test_wrong_data_names_are_named(names, message):
         ("O1", {"param_dtype": "bfloat16"}, "param_dtype='bfloat16' with compute_dtype='float16'"),
         ("O1,name:nix=float32", {}, "'nix' matches no node"),
         ("O1,op:softmax=float16", {}, "no operator 'softmax'"),
+        ("O1,block:stage9=float32", {}, "'stage9'"),
+        ("O1,name:stage9_*=float32", {}, "'stage9_*' matches no node"),
     ],
 )
 def test_a_wrong_policy_is_named(policy, changes, message):

@@ -75,6 +75,19 @@ def test_conversion_of_files_is_that_of_the_model(saved, tmp_path):
     assert found.report == expected.report and found.param_bytes == expected.param_bytes
 
 
+def test_each_stage_of_a_conversion_is_told_as_it_begins(saved, tmp_path):
+    told = []
+    convert_checkpoint(saved, 3, str(tmp_path / "out"), on_stage=lambda s: told.append((s, len(os.listdir(tmp_path)))))
+    assert told == [("load", 2), ("convert", 2), ("write", 2)] and len(os.listdir(tmp_path)) == 4
+
+
+def test_parameters_that_are_float32_again_are_listed_with_what_they_were(saved, tmp_path):
+    low = convert_checkpoint(saved, 3, str(tmp_path / "low"), "O2")
+    found = convert_checkpoint(str(tmp_path / "low"), 3, str(tmp_path / "wide"), "O1")
+    stored_low = {name: dtype for name, dtype in dtypes_of(low.arg_params).items() if dtype == "float16"}
+    assert stored_low and low.widened == {} and found.widened == stored_low
+
+
 def test_the_source_files_stay_as_they_are(saved, tmp_path):
     before = contents(tmp_path)
     convert_checkpoint(saved, 3, str(tmp_path / "low"), "O2", SHAPES)
@@ -172,28 +185,25 @@ def both(saved, tmp_path):
     return saved, out
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), mx.MXNetError("FileStream.Write incomplete")]
-)
-def test_a_failed_write_leaves_the_earlier_files(error, both, tmp_path, monkeypatch):
+def fail_half_way(error):
+    """Return a ``mx.nd.save`` that writes a part of a file, and raises."""
+
     def fail(file, arrays):
         with open(file, "wb") as stream:
             stream.write(b"half of it")
         raise error
 
-    monkeypatch.setattr(mx.nd, "save", fail)
-    with nothing_written(tmp_path), refused(CheckpointError, both[1], "cannot be written"):
-        convert_checkpoint(both[0], 3, both[1], "O2", SHAPES)
+    return fail
 
 
-def test_an_interrupted_write_leaves_the_earlier_files(both, tmp_path, monkeypatch):
-    def interrupt(file, arrays):
-        with open(file, "wb") as stream:
-            stream.write(b"half of it")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(mx.nd, "save", interrupt)
-    with nothing_written(tmp_path), pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), mx.MXNetError("FileStream.Write incomplete"), KeyboardInterrupt()]
+)
+def test_a_failed_write_leaves_the_earlier_files(error, both, tmp_path, monkeypatch):
+    monkeypatch.setattr(mx.nd, "save", fail_half_way(error))
+    interrupted = isinstance(error, KeyboardInterrupt)
+    expected = pytest.raises(KeyboardInterrupt) if interrupted else refused(CheckpointError, both[1], "cannot be written")
+    with nothing_written(tmp_path), expected:
         convert_checkpoint(both[0], 3, both[1], "O2", SHAPES)
 
 
@@ -235,10 +245,7 @@ def test_a_failed_conversion_leaves_the_earlier_files(both, tmp_path):
 
 
 def test_a_failed_save_leaves_the_callers_model_as_it_was(tmp_path, monkeypatch):
-    def fail(file, arrays):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(mx.nd, "save", fail)
+    monkeypatch.setattr(mx.nd, "save", fail_half_way(OSError(28, "No space left on device")))
     before = snapshot(ARGS, AUX), NETWORK.tojson()
     with refused(CheckpointError, "No space left on device"):
         save_checkpoint(str(tmp_path / "net"), 0, NETWORK, ARGS, AUX)

@@ -7,6 +7,7 @@ is what binding runs first.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 from pathlib import Path
 
@@ -21,26 +22,20 @@ from mxmp import Policy
 from mxmp.errors import PolicyError
 from mxmp.rules import RULES
 from mxmp.symbol import convert_graph, convert_model, convert_symbol
+from tests.symbol import small
 from tests.symbol.measure import entries_of, measure, nodes_of
 from tests.symbol.networks import load
 
 X = {"x": (3, 4)}
 
 
-def dense(data, weight=None, name="fc", hidden=4):
-    weight = mx.sym.var(f"{name}_weight") if weight is None else weight
-    return mx.sym.FullyConnected(data, weight, no_bias=True, num_hidden=hidden, name=name)
+dense = functools.partial(small.dense, hidden=4)
 
 
 def params_of(symbol, inputs=("x",), **shapes):
     """Return weights of 0.1."""
     args, _, _ = symbol.infer_shape(**(shapes or X))
     return {n: mx.nd.full(s, 0.1) for n, s in zip(symbol.list_arguments(), args) if n not in inputs}
-
-
-def type_checks(symbol, params, **inputs):
-    known = {name: array.dtype for name, array in params.items() if name in symbol.list_arguments()}
-    return symbol.infer_type(**{**(inputs or {"x": "float32"}), **known})[1] is not None
 
 
 def raises_type_error():
@@ -52,12 +47,12 @@ def raises_type_error():
 def test_tied_weights_bind(order):
     weight, ids = mx.sym.var("weight"), mx.sym.var("ids")
     rows = mx.sym.Embedding(ids, weight, input_dim=5, output_dim=4, name="embed")
-    heads = [dense(rows, weight, hidden=5), rows]
+    heads = [dense(rows, weight=weight, hidden=5), rows]
     net = mx.sym.Group(heads if order == "layer first" else heads[::-1])
     with raises_type_error():
         amp.convert_model(net, params_of(net, ["ids"], ids=(2,)), {}, cast_optional_params=True)
     ours = convert_model(net, params_of(net, ["ids"], ids=(2,)), {}, "O2", {"ids": (2,)})
-    assert type_checks(ours.symbol, ours.arg_params, ids="float32")
+    assert small.type_checks(ours.symbol, ours.arg_params, ["ids"])
     assert sum(node["op"] == "Cast" for node in nodes_of(ours.symbol) if node["inputs"] == [[1, 0, 0]]) <= 1
 
 
@@ -65,18 +60,18 @@ def test_tied_weights_bind(order):
 @pytest.mark.parametrize("excluded", ["a", "b"])
 def test_a_weight_shared_with_an_excluded_layer_binds(excluded):
     weight, x = mx.sym.var("weight"), mx.sym.var("x")
-    net = mx.sym.Group([dense(x, weight, "a"), dense(x, weight, "b")])
+    net = mx.sym.Group([dense(x, "a", weight), dense(x, "b", weight)])
     with raises_type_error():
         amp.convert_model(net, params_of(net), {}, cast_optional_params=True, excluded_sym_names=[excluded])
     ours = convert_model(net, params_of(net), {}, f"O2,name:{excluded}=float32", X)
-    assert type_checks(ours.symbol, ours.arg_params)
+    assert small.type_checks(ours.symbol, ours.arg_params)
     assert ours.arg_params["weight"].dtype == np.float32
 
 
 # 20
 def test_float32_operators_never_read_a_stored_float16_weight():
     weight, x = mx.sym.var("weight"), mx.sym.var("x")
-    net = mx.sym.Group([dense(x, weight), mx.sym.exp(weight, name="exp")])
+    net = mx.sym.Group([dense(x, weight=weight), mx.sym.exp(weight, name="exp")])
     theirs, args, _ = amp.convert_model(net, params_of(net), {}, cast_optional_params=True)
     assert "exp" in amp.list_fp32_ops("float16")
     assert theirs.get_internals()["exp_output"].infer_type(weight=args["weight"].dtype)[1] == [np.float16]
@@ -96,7 +91,7 @@ def _branch():
     condition = mx.sym.sum(mx.sym.var("s")) > 0
     weight = mx.sym.var("inside_weight", shape=(4, 4))
     return mx.sym.contrib.cond(
-        condition, lambda: dense(hidden, weight, "inside"), lambda: mx.sym.exp(hidden, name="other")
+        condition, lambda: dense(hidden, "inside", weight), lambda: mx.sym.exp(hidden, name="other")
     )
 
 
@@ -165,11 +160,11 @@ def test_saving_keeps_all_casts(stored, tmp_path):
     assert len(nodes_of(mx.sym.load(file))) < len(nodes_of(theirs))
     if stored:
         with raises_type_error():
-            type_checks(mx.sym.load(file), args)
+            small.type_checks(mx.sym.load(file), args)
     ours = convert_model(net, params_of(net), {}, "O2" if stored else "O1", X)
     ours.symbol.save(file)
     assert nodes_of(mx.sym.load(file)) == nodes_of(ours.symbol)
-    assert type_checks(mx.sym.load(file), ours.arg_params)
+    assert small.type_checks(mx.sym.load(file), ours.arg_params)
 
 
 def onnx_translators():
@@ -205,7 +200,7 @@ def test_inputs_may_declare_their_dtype():
     with pytest.raises(KeyError, match="x"):
         amp.convert_model(net, params_of(net), {})
     ours = convert_model(net, params_of(net), {}, "O2", X)
-    assert type_checks(ours.symbol, ours.arg_params)
+    assert small.type_checks(ours.symbol, ours.arg_params)
     assert json.loads(ours.symbol.tojson())["nodes"][0]["attrs"]["__dtype__"] == "0"
 
 

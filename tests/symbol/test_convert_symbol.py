@@ -11,23 +11,11 @@ import pytest
 
 from mxmp import Policy
 from mxmp.passes import EraseCasts
-from mxmp.symbol import convert_graph, convert_symbol, to_graph
-from tests.symbol.small import X, convolutional, dense, params_of
+from mxmp.symbol import convert_symbol, to_graph
+from tests.symbol.small import X, convert, convolutional, dense, params_of, precisions
 
 LOW_OUTPUT = ("O1,output=float16", "mixed_bfloat16,output=bfloat16")
 POLICIES = ("O1", "O2", "O3", "mixed_bfloat16", *LOW_OUTPUT)
-
-
-def convert(symbol, policy="O1", shapes=None, dtypes=None):
-    shapes = X if shapes is None else shapes
-    params = frozenset(symbol.list_arguments()) - set(shapes)
-    known = {**dict.fromkeys(shapes, "float32"), **(dtypes or {})}
-    return convert_graph(symbol, Policy.parse(policy), shapes, known, params)
-
-
-def precisions(found):
-    """Return what each operator computes in, by name."""
-    return {row.name: row.precision for row in found.report.rows}
 
 
 def nodes_of(symbol):
@@ -55,6 +43,7 @@ def _networks():
         "one that others read": mx.sym.Group([fc, mx.sym.exp(fc, name="exp"), dense(fc, "last")]),
         "an input": mx.sym.Group([x, fc]),
         "an input alone": x,
+        "a cast of an input": mx.sym.Group([mx.sym.Cast(x, dtype="float16", name="half"), x, fc]),
         "a weight": mx.sym.Group([fc, fc.get_internals()["fc_weight"]]),
         "all of several outputs": mx.sym.Group([parts[0], parts[1]]),
         "several outputs in reverse": mx.sym.Group([parts[1], fc, parts[0]]),
@@ -73,7 +62,7 @@ NETWORKS = _networks()
 
 # No cast can take these names, 'x' and 'top_output0': its output would be called 'x_output'. Where the policy wants
 # such an output in low precision, and it is not computed in it, the dtype counts.
-UNNAMEABLE = ("an input", "an input alone", "a weight", "indices among the outputs", "internals")
+UNNAMEABLE = ("an input", "an input alone", "a cast of an input", "a weight", "indices among the outputs", "internals")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -121,7 +110,7 @@ def test_converted_networks_compute_nearly_the_same(net):
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_an_input_that_declares_another_dtype_keeps_it(dtype):
     net = mx.sym.Group([dense(mx.sym.var("y", dtype=dtype), "own"), dense(mx.sym.var("x"))])
-    found = convert(net, "O2", {**X, "y": (4, 6)}, {"y": dtype})
+    found = convert(net, "O2", {**X, "y": (4, 6)}, dtypes={"y": dtype})
     assert precisions(found) == {"own": "as it was", "fc": "float16"}
     assert nodes_of(found.symbol)["y"] == nodes_of(net)["y"]
     assert found.symbol.infer_type(x="float32")[1] == [np.dtype(dtype), np.float32]

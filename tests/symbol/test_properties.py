@@ -10,35 +10,27 @@ import numpy as np
 import pytest
 
 from mxmp import Policy
-from mxmp.errors import PolicyError
 from mxmp.graph import verify
 from mxmp.passes import EraseCasts
 from mxmp.rules import DENY, RULES
-from mxmp.symbol import convert_graph, convert_model, convert_symbol, from_graph, to_graph
+from mxmp.symbol import convert_graph, from_graph, to_graph
 from tests.symbol.measure import BFLOAT16, entries_of, measure, nodes_of
 from tests.symbol.networks import NAMES, PLACEMENT, load
+from tests.symbol.small import X, convert, dense, precisions
 
 POLICIES = ("O1", "O2", "mixed_bfloat16")
 QUICK = {*PLACEMENT, "symbols/lenet", "symbols/resnet18_v1"}
-EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
-X = {"x": (4, 6)}
-
-
-def convert(symbol, policy="O1", shapes=None, params=None, dtypes=None):
-    shapes = X if shapes is None else shapes
-    params = frozenset(symbol.list_arguments()) - set(shapes) if params is None else params
-    known = {**dict.fromkeys(shapes, "float32"), **(dtypes or {})}
-    return convert_graph(symbol, Policy.parse(policy), shapes, known, frozenset(params))
-
-
-def dense(data, name="fc", weight=None, hidden=6):
-    weight = mx.sym.var(f"{name}_weight") if weight is None else weight
-    return mx.sym.FullyConnected(data, weight, no_bias=True, num_hidden=hidden, name=name)
-
-
-def precisions(found):
-    """Return what each operator computes in, by name."""
-    return {row.name: row.precision for row in found.report.rows}
+# One of each family, with every policy; a forward pass is never run here, so the large ones cost little.
+EACH_POLICY = {
+    f"zoo/{name}"
+    for name in "alexnet vgg11_bn resnet18_v1 resnet50_v2 squeezenet1.0 densenet121 mobilenet1.0 mobilenetv2_1.0 "
+    "inceptionv3".split()
+}
+EVERY = [
+    pytest.param(name, policy, marks=() if name in QUICK | EACH_POLICY else pytest.mark.slow)
+    for name in NAMES
+    for policy in ((*POLICIES, "O3") if name in EACH_POLICY else POLICIES[len(name) % 3 :][:1])
+]
 
 
 def casts(found):
@@ -56,8 +48,8 @@ def text(symbol):
 # Over every network.
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_every_network_converts_soundly(name):
+@pytest.mark.parametrize("name, policy", EVERY)
+def test_every_network_converts_soundly(name, policy):
     """One conversion for all of it, since the networks are many.
 
     Idempotent, deterministic and invertible; node order topological, names unique; outputs keep names
@@ -65,7 +57,6 @@ def test_every_network_converts_soundly(name):
     """
     symbol, shapes = load(name)
     before = text(symbol)
-    policy = POLICIES[len(name) % 3]
     params = {n for n in symbol.list_arguments() if n not in shapes and not n.endswith("label")}
     found = convert(symbol, policy, shapes, params)
     assert text(symbol) == before
@@ -75,14 +66,15 @@ def test_every_network_converts_soundly(name):
     assert json.loads(text(from_graph(EraseCasts()(found.graph).graph))) == json.loads(before)
     assert found.symbol.list_outputs() == symbol.list_outputs()
     assert found.symbol.list_inputs() == symbol.list_inputs()
-    assert_sound(found, Policy.parse(policy).compute_dtype, shapes)
+    assert_sound(found, Policy.parse(policy), shapes)
     again = mx.sym.load_json(text(found.symbol))
     assert text(again) == text(found.symbol)
 
 
-def assert_sound(found, low, shapes):
+def assert_sound(found, policy, shapes):
     """Check a converted graph with MXNet's own inference."""
     verify(to_graph(found.symbol))
+    low = policy.compute_dtype
     nodes = nodes_of(found.symbol)
     assert len({node["name"] for node in nodes}) == len(nodes)
     stored = {name: BFLOAT16 if low == "bfloat16" else np.float16 for name in found.low_params}
@@ -98,7 +90,8 @@ def assert_sound(found, low, shapes):
             is_low = entries[position, index][0] == low_dtype
             reads_low += is_low
             widened = port == 0 and rule.widens and node["attrs"].get(rule.widens) == "float32"
-            assert not (is_low and rule.category == DENY and rule.is_data(port) and not widened), node
+            denied = rule.category == DENY and rule.is_data(port) and not widened and not policy.pure
+            assert not (is_low and denied), node
             assert not (is_low and port in rule.keep), node
     assert reads_low > 1
     heads = json.loads(text(found.symbol))["heads"]
@@ -158,13 +151,6 @@ def test_a_tensor_used_several_times_has_one_cast():
     assert casts(convert(net, "O2")).count(("x", "float16")) == 1
 
 
-def test_an_existing_cast_is_absorbed():
-    x = mx.sym.var("x")
-    own = mx.sym.Cast(x, dtype="float16", name="own")
-    found = convert(mx.sym.Group([dense(x), own]), "O2")
-    assert casts(found).count(("x", "float16")) == 1
-
-
 def test_casts_are_optimal_against_brute_force():
     """Every way to run the free operators, forced by name and measured by MXNet's inference."""
     x = mx.sym.var("x")
@@ -200,34 +186,6 @@ def test_dynamic_shapes_run_at_any_size():
         expected, result = (s.bind(mx.cpu(), values).forward()[0].asnumpy() for s in (net, found.on_cpu()))
         assert result.shape == (rows, 6)
         np.testing.assert_allclose(result, expected, atol=0.05)
-
-
-# Outputs.
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_tensor_that_is_an_output_and_an_input_both_keeps_its_dtype(policy):
-    first = dense(mx.sym.var("x"), "a")
-    net = mx.sym.Group([first, dense(mx.sym.relu(first, name="act"), "b")])
-    found = convert(net, policy)
-    assert found.symbol.list_outputs() == ["a_output", "b_output"]
-    assert [found.facts.dtype(head) for head in found.graph.heads] == ["float32", "float32"]
-
-
-def test_an_input_cast_straight_to_an_output_stays():
-    x = mx.sym.var("x")
-    net = mx.sym.Group([mx.sym.Cast(x, dtype="float16", name="half"), x, dense(x)])
-    for policy in POLICIES:
-        found = convert(net, policy)
-        assert found.symbol.list_outputs() == ["half_output", "x", "fc_output"]
-        assert [found.facts.dtype(head) for head in found.graph.heads] == ["float16", "float32", "float32"]
-
-
-def test_output_dtype_is_the_policys_choice():
-    net = mx.sym.Group([dense(mx.sym.var("x")), mx.sym.Cast(mx.sym.var("x"), dtype="int32", name="count")])
-    found = convert(net, "O1,output=float16")
-    assert found.symbol.list_outputs() == ["fc_output", "count_output"]
-    assert [found.facts.dtype(head) for head in found.graph.heads] == ["float16", "int32"]
 
 
 # Inputs.
@@ -277,23 +235,6 @@ def test_shared_weights_in_either_order_of_use(order, policy):
 # Values.
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("out_of_range", ["clamp", "float32"])
-def test_a_constant_that_does_not_fit_is_clamped_or_kept_with_its_sign(sign, out_of_range):
-    net = dense(mx.sym.var("x"))
-    weight = np.full((6, 6), 2.0, np.float32)
-    weight[0, 0] = sign * 1e5
-    found = convert_model(net, {"fc_weight": mx.nd.array(weight)}, {}, "O2", X, out_of_range=out_of_range)
-    stored = found.arg_params["fc_weight"]
-    if out_of_range == "clamp":
-        assert stored.dtype == np.float16 and stored[0, 0].asscalar() == sign * 65504
-        assert [(c.name, c.clamped, c.largest) for c in found.changes] == [("fc_weight", 1, 1e5)]
-    else:
-        assert stored.dtype == np.float32 and stored[0, 0].asscalar() == np.float32(sign * 1e5)
-        (row,) = found.report.rows
-        assert row.precision == "float32" and "'fc_weight' has values beyond float16's range" in row.reason
-
-
 @pytest.mark.parametrize(
     "operator, fits, beyond",
     [
@@ -328,9 +269,3 @@ def test_a_forced_include_beats_an_exclude():
     both = convert(net, "O1,name:*=float32,name:soft=float16")
     assert precisions(both) == {"a": "float32", "soft": "float16"}
 
-
-@pytest.mark.parametrize("override", ["name:stage9_*", "op:Convolutoin", "block:stage9"])
-def test_a_pattern_that_matches_nothing_is_an_error_that_names_it(override):
-    net = mx.sym.Convolution(mx.sym.var("x"), kernel=(1, 1), num_filter=2, name="stage1_conv")
-    with pytest.raises(PolicyError, match=override.partition(":")[2].replace("*", r"\*")):
-        convert_symbol(net, f"O1,{override}=float32")

@@ -1,4 +1,4 @@
-"""One symbol through the passes: the conversion that all fronts share."""
+"""Runs one symbol through the passes: the conversion that all fronts share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands, and what becomes of their errors."""
+"""The commands of ``mxmp``: their arguments and options, parsed without MXNet, and how errors end them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 
 import click
 
-from .. import __version__
-from ..errors import MxmpError, mxnet_reason, visible
+from ... import __version__
+from ...errors import MxmpError, mxnet_reason, visible
+from ..interrupts import INTERRUPTED, LINE
 from .convert import convert
 from .doctor import doctor
 from .inspect import inspect
-from .interrupts import INTERRUPTED, LINE
 from .launch import launch
 from .run import run
 from .site import site

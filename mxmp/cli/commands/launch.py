@@ -8,8 +8,8 @@ from typing import Any, NoReturn, Optional, Sequence
 
 import click
 
-from .. import launch as jobs
-from .interrupts import raising
+from ... import launch as jobs
+from ..interrupts import raising
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

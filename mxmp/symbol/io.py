@@ -1,7 +1,7 @@
-"""Files of arrays, read and written by MXNet, and checked because MXNet does not.
+"""Reads and writes files of arrays and symbols through MXNet, and checks what MXNet does not.
 
-What MXNet writes on a full disk is cut off without a word: all of a symbol's file, the last 4 KiB of
-the arrays'. What it reads from a damaged file may take all memory (`mxmp.arrays_file`).
+What MXNet writes on a full disk is cut off without an error: all of a symbol's file, the last 4 KiB of
+an arrays file. What it reads from a damaged file may take all memory (`mxmp.arrays_file`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def load_arrays(file: str) -> Arrays:
     file = os.fspath(file)
     check_arrays_file(file)
     try:
-        arrays = mx.nd.load(file)
+        arrays: Arrays = mx.nd.load(file)
         for array in arrays.values() if isinstance(arrays, dict) else arrays:
             if min(array.shape, default=0) < 0:
                 raise ValueError(f"a size of the shape {array.shape} is beyond what this MXNet counts")

@@ -1,7 +1,7 @@
-"""Ctrl-C on a job of several processes: which workers save, so that the launcher waits for them.
+"""Tells which workers of a job are saving when Ctrl-C is pressed, so that the launcher waits for them.
 
 A worker that is blocked in MXNet, for another that has ended, never learns of Ctrl-C, so that not every
-worker can be waited for. One saves if it says so (`saves_on_interrupt`), or if it writes to a file.
+worker can be waited for. A worker is saving if it says so (`saves_on_interrupt`), or if it writes to a file.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Tuple
 
-CLAIMS = "MXMP_CLAIMS"
-"""The variable that names a worker's folder of claims to the launcher's patience."""
+FOLDER = "MXMP_SAVING"
+"""The environment variable that names a worker's folder; while there is a file in it, the worker is saving."""
 
 _PROC = Path("/proc")
 
@@ -33,7 +33,7 @@ def saves_on_interrupt() -> Iterator[None]:
         >>> with saves_on_interrupt():
         ...     pass  # train, and save at KeyboardInterrupt
     """
-    folder = os.environ.get(CLAIMS)
+    folder = os.environ.get(FOLDER)
     if folder is None or not os.path.isdir(folder):
         yield
         return
@@ -46,25 +46,25 @@ def saves_on_interrupt() -> Iterator[None]:
             os.remove(name)
 
 
-class Savers:
-    """The workers that save, from the moment that this is made.
+class SavingWorkers:
+    """Finds the workers that are saving, from the moment that this is made.
 
     Args:
         groups: Process groups by the names of workers.
-        claims: Folders of claims, likewise.
+        folders: The folders in which they say that they save, likewise.
     """
 
-    def __init__(self, groups: Mapping[str, int], claims: Mapping[str, str]) -> None:
-        self._groups, self._claims = groups, claims
+    def __init__(self, groups: Mapping[str, int], folders: Mapping[str, str]) -> None:
+        self._groups, self._folders = groups, folders
         self._before = {name: _open_files(group) for name, group in groups.items()}
 
     def find(self) -> List[str]:
-        """Return the names of those that claim to, or that write to a file.
+        """Return the names of the workers that say so, or that write to a file.
 
-        That is one that was opened since, or has changed since this was last called. Where there is no
-        ``/proc``, as on macOS, only claims count.
+        A file is being written if it was opened or has changed since this was last called. Where there is no
+        ``/proc``, as on macOS, only what workers say counts.
         """
-        return [name for name in self._groups if self._writes(name) or os.listdir(self._claims[name])]
+        return [name for name in self._groups if self._writes(name) or os.listdir(self._folders[name])]
 
     def _writes(self, name: str) -> bool:
         before, now = self._before[name], _open_files(self._groups[name])

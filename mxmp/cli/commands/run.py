@@ -7,7 +7,7 @@ from typing import NoReturn, Sequence
 
 import click
 
-from .program import STDIN, Program
+from ..program import STDIN, Program
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -1,4 +1,4 @@
-"""The work of ``mxmp convert``."""
+"""``mxmp convert``: converts a checkpoint and prints what was done."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from dataclasses import replace
 from typing import Any, Mapping, Sequence, Tuple
 
-from ..errors import CheckpointError
-from ..policy import Policy
-from ..symbol import ConvertedModel, convert_model, load_checkpoint, save_checkpoint
-from ..symbol.checkpoint import check_out_prefix, checkpoint_files, naming_files
+from ...errors import CheckpointError
+from ...policy import Policy
+from ...symbol import ConvertedModel, convert_checkpoint
+from ...symbol.checkpoint import check_out_prefix, checkpoint_files
 from .output import pairs_table, progress, rounded_lines, stdout, value_lines
 
 
@@ -21,14 +21,8 @@ def run(
     files = checkpoint_files(out, epoch)
     _check_new(files, force)
     with progress(3) as begin:
-        begin("load")
-        source = load_checkpoint(prefix, epoch)
-        begin("convert")
-        with naming_files(*checkpoint_files(prefix, epoch)):
-            model = convert_model(*source, policy, shapes, types)
-        begin("write")
-        save_checkpoint(out, epoch, *model)
-    _print_summary(policy, model, files, rounded_lines(source.arg_params, model.arg_params))
+        model = convert_checkpoint(prefix, epoch, out, policy, shapes, types, on_stage=begin)
+    _print_summary(policy, model, files)
 
 
 def _check_new(files: Sequence[str], force: bool) -> None:
@@ -37,12 +31,10 @@ def _check_new(files: Sequence[str], force: bool) -> None:
             raise CheckpointError(f"{file}: it exists; give another prefix to -o, or --force to overwrite it.")
 
 
-def _print_summary(
-    policy: Policy, model: ConvertedModel, files: Tuple[str, str], rounded: Sequence[Tuple[str, str]]
-) -> None:
+def _print_summary(policy: Policy, model: ConvertedModel, files: Tuple[str, str]) -> None:
     pairs = [("policy", str(policy)), *replace(model.report, param_bytes=model.param_bytes).totals]
     pairs += value_lines(model.changes, model.unfit, policy.compute_dtype)
     pairs += [("note", warning) for warning in model.report.warnings]
-    pairs += rounded
+    pairs += rounded_lines(model.widened)
     pairs += [("written", file) for file in files]
     stdout().print(pairs_table(pairs))

@@ -1,4 +1,4 @@
-"""The work of ``mxmp doctor``."""
+"""``mxmp doctor``: examines the machine and prints what was found."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ..diagnose import Diagnosis, examine
-from ..policy import Policy
+from ...diagnose import Diagnosis, examine
+from ...policy import Policy
 from .output import stdout
 
 _FILE = 100  # columns of a file or pipe; sentences wrap

@@ -1,20 +1,19 @@
-"""What ``mxmp inspect`` shows, put together from what the library knows."""
+"""The report of ``mxmp inspect``: what a policy decides about a network, or what a converted one contains."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Tuple
 
-from .. import dtypes
-from ..diagnose.tensor_cores import Uneven, uneven_layers
-from ..graph import Graph
-from ..passes import Facts
-from ..policy import Policy, check_matches
-from ..report import Report, report_converted, variable_bytes
-from ..symbol import Converted, convert_graph, convert_model, infer_facts, to_graph
-from ..symbol.arguments import Model, blaming_params, check_params, known_dtypes, known_shapes, param_names
-from ..symbol.params import Change, total_bytes, widened
-from .output import rounded_lines
+from ... import dtypes
+from ...diagnose.tensor_cores import Uneven, uneven_layers
+from ...graph import Graph
+from ...passes import Facts
+from ...policy import Policy, check_matches
+from ...report import Report, report_converted, variable_bytes
+from ...symbol import Converted, convert_graph, convert_model, infer_facts, to_graph
+from ...symbol.arguments import blaming_params, check_params, known_shapes, make_model, param_names
+from ...symbol.params import Change, total_bytes, widened
 
 Params = Tuple[Dict[str, Any], Dict[str, Any]]
 """Arguments and auxiliary states."""
@@ -37,17 +36,17 @@ class Inspection:
         changes: What storing parameters in low precision would do to their values.
         unfit: Names of the parameters with values beyond its range whose readers would stay in float32.
         uneven: The float16 layers whose sizes, as far as they are known, do not fill tensor cores.
-        rounded: What to say of parameters that are stored in low precision, and would no longer be.
+        widened: The dtypes of parameters that are stored in low precision and would be in float32, by name.
     """
 
     report: Report
     changes: Tuple[Change, ...] = ()
     unfit: Tuple[str, ...] = ()
     uneven: Tuple[Uneven, ...] = ()
-    rounded: Tuple[Tuple[str, str], ...] = ()
+    widened: Mapping[str, str] = field(default_factory=dict)
 
 
-def decided(
+def inspect_policy(
     symbol: Any, params: Optional[Params], policy: Policy, shapes: Mapping[str, Any], types: Mapping[str, str]
 ) -> Inspection:
     """Return what a policy decides about a network.
@@ -60,8 +59,7 @@ def decided(
     before = convert_graph(symbol, Policy(), *known)
     if model is not None:
         report = replace(model.report, param_bytes=model.param_bytes)
-        rounded = tuple(rounded_lines(params[0], model.arg_params))
-        return Inspection(report, model.changes, model.unfit, _uneven(report, before, params), rounded)
+        return Inspection(report, model.changes, model.unfit, _uneven(report, before, params), model.widened)
     found = convert_graph(symbol, policy, *known, final=True)
     check_matches(policy, [(row.op, row.name) for row in found.report.rows])
     sizes = _param_bytes(symbol, known.params, (before.graph, before.facts), (found.graph, found.facts))
@@ -69,8 +67,10 @@ def decided(
     return Inspection(report, uneven=_uneven(report, before, params))
 
 
-def held(symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], types: Mapping[str, str]) -> Inspection:
-    """Return what a converted network holds.
+def inspect_converted(
+    symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], types: Mapping[str, str]
+) -> Inspection:
+    """Return the precisions and casts of a network that was converted before.
 
     Raises:
         MxmpError: If the parameters do not fit it, or it does not type-check.
@@ -102,7 +102,7 @@ def _uneven(report: Report, before: Converted, params: Optional[Params]) -> Tupl
 
 def _known(symbol: Any, params: Optional[Params], shapes: Mapping[str, Any], types: Mapping[str, str]) -> _Known:
     """Return what is known about a network's variables once casts are taken out, as ``convert_model`` does."""
-    model = Model(symbol, known_shapes(symbol, shapes), known_dtypes(symbol, types))
+    model = make_model(symbol, shapes, types)
     if params is None:
         return _Known(model.shapes, model.dtypes, param_names(symbol, model.shapes, None))
     args, aux = widened(symbol, params[0]), params[1]

@@ -1,4 +1,4 @@
-"""The work of ``mxmp inspect``."""
+"""``mxmp inspect``: loads a network and prints its report."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import click
 
-from ..diagnose.tensor_cores import BATCH, MULTIPLE, Uneven
-from ..passes import is_converted
-from ..policy import Policy
-from ..symbol import load_params, load_symbol, to_graph
-from ..symbol.checkpoint import checkpoint_files, describe_epochs, naming_files, params_file_of, saved_epochs
-from .inspection import Inspection, decided, held
-from .output import pairs_table, progress, stdout, value_lines
+from ...diagnose.tensor_cores import BATCH, MULTIPLE, Uneven
+from ...passes import is_converted
+from ...policy import Policy
+from ...symbol import load_params, load_symbol, to_graph
+from ...symbol.checkpoint import checkpoint_files, describe_epochs, naming_files, params_file_of, saved_epochs
+from .network_report import Inspection, inspect_converted, inspect_policy
+from .output import pairs_table, progress, rounded_lines, stdout, value_lines
 
 _NARROW = 80  # columns of a terminal, below which names would be broken
 
@@ -50,9 +50,9 @@ def run(
         begin("inspect")
         with naming_files(symbol_file, file):
             if is_converted(to_graph(symbol)) and not asked:
-                found = held(symbol, params, shapes, types)
+                found = inspect_converted(symbol, params, shapes, types)
             else:
-                found = decided(symbol, params, policy, shapes, types)
+                found = inspect_policy(symbol, params, policy, shapes, types)
     if as_json:
         values = {"changes": [asdict(change) for change in found.changes], "unfit": found.unfit}
         uneven = [layer._asdict() for layer in found.uneven]
@@ -80,7 +80,7 @@ def _print(found: Inspection, dtype: str, prefix: str) -> None:
         )
     if found.report.activation_bytes is None:
         pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
-    pairs += _uneven_lines(found.uneven) + list(found.rounded)
+    pairs += _uneven_lines(found.uneven) + rounded_lines(found.widened)
     console.print(pairs_table(pairs + [("note", warning) for warning in found.report.warnings]))
 
 

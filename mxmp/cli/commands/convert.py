@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 import click
 
-from . import work
+from .. import work
 from .options import Prefix, make_policy, model_options
 
 
@@ -36,4 +36,4 @@ def convert(
     Example:
       mxmp convert resnet50 12 -o resnet50-fp16 --shape data:1,3,224,224
     """  # noqa: D301 - click keeps the lines behind its mark as they are
-    work.run("run_convert", prefix, epoch, out, make_policy(text, **changes), shapes, types, force)
+    work.run("convert", prefix, epoch, out, make_policy(text, **changes), shapes, types, force)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
+from collections import Counter
+from typing import Callable, Iterator, List, Mapping, Sequence, Tuple
 
 from rich import box
 from rich.console import Console
@@ -13,9 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from ..dtypes import LOW_PRECISION, canonical
-from ..errors import visible
-from ..symbol.params import Change
+from ...errors import visible
+from ...symbol.params import Change
 
 _UNLIMITED = 10_000  # columns; a pipe has no width, and a name in one piece can be searched for
 
@@ -35,16 +35,11 @@ def stdout(width: int = _UNLIMITED) -> Console:
     return Console(width=None if known else width, highlight=False, markup=False, emoji=False)
 
 
-def rounded_lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> List[Tuple[str, str]]:
-    """Return what to say of parameters that were stored in low precision, and are no longer."""
-    wider: Dict[str, List[str]] = {}
-    for name, array in before.items():
-        dtype = canonical(array.dtype)
-        if dtype in LOW_PRECISION and name in after and canonical(after[name].dtype) not in LOW_PRECISION:
-            wider.setdefault(dtype, []).append(name)
+def rounded_lines(widened: Mapping[str, str]) -> List[Tuple[str, str]]:
+    """Return a line for each low precision dtype that parameters, now float32, were stored in."""
     return [
-        ("note", f"{len(names)} parameters were stored in {dtype}: their values were rounded to it, and stay so")
-        for dtype, names in wider.items()
+        ("note", f"{count} parameters were stored in {dtype}: their values were rounded to it, and stay so")
+        for dtype, count in Counter(widened.values()).items()
     ]
 
 

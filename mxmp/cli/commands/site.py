@@ -6,7 +6,7 @@ import os
 
 import click
 
-from ..compat import needed, site_file
+from ...compat import needed, site_file
 
 
 @click.group()

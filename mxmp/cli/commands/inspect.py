@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional
 
 import click
 
-from . import work
+from .. import work
 from .options import Prefix, make_policy, model_options
 
 
@@ -37,4 +37,4 @@ def inspect(
       mxmp inspect resnet50 --policy mixed_bfloat16 --shape data:1,3,224,224
     """  # noqa: D301 - click keeps the lines behind its mark as they are
     asked = text is not None or any(changes.values())
-    work.run("run_inspect", prefix, epoch, make_policy(text or "O2", **changes), asked, shapes, types, as_json)
+    work.run("inspect", prefix, epoch, make_policy(text or "O2", **changes), asked, shapes, types, as_json)

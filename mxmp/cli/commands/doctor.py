@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from . import work
+from .. import work
 from .options import make_policy
 
 
@@ -23,5 +23,5 @@ def doctor(ctx: click.Context, text: str, as_json: bool) -> None:
     Example:
       mxmp doctor --policy mixed_bfloat16
     """  # noqa: D301 - click keeps the lines behind its mark as they are
-    ok = work.run("run_doctor", make_policy(text, (), None, None), as_json)
+    ok = work.run("doctor", make_policy(text, (), None, None), as_json)
     ctx.exit(0 if ok else 1)

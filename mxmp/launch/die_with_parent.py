@@ -1,7 +1,7 @@
-"""Run a command that ends when its launcher does: ``python tether.py FD COMMAND...``, with the standard library alone.
+"""Runs a command that dies when its launcher does: ``python die_with_parent.py FD COMMAND...``.
 
-FD is the reading end of a pipe whose other end only the launcher holds. When that is gone, however
-it went, the pipe ends, and so do the command and all that it started in its group.
+FD is the read end of a pipe whose write end only the launcher holds. When the launcher ends, however it does, the
+pipe is closed: then the command and all that it started in its group are killed. It uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import threading
 
 
 def main() -> None:
-    """Run the command and end as it does."""
+    """Run the command and exit as it does."""
     pipe = int(sys.argv[1])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # the command gets it too, and may take its time
     command = subprocess.Popen(sys.argv[2:])
-    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
+    threading.Thread(target=_kill_when_closed, args=(pipe,), daemon=True).start()
     code = command.wait()
     if code < 0:
         if -code != signal.SIGKILL:
@@ -28,7 +28,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def _end_with(pipe: int) -> None:
+def _kill_when_closed(pipe: int) -> None:
     os.read(pipe, 1)
     os.killpg(0, signal.SIGKILL)
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import re
 from glob import escape, glob
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import click
 
-from .. import dtypes
-from ..errors import DtypeError, PolicyError
-from ..policy import Policy
+from ... import dtypes
+from ...errors import DtypeError, PolicyError
+from ...policy import Policy
 
 _FILE_OF_PREFIX = re.compile(r"(.+)(-symbol\.json|-\d{4,}\.params)")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]  # from click 8.2 on, in the stubs alone
+else:
+    ParamType = click.ParamType
 
-class Prefix(click.ParamType):
+
+class Prefix(ParamType):
     """What the names of a checkpoint's files begin with, folder included."""
 
     name = "prefix"
@@ -46,7 +51,7 @@ class Prefix(click.ParamType):
         return text
 
 
-class Shape(click.ParamType):
+class Shape(ParamType):
     """``name:sizes``, such as ``data:1,3,224,224``."""
 
     name = "name:sizes"
@@ -62,7 +67,7 @@ class Shape(click.ParamType):
         return name, shape
 
 
-class Dtype(click.ParamType):
+class Dtype(ParamType):
     """``name:dtype``, such as ``data:int32``."""
 
     name = "name:dtype"
