@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, Callable, List, NamedTuple, Optional, Set
+from typing import Any, List, NamedTuple, Optional, Set
 
 import mxnet as mx
 
@@ -22,11 +22,13 @@ class PrivateName(NamedTuple):
         owner: The class or module of MXNet that has it.
         name: The name.
         purpose: What it is relied on for.
+        is_assigned: Whether instances of the class have it; what its methods name then counts as there.
     """
 
     owner: Any
     name: str
     purpose: str
+    is_assigned: bool = False
 
     @property
     def label(self) -> str:
@@ -36,8 +38,8 @@ class PrivateName(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether MXNet has it: as an attribute of its owner, or as one that a method of the class names."""
-        return hasattr(self.owner, self.name) or (inspect.isclass(self.owner) and self.name in _named_in(self.owner))
+        """Whether MXNet has it."""
+        return hasattr(self.owner, self.name) or (self.is_assigned and self.name in _named_in(self.owner))
 
 
 REGISTERED: List[PrivateName] = []
@@ -55,13 +57,13 @@ class attribute(property):
     """
 
     def __init__(self, owner: Any, name: str, purpose: str) -> None:
-        _register(owner, name, purpose)
-        super().__init__(attrgetter(name), lambda value_of, value: setattr(value_of, name, value), doc=purpose)
-        self.name = name
+        _register(owner, name, purpose, is_assigned=True)
+        self.name, self._read = name, attrgetter(name)
+        super().__init__(self._read, self.set, doc=purpose)
 
     def __call__(self, value_of: Any) -> Any:
         """Return the value that an object has."""
-        return self.fget(value_of)
+        return self._read(value_of)
 
     def set(self, value_of: Any, value: Any) -> None:
         """Give an object another value."""
@@ -130,12 +132,12 @@ def check(version: str = mx.__version__) -> None:
         )
 
 
-def _register(owner: Any, name: str, purpose: str) -> None:
+def _register(owner: Any, name: str, purpose: str, is_assigned: bool = False) -> None:
     if owner is not None:  # itself a private name that is missing, and reported
-        REGISTERED.append(PrivateName(owner, name, purpose))
+        REGISTERED.append(PrivateName(owner, name, purpose, is_assigned))
 
 
 def _named_in(kind: type) -> Set[str]:
     """Return the names of attributes that the methods of a class and its bases read or assign."""
-    functions: List[Callable[..., Any]] = [f for each in kind.__mro__ for f in vars(each).values() if inspect.isfunction(f)]
+    functions = [value for each in kind.__mro__ for value in vars(each).values() if inspect.isfunction(value)]
     return {name for function in functions for name in function.__code__.co_names}
