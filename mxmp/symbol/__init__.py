@@ -17,6 +17,3 @@ from .convert import on_cpu as on_cpu
 from .facts import from_graph as from_graph
 from .facts import infer_facts as infer_facts
 from .facts import to_graph as to_graph
-from .monitors import NetworkNames as NetworkNames
-from .monitors import WatchedExecutor as WatchedExecutor
-from .outcomes import ShapeOutcomes as ShapeOutcomes
