@@ -1,4 +1,4 @@
-"""The command line: parsing of arguments and printing, and nothing else.
+"""Internal: the command line, which parses arguments, prints, and does nothing else.
 
 What a command imports is kept apart from what it does: `main`, ``--help`` and wrong arguments need neither
 MXNet nor numpy, which take seconds to import. The modules ``run_*`` do the work.

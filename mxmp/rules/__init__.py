@@ -1,4 +1,4 @@
-"""What each MXNet operator may run in: categories, ports and conditions, one line per fact."""
+"""Internal: what each MXNet operator may run in: categories, ports and conditions, one line per fact."""
 
 from .core import ALLOW as ALLOW
 from .core import CATEGORIES as CATEGORIES
