@@ -74,9 +74,10 @@ def test_each_row_imports_from_rows_above_it():
         above.append(name)
 
 
-def test_layers_are_numbered_in_order():
+def test_layers_are_numbered_in_order_and_3_and_4_import_mxnet():
     numbers = [int(number) for number in re.findall(r"^\| *(\d+) *\|", PAGE, re.MULTILINE)]
     assert numbers == sorted(numbers) and len(numbers) == len(LAYERS)
+    assert {number for number, names in zip(numbers, LAYERS.values()) if "mxnet" in names} == {3, 4}
 
 
 def test_mxmp_does_not_import_the_networks():
