@@ -18,8 +18,7 @@ from mxmp.cli.commands import commands
 from tests.imports import FILES, ROOT
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-PARTS = {module.split(".")[1] for module in FILES if "." in module}
-NAMES = [name for name in re.findall(r"`([a-z_]\w*(?:\.\w+)+)`", PAGE) if name.partition(".")[0] in PARTS]
+NAMES = re.findall(r"`([a-z_]\w*(?:\.\w+)+)`", PAGE)
 LISTS = {
     title: [re.findall(r"`([\w.]+\.\w+)`", step) for step in re.split(r"^\d+\. ", text, flags=re.MULTILINE)[1:]]
     for title, text in re.findall(r"^### (.+)\n((?:(?!^#).*\n)+)", PAGE, re.MULTILINE)
