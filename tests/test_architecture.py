@@ -137,13 +137,13 @@ RUNS = {
 
 def test_the_names_on_the_page_exist():
     missing = [name for name in NAMES if not exists(name)]
-    assert NAMES and not missing
+    assert NAMES and not missing, missing
 
 
 def test_each_step_of_a_list_names_a_function():
     assert list(LISTS) == list(RUNS) and all(len(steps) >= 5 for steps in LISTS.values())
     without = [step for steps in LISTS.values() for step in steps if not any(code_of(name) for name in step)]
-    assert not without
+    assert not without, without
 
 
 @pytest.mark.parametrize("title", RUNS)
