@@ -15,8 +15,10 @@ from ..lru_cache import LRUCache
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..scaling.scaler import Scaler
-from ..symbol import NetworkNames, ShapeOutcomes, WatchedExecutor, to_graph
+from ..symbol import to_graph
 from ..symbol.contexts import require_kernels
+from ..symbol.monitors import NetworkNames, WatchedExecutor
+from ..symbol.outcomes import ShapeOutcomes
 from .binding import LOSS_SCALE, Runnable, input_types, prepare
 from .params import Float32Params, host_zeros
 from .training import Training
