@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from ..errors import TrainerError
+from ..mxnet_private.arrays import multiply
 
 
 def sum_of_squares(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
@@ -58,7 +59,7 @@ def scale_in_place(arrays: Iterable[mx.nd.NDArray], factor: float) -> None:
     with mx.autograd.pause():
         for array in arrays:
             nd = array.as_nd_ndarray()
-            mx.nd._internal._mul_scalar(nd, scalar=factor, out=nd)
+            multiply(nd, scalar=factor, out=nd)
 
 
 def require_positive(what: str, value: Any) -> None:

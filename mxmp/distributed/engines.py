@@ -9,10 +9,11 @@ from typing import Any, Dict, Union
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import _LIB, check_call
+from mxnet.base import check_call
 
 from ..errors import DependencyError, TrainerError
 from ..launch import LAUNCHED
+from ..mxnet_private.arrays import library, send_command_to_servers
 
 _NEEDED = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER")
 
@@ -79,10 +80,10 @@ class ParameterServer(Engine):
         if self.rank == 0:
             # The servers would add other dtypes in float32 or not, as their memory happens to be: multi_precision_ of
             # KVStoreDistServer is never initialized (src/kvstore/kvstore_dist_server.h). Now they do.
-            store._send_command_to_servers(_SET_MULTI_PRECISION, "")
+            send_command_to_servers(store, _SET_MULTI_PRECISION, "")
         if os.environ.get(LAUNCHED) == "1":
             # A worker that fails would wait at its end for others, which wait for its gradients.
-            check_call(_LIB.MXKVStoreSetBarrierBeforeExit(store.handle, ctypes.c_int(0)))
+            check_call(library.MXKVStoreSetBarrierBeforeExit(store.handle, ctypes.c_int(0)))
 
     def broadcast(self, key: str, array: mx.nd.NDArray) -> None:
         """Give an array worker 0's value."""

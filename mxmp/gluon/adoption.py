@@ -10,6 +10,9 @@ from ..distributed import distributed
 from ..dtypes import LOW_PRECISION, canonical
 from ..errors import TrainerError
 from ..loss_scale import LossScale
+from ..mxnet_private import parameters, trainers
+from ..mxnet_private.names import OVERRIDES
+from ..mxnet_private.trainers import TrainerBase
 from ..scaling.status import ScalerStatus
 from ..training.kvstores import any_sparse, choose_update, require_rescaled
 
@@ -32,8 +35,8 @@ def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer])
         trainer._scaler.require_ready("initializing a trainer again")
         trainer._require_fitting(loss_scale)
         return type(trainer)
-    store = trainer._kvstore if trainer._kv_initialized else None
-    if store and trainer._update_on_kvstore:
+    store = trainers.kvstore(trainer) if trainers.is_kvstore_ready(trainer) else None
+    if store and trainers.updates_on_kvstore(trainer):
         raise TrainerError(
             "the kvstore of this trainer is set up already and updates weights by itself, before any check and without "
             "float32 masters; make the trainer with update_on_kvstore=False."
@@ -42,9 +45,9 @@ def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer])
         raise TrainerError(
             f"kvstore '{store.type}' of this trainer is set up already; adopt the trainer before its first step."
         )
-    for updater in trainer._updaters:
+    for updater in trainers.updaters(trainer):
         for index in updater.states:
-            param = trainer._params[index]
+            param = trainers.params(trainer)[index]
             if canonical(param.dtype) in LOW_PRECISION:
                 raise TrainerError(
                     f"the trainer has made a step or loaded states, and parameter '{param.name}' is stored in "
@@ -52,14 +55,15 @@ def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer])
                     "trainer up before its first step."
                 )
     if update_choice(trainer, loss_scale) is not False:
-        require_rescaled(loss_scale, trainer._optimizer)
+        require_rescaled(loss_scale, trainers.optimizer(trainer))
     return _mixed(type(trainer), kind)
 
 
 def update_choice(trainer: mx.gluon.Trainer, loss_scale: LossScale) -> Optional[bool]:
     """Return ``update_on_kvstore`` for a trainer of MXNet that becomes one of mxmp."""
-    settings = trainer._kvstore_params
-    return choose_update(loss_scale, settings["kvstore"], settings["update_on_kvstore"], any_sparse(trainer._params))
+    settings = trainers.kvstore_params(trainer)
+    sparse = any_sparse(trainers.params(trainer))
+    return choose_update(loss_scale, settings["kvstore"], settings["update_on_kvstore"], sparse)
 
 
 def _mixed(given: Type[mx.gluon.Trainer], kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
@@ -70,8 +74,9 @@ def _mixed(given: Type[mx.gluon.Trainer], kind: Type[mx.gluon.Trainer]) -> Type[
     """
     if given is mx.gluon.Trainer:
         return kind
-    own = (vars(base).items() for base in kind.__mro__[: kind.__mro__.index(mx.gluon.Trainer)])
-    ours = {name for items in own for name, value in items if callable(value) and not name.startswith("__")}
+    own = (vars(base).items() for base in kind.__mro__[: kind.__mro__.index(TrainerBase)])
+    names = {name for items in own for name, value in items if callable(value) and not name.startswith("__")}
+    ours = {OVERRIDES[TrainerBase].get(name, name) for name in names}
     for base in given.__mro__[: given.__mro__.index(mx.gluon.Trainer)]:
         both = sorted(ours & set(vars(base)))
         if both:
@@ -101,11 +106,11 @@ def require_addable(param: Any, known: Collection[str], contexts: Sequence[mx.Co
     """
     if not isinstance(param, mx.gluon.Parameter):
         raise TrainerError(f"add_params: expected gluon Parameters, found a {type(param).__name__}.")
-    if param._data is None and not param._deferred_init:
+    if not parameters.is_initialized(param) and not parameters.is_deferred(param):
         raise TrainerError(f"add_params: parameter '{param.name}' is not initialized; call its initialize first.")
     if param.name in known:
         raise TrainerError(f"add_params: the trainer has a parameter '{param.name}' already.")
-    if "row_sparse" in (param._stype, param._grad_stype):
+    if "row_sparse" in (parameters.storage_type(param), parameters.grad_storage_type(param)):
         raise TrainerError(
             f"add_params: parameter '{param.name}' or its gradient is row_sparse, for which MXNet chooses the kvstore "
             "when the trainer is made; give it to the constructor."

@@ -10,6 +10,8 @@ import mxnet as mx
 from ..errors import StaleGradientError, TrainerError
 from ..masters.copies import forget_masters
 from ..masters.optimizer import MultiPrecision
+from ..mxnet_private import parameters
+from ..mxnet_private.arrays import is_fresh
 from ..scaling import loss_heads
 from ..training.running_stats import Named
 from ..training.weights import Update, Weights
@@ -27,7 +29,7 @@ class Gradients(Weights):
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._params: Sequence[mx.gluon.Parameter] = trainer._params  # may grow later
+        self._params: Sequence[mx.gluon.Parameter] = trainer.mx_params  # may grow later
         self._taken: Optional[List[List[Update]]] = None
         self._overwritten: Optional[str] = None  # a parameter whose gradient was
         self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
@@ -72,8 +74,8 @@ class Gradients(Weights):
         cleared = {id(data) for data in self._cleared}
         taken = None if self._taken is None else {id(update.weight) for group in self._taken for update in group}
         for param in self._trained():
-            for data in _data(param):
-                fresh = data._fresh_grad if taken is None else id(data) in taken
+            for data in parameters.checked_arrays(param):
+                fresh = is_fresh(data) if taken is None else id(data) in taken
                 if not fresh or id(data) in cleared:
                     raise StaleGradientError(
                         f"{call}: the gradient of parameter '{param.name}' on context {data.ctx} has not "
@@ -104,14 +106,14 @@ class Gradients(Weights):
         """
         waiting = [(param, data) for param, data in self.fresh() if param.grad_req == "write"]
         for _, data in waiting:
-            data._fresh_grad = False
+            is_fresh.set(data, False)
         try:
             yield
         finally:
-            found = next((param.name for param, data in waiting if data._fresh_grad), None)
+            found = next((param.name for param, data in waiting if is_fresh(data)), None)
             self._overwritten = self._overwritten or found
             for _, data in waiting:
-                data._fresh_grad = True
+                is_fresh.set(data, True)
         self._require_not_overwritten("scale_loss")
 
     def _require_not_overwritten(self, call: str) -> None:
@@ -127,17 +129,21 @@ class Gradients(Weights):
 
     def fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
         """Yield the parameters, with their arrays, whose gradient backward has written and nothing has used."""
-        return ((param, data) for param in self._trained() for data in _data(param) if data._fresh_grad)
+        pairs = ((param, data) for param in self._trained() for data in parameters.checked_arrays(param))
+        return (pair for pair in pairs if is_fresh(pair[1]))
 
     def fresh_grads(self) -> List[mx.nd.NDArray]:
         """Return the gradients that are fresh."""
-        pairs = ((data, grad) for param in self._trained() for data, grad in zip(_data(param), _grads(param)))
-        return [grad for data, grad in pairs if data._fresh_grad]
+        found = []
+        for param in self._trained():
+            pairs = zip(parameters.checked_arrays(param), parameters.checked_gradients(param))
+            found += [grad for data, grad in pairs if is_fresh(data)]
+        return found
 
     def discard(self) -> None:
         """Let all gradients be stale, those that backward wrote after `unscale` too."""
         for _, data in self.fresh():
-            data._fresh_grad = False
+            is_fresh.set(data, False)
         self._overwritten = None
         self.release()
 
@@ -149,22 +155,22 @@ class Gradients(Weights):
     @property
     def optimizer(self) -> MultiPrecision:  # type: ignore[override]
         """The trainer's optimizer."""
-        return self._trainer._optimizer
+        return self._trainer.mx_optimizer
 
     @property
     def updaters(self) -> Sequence[mx.optimizer.Updater]:  # type: ignore[override]
         """The trainer's updaters, as many as work."""
-        return self._trainer._updaters[:1] if self.kvstore else self._trainer._updaters
+        return self._trainer.mx_updaters[:1] if self.kvstore else self._trainer.mx_updaters
 
     @property
     def kvstore(self) -> Any:
         """The trainer's kvstore."""
-        return self._trainer._kvstore
+        return self._trainer.mx_kvstore
 
     def groups(self) -> List[List[Update]]:
         """Return the fresh gradients per context; they are stale from now on."""
         if self._taken is None:
-            taken: List[List[Update]] = [[] for _ in self._trainer._contexts or ()]
+            taken: List[List[Update]] = [[] for _ in self._trainer.mx_contexts or ()]
             for index, param in enumerate(self._params):
                 if param.grad_req == "null":
                     continue
@@ -175,9 +181,9 @@ class Gradients(Weights):
                         f"{len(taken)} of them; make the trainer anew after reset_ctx."
                     )
                 for group, (data, grad) in zip(taken, pairs):
-                    if data._fresh_grad:
+                    if is_fresh(data):
                         group.append(Update(index, grad, data))
-                        data._fresh_grad = False
+                        is_fresh.set(data, False)
             self._taken = taken
         return self._taken
 
@@ -192,7 +198,7 @@ class Gradients(Weights):
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let ``param.grad()`` show other arrays."""
         for index, arrays in grads.items():
-            self._params[index]._grad = arrays
+            parameters.gradients.set(self._params[index], arrays)
         self._taken = [
             [each._replace(grad=grads[each.index][k]) if each.index in grads else each for each in group]
             for k, group in enumerate(self.groups())
@@ -208,22 +214,22 @@ class Gradients(Weights):
         They are old sums, of another loss scale, and would be added to the fresh ones.
         """
         for param in self._trained() if self.kvstore else ():
-            weights = _data(param)
-            if any(data._fresh_grad for data in weights):
+            weights = parameters.checked_arrays(param)
+            if any(is_fresh(data) for data in weights):
                 for data, grad in zip(weights, param.list_grad()):
-                    if not data._fresh_grad:
+                    if not is_fresh(data):
                         grad = grad.as_nd_ndarray()
                         mx.nd.zeros_like(grad, out=grad)
-                        data._fresh_grad = True
+                        is_fresh.set(data, True)
                         self._cleared.append(data)
 
     def reduce(self) -> None:
         """Sum the gradients over contexts and workers."""
-        self._trainer._allreduce_grads()
+        self._trainer.mx_allreduce_grads()
 
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
         """Give all contexts the weights of the first, whose masters are the only ones from now on."""
-        for index in indices if len(self.updaters) < len(self._trainer._contexts) else ():
+        for index in indices if len(self.updaters) < len(self._trainer.mx_contexts) else ():
             first, *others = self._params[index].list_data()
             for other in others:
                 first.copyto(other)
@@ -237,13 +243,6 @@ class Gradients(Weights):
 
     def running_stats(self) -> Named:
         """Return BatchNorm's statistics and their like: non-differentiable parameters, on every context."""
-        return [(param.name, data) for param in self._params if not param._differentiable for data in param._data or ()]
+        found = (param for param in self._params if not parameters.is_differentiable(param))
+        return [(param.name, data) for param in found for data in parameters.arrays(param) or ()]
 
-
-def _data(param: mx.gluon.Parameter) -> List[mx.nd.NDArray]:
-    """Return the arrays of a parameter; unlike ``list_data`` for row_sparse ones too."""
-    return param._check_and_get(param._data, list)
-
-
-def _grads(param: mx.gluon.Parameter) -> List[mx.nd.NDArray]:
-    return param._check_and_get(param._grad, list)

@@ -61,9 +61,9 @@ class Trainer(TrainerSetup):
 
     def __repr__(self) -> str:
         """Return what it trains, by which optimizer and with which loss scale."""
-        inner = getattr(self._optimizer, "inner", self._optimizer)
+        inner = getattr(self.mx_optimizer, "inner", self.mx_optimizer)
         return (
-            f"{type(self).__name__}({len(self._params)} parameters, {type(inner).__name__}, "
+            f"{type(self).__name__}({len(self.mx_params)} parameters, {type(inner).__name__}, "
             f"learning_rate={inner.learning_rate:g}, loss_scale={self.loss_scale!r}, "
             f"skipped_steps={self.skipped_steps})"
         )
@@ -100,7 +100,7 @@ class Trainer(TrainerSetup):
                     f"{type(trainer).__module__}; see Trainer.adopt."
                 )
             if trainer._scaler.active:
-                loss_heads.refuse(trainer._params)
+                loss_heads.refuse(trainer.mx_params)
         return scaled_block(loss, trainers)
 
     def unscale(self) -> None:
@@ -219,7 +219,7 @@ class Trainer(TrainerSetup):
         """
         rescale = self._rescale("update", batch_size)
         self._begin("update", ignore_stale_grad, check_stale=True)
-        if self._kvstore and not self._scaler.window.reduced:
+        if self.mx_kvstore and not self._scaler.window.reduced:
             raise TrainerError(
                 "update came before allreduce_grads, so that every context and worker would use its own gradients "
                 "alone; call step, or allreduce_grads first."
@@ -250,15 +250,15 @@ class Trainer(TrainerSetup):
         self._scaler.require_scaled(call)
         if check_stale and not ignore_stale:
             self._gradients.require_all(call)
-        if ignore_stale and isinstance(self._kvstore, KVStore):
+        if ignore_stale and isinstance(self.mx_kvstore, KVStore):
             raise TrainerError(
-                f"{call}: ignore_stale_grad=True with kvstore '{self._kvstore.type}': a worker does not know which "
+                f"{call}: ignore_stale_grad=True with kvstore '{self.mx_kvstore.type}': a worker does not know which "
                 "gradients are stale on the others; set grad_req='null' where nothing is to be trained."
             )
 
     def _rescale(self, call: str, batch_size: Any) -> float:
         require_positive(f"{call}: batch_size", batch_size)
-        return float(self._scale / batch_size)
+        return float(self.mx_scale / batch_size)
 
     def _finish(self, rescale: float) -> bool:
         """Update or skip, and call the hooks."""
@@ -275,7 +275,7 @@ class Trainer(TrainerSetup):
         self._scaler.require_scaled("step")
         try:
             super().step(batch_size * self._scaler.window.scale, ignore_stale_grad)
-            adopt_kvstore_masters(self._kvstore, self._params)
+            adopt_kvstore_masters(self.mx_kvstore, self.mx_params)
         finally:
             self.discard_grads()
         self._call_hooks(True)

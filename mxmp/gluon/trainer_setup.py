@@ -13,6 +13,8 @@ from ..distributed import KVStore, distributed
 from ..errors import TrainerError
 from ..loss_scale import LossScale, parse
 from ..masters.optimizer import MultiPrecision
+from ..mxnet_private import parameters, trainers
+from ..mxnet_private.trainers import TrainerBase
 from ..optimizer import LossScaleOptimizer
 from ..scaling.scaler import Scaler
 from ..scaling.shared import SharedLossScale, make_source
@@ -22,6 +24,7 @@ from ..training.kvstores import (
     any_sparse,
     broadcast_param,
     choose_update,
+    kvstore_updater,
     open_for_trainer,
     require_known,
     require_rescaled,
@@ -36,7 +39,7 @@ from .gradients import Gradients
 _LOG = logging.getLogger(__name__)
 
 
-class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
+class TrainerSetup(ScalerStatus, TrainerBase):
     """What `Trainer` is made of; its methods that are not called at every step."""
 
     # States of a kvstore that updates, while there is none.
@@ -65,25 +68,26 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         if not given_params:
             raise TrainerError("there are no parameters to train; is the net empty?")
         choice = choose_update(scaler.loss_scale, kvstore, update_on_kvstore, any_sparse(given_params))
-        owners = [(param, param._trainer) for param in given_params if isinstance(param, mx.gluon.Parameter)]
+        own = [param for param in given_params if isinstance(param, mx.gluon.Parameter)]
+        owners = [(param, parameters.trainer_of(param)) for param in own]
         try:
             super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
-            require_updating_kvstore(update_on_kvstore, kvstore, len(self._contexts))
+            require_updating_kvstore(update_on_kvstore, kvstore, len(self.mx_contexts))
             self._require_fitting(scaler.loss_scale)
         except Exception:
             for param, owner in owners:
-                param._trainer = owner
+                parameters.trainer_of.set(param, owner)
             raise
         self._attach_scaler(scaler)
-        if not kvstore and len(self._contexts) > 1:
+        if not kvstore and len(self.mx_contexts) > 1:
             _LOG.warning(
                 "kvstore=%r with %d contexts: their gradients are not summed, and their parameters drift apart",
                 kvstore,
-                len(self._contexts),
+                len(self.mx_contexts),
             )
         if given is not None:
             given.hand_over("Trainer")
-        if choice is False and distributed(kvstore) and not any(param._deferred_init for param in self._params):
+        if choice is False and distributed(kvstore) and not any(map(parameters.is_deferred, self.mx_params)):
             self._prepare()
 
     @classmethod
@@ -108,12 +112,12 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         scaler = Scaler(make_source(loss_scale))
         kind = adoptable(trainer, scaler.loss_scale, cls)
         if not isinstance(trainer, TrainerSetup):
-            settings = trainer._kvstore_params
+            settings = trainers.kvstore_params(trainer)
             settings["update_on_kvstore"] = update_choice(trainer, scaler.loss_scale)
-            made = [(updater.states, updater.states_synced) for updater in trainer._updaters]
+            made = [(updater.states, updater.states_synced) for updater in trainers.updaters(trainer)]
             trainer.__class__ = kind
-            trainer._init_optimizer(trainer._optimizer, {"multi_precision": multi_precision})
-            for updater, (present, synced) in zip(trainer._updaters, made):
+            trainer.mx_init_optimizer(trainers.optimizer(trainer), {"multi_precision": multi_precision})
+            for updater, (present, synced) in zip(trainers.updaters(trainer), made):
                 updater.states, updater.states_synced = present, synced
         trainer._attach_scaler(scaler)
         return trainer
@@ -133,16 +137,16 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
         """
         self._scaler.require_ready("add_params")
         added = listed(params)
-        known = set(self._param2idx)
+        known = set(self.mx_param_indices)
         for param in added:
-            require_addable(param, known, self._contexts)
+            require_addable(param, known, self.mx_contexts)
             known.add(param.name)
-        for index, param in enumerate(added, len(self._params)):
-            self._params.append(param)
-            self._param2idx[param.name] = index
-            self._optimizer.param_dict[index] = param
-            self._params_to_init.append(param)
-            param._set_trainer(self)
+        for index, param in enumerate(added, len(self.mx_params)):
+            self.mx_params.append(param)
+            self.mx_param_indices[param.name] = index
+            self.mx_optimizer.param_dict[index] = param
+            self.mx_params_to_init.append(param)
+            parameters.set_trainer(param, self)
 
     def register_step_hook(self, hook: Callable[[Any, bool], None]) -> HookHandle:
         """Call a function after every step, taken or skipped.
@@ -218,10 +222,11 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
             return
         self._step, self._gradients = Step(scaler), Gradients(self)
         self._step_hooks: Dict[int, Callable[[Any, bool], None]] = OrderedDict()
-        if all(param._data is not None for param in self._params):
+        if all(parameters.is_initialized(param) for param in self.mx_params):
             self._step.keep_running_stats(self._gradients)
 
-    def _init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
+    def mx_init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
+        """Make the optimizer, with masters, and the updaters."""
         options = dict(optimizer_params)
         masters = options.pop("multi_precision", True)
         if not isinstance(optimizer, mx.optimizer.Optimizer):
@@ -232,62 +237,64 @@ class TrainerSetup(ScalerStatus, mx.gluon.Trainer):
             )
         if not isinstance(optimizer, MultiPrecision):
             optimizer = MultiPrecision(optimizer, masters)
-        super()._init_optimizer(optimizer, {})
+        super().mx_init_optimizer(optimizer, {})
 
     # ------------------------------------------------------------------ kvstore
 
     def _prepare(self) -> None:
-        if not self._kv_initialized:
-            self._init_kvstore()
-        if self._params_to_init:
-            self._init_params()
+        if not self.mx_is_kvstore_ready:
+            self.mx_init_kvstore()
+        if self.mx_params_to_init:
+            self.mx_init_params()
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
         """Raise if gradients would be updated unchecked, or scaled, where a loss scale forbids it."""
-        choice = self._kvstore_params["update_on_kvstore"]
-        if self._update_on_kvstore if self._kv_initialized else choice is not False:
+        choice = self.mx_kvstore_params["update_on_kvstore"]
+        if self.mx_updates_on_kvstore if self.mx_is_kvstore_ready else choice is not False:
             require_unchecked(loss_scale, choice, "the kvstore of this trainer")
-            require_rescaled(loss_scale, self._optimizer)
+            require_rescaled(loss_scale, self.mx_optimizer)
 
-    def _init_kvstore(self) -> None:
-        options = self._kvstore_params
+    def mx_init_kvstore(self) -> None:
+        """Open the kvstore; one of mxmp where it is distributed and the trainer updates."""
+        options = self.mx_kvstore_params
         if options["update_on_kvstore"] is False:
-            options["kvstore"] = open_for_trainer(options["kvstore"], self._compression_params, self._params)
-        super()._init_kvstore()
-        updater = getattr(self._kvstore, "_updater", None)
+            options["kvstore"] = open_for_trainer(options["kvstore"], self.mx_compression_params, self.mx_params)
+        super().mx_init_kvstore()
+        updater = kvstore_updater(self.mx_kvstore)
         if updater is not None and self._kept_states:
             updater.states, updater.states_synced = self._kept_states, dict.fromkeys(self._kept_states, False)
         self._kept_states = {}
 
-    def _reset_kvstore(self) -> None:
+    def mx_reset_kvstore(self) -> None:
         """Forget the kvstore, as MXNet does when parameters are set, but not the states of one that updates."""
-        updater = getattr(getattr(self, "_kvstore", None), "_updater", None)
+        updater = kvstore_updater(getattr(self, "mx_kvstore", None))
         if updater is not None:
             self._kept_states = updater.states
-        super()._reset_kvstore()
+        super().mx_reset_kvstore()
 
-    def _init_params(self) -> None:
-        if not isinstance(self._kvstore, KVStore):
-            super()._init_params()
+    def mx_init_params(self) -> None:
+        """Give the kvstore the parameters that are initialized by now, and all workers those of worker 0."""
+        if not isinstance(self.mx_kvstore, KVStore):
+            super().mx_init_params()
             return
-        for param in self._params_to_init:
-            if not param._deferred_init:
-                broadcast_param(self._kvstore, self._param2idx[param.name], param)
-        self._params_to_init = [param for param in self._params_to_init if param._deferred_init]
+        for param in self.mx_params_to_init:
+            if not parameters.is_deferred(param):
+                broadcast_param(self.mx_kvstore, self.mx_param_indices[param.name], param)
+        self.mx_params_to_init = [param for param in self.mx_params_to_init if parameters.is_deferred(param)]
 
     def _updates_on_kvstore(self) -> bool:
         self._prepare()
-        return bool(self._kvstore and self._update_on_kvstore)
+        return bool(self.mx_kvstore and self.mx_updates_on_kvstore)
 
     def _target(self) -> Target:
         """Return what states are saved from, the kvstore's where that updates."""
         if not self._updates_on_kvstore():
             updaters = self._gradients.updaters
-        elif self._kvstore._updater is not None:
-            updaters = [self._kvstore._updater]
+        elif kvstore_updater(self.mx_kvstore) is not None:
+            updaters = [kvstore_updater(self.mx_kvstore)]
         else:
             raise TrainerError(
-                f"the optimizer's states are with the servers of kvstore '{self._kvstore.type}', which do not give "
+                f"the optimizer's states are with the servers of kvstore '{self.mx_kvstore.type}', which do not give "
                 "them out; to save or load states leave update_on_kvstore out."
             )
-        return Target(self._optimizer, updaters, self._contexts[: len(updaters)], self._params)
+        return Target(self.mx_optimizer, updaters, self.mx_contexts[: len(updaters)], self.mx_params)

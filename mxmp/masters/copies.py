@@ -7,6 +7,7 @@ from typing import Dict, Optional, Sequence
 import mxnet as mx
 
 from ..arrays.casts import pieces, round_into, scratch, to_float32
+from ..mxnet_private.arrays import equal
 
 _KEPT = "_mxmp_masters"
 
@@ -28,7 +29,7 @@ def sync_master_from_weight(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> Non
         round_into(part, rounded)
         # Compared in float32: float16 comparisons are 10 to 20 times slower on CPU.
         mx.nd.amp_cast(rounded, dtype="float32", out=same)
-        mx.nd._internal._equal(same, wide, out=same)
+        equal(same, wide, out=same)
         mx.nd.where(same, part, wide, out=part)
 
 

@@ -9,6 +9,8 @@ import mxnet as mx
 
 from ..arrays.casts import is_low_precision, round_into, to_float32
 from ..errors import TrainerError
+from ..mxnet_private import optimizers
+from ..mxnet_private.optimizers import OptimizerBase
 from .copies import forget_masters, new_master, shared_master, sync_master_from_weight
 
 _OWN = ("inner", "masters")
@@ -35,7 +37,7 @@ def needs_unscaled_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
     return isinstance(optimizer, mx.optimizer.LBSGD)
 
 
-class MultiPrecision(mx.optimizer.Optimizer):
+class MultiPrecision(OptimizerBase):
     """An optimizer that runs another one in float32 on float16 and bfloat16 weights.
 
     Each low precision weight has a float32 master; its gradient is cast to float32, the inner
@@ -236,14 +238,18 @@ class MultiPrecision(mx.optimizer.Optimizer):
         """Update a weight with the inner optimizer, without a master."""
         self.inner.update(index, weight, grad, state)
 
-    def _set_current_context(self, device_id: int) -> None:
-        self.inner._set_current_context(device_id)
+    def mx_set_current_context(self, device_id: int) -> None:
+        """Choose the device whose counts the inner optimizer uses."""
+        optimizers.set_current_context(self.inner, device_id)
 
-    def _update_count(self, index: Any) -> None:
-        self.inner._update_count(index)
+    def mx_update_count(self, index: Any) -> None:
+        """Have the inner optimizer count an update."""
+        optimizers.update_count(self.inner, index)
 
-    def _get_lrs(self, indices: Sequence[int]) -> List[float]:
-        return self.inner._get_lrs(indices)
+    def mx_learning_rates(self, indices: Sequence[int]) -> List[float]:
+        """Return the inner optimizer's learning rates."""
+        return optimizers.learning_rates(self.inner, indices)
 
-    def _get_wds(self, indices: Sequence[int]) -> List[float]:
-        return self.inner._get_wds(indices)
+    def mx_weight_decays(self, indices: Sequence[int]) -> List[float]:
+        """Return the inner optimizer's weight decays."""
+        return optimizers.weight_decays(self.inner, indices)

@@ -9,6 +9,7 @@ import mxnet as mx
 
 from ..errors import TrainerError
 from ..loss_scale import LossScale
+from ..mxnet_private.modules import BucketingModuleBase
 from ..policy import Policy
 from ..report import Report
 from ..scaling.status import ScalerStatus
@@ -17,7 +18,7 @@ from .saving import ParamsFiles, load_buckets, save_buckets
 from .setup import make_scaler
 
 
-class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
+class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
     """Trains symbols of several input lengths as ``mx.mod.BucketingModule``, in mixed precision.
 
     Every bucket is a `Module`, converted for its own shapes. All share parameters, masters,
@@ -84,29 +85,30 @@ class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
     @ScalerStatus.loss_scale.setter
     def loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
-        if self._curr_module is not None:
-            self._curr_module.loss_scale = spec
+        if self.mx_current is not None:
+            self.mx_current.loss_scale = spec
         else:
             self._scaler.loss_scale = make_scaler(self._options["policy"], spec).loss_scale
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
         """Raise if the executors of any bucket have no input for a loss scale."""
-        for module in self._buckets.values():
+        for module in self.mx_buckets.values():
             module._require_fitting(loss_scale)
 
     # ------------------------------------------------------------------ buckets
 
     def _add_bucket(self, key: Any, symbol: Any = None) -> None:
         """Make the module of a bucket where it is missing; it is bound later, by MXNet."""
-        if key not in self._buckets:
-            generated, data_names, label_names = self._call_sym_gen(key)
+        if key not in self.mx_buckets:
+            generated, data_names, label_names = self.mx_make_symbol(key)
             module = Module(generated if symbol is None else symbol, data_names, label_names, **self._options)
             module._scaler = self._scaler
-            self._buckets[key] = module
+            self.mx_buckets[key] = module
 
-    def _reset_bind(self) -> None:
-        super()._reset_bind()
-        self._add_bucket(self._default_bucket_key)
+    def mx_reset_bind(self) -> None:
+        """Forget the buckets, but for a new one under the default key."""
+        super().mx_reset_bind()
+        self._add_bucket(self.mx_default_key)
 
     def bind(
         self,
@@ -125,21 +127,21 @@ class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
             PassError: As above.
             TrainerError: As above.
         """
-        before = self._curr_module
+        before = self.mx_current
         if force_rebind and before is not None:
             before.discard_grads()
-        self._add_bucket(self._default_bucket_key)
+        self._add_bucket(self.mx_default_key)
         super().bind(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
-        if self.optimizer_initialized and self._curr_module is not before:
-            self._curr_module.borrow_optimizer(before)
+        if self.optimizer_initialized and self.mx_current is not before:
+            self.mx_current.borrow_optimizer(before)
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
         """Make a bucket the current one; it is converted and bound the first time."""
-        known = bucket_key in self._buckets and self._buckets[bucket_key].binded
+        known = bucket_key in self.mx_buckets and self.mx_buckets[bucket_key].binded
         self._add_bucket(bucket_key)
         super().switch_bucket(bucket_key, data_shapes, label_shapes)
-        if self._monitor is not None and not known:
-            self._curr_module.install_monitor(self._monitor)
+        if self.mx_monitor is not None and not known:
+            self.mx_current.install_monitor(self.mx_monitor)
 
     # ------------------------------------------------------------------ training
 
@@ -152,11 +154,11 @@ class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
     ) -> None:
         """Set up the optimizer for the parameters of the default bucket: `Module.init_optimizer`."""
         current = self._current("init_optimizer")
-        self._curr_module = self._buckets[self._default_bucket_key]
+        self.mx_current = self.mx_buckets[self.mx_default_key]
         try:
             super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         finally:
-            self._curr_module = current
+            self.mx_current = current
 
     def unscale(self) -> None:
         """Make the gradients true ones: `Module.unscale`."""
@@ -169,7 +171,7 @@ class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
     def update(self) -> bool:
         """Update the parameters or skip: `Module.update`."""
         module = self._current("update")
-        self._params_dirty = True
+        self.mx_params_dirty = True
         return module.update()
 
     def discard_grads(self) -> None:
@@ -177,9 +179,9 @@ class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
         self._current("discard_grads").discard_grads()
 
     def _current(self, call: str) -> Module:
-        if self._curr_module is None:
+        if self.mx_current is None:
             raise TrainerError(f"{call}: the module is not bound; call bind first.")
-        return self._curr_module
+        return self.mx_current
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -237,7 +239,7 @@ class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
         symbols, *params = load_buckets(prefix, epoch)
         module = cls.load_dict(symbols, sym_gen, default_bucket_key, *params, **kwargs)
         if load_optimizer_states:
-            module._curr_module._preload_opt_states = f"{prefix}-{epoch:04d}.states"
+            module.mx_current.mx_preload_opt_states = f"{prefix}-{epoch:04d}.states"
         return module
 
     @classmethod
@@ -271,7 +273,7 @@ class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
         for key, symbol in sym_dict.items():
             module._add_bucket(key, symbol)
         module._add_bucket(default_bucket_key)
-        current = module._curr_module = module._buckets[default_bucket_key]
-        current._arg_params, current._aux_params = arg_params, aux_params
+        current = module.mx_current = module.mx_buckets[default_bucket_key]
+        current.mx_arg_params, current.mx_aux_params = arg_params, aux_params
         current.params_initialized = module.params_initialized = True
         return module

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import mxnet as mx
-from mxnet.module.base_module import _parse_data_desc
 from mxnet.module.executor_group import DataParallelExecutorGroup
 
 from ..arrays.casts import to_float32
 from ..dtypes import BFLOAT16, canonical
 from ..errors import ConvertError, TrainerError
 from ..lru_cache import LRUCache
+from ..mxnet_private.arrays import parse_data_desc
+from ..mxnet_private.modules import group_exec_bytes
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..scaling.scaler import Scaler
@@ -70,9 +71,9 @@ class ConvertedModule(Float32Params):
             TrainerError: If ``shared_module`` is no bound and initialized `Module` of mxmp.
         """
         if force_rebind and self.binded:
-            if self.params_initialized and self._params_dirty:
-                self._sync_params_from_devices()
-            self._reset_bind()
+            if self.params_initialized and self.mx_params_dirty:
+                self.mx_sync_params_from_devices()
+            self.mx_reset_bind()
             self._end_window()
         if self.binded:
             self.logger.warning("Already bound, ignoring bind()")
@@ -80,18 +81,18 @@ class ConvertedModule(Float32Params):
         if inputs_need_grad and not for_training:
             raise TrainerError("bind: inputs_need_grad=True needs for_training=True.")
         if isinstance(grad_req, (list, tuple)):  # the graph that is bound has one argument more
-            grad_req = dict(zip(self._symbol.list_arguments(), grad_req))
-        self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
+            grad_req = dict(zip(self.mx_symbol.list_arguments(), grad_req))
+        self.for_training, self.inputs_need_grad, self.mx_grad_req = for_training, inputs_need_grad, grad_req
         shared = None if shared_module is None else _require_shareable(shared_module)
         if shared is not None:
             self._share_scaler(shared)
-        descs = _parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
+        descs = parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
         runnable = self._prepare(descs, shared)
         self._outcomes = self._shape_outcomes(descs)
         self._runnables = LRUCache(_MAX_RUNNABLES)
         self._runnables.put(self._outcomes(_shapes_of(descs)), runnable)
-        self._data_shapes, self._label_shapes = descs
-        self._use(runnable, shared._exec_group if shared else None)
+        self.mx_data_shapes, self.mx_label_shapes = descs
+        self._use(runnable, shared.mx_exec_group if shared else None)
         self._place_params(shared)
         if shared is not None and shared.optimizer_initialized:
             self.borrow_optimizer(shared)
@@ -105,13 +106,13 @@ class ConvertedModule(Float32Params):
         """Take other shapes, as ``mx.mod.Module.reshape``; convert anew if verdicts change with them."""
         runnable = self._bound("reshape")
         if self._outcomes.depends:
-            descs = _parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
+            descs = parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
             outcome = self._outcomes(_shapes_of(descs))
             found = self._runnables.get(outcome) or self._prepare(descs, self)
             self._runnables.put(outcome, found)
             if found.converted.graph != runnable.converted.graph:
-                self._data_shapes, self._label_shapes = descs
-                self._use(found, self._exec_group)
+                self.mx_data_shapes, self.mx_label_shapes = descs
+                self._use(found, self.mx_exec_group)
                 if self._monitor is not None:
                     self._watch()
                 return
@@ -137,74 +138,74 @@ class ConvertedModule(Float32Params):
         runnable, held = self._bound("install_monitor"), getattr(self._monitor, "exes", [])
         held[:] = [each for each in held if each not in self._watched]
         self._watched = []
-        for executor in self._exec_group.execs:
+        for executor in self.mx_exec_group.execs:
             watched = WatchedExecutor(executor, NetworkNames(runnable.scaling, runnable.symbol, runnable.on_cpu))
             self._watched.append(watched)
             self._monitor.install(watched)
 
     def _prepare(self, descs: Any, shared: Optional[ConvertedModule]) -> Runnable:
         """Return what to run for data and labels of these descriptions."""
-        require_kernels(self._policy, self._context, f"bind: symbol '{self._symbol.name or self._symbol}'")
+        require_kernels(self._policy, self.mx_context, f"bind: symbol '{self.mx_symbol.name or self.mx_symbol}'")
         stored: FrozenSet[str] = frozenset()
         if shared is None:  # a bucket may lack what a pattern of the policy means
-            graph = EraseCasts()(to_graph(self._symbol)).graph
+            graph = EraseCasts()(to_graph(self.mx_symbol)).graph
             check_matches(self._policy, [(node.op, node.name) for node in graph.operators()])
         else:
             stored = shared._low_weights()
         keeps = shared is self  # other shapes, after which a loss scale can be set as before
         scaled = self._bound("reshape").scaled if keeps else self.for_training and self._scaler.active
-        params = frozenset(self._param_names) | frozenset(self._aux_names)
+        params = frozenset(self.mx_param_names) | frozenset(self.mx_aux_names)
         inputs = [desc for group in descs for desc in group or ()]
-        found = prepare(self._symbol, self._policy, inputs, params, stored, self._context, scaled, self._loss_heads)
+        found = prepare(self.mx_symbol, self._policy, inputs, params, stored, self.mx_context, scaled, self._loss_heads)
         if shared is not None:
-            _check_sharing(self._param_names, shared._param_names, found.converted.low_params - stored)
+            _check_sharing(self.mx_param_names, shared.mx_param_names, found.converted.low_params - stored)
         return found
 
     def _shape_outcomes(self, descs: Any) -> ShapeOutcomes:
         """Return what tells the shapes that need a conversion of their own."""
-        params = frozenset(self._param_names) | frozenset(self._aux_names)
-        types = input_types(self._symbol, [desc for group in descs for desc in group or ()])
-        return ShapeOutcomes(self._symbol, self._policy.compute_dtype, types, params)
+        params = frozenset(self.mx_param_names) | frozenset(self.mx_aux_names)
+        types = input_types(self.mx_symbol, [desc for group in descs for desc in group or ()])
+        return ShapeOutcomes(self.mx_symbol, self._policy.compute_dtype, types, params)
 
     def _use(self, runnable: Runnable, shared_group: Any) -> None:
         """Make executors for the present shapes; they share parameters with another group's."""
-        names = set(self._param_names)
+        names = set(self.mx_param_names)
         group = DataParallelExecutorGroup(
             runnable.symbol,
-            self._context,
-            self._work_load_list,
-            self._data_shapes,
-            self._label_shapes,
+            self.mx_context,
+            self.mx_work_load_list,
+            self.mx_data_shapes,
+            self.mx_label_shapes,
             [name for name in runnable.symbol.list_arguments() if name in names],
             self.for_training,
             self.inputs_need_grad,
             shared_group,
             logger=self.logger,
-            fixed_param_names=self._fixed_param_names,
-            grad_req=self._grad_req,
-            group2ctxs=self._group2ctxs,
-            state_names=self._state_names,
+            fixed_param_names=self.mx_fixed_param_names,
+            grad_req=self.mx_grad_req,
+            group2ctxs=self.mx_group2ctxs,
+            state_names=self.mx_state_names,
         )
         # A cast behind an output has the output's name, but not the attribute that says where its batch is.
-        layouts = [output.attr("__layout__") for output in self._symbol]
+        layouts = [output.attr("__layout__") for output in self.mx_symbol]
         group.output_layouts = [mx.io.DataDesc.get_batch_axis(layout) for layout in layouts]
         if runnable.has_loss_scale:
             write_loss_scale(group, 1.0)
-        self._runnable, self._exec_group = runnable, group
-        self._total_exec_bytes = group._total_exec_bytes
+        self._runnable, self.mx_exec_group = runnable, group
+        self.mx_total_exec_bytes = group_exec_bytes(group)
 
     def _place_params(self, shared: Optional[ConvertedModule]) -> None:
         """Share the host's parameters, copy them to the devices, or make room for them."""
-        group = self._exec_group
+        group = self.mx_exec_group
         if shared is not None:
             self.params_initialized = True
-            self._arg_params, self._aux_params = shared._arg_params, shared._aux_params
+            self.mx_arg_params, self.mx_aux_params = shared.mx_arg_params, shared.mx_aux_params
             return
         if self.params_initialized:
-            self._arg_params = {name: to_float32(array) for name, array in self._arg_params.items()}
-            group.set_params(self._arg_params, self._aux_params)
+            self.mx_arg_params = {name: to_float32(array) for name, array in self.mx_arg_params.items()}
+            group.set_params(self.mx_arg_params, self.mx_aux_params)
             return
-        self._arg_params, self._aux_params = (
+        self.mx_arg_params, self.mx_aux_params = (
             {name: host_zeros(arrays[0]) for name, arrays in pairs}
             for pairs in (zip(group.param_names, group.param_arrays), zip(group.aux_names, group.aux_arrays))
         )

@@ -143,7 +143,7 @@ class Module(ModuleFiles, ScalerStatus, OptimizerSetup):
                     "loss_scale=None."
                 )
         if runnable.has_loss_scale:
-            write_loss_scale(self._exec_group, scale)
+            write_loss_scale(self.mx_exec_group, scale)
         if out_grads is not None:
             out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
             out_grads = [to_float32(grad) * scale for grad in out_grads] if scale != 1.0 else out_grads
@@ -151,7 +151,7 @@ class Module(ModuleFiles, ScalerStatus, OptimizerSetup):
             self._training.step.keep_running_stats(self._step_weights())
         super().backward(out_grads)
         self._backward_scale = scale
-        if self._scaler.active or accumulates(self._grad_req):
+        if self._scaler.active or accumulates(self.mx_grad_req):
             self._scaler.begin(scale)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> Outputs:
@@ -222,12 +222,12 @@ class Module(ModuleFiles, ScalerStatus, OptimizerSetup):
             return True
         if self._scaler.active:
             self._require_gradients("update")
-        self._params_dirty = True  # auxiliary states change in a skipped step as well
-        return self._training.step.run(self._step_weights(), self._optimizer.rescale_grad)
+        self.mx_params_dirty = True  # auxiliary states change in a skipped step as well
+        return self._training.step.run(self._step_weights(), self.mx_optimizer.rescale_grad)
 
     def _step_weights(self) -> BoundWeights:
         """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
-        group, numbers = self._exec_group, self._bound("update").loss_outputs
+        group, numbers = self.mx_exec_group, self._bound("update").loss_outputs
         losses = [executor.outputs[number] for executor in group.execs for number in numbers]
         stats = [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
         return self._training.bound(self._trained(), losses, stats)

@@ -8,12 +8,13 @@ import mxnet as mx
 
 from ..arrays.casts import is_low_precision, to_float32
 from ..masters.copies import sync_master_from_weight
+from ..mxnet_private.modules import ModuleBase
 from .training import Training, Weight
 
 _INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
 
 
-class Float32Params(mx.mod.Module):
+class Float32Params(ModuleBase):
     """The parameters of a module whose executors may hold some in low precision.
 
     ``_arg_params`` holds float32 values of all.
@@ -40,7 +41,7 @@ class Float32Params(mx.mod.Module):
             return
         super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
         if applies:
-            self._renew_masters(self._arg_params)
+            self._renew_masters(self.mx_arg_params)
 
     def set_params(
         self,
@@ -56,12 +57,12 @@ class Float32Params(mx.mod.Module):
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         if applies:  # else init_params has done it
             for name in self._low_weights() & set(arg_params):
-                arg_params[name].copyto(self._arg_params[name])
+                arg_params[name].copyto(self.mx_arg_params[name])
             self._renew_masters(arg_params)
 
     def _weights(self) -> List[Weight]:
         """Return all parameters; the gradients of those that are not trained are None."""
-        group = self._exec_group
+        group = self.mx_exec_group
         grads = group.grad_arrays or [[None] * len(arrays) for arrays in group.param_arrays]
         return [Weight(*each) for each in zip(group.param_names, group.param_arrays, grads)]
 
@@ -77,18 +78,18 @@ class Float32Params(mx.mod.Module):
             if is_low_precision(weight.arrays[0]) and weight.name in values:
                 self._training.set_master(weight, to_float32(values[weight.name]))
 
-    def _sync_params_from_devices(self) -> None:
+    def mx_sync_params_from_devices(self) -> None:
         """Bring the host's parameters up to date: the masters of low precision weights."""
-        if self._update_on_kvstore:
-            super()._sync_params_from_devices()
+        if self.mx_updates_on_kvstore:
+            super().mx_sync_params_from_devices()
             return
         count = None if self._training is None else len(self._training.updaters)
         for weight in self._weights():
             exact = [self._exact(weight.name, number, array) for number, array in enumerate(weight.arrays[:count])]
-            _store_mean(exact, self._arg_params[weight.name])
-        for name, arrays in zip(self._exec_group.aux_names, self._exec_group.aux_arrays):
-            _store_mean(arrays, self._aux_params[name])
-        self._params_dirty = False
+            _store_mean(exact, self.mx_arg_params[weight.name])
+        for name, arrays in zip(self.mx_exec_group.aux_names, self.mx_exec_group.aux_arrays):
+            _store_mean(arrays, self.mx_aux_params[name])
+        self.mx_params_dirty = False
 
     def _exact(self, name: str, number: int, array: mx.nd.NDArray) -> mx.nd.NDArray:
         """Return a weight's master; without one the host's value where that still rounds to it."""
@@ -96,7 +97,7 @@ class Float32Params(mx.mod.Module):
             return array
         master = self._training.master(name, number) if self._training is not None else None
         if master is None:
-            master = self._arg_params[name].copyto(array.ctx)
+            master = self.mx_arg_params[name].copyto(array.ctx)
         sync_master_from_weight(master, array)
         return master
 

@@ -76,10 +76,10 @@ class ModuleFiles(ParamsFiles):
         """
         symbol, arg_params, aux_params = load_checkpoint(prefix, epoch)
         module = cls(symbol, **kwargs)
-        module._arg_params, module._aux_params = arg_params, aux_params
+        module.mx_arg_params, module.mx_aux_params = arg_params, aux_params
         module.params_initialized = True
         if load_optimizer_states:
-            module._preload_opt_states = f"{prefix}-{epoch:04d}.states"
+            module.mx_preload_opt_states = f"{prefix}-{epoch:04d}.states"
         return module
 
     def save_optimizer_states(self, fname: str) -> None:
@@ -134,7 +134,7 @@ def save_buckets(module: Any, prefix: str, epoch: int, with_states: bool, remove
     Raises:
         CheckpointError: If a file cannot be written; then nothing is changed.
     """
-    params, keys = module.get_params(), list(module._buckets)
+    params, keys = module.get_params(), list(module.mx_buckets)
     symbol_files = [f"{prefix}-{key}-symbol.json" for key in keys]
     params_file = checkpoint_files(prefix, epoch)[1]
     files = [params_file, *_states_file(prefix, epoch, with_states), f"{prefix}.buckets", *symbol_files]
@@ -145,7 +145,7 @@ def save_buckets(module: Any, prefix: str, epoch: int, with_states: bool, remove
             module.save_optimizer_states(name)
         write_arrays(new_keys, [mx.nd.array(keys, dtype=np.int32)])
         for key, name in zip(keys, names[-len(keys) :]):
-            write_symbol(name, module._sym_gen(key)[0], remove_amp_cast)
+            write_symbol(name, module.mx_sym_gen(key)[0], remove_amp_cast)
     _log(module, files[: 1 + with_states])
 
 

@@ -54,30 +54,30 @@ class OptimizerSetup(ConvertedModule):
         if isinstance(optimizer, LossScaleOptimizer):
             _, self.loss_scale = optimizer.peek_optimizer_and_scale("Module")
             optimizer, _ = optimizer.hand_over("Module")
-        if self._params_dirty:
-            self._sync_params_from_devices()
+        if self.mx_params_dirty:
+            self.mx_sync_params_from_devices()
         low = self._low_weights()
-        refuse_compression(self._compression_params, self._scaler.active, bool(low))
-        store, capable = open_for_module(kvstore, self._compression_params, len(self._context), self._arg_params)
+        refuse_compression(self.mx_compression_params, self._scaler.active, bool(low))
+        store, capable = open_for_module(kvstore, self.mx_compression_params, len(self.mx_context), self.mx_arg_params)
         if updates_on_kvstore(store, capable, self._scaler.active, bool(low)):
             self._training = None
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
             return
         weights = self._weights()
-        batch_size = self._exec_group.batch_size * (store.num_workers if store is not None else 1)
+        batch_size = self.mx_exec_group.batch_size * (store.num_workers if store is not None else 1)
         names = [weight.name for weight in weights]
-        made = make_optimizer(optimizer, dict(optimizer_params), self._symbol, names, 1.0 / batch_size)
-        if store is not None and self._compression_params:
-            store.set_gradient_compression(self._compression_params)
+        made = make_optimizer(optimizer, dict(optimizer_params), self.mx_symbol, names, 1.0 / batch_size)
+        if store is not None and self.mx_compression_params:
+            store.set_gradient_compression(self.mx_compression_params)
         self._end_window()
-        self._training = Training(self._scaler, made, store, self._context, weights, self._arg_params)
-        self._optimizer, self._kvstore, self._update_on_kvstore = made, store, False
-        self._updater = self._training.updaters[0]
-        self._renew_masters(self._arg_params)
+        self._training = Training(self._scaler, made, store, self.mx_context, weights, self.mx_arg_params)
+        self.mx_optimizer, self.mx_kvstore, self.mx_updates_on_kvstore = made, store, False
+        self.mx_updater = self._training.updaters[0]
+        self._renew_masters(self.mx_arg_params)
         self.optimizer_initialized = True
-        if self._preload_opt_states is not None:
-            self.load_optimizer_states(self._preload_opt_states)
-            self._preload_opt_states = None
+        if self.mx_preload_opt_states is not None:
+            self.load_optimizer_states(self.mx_preload_opt_states)
+            self.mx_preload_opt_states = None
 
     def borrow_optimizer(self, shared_module: Any) -> None:
         """Train with another module's optimizer, kvstore and loss scale.

@@ -21,6 +21,7 @@ NumpySymbol = global_name(mx.sym.numpy, "_Symbol", "the class of symbols of mx.n
 executor_symbol = attribute(mx.executor.Executor, "_symbol", "the symbol that an executor runs, read by monitors")
 
 kvstore_updater = attribute(mx.kvstore.KVStore, "_updater", "the updater within a local kvstore; None without one")
+send_command_to_servers = method(mx.kvstore.KVStore, "_send_command_to_servers", "sets the servers' multi_precision")
 create_kvstore = global_name(mx.model, "_create_kvstore", "makes the kvstore of a module: (store, updates on it)")
 parse_data_desc = global_name(mx.module.base_module, "_parse_data_desc", "makes DataDescs of the shapes given to bind")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, Dict
 
 import mxnet as mx
+from mxnet.module.executor_group import DataParallelExecutorGroup
 
 from .names import attribute, override
 
 _Module, _Buckets = mx.mod.Module, mx.mod.BucketingModule
+
+group_exec_bytes = attribute(DataParallelExecutorGroup, "_total_exec_bytes", "the memory of a group of executors")
 
 # Of what a module was made with, under the names that its constructor has.
 _OPTIONS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, List, NamedTuple, Optional, Set
+from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 import mxnet as mx
 
@@ -82,6 +82,10 @@ class method:
         return getattr(called_on, self.name)(*args, **kwargs)
 
 
+OVERRIDES: Dict[type, Dict[str, str]] = {}
+"""Of each class with overrides, the private names by those given here."""
+
+
 class override:
     """A method that MXNet calls, in a class between MXNet's and ours: it arrives under the name given here.
 
@@ -110,6 +114,7 @@ class override:
         original.__doc__ = self.purpose
         setattr(base, name, arriving)
         setattr(base, public, original)
+        OVERRIDES.setdefault(base, {})[public] = name
 
 
 def global_name(module: Optional[ModuleType], name: str, purpose: str) -> Any:

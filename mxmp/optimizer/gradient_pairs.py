@@ -6,12 +6,14 @@ import ctypes
 from typing import Any, Callable, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import mxnet as mx
-from mxnet.base import _LIB, check_call
+from mxnet.base import check_call
 
 from ..arrays.casts import is_low_precision, to_float32
 from ..dtypes import FLOAT32, PRECISIONS, canonical
 from ..errors import TrainerError
 from ..masters.copies import forget_masters
+from ..mxnet_private import parameters
+from ..mxnet_private.arrays import library, multiply
 from ..training.weights import Update, Weights
 
 _FLOATS = (*PRECISIONS, "float64")
@@ -46,7 +48,7 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 def unscaled(grad: mx.nd.NDArray, factor: float) -> mx.nd.NDArray:
     """Return a gradient times a factor, in float32 if it has low precision; dense or row_sparse."""
     with mx.autograd.pause():
-        result = mx.nd._internal._mul_scalar(to_float32(grad.as_nd_ndarray()), scalar=factor)
+        result = multiply(to_float32(grad.as_nd_ndarray()), scalar=factor)
     return result.as_np_ndarray() if isinstance(grad, mx.np.ndarray) else result
 
 
@@ -62,7 +64,7 @@ def arrays_of(weight: Weight, index: int) -> List[mx.nd.NDArray]:
         TrainerError: If it is no weight or not initialized.
     """
     if isinstance(weight, mx.gluon.Parameter):
-        if weight._data is None:
+        if not parameters.is_initialized(weight):
             raise TrainerError(f"{name_of(weight, index)} is not initialized yet; run a forward pass first.")
         return list(weight.list_data())
     if not isinstance(weight, mx.nd.NDArray):
@@ -147,7 +149,7 @@ def check_unscaled(pairs: Sequence[Tuple[Any, Any]], given: Sequence[mx.nd.NDArr
 
 def _own_gradients(weight: Weight) -> Sequence[Optional[mx.nd.NDArray]]:
     """Return where backward writes the gradients of a weight."""
-    return (weight._grad or ()) if isinstance(weight, mx.gluon.Parameter) else (weight.grad,)
+    return (parameters.gradients(weight) or ()) if isinstance(weight, mx.gluon.Parameter) else (weight.grad,)
 
 
 def _addresses(arrays: Iterable[Optional[mx.nd.NDArray]]) -> Set[int]:
@@ -157,7 +159,7 @@ def _addresses(arrays: Iterable[Optional[mx.nd.NDArray]]) -> Set[int]:
         if array is not None:
             array.wait_to_read()  # or a layout of oneDNN could be changed while it is looked at
             pointer = ctypes.c_void_p()
-            check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+            check_call(library.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
             found.add(pointer.value or 0)
     return found - {0}  # a row_sparse array without rows has no memory
 

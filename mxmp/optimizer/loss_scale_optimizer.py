@@ -74,7 +74,7 @@ class LossScaleOptimizer(KerasOptimizer):
         tf.keras.mixed_precision.LossScaleOptimizer of TensorFlow 2.12.
     """
 
-    _own = ("_scaler", "_step", "_updater", "_weights", "_scaled", "_given", "_owner")
+    _own = ("_scaler", "_step", "_state_updater", "_weights", "_scaled", "_given", "_owner")
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class LossScaleOptimizer(KerasOptimizer):
         self.__setstate__({"inner": multi.inner, "masters": multi.masters})
         self._scaler = Scaler(OwnLossScale(value))
         self._step = Step(self._scaler)
-        self._updater = mx.optimizer.get_updater(multi)
+        self._state_updater = mx.optimizer.get_updater(multi)
         self._weights: List[Weight] = []  # in the order of their indices
         self._scaled: List[ScaledLoss] = []  # those of this window
         self._given: List[mx.nd.NDArray] = []  # its scaled gradients, as get_unscaled_gradients saw them
@@ -188,10 +188,10 @@ class LossScaleOptimizer(KerasOptimizer):
         weights = self._weights or check_weights([], [weight for _, weight in pairs])
         updates = make_updates(pairs, weights)
         check_unscaled(pairs, self._given)
-        self.check_states((u.index, u.weight, self._updater.states.get(u.index)) for u in updates)
+        self.check_states((u.index, u.weight, self._state_updater.states.get(u.index)) for u in updates)
         self._set_weights(weights)
         self._scaled, self._given = [], []
-        return self._step.run(GivenGradients(self._updater, updates, weights), self.inner.rescale_grad)
+        return self._step.run(GivenGradients(self._state_updater, updates, weights), self.inner.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present step, after an error between its calls: nothing is updated."""
@@ -248,7 +248,7 @@ class LossScaleOptimizer(KerasOptimizer):
         self._require_ready("hand_over")
         if self._weights:
             raise TrainerError(f"this LossScaleOptimizer has weights of its own; make another one for the {owner}.")
-        return self._updater.optimizer, self._scaler.loss_scale
+        return self._state_updater.optimizer, self._scaler.loss_scale
 
     parts = peek_optimizer_and_scale  # its name up to version 0.1
 
@@ -269,7 +269,7 @@ class LossScaleOptimizer(KerasOptimizer):
         if not self._weights:
             raise TrainerError(f"{call}: the weights are not known yet; call build with all of them first.")
         params = [described(weight, index) for index, weight in enumerate(self._weights)]
-        return Target(self._updater.optimizer, [self._updater], contexts_of(self._weights[0])[:1], params)
+        return Target(self._state_updater.optimizer, [self._state_updater], contexts_of(self._weights[0])[:1], params)
 
     def _end_window(self) -> None:
         self._scaled, self._given = [], []

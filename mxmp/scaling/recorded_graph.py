@@ -10,6 +10,7 @@ from mxnet import autograd
 
 from ..graph import Entry, Graph, Node
 from ..graph.core import VARIABLE, make_attrs
+from ..mxnet_private.arrays import is_fresh
 from ..rules import RULES
 from .loss_heads import loss_heads, refused
 from .second_derivative import check_second_derivatives
@@ -98,7 +99,7 @@ def came_through_graph(loss: Any) -> bool:
 def is_recorded(array: mx.nd.NDArray) -> bool:
     """Return whether autograd has a node for an array; False again after a backward that freed its graph."""
     try:
-        array._fresh_grad = array._fresh_grad  # refused by MXNet where there is no node to keep it
+        is_fresh.set(array, is_fresh(array))  # refused by MXNet where there is no node to keep it
     except mx.MXNetError:
         return False
     return True

@@ -10,6 +10,7 @@ import numpy as np
 from mxnet import autograd
 
 from ..errors import TrainerError
+from ..mxnet_private.arrays import is_fresh
 from .recorded_graph import is_recorded
 
 
@@ -36,7 +37,7 @@ class ScaledLoss:
     def reached(self) -> bool:
         """Whether a backward pass came through; ``autograd.grad`` counts where it frees the graph."""
         # The flag of the product's own node is set when it is made and goes with the node.
-        return self.factor is not None and bool(self.factor._fresh_grad or not self.scaled._fresh_grad)
+        return self.factor is not None and bool(is_fresh(self.factor) or not is_fresh(self.scaled))
 
 
 class Factors:
@@ -55,7 +56,8 @@ class Factors:
         # Recorded outside of record() too, where the forward pass has ended already.
         with autograd.record():
             scaled = wide * factor
-        factor._fresh_grad, scaled._fresh_grad = False, True
+        is_fresh.set(factor, False)
+        is_fresh.set(scaled, True)
         return ScaledLoss(path, loss, wide, scaled, factor)
 
     def release(self) -> None:

@@ -12,6 +12,8 @@ from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, StaticLossScale
 from ..masters.copies import exact_value, forget_masters, keep_masters
 from ..masters.optimizer import MasterState, MultiPrecision, needs_unscaled_gradients
+from ..mxnet_private import arrays, parameters
+from ..mxnet_private.arrays import create_kvstore
 from ..policy import did_you_mean
 
 _KINDS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync", "p3store_dist", "horovod")
@@ -48,9 +50,10 @@ def open_for_trainer(kvstore: Any, compression: Any, params: Sequence[mx.gluon.P
             "leave it out, or take mxmp.distributed.KVStore(..., transport='float16')."
         )
     for param in params:
-        if param._grad_stype != "default":
+        storage = parameters.grad_storage_type(param)
+        if storage != "default":
             raise TrainerError(
-                f"parameter '{param.name}' has a {param._grad_stype} gradient, which a distributed kvstore can sum "
+                f"parameter '{param.name}' has a {storage} gradient, which a distributed kvstore can sum "
                 "only where it updates the weights; create the layer with sparse_grad=False."
             )
     return _open_distributed(kvstore)
@@ -67,7 +70,7 @@ def open_for_module(kvstore: Any, compression: Any, contexts: int, values: Dict[
     """
     if distributed(kvstore) and not compression:
         return _open_distributed(kvstore), False
-    return mx.model._create_kvstore(kvstore, contexts, values)
+    return create_kvstore(kvstore, contexts, values)
 
 
 def _open_distributed(kvstore: Any) -> KVStore:
@@ -98,8 +101,9 @@ def refuse_compression(compression: Any, scaled: bool, low: bool) -> None:
 
 
 def any_sparse(params: Iterable[Any]) -> bool:
-    """Return whether a parameter is row_sparse; what is no parameter is not."""
-    return any(getattr(param, "_stype", "default") != "default" for param in params)
+    """Return whether a parameter is row_sparse; non-Parameters count as dense."""
+    found = (param for param in params if isinstance(param, mx.gluon.Parameter))
+    return any(parameters.storage_type(param) != "default" for param in found)
 
 
 # ------------------------------------------------------------------ who updates the weights
@@ -229,8 +233,14 @@ def broadcast_param(kvstore: KVStore, key: int, param: mx.gluon.Parameter) -> No
     keep_masters(param, masters)
 
 
+def kvstore_updater(kvstore: Any) -> Optional[mx.optimizer.Updater]:
+    """Return the updater within a kvstore of MXNet that updates the weights itself, None if there is none."""
+    return arrays.kvstore_updater(kvstore) if isinstance(kvstore, mx.kv.KVStore) else None
+
+
 def adopt_kvstore_masters(kvstore: Any, params: Sequence[mx.gluon.Parameter]) -> None:
     """Let parameters keep the masters of a kvstore that updates, which works on a context of its own."""
-    for index, state in (kvstore._updater.states if kvstore._updater else {}).items():
+    updater = kvstore_updater(kvstore)
+    for index, state in (updater.states if updater else {}).items():
         if isinstance(state, MasterState) and state.master is not None:
             forget_masters(params[index], but=state.master.ctx)

@@ -21,6 +21,7 @@ from ..dtypes import BFLOAT16, canonical, to_numpy
 from ..errors import StateError
 from ..files import saving
 from ..masters.optimizer import MasterState
+from ..mxnet_private.arrays import copy_from_numpy
 
 _HEADER = "header"
 
@@ -154,7 +155,7 @@ class StateFile:
             found = "missing" if array is None else f"{array.dtype} {array.shape}"
             raise self.error(where, found, f"{dtype} {tuple(shape)}")
         loaded = mx.nd.empty(array.shape, ctx=ctx, dtype=to_numpy(dtype))
-        loaded._sync_copyfrom(array.view(to_numpy(dtype)))
+        copy_from_numpy(loaded, array.view(to_numpy(dtype)))
         return loaded
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from ..dtypes import canonical
 from ..errors import StateError
 from ..masters.optimizer import MultiPrecision
+from ..mxnet_private.optimizers import all_update_counts, update_counts
 from . import state_file
 from .model_states import ModelStates
 from .state_file import StateFile
@@ -31,8 +32,8 @@ _NOT_STATE = {
     "aggregate_num",
     "multi_precision",
     "num_update",
-    "_all_index_update_counts",
-    "_index_update_count",
+    all_update_counts.name,
+    update_counts.name,
 }
 
 _HEADER_TYPES = {

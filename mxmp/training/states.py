@@ -20,6 +20,7 @@ from ..errors import LossScaleError, StateError
 from ..loss_scale import DynamicLossScale, LossScale
 from ..masters.copies import keep_masters
 from ..masters.optimizer import MasterState
+from ..mxnet_private.optimizers import all_update_counts, update_counts
 from ..scaling.scaler import Scaler
 from . import state_file
 from .model_states import ModelStates
@@ -82,7 +83,7 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
         "optimizer": type(inner).__name__,
         "masters": target.optimizer.masters,
         "num_update": inner.num_update,
-        "counts": [[d, list(c.items())] for d, c in inner._all_index_update_counts.items()],
+        "counts": [[d, list(c.items())] for d, c in all_update_counts(inner).items()],
         "fields": encode_fields(inner, arrays),
         "scheduler": class_name(scheduler),
         "scheduler_fields": encode_fields(scheduler, arrays),
@@ -119,8 +120,9 @@ def load(fname: str, target: Target) -> Loaded:
         vars(inner).update(fields)
         if inner.lr_scheduler is not None:
             vars(inner.lr_scheduler).update(scheduler_fields)
-        inner._all_index_update_counts = _counts_per_device(counts, target.contexts)
-        inner._index_update_count = inner._all_index_update_counts[0]
+        devices = _counts_per_device(counts, target.contexts)
+        all_update_counts.set(inner, devices)
+        update_counts.set(inner, devices[0])
         inner.num_update = num_update
 
     return Loaded(file.header["extra"], _overruled(inner, fields), apply)

@@ -73,7 +73,7 @@ def snapshot(optimizer, weights):
     inner = optimizer.inner_optimizer
     tree = [
         [w.asnumpy().tobytes() for w in weights],
-        state_file.encode(optimizer._updater.states, arrays),
+        state_file.encode(optimizer._state_updater.states, arrays),
         inner.num_update,
         {device: dict(counts) for device, counts in inner._all_index_update_counts.items()},
         states.encode_fields(inner, arrays),
