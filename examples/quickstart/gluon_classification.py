@@ -71,8 +71,6 @@ for epoch in range(args.epochs):
     speed = avg.num_inst / (time.time() - start)
     for images, labels in held_out:
         hits.update(labels, net(images.as_in_context(ctx)))
-    print(
-        f"{policy.compute_dtype} epoch {epoch}: loss {avg.get()[1]:.3f}, accuracy {hits.get()[1]:.3f}, {speed:.0f} img/s"
-    )
+    print(f"{policy.compute_dtype} epoch {epoch}: loss {avg.get()[1]:.3f}, acc. {hits.get()[1]:.3f}, {speed:.0f} img/s")
 mxmp.gluon.restore(net)(mx.nd.zeros((1, 3, SIZE, SIZE), ctx))
 net.export("gluon_classification")

@@ -23,7 +23,7 @@ DETECTORS = "gluon_ssd", "symbol_ssd"
 EPOCHS = 2
 # What the last epoch has to reach: above chance (0.1; 0 for AP), or below the loss of an untrained network.
 LEARNED = {
-    "gluon_classification": (r"accuracy ([\d.]+)", lambda accuracy: accuracy > 0.4),
+    "gluon_classification": (r"acc\. ([\d.]+)", lambda accuracy: accuracy > 0.4),
     "module_classification": (r"Validation-accuracy=([\d.]+)", lambda accuracy: accuracy > 0.4),
     "gluon_ssd": (r"AP ([\d.]+)", lambda precision: precision > 0.7),
     "symbol_ssd": (r"Validation-class_loss=([\d.]+)", lambda loss: loss < 0.025),
