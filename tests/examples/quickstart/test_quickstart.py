@@ -46,7 +46,7 @@ net = mx.gluon.SymbolBlock.imports("gluon_ssd-symbol.json", ["data"], "gluon_ssd
 images, labels = draw_rectangles(64)[:]
 right = []
 for label, kinds, boxes in zip(labels[:, 0], *(each.asnumpy() for each in net(mx.nd.array(images))[::2])):
-    overlap = mx.nd.contrib.box_iou(mx.nd.array(label[None, :4]), mx.nd.array(boxes[:1])).asscalar()
+    overlap = mx.nd.contrib.box_iou(mx.nd.array(label[None, :4]), mx.nd.array(boxes[:1])).asnumpy()[0, 0]
     right.append(label[4] == kinds[0, 0] and overlap > 0.5)
 print(np.mean(right))
 """,
@@ -59,7 +59,7 @@ module.set_params(arg_params, aux_params)
 right = []
 for label, rows in zip(examples.label[0][1].asnumpy()[:, 0], module.predict(examples).asnumpy()):
     best = rows[rows[:, 1].argmax()]
-    overlap = mx.nd.contrib.box_iou(mx.nd.array(label[None, 1:]), mx.nd.array(best[None, 2:])).asscalar()
+    overlap = mx.nd.contrib.box_iou(mx.nd.array(label[None, 1:]), mx.nd.array(best[None, 2:])).asnumpy()[0, 0]
     right.append(label[0] == best[0] and overlap > 0.5)
 print(np.mean(right))
 """,
