@@ -56,8 +56,10 @@ examples = draw_rectangles(64)
 module = mx.mod.Module(symbol, label_names=None)
 module.bind(examples.provide_data, for_training=False)
 module.set_params(arg_params, aux_params)
+batches = [(batch.label[0], outputs[0]) for outputs, _, batch in module.iter_predict(examples)]
+labels, found = (mx.nd.concat(*each, dim=0).asnumpy() for each in zip(*batches))
 right = []
-for label, rows in zip(examples.label[0][1].asnumpy()[:, 0], module.predict(examples).asnumpy()):
+for label, rows in zip(labels[:, 0], found):
     best = rows[rows[:, 1].argmax()]
     overlap = mx.nd.contrib.box_iou(mx.nd.array(label[None, 1:]), mx.nd.array(best[None, 2:])).asnumpy()[0, 0]
     right.append(label[0] == best[0] and overlap > 0.5)
