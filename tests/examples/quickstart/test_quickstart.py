@@ -56,7 +56,7 @@ examples = draw_rectangles(64)
 module = mx.mod.Module(symbol, label_names=None)
 module.bind(examples.provide_data, for_training=False)
 module.set_params(arg_params, aux_params)
-batches = [(batch.label[0], outputs[0]) for outputs, _, batch in module.iter_predict(examples)]
+batches = [(batch.label[0], outputs[0].copy()) for outputs, _, batch in module.iter_predict(examples)]
 labels, found = (mx.nd.concat(*each, dim=0).asnumpy() for each in zip(*batches))
 right = []
 for label, rows in zip(labels[:, 0], found):
