@@ -63,9 +63,9 @@ policy = mxmp.Policy.parse(POLICIES[args.dtype or ("bfloat16" if native else "fl
 logging.basicConfig(level=logging.INFO, format=f"{policy.compute_dtype} %(message)s")
 np.random.seed(0)
 if args.data:
-    paths = (f"{args.data}/{part}" for part in ("train", "val"))
-    kwargs = {"batch_size": BATCH_SIZE, "data_shape": (3, SIZE, SIZE), "shuffle": True, "mean": True, "std": True}
-    training, held_out = (mx.image.ImageDetIter(path_imgrec=x + ".rec", path_imgidx=x + ".idx", **kwargs) for x in paths)
+    paths = (f"{args.data}/{part}." for part in ("train", "val"))
+    image = {"batch_size": BATCH_SIZE, "data_shape": (3, SIZE, SIZE), "shuffle": True, "mean": True, "std": True}
+    training, held_out = (mx.image.ImageDetIter(path_imgrec=x + "rec", path_imgidx=x + "idx", **image) for x in paths)
     training.sync_label_shape(held_out)
 else:
     training, held_out = draw_rectangles(512), draw_rectangles(128)
