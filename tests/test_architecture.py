@@ -137,7 +137,7 @@ RUNS = {
 
 def test_the_names_on_the_page_exist():
     missing = [name for name in NAMES if not exists(name)]
-    assert NAMES and not missing, missing
+    assert NAMES and not missing, ", ".join(missing)
 
 
 def test_each_step_of_a_list_names_a_function():
