@@ -19,12 +19,14 @@ from mxnet.gluon.contrib.estimator import (
 from .arrays.casts import is_low_precision
 from .errors import TrainerError
 from .gluon import Trainer, convert, restore
-from .gluon.conversion import installed
-from .gluon.trace import descendants
+from .gluon.lookup import conversions_of
 from .gluon.trainer_setup import adoptable
+from .gluon.tree import descendants
 from .loss_scale import LossScale, NoOpLossScale, parse
 from .masters.copies import new_master
 from .masters.optimizer import MasterState
+from .mxnet_private.estimators import BatchProcessorBase, split_batch
+from .mxnet_private.trainers import params, updaters
 from .policy import Policy
 from .scaling.scaler import Stage
 
@@ -48,7 +50,7 @@ class _Applied:
     loss_scale: LossScale
 
 
-class ScalingBatchProcessor(BatchProcessor):
+class ScalingBatchProcessor(BatchProcessorBase):
     """A batch processor around another, whose ``fit_batch`` runs backward on the scaled losses.
 
     Data, labels, predictions and losses come back as MXNet's own ``fit_batch`` gives them; the
@@ -68,8 +70,9 @@ class ScalingBatchProcessor(BatchProcessor):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> Any:
-        return self.inner._get_data_and_label(batch, ctx, batch_axis)
+    def mx_split_batch(self, batch: Any, ctx: Any, batch_axis: int = 0) -> Any:
+        """Return the data and labels of a batch for each context, as the inner processor does."""
+        return split_batch(self.inner, batch, ctx, batch_axis)
 
     def evaluate_batch(self, estimator: Estimator, val_batch: Any, batch_axis: int = 0) -> Any:
         """Evaluate a batch as the inner processor does."""
@@ -86,7 +89,7 @@ class ScalingBatchProcessor(BatchProcessor):
         Returns:
             Lists of data, labels, predictions and losses, one item per context.
         """
-        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        data, label = self.mx_split_batch(train_batch, estimator.context, batch_axis)
         with autograd.record():
             pred = [estimator.net(x) for x in data]
             loss = [estimator.loss(y_hat, y) for y_hat, y in zip(pred, label)]
@@ -243,7 +246,7 @@ def _nets(estimator: Estimator) -> List[gluon.Block]:
 def _convert_all(nets: Sequence[gluon.Block], policy: Policy) -> None:
     """Convert nets, or leave all of them as they were."""
     blocks = [block for net in nets for block in (net, *descendants(net))]
-    before = [(conversion.net, conversion.policy) for conversion in installed(blocks)]
+    before = [(conversion.net, conversion.policy) for conversion in conversions_of(blocks)]
     try:
         for net in nets:
             convert(net, policy)
@@ -276,9 +279,9 @@ def _fit_states(trainer: Trainer) -> None:
 
     The inner state is that of a float32 weight either way, so that nothing of it is lost.
     """
-    for number, updater in enumerate(trainer._updaters):
+    for number, updater in enumerate(updaters(trainer)):
         for index, state in updater.states.items():
-            param = trainer._params[index]
+            param = params(trainer)[index]
             weight = param.list_data()[number]
             if isinstance(state, MasterState) and not is_low_precision(weight):
                 updater.states[index] = state.inner

@@ -14,11 +14,14 @@ from .. import dtypes, gluon
 from ..arrays.casts import is_low_precision
 from ..errors import DtypeError, LossScaleError
 from ..gluon import Trainer
-from ..gluon.conversion import installed
-from ..gluon.trace import descendants
+from ..gluon.lookup import conversions_of
 from ..gluon.trainer_setup import adoptable
+from ..gluon.tree import descendants
 from ..loss_scale import DynamicLossScale, LossScale, parse
 from ..masters.copies import follow
+from ..mxnet_private.parameters import is_deferred, is_initialized
+from ..mxnet_private.trainers import params as params_of
+from ..mxnet_private.trainers import updaters as updaters_of
 from ..policy import Policy, did_you_mean
 from ..scaling.scaler import Stage
 from .operators import AmpError
@@ -149,7 +152,7 @@ def master_params(optimizer: Any) -> Iterator[mx.nd.NDArray]:
         trainer = require_trainer(each, "master_params")
         if trainer._scaler.window.stage is Stage.SCALED and not trainer._scaler.is_open:
             trainer.unscale()
-        for index, param in enumerate(trainer._params):
+        for index, param in enumerate(params_of(trainer)):
             if param.grad_req != "null":
                 yield _master(trainer, index, param.list_data()[0])
 
@@ -275,7 +278,7 @@ def _require_pairs(nets: List[Any], optimizers: List[Any]) -> None:
 
 def _require_initialized(net: Any) -> None:
     for param in net.collect_params().values() if isinstance(net, mx.gluon.Block) else ():
-        if param._data is None and not param._deferred_init:
+        if not is_initialized(param) and not is_deferred(param):
             raise AmpError(
                 f"parameter '{param.name}' is not initialized, so that no trainer can be made of the optimizer; call "
                 f"initialize of block '{net.name}' first."
@@ -296,7 +299,7 @@ def _convert_all(nets: List[Any], policy: Policy) -> None:
     done: List[Any] = []
     try:
         for net in nets:
-            fresh = isinstance(net, mx.gluon.Block) and not installed([net, *descendants(net)])
+            fresh = isinstance(net, mx.gluon.Block) and not conversions_of([net, *descendants(net)])
             gluon.convert(net, policy)
             done += [net] if fresh else []
     except Exception:
@@ -314,12 +317,12 @@ def _master(trainer: Trainer, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArra
     """Return the master of a weight, made now if the first step is still to come."""
     if not is_low_precision(weight) or not trainer.optimizer.masters:
         return weight
-    updater = trainer._updaters[0]
+    updater = updaters_of(trainer)[0]
     if index not in updater.states:
         updater.states[index] = trainer.optimizer.create_state_multi_precision(index, weight)
         updater.states_synced[index] = True
     master = updater.states[index].master
     follow(master, weight)
     if trainer._scaler.window.stage is Stage.UNSCALED:
-        mx.autograd.mark_variables([master], [trainer._params[index].list_grad()[0]])
+        mx.autograd.mark_variables([master], [params_of(trainer)[index].list_grad()[0]])
     return master

@@ -1,4 +1,4 @@
-"""A block and its conversion: how to find it, and how to run a net without it for a while."""
+"""Find a block's conversion, suspend it, and name the methods of the block that it replaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Type
 
 from mxnet import gluon
 
-from .trace import descendants
+from ..mxnet_private import blocks
+from .tree import blocks_in
 
 ATTRIBUTE = "_mxmp_conversion"
 """Where a block holds its conversion."""
@@ -16,19 +17,34 @@ ATTRIBUTE = "_mxmp_conversion"
 PLAIN_CLASS = "_mxmp_plain_class"
 """Where the class of a converted net holds the one that it was written in."""
 
+_PRIVATE = (blocks.get_graph, blocks.build_cache, blocks.call_cached_op, blocks.clear_cached_op)
+_PUBLIC = (
+    "hybridize",
+    "hybrid_forward",
+    "forward",
+    "save_parameters",
+    "save_params",
+    "load_parameters",
+    "export",
+    "cast",
+    "summary",
+)
+REPLACED = {**{name: name for name in _PUBLIC}, **{method.name.lstrip("_"): method.name for method in _PRIVATE}}
+"""The methods of a block that its conversion replaces, by the name of the conversion's method."""
+
 
 def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a method of a conversion stand in the place of its net's method of this name.
+    """Decorate a conversion's method that replaces one of its net's: one thread at a time runs it.
 
-    One thread at a time is in a hook of a net, since the net's graph is handed to MXNet in the net's
-    attributes. Where the calling thread has suspended the conversion, the net's own method runs.
+    The net's graph is handed to MXNet in the net's attributes, hence the lock. Where the calling
+    thread has suspended the conversion, the net's own method runs.
     """
 
     @functools.wraps(method)
     def hooked(conversion: Any, *args: Any, **kwargs: Any) -> Any:
         with conversion.siblings.lock:
             if conversion.is_suspended:
-                return getattr(type(conversion.net), method.__name__)(conversion.net, *args, **kwargs)
+                return conversion.original(method.__name__, *args, **kwargs)
             return method(conversion, *args, **kwargs)
 
     return hooked
@@ -36,7 +52,7 @@ def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=None)
 def converted_class(kind: Type[gluon.HybridBlock]) -> Type[gluon.HybridBlock]:
-    """Return a class of converted nets, which is another but for what ``repr`` says.
+    """Return a class for converted nets that is another class but for what ``repr`` says.
 
     What it makes, as ``type(net)()`` and slices of a HybridSequential do, is not converted and of the other class.
     """
@@ -63,9 +79,9 @@ def conversion_of(block: gluon.Block) -> Optional[Any]:
     return vars(block).get(ATTRIBUTE)
 
 
-def installed(blocks: Sequence[gluon.Block]) -> List[Any]:
+def conversions_of(among: Sequence[gluon.Block]) -> List[Any]:
     """Return the conversions of those blocks that have one."""
-    found = (conversion_of(block) for block in blocks)
+    found = (conversion_of(block) for block in among)
     return [conversion for conversion in found if conversion is not None]
 
 
@@ -83,14 +99,14 @@ def suspended(conversions: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def as_written(net: gluon.HybridBlock) -> Iterator[None]:
-    """Let a net run operator by operator, neither converted nor hybridized, and nor do the blocks in it."""
-    blocks = [net, *descendants(net)]
-    active = [(block, block._active) for block in blocks if isinstance(block, gluon.HybridBlock)]
-    with suspended(installed(blocks)):
+    """Run a net and the blocks in it operator by operator, neither converted nor hybridized."""
+    every = blocks_in(net)
+    active = [(block, blocks.is_active(block)) for block in every if isinstance(block, gluon.HybridBlock)]
+    with suspended(conversions_of(every)):
         for block, _ in active:
-            block._active = False
+            blocks.is_active.set(block, False)
         try:
             yield
         finally:
             for block, was_active in active:
-                block._active = was_active
+                blocks.is_active.set(block, was_active)
