@@ -18,8 +18,8 @@ from mxnet.gluon.contrib.estimator import (
 
 from .arrays.casts import is_low_precision
 from .errors import TrainerError
-from .gluon import Trainer, convert, restore
-from .gluon.lookup import conversions_of
+from .gluon import Trainer, restore
+from .gluon.api import convert_all
 from .gluon.trainer_setup import adoptable
 from .gluon.tree import descendants
 from .loss_scale import LossScale, NoOpLossScale, parse
@@ -154,11 +154,11 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         _drop_unfinished(estimator.trainer)
         adoptable(estimator.trainer, self.loss_scale, Trainer)
         nets = _nets(estimator)
-        _convert_all(nets, self.policy)
+        convert_all(nets, self.policy)
         if not isinstance(estimator.trainer, Trainer):
             _restore_all(nets)  # a trainer that has stepped is adopted while its parameters are float32
         self._adopt(estimator, nets)
-        _convert_all(nets, self.policy)
+        convert_all(nets, self.policy)
         if _has_stock_fit(estimator.batch_processor):
             estimator.batch_processor = ScalingBatchProcessor(estimator.batch_processor)
         self._first_batch, self._epoch = True, 0
@@ -241,20 +241,6 @@ def _nets(estimator: Estimator) -> List[gluon.Block]:
     if val_net is net:
         return [net]
     return [val_net, net] if any(block is net for block in descendants(val_net)) else [net, val_net]
-
-
-def _convert_all(nets: Sequence[gluon.Block], policy: Policy) -> None:
-    """Convert nets, or leave all of them as they were."""
-    blocks = [block for net in nets for block in (net, *descendants(net))]
-    before = [(conversion.net, conversion.policy) for conversion in conversions_of(blocks)]
-    try:
-        for net in nets:
-            convert(net, policy)
-    except Exception:
-        _restore_all(nets)
-        for block, old in before:
-            convert(block, old)
-        raise
 
 
 def _restore_all(nets: Sequence[gluon.Block]) -> None:

@@ -228,7 +228,8 @@ class _Buckets(BucketingModule):
     """A BucketingModule whose buckets have policies of their own: a name may stand in one of them alone."""
 
     def __init__(self, *args: Any, request: Request, **kwargs: Any) -> None:
-        super().__init__(*args, policy=request.base(), **kwargs)
+        kwargs["policy"] = request.base()
+        super().__init__(*args, **kwargs)
         self._request = request
 
     def _add_bucket(self, key: Any, symbol: Any = None) -> None:

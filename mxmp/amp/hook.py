@@ -13,7 +13,7 @@ from mxnet import gluon
 
 from ..gluon.conversion import Conversion
 from ..gluon.lookup import conversion_of, conversions_of
-from ..gluon.tree import descendants
+from ..gluon.tree import blocks_in, descendants
 from ..mxnet_private.blocks import call_cached_op
 from ..optimizer.gradient_pairs import leaves
 from ..policy import Policy
@@ -173,9 +173,9 @@ def disable_casts(*nets: gluon.Block) -> Iterator[None]:
     if not nets:
         raise AmpError("disable_casts: give the nets that are to run in float32: disable_casts(net).")
     hook = installed_hook()
-    blocks = {id(block): block for net in nets for block in (net, *descendants(net))}
-    found = conversions_of(list(blocks.values()))
-    spared = set() if hook is None else set(blocks) - hook.spared
+    blocks = blocks_in(*nets)
+    found = conversions_of(blocks)
+    spared = set() if hook is None else set(map(id, blocks)) - hook.spared
     for conversion in found:
         conversion.remove()
     if hook is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from mxnet import gluon
 
@@ -75,6 +75,23 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
             conversion.install()
         raise
     return net
+
+
+def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:
+    """Convert several nets, or leave all of them as they were; raises as `convert`."""
+    known = tree.blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
+    before = [(conversion.net, conversion.policy) for conversion in conversions_of(known)]
+    done: List[gluon.Block] = []
+    try:
+        for net in nets:
+            convert(net, policy)
+            done.append(net)
+    except Exception:
+        for net in done:
+            restore(net)
+        for block, old in before:
+            convert(block, old)
+        raise
 
 
 def cast(net: gluon.Block, dtype: str) -> gluon.Block:

@@ -22,8 +22,9 @@ def reduce_net(net: gluon.HybridBlock, protocol: Any) -> Tuple[Any, ...]:
     for block in descendants(net):  # which may have been called by itself
         if isinstance(block, gluon.HybridBlock) and blocks.cached_op(block) is not None:
             blocks.clear_cached_op(block)
-    make, args, state, *rest = type(net).__reduce_ex__(net, protocol)
-    if make is copyreg.__newobj__:  # pickle finds the plain class alone, by its name
+    kind: Any = type(net)
+    make, args, state, *rest = kind.__reduce_ex__(net, protocol)
+    if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle finds the plain class alone, by its name
         make, args = _make_empty, (plain_class(net), *args[1:])
     if isinstance(state, dict):
         state = {name: value for name, value in state.items() if name not in _GRAPHS}
@@ -59,7 +60,7 @@ def pack_marks(net: gluon.HybridBlock, marks: Marks) -> List[Tuple[gluon.Block, 
     return [(blocks[i], mark, blocks.get(mark.owner)) for i, mark in marks.items() if i in blocks]
 
 
-def unpack_marks(packed: Iterable[Tuple[gluon.Block, Mark, Optional[gluon.Block]]]) -> Marks:
+def unpack_marks(packed: Any) -> Marks:
     """Return what `pack_marks` was given, for the copies of the blocks."""
     return {id(block): mark if owner is None else mark._replace(owner=id(owner)) for block, mark, owner in packed}
 

@@ -33,6 +33,7 @@ def float32_report(net: gluon.Block) -> Optional[Report]:
     """
     if _ATTRIBUTE not in vars(net):
         return None
+    report: Optional[Report]
     policy, report = vars(net)[_ATTRIBUTE]
     if report is not None:
         return report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Type
+from typing import Any, Callable, Iterator, List, Sequence, Type
 
 from mxnet import gluon
 
@@ -51,7 +51,7 @@ def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.lru_cache(maxsize=None)
-def converted_class(kind: Type[gluon.HybridBlock]) -> Type[gluon.HybridBlock]:
+def converted_class(kind: Any) -> Type[gluon.HybridBlock]:
     """Return a class for converted nets that is another class but for what ``repr`` says.
 
     What it makes, as ``type(net)()`` and slices of a HybridSequential do, is not converted and of the other class.
@@ -59,23 +59,25 @@ def converted_class(kind: Type[gluon.HybridBlock]) -> Type[gluon.HybridBlock]:
 
     def describe(net: gluon.HybridBlock) -> str:
         conversion = conversion_of(net)  # None if another's __dict__ is still to be filled in
-        return kind.__repr__(net) + ("" if conversion is None else f"\nconverted by mxmp: {conversion.policy}")
+        text: str = kind.__repr__(net)
+        return text + ("" if conversion is None else f"\nconverted by mxmp: {conversion.policy}")
 
     def make(_: Any, *args: Any, **kwargs: Any) -> gluon.HybridBlock:
         return kind(*args, **kwargs)
 
     names = {"__repr__": describe, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    meta = type(type(kind).__name__, (type(kind),), {"__call__": make})
-    return meta(kind.__name__, (kind,), {**names, "__doc__": kind.__doc__, PLAIN_CLASS: kind})
+    meta: Any = type(type(kind).__name__, (type(kind),), {"__call__": make})
+    found: Type[gluon.HybridBlock] = meta(kind.__name__, (kind,), {**names, "__doc__": kind.__doc__, PLAIN_CLASS: kind})
+    return found
 
 
-def plain_class(net: gluon.HybridBlock) -> Type[gluon.HybridBlock]:
+def plain_class(net: gluon.HybridBlock) -> Any:
     """Return the class that a net was written in, converted or not."""
     return getattr(type(net), PLAIN_CLASS, type(net))
 
 
-def conversion_of(block: gluon.Block) -> Optional[Any]:
-    """Return the conversion of a block, None if it has none."""
+def conversion_of(block: gluon.Block) -> Any:
+    """Return the `Conversion` of a block, None if it has none."""
     return vars(block).get(ATTRIBUTE)
 
 

@@ -10,7 +10,7 @@ import mxnet as mx
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError
-from ..mxnet_private.arrays import attr_scope, scope_attrs
+from ..mxnet_private.arrays import attr_scope, leave_attr_scope, scope_attrs
 from ..passes.classify import PRECISION_ATTR
 from ..passes.verdict import LOW
 from ..scaling.second_derivative import second_derivative_error
@@ -89,7 +89,7 @@ class precision(contextlib.ContextDecorator):
         return self
 
     def __exit__(self, kind: Any, error: Any, stack: Any) -> None:
-        attr_scope().__exit__(kind, error, stack)
+        leave_attr_scope(kind, error, stack)
         explained = second_derivative_error(error) if isinstance(error, mx.MXNetError) else None
         if explained is not None:
             raise explained from error

@@ -186,7 +186,7 @@ def store_float32(param: gluon.Parameter) -> None:
     if not isinstance(param, LowPrecisionParameter):
         return
     _replace(param, dtypes.FLOAT32, exact_values(param))
-    param.__class__ = vars(param).pop(_CLASS)
+    param.__class__ = param.__dict__.pop(_CLASS)
     forget_masters(param)
 
 
@@ -209,7 +209,7 @@ def in_float32(params: Iterable[gluon.Parameter]) -> Iterator[None]:
             store_low(param, dtype)
 
 
-def _make_empty(kind: Type[gluon.Parameter]) -> gluon.Parameter:
+def _make_empty(kind: Any) -> gluon.Parameter:
     """Return a low precision parameter without attributes, of a class that was the user's."""
     param = kind.__new__(kind)
     param.__class__ = _low_class(kind)

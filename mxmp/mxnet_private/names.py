@@ -82,19 +82,10 @@ class method:
         return getattr(called_on, self.name)(*args, **kwargs)
 
 
-class override:
-    """A method that MXNet calls, in a class between MXNet's and ours: it arrives under the name given here.
+class _Override:
+    """See `override`."""
 
-    What stands under that name calls MXNet's own, so that a method of ours reaches it by ``super()``.
-
-    Example::
-
-        class TrainerBase(gluon.Trainer):
-            mx_init_kvstore = override(gluon.Trainer, "_init_kvstore", "...")
-    """
-
-    def __init__(self, owner: Any, name: str, purpose: str) -> None:
-        _register(owner, name, purpose)
+    def __init__(self, name: str, purpose: str) -> None:
         self.name, self.purpose = name, purpose
 
     def __set_name__(self, base: type, public: str) -> None:
@@ -110,6 +101,20 @@ class override:
         original.__doc__ = self.purpose
         setattr(base, name, arriving)
         setattr(base, public, original)
+
+
+def override(owner: Any, name: str, purpose: str) -> Any:
+    """Register a method that MXNet calls; in a base class the call arrives under the name given there.
+
+    What stands under that name calls MXNet's own, so that a method of ours reaches it by ``super()``.
+
+    Example::
+
+        class TrainerBase(gluon.Trainer):
+            mx_init_kvstore = override(gluon.Trainer, "_init_kvstore", "...")
+    """
+    _register(owner, name, purpose)
+    return _Override(name, purpose)
 
 
 def global_name(module: Optional[ModuleType], name: str, purpose: str) -> Any:
