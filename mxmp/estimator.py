@@ -18,13 +18,15 @@ from mxnet.gluon.contrib.estimator import (
 
 from .arrays.casts import is_low_precision
 from .errors import TrainerError
-from .gluon import Trainer, convert, restore
+from .gluon import Trainer, restore
 from .gluon.adoption import adoptable
-from .gluon.conversion import installed
-from .gluon.trace import descendants
+from .gluon.api import convert_all
+from .gluon.tree import descendants
 from .loss_scale import LossScale, NoOpLossScale, parse
 from .masters.copies import new_master
 from .masters.optimizer import MasterState
+from .mxnet_private.estimators import BatchProcessorBase, split_batch
+from .mxnet_private.trainers import params, updaters
 from .policy import Policy
 
 _ATTRIBUTE = "_mxmp_mixed_precision"
@@ -47,7 +49,7 @@ class _Applied:
     loss_scale: LossScale
 
 
-class ScalingBatchProcessor(BatchProcessor):
+class ScalingBatchProcessor(BatchProcessorBase):
     """A batch processor around another, whose ``fit_batch`` runs backward on the scaled losses.
 
     Data, labels, predictions and losses come back as MXNet's own ``fit_batch`` gives them; the
@@ -67,8 +69,9 @@ class ScalingBatchProcessor(BatchProcessor):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> Any:
-        return self.inner._get_data_and_label(batch, ctx, batch_axis)
+    def mx_split_batch(self, batch: Any, ctx: Any, batch_axis: int = 0) -> Any:
+        """Return the data and labels of a batch for each context, as the inner processor does."""
+        return split_batch(self.inner, batch, ctx, batch_axis)
 
     def evaluate_batch(self, estimator: Estimator, val_batch: Any, batch_axis: int = 0) -> Any:
         """Evaluate a batch as the inner processor does."""
@@ -85,7 +88,7 @@ class ScalingBatchProcessor(BatchProcessor):
         Returns:
             Lists of data, labels, predictions and losses, one item per context.
         """
-        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        data, label = self.mx_split_batch(train_batch, estimator.context, batch_axis)
         with autograd.record():
             pred = [estimator.net(x) for x in data]
             loss = [estimator.loss(y_hat, y) for y_hat, y in zip(pred, label)]
@@ -150,11 +153,11 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         _drop_unfinished(estimator.trainer)
         adoptable(estimator.trainer, self.loss_scale, Trainer)
         nets = _nets(estimator)
-        _convert_all(nets, self.policy)
+        convert_all(nets, self.policy)
         if not isinstance(estimator.trainer, Trainer):
             _restore_all(nets)  # a trainer that has stepped is adopted while its parameters are float32
         self._adopt(estimator, nets)
-        _convert_all(nets, self.policy)
+        convert_all(nets, self.policy)
         if _has_stock_fit(estimator.batch_processor):
             estimator.batch_processor = ScalingBatchProcessor(estimator.batch_processor)
         self._first_batch, self._epoch = True, 0
@@ -239,20 +242,6 @@ def _nets(estimator: Estimator) -> List[gluon.Block]:
     return [val_net, net] if any(block is net for block in descendants(val_net)) else [net, val_net]
 
 
-def _convert_all(nets: Sequence[gluon.Block], policy: Policy) -> None:
-    """Convert nets, or leave all of them as they were."""
-    blocks = [block for net in nets for block in (net, *descendants(net))]
-    before = [(conversion.net, conversion.policy) for conversion in installed(blocks)]
-    try:
-        for net in nets:
-            convert(net, policy)
-    except Exception:
-        _restore_all(nets)
-        for block, old in before:
-            convert(block, old)
-        raise
-
-
 def _restore_all(nets: Sequence[gluon.Block]) -> None:
     for net in nets:
         restore(net)
@@ -275,9 +264,9 @@ def _fit_states(trainer: Trainer) -> None:
 
     The inner state is that of a float32 weight either way, so that nothing of it is lost.
     """
-    for number, updater in enumerate(trainer._updaters):
+    for number, updater in enumerate(updaters(trainer)):
         for index, state in updater.states.items():
-            param = trainer._params[index]
+            param = params(trainer)[index]
             weight = param.list_data()[number]
             if isinstance(state, MasterState) and not is_low_precision(weight):
                 updater.states[index] = state.inner

@@ -24,7 +24,7 @@ from sklearn.datasets import load_digits
 import mxmp
 from mxmp.errors import LossScaleError, PolicyError, TrainerError
 from mxmp.estimator import MixedPrecisionHandler, ScalingBatchProcessor
-from mxmp.gluon.conversion import conversion_of
+from mxmp.gluon.lookup import conversion_of
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()

@@ -14,7 +14,7 @@ import mxmp
 from mxmp import amp
 from mxmp.dtypes import canonical
 from mxmp.errors import ConvertError, LossScaleError, MxmpError, PolicyError, TrainerError
-from mxmp.gluon.conversion import conversion_of
+from mxmp.gluon.lookup import conversion_of
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 
 

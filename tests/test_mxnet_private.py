@@ -23,28 +23,6 @@ ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / "mxmp" / "mxnet_private"
 PYTHONS_OWN = {name for name in dir(namedtuple("_", "")) if not name.startswith("__")}  # _replace and its like
 
-# Files whose private names are still to be moved; it only ever gets shorter.
-TO_DO = {
-    "amp/apex.py",
-    "amp/convert.py",
-    "amp/hook.py",
-    "amp/operators.py",
-    "estimator.py",
-    "gluon/conversion.py",
-    "gluon/copies.py",
-    "gluon/float32.py",
-    "gluon/hooks.py",
-    "gluon/modes.py",
-    "gluon/plain_trainer.py",
-    "gluon/precision.py",
-    "gluon/regions.py",
-    "gluon/saving.py",
-    "gluon/storage.py",
-    "gluon/trace.py",
-    "gluon/traced.py",
-    "symbol/facts.py",
-    "symbol/monitors.py",
-}
 NAMES_OF_CLASSES = {entry.name for entry in names.REGISTERED if inspect.isclass(entry.owner)}
 FILES = sorted(path for path in (ROOT / "mxmp").rglob("*.py") if HOME not in path.parents)
 
@@ -56,7 +34,11 @@ def is_private(name):
 def assigned(tree):
     """Yield the names of attributes that a class's methods assign on self."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and getattr(node.value, "id", "") == "self":
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and getattr(node.value, "id", "") == "self"
+        ):
             yield node.attr
 
 
@@ -136,10 +118,7 @@ def named_by(node):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "mxmp")))
 def test_no_other_file_names_a_private_name(path):
     found = sorted(set(private_uses(path)))
-    if str(path.relative_to(ROOT / "mxmp")) in TO_DO:
-        assert found, f"{path}: all is moved; take it off the list"
-    else:
-        assert not found, f"{path}: give these a name in mxmp/mxnet_private"
+    assert not found, f"{path}: give these a name in mxmp/mxnet_private"
 
 
 @pytest.mark.parametrize("entry", names.REGISTERED, ids=lambda entry: entry.label)
@@ -223,4 +202,6 @@ def test_an_override_goes_on_to_the_next_class():
 
 def test_the_base_classes_keep_what_mxnet_does():
     estimators.BatchProcessorBase()
-    assert mxnet_private.__doc__ and issubclass(estimators.BatchProcessorBase, mx.gluon.contrib.estimator.BatchProcessor)
+    assert mxnet_private.__doc__ and issubclass(
+        estimators.BatchProcessorBase, mx.gluon.contrib.estimator.BatchProcessor
+    )

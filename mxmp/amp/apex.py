@@ -1,4 +1,4 @@
-"""initialize and its company: the interface of NVIDIA Apex for Gluon nets and trainers.
+"""Apex-compatible API for Gluon nets and trainers: initialize, master_params, state_dict, load_state_dict.
 
 References:
     https://nvidia.github.io/apex/amp.html for the levels and their properties.
@@ -6,54 +6,22 @@ References:
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import mxnet as mx
 
-from .. import dtypes, gluon
 from ..arrays.casts import is_low_precision
-from ..errors import DtypeError, LossScaleError
+from ..errors import LossScaleError
 from ..gluon import Trainer
 from ..gluon.adoption import adoptable
-from ..gluon.conversion import installed
-from ..gluon.trace import descendants
-from ..loss_scale import DynamicLossScale, LossScale, parse
+from ..gluon.api import convert_all
 from ..masters.copies import sync_master_from_weight
-from ..policy import Policy, did_you_mean
+from ..mxnet_private.parameters import is_deferred, is_initialized
+from ..mxnet_private.trainers import params as params_of
+from ..mxnet_private.trainers import updaters as updaters_of
+from .apex_properties import Settings, parse_settings
 from .operators import AmpError
 from .trainers import adopt, as_list, require_trainer
-
-_LEVELS = ("O0", "O1", "O2", "O3")
-
-_PROPERTIES = (
-    "cast_model_type",
-    "keep_batchnorm_fp32",
-    "master_weights",
-    "loss_scale",
-    "cast_model_outputs",
-    "min_loss_scale",
-    "max_loss_scale",
-)
-
-# Properties of Apex that mean nothing here, and why.
-_ABSENT = {
-    "patch_torch_functions": "mxmp patches no functions; operators are cast one by one at O1, and at no other level",
-    "verbosity": "mxmp writes to Python's logging; set the level of the logger 'mxmp'",
-}
-
-
-class _Settings(NamedTuple):
-    """What a level and its overrides mean.
-
-    Attributes:
-        policy: For the nets.
-        loss_scale: For the trainers.
-        masters: Whether low precision parameters have float32 masters.
-    """
-
-    policy: Policy
-    loss_scale: LossScale
-    masters: bool
 
 
 def initialize(
@@ -108,7 +76,7 @@ def initialize(
         >>> trainer.loss_scale
         StaticLossScale(value=128.0)
     """
-    settings = _settings(opt_level if enabled else "O0", overrides if enabled else {})
+    settings = parse_settings(opt_level if enabled else "O0", overrides if enabled else {})
     if isinstance(num_losses, bool) or not isinstance(num_losses, int) or num_losses < 1:
         raise AmpError(f"num_losses={num_losses!r}: expected a whole number from 1 on.")
     nets, given = as_list(models), [] if optimizers is None else as_list(optimizers)
@@ -120,7 +88,7 @@ def initialize(
         else:
             _require_trainer(each, settings, overrides.get("master_weights"))
     if enabled:
-        _convert_all(nets, settings.policy)
+        convert_all(nets, settings.policy)
     trainers = [
         _make_trainer(nets[i], each, settings) if isinstance(each, mx.optimizer.Optimizer) else each
         for i, each in enumerate(given)
@@ -148,7 +116,7 @@ def master_params(optimizer: Any) -> Iterator[mx.nd.NDArray]:
         trainer = require_trainer(each, "master_params")
         if trainer._scaler.window.is_scaled and not trainer._scaler.is_open:
             trainer.unscale()
-        for index, param in enumerate(trainer._params):
+        for index, param in enumerate(params_of(trainer)):
             if param.grad_req != "null":
                 yield _master(trainer, index, param.list_data()[0])
 
@@ -196,75 +164,6 @@ def load_state_dict(state: Dict[str, Any], optimizers: Any = None) -> None:
         scaler.load_dict(data)
 
 
-def _settings(level: str, overrides: Dict[str, Any]) -> _Settings:
-    """Return what a level and its overrides mean, or raise an error that says why they mean nothing."""
-    given = {name: value for name, value in overrides.items() if value is not None}
-    for name in given:
-        if name in _ABSENT:
-            raise AmpError(f"{name}: {_ABSENT[name]}; leave it out.")
-        if name not in _PROPERTIES:
-            raise AmpError(f"unknown property {name!r}{did_you_mean(name, _PROPERTIES)}.")
-    if level not in _LEVELS:
-        raise AmpError(f"opt_level={level!r}: expected one of {', '.join(_LEVELS)}; the letter O, not a zero.")
-    _check_for_level(level, given)
-    policy = Policy.parse(level)
-    if level in ("O2", "O3") and "cast_model_type" in given:
-        dtype = given["cast_model_type"]
-        policy = policy.replace(param_dtype=dtype, compute_dtype=dtype)
-        if policy.compute_dtype == dtypes.BFLOAT16:  # it has float32's range
-            policy = policy.replace(loss_scale=None)
-    if "keep_batchnorm_fp32" in given:
-        policy = policy.replace(keep_batchnorm_fp32=_flag("keep_batchnorm_fp32", given))
-    if "cast_model_outputs" in given:
-        policy = policy.replace(output_dtype=given["cast_model_outputs"])
-    masters = _flag("master_weights", given) if "master_weights" in given else level != "O3"
-    return _Settings(policy, _loss_scale(policy, given), masters)
-
-
-def _check_for_level(level: str, given: Dict[str, Any]) -> None:
-    """Raise if a property means nothing at a level."""
-    dtype = _dtype(given["cast_model_type"]) if "cast_model_type" in given else None
-    if level in ("O2", "O3"):
-        if dtype == dtypes.FLOAT32:
-            raise AmpError(f"cast_model_type=float32 at {level} leaves nothing in low precision; use O0.")
-        return
-    kept = "everything is float32" if level == "O0" else "parameters stay float32 and operators are cast one by one"
-    if dtype not in (None, dtypes.FLOAT32):
-        raise AmpError(f"cast_model_type={dtype} makes no sense at {level}, where {kept}; use O2 or O3.")
-    for name in ("keep_batchnorm_fp32", "master_weights"):
-        if name in given:
-            raise AmpError(f"{name} makes no sense at {level}, where {kept}; use O2 or O3, or leave it out.")
-
-
-def _loss_scale(policy: Policy, given: Dict[str, Any]) -> LossScale:
-    spec = given.get("loss_scale", policy.loss_scale)
-    if not isinstance(spec, LossScale):
-        spec = policy.replace(loss_scale=spec).loss_scale  # which refuses what makes no sense
-    bounds = {
-        f"{end}_scale": float(given[f"{end}_loss_scale"]) for end in ("min", "max") if f"{end}_loss_scale" in given
-    }
-    if not bounds:
-        return parse(spec)
-    if spec != "dynamic":
-        raise AmpError(f"min_loss_scale and max_loss_scale are for loss_scale='dynamic'; it is {spec!r}.")
-    return DynamicLossScale(**bounds)
-
-
-def _flag(name: str, given: Dict[str, Any]) -> bool:
-    flags = {True: True, False: False, "True": True, "False": False}  # as text too, for command lines
-    value = given[name]
-    if isinstance(value, (bool, str)) and value in flags:
-        return flags[value]
-    raise AmpError(f"{name}={value!r}: expected True or False.")
-
-
-def _dtype(value: Any) -> str:
-    try:
-        return dtypes.canonical(value)
-    except DtypeError as e:
-        raise AmpError(f"cast_model_type: {e}") from e
-
-
 def _require_pairs(nets: List[Any], optimizers: List[Any]) -> None:
     if len(nets) != len(optimizers):
         raise AmpError(
@@ -274,14 +173,14 @@ def _require_pairs(nets: List[Any], optimizers: List[Any]) -> None:
 
 def _require_initialized(net: Any) -> None:
     for param in net.collect_params().values() if isinstance(net, mx.gluon.Block) else ():
-        if param._data is None and not param._deferred_init:
+        if not is_initialized(param) and not is_deferred(param):
             raise AmpError(
                 f"parameter '{param.name}' is not initialized, so that no trainer can be made of the optimizer; call "
                 f"initialize of block '{net.name}' first."
             )
 
 
-def _require_trainer(trainer: Any, settings: _Settings, wanted: Optional[Any]) -> None:
+def _require_trainer(trainer: Any, settings: Settings, wanted: Optional[Any]) -> None:
     adoptable(trainer, settings.loss_scale, Trainer)
     if wanted is not None and isinstance(trainer, Trainer) and trainer.optimizer.masters != settings.masters:
         raise AmpError(
@@ -290,21 +189,7 @@ def _require_trainer(trainer: Any, settings: _Settings, wanted: Optional[Any]) -
         )
 
 
-def _convert_all(nets: List[Any], policy: Policy) -> None:
-    """Convert nets, or leave those that were not converted before as they were."""
-    done: List[Any] = []
-    try:
-        for net in nets:
-            fresh = isinstance(net, mx.gluon.Block) and not installed([net, *descendants(net)])
-            gluon.convert(net, policy)
-            done += [net] if fresh else []
-    except Exception:
-        for net in done:
-            gluon.restore(net)
-        raise
-
-
-def _make_trainer(net: Any, optimizer: mx.optimizer.Optimizer, settings: _Settings) -> Trainer:
+def _make_trainer(net: Any, optimizer: mx.optimizer.Optimizer, settings: Settings) -> Trainer:
     options = {"multi_precision": settings.masters}
     return Trainer(net.collect_params(), optimizer, options, loss_scale=settings.loss_scale)
 
@@ -313,12 +198,12 @@ def _master(trainer: Trainer, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArra
     """Return the master of a weight, made now if the first step is still to come."""
     if not is_low_precision(weight) or not trainer.optimizer.masters:
         return weight
-    updater = trainer._updaters[0]
+    updater = updaters_of(trainer)[0]
     if index not in updater.states:
         updater.states[index] = trainer.optimizer.create_state_multi_precision(index, weight)
         updater.states_synced[index] = True
     master = updater.states[index].master
     sync_master_from_weight(master, weight)
     if trainer._scaler.window.is_unscaled:
-        mx.autograd.mark_variables([master], [trainer._params[index].list_grad()[0]])
+        mx.autograd.mark_variables([master], [params_of(trainer)[index].list_grad()[0]])
     return master

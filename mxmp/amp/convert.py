@@ -13,6 +13,8 @@ from ..errors import ConvertError
 from ..gluon.conversion import Conversion
 from ..gluon.storage import as_stored
 from ..module import BucketingModule
+from ..mxnet_private import blocks, parameters
+from ..mxnet_private.modules import buckets, default_key, made_with, make_symbol, sym_gen
 from ..passes import EraseCasts
 from ..symbol import from_graph, to_graph
 from .request import Request, make_request
@@ -146,9 +148,10 @@ def convert_hybrid_block(
         target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
     )
     _require(block, mx.gluon.HybridBlock, "block")
-    if not block._cached_graph:
+    graph = blocks.cached_graph(block)
+    if not graph:
         raise ConvertError(f"block '{block.name}' has no graph yet; hybridize it and run one batch, then convert it.")
-    inputs, sym = block._cached_graph
+    inputs, sym = graph
     sym = from_graph(EraseCasts()(to_graph(sym)).graph, sym)
     request.require_excluded([sym])
     result = _copy(block, inputs, sym, ctx)
@@ -190,19 +193,17 @@ def convert_bucketing_module(
     _require(bucketing_mod, mx.mod.BucketingModule, "bucketing_mod")
     if not (bucketing_mod.binded and bucketing_mod.params_initialized):
         raise ConvertError("bucketing_mod has no parameters yet; call bind and init_params first.")
-    symbols = {key: bucket.symbol for key, bucket in bucketing_mod._buckets.items()}
+    symbols = {key: bucket.symbol for key, bucket in buckets(bucketing_mod).items()}
     request.require_excluded(symbols.values())
     params = [{name: array.copy() for name, array in each.items()} for each in bucketing_mod.get_params()]
-    options = ("work_load_list", "fixed_param_names", "state_names", "group2ctxs", "compression_params")
     result: BucketingModule = _Buckets.load_dict(
         symbols,
-        bucketing_mod._sym_gen,
-        bucketing_mod._default_bucket_key,
+        sym_gen(bucketing_mod),
+        default_key(bucketing_mod),
         *params,
         request=request,
         logger=bucketing_mod.logger,
-        context=bucketing_mod._context,
-        **{name: getattr(bucketing_mod, f"_{name}") for name in options},
+        **made_with(bucketing_mod),
     )
     return result
 
@@ -212,13 +213,13 @@ class _Conversion(Conversion):
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
         """Write the converted block; that of unknown shapes before its first call."""
-        if self.ops:
+        if self.graphs.ops:
             super().export(path, epoch, remove_amp_cast)
             return
-        sym = self.net._cached_graph[1]
+        sym = blocks.cached_graph(self.net)[1]
         stored = self.net.collect_params()
         with as_stored(stored.values()):
-            params = {name: param._reduce() for name, param in stored.items()}
+            params = {name: parameters.reduced(param) for name, param in stored.items()}
         states = {name: params.pop(name) for name in sym.list_auxiliary_states()}
         symbol.save_checkpoint(path, epoch, sym, params, states)
 
@@ -227,12 +228,13 @@ class _Buckets(BucketingModule):
     """A BucketingModule whose buckets have policies of their own: a name may stand in one of them alone."""
 
     def __init__(self, *args: Any, request: Request, **kwargs: Any) -> None:
-        super().__init__(*args, policy=request.base(), **kwargs)
+        kwargs["policy"] = request.base()
+        super().__init__(*args, **kwargs)
         self._request = request
 
     def _add_bucket(self, key: Any, symbol: Any = None) -> None:
-        if key not in self._buckets:
-            symbol = self._call_sym_gen(key)[0] if symbol is None else symbol
+        if key not in buckets(self):
+            symbol = make_symbol(self, key)[0] if symbol is None else symbol
             self._options["policy"] = self._request.policy(symbol)
         super()._add_bucket(key, symbol)
 
@@ -245,7 +247,7 @@ def _copy(block: mx.gluon.HybridBlock, inputs: List[Any], sym: Any, ctx: Any) ->
         original = originals[name]
         param.grad_req, param.lr_mult, param.wd_mult = original.grad_req, original.lr_mult, original.wd_mult
         contexts = original.list_ctx() if ctx is None else ctx
-        param._load_init(to_float32(original._reduce()), contexts)
+        parameters.load_value(param, to_float32(parameters.reduced(original)), contexts)
     return result
 
 

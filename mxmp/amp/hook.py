@@ -11,8 +11,10 @@ from typing import Any, Callable, Dict, Iterator, Optional, Set
 
 from mxnet import gluon
 
-from ..gluon.conversion import Conversion, conversion_of, installed
-from ..gluon.trace import descendants
+from ..gluon.conversion import Conversion
+from ..gluon.lookup import conversion_of, conversions_of
+from ..gluon.tree import blocks_in, descendants
+from ..mxnet_private.blocks import call_cached_op
 from ..optimizer.gradient_pairs import leaves
 from ..policy import Policy
 from ..scaling.recorded_graph import came_through_graph
@@ -21,7 +23,7 @@ from .request import Request, make_request
 
 _LOG = logging.getLogger(__name__)
 
-_NAME = "_call_cached_op"
+_NAME = call_cached_op.name
 
 
 class _Conversion(Conversion):
@@ -76,7 +78,7 @@ class _Hook:
                     conversion = _Conversion(net, self.request)
                     conversion.install()
                     self._conversions.add(conversion)
-            return net._call_cached_op(*args)
+            return call_cached_op(net, *args)
         return self.original(net, *args)
 
     def adopt(self, conversion: _Conversion) -> None:
@@ -90,7 +92,7 @@ class _Hook:
         Not in a process that was forked from this one, such as a DataLoader's worker; nor if parts
         of it were converted by hand.
         """
-        by_hand = (each for each in installed(descendants(net)) if not isinstance(each, _Conversion))
+        by_hand = (each for each in conversions_of(descendants(net)) if not isinstance(each, _Conversion))
         return os.getpid() == self._process and id(net) not in self.spared and not any(by_hand)
 
     def warn_if_idle(self, loss: Any) -> None:
@@ -171,9 +173,9 @@ def disable_casts(*nets: gluon.Block) -> Iterator[None]:
     if not nets:
         raise AmpError("disable_casts: give the nets that are to run in float32: disable_casts(net).")
     hook = installed_hook()
-    blocks = {id(block): block for net in nets for block in (net, *descendants(net))}
-    found = installed(list(blocks.values()))
-    spared = set() if hook is None else set(blocks) - hook.spared
+    blocks = blocks_in(*nets)
+    found = conversions_of(blocks)
+    spared = set() if hook is None else set(map(id, blocks)) - hook.spared
     for conversion in found:
         conversion.remove()
     if hook is not None:
@@ -194,8 +196,8 @@ def installed_hook() -> Optional[_Hook]:
 
 
 def _install(hook: _Hook) -> None:
-    def call_cached_op(net: gluon.HybridBlock, *args: Any) -> Any:
+    def call(net: gluon.HybridBlock, *args: Any) -> Any:
         return hook.call(net, *args)
 
-    call_cached_op.hook = hook
-    setattr(gluon.HybridBlock, _NAME, call_cached_op)
+    call.hook = hook  # type: ignore[attr-defined]  # the only place where its state is kept
+    setattr(gluon.HybridBlock, _NAME, call)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from mxnet.base import _LIB, MXNetError, c_str, check_call, py_str
+from mxnet.base import MXNetError, c_str, check_call, py_str
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError
+from ..mxnet_private.arrays import library
 from ..policy import did_you_mean
 from ..rules import ALLOW, DENY, EVERY, INFER, RULES, Rule
 
@@ -161,11 +162,11 @@ def _describe(op: str) -> Tuple[str, List[str]]:
         MXNetError: If there is no such operator.
     """
     handle = ctypes.c_void_p()
-    check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
+    check_call(library.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
     name, description, key, returns = (ctypes.c_char_p() for _ in range(4))
     count = ctypes.c_uint()
     names, types, descriptions = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))
     rest = (description, count, names, types, descriptions, key, returns)
-    check_call(_LIB.MXSymbolGetAtomicSymbolInfo(handle, ctypes.byref(name), *map(ctypes.byref, rest)))
+    check_call(library.MXSymbolGetAtomicSymbolInfo(handle, ctypes.byref(name), *map(ctypes.byref, rest)))
     arguments = [(py_str(names[i]), py_str(types[i])) for i in range(count.value)]
     return str(py_str(name.value)), [each for each, kind in arguments if "Symbol" in kind]

@@ -7,6 +7,7 @@ from typing import Optional
 from mxnet import gluon
 
 from ..errors import ConvertError
+from ..mxnet_private import blocks
 from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, convert_graph
@@ -32,12 +33,14 @@ def float32_report(net: gluon.Block) -> Optional[Report]:
     """
     if _ATTRIBUTE not in vars(net):
         return None
+    report: Optional[Report]
     policy, report = vars(net)[_ATTRIBUTE]
     if report is not None:
         return report
-    if not net._cached_graph:
+    graph = blocks.cached_graph(net)
+    if not graph:
         raise ConvertError(
             f"block '{net.name}' is float32, and its inputs are not known; hybridize it and run one batch before its "
             f"report."
         )
-    return convert_graph(net._cached_graph[1], policy).report
+    return convert_graph(graph[1], policy).report

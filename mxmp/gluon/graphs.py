@@ -1,29 +1,36 @@
-"""The graphs of one converted net: found by what a call reads, and no more of them than a bound."""
+"""The traced and converted graphs of one net, found by the signature of a call; their number is bounded."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from ..graph import Graph
+from mxnet import gluon
+
+from ..graph import Graph, without_versions
 from ..lru_cache import LRUCache
+from ..mxnet_private import blocks
+from ..scaling.loss_heads import loss_heads
 from ..symbol import Converted
+from ..symbol.monitors import NetworkNames
 from ..symbol.outcomes import ShapeOutcomes
-from .modes import Key, Mode
+from .calls import CallSignature, on_cpu
 
 MAX_CALLS = 4096
-"""Kinds of calls that are remembered; where verdicts depend on shapes, each shape is one."""
+"""Signatures of calls that are remembered; where verdicts depend on shapes, each shape is one."""
 
 MAX_GRAPHS = 32
 """Converted graphs that are kept, each with its cached operators."""
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """What a net was traced to, for kinds of calls that differ in shapes alone or not at all.
+class TracedGraph:
+    """What a net was traced to, for calls whose signatures differ in shapes alone or not at all.
 
     Attributes:
-        graph: The traced graph, to tell whether two kinds of calls have one.
+        graph: The traced graph, to tell whether two calls have the same one.
         inputs: The symbols of its inputs.
         symbol: Its symbol.
         formats: How the net's inputs and outputs are nested.
@@ -40,83 +47,134 @@ class Source:
     params: Dict[str, Any]
     outcomes: ShapeOutcomes
 
-    def is_like(self, other: Source) -> bool:
-        """Return whether two have the same conversions."""
+    def converts_like(self, other: TracedGraph) -> bool:
+        """Return whether another traced graph has the same conversions."""
         return self.types == other.types and self.formats == other.formats and self.graph == other.graph
 
 
-class Graphs:
+@dataclass(frozen=True, eq=False)
+class ConvertedGraph:
+    """A converted graph of a net.
+
+    Attributes:
+        traced: What it was converted from.
+        outcome: What shapes decided about it.
+        converted: What it was converted to.
+    """
+
+    traced: TracedGraph
+    outcome: Tuple[Any, ...]
+    converted: Converted
+
+    @functools.cached_property
+    def loss_heads(self) -> Tuple[str, ...]:
+        """The loss heads in it, by name and operator."""
+        return loss_heads(self.traced.graph)
+
+    @functools.cached_property
+    def is_float32(self) -> bool:
+        """Whether conversion changed nothing, so that the net may as well run as it was written."""
+        same = without_versions(self.converted.graph) == self.traced.graph
+        return same and self.converted.on_cpu() is self.converted.symbol
+
+    @functools.cached_property
+    def names(self) -> NetworkNames:
+        """What its tensors are called in the net, for op hooks on a GPU."""
+        return NetworkNames(self.converted, self.converted.symbol, on_cpu=False)
+
+    @functools.cached_property
+    def names_on_cpu(self) -> NetworkNames:
+        """The same on a CPU."""
+        return NetworkNames(self.converted, self.converted.on_cpu(), on_cpu=True)
+
+
+@contextlib.contextmanager
+def op_hook_on(net: gluon.HybridBlock, graph: ConvertedGraph) -> Iterator[None]:
+    """Let the op hook of a net see the net's own names and float32 values while it runs a converted graph."""
+    callback = blocks.op_hook(net)
+    if callback is None:
+        yield
+        return
+    names = graph.names_on_cpu if on_cpu() else graph.names
+    blocks.op_hook.set(net, names.wrap(callback))
+    try:
+        yield
+    finally:
+        blocks.op_hook.set(net, callback)
+
+
+class GraphCache:
     """The graphs of a converted net.
 
-    A call is looked up by its kind, shapes included where verdicts depend on them. New shapes cost
-    one shape inference, and a conversion only where the conditions on shapes turn out as they
+    A call is looked up by its signature, shapes included where verdicts depend on them. New shapes
+    cost one shape inference, and a conversion only where the conditions on shapes turn out as they
     have not before. A graph's casts are placed by the shapes that it was first made for.
 
     Attributes:
         shaped: Whether the verdicts on one of the graphs depend on shapes.
-        ops: The cached operators, with their arguments, by graph (its id) and kind of context.
+        ops: The cached operators, with their arguments, by graph (its id) and whether for a CPU.
     """
 
     def __init__(self) -> None:
         self.shaped = False
         self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}
-        self._calls: LRUCache[Mode] = LRUCache(MAX_CALLS)
-        self._sources: LRUCache[Source] = LRUCache(MAX_GRAPHS)
-        self._modes: LRUCache[Mode] = LRUCache(MAX_GRAPHS)
+        self._calls: LRUCache[ConvertedGraph] = LRUCache(MAX_CALLS)
+        self._traced: LRUCache[TracedGraph] = LRUCache(MAX_GRAPHS)
+        self._converted: LRUCache[ConvertedGraph] = LRUCache(MAX_GRAPHS)
 
     @property
-    def calls(self) -> Dict[Key, Mode]:
-        """The graphs by kind of call, that called longest ago first."""
+    def calls(self) -> Dict[CallSignature, ConvertedGraph]:
+        """The graphs by signature, that called longest ago first."""
         return self._calls.items()
 
-    def find(self, key: Key) -> Optional[Mode]:
-        """Return the graph for a kind of call that was seen before."""
-        mode = self._calls.get(key)
-        if mode is not None:
-            self._modes.get(mode.key)
-        return mode
+    def find(self, signature: CallSignature) -> Optional[ConvertedGraph]:
+        """Return the graph for a signature that was seen before."""
+        found = self._calls.find(signature)
+        if found is not None:
+            self._converted.find((found.traced, found.outcome))
+        return found
 
-    def source(self, kind: Key) -> Optional[Source]:
-        """Return what a kind of call, its shapes left out, was traced to before."""
-        return self._sources.get(kind)
+    def traced(self, signature: CallSignature) -> Optional[TracedGraph]:
+        """Return what a call, its shapes left out, was traced to before."""
+        return self._traced.find(signature)
 
-    def add_source(self, kind: Key, source: Source) -> Source:
-        """Keep what a kind of call was traced to; return an earlier one that is like it, if there is one."""
-        found = next((each for each in self._sources.items().values() if each.is_like(source)), source)
-        self._sources.put(kind, found)
+    def add_traced(self, signature: CallSignature, traced: TracedGraph) -> TracedGraph:
+        """Keep what a call was traced to; return an earlier one with the same conversions, if there is one."""
+        found = next((each for each in self._traced.items().values() if each.converts_like(traced)), traced)
+        self._traced.keep(signature, found)
         self.shaped = self.shaped or found.outcomes.depends
         return found
 
-    def converted(self, source: Source, outcome: Tuple[Any, ...]) -> Optional[Mode]:
-        """Return the graph for a source and what shapes decide about it."""
-        return self._modes.get((source, outcome))
+    def converted(self, traced: TracedGraph, outcome: Tuple[Any, ...]) -> Optional[ConvertedGraph]:
+        """Return the conversion of a traced graph for what shapes decide about it."""
+        return self._converted.find((traced, outcome))
 
-    def add(self, source: Source, outcome: Tuple[Any, ...], converted: Converted) -> Mode:
-        """Keep a conversion; return the graph, an earlier one of the same source if it is equal."""
-        alike = (mode for (other, _), mode in self._modes.items().items() if other is source)
-        mode = next((each for each in alike if each.converted.graph == converted.graph), None)
-        if mode is None:
-            mode = Mode(source.graph, source.inputs, converted, source.formats, (source, outcome))
-        self._modes.put((source, outcome), mode)
+    def add_converted(self, traced: TracedGraph, outcome: Tuple[Any, ...], converted: Converted) -> ConvertedGraph:
+        """Keep a conversion; return the graph, an earlier one of the same trace if it is equal."""
+        alike = (each for each in self._converted.items().values() if each.traced is traced)
+        graph = next((each for each in alike if each.converted.graph == converted.graph), None)
+        if graph is None:
+            graph = ConvertedGraph(traced, outcome, converted)
+        self._converted.keep((traced, outcome), graph)
         self._forget_others()
-        return mode
+        return graph
 
-    def add_call(self, key: Key, mode: Mode) -> None:
-        """Remember which graph a kind of call has."""
-        self._calls.put(key, mode)
+    def add_call(self, signature: CallSignature, graph: ConvertedGraph) -> None:
+        """Remember which graph a signature has."""
+        self._calls.keep(signature, graph)
 
     def keep_only(self, converted: Converted) -> None:
         """Forget all graphs but one, and what was traced, because parameters have other dtypes now."""
-        self._modes.retain(lambda mode: mode.converted is converted)
-        self._sources = LRUCache(MAX_GRAPHS)
+        self._converted.keep_only(lambda graph: graph.converted is converted)
+        self._traced = LRUCache(MAX_GRAPHS)
         self._forget_others()
 
-    def holds(self, mode: Optional[Mode]) -> bool:
+    def holds(self, graph: Optional[ConvertedGraph]) -> bool:
         """Return whether a graph is still kept."""
-        return any(mode is each for each in self._modes.items().values())
+        return any(graph is each for each in self._converted.items().values())
 
     def _forget_others(self) -> None:
-        """Forget calls and cached operators of graphs that are not kept."""
-        kept = {id(mode) for mode in self._modes.items().values()}
-        self._calls.retain(lambda mode: id(mode) in kept)
+        """Forget signatures and cached operators of graphs that are not kept."""
+        kept = {id(graph) for graph in self._converted.items().values()}
+        self._calls.keep_only(lambda graph: id(graph) in kept)
         self.ops = {key: op for key, op in self.ops.items() if key[0] in kept}

@@ -1,4 +1,4 @@
-"""The check that a policy's patterns match something, over all graphs of a net."""
+"""Check that each pattern of a policy matches something, over all graphs of a net."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class OverrideCheck:
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
         self.count = len(conversions)
         for number, conversion in enumerate(conversions):
-            conversion.see = functools.partial(self.see, number)
+            conversion.on_converted = functools.partial(self.add, number)
             if conversion.early is not None:
-                conversion.see(conversion.early)
+                conversion.on_converted(conversion.early)
 
-    def see(self, number: int, converted: Converted) -> None:
-        """Take note of one net's graph, and check if it was the last one."""
+    def add(self, number: int, converted: Converted) -> None:
+        """Add the graph of one conversion, and check the patterns if it was the last one."""
         if not self.count:
             return
         found = [(row.op, row.name) for row in converted.report.rows]

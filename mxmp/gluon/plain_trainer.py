@@ -1,4 +1,4 @@
-"""A warning where MXNet's own trainer updates the parameters of a converted net."""
+"""Warn where MXNet's own trainer updates the parameters of a converted net."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from mxnet import gluon
 
 from ..dtypes import BFLOAT16, LOW_PRECISION
 from ..masters.optimizer import MultiPrecision
+from ..mxnet_private import trainers
+from ..mxnet_private.parameters import trainer_of
 from ..policy import Policy
 from .storage import dtype_of
 from .trainer_setup import TrainerSetup
@@ -33,17 +35,17 @@ class PlainTrainerCheck:
         self._net, self._policy = net, policy
         self._calls, self._done = 0, False
 
-    def see(self, params: Sequence[gluon.Parameter]) -> None:
-        """Look if that is due at this call, and log one warning for each trainer that lacks something."""
+    def check(self, params: Sequence[gluon.Parameter]) -> None:
+        """Log one warning for each trainer that lacks something; most calls do not look."""
         if self._done:
             return
         self._calls += 1
         if self._calls & (self._calls - 1):
             return
-        trained = [param for param in params if param.grad_req != "null" and param._trainer is not None]
+        trained = [param for param in params if param.grad_req != "null" and trainer_of(param) is not None]
         self._done = bool(trained)
         for param in trained:
-            trainer = param._trainer
+            trainer = trainer_of(param)
             if isinstance(trainer, TrainerSetup) or vars(trainer).get(_ATTRIBUTE):
                 continue
             missing = self._missing(trainer, trained)
@@ -67,8 +69,8 @@ class PlainTrainerCheck:
                 f"its gradients are not scaled, so that small ones are lost in {self._policy.compute_dtype} (if you "
                 "scale the loss by hand, give the policy loss_scale=None)"
             )
-        own = {dtype_of(param) for param in trained if param._trainer is trainer} & set(LOW_PRECISION)
-        low = sorted(dtype for dtype in own if not _has_masters(trainer._optimizer, dtype))
+        own = {dtype_of(param) for param in trained if trainer_of(param) is trainer} & set(LOW_PRECISION)
+        low = sorted(dtype for dtype in own if not _has_masters(trainers.optimizer(trainer), dtype))
         if BFLOAT16 in low:
             found.append(
                 "weights stored in bfloat16 have no float32 masters, and MXNet's optimizers cannot update them"

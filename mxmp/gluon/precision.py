@@ -10,7 +10,8 @@ import mxnet as mx
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError
-from ..passes.attributes import PRECISION_ATTR
+from ..mxnet_private.arrays import attr_scope, leave_attr_scope, scope_attrs
+from ..passes.classify import PRECISION_ATTR
 from ..passes.verdict import LOW
 from ..scaling.second_derivative import second_derivative_error
 
@@ -82,13 +83,13 @@ class precision(contextlib.ContextDecorator):
         # A scope for each entry, since AttrScope remembers one outer scope only. MXNet holds the
         # current one for each thread, so that this object has no state.
         scope = mx.AttrScope().__enter__()
-        scope._attr.pop(PRECISION_ATTR, None)  # its own copy of what the outer scopes set
+        scope_attrs(scope).pop(PRECISION_ATTR, None)  # its own copy of what the outer scopes set
         if self._region != POLICY:
-            scope._attr[PRECISION_ATTR] = self._region
+            scope_attrs(scope)[PRECISION_ATTR] = self._region
         return self
 
     def __exit__(self, kind: Any, error: Any, stack: Any) -> None:
-        mx.AttrScope._current.value.__exit__(kind, error, stack)
+        leave_attr_scope(kind, error, stack)
         explained = second_derivative_error(error) if isinstance(error, mx.MXNetError) else None
         if explained is not None:
             raise explained from error
@@ -106,5 +107,5 @@ class precision(contextlib.ContextDecorator):
 
 def current_region() -> Optional[str]:
     """Return what the innermost region asks for, None outside of regions."""
-    scope = getattr(mx.AttrScope._current, "value", None)
-    return None if scope is None else scope._attr.get(PRECISION_ATTR)
+    scope = attr_scope()
+    return None if scope is None else scope_attrs(scope).get(PRECISION_ATTR)

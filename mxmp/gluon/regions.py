@@ -12,12 +12,13 @@ from mxnet import gluon
 from .. import dtypes
 from ..errors import ConvertError, PolicyError
 from ..graph import Graph
-from ..passes.attributes import PRECISION_ATTR
+from ..mxnet_private import blocks
+from ..passes.classify import PRECISION_ATTR
 from ..passes.verdict import LOW
 from ..policy import Policy
 from ..symbol import from_graph, to_graph
 from .precision import POLICY, current_region, precision
-from .trace import descendants
+from .tree import blocks_in
 
 _ATTRIBUTE = "_mxmp_policy"
 _ENTRANCES = ("forward", "unroll")
@@ -107,7 +108,7 @@ def _find_marks(block: gluon.Block, inherited: Optional[Mark], found: Dict[int, 
     mark = inherited if own is None else Mark(own[0], own[1], id(block), block.name)
     if mark not in found.setdefault(id(block), set()):
         found[id(block)].add(mark)
-        for child in block._children.values():
+        for child in blocks.children(block):
             _find_marks(child, mark, found)
 
 
@@ -135,7 +136,7 @@ def entered(net: gluon.HybridBlock, marks: Marks) -> Iterator[None]:
     """
     inside: List[int] = []
     kept = []
-    for block in descendants(net):
+    for block in blocks_in(net)[1:]:
         if id(block) in marks or isinstance(block, gluon.SymbolBlock):
             for name in _ENTRANCES:
                 if hasattr(block, name):
@@ -184,12 +185,12 @@ def _marked_source(block: gluon.Block) -> ContextManager[None]:
 
 @contextlib.contextmanager
 def _swapped_source(block: gluon.SymbolBlock) -> Iterator[None]:
-    inputs, symbol = source = block._cached_graph
-    block._cached_graph = inputs, in_current_region(symbol)
+    inputs, symbol = source = blocks.cached_graph(block)
+    blocks.cached_graph.set(block, (inputs, in_current_region(symbol)))
     try:
         yield
     finally:
-        block._cached_graph = source
+        blocks.cached_graph.set(block, source)
 
 
 def in_current_region(symbol: Any) -> mx.sym.Symbol:

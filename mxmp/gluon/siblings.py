@@ -1,4 +1,4 @@
-"""What the conversions of one net with several graphs share."""
+"""State that the conversions of one net with several graphs share."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Siblings:
         self.lock = threading.RLock()
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        """Return what pickle and copy make new ones from: none, which the copied conversions join."""
+        """Return what pickle and copy make new ones from: empty ones, to which the copied conversions are added."""
         return Siblings, ()
 
     def add(self, conversion: Any) -> None:
-        """Let a conversion join."""
+        """Add a conversion; it leaves the siblings that it had."""
         self.conversions.append(conversion)
         conversion.siblings = self

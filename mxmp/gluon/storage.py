@@ -12,14 +12,16 @@ from .. import dtypes
 from ..arrays.casts import to_float32
 from ..errors import ConvertError
 from ..masters.copies import exact_value, forget_masters, keep_masters, keeps_masters
+from ..mxnet_private import blocks, parameters
+from ..mxnet_private.parameters import ParameterBase, is_deferred, is_initialized
 from ..symbol.params import round_to
-from .trace import descendants
+from .tree import blocks_in
 
 # Attribute of a low precision parameter that holds the class it had before.
 _CLASS = "_mxmp_class"
 
 
-class LowPrecisionParameter(gluon.Parameter):
+class LowPrecisionParameter(ParameterBase):
     """A parameter that is stored in low precision and is float32 to whoever saves, loads or sets it.
 
     What is saved is the float32 master; float32 values that are loaded or set are rounded to
@@ -27,7 +29,7 @@ class LowPrecisionParameter(gluon.Parameter):
     takes it away.
     """
 
-    def _reduce(self) -> mx.nd.NDArray:
+    def mx_reduce(self) -> mx.nd.NDArray:
         """Return the float32 value on the CPU, the mean over contexts that have values of their own."""
         with autograd.pause():
             values = [value.copyto(mx.cpu()) for value in exact_values(self)]
@@ -35,27 +37,27 @@ class LowPrecisionParameter(gluon.Parameter):
             alike = all((value == first).min().asscalar() for value in others)
             return first if alike else mx.nd.add_n(*values) / len(values)
 
-    def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
+    def mx_load_value(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Load a value of any floating point dtype; it is stored in the dtype that this parameter has."""
         wide = _to_float32(data)
-        super()._load_init(round_to(wide, dtype_of(self)), ctx)
+        super().mx_load_value(round_to(wide, dtype_of(self)), ctx)
         self._keep(wide)
 
-    def _init_impl(self, data: Any, ctx_list: Any) -> None:
+    def mx_init_arrays(self, data: Any, ctx_list: Any) -> None:
         """Take a value on the given contexts."""
         wide = _to_float32(data)
-        super()._init_impl(round_to(wide, dtype_of(self)), ctx_list)
+        super().mx_init_arrays(round_to(wide, dtype_of(self)), ctx_list)
         self._keep(wide)
 
-    def _finish_deferred_init(self) -> None:
+    def mx_finish_deferred_init(self) -> None:
         """Initialize in float32, with the values that a float32 parameter gets."""
-        if self._deferred_init and self._deferred_init[3] is None:
-            init, ctx, default_init, _ = self._deferred_init
+        if self.mx_deferred_init and self.mx_deferred_init[3] is None:
+            init, ctx, default_init, _ = self.mx_deferred_init
             with autograd.pause():
                 data = mx.nd.zeros(self.shape, ctx=mx.cpu())
                 mx.init.create(default_init)(mx.init.InitDesc(self.name, {"__init__": init}), data)
-            self._deferred_init = init, ctx, default_init, data
-        super()._finish_deferred_init()
+            self.mx_deferred_init = init, ctx, default_init, data
+        super().mx_finish_deferred_init()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what pickle and copy make it from, whatever class the user gave it."""
@@ -69,7 +71,7 @@ class LowPrecisionParameter(gluon.Parameter):
         """
         wide = _to_float32(data)
         super().set_data(round_to(wide, dtype_of(self)))
-        if self._data is not None:
+        if self.mx_arrays is not None:
             self._keep(wide)
 
     def cast(self, dtype: Any) -> None:
@@ -118,21 +120,16 @@ def dtype_of(param: gluon.Parameter) -> str:
 
 def contexts_of(params: Iterable[gluon.Parameter]) -> List[mx.Context]:
     """Return the contexts on which parameters have values, or get them at the first call."""
-    return [ctx for param in params if param._data is not None or param._deferred_init for ctx in param.list_ctx()]
-
-
-def is_initialized(param: gluon.Parameter) -> bool:
-    """Return whether a parameter has values."""
-    return param._data is not None
+    return [ctx for param in params if is_initialized(param) or is_deferred(param) for ctx in param.list_ctx()]
 
 
 def initialize(net: gluon.Block, args: Tuple[Any, ...]) -> None:
     """Finish deferred initialization in float32, before anything is stored in low precision."""
     params = list(net.collect_params().values())
-    if any(param._deferred_init for param in params):
-        net._deferred_infer_shape(*args)
+    if any(map(is_deferred, params)):
+        blocks.infer_shapes(net, *args)
         for param in params:
-            param._finish_deferred_init()
+            parameters.finish_deferred_init(param)
 
 
 def cast_by_hand(net: gluon.Block) -> List[gluon.Parameter]:
@@ -163,8 +160,9 @@ def cast_advice(param: gluon.Parameter) -> str:
 def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]:
     """Return the parameters of a net's own blocks that no conversion stores, perhaps without those of norms."""
     casts = (gluon.Block.cast, gluon.HybridBlock.cast)
-    blocks = [block for block in (net, *descendants(net)) if not isinstance(block, gluon.SymbolBlock)]
-    params = [p for block in blocks if norms or type(block).cast in casts for p in block._reg_params.values()]
+    own = [block for block in blocks_in(net) if not isinstance(block, gluon.SymbolBlock)]
+    chosen = [block for block in own if norms or type(block).cast in casts]
+    params = [param for block in chosen for param in blocks.registered_params(block).values()]
     return [param for param in params if not isinstance(param, LowPrecisionParameter)]
 
 
@@ -188,7 +186,7 @@ def store_float32(param: gluon.Parameter) -> None:
     if not isinstance(param, LowPrecisionParameter):
         return
     _replace(param, dtypes.FLOAT32, exact_values(param))
-    param.__class__ = vars(param).pop(_CLASS)
+    param.__class__ = param.__dict__.pop(_CLASS)
     forget_masters(param)
 
 
@@ -211,7 +209,7 @@ def in_float32(params: Iterable[gluon.Parameter]) -> Iterator[None]:
             store_low(param, dtype)
 
 
-def _make_empty(kind: Type[gluon.Parameter]) -> gluon.Parameter:
+def _make_empty(kind: Any) -> gluon.Parameter:
     """Return a low precision parameter without attributes, of a class that was the user's."""
     param = kind.__new__(kind)
     param.__class__ = _low_class(kind)
@@ -227,8 +225,10 @@ def _low_class(kind: Type[gluon.Parameter]) -> Type[gluon.Parameter]:
 def _replace(param: gluon.Parameter, dtype: str, arrays: List[mx.nd.NDArray]) -> None:
     """Give a parameter other arrays, as ``Parameter.cast`` does."""
     with autograd.pause():
-        param._dtype = dtypes.to_numpy(dtype)  # equal to its name and to its type
-        param._data = arrays
-        if param._grad is not None:
-            param._grad = [round_to(grad, dtype) for grad in param._grad]
-            autograd.mark_variables(param._data, param._grad, param.grad_req)
+        parameters.dtype.set(param, dtypes.to_numpy(dtype))  # equal to its name and to its type
+        parameters.arrays.set(param, arrays)
+        gradients = parameters.gradients(param)
+        if gradients is not None:
+            gradients = [round_to(grad, dtype) for grad in gradients]
+            parameters.gradients.set(param, gradients)
+            autograd.mark_variables(arrays, gradients, param.grad_req)

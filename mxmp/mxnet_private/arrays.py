@@ -29,6 +29,11 @@ _current_scope = attribute(mx.AttrScope, "_current", "the innermost AttrScope of
 scope_attrs = attribute(mx.AttrScope, "_attr", "what an AttrScope sets, its outer scopes' included")
 
 
+def leave_attr_scope(kind: Any, error: Any, stack: Any) -> None:
+    """Leave the innermost AttrScope, as at the end of its ``with``."""
+    _current_scope(mx.AttrScope).value.__exit__(kind, error, stack)
+
+
 def attr_scope() -> Optional[Any]:
     """Return the innermost AttrScope of this thread, None where none was entered yet."""
     return getattr(_current_scope(mx.AttrScope), "value", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, List, Tuple
 
 from mxnet import gluon
 
@@ -50,11 +50,31 @@ def is_any_in_scope() -> bool:
     return getattr(_current_scope(_BlockScope), "value", None) is not None
 
 
-def scope_state(block: gluon.Block) -> Dict[str, Any]:
-    """Return the state of a block's scope, which `restore_scope` takes."""
-    return dict(vars(_scope(block)))
+def formats(block: gluon.HybridBlock) -> Tuple[Any, Any]:
+    """Return how a block's inputs and outputs are nested."""
+    return in_format(block), out_format(block)
 
 
-def restore_scope(block: gluon.Block, state: Dict[str, Any]) -> None:
-    """Put a block's scope back into a state; tracing enters it once more."""
-    vars(_scope(block)).update(state)
+def set_graph(block: gluon.HybridBlock, graph: Tuple[Any, Any], nesting: Tuple[Any, Any]) -> None:
+    """Give a block a graph, and how its inputs and outputs are nested."""
+    cached_graph.set(block, graph)
+    in_format.set(block, nesting[0])
+    out_format.set(block, nesting[1])
+
+
+def set_op(block: gluon.HybridBlock, op: Any, args: List[Any]) -> None:
+    """Give a block a cached operator and its arguments."""
+    cached_op.set(block, op)
+    cached_op_args.set(block, args)
+
+
+def graph_state(block: gluon.HybridBlock) -> Tuple[Any, ...]:
+    """Return a block's graph, formats and scope, which `restore_graph_state` takes."""
+    return cached_graph(block), formats(block), dict(vars(_scope(block)))
+
+
+def restore_graph_state(block: gluon.HybridBlock, state: Tuple[Any, ...]) -> None:
+    """Put a block's graph, formats and scope back, which tracing has changed."""
+    graph, nesting, scope = state
+    set_graph(block, graph, nesting)
+    vars(_scope(block)).update(scope)

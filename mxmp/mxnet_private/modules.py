@@ -7,16 +7,21 @@ from typing import Any, Dict
 import mxnet as mx
 from mxnet.module.executor_group import DataParallelExecutorGroup
 
-from .names import attribute, override
+from .names import attribute, method, override
 
 _Module, _Buckets = mx.mod.Module, mx.mod.BucketingModule
 
 group_exec_bytes = attribute(DataParallelExecutorGroup, "_total_exec_bytes", "the memory of a group of executors")
 
+buckets = attribute(_Buckets, "_buckets", "the modules by bucket key")
+default_key = attribute(_Buckets, "_default_bucket_key", "the key of the bucket that is bound first")
+sym_gen = attribute(_Buckets, "_sym_gen", "makes the symbol of a key")
+make_symbol = method(_Buckets, "_call_sym_gen", "makes and checks (symbol, data names, label names) of a key")
+
 # Of what a module was made with, under the names that its constructor has.
 _OPTIONS = {
     name: attribute(_Buckets, f"_{name}", f"the {name} that a module was made with")
-    for name in ("work_load_list", "fixed_param_names", "state_names", "group2ctxs", "compression_params")
+    for name in ("context", "work_load_list", "fixed_param_names", "state_names", "group2ctxs", "compression_params")
 }
 
 
@@ -57,12 +62,11 @@ class ModuleBase(mx.mod.Module):
 class BucketingModuleBase(mx.mod.BucketingModule):
     """A bucketing module whose private attributes have names, and whose private methods can be overridden."""
 
-    mx_buckets = attribute(_Buckets, "_buckets", "the modules by bucket key")
+    mx_buckets = buckets
     mx_current = attribute(_Buckets, "_curr_module", "the module of the present bucket")
-    mx_default_key = attribute(_Buckets, "_default_bucket_key", "the key of the bucket that is bound first")
-    mx_sym_gen = attribute(_Buckets, "_sym_gen", "makes the symbol of a key")
+    mx_default_key = default_key
+    mx_sym_gen = sym_gen
     mx_context = attribute(_Buckets, "_context", "the contexts that were given")
     mx_monitor = attribute(_Buckets, "_monitor", "the monitor that later buckets get too")
     mx_params_dirty = attribute(_Buckets, "_params_dirty", "whether the executors' values are newer than the CPU's")
-    mx_make_symbol = override(_Buckets, "_call_sym_gen", "makes and checks (symbol, data names, label names) of a key")
     mx_reset_bind = override(_Buckets, "_reset_bind", "forgets the buckets")

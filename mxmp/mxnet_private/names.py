@@ -86,19 +86,10 @@ OVERRIDES: Dict[type, Dict[str, str]] = {}
 """Of each class with overrides, the private names by those given here."""
 
 
-class override:
-    """A method that MXNet calls, in a class between MXNet's and ours: it arrives under the name given here.
+class _Override:
+    """See `override`."""
 
-    What stands under that name calls MXNet's own, so that a method of ours reaches it by ``super()``.
-
-    Example::
-
-        class TrainerBase(gluon.Trainer):
-            mx_init_kvstore = override(gluon.Trainer, "_init_kvstore", "...")
-    """
-
-    def __init__(self, owner: Any, name: str, purpose: str) -> None:
-        _register(owner, name, purpose)
+    def __init__(self, name: str, purpose: str) -> None:
         self.name, self.purpose = name, purpose
 
     def __set_name__(self, base: type, public: str) -> None:
@@ -115,6 +106,20 @@ class override:
         setattr(base, name, arriving)
         setattr(base, public, original)
         OVERRIDES.setdefault(base, {})[public] = name
+
+
+def override(owner: Any, name: str, purpose: str) -> Any:
+    """Register a method that MXNet calls; in a base class the call arrives under the name given there.
+
+    What stands under that name calls MXNet's own, so that a method of ours reaches it by ``super()``.
+
+    Example::
+
+        class TrainerBase(gluon.Trainer):
+            mx_init_kvstore = override(gluon.Trainer, "_init_kvstore", "...")
+    """
+    _register(owner, name, purpose)
+    return _Override(name, purpose)
 
 
 def global_name(module: Optional[ModuleType], name: str, purpose: str) -> Any:

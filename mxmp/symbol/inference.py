@@ -12,6 +12,7 @@ import mxnet as mx
 from .. import dtypes
 from ..errors import InferenceError, mxnet_reason
 from ..graph import Graph, from_json, to_json
+from ..mxnet_private.arrays import NumpySymbol
 from ..passes import Facts
 from ..passes.control_flow import Body, bodies_of
 
@@ -29,7 +30,7 @@ def to_graph(symbol: Any) -> Graph:
 def from_graph(graph: Graph, like: Any = None) -> Any:
     """Return the symbol of a graph; a numpy symbol if ``like`` is one."""
     symbol = mx.sym.load_json(to_json(graph))
-    return symbol.as_np_ndarray() if isinstance(like, mx.sym.numpy._Symbol) else symbol
+    return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
 
 
 def infer_facts(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Facts:

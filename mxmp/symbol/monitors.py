@@ -10,6 +10,7 @@ from mxnet.base import NDArrayHandle
 
 from .. import dtypes
 from ..graph import Graph
+from ..mxnet_private.arrays import executor_symbol
 from ..passes import EraseCasts
 from ..passes.emulate import Named, emulated_entries
 from ..report.casts import positions
@@ -143,7 +144,7 @@ class WatchedExecutor:
     def __init__(self, executor: Any, names: NetworkNames) -> None:
         self._executor = executor
         self._names = names
-        self._symbol = _Variables(executor._symbol, names)
+        executor_symbol.set(self, _Variables(executor_symbol(executor), names))  # which the Monitor reads
 
     def __getattr__(self, name: str) -> Any:
         """Return what is the executor's own."""
@@ -156,12 +157,12 @@ class WatchedExecutor:
     @property
     def arg_arrays(self) -> List[Any]:
         """The network's arguments in float32."""
-        return self._wide(self._executor._symbol.list_arguments(), self._executor.arg_arrays)
+        return self._wide(executor_symbol(self._executor).list_arguments(), self._executor.arg_arrays)
 
     @property
     def aux_arrays(self) -> List[Any]:
         """Its auxiliary states."""
-        return self._wide(self._executor._symbol.list_auxiliary_states(), self._executor.aux_arrays)
+        return self._wide(executor_symbol(self._executor).list_auxiliary_states(), self._executor.aux_arrays)
 
     def _wide(self, names: Sequence[str], arrays: Sequence[Any]) -> List[Any]:
         return [_widened(array) for name, array in zip(names, arrays) if self._names.is_own(name)]

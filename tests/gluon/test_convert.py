@@ -486,7 +486,7 @@ def test_one_graph_is_built_once():
     convert(net, "O1")
     net(batch())
     train_step(net, batch())
-    assert len(net._mxmp_conversion.ops) == 1
+    assert len(net._mxmp_conversion.graphs.ops) == 1
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
@@ -743,7 +743,7 @@ def test_new_shapes_without_new_verdicts_share_one_graph():
     convert(net, "O1")
     for size in (4, 8, 16):
         net(mx.nd.ones((1, 1, size, size)))
-    assert len(net._mxmp_conversion.modes) == 3 and len(net._mxmp_conversion.ops) == 1
+    assert len(net._mxmp_conversion.graphs.calls) == 3 and len(net._mxmp_conversion.graphs.ops) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

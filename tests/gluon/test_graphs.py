@@ -8,8 +8,8 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.gluon import convert, export, graphs, report, traced
-from mxmp.symbol import inference
+from mxmp.gluon import convert, export, graphs, report, traced_net
+from mxmp.symbol import facts
 
 
 class Centered(gluon.HybridBlock):
@@ -47,7 +47,7 @@ class Count:
 
 @pytest.fixture
 def conversions(monkeypatch):
-    return Count(monkeypatch, traced, "convert_graph")
+    return Count(monkeypatch, traced_net, "convert_graph")
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def cached_ops(monkeypatch):
 
 @pytest.fixture
 def inferences(monkeypatch):
-    return Count(monkeypatch, inference.ShapeInference, "__call__")
+    return Count(monkeypatch, facts.ShapeInference, "__call__")
 
 
 def mean_precision(net):
@@ -117,8 +117,8 @@ def test_graphs_are_bounded(monkeypatch, conversions):
     for size in sizes:
         net(mx.nd.ones((size, 3)))
     held = net._mxmp_conversion
-    assert len({id(mode) for mode in held.modes.values()}) == len(held.ops) == 3
-    assert {key.shapes[0][0] for key in held.modes} == set(sizes[-3:])
+    assert len({id(mode) for mode in held.graphs.calls.values()}) == len(held.graphs.ops) == 3
+    assert {key.shapes[0][0] for key in held.graphs.calls} == set(sizes[-3:])
     before = conversions.number
     for size in sizes[-3:]:
         net(mx.nd.ones((size, 3)))
@@ -132,7 +132,7 @@ def test_remembered_shapes_are_bounded(monkeypatch, conversions, inferences):
     net = make()
     for size in range(1, 11):
         net(mx.nd.ones((size, 3)))
-    assert len(net._mxmp_conversion.modes) == 4 and len(net._mxmp_conversion.ops) == 1
+    assert len(net._mxmp_conversion.graphs.calls) == 4 and len(net._mxmp_conversion.graphs.ops) == 1
     seen = inferences.number, conversions.number
     net(mx.nd.ones((10, 3)))
     assert (inferences.number, conversions.number) == seen
@@ -182,7 +182,7 @@ def test_verdicts_in_a_loop_follow_the_shapes(conversions):
         net(mx.nd.ones((3, size, 2)))
         found.append({row.op: row.precision for row in report(net).rows}["sum"])
     assert found == ["float16", "float32", "float16", "float32"]
-    assert len(net._mxmp_conversion.ops) == 2
+    assert len(net._mxmp_conversion.graphs.ops) == 2
 
 
 def test_stored_parameters_survive_new_shapes(tmp_path):

@@ -176,9 +176,9 @@ def test_no_more_than_the_trainer_is_changed(warnings):
             return super().__iter__()
 
     for _ in range(100):
-        check.see(Watched(params))
+        check.check(Watched(params))
     assert seen == [1, 2, 4, 8, 16, 32, 64]
     plain(net)
     for _ in range(100):
-        check.see(Watched(params))
+        check.check(Watched(params))
     assert seen[7:] == [128] and len(warnings()) == 1

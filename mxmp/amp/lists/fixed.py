@@ -18,8 +18,8 @@ def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
 class FixedList(List[Any]):
     """A list whose changes are errors; its copies, slices and sums are plain lists."""
 
-    append = extend = insert = remove = pop = clear = sort = reverse = _refuse  # type: ignore[assignment]
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse  # type: ignore[assignment]
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
 
     def __reduce__(self) -> Any:
         return list, (list(self),)
@@ -28,8 +28,8 @@ class FixedList(List[Any]):
 class FixedDict(Dict[str, Any]):
     """A dict whose changes are errors."""
 
-    update = pop = popitem = clear = setdefault = _refuse  # type: ignore[assignment]
-    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
+    update = pop = popitem = clear = setdefault = _refuse
+    __setitem__ = __delitem__ = __ior__ = _refuse
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)

@@ -1,4 +1,4 @@
-"""Files of a converted net: written whole or not at all, and checked before they are read."""
+"""Save, load and export a converted net: files are written whole or not at all, and checked before they are read."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from mxnet import MXNetError, gluon
 from ..arrays_file import check_arrays_file
 from ..errors import ConvertError, mxnet_reason
 from ..files import is_local, saving
+from ..mxnet_private import blocks, parameters
 from ..symbol import save_checkpoint
 from ..symbol.io import require_whole
 from . import storage
-from .hooks import net_method
-from .traced import TracedNet
+from .lookup import net_method
+from .traced_net import TracedNet
 
 Arrays = Dict[str, Any]
 
 
 class FileHooks(TracedNet):
-    """The hooks of a conversion that write and read files."""
+    """The methods of a conversion that replace those of its net which write and read files."""
 
     @net_method
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
@@ -33,7 +34,7 @@ class FileHooks(TracedNet):
             ConvertError: If the net has not seen a batch yet, or the folder is missing.
             CheckpointError: If a file cannot be written; then nothing is changed.
         """
-        if not self.ops:
+        if not self.graphs.ops:
             raise ConvertError(
                 f"block '{self.net.name}' has not been called yet, so its parameters and shapes are not known; "
                 f"run one batch before exporting."
@@ -41,40 +42,42 @@ class FileHooks(TracedNet):
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder):
             raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
-        built = {number for number, _ in self.ops}
-        outside = {key: mode for key, mode in self.modes.items() if key.region is None and id(mode) in built}
+        built = {number for number, _ in self.graphs.ops}
+        calls = self.graphs.calls.items()
+        outside = {call: graph for call, graph in calls if call.region is None and id(graph) in built}
         if not outside:
             raise ConvertError(
                 f"block '{self.net.name}' has been called in precision regions only; run one batch outside of them "
                 f"before exporting."
             )
-        inferring = [mode for key, mode in outside.items() if not key.training]
+        inferring = [graph for call, graph in outside.items() if not call.training]
         found = inferring or list(outside.values())
-        mode = self.current if self.current in found else found[-1]
-        params = next(args for (key, _), (_, args) in self.ops.items() if key == id(mode))
+        graph = self.current if self.current in found else found[-1]
+        symbol = graph.converted.symbol
+        params = next(args for (number, _), (_, args) in self.graphs.ops.items() if number == id(graph))
         with storage.as_stored(self.net.collect_params().values()):
             if type(self.net).export is not gluon.HybridBlock.export:  # the user's own writes what it likes
-                self.net._cached_graph, self.net._cached_op_args = (mode.inputs, mode.converted.symbol), params
-                self._original("export", path, epoch, remove_amp_cast=remove_amp_cast)
+                blocks.cached_graph.set(self.net, (graph.traced.inputs, symbol))
+                blocks.cached_op_args.set(self.net, params)
+                self.original("export", path, epoch, remove_amp_cast=remove_amp_cast)
                 return
-            values = values_for(mode.converted.symbol, params)
-            save_checkpoint(path, epoch, mode.converted.symbol, *values, remove_amp_cast=remove_amp_cast)
+            save_checkpoint(path, epoch, symbol, *values_for(symbol, params), remove_amp_cast=remove_amp_cast)
 
     @net_method
     def save_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
         """Save float32 values as MXNet does, whole or not at all."""
-        save(filename, lambda name: self._original("save_parameters", name, *args, **kwargs))
+        save(filename, lambda name: self.original("save_parameters", name, *args, **kwargs))
 
     @net_method
     def save_params(self, filename: str) -> None:
         """Save as `save_parameters`, under the name that MXNet deprecates."""
-        save(filename, lambda name: self._original("save_params", name))
+        save(filename, lambda name: self.original("save_params", name))
 
     @net_method
     def load_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
         """Load a file as MXNet does once it is found whole, and store in low precision what this has initialized."""
         check(filename)
-        self._original("load_parameters", filename, *args, **kwargs)
+        self.original("load_parameters", filename, *args, **kwargs)
         if self.early is not None:
             self._store(self.early)
 
@@ -115,7 +118,7 @@ def values_for(symbol: Any, params: Iterable[Tuple[bool, gluon.Parameter]]) -> T
         symbol: What a net runs.
         params: What its cached operator is given: whether it is an input, and the parameter else.
     """
-    found = {param.name: param._reduce() for is_input, param in params if not is_input}
+    found = {param.name: parameters.reduced(param) for is_input, param in params if not is_input}
     groups = (symbol.list_arguments(), symbol.list_auxiliary_states())
     args, aux = ({name: found[name] for name in group if name in found} for group in groups)
     return args, aux

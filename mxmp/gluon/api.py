@@ -1,8 +1,8 @@
-"""convert, cast, restore: a net's graph through the passes, in place and reversible."""
+"""convert, cast, restore, report and export: what users call on a Gluon net."""
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from mxnet import gluon
 
@@ -10,12 +10,13 @@ from .. import dtypes
 from ..errors import ConvertError
 from ..policy import Policy
 from ..report import Report, merge
-from . import storage, trace
-from .conversion import Conversion, join
+from . import storage, tree
+from .conversion import Conversion
 from .float32 import float32_report, forget_float32, remember_float32
-from .hooks import conversion_of, installed, suspended
+from .lookup import conversion_of, conversions_of, suspended
 from .overrides import OverrideCheck
 from .regions import Marks, find_marks
+from .siblings import Siblings
 
 
 def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> gluon.Block:
@@ -45,33 +46,52 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
             no bfloat16 kernels; a call with inputs on one says the same.
     """
     policy = Policy.parse(policy, **changes)
-    found = trace.roots(net)
+    found = tree.roots(net)
     for root in found:
         storage.refuse_cast(root)
     marks = find_marks(net)
     if all(_is_current(conversion_of(root), policy, marks) for root in found):
         return net
-    replaced = installed([block for root in found for block in (root, *trace.descendants(root))])
+    replaced = conversions_of(tree.blocks_in(*found))
     with suspended(replaced):
         conversions = [Conversion(root, policy, marks) for root in found]
-        join(conversions)
-        OverrideCheck(policy, trace.prefixes(net), conversions)
+        siblings = Siblings()  # they may share parameters
+        for conversion in conversions:
+            siblings.add(conversion)
+        OverrideCheck(policy, tree.prefixes(net), conversions)
     for conversion in replaced:
         conversion.remove()
     try:
         for conversion in conversions:
             forget_float32(conversion.net)
-            if policy.is_mixed or conversion.erases:
+            if policy.is_mixed or conversion.erases_casts:
                 conversion.install()
             else:
                 remember_float32(conversion.net, conversion.policy, conversion.early)
     except Exception:
-        for conversion in installed(found):
+        for conversion in conversions_of(found):
             conversion.remove()
         for conversion in replaced:
             conversion.install()
         raise
     return net
+
+
+def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:
+    """Convert several nets, or leave all of them as they were; raises as `convert`."""
+    known = tree.blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
+    before = [(conversion.net, conversion.policy) for conversion in conversions_of(known)]
+    done: List[gluon.Block] = []
+    try:
+        for net in nets:
+            convert(net, policy)
+            done.append(net)
+    except Exception:
+        for net in done:
+            restore(net)
+        for block, old in before:
+            convert(block, old)
+        raise
 
 
 def cast(net: gluon.Block, dtype: str) -> gluon.Block:
@@ -104,9 +124,10 @@ def restore(net: gluon.Block) -> gluon.Block:
     Parameters that were stored in low precision become float32; their exact values come back
     where they have not changed since.
     """
-    for conversion in installed([net, *trace.descendants(net)]):
+    blocks = tree.blocks_in(net)
+    for conversion in conversions_of(blocks):
         conversion.remove()
-    for block in (net, *trace.descendants(net)):
+    for block in blocks:
         forget_float32(block)
     return net
 
@@ -118,7 +139,7 @@ def report(net: gluon.Block) -> Report:
         ConvertError: If the net is not converted, or has to see one batch first.
     """
     found = []
-    for block in (net, *trace.descendants(net)):
+    for block in tree.blocks_in(net):
         conversion = conversion_of(block)
         each = float32_report(block) if conversion is None else conversion.report()
         if each is not None:
@@ -138,7 +159,7 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
         ConvertError: If the net is not converted or has not seen a batch yet.
     """
     conversion = conversion_of(net)
-    inside = [c.net.name for c in installed(trace.descendants(net))] if conversion is None else []
+    inside = [c.net.name for c in conversions_of(tree.descendants(net))] if conversion is None else []
     if inside:
         raise ConvertError(
             f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in it: "
@@ -153,4 +174,3 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
 def _is_current(conversion: Optional[Conversion], policy: Policy, marks: Marks) -> bool:
     """Return whether a conversion is what ``convert`` would install."""
     return type(conversion) is Conversion and conversion.policy == policy and conversion.marks == marks
-

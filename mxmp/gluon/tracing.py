@@ -1,66 +1,16 @@
-"""A Gluon block's graph before its first call, and errors that name the block."""
+"""Trace a block before its first call, and say which block a failed trace is about."""
 
 from __future__ import annotations
 
 import inspect
 import traceback
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import mxnet as mx
 from mxnet import gluon
 
 from ..errors import ConvertError, MxmpError
-
-
-def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
-    """Return the outermost blocks of a net that have a graph: HybridBlocks with ``hybrid_forward``.
-
-    Raises:
-        ConvertError: If there is none; it names the block.
-    """
-    if not isinstance(net, gluon.Block):
-        raise ConvertError(f"expected a Gluon block, found {type(net).__name__}.")
-    found: List[gluon.HybridBlock] = []
-    _collect(net, found)
-    if not found:
-        raise ConvertError(
-            f"block '{net.name}' ({type(net).__name__}) holds no HybridBlock, so there is no graph to convert."
-        )
-    return found
-
-
-def _collect(block: gluon.Block, found: List[gluon.HybridBlock]) -> None:
-    if isinstance(block, gluon.HybridBlock) and not _runs_eagerly(block):
-        if not any(block is other for other in found):
-            found.append(block)
-        return
-    for child in block._children.values():
-        _collect(child, found)
-
-
-def _runs_eagerly(block: gluon.HybridBlock) -> bool:
-    """Return whether a HybridBlock overrides ``forward`` and has no graph of its own."""
-    own_graph = (
-        isinstance(block, gluon.SymbolBlock) or type(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
-    )
-    return not own_graph
-
-
-def descendants(block: gluon.Block) -> List[gluon.Block]:
-    """Return every block below a block, each once."""
-    found: Dict[int, gluon.Block] = {}
-    below = list(block._children.values())
-    while below:
-        child = below.pop(0)
-        if id(child) not in found:
-            found[id(child)] = child
-            below += child._children.values()
-    return list(found.values())
-
-
-def prefixes(net: gluon.Block) -> List[str]:
-    """Return the prefixes of a net's blocks, itself included."""
-    return sorted({block.prefix for block in (net, *descendants(net)) if block.prefix})
+from ..mxnet_private import blocks
 
 
 def trace_early(net: gluon.HybridBlock) -> Optional[Any]:
@@ -70,26 +20,23 @@ def trace_early(net: gluon.HybridBlock) -> Optional[Any]:
     that cannot be traced like this is traced when it is called.
     """
     if isinstance(net, gluon.SymbolBlock):
-        return net._cached_graph[1]
+        return blocks.cached_graph(net)[1]
     count = _input_count(net)
     names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
     try:
-        params = {name: param.var() for name, param in net._reg_params.items()}
+        params = {name: param.var() for name, param in blocks.registered_params(net).items()}
         with net.name_scope():
             out = type(net).hybrid_forward(net, mx.sym, *(mx.sym.var(name) for name in names), **params)
-        outputs, _ = gluon.block._flatten(out, "output")
+        outputs, _ = blocks.flatten(out, "output")
         return mx.sym.Group(outputs)
     except Exception:
         return None
 
 
 def _input_count(net: gluon.HybridBlock) -> int:
+    own = blocks.registered_params(net)
     parameters = list(inspect.signature(type(net).hybrid_forward).parameters.values())[2:]
-    inputs = [
-        p
-        for p in parameters
-        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and p.name not in net._reg_params
-    ]
+    inputs = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and p.name not in own]
     return max(1, len(inputs))
 
 
@@ -138,5 +85,5 @@ def _name_of(function: Any) -> str:
 
 def split_inputs(args: Tuple[Any, ...]) -> List[Any]:
     """Return the arrays or symbols among possibly nested arguments, None left out."""
-    flat, _ = gluon.block._flatten(args, "input")
+    flat, _ = blocks.flatten(args, "input")
     return [item for item in flat if item is not None]

@@ -1,0 +1,192 @@
+"""What a converted net's methods do in place of those that it was written with: build, call, trace, hybridize.
+
+A HybridBlock runs what its ``_get_graph`` returns (python/mxnet/gluon/block.py at tag 1.9.1).
+The hooks stand on the one instance: what they return is what runs, what ``export`` writes and
+what hybridizing again rebuilds. No function of MXNet is changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, List, Optional, Tuple
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from .. import dtypes
+from ..errors import ConvertError
+from ..mxnet_private import blocks
+from ..mxnet_private.arrays import compose
+from ..scaling import loss_heads
+from ..symbol.contexts import require_kernels
+from . import copies, storage
+from .calls import as_input, on_cpu
+from .file_hooks import FileHooks
+from .graphs import ConvertedGraph, GraphCache, op_hook_on
+from .lookup import as_written, conversion_of, net_method, suspended
+from .plain_trainer import PlainTrainerCheck
+from .precision import POLICY, current_region, precision
+from .tracing import split_inputs
+
+
+class BlockHooks(FileHooks):
+    """The methods of a conversion that replace its net's; see `TracedNet` for its attributes.
+
+    Attributes:
+        was_active: Whether the net is hybridized as far as its user knows.
+        given_graph: What ``_get_graph`` gives while a cached operator is built; None else.
+        plain_trainer: Looks for a trainer that is not mxmp's.
+        params: The net's parameters; None before they are asked for.
+        is_initialized: Whether the parameters are initialized, and stored in the dtypes that they are to have.
+        params_recorded: Whether autograd may hold the parameters.
+    """
+
+    was_active: bool
+    given_graph: Optional[Tuple[Any, Any]]
+    plain_trainer: PlainTrainerCheck
+    params: Optional[List[gluon.Parameter]]
+    is_initialized: bool
+    params_recorded: bool
+
+    @net_method
+    def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
+        """Hybridize as asked, but keep running the converted graph."""
+        self.original("hybridize", active, *args, **kwargs)
+        self.was_active = active
+        blocks.is_active.set(self.net, True)
+
+    @net_method
+    def cast(self, dtype: Any) -> None:
+        """Refuse: MXNet's cast would give BatchNorm low precision parameters."""
+        raise ConvertError(
+            f"block '{self.net.name}' is converted ({self.policy}); use mxmp.gluon.cast(net, {str(dtype)!r}), or "
+            f"mxmp.gluon.restore(net) first."
+        )
+
+    @net_method
+    def clear_cached_op(self) -> None:
+        """Forget all graphs of the net."""
+        self.original("clear_cached_op")
+        self.graphs, self.current = GraphCache(), None
+        self.is_initialized, self.params = False, None
+
+    @net_method
+    def get_graph(self, *args: Any) -> Any:
+        """Return the inputs and the converted symbol for these inputs."""
+        return self._use(self._graph_for(args)) if self.given_graph is None else self.given_graph
+
+    def _use(self, graph: ConvertedGraph) -> Any:
+        """Make a converted graph the net's."""
+        if current_region() is None:
+            self.current = graph
+        own = graph.traced.inputs, graph.converted.symbol
+        blocks.set_graph(self.net, own, graph.traced.formats)
+        return own
+
+    @net_method
+    def build_cache(self, *args: Any) -> None:
+        """Build the cached operator for this kind of context."""
+        inputs, symbol = self.get_graph(*args)
+        converted = self._graph_for(args).converted
+        self._store(converted)
+        self.given_graph = inputs, converted.on_cpu() if on_cpu() else symbol
+        try:
+            self.original("build_cache", *args)
+        finally:
+            self.given_graph = None
+
+    @net_method
+    def call_cached_op(self, *args: Any) -> Any:
+        """Run the graph for this call and context; inputs of low precision are taken as float32."""
+        args = tuple(as_input(arg) for arg in args)
+        self._require_kernels([mx.context.current_context()])  # that of the inputs
+        if not self.is_initialized:
+            self._initialize(args)
+        graph = self._graph_for(args)
+        recording = autograd.is_recording()
+        if recording:
+            loss_heads.mark(self.net.name, self._params(), graph.loss_heads)
+            self.plain_trainer.check(self._params())
+            if current_region() == dtypes.FLOAT32 and self.own_graph is None and graph.is_float32:
+                self._note_recorded()
+                with as_written(self.net):
+                    return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us
+        self._use(graph)
+        key = id(graph), on_cpu()
+        if key not in self.graphs.ops:
+            blocks.set_op(self.net, None, [])
+            self.build_cache(*args)
+            self.graphs.ops[key] = blocks.cached_op(self.net), blocks.cached_op_args(self.net)
+        if recording:
+            self._note_recorded()
+        blocks.set_op(self.net, *self.graphs.ops[key])
+        with op_hook_on(self.net, graph):
+            return self.original("call_cached_op", *args)
+
+    def _initialize(self, args: Tuple[Any, ...]) -> None:
+        """Initialize parameters and store in low precision what any of the siblings wants so.
+
+        Before anything runs: autograd loses the gradients of a parameter that changes its dtype
+        between two calls of one ``record``.
+        """
+        with precision(POLICY):  # a region holds for a call, not for what is stored
+            copies.attach_gradients(self._params())
+            self._graph_for(args)  # a net that cannot be traced says so, before MXNet infers shapes
+            storage.initialize(self.net, args)
+            for sibling in self.siblings.conversions:
+                if sibling.early is not None and conversion_of(sibling.net) is sibling:
+                    sibling._store(sibling.early)
+            if self.early is None:
+                self._store(self._graph_for(args).converted)
+        self.is_initialized = True
+
+    def _note_recorded(self) -> None:
+        """Note that autograd holds the net's parameters, which must keep their dtypes from now on."""
+        if not self.params_recorded:
+            self.siblings.recorded.update(map(id, self._params()))
+            self.params_recorded = True
+
+    def _params(self) -> List[gluon.Parameter]:
+        if self.params is None:
+            self.params = list(self.net.collect_params().values())
+        return self.params
+
+    @net_method
+    def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
+        """Return the converted net applied to symbols, for a net that this one is part of.
+
+        Arrays come here where a method of the net's own hands them over (``DropoutCell.unroll``), or
+        where another thread had the net run operator by operator, as it was written.
+
+        Within another net's trace on a CPU context the graph for CPU is given, so that the outer
+        net runs there; convert the outermost net to export it.
+        """
+        if F is mx.nd:
+            return gluon.HybridBlock.forward(self.net, x, *args)
+        # A SymbolBlock enters no scope of its own.
+        inside = blocks.is_in_scope(self.net) if self.own_graph is None else blocks.is_any_in_scope()
+        if inside:
+            self._require_kernels([mx.context.current_context()])
+        converted, inputs, out_format = self._convert_for_symbols((x, *args))
+        symbol = converted.on_cpu() if inside and on_cpu() else converted.symbol
+        compose(symbol, **{var.name: given for var, given in zip(inputs, split_inputs((x, *args)))})
+        return blocks.regroup(list(symbol), out_format)
+
+    @net_method
+    def forward(self, x: Any, *args: Any) -> Any:
+        """Run a SymbolBlock, whose own ``forward`` takes symbols past ``hybrid_forward``."""
+        if isinstance(x, mx.sym.Symbol):
+            return self.hybrid_forward(mx.sym, x, *args)
+        return self.original("forward", x, *args)
+
+    @net_method
+    def summary(self, *inputs: Any) -> None:
+        """Print the summary of the float32 net, which needs every block to run by itself."""
+        with suspended([self]), storage.in_float32(self.stored):
+            blocks.is_active.set(self.net, self.was_active)
+            try:
+                self.original("summary", *inputs)
+            finally:
+                blocks.is_active.set(self.net, True)
+
+    def _require_kernels(self, contexts: Iterable[mx.Context]) -> None:
+        require_kernels(self.policy, contexts, f"block '{self.net.name}'")

@@ -1,0 +1,81 @@
+"""What a call of a converted net brings: its signature, its inputs, the kind of its context."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from .. import dtypes
+from ..mxnet_private import blocks
+from .precision import current_region
+from .tracing import split_inputs
+
+Shape = Tuple[int, ...]
+
+
+class CallSignature(NamedTuple):
+    """What decides which graph a call runs.
+
+    Attributes:
+        training: Whether it is for training or for inference.
+        nesting: How its inputs are nested.
+        region: The ``precision`` region around it, None outside of regions.
+        types: Dtypes of its inputs.
+        shapes: Shapes of its inputs where verdicts depend on them, else None.
+    """
+
+    training: bool
+    nesting: str
+    region: Optional[str]
+    types: Tuple[Any, ...]
+    shapes: Optional[Tuple[Any, ...]]
+
+
+def signature_of(net: gluon.Block, args: Tuple[Any, ...], shaped: bool) -> CallSignature:
+    """Return the signature of a call of a net now, with these inputs; ``shaped`` if their shapes matter."""
+    flat, nesting = blocks.flatten(args, "input")
+    shapes = tuple(getattr(a, "shape", None) for a in flat) if shaped else None
+    types = tuple(getattr(a, "dtype", None) for a in flat)
+    # Layers of gluon.rnn note here whether they were called without states, and then return none.
+    nesting = nesting, getattr(net, "skip_states", None)
+    return CallSignature(bool(autograd.is_training()), str(nesting), current_region(), types, shapes)
+
+
+def on_cpu() -> bool:
+    """Return whether the current context is a CPU."""
+    return bool(mx.context.current_context().device_type != "gpu")
+
+
+def known_inputs(inputs: Sequence[Any], args: Tuple[Any, ...]) -> Tuple[Dict[str, Shape], Dict[str, str]]:
+    """Return shapes and dtypes, by name, of those inputs that are arrays."""
+    arrays = [(s.name, a) for s, a in zip(inputs, split_inputs(args)) if isinstance(a, mx.nd.NDArray)]
+    return {name: a.shape for name, a in arrays}, {name: dtypes.canonical(a.dtype) for name, a in arrays}
+
+
+def known_shapes(inputs: Dict[str, Shape], params: Dict[str, Any]) -> Dict[str, Shape]:
+    """Return the shapes of inputs and parameters; none where those of the inputs are not known."""
+    if not inputs:
+        return {}
+    known = {name: p.shape for name, p in params.items() if p.shape and all(size > 0 for size in p.shape)}
+    return {**known, **inputs}
+
+
+def as_input(arg: Any) -> Any:
+    """Return an input, or nested inputs, as a cached graph takes them: low precision as float32, on one kind of CPU.
+
+    A cached graph wants all on one context, while operators take what a DataLoader's workers give
+    (cpu_shared) for what it is, an array on the CPU.
+    """
+    if isinstance(arg, (list, tuple)):
+        items = [as_input(item) for item in arg]
+        return type(arg)(*items) if hasattr(arg, "_fields") else type(arg)(items)
+    if not isinstance(arg, mx.nd.NDArray):
+        return arg
+    if arg.ctx.device_type in ("cpu_shared", "cpu_pinned"):
+        arg = arg.as_in_context(mx.cpu())
+    if dtypes.canonical(arg.dtype) in dtypes.LOW_PRECISION:
+        # The operator: the gradients of astype and amp_cast are lost under grad_req='add'.
+        return (mx.npx.cast if isinstance(arg, mx.np.ndarray) else mx.nd.Cast)(arg, dtype=dtypes.FLOAT32)
+    return arg

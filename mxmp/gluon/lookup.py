@@ -1,0 +1,114 @@
+"""Find a block's conversion, suspend it, and name the methods of the block that it replaces."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Sequence, Type
+
+from mxnet import gluon
+
+from ..mxnet_private import blocks
+from .tree import blocks_in
+
+ATTRIBUTE = "_mxmp_conversion"
+"""Where a block holds its conversion."""
+
+PLAIN_CLASS = "_mxmp_plain_class"
+"""Where the class of a converted net holds the one that it was written in."""
+
+_PRIVATE = (blocks.get_graph, blocks.build_cache, blocks.call_cached_op, blocks.clear_cached_op)
+_PUBLIC = (
+    "hybridize",
+    "hybrid_forward",
+    "forward",
+    "save_parameters",
+    "save_params",
+    "load_parameters",
+    "export",
+    "cast",
+    "summary",
+)
+REPLACED = {**{name: name for name in _PUBLIC}, **{method.name.lstrip("_"): method.name for method in _PRIVATE}}
+"""The methods of a block that its conversion replaces, by the name of the conversion's method."""
+
+
+def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a conversion's method that replaces one of its net's: one thread at a time runs it.
+
+    The net's graph is handed to MXNet in the net's attributes, hence the lock. Where the calling
+    thread has suspended the conversion, the net's own method runs.
+    """
+
+    @functools.wraps(method)
+    def hooked(conversion: Any, *args: Any, **kwargs: Any) -> Any:
+        with conversion.siblings.lock:
+            if conversion.is_suspended:
+                return conversion.original(method.__name__, *args, **kwargs)
+            return method(conversion, *args, **kwargs)
+
+    return hooked
+
+
+@functools.lru_cache(maxsize=None)
+def converted_class(kind: Any) -> Type[gluon.HybridBlock]:
+    """Return a class for converted nets that is another class but for what ``repr`` says.
+
+    What it makes, as ``type(net)()`` and slices of a HybridSequential do, is not converted and of the other class.
+    """
+
+    def describe(net: gluon.HybridBlock) -> str:
+        conversion = conversion_of(net)  # None if another's __dict__ is still to be filled in
+        text: str = kind.__repr__(net)
+        return text + ("" if conversion is None else f"\nconverted by mxmp: {conversion.policy}")
+
+    def make(_: Any, *args: Any, **kwargs: Any) -> gluon.HybridBlock:
+        return kind(*args, **kwargs)
+
+    names = {"__repr__": describe, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    meta: Any = type(type(kind).__name__, (type(kind),), {"__call__": make})
+    found: Type[gluon.HybridBlock] = meta(kind.__name__, (kind,), {**names, "__doc__": kind.__doc__, PLAIN_CLASS: kind})
+    return found
+
+
+def plain_class(net: gluon.HybridBlock) -> Any:
+    """Return the class that a net was written in, converted or not."""
+    return getattr(type(net), PLAIN_CLASS, type(net))
+
+
+def conversion_of(block: gluon.Block) -> Any:
+    """Return the `Conversion` of a block, None if it has none."""
+    return vars(block).get(ATTRIBUTE)
+
+
+def conversions_of(among: Sequence[gluon.Block]) -> List[Any]:
+    """Return the conversions of those blocks that have one."""
+    found = (conversion_of(block) for block in among)
+    return [conversion for conversion in found if conversion is not None]
+
+
+@contextmanager
+def suspended(conversions: Sequence[Any]) -> Iterator[None]:
+    """Let this thread call blocks as they were written, whatever hooks they have."""
+    for conversion in conversions:
+        conversion.suspend(1)
+    try:
+        yield
+    finally:
+        for conversion in conversions:
+            conversion.suspend(-1)
+
+
+@contextmanager
+def as_written(net: gluon.HybridBlock) -> Iterator[None]:
+    """Run a net and the blocks in it operator by operator, neither converted nor hybridized."""
+    every = blocks_in(net)
+    active = [(block, blocks.is_active(block)) for block in every if isinstance(block, gluon.HybridBlock)]
+    with suspended(conversions_of(every)):
+        for block, _ in active:
+            blocks.is_active.set(block, False)
+        try:
+            yield
+        finally:
+            for block, was_active in active:
+                blocks.is_active.set(block, was_active)

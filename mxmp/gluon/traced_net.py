@@ -1,0 +1,151 @@
+"""A net under a policy: traced and converted once for each kind of call, with its parameters' dtypes."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from mxnet import gluon
+
+from .. import dtypes
+from ..errors import ConvertError, InferenceError
+from ..graph import without_versions
+from ..mxnet_private import blocks
+from ..mxnet_private.parameters import is_initialized
+from ..policy import Policy
+from ..symbol import Converted, convert_graph, to_graph
+from ..symbol.outcomes import ShapeOutcomes
+from . import regions, storage
+from .calls import known_inputs, known_shapes, signature_of
+from .graphs import ConvertedGraph, GraphCache, TracedGraph
+from .lookup import REPLACED, conversions_of, suspended
+from .precision import current_region
+from .siblings import Siblings
+from .tracing import trace_error
+from .tree import descendants
+
+
+class TracedNet:
+    """The graphs of a net under a policy; a conversion adds the hooks that make the net run them.
+
+    Attributes:
+        net: The net.
+        policy: Its policy.
+        marks: What ``set_policy`` said about the net and the blocks in it.
+        own_graph: The inputs and the symbol of a SymbolBlock; None of a net that is traced.
+        graphs: The graphs.
+        current: The graph that ran last outside of regions.
+        on_converted: Is called with each conversion; None if nobody asks.
+        siblings: The conversions that may share parameters with this one.
+        stored: The parameters that this one has put in low precision.
+        early: The conversion for inputs of unknown shape; None if the net must be called first.
+    """
+
+    net: gluon.HybridBlock
+    policy: Policy
+    marks: regions.Marks
+    own_graph: Any
+    graphs: GraphCache
+    current: Optional[ConvertedGraph]
+    on_converted: Optional[Callable[[Converted], None]]
+    siblings: Siblings
+    stored: List[gluon.Parameter]
+    early: Optional[Converted]
+
+    def original(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the net's own method that this object's method of a name replaces."""
+        return getattr(type(self.net), REPLACED[name])(self.net, *args, **kwargs)
+
+    def _graph_for(self, args: Tuple[Any, ...]) -> ConvertedGraph:
+        """Return the converted graph for a call, traced and converted when first needed."""
+        graph = self.graphs.find(signature_of(self.net, args, self.graphs.shaped))
+        return self._new_graph(args) if graph is None else graph
+
+    def _new_graph(self, args: Tuple[Any, ...]) -> ConvertedGraph:
+        """Return the graph for a call whose signature is new, perhaps in its shapes alone."""
+        traced = self._traced_for(args)
+        shapes, _ = known_inputs(traced.inputs, args)
+        outcome = traced.outcomes(known_shapes(shapes, traced.params))
+        graph = self.graphs.converted(traced, outcome)
+        if graph is None:
+            converted = self._convert(traced.symbol, shapes, traced.types)
+            if self.on_converted is not None:
+                self.on_converted(converted)
+            graph = self.graphs.add_converted(traced, outcome, converted)
+        self.graphs.add_call(signature_of(self.net, args, self.graphs.shaped), graph)
+        return graph
+
+    def _traced_for(self, args: Tuple[Any, ...]) -> TracedGraph:
+        """Return what the net is traced to for a call."""
+        signature = signature_of(self.net, args, shaped=False)
+        traced = self.graphs.traced(signature)
+        if traced is None:
+            inputs, symbol = self._trace(args)
+            graph = without_versions(to_graph(symbol))  # each trace counts versions further
+            _, types = known_inputs(inputs, args)
+            params = self._params_read_by(symbol)
+            outcomes = ShapeOutcomes(symbol, self.policy.compute_dtype, types, frozenset(params))
+            traced = TracedGraph(graph, inputs, symbol, blocks.formats(self.net), types, params, outcomes)
+            traced = self.graphs.add_traced(signature, traced)
+        return traced
+
+    def _params_read_by(self, symbol: Any) -> Dict[str, gluon.Parameter]:
+        """Return the parameters that a symbol reads, by name; a net may have others."""
+        read = set(symbol.list_inputs())
+        return {name: param for name, param in self.net.collect_params().items() if name in read}
+
+    def _trace(self, args: Tuple[Any, ...]) -> Tuple[Any, Any]:
+        if self.own_graph is not None:
+            inputs, symbol = self.own_graph
+            with regions.entered(self.net, self.marks):
+                return inputs, regions.in_current_region(symbol)
+        blocks.cached_graph.set(self.net, ())
+        try:
+            with suspended([self, *conversions_of(descendants(self.net))]), regions.entered(self.net, self.marks):
+                graph: Tuple[Any, Any] = self.original("get_graph", *args)
+                return graph
+        except Exception as e:
+            raise trace_error(self.net, e) from e
+        finally:
+            blocks.cached_graph.set(self.net, ())
+
+    def _convert_for_symbols(self, args: Tuple[Any, ...]) -> Tuple[Converted, Any, Any]:
+        """Return the net converted for symbols of unknown shape, its inputs and output format."""
+        state = blocks.graph_state(self.net)  # with the scope that is entered; tracing enters it again
+        try:
+            inputs, symbol = self._trace(args)
+            out_format = blocks.out_format(self.net)
+        finally:
+            blocks.restore_graph_state(self.net, state)
+        converted = self._convert(symbol, {}, {})
+        if not all(is_initialized(self.net.collect_params()[name]) for name in converted.low_params):
+            converted = self._convert(symbol, {}, {}, self.policy.replace(param_dtype=dtypes.FLOAT32))
+        self._store(converted)
+        return converted, inputs, out_format
+
+    def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Converted:
+        params = self._params_read_by(symbol)
+        stored = frozenset(name for name, p in params.items() if isinstance(p, storage.LowPrecisionParameter))
+        may_change = current_region() is None  # a region holds for a call, not for what is stored
+        trainable = stored | frozenset(name for name, p in params.items() if may_change and self._may_store(p))
+        known = known_shapes(shapes, params)
+        try:
+            return convert_graph(symbol, policy or self.policy, known, types, trainable, stored)
+        except ConvertError as e:
+            low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []
+            advice = f" But {storage.cast_advice(low[0])}" if low else ""
+            raise type(e)(f"block '{self.net.name}': {e}{advice}") from e
+
+    def _may_store(self, param: gluon.Parameter) -> bool:
+        return not isinstance(param, gluon.Constant) and id(param) not in self.siblings.recorded
+
+    def _store(self, converted: Converted) -> None:
+        """Store parameters in the dtypes that a graph wants; graphs for other dtypes are forgotten."""
+        count = len(self.stored)
+        for name, param in self.net.collect_params().items():
+            low = name in converted.low_params and self._may_store(param)
+            if low and is_initialized(param) and storage.dtype_of(param) == dtypes.FLOAT32:
+                self.stored.append(param)
+                storage.store_low(param, self.policy.param_dtype)
+        if len(self.stored) > count:
+            self.graphs.keep_only(converted)
+            self.current = self.current if self.graphs.holds(self.current) else None
