@@ -6,21 +6,17 @@ import pytest
 
 from mxmp.errors import PassError
 from mxmp.graph import from_text, to_text
-from mxmp.passes import Facts, InsertCasts
+from mxmp.passes import InsertCasts
 from mxmp.policy import Policy
+from tests.passes.facts import with_facts
 
 O1 = Policy.parse("O1")
 BF16 = Policy.parse("mixed_bfloat16")
 
 
-def insert(text, policy=O1, **facts):
-    graph = from_text(text)
-    known = Facts.assume_float32(graph)
-    position = {node.name: i for i, node in enumerate(graph.nodes)}
-    dtypes = {**known.dtypes, **{(position[n], 0): d for n, d in facts.get("dtypes", {}).items()}}
-    given = Facts(dtypes, params=frozenset(facts.get("params", ())))
-    result = InsertCasts(policy, given)(graph)
-    return to_text(result.graph)
+def insert(text, policy=O1, **known):
+    graph, facts = with_facts(text, **known)
+    return to_text(InsertCasts(policy, facts)(graph).graph)
 
 
 def lines(text):
@@ -69,20 +65,15 @@ RESIDUAL = """
 
 
 def test_no_cast_between_convolution_batch_norm_relu_and_residual_add():
-    assert (
-        insert(RESIDUAL).splitlines()[8:]
-        == lines(
-            """
-        conv = Convolution(x_cast_float16, w_cast_float16)
-        bn = BatchNorm(conv, g, b, m, v) x3
-        act = Activation(bn) {act_type: relu}
-        conv2 = Convolution(act, w_cast_float16)
-        add_float16 = elemwise_add(conv2, act)
-        add = Cast(add_float16) {__mxmp__: head; dtype: float32}
-        return add
-        """
-        ).splitlines()
-    )
+    assert insert(RESIDUAL).splitlines()[8:] == [
+        "conv = Convolution(x_cast_float16, w_cast_float16)",
+        "bn = BatchNorm(conv, g, b, m, v) x3",
+        "act = Activation(bn) {act_type: relu}",
+        "conv2 = Convolution(act, w_cast_float16)",
+        "add_float16 = elemwise_add(conv2, act)",
+        "add = Cast(add_float16) {__mxmp__: head; dtype: float32}",
+        "return add",
+    ]
 
 
 def test_keep_batchnorm_fp32_gives_it_float32_data():
