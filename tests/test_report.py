@@ -12,7 +12,7 @@ from mxmp.passes import Facts, FoldCasts, InsertCasts, Sequential, make_plan
 from mxmp.policy import Policy
 from mxmp.report import Row, legend, make_report, merge
 from mxmp.symbol import convert_graph
-from tests.passes.facts import with_facts
+from tests.passes.graphs import with_facts
 from tests.symbol.networks import load
 
 TEXT = """

@@ -11,7 +11,7 @@ from mxmp.passes.shape_outcomes import depends_on_shapes, shape_outcome
 from mxmp.passes.verdict import FLOAT32, FREE, KEEP, LOW
 from mxmp.policy import Policy
 from mxmp.rules import RULES
-from tests.passes.facts import with_facts
+from tests.passes.graphs import with_facts
 
 O1 = Policy.parse("O1")
 BF16 = Policy.parse("mixed_bfloat16")

@@ -8,7 +8,7 @@ from mxmp.errors import PassError
 from mxmp.graph import from_text, to_text
 from mxmp.passes import InsertCasts
 from mxmp.policy import Policy
-from tests.passes.facts import with_facts
+from tests.passes.graphs import lines, with_facts
 
 O1 = Policy.parse("O1")
 BF16 = Policy.parse("mixed_bfloat16")
@@ -17,10 +17,6 @@ BF16 = Policy.parse("mixed_bfloat16")
 def insert(text, policy=O1, **known):
     graph, facts = with_facts(text, **known)
     return to_text(InsertCasts(policy, facts)(graph).graph)
-
-
-def lines(text):
-    return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
 def test_one_operator_gets_two_casts():
@@ -141,16 +137,6 @@ def test_names_stay_unique():
 def test_ctx_group_is_kept_by_casts():
     found = insert("x = null()\nd = dot(x, x) {__ctx_group__: dev1}\nreturn d")
     assert found.count("__ctx_group__: dev1") == 3
-
-
-def test_no_allow_operator_leaves_the_graph_unchanged():
-    graph = from_text("x = null()\na = relu(x)\nb = elemwise_add(a, x)\nreturn b")
-    result = InsertCasts(O1)(graph)
-    assert not result.modified and result.graph is graph
-
-
-def test_float32_policy_leaves_the_graph_unchanged():
-    assert not InsertCasts(Policy())(from_text(RESIDUAL)).modified
 
 
 def test_inserting_twice_is_refused_by_name():

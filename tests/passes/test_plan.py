@@ -11,7 +11,7 @@ from mxmp.passes.verdict import FLOAT32, KEEP, LOW
 from mxmp.policy import Policy
 from mxmp.rules import RULES, RuleSet
 from mxmp.symbol import infer_facts, to_graph
-from tests.passes.facts import with_facts
+from tests.passes.graphs import with_facts
 
 O1, O2 = Policy.parse("O1"), Policy.parse("O2")
 
