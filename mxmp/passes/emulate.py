@@ -46,7 +46,7 @@ class Emulate(Pass):
 
     Attributes:
         facts: Dtypes of the graph's entries, as MXNet infers them.
-        rules: The table of operators, which knows what stays on the float16 grid.
+        rules: The table of operators, which says what stays on the float16 grid.
     """
 
     name: ClassVar[str] = "emulate"
@@ -222,7 +222,7 @@ class _Emulator:
     def _keep_names(self, heads: List[Entry]) -> None:
         """Give the nodes of the new outputs the names of the old ones.
 
-        An operator that has such a name already, because casts follow it now, gets another.
+        An operator that has such a name already, because casts read it now, gets another.
         """
         renamed: Set[int] = set()
         for old, new in zip(self.graph.heads, heads):
