@@ -12,6 +12,7 @@ from mxmp.passes import Facts, FoldCasts, InsertCasts, Sequential, make_plan
 from mxmp.policy import Policy
 from mxmp.report import Row, legend, make_report, merge
 from mxmp.symbol import convert_graph
+from tests.passes.graphs import with_facts
 from tests.symbol.networks import load
 
 TEXT = """
@@ -26,10 +27,7 @@ SIZES = {"x": (2, 3), "w": (3, 4), "d": (2, 4), "s": (2, 4), "c": (2, 4)}
 
 
 def report_of(text=TEXT, sizes=SIZES, policy="O1"):
-    graph = from_text(text)
-    position = {node.name: i for i, node in enumerate(graph.nodes)}
-    shapes = {(position[name], 0): shape for name, shape in sizes.items()}
-    facts = Facts(Facts.assume_float32(graph).dtypes, shapes, params=frozenset("w"))
+    graph, facts = with_facts(text, shapes=sizes, params="w")
     policy = Policy.parse(policy)
     plan = make_plan(graph, policy, facts)
     convert = Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))
@@ -158,21 +156,23 @@ def test_every_reason_of_a_network_has_a_word_of_the_legend(policy):
         assert legend([row.reason]) or row.reason.startswith("its data"), row.reason
 
 
-def test_the_legend_of_each_word():
-    reasons = {
-        "infer: cheapest": ["infer", "cheapest"],
-        "infer behind node 's' (softmax)": ["infer behind X"],
-        "clear: either is safe": ["clear"],
-        "carries exact values": ["carries exact values"],
-        "deny: exp, as softmax2": ["deny", "as X"],
-        "name override 'fc'": ["override, region"],
-        "precision 'float32' (region or set_policy)": ["override, region"],
-        "as converted; its rule says float32 (deny: exp)": ["as converted"],
-        "MXNet has no sound bfloat16 kernel for it": ["no sound kernel"],
-        "its values are beyond float16's range": [],
-    }
-    for reason, words in reasons.items():
-        assert [word for word, _ in legend([reason])] == words
+LEGEND = {
+    "infer: cheapest": ["infer", "cheapest"],
+    "infer behind node 's' (softmax)": ["infer behind X"],
+    "clear: either is safe": ["clear"],
+    "carries exact values": ["carries exact values"],
+    "deny: exp, as softmax2": ["deny", "as X"],
+    "name override 'fc'": ["override, region"],
+    "precision 'float32' (region or set_policy)": ["override, region"],
+    "as converted; its rule says float32 (deny: exp)": ["as converted"],
+    "MXNet has no sound bfloat16 kernel for it": ["no sound kernel"],
+    "its values are beyond float16's range": [],
+}
+
+
+@pytest.mark.parametrize("reason, words", LEGEND.items(), ids=LEGEND.keys())
+def test_the_legend_of_each_word(reason, words):
+    assert [word for word, _ in legend([reason])] == words
 
 
 def test_a_narrow_table_has_the_same_in_fewer_columns():

@@ -13,7 +13,7 @@ from .core import VARIABLE
 from .serde import check_graph_fields, read_json
 from .verify import HINT
 
-# What nnvm's reader knows (3rdparty/tvm/nnvm/src/pass/saveload_json.cc), older spellings included.
+# The fields that nnvm's reader accepts (3rdparty/tvm/nnvm/src/pass/saveload_json.cc), older spellings included.
 _NODE_KEYS = frozenset(
     {"op", "name", "attrs", "attr", "param", "inputs", "subgraphs", "control_deps", "backward_source_id"}
 )
@@ -24,7 +24,7 @@ def check_json(text: str, operators: Collection[str]) -> None:
 
     Args:
         text: The text.
-        operators: Names of all operators that MXNet knows.
+        operators: Names of all operators of this MXNet.
 
     Raises:
         GraphError: If it is no JSON or no symbol, or naming the first node that is malformed, out of

@@ -63,7 +63,7 @@ def check_graph_fields(data: Any) -> None:
 
 
 def write_json(data: Any) -> str:
-    r"""Return JSON that MXNet reads: it knows five escapes and takes every other character as it is.
+    r"""Return JSON that MXNet reads: with its five escapes and every other character as it is.
 
     Those are ``\r``, ``\n``, ``\t``, the quote's and the backslash's (JSONReader in
     3rdparty/dmlc-core/include/dmlc/json.h); ``\u00e9`` is an error.

@@ -51,10 +51,24 @@ def decide(
     foreign = _foreign_dtype(graph, position, rule, facts)
     if foreign:
         return Verdict(KEEP, foreign, rule)
-    low = policy.compute_dtype
-    if low == dtypes.FLOAT32 and not wanted:
+    if not policy.is_mixed and not wanted:
         return Verdict(FLOAT32, "the policy computes in float32", rule)
-    call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), low)
+    call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), policy.compute_dtype)
+    return _by_rule(node, rule, call, wanted, policy, rules, last, exact)
+
+
+def _by_rule(
+    node: Node,
+    rule: Rule,
+    call: Call,
+    wanted: Optional[Tuple[str, str]],
+    policy: Policy,
+    rules: RuleSet,
+    last: bool,
+    exact: bool,
+) -> Verdict:
+    """Return the verdict on a node of float32 data: what is asked for first, then kernels, then the category."""
+    low = call.dtype
     own, forbidden = low in rule.dtypes, rule.forbids(call)
     stand_in = rules.stand_in(rule, call) if forbidden or not own else ""
     has_kernel = own or stand_in != ""

@@ -36,6 +36,8 @@ from .facts import CAST_OPS, Facts
 Named = Tuple[str, int]
 """A node's name and the number of an output."""
 
+_Forms = Dict[Tuple[int, int], Entry]
+
 # Operators whose gradients are copies of the one that they get.
 _SUMS = {"elemwise_add", "add_n"}
 
@@ -46,7 +48,7 @@ class Emulate(Pass):
 
     Attributes:
         facts: Dtypes of the graph's entries, as MXNet infers them.
-        rules: The table of operators, which knows what stays on the float16 grid.
+        rules: The table of operators, which says what stays on the float16 grid.
     """
 
     name: ClassVar[str] = "emulate"
@@ -97,8 +99,8 @@ class _Emulator:
         self.facts = facts
         self.rules = rules
         self.builder = GraphBuilder(graph)
-        self.on_grid: Dict[Tuple[int, int], Entry] = {}
-        self.real: Dict[Tuple[int, int], Entry] = {}
+        self.on_grid: _Forms = {}
+        self.real: _Forms = {}
         self.readers = graph.consumers()
         self.heads = {(head.node, head.index) for head in graph.heads}
 
@@ -166,7 +168,7 @@ class _Emulator:
         inputs = tuple(self._as_real(entry) for entry in node.inputs)
         self._record(position, self.builder.copy(position, node.rewired(inputs)), self.real)
 
-    def _record(self, position: int, new: int, forms: Dict[Tuple[int, int], Entry]) -> None:
+    def _record(self, position: int, new: int, forms: _Forms) -> None:
         """Note the form in which a copied node gives its float16 outputs."""
         for index in range(self.graph.nodes[position].num_outputs):
             if self._is_float16(Entry(position, index)):
@@ -174,21 +176,20 @@ class _Emulator:
 
     def _as_grid(self, entry: Entry) -> Entry:
         """Return an old entry in float32; one of float16 has its values on the grid."""
-        if not self._is_float16(entry):
-            return self.builder.mapped(entry)
-        key = (entry.node, entry.index)
-        if key not in self.on_grid:
-            self.on_grid[key] = self._add_cast(self.real[key], dtypes.FLOAT32, self.graph.nodes[entry.node])
-        return self.on_grid[key]
+        return self._in_form(entry, dtypes.FLOAT32, self.on_grid, self.real)
 
     def _as_real(self, entry: Entry) -> Entry:
         """Return an old entry in its own dtype."""
+        return self._in_form(entry, dtypes.FLOAT16, self.real, self.on_grid)
+
+    def _in_form(self, entry: Entry, dtype: str, forms: _Forms, others: _Forms) -> Entry:
+        """Return an old entry in one of the two forms, by a cast to a dtype from the other if need be."""
         if not self._is_float16(entry):
             return self.builder.mapped(entry)
         key = (entry.node, entry.index)
-        if key not in self.real:
-            self.real[key] = self._add_cast(self.on_grid[key], dtypes.FLOAT16, self.graph.nodes[entry.node])
-        return self.real[key]
+        if key not in forms:
+            forms[key] = self._add_cast(others[key], dtype, self.graph.nodes[entry.node])
+        return forms[key]
 
     def _round_result(self, old: Entry, new: Entry) -> Entry:
         """Round the result of an operator, and its gradient unless that is on the grid already.
@@ -222,7 +223,7 @@ class _Emulator:
     def _keep_names(self, heads: List[Entry]) -> None:
         """Give the nodes of the new outputs the names of the old ones.
 
-        An operator that has such a name already, because casts follow it now, gets another.
+        An operator that has such a name already, because casts read it now, gets another.
         """
         renamed: Set[int] = set()
         for old, new in zip(self.graph.heads, heads):

@@ -120,7 +120,7 @@ def _cast_dtype(node: Node) -> Optional[str]:
 def _conversion(node: Node) -> Optional[str]:
     """Return a key that is equal for casts with equal results.
 
-    ``Cast`` truncates to bfloat16 where ``amp_cast`` rounds; to other dtypes they agree.
+    ``Cast`` truncates to bfloat16 where ``amp_cast`` rounds; to other dtypes both give the same.
     """
     dtype = _cast_dtype(node)
     return f"{node.op}:{dtype}" if dtype == dtypes.BFLOAT16 else dtype

@@ -141,7 +141,7 @@ def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts, named: F
     """Return the plan of a body whose variables are float32.
 
     Loop states stay float32: they are what rounding errors add up in. So do the outputs that
-    other bodies must agree with, and those that are outputs of the whole graph (``named``), whose
+    other bodies give too, and those that are outputs of the whole graph (``named``), whose
     names no cast can take. The other outputs come in what they are computed in, if that is float16:
     each is a slice of what the loop gives, and MXNet's bfloat16 kernels cannot write to a slice
     ("storage_type() == kDefaultStorage && IsView() == false", src/ndarray/ndarray.cc at tag 1.9.1).

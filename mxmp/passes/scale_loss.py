@@ -84,7 +84,7 @@ class ScaleLoss(Pass):
                 raise PassError(
                     f"pass {self.name}: output {node} is an operator of yours, of which mxmp cannot know whether it is "
                     f"a loss head. If it ignores the gradient of its output (need_top_grad=False), name it in "
-                    f"loss_heads; else let an identity follow it."
+                    f"loss_heads; else put an identity behind it."
                 )
 
     def run(self, graph: Graph) -> Graph:

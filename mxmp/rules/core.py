@@ -92,7 +92,7 @@ class Rule:
             and statistics of BatchNorm. ``EVERY`` where none may be.
         any: Inputs whose dtype does not matter, so no cast is ever made for them.
         shape_only: Inputs that carry data by their dtype, but of which only the shape is read.
-        keep_outputs: Outputs whose dtype does not follow the data (BatchNorm's mean and variance).
+        keep_outputs: Outputs whose dtype is not that of the data (BatchNorm's mean and variance).
         dtypes: Low precision dtypes that MXNet 1.9.1 has a sound kernel for. bfloat16 has kernels
             on CPU alone, float16 on GPU (on CPU it is emulated).
         preserves_grid: Inputs on the low precision grid give outputs on the grid, so that emulation needs
@@ -152,7 +152,7 @@ class Rule:
         return all(_is(attrs, key, value) for key, value in self.when)
 
     def is_data(self, port: int) -> bool:
-        """Return whether an input carries data, which follows the operator's precision."""
+        """Return whether an input carries data, which has the operator's precision."""
         return port not in self.keep and port not in self.any
 
     def reads(self, port: int) -> bool:
@@ -169,7 +169,7 @@ class Rule:
         return dict(self.stand_ins).get(len(shape), "")
 
     def forbids(self, call: Call) -> Optional[str]:
-        """Return why a call must stay in float32 whatever surrounds it, or None."""
+        """Return the reason why a call must stay in float32 under every policy but a pure one, or None."""
         return self.condition(call) if self.condition else None
 
 

@@ -9,7 +9,7 @@ What follows is of float16 on a GPU (CUDA sources of tag 1.9.1). In bfloat16 non
   and convolutions are summed in float32.
 - Gradients of rows that are read by index are plain running sums.
 
-A gradient of unknown length is no reason to forbid a call: those who train, Module and Gluon, know the shapes.
+A gradient of unknown length is no reason to forbid a call: where a network is trained, its shapes are known.
 A value of unknown length is.
 """
 

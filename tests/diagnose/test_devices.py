@@ -219,7 +219,7 @@ def test_a_program_that_does_not_start_is_told(fake, tmp_path, caplog):
         ("", "bfloat16", True, None, "unknown"),
     ],
 )
-def test_a_processor_is_judged_by_its_flags(flags, dtype, runs, ok, text):
+def test_a_processor_runs_what_its_flags_allow(flags, dtype, runs, ok, text):
     finding = check_cpu(Processor("Xeon", frozenset(flags.split())), dtype, runs)
     assert finding.ok is ok and text in finding.message
 

@@ -70,7 +70,7 @@ def test_a_variable_may_stand_in_the_way(on, policy, card, environ):
     assert on(policy, *card, flags=flags).ok and not on(policy, *card, flags=flags, environ=environ).ok
 
 
-def test_a_card_is_judged_by_the_code_that_there_is(on):
+def test_a_card_runs_what_there_is_code_for(on):
     hopper = on("O1", H100, library=lambda folder: cuda_library(folder, [(2, 70), (1, 80)]))
     assert hopper.devices == ("GPU 0 (NVIDIA H100)",)
     (check,) = checks(hopper, "GPU code")

@@ -94,9 +94,3 @@ mx.nd.waitall()
     environ = {**os.environ, "DNNL_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "3.0"]
-
-
-def test_native_bfloat16_reads_this_machine(monkeypatch):
-    seen = processor.Processor("X", frozenset(["avx512_bf16"]))
-    monkeypatch.setattr(processor, "read_processor", lambda: seen)
-    assert processor.read_processor().native_bfloat16 is True

@@ -11,19 +11,15 @@ from mxmp.passes.shape_outcomes import depends_on_shapes, shape_outcome
 from mxmp.passes.verdict import FLOAT32, FREE, KEEP, LOW
 from mxmp.policy import Policy
 from mxmp.rules import RULES
+from tests.passes.graphs import with_facts
 
 O1 = Policy.parse("O1")
 BF16 = Policy.parse("mixed_bfloat16")
 
 
 def verdicts_of(text, policy=O1, dtypes=None, shapes=None):
-    graph = from_text(text)
-    facts = Facts.assume_float32(graph)
-    position = {node.name: i for i, node in enumerate(graph.nodes)}
-    found = {**facts.dtypes, **{(position[n], 0): d for n, d in (dtypes or {}).items()}}
-    sizes = {(position[n], 0): s for n, s in (shapes or {}).items()}
-    verdicts = classify(graph, policy, Facts(found, sizes), RULES)
-    return {node.name: verdict for node, verdict in zip(graph.nodes, verdicts)}
+    graph, facts = with_facts(text, dtypes, shapes)
+    return {node.name: verdict for node, verdict in zip(graph.nodes, classify(graph, policy, facts, RULES))}
 
 
 def labels_of(text, **kwargs):
@@ -41,37 +37,25 @@ def test_each_category_has_its_label():
         custom = Custom(soft)
         return custom"""
     )
-    assert found == {
-        "x": KEEP,
-        "w": KEEP,
-        "dot": LOW,
-        "act": FREE,
-        "add": FREE,
-        "soft": FLOAT32,
-        "custom": KEEP,
-    }
+    labels = {"x": KEEP, "w": KEEP, "dot": LOW, "act": FREE, "add": FREE, "soft": FLOAT32, "custom": KEEP}
+    assert found == labels
 
 
-def test_deny_taints_infer_directly_and_through_clear():
-    found = labels_of(
-        """x = null()
-        e = exp(x)
-        a = elemwise_add(e, x)
-        r = Reshape(e)
-        b = elemwise_add(r, x)
-        c = _mul_scalar(b) {scalar: 2}
-        return a, c"""
-    )
-    assert (found["a"], found["b"], found["c"]) == (FLOAT32, FLOAT32, FLOAT32)
+TAINTS = {
+    "deny taints infer": ("e = exp(x)\na = elemwise_add(e, x)\nreturn a", {"a": FLOAT32}),
+    "through clear and on": (
+        "e = exp(x)\nr = Reshape(e)\nb = elemwise_add(r, x)\nc = _mul_scalar(b) {scalar: 2}\nreturn c",
+        {"b": FLOAT32, "c": FLOAT32},
+    ),
+    "a trailing clear is not pinned": ("e = exp(x)\nr = Reshape(e)\nreturn r", {"r": FREE}),
+    "allow ends the taint": ("e = exp(x)\nd = dot(e, x)\na = elemwise_add(d, x)\nreturn a", {"d": LOW, "a": FREE}),
+}
 
 
-def test_deny_does_not_pin_a_trailing_clear():
-    assert labels_of("x = null()\ne = exp(x)\nr = Reshape(e)\nreturn r")["r"] == FREE
-
-
-def test_allow_ends_the_taint():
-    found = labels_of("x = null()\ne = exp(x)\nd = dot(e, x)\na = elemwise_add(d, x)\nreturn a")
-    assert (found["d"], found["a"]) == (LOW, FREE)
+@pytest.mark.parametrize("text, expected", TAINTS.values(), ids=TAINTS.keys())
+def test_deny_taints(text, expected):
+    found = labels_of("x = null()\n" + text)
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_pinned_infer_taints_what_follows():
@@ -265,15 +249,13 @@ CHAIN = """x = null()
 
 
 def test_equal_outcomes_of_shapes_are_equal_verdicts():
-    graph = from_text(CHAIN)
-    assert depends_on_shapes(graph, "float16")
-    position = {node.name: i for i, node in enumerate(graph.nodes)}
     found = {}
+    assert depends_on_shapes(from_text(CHAIN), "float16")
     for rows in (1, 8, 1000, 1024, 1025, 4000, None):
         for columns in (1, 2, 600):
-            shape = None if rows is None else (rows, columns, 32, 8)
-            facts = Facts({}, {} if shape is None else {(position["dot"], 0): shape})
+            shapes = {} if rows is None else {"dot": (rows, columns, 32, 8)}
+            graph, facts = with_facts(CHAIN, shapes=shapes)
             outcome = shape_outcome(graph, "float16", facts)
-            labels = tuple(labels_of(CHAIN, shapes={"dot": shape} if shape else None).values())
+            labels = tuple(labels_of(CHAIN, shapes=shapes).values())
             assert found.setdefault(outcome, labels) == labels
     assert len(found) == len(set(found.values())) > 2

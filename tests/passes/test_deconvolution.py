@@ -17,11 +17,6 @@ from tests.passes.oracle import EPS32, LOW, Run, assert_rounded, few_bits, float
 NAMES = ("data", "weight", "bias")
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
 def transposed(data, weight, bias, head, stride, pad, adj=None, dilate=None, groups=1):
     """Return a transposed convolution (N, C, ...) and its gradients by data, weight and bias, in float64."""
     rank = data.ndim - 2
@@ -78,6 +73,19 @@ def deconvolution(kernel, filters, groups=1, no_bias=False, **options):
     )
 
 
+def drawn(case, rng, bias=False, **more):
+    """Return operands of a case, its symbol, and (output, head gradient, gradients) that are expected."""
+    shape, kernel, options = CASES[case]
+    filters = kernel[1] * options.get("groups", 1)
+    values = {"data": few_bits(rng, *shape), "weight": few_bits(rng, *kernel)}
+    if bias:
+        values["bias"] = few_bits(rng, filters)
+    expected = transposed(
+        values["data"], values["weight"], values.get("bias"), lambda shape: few_bits(rng, *shape), **options
+    )
+    return values, deconvolution(kernel[2:], filters, no_bias=not bias, **options, **more), expected
+
+
 @pytest.mark.parametrize("draw, slack", [(few_bits, 0), (grid, 1024 * 16 * EPS32)], ids=["few bits", "random"])
 @pytest.mark.parametrize("shape, kernel, options", CASES.values(), ids=CASES.keys())
 def test_it_and_its_gradients_are_right(shape, kernel, options, draw, slack, rng):
@@ -94,13 +102,11 @@ def test_it_and_its_gradients_are_right(shape, kernel, options, draw, slack, rng
 
 @pytest.mark.parametrize("case", ["two groups", "dilated", "volume"])
 def test_gradients_are_added_where_asked(case, rng):
-    shape, kernel, options = CASES[case]
-    x, w = few_bits(rng, *shape), few_bits(rng, *kernel)
-    out, head, grads = transposed(x, w, None, lambda shape: few_bits(rng, *shape), **options)
-    symbol = deconvolution(kernel[2:], kernel[1] * options.get("groups", 1), no_bias=True, **options)
+    values, symbol, (out, head, grads) = drawn(case, rng)
+    shape = values["data"].shape
     emulated = convert_graph(symbol, LOW, {"data": shape}).on_cpu()
     executor = emulated.simple_bind(mx.cpu(), grad_req="add", data=shape)  # the weight's shape is inferred
-    executor.copy_params_from({"data": mx.nd.array(x), "weight": mx.nd.array(w)})
+    executor.copy_params_from({name: mx.nd.array(value) for name, value in values.items()})
     for _ in range(2):
         found = executor.forward(is_train=True)[0]
         executor.backward(mx.nd.array(head))
@@ -112,11 +118,8 @@ def test_gradients_are_added_where_asked(case, rng):
 @pytest.mark.parametrize("wrt", NAMES)
 @pytest.mark.parametrize("case", ["DCGAN", "dilated", "volume"])
 def test_gradients_may_be_wanted_of_some_inputs_only(case, wrt, rng):
-    shape, kernel, options = CASES[case]
-    x, w, b = few_bits(rng, *shape), few_bits(rng, *kernel), few_bits(rng, kernel[1])
-    _, head, grads = transposed(x, w, b, lambda shape: few_bits(rng, *shape), **options)
-    symbol = deconvolution(kernel[2:], kernel[1], workspace=1, **options)
-    found = Run(symbol, {"data": x, "weight": w, "bias": b}, head_grads=[head], wrt=(wrt,))
+    values, symbol, (_, head, grads) = drawn(case, rng, bias=True, workspace=1)
+    found = Run(symbol, values, head_grads=[head], wrt=(wrt,))
     assert_rounded(found.grads[wrt], grads[wrt])
 
 
@@ -145,13 +148,10 @@ def test_a_target_shape_does_what_its_padding_does(rank, rng):
 @pytest.mark.parametrize("case", ["DCGAN", "dilated", "volume"])
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 def test_a_cached_graph_trains_and_infers(static, case, rng):
-    shape, kernel, options = CASES[case]
-    x, w = few_bits(rng, *shape), few_bits(rng, *kernel)
-    out, head, grads = transposed(x, w, None, lambda shape: few_bits(rng, *shape), **options)
-    symbol = deconvolution(kernel[2:], kernel[1], no_bias=True, **options)
-    emulated = convert_graph(symbol, LOW, {"data": shape}).on_cpu()
+    values, symbol, (out, head, grads) = drawn(case, rng)
+    emulated = convert_graph(symbol, LOW, {"data": values["data"].shape}).on_cpu()
     call = mx.nd.CachedOp(emulated, [("static_alloc", static), ("static_shape", static)])
-    arrays = {"data": mx.nd.array(x), "weight": mx.nd.array(w)}
+    arrays = {name: mx.nd.array(value) for name, value in values.items()}
     for array in arrays.values():
         array.attach_grad()
     for _ in range(2):

@@ -7,24 +7,9 @@ import numpy as np
 import pytest
 
 from mxmp import Policy
-from tests.passes.oracle import (
-    EPS32,
-    Run,
-    assert_rounded,
-    batch_norm,
-    convolution,
-    few_bits,
-    float16,
-    forced,
-    grid,
-)
+from tests.passes.oracle import EPS32, Run, assert_rounded, batch_norm, convolution, few_bits, float16, forced, grid
 
 data, weight, other = (mx.sym.var(name) for name in ("data", "weight", "other"))
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
 
 
 # Products: few-bit operands make every float32 sum exact, whatever its order, so results are

@@ -12,11 +12,6 @@ from tests.passes.oracle import EPS32, Run, assert_rounded, few_bits, float16
 data, weight, other = (mx.sym.var(name) for name in ("data", "weight", "other"))
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
 GRADIENTS = {
     65504.0: 65504.0,
     65519.996: 65504.0,

@@ -15,11 +15,6 @@ from tests.passes.oracle import EPS32, LOW, Run, assert_rounded, emulate, few_bi
 data, weight, other = (mx.sym.var(name) for name in ("data", "weight", "other"))
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
 def emulated_text(symbol, policy=LOW, shapes=None, types=None, params=()):
     """Return the emulated graph, its variables left out."""
     converted = convert_graph(symbol, policy, shapes, types, frozenset(params))

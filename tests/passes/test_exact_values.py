@@ -7,23 +7,15 @@ import numpy as np
 import pytest
 
 from mxmp.passes import EraseCasts
-from mxmp.policy import Policy
-from mxmp.symbol import convert_graph, to_graph
+from mxmp.symbol import to_graph
+from tests.passes.graphs import converted, precisions
 
 POLICIES = ["O1", "O2", "O3", "float16", pytest.param("bfloat16,output=float32", marks=pytest.mark.bfloat16)]
 ODD = 4097  # neither float16 nor bfloat16 has it
 
 
-def converted(net, policy, **shapes):
-    return convert_graph(net, Policy.parse(policy), shapes, dict.fromkeys(net.list_arguments(), "float32"))
-
-
-def precisions(net, policy, **shapes):
-    return {row.name: row.precision for row in converted(net, policy, **shapes).report.rows}
-
-
 def run(net, policy, **arrays):
-    found = converted(net, policy, **{name: np.shape(array) for name, array in arrays.items()})
+    found = converted(net, {name: np.shape(array) for name, array in arrays.items()}, policy)
     values = {name: mx.nd.array(array, dtype="float32") for name, array in arrays.items()}
     return [output.asnumpy() for output in found.on_cpu().bind(mx.cpu(), values).forward()]
 
@@ -122,7 +114,7 @@ def test_what_a_product_gave_is_taken_for_an_integer_in_one_float32_step():
     shifted = mx.sym.Activation(x, act_type="sigmoid", name="sigmoid")
     scaled = mx.sym.floor(mx.sym.Reshape(shifted * 4099, shape=(-1,)), name="floor")
     for policy in ("O1", "O3"):
-        found = precisions(mx.sym.cast(scaled, dtype="int32"), policy, x=(64, 4))
+        found = precisions(mx.sym.cast(scaled, dtype="int32"), {"x": (64, 4)}, policy)
         assert {name: found[name] for name in ("fc", "sigmoid", "floor")} == {
             "fc": "float16", "sigmoid": "float16", "floor": "float32"}  # fmt: skip
         assert (
@@ -140,7 +132,7 @@ def test_a_comparison_of_features_leaves_them_low(use):
     x = block(mx.sym.var("data"), "a")
     net = mx.sym.Group([use(x), block(mx.sym.relu(x), "b")])
     for policy in ("O1", "O3"):
-        found = precisions(net, policy, data=(2, 3, 8, 8))
+        found = precisions(net, {"data": (2, 3, 8, 8)}, policy)
         assert found["a_bn"] == found["b"] == "float16"
 
 
@@ -148,29 +140,29 @@ def test_coordinates_beside_features_are_features():
     x = block(mx.sym.var("data"), "a")
     place = mx.sym.Reshape(mx.sym.arange(64), shape=(1, 1, 8, 8), name="place")
     net = block(mx.sym.Concat(x, mx.sym.broadcast_axis(place, axis=0, size=2), dim=1, name="with"), "b")
-    assert precisions(net, "O1", data=(2, 3, 8, 8))["with"] == "float16"
+    assert precisions(net, {"data": (2, 3, 8, 8)}, "O1")["with"] == "float16"
 
 
 def test_what_follows_an_exact_value_is_not_tainted():
     x = block(mx.sym.var("data"), "a")
     shift = mx.sym.var("shift", shape=(1, 1, 1, 1)) + 1
     net = mx.sym.Group([mx.sym.cast(shift, dtype="int32"), block(mx.sym.broadcast_add(x, shift, name="add"), "b")])
-    found = precisions(net, "O1", data=(2, 3, 8, 8))
+    found = precisions(net, {"data": (2, 3, 8, 8)}, "O1")
     assert found["add"] == "float16"
 
 
 def test_an_override_overrules_it():
     net = mx.sym.cast(mx.sym.var("x") + 1, dtype="int32")
     name = net.get_internals().list_outputs()[1][: -len("_output")]
-    assert precisions(net, f"O1,name:{name}=float16")[name] == "float16"
+    assert precisions(net, {}, f"O1,name:{name}=float16")[name] == "float16"
 
 
 @pytest.mark.parametrize("policy", ["O1", "O3", "float16"])
 def test_erasing_gives_the_original(policy):
     net = detections(mx.sym.var("x"))
-    found = converted(net, policy, x=(1, 5000))
+    found = converted(net, {"x": (1, 5000)}, policy)
     assert EraseCasts()(found.graph).graph == to_graph(net)
-    assert converted(found.symbol, policy, x=(1, 5000)).graph == found.graph
+    assert converted(found.symbol, {"x": (1, 5000)}, policy).graph == found.graph
 
 
 # ---------------------------------------------------------------------------- control flow

@@ -6,14 +6,11 @@ import pytest
 
 from mxmp.graph import from_text, to_text
 from mxmp.passes import FoldCasts
+from tests.passes.graphs import lines
 
 
 def fold(text):
     return to_text(FoldCasts()(from_text(text)).graph)
-
-
-def lines(text):
-    return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
 def test_an_existing_cast_is_absorbed():
@@ -72,8 +69,3 @@ def test_casts_to_bfloat16_that_round_differently_are_not_merged(first, second):
         return a, b"""
     )
     assert fold(text) == text
-
-
-def test_the_networks_own_casts_are_never_dropped():
-    text = lines("x = null()\na = Cast(x) {dtype: float16}\nb = Cast(x) {dtype: float16}\nreturn a, b")
-    assert not FoldCasts()(from_text(text)).modified

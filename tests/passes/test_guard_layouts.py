@@ -30,36 +30,6 @@ def test_a_reshape_in_front_of_a_convolution_is_copied():
     assert any(line.startswith("c = Convolution(r_output_guard, w)") for line in found)
 
 
-def test_a_reshape_whose_gradient_a_cast_gives_is_left_alone():
-    graph = from_text(
-        """x = null()
-        w = null()
-        c = Convolution(x, w) {kernel: (3,3); no_bias: True; num_filter: 8}
-        r = Reshape(c) {shape: (0,-1)}
-        a = amp_cast(r) {dtype: float32}
-        return a"""
-    )
-    assert not GuardLayouts()(graph).modified
-
-
-@pytest.mark.parametrize("reader", ["FullyConnected(f, w) {num_hidden: 3; no_bias: True}", "relu(f)"])
-def test_flatten_behind_a_classifier_is_left_alone(reader):
-    graph = from_text(
-        f"""x = null()
-        k = null()
-        w = null()
-        c = Convolution(x, k) {{kernel: (3,3); no_bias: True; num_filter: 8}}
-        f = Flatten(c)
-        y = {reader}
-        return y"""
-    )
-    assert not GuardLayouts()(graph).modified
-
-
-def test_a_graph_without_convolutions_is_left_alone():
-    assert not GuardLayouts()(from_text("x = null()\nr = Reshape(x) {shape: (0,-1)}\ny = relu(r)\nreturn y")).modified
-
-
 @pytest.mark.parametrize("kernel, copied", [("(3,3)", False), ("(3,3,3)", True)])
 def test_a_reshape_of_volumes_is_copied_in_front_too(kernel, copied):
     found = guarded(

@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 
 from mxmp.passes import EraseCasts
-from mxmp.policy import Policy
-from mxmp.symbol import convert_graph, to_graph
-
-
-def converted(net, shapes, policy="O1"):
-    return convert_graph(net, Policy.parse(policy), shapes, dict.fromkeys(net.list_arguments(), "float32"))
-
-
-def precisions(net, shapes, policy="O1"):
-    return {row.name: row.precision for row in converted(net, shapes, policy).report.rows}
+from mxmp.symbol import to_graph
+from tests.passes.graphs import converted, precisions
 
 
 def biased():

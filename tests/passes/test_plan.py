@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mxnet as mx
 import pytest
 
-from mxmp.graph import from_text
-from mxmp.passes import Facts, make_plan
+from mxmp.passes import make_plan
 from mxmp.passes.control_flow import bodies_of
 from mxmp.passes.verdict import FLOAT32, KEEP, LOW
 from mxmp.policy import Policy
 from mxmp.rules import RULES, RuleSet
 from mxmp.symbol import infer_facts, to_graph
+from tests.passes.graphs import with_facts
 
 O1, O2 = Policy.parse("O1"), Policy.parse("O2")
 
@@ -22,11 +20,8 @@ class Planned:
     """A plan with its graph, asked by name."""
 
     def __init__(self, text, policy=O2, params=(), dtypes=None, out_of_range=(), **options):
-        self.graph = from_text(text)
+        self.graph, facts = with_facts(text, dtypes, params=params, out_of_range=out_of_range)
         self.at = {node.name: i for i, node in enumerate(self.graph.nodes)}
-        facts = Facts.assume_float32(self.graph)
-        known = {**facts.dtypes, **{(self.at[name], 0): dtype for name, dtype in (dtypes or {}).items()}}
-        facts = replace(facts, dtypes=known, params=frozenset(params), out_of_range=frozenset(out_of_range))
         self.plan = make_plan(self.graph, policy, facts, **options)
 
     def stored_low(self):

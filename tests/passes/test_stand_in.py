@@ -8,8 +8,8 @@ import pytest
 
 from mxmp.errors import PolicyError
 from mxmp.passes import EraseCasts
-from mxmp.policy import Policy
-from mxmp.symbol import convert_graph, to_graph
+from mxmp.symbol import to_graph
+from tests.passes.graphs import converted
 
 SHAPES = {2: {"q": (3, 4), "k": (5, 4)}, 3: {"q": (2, 3, 4), "k": (2, 5, 4)}, 4: {"q": (2, 2, 3, 4), "k": (2, 2, 5, 4)}}
 
@@ -22,7 +22,7 @@ def attention(alpha=0.5):
 
 def convert(net, ndim=3, policy="O1", shapes=None):
     shapes = SHAPES[ndim] if shapes is None else shapes
-    return convert_graph(net, Policy.parse(policy), shapes, dict.fromkeys(("q", "k"), "float32"))
+    return converted(net, shapes, policy)
 
 
 def precisions(found):

@@ -12,8 +12,7 @@ _BROADCAST = short_sums(short_gradients)
 _ARITHMETIC = (
     *rules(INFER, "elemwise_add add_n"),
     # MXNet's own bfloat16 kernels cut off what does not fit; see ``rules`` in build.py.
-    *rules(INFER, "elemwise_sub elemwise_mul elemwise_div _scatter_elemwise_div", no_bfloat16=True),
-    *rules(INFER, "_grad_add", no_bfloat16=True),
+    *rules(INFER, "elemwise_sub elemwise_mul elemwise_div _scatter_elemwise_div _grad_add", no_bfloat16=True),
     *rules(INFER, "broadcast_add broadcast_sub broadcast_mul broadcast_div", no_bfloat16=True, **_BROADCAST),
     *rules(INFER, "_npi_add _npi_subtract _npi_multiply", no_bfloat16=True, **_BROADCAST),
     # numpy's division takes bfloat16 for an integer, and means to give float32.
@@ -21,8 +20,7 @@ _ARITHMETIC = (
     *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_mul_scalar _div_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar", no_bfloat16=True),
-    *scalar_rules(INFER, "scalar", "_npi_multiply_scalar", no_bfloat16=True),
-    *scalar_rules(INFER, "scalar", "_npi_true_divide_scalar", no_bfloat16=True),
+    *scalar_rules(INFER, "scalar", "_npi_multiply_scalar _npi_true_divide_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_scatter_plus_scalar _scatter_minus_scalar", no_bfloat16=True),
     # Their bfloat16 gradients are 0.
     *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True, **_BROADCAST),
@@ -40,11 +38,10 @@ _ROUNDING = (
 
 # The answers are 0 and 1; those of numpy's operators are booleans.
 _COMPARISONS = (
-    *compares("broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal"),
-    *compares("broadcast_lesser broadcast_lesser_equal"),
-    *compares("_equal _not_equal _greater _greater_equal _lesser _lesser_equal"),
-    *compares("_greater_scalar _greater_equal_scalar _lesser_scalar _lesser_equal_scalar", scalars="scalar"),
-    *compares("_equal_scalar _not_equal_scalar", scalars="scalar"),
+    *compares("broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal broadcast_lesser"),
+    *compares("broadcast_lesser_equal _equal _not_equal _greater _greater_equal _lesser _lesser_equal"),
+    *compares("_equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar", scalars="scalar"),
+    *compares("_lesser_scalar _lesser_equal_scalar", scalars="scalar"),
     *rules(INFER, "_npi_equal _npi_not_equal _npi_greater _npi_greater_equal", keep_outputs=(0,), truth=True),
     *rules(INFER, "_npi_less _npi_less_equal", keep_outputs=(0,), truth=True),
     *scalar_rules(INFER, "scalar", "_npi_equal_scalar _npi_not_equal_scalar", keep_outputs=(0,), truth=True),
@@ -67,11 +64,9 @@ _LOGIC = (
 
 # By value, or by a condition of any dtype.
 _SELECTION = (
-    *moves("abs negative _npi_absolute _npi_negative"),
-    *moves("_maximum _minimum"),
+    *moves("abs negative _npi_absolute _npi_negative _maximum _minimum"),
     *moves("broadcast_maximum broadcast_minimum _npi_copysign", no_bfloat16=True, **_BROADCAST),
-    *moves("_maximum_scalar _minimum_scalar", scalars="scalar"),
-    *moves("_npi_copysign_scalar _npi_rcopysign_scalar", scalars="scalar"),
+    *moves("_maximum_scalar _minimum_scalar _npi_copysign_scalar _npi_rcopysign_scalar", scalars="scalar"),
     *moves("clip", scalars="a_min a_max"),
     *moves("_contrib_gradientmultiplier", scalars="scalar", no_bfloat16=True),  # the identity
     *moves("where", keep=(0,)),

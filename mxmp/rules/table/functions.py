@@ -24,8 +24,7 @@ _ACTIVATIONS = (
 _ROOTS = (
     *rules(INFER, "sqrt cbrt _npi_sqrt _npi_cbrt _contrib_div_sqrt_dim", no_bfloat16=True),
     *rules(DENY, "rsqrt rcbrt reciprocal _npi_reciprocal", reason="reciprocal", no_bfloat16=True),
-    *rules(DENY, "_rdiv_scalar", reason="reciprocal", scalars=("scalar",), no_bfloat16=True),
-    *rules(DENY, "_npi_rtrue_divide_scalar", reason="reciprocal", scalars=("scalar",), no_bfloat16=True),
+    *rules(DENY, "_rdiv_scalar _npi_rtrue_divide_scalar", reason="reciprocal", scalars=("scalar",), no_bfloat16=True),
 )
 
 _SUM = "exponentials and their sum"

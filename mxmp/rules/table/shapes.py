@@ -11,8 +11,7 @@ _SHAPES = (
     *moves("_np_reshape _npx_reshape _np_squeeze _np_atleast_1d _np_atleast_2d _np_atleast_3d"),
     *moves("transpose", no_bfloat16=True),  # aborts
     *moves("_np_transpose _np_moveaxis"),
-    *moves("reverse _npi_flip _npi_rot90 _np_roll _shuffle"),
-    *moves("depth_to_space space_to_depth"),
+    *moves("reverse _npi_flip _npi_rot90 _np_roll _shuffle depth_to_space space_to_depth"),
     *moves("im2col", no_bfloat16=True),
     *rules(INFER, "col2im", no_bfloat16=True),  # adds where windows overlap
     *moves("BlockGrad _copy _np_copy"),
