@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from . import errors as errors
     from . import estimator as estimator
     from . import gluon as gluon
+    from . import launch as launch
     from . import loss_scale as loss_scale
     from . import module as module
     from . import onnx as onnx
@@ -50,6 +51,7 @@ __all__ = [
     "estimator",
     "gluon",
     "initialize",
+    "launch",
     "loss_scale",
     "module",
     "onnx",

@@ -1,88 +1,122 @@
-"""Who may import whom: the table of layers, read with ast."""
+"""Who may import whom: the table of layers in docs/architecture.md. No circle of imports, no long module."""
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
+import re
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.imports import FILES, ROOT, cycles_among, files_of, imports_of
 
-# Module -> (layer, modules of its own layer that it may import).
-LAYERS = {
-    "errors": (0, set()),
-    "dtypes": (0, {"errors"}),
-    "requirements": (0, {"errors"}),
-    "compat": (0, {"errors", "files", "requirements"}),
-    "files": (0, {"errors"}),
-    "arrays_file": (0, {"errors"}),
-    "lru_cache": (0, set()),
-    "loss_scale": (1, set()),
-    "launch": (1, set()),
-    "rules": (1, set()),
-    "graph": (1, set()),
-    "policy": (1, {"loss_scale"}),
-    "passes": (2, set()),
-    "report": (2, {"passes"}),
-    "arrays": (3, set()),
-    "distributed": (3, {"arrays"}),
-    "masters": (3, {"arrays"}),
-    "scaling": (3, {"arrays"}),
-    "training": (3, {"arrays", "distributed", "masters", "scaling"}),
-    "symbol": (3, {"arrays"}),
-    "optimizer": (3, {"arrays", "masters", "scaling", "training"}),
-    "gluon": (3, {"arrays", "distributed", "masters", "optimizer", "scaling", "symbol", "training"}),
-    "module": (3, {"arrays", "distributed", "masters", "optimizer", "scaling", "symbol", "training"}),
-    "estimator": (3, {"arrays", "gluon", "masters", "scaling"}),
-    "onnx": (3, {"symbol"}),
-    "diagnose": (3, {"symbol"}),
-    "amp": (3, {"arrays", "gluon", "masters", "module", "optimizer", "scaling", "symbol", "training"}),
-    "__init__": (4, {"cli"}),
-    "cli": (4, set()),
-    "__main__": (4, set()),
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| *\d+ *\| *`(\w+)` *\|[^|]*\|([^|]*)\|$", re.MULTILINE)
+
+LAYERS = {module: re.findall(r"`(\w+)`", names) for module, names in ROW.findall(PAGE)}
+"""What a module or package of mxmp imports, of mxmp and MXNet: the page's table, in its order."""
+
+CYCLES = []
+"""Circles of imports that are still there; only ever shorter."""
+
+MOST_LINES = 300
+LONG = {
+    "mxmp.amp.apex",
+    "mxmp.gluon.conversion",
+    "mxmp.gluon.trainer",
+    "mxmp.gluon.trainer_setup",
+    "mxmp.module.converted",
+    "mxmp.module.module",
+    "mxmp.optimizer.loss_scale_optimizer",
+    "mxmp.scaling.scaler",
+    "mxmp.training.states",
 }
-MXNET_LAYER = 3
-FILES = sorted((ROOT / "mxmp").rglob("*.py"))
+"""Modules that still have more than `MOST_LINES` lines; only ever fewer."""
 
 
-def module_of(path: Path) -> str:
-    return path.relative_to(ROOT / "mxmp").with_suffix("").parts[0]
+def part(module):
+    """Return what the table calls the part of mxmp that a file belongs to."""
+    return module.split(".")[1] if "." in module else "__init__"
 
 
-def imports_of(path: Path):
-    """Return the absolute names of what a file imports, wherever the statement stands."""
-    package = ("mxmp", *path.relative_to(ROOT / "mxmp").parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = list(package[: len(package) - node.level + 1]) if node.level else []
-            names = [*base, *(node.module.split(".") if node.module else [])]
-            if names == ["mxmp"]:
-                yield from (f"mxmp.{alias.name}" for alias in node.names)
-            else:
-                yield ".".join(names)
+def imported_by(name):
+    """Return what all files of a part import of the other parts and of MXNet, for type checkers too."""
+    found = set().union(*(imports_of(module, types=True) for module in FILES if part(module) == name))
+    parts = {part(module) for module in found if module in FILES} - {name}
+    return parts | ({"mxnet"} & found)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_follow_the_layers(path):
-    module = module_of(path)
-    assert module in LAYERS, f"{path.name}: give the new module {module} a layer here and in the style guide"
-    layer, same = LAYERS[module]
-    for name in imports_of(path):
-        top, _, rest = name.partition(".")
-        if top == "mxnet":
-            assert layer >= MXNET_LAYER, f"{path}: only layer {MXNET_LAYER} imports mxnet"
-        if top != "mxmp":
-            assert top != "symbols", f"{path}: mxmp does not import the network library"
-            continue
-        target = rest.split(".")[0] or "__init__"
-        if target == module or layer == 4:
-            continue
-        assert LAYERS[target][0] < layer or target in same, f"{path}: {module} may not import {target}"
+def in_the_tables_order(names):
+    order = ["mxnet", *LAYERS]
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
-def test_the_table_can_fail(tmp_path):
-    """The reader of imports sees relative imports of every form."""
-    assert set(imports_of(ROOT / "mxmp" / "gluon" / "convert.py")) >= {"mxnet", "mxmp.dtypes", "mxmp.policy"}
+def test_every_part_has_a_row_and_every_row_a_part():
+    parts = {part(module) for module in FILES}
+    missing, stale = sorted(parts - set(LAYERS)), sorted(set(LAYERS) - parts)
+    assert not missing and not stale, f"docs/architecture.md lacks rows of {missing}, and has {stale} that are gone"
+
+
+def test_each_row_lists_exactly_what_its_part_imports():
+    rows = {name: in_the_tables_order(imported_by(name)) for name in map(part, FILES)}
+    wrong = [name for name in rows if sorted(LAYERS.get(name, "?")) != sorted(rows[name])]
+    ends = "\n".join(f"`{name}`: {', '.join(f'`{each}`' for each in rows[name])} |" for name in wrong)
+    assert not wrong, f"docs/architecture.md, these rows should end with:\n{ends}"
+
+
+def test_each_row_imports_from_rows_above_it():
+    above = ["mxnet"]
+    for name, imported in LAYERS.items():
+        assert not set(imported) - set(above), name
+        above.append(name)
+
+
+def test_layers_are_numbered_in_order_and_3_and_4_import_mxnet():
+    numbers = [int(number) for number in re.findall(r"^\| *(\d+) *\|", PAGE, re.MULTILINE)]
+    assert numbers == sorted(numbers) and len(numbers) == len(LAYERS)
+    assert {number for number, names in zip(numbers, LAYERS.values()) if "mxnet" in names} == {3, 4}
+
+
+def test_mxmp_does_not_import_the_networks():
+    assert not [module for module in FILES if "symbols" in imports_of(module, types=True)]
+
+
+def test_no_files_import_one_another_in_a_circle():
+    """Inside a package neither. An entry of `CYCLES` that is gone fails too: take it out."""
+    assert cycles_among({module: imports_of(module) & set(FILES) for module in FILES}) == CYCLES
+
+
+@pytest.mark.parametrize(
+    "first, second, circle",
+    [
+        ("from . import b", "from .a import f", ["p.a", "p.b"]),
+        ("from .b import g", "def g():\n    from . import a", ["p.a", "p.b"]),
+        ("import p.b", "import os, p.a", ["p.a", "p.b"]),
+        ("from p import h", "", ["p", "p.a"]),
+        ("from p.b import g", "from p import h", ["p", "p.a", "p.b"]),
+        ("from p import b", "from p import c", []),
+        ("from . import b", "if TYPE_CHECKING:\n    from . import a", []),
+        ("from . import b", "if not TYPE_CHECKING:\n    from . import a", ["p.a", "p.b"]),
+        ("from .sub import x", "", []),
+        ("from .sub import y", "", ["p", "p.a", "p.sub"]),
+    ],
+)
+def test_a_circle_is_found(first, second, circle, tmp_path):
+    """The reader of imports sees every form of them, and a package's ``__init__`` as a file of its own."""
+    texts = {"__init__": "from .a import f", "a": first, "b": second, "c": "", "sub/__init__": "from p import h"}
+    for name, text in {**texts, "sub/x": ""}.items():
+        path = tmp_path / "p" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    files = files_of(tmp_path / "p")
+    assert cycles_among({module: imports_of(module, files) & set(files) for module in files}) == (
+        [tuple(circle)] if circle else []
+    )
+
+
+def test_modules_are_short():
+    """A module of `LONG` that has become short fails too: take it out."""
+    lines = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in FILES.items()}
+    found = {module for module, count in lines.items() if count > MOST_LINES}
+    longer, stale = sorted(found - LONG), sorted(LONG - found)
+    assert not longer and not stale, (
+        f"split {longer}, which have more than {MOST_LINES} lines; take {stale} out of LONG"
+    )

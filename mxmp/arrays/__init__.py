@@ -1,1 +1,1 @@
-"""What is computed on NDArrays of any precision: casts, norms, finite checks."""
+"""Internal: what is computed on NDArrays of any precision: casts, norms, finite checks."""

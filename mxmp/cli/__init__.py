@@ -1,4 +1,4 @@
-"""The command line: parsing of arguments and printing, and nothing else.
+"""Internal: the command line, which parses arguments, prints, and does nothing else.
 
 `commands` parses arguments, and imports neither MXNet nor numpy, which take seconds to import: so ``--help`` and
 wrong arguments are answered at once. `work` does what was asked for, and imports what it needs then.

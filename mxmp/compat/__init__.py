@@ -1,4 +1,4 @@
-"""Lets MXNet 1.9.1 import and run where it cannot by itself: with numpy 1.24 or later, on Python 3.12 or later.
+"""Internal: lets MXNet 1.9.1 import and run with numpy 1.24 or later and on Python 3.12 or later.
 
 MXNet and GluonCV read names that numpy has removed, and a module that Python has removed. Their modules, and no
 others, get views with these names; numpy, Python and MXNet's files stay as they are. With a numpy and a Python

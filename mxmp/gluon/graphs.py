@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ..graph import Graph
 from ..lru_cache import LRUCache
-from ..symbol import Converted, ShapeOutcomes
+from ..symbol import Converted
+from ..symbol.outcomes import ShapeOutcomes
 from .modes import Key, Mode
 
 MAX_CALLS = 4096

@@ -13,7 +13,8 @@ from mxnet import autograd, gluon
 from .. import dtypes
 from ..graph import Graph, without_versions
 from ..scaling.loss_heads import loss_heads
-from ..symbol import Converted, NetworkNames
+from ..symbol import Converted
+from ..symbol.monitors import NetworkNames
 from . import trace
 from .precision import current_region
 

@@ -10,7 +10,8 @@ from .. import dtypes
 from ..errors import ConvertError, InferenceError
 from ..graph import without_versions
 from ..policy import Policy
-from ..symbol import Converted, ShapeOutcomes, convert_graph, to_graph
+from ..symbol import Converted, convert_graph, to_graph
+from ..symbol.outcomes import ShapeOutcomes
 from . import modes, regions, storage, trace
 from .graphs import Graphs, Source
 from .hooks import installed, suspended

@@ -1,4 +1,4 @@
-"""An immutable nnvm graph: what MXNet's symbols are made of, without MXNet."""
+"""Internal: an immutable nnvm graph: what MXNet's symbols are made of, without MXNet."""
 
 from .check import check_json as check_json
 from .core import VARIABLE as VARIABLE

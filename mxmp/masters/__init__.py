@@ -1,1 +1,1 @@
-"""Float32 master copies of low precision weights, and the optimizer that keeps them."""
+"""Internal: float32 master copies of low precision weights, and the optimizer that keeps them."""

@@ -16,8 +16,10 @@ from ..masters.copies import follow
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..scaling.scaler import Scaler
-from ..symbol import NetworkNames, ShapeOutcomes, WatchedExecutor, to_graph
+from ..symbol import to_graph
 from ..symbol.contexts import require_kernels
+from ..symbol.monitors import NetworkNames, WatchedExecutor
+from ..symbol.outcomes import ShapeOutcomes
 from .binding import LOSS_SCALE, Runnable, input_types, prepare
 from .training import Training, Weight
 

@@ -1,4 +1,4 @@
-"""Passes over a graph: decide (classify, place), edit (insert, fold, erase casts), emulate."""
+"""Internal: passes over a graph: decide (classify, place), edit (insert, fold, erase casts), emulate."""
 
 from .base import Pass as Pass
 from .base import PassResult as PassResult

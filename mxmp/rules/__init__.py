@@ -1,4 +1,4 @@
-"""Rules: the precisions that each MXNet operator may run in, by category, port and condition."""
+"""Internal: the precisions that each MXNet operator may run in, by category, port and condition."""
 
 from .core import ALLOW as ALLOW
 from .core import CATEGORIES as CATEGORIES

@@ -1,1 +1,1 @@
-"""Loss scaling: the scale of a step, what losses are multiplied by, and what is refused."""
+"""Internal: loss scaling: the scale of a step, what losses are multiplied by, and what is refused."""

@@ -15,8 +15,5 @@ from .convert import on_cpu as on_cpu
 from .inference import from_graph as from_graph
 from .inference import infer_facts as infer_facts
 from .inference import to_graph as to_graph
-from .monitors import NetworkNames as NetworkNames
-from .monitors import WatchedExecutor as WatchedExecutor
-from .outcomes import ShapeOutcomes as ShapeOutcomes
 from .rewrite import Converted as Converted
 from .rewrite import convert_graph as convert_graph

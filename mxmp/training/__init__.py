@@ -1,1 +1,1 @@
-"""The training step that every front shares: what it reads, updates, skips and saves."""
+"""Internal: the training step that every front shares: what it reads, updates, skips and saves."""

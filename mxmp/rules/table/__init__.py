@@ -1,4 +1,4 @@
-"""The table: every operator of MXNet 1.9.1 that a symbol can hold, one line per fact.
+"""The rule of every operator of MXNet 1.9.1 that a symbol can hold, one line per fact.
 
 Operators that stand here run in low precision, or stay in float32, for the reason given; an operator that does not
 stand here (one of a library, or ``Custom``) is left as it is and named in the report.
