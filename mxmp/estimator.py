@@ -19,14 +19,13 @@ from mxnet.gluon.contrib.estimator import (
 from .arrays.casts import is_low_precision
 from .errors import TrainerError
 from .gluon import Trainer, convert, restore
+from .gluon.adoption import adoptable
 from .gluon.conversion import installed
 from .gluon.trace import descendants
-from .gluon.trainer_setup import adoptable
 from .loss_scale import LossScale, NoOpLossScale, parse
 from .masters.copies import new_master
 from .masters.optimizer import MasterState
 from .policy import Policy
-from .scaling.scaler import Stage
 
 _ATTRIBUTE = "_mxmp_mixed_precision"
 
@@ -267,7 +266,7 @@ def _drop_unfinished(trainer: Any) -> None:
     """Give up the gradients that an interrupted fit left between backward and step."""
     if isinstance(trainer, Trainer):
         window = trainer._scaler.window
-        if window.stage is not Stage.READY or window.reduced:
+        if not window.is_ready:
             trainer.discard_grads()
 
 

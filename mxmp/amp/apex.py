@@ -14,13 +14,12 @@ from .. import dtypes, gluon
 from ..arrays.casts import is_low_precision
 from ..errors import DtypeError, LossScaleError
 from ..gluon import Trainer
+from ..gluon.adoption import adoptable
 from ..gluon.conversion import installed
 from ..gluon.trace import descendants
-from ..gluon.trainer_setup import adoptable
 from ..loss_scale import DynamicLossScale, LossScale, parse
-from ..masters.copies import follow
+from ..masters.copies import sync_master_from_weight
 from ..policy import Policy, did_you_mean
-from ..scaling.scaler import Stage
 from .operators import AmpError
 from .trainers import adopt, as_list, require_trainer
 
@@ -147,7 +146,7 @@ def master_params(optimizer: Any) -> Iterator[mx.nd.NDArray]:
     """
     for each in as_list(optimizer):
         trainer = require_trainer(each, "master_params")
-        if trainer._scaler.window.stage is Stage.SCALED and not trainer._scaler.is_open:
+        if trainer._scaler.window.is_scaled and not trainer._scaler.is_open:
             trainer.unscale()
         for index, param in enumerate(trainer._params):
             if param.grad_req != "null":
@@ -319,7 +318,7 @@ def _master(trainer: Trainer, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArra
         updater.states[index] = trainer.optimizer.create_state_multi_precision(index, weight)
         updater.states_synced[index] = True
     master = updater.states[index].master
-    follow(master, weight)
-    if trainer._scaler.window.stage is Stage.UNSCALED:
+    sync_master_from_weight(master, weight)
+    if trainer._scaler.window.is_unscaled:
         mx.autograd.mark_variables([master], [trainer._params[index].list_grad()[0]])
     return master

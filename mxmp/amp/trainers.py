@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, List
 
 import mxnet as mx
 
+from ..arrays.norms import scale_in_place
 from ..errors import TrainerError
 from ..gluon import Trainer
-from ..scaling.source import SharedLossScale
+from ..scaling.per_loss import LossScalePerLoss
+from ..scaling.scaler import Scaler
+from ..scaling.shared import SharedLossScale
 from .hook import installed_hook
-from .losses import LossScalers
 from .operators import AmpError
 
 
@@ -58,18 +60,18 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_uns
         hook.warn_if_idle(loss)
     if not trainers:
         raise TrainerError("scale_loss: the list of trainers is empty.")
-    several = [trainer for trainer in trainers if isinstance(trainer._scaler, LossScalers)]
+    several = [trainer for trainer in trainers if _has_several_losses(trainer)]
     if loss_id != 0 and len(several) < len(trainers):
         raise TrainerError(f"loss_id={loss_id!r}: the trainer has one loss; give num_losses to amp.initialize.")
     for trainer in several:
-        trainer._scaler.select(loss_id)
+        _select_loss(trainer, loss_id)
     scale = min(trainer.loss_scale.value for trainer in trainers)
     for trainer in several:
-        trainer._scaler.bring(_fresh_gradients(trainer), scale)
+        _rescale_gradients(trainer, scale)
     with trainers[0].scale_loss(loss, *trainers[1:]) as scaled:
         yield scaled
     for trainer in several:
-        trainer._scaler.mark(_fresh_gradients(trainer))
+        trainer._scaler.source.note(trainer._gradients.fresh_grads())
 
 
 def unscale(optimizer_or_trainer: Any) -> None:
@@ -100,12 +102,12 @@ def adopt(trainer: Any, loss_scale: Any, masters: bool = True, num_losses: int =
         TrainerError: As `init_trainer`.
         LossScaleError: If ``loss_scale`` is not one.
     """
-    several = num_losses > 1 or isinstance(getattr(trainer, "_scaler", None), LossScalers)
+    several = num_losses > 1 or _has_several_losses(trainer)
     if several and isinstance(loss_scale, SharedLossScale):
         raise TrainerError("loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.")
     Trainer.adopt(trainer, loss_scale, masters)
     if several:
-        trainer._take_up(LossScalers(trainer.loss_scale, num_losses))
+        trainer._attach_scaler(Scaler(LossScalePerLoss(trainer.loss_scale, num_losses)))
 
 
 def require_trainer(trainer: Any, call: str) -> Trainer:
@@ -122,12 +124,22 @@ def as_list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _fresh_gradients(trainer: Trainer) -> List[mx.nd.NDArray]:
-    """Return the gradients that backward wrote since the last step."""
-    pairs: Sequence[Tuple[Any, Any]] = [
-        pair
-        for param in trainer._params
-        if param.grad_req != "null"
-        for pair in zip(param._check_and_get(param._data, list), param._check_and_get(param._grad, list))
-    ]
-    return [grad for data, grad in pairs if data._fresh_grad]
+def _has_several_losses(trainer: Any) -> bool:
+    return isinstance(trainer, Trainer) and isinstance(trainer._scaler.source, LossScalePerLoss)
+
+
+def _select_loss(trainer: Trainer, loss_id: int) -> None:
+    """Make a loss the one that a trainer scales next."""
+    trainer._scaler.require_can_scale("scale_loss")
+    trainer._scaler.source.select(loss_id)
+
+
+def _rescale_gradients(trainer: Trainer, scale: float) -> None:
+    """Multiply the gradients of a step to another scale, in their dtype, so that it has one at any time.
+
+    Exact in float32, while float16 gradients may overflow or lose bits.
+    """
+    scaler = trainer._scaler
+    if scaler.window.is_scaled:
+        scale_in_place(trainer._gradients.fresh_grads(), scale / scaler.window.scale)
+        scaler.rescale(scale)

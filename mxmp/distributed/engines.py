@@ -5,15 +5,19 @@ from __future__ import annotations
 import abc
 import ctypes
 import os
-from typing import Any, Union
+from typing import Any, Dict, Union
 
 import mxnet as mx
+import numpy as np
 from mxnet.base import _LIB, check_call
 
 from ..errors import DependencyError, TrainerError
 from ..launch import LAUNCHED
 
 _NEEDED = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER")
+
+# kSetMultiPrecision of CommandType in src/kvstore/kvstore_dist_server.h at tag 1.9.1.
+_SET_MULTI_PRECISION = 1
 
 
 class Engine(abc.ABC):
@@ -71,19 +75,55 @@ class ParameterServer(Engine):
             store = mx.kv.create(store)
         self._store = store
         self.kind, self.rank, self.size = store.type, store.rank, store.num_workers
+        self._parts: Dict[str, mx.nd.NDArray] = {}  # of float64 keys; MXNet sends them while other work goes on
+        if self.rank == 0:
+            # The servers would add other dtypes in float32 or not, as their memory happens to be: multi_precision_ of
+            # KVStoreDistServer is never initialized (src/kvstore/kvstore_dist_server.h). Now they do.
+            store._send_command_to_servers(_SET_MULTI_PRECISION, "")
         if os.environ.get(LAUNCHED) == "1":
             # A worker that fails would wait at its end for others, which wait for its gradients.
             check_call(_LIB.MXKVStoreSetBarrierBeforeExit(store.handle, ctypes.c_int(0)))
 
     def broadcast(self, key: str, array: mx.nd.NDArray) -> None:
         """Give an array worker 0's value."""
-        self._store.broadcast(key, array, out=array)
+        sent = array
+        if array.dtype == np.float64:
+            sent = self._parts[key] = self._split(array)
+        self._store.broadcast(key, sent, out=sent)
+        if sent is not array:
+            _join(sent[0]).copyto(array)
         # MXNet orders what is pulled here by nothing against the first gradients that are pushed.
         array.wait_to_read()
 
     def sum(self, key: str, array: mx.nd.NDArray, priority: int) -> None:
-        """Give an array its sum over the workers."""
-        self._store.pushpull(key, array, out=array, priority=priority)
+        """Give an array its sum over the workers; float64 exactly but for the rounding of float64 itself."""
+        if array.dtype != np.float64:
+            self._store.pushpull(key, array, out=array, priority=priority)
+            return
+        parts = self._parts[key]
+        self._split(array).copyto(parts)
+        self._store.pushpull(key, parts, out=parts, priority=priority)
+        mx.nd.add_n(*(_join(row) for row in parts)).copyto(array)
+
+    def _split(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+        """Return a float64 array of one dimension as float32 parts, (workers, 3, N): 0 but in this worker's row.
+
+        The servers add float32, in which a number and zeros add up exactly. Three parts of 24 bits hold the 53 of a
+        float64 number, from 1e-30 up to float32's largest.
+        """
+        parts, rest = [], array
+        for _ in range(3):
+            parts.append(rest.astype("float32"))
+            rest = rest - parts[-1].astype("float64")
+        rows = mx.nd.zeros((self.size, 3, array.size), ctx=array.ctx)
+        rows[self.rank] = mx.nd.stack(*parts)
+        return rows
+
+
+def _join(parts: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return float32 parts, (3, N), as the float64 array of which they are."""
+    high, middle, low = (part.astype("float64") for part in parts)
+    return high + middle + low
 
 
 class Horovod(Engine):

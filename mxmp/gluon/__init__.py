@@ -1,6 +1,6 @@
 """Mixed precision for Gluon: convert a net in place, and train it."""
 
-from ..scaling.source import SharedLossScale as SharedLossScale
+from ..scaling.shared import SharedLossScale as SharedLossScale
 from .convert import cast as cast
 from .convert import convert as convert
 from .convert import export as export

@@ -7,8 +7,6 @@ from typing import Any, Iterator, List, Optional, Sequence
 
 from ..scaling.scale_loss import scale_loss
 from ..scaling.scaled_loss import ScaledLoss, require_backward
-from ..scaling.scaler import Stage
-from . import contexts
 from .trainer_setup import TrainerSetup
 
 
@@ -24,20 +22,20 @@ def scaled_block(loss: Any, trainers: Sequence[TrainerSetup]) -> Iterator[Any]:
         TrainerError: As `mxmp.gluon.Trainer.scale_loss`.
     """
     with contextlib.ExitStack() as stack:
-        begun = [trainer for trainer in trainers if trainer._scaler.window.stage is Stage.SCALED]
+        begun = [trainer for trainer in trainers if trainer._scaler.window.is_scaled]
 
         def finish(losses: List[ScaledLoss]) -> None:
-            reached = require_backward(losses, lambda: _written(trainers, begun))
-            for trainer in trainers:
-                trainer._scaler.window.reached |= reached
+            if require_backward(losses, lambda: _written(trainers, begun)):
+                for trainer in trainers:
+                    trainer._scaler.note_backward()
 
         block = scale_loss(loss, [trainer._scaler for trainer in trainers], finish)
         for trainer in begun:
-            stack.enter_context(trainer._gradients.kept())
+            stack.enter_context(trainer._gradients.forbid_overwrite())
         scaled = stack.enter_context(block)
         for trainer in trainers:
             if trainer._scaler.active:
-                trainer._statistics.keep(contexts.running_statistics(trainer._params))
+                trainer._step.keep_running_stats(trainer._gradients)
         yield scaled
 
 

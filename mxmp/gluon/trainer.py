@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, List
+from typing import Any
 
-import mxnet as mx
-
-from ..arrays.finite import all_finite
-from ..arrays.norms import clip_coefficient, require_positive, scale_in_place
+from ..arrays.norms import require_positive
 from ..distributed import KVStore
-from ..errors import NonFiniteLossError, TrainerError
+from ..errors import TrainerError
 from ..scaling import loss_heads
-from ..scaling.scaler import Stage
-from . import contexts
-from .gradients import Update
+from ..training.kvstores import adopt_kvstore_masters
 from .scaled_block import scaled_block
 from .trainer_setup import TrainerSetup
 
@@ -119,14 +114,13 @@ class Trainer(TrainerSetup):
         Raises:
             TrainerError: Twice in a window, inside a scale_loss block, or without gradients.
         """
-        if self._scaler.window.stage is Stage.UNSCALED:
+        if self._scaler.window.is_unscaled:
             raise TrainerError(
                 "unscale: the gradients of this window are unscaled already; call unscale once, "
                 "after the last backward, then step."
             )
         self._begin("unscale")
-        self._reduce()
-        self._unscale()
+        self._step.unscale(self._gradients)
 
     def clip_global_norm(self, max_norm: float) -> float:
         """Scale the gradients down so that their global norm is at most ``max_norm``.
@@ -150,17 +144,8 @@ class Trainer(TrainerSetup):
             NonFiniteLossError: If the loss itself was not finite.
         """
         require_positive("clip_global_norm: max_norm", max_norm)
-        groups = self._unscaled("clip_global_norm")
-        self._check_statistics()
-        try:
-            norm = self._scaler.read_norm(groups[:1] if self._kvstore else groups)
-        except NonFiniteLossError:
-            self._end_window()
-            raise
-        if self._scaler.window.finite is not False:
-            for group in groups:
-                scale_in_place(group, clip_coefficient(norm, max_norm))
-        return norm
+        self._begin("clip_global_norm")
+        return self._step.clip_global_norm(self._gradients, max_norm)
 
     def clip_value(self, max_value: float) -> None:
         """Bring every element of the gradients into [-max_value, max_value].
@@ -176,10 +161,8 @@ class Trainer(TrainerSetup):
             TrainerError: If ``max_value`` is not positive, or as `unscale`.
         """
         require_positive("clip_value: max_value", max_value)
-        for group in self._unscaled("clip_value"):
-            for grad in group:
-                grad = grad.as_nd_ndarray()
-                mx.nd.clip(grad, -max_value, max_value, out=grad)
+        self._begin("clip_value")
+        self._step.clip_value(self._gradients, max_value)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Reduce the gradients, check them and update the parameters, or skip.
@@ -199,14 +182,12 @@ class Trainer(TrainerSetup):
                 distributed kvstore every worker raises, whosever loss it is.
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
-        if self._scaler.window.reduced and self._scaler.window.stage is not Stage.UNSCALED:
+        if self._scaler.window.reduced and not self._scaler.window.is_unscaled:
             raise TrainerError("step came after allreduce_grads and would reduce again; call update.")
         rescale = self._rescale("step", batch_size)
         if self._updates_on_kvstore():
             return self._step_on_kvstore(batch_size, ignore_stale_grad)
         self._begin("step", ignore_stale_grad, check_stale=True)
-        if self._scaler.window.stage is not Stage.UNSCALED:
-            self._reduce()
         return self._finish(rescale)
 
     def allreduce_grads(self) -> None:
@@ -219,7 +200,7 @@ class Trainer(TrainerSetup):
         if self._scaler.window.reduced:
             raise TrainerError("allreduce_grads: the gradients are reduced already; call update or step.")
         self._begin("allreduce_grads")
-        self._reduce()
+        self._step.reduce(self._gradients)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Check the gradients and update the parameters, or skip: `step` without reducing.
@@ -255,9 +236,8 @@ class Trainer(TrainerSetup):
             TrainerError: Inside a scale_loss block.
         """
         self._scaler.require_closed("discard_grads")
+        self._step.discard()
         self._gradients.discard()
-        self._scaler.close_window()
-        loss_heads.forget(self._params)
 
     # The window.
 
@@ -280,59 +260,11 @@ class Trainer(TrainerSetup):
         require_positive(f"{call}: batch_size", batch_size)
         return float(self._scale / batch_size)
 
-    def _reduce(self) -> None:
-        window = self._scaler.window
-        if window.reduced:
-            return
-        if self._kvstore:
-            self._gradients.clear_stale()
-        if isinstance(self._kvstore, KVStore):
-            self._gradients.widen()  # sums over workers may exceed float16
-            if self._scaler.checks:  # all workers decide alike
-                window.loss_flag = self._kvstore.agree(window.loss_flag)
-        self._allreduce_grads()
-        window.reduced = True
-
-    def _unscale(self) -> None:
-        window = self._scaler.window
-        self._gradients.take()
-        if self._scaler.checks:
-            window.grad_flag = all_finite(self._all_arrays())
-        self._gradients.unscale(1.0 / window.scale)
-        window.stage = Stage.UNSCALED
-
-    def _unscaled(self, call: str) -> List[List[mx.nd.NDArray]]:
-        """Return the gradients of each context that has any, unscaled now if they were not before."""
-        self._begin(call)
-        if self._scaler.window.stage is not Stage.UNSCALED:
-            self._reduce()
-            self._unscale()
-        return [group for group in self._gradients.arrays() if group]
-
-    def _all_arrays(self) -> List[mx.nd.NDArray]:
-        return [grad for group in self._gradients.arrays() for grad in group]
-
     def _finish(self, rescale: float) -> bool:
-        """Update or skip, and end the window."""
-        window = self._scaler.window
-        # Gradients of a scale below 1 may overflow when they are unscaled, so that comes first.
-        unscale_first = window.scale < 1.0 or self._optimizer.needs_unscaled_gradients
-        if window.stage is Stage.SCALED and window.scale != 1.0 and unscale_first:
-            self._unscale()
-        if window.stage is not Stage.UNSCALED:
-            rescale /= window.scale
-        updates = self._gradients.take()
-        self._check_statistics()
-        try:
-            unread = self._scaler.checks and window.finite is None
-            finite = self._scaler.judge(all_finite(self._all_arrays()) if unread else None)
-            step = self._optimizer.num_update + self.skipped_steps + 1
-            if finite:
-                self._apply(updates, rescale)
-            self._scaler.settle(finite, step, self._gradients.first_bad)
-        finally:
-            self._end_window()
-        updated = finite and any(updates)
+        """Update or skip, and call the hooks."""
+        self._step.reduce(self._gradients)
+        any_fresh = any(self._gradients.groups())
+        updated = self._step.run(self._gradients, rescale) and any_fresh
         self._call_hooks(updated)
         return updated
 
@@ -343,34 +275,8 @@ class Trainer(TrainerSetup):
         self._scaler.require_scaled("step")
         try:
             super().step(batch_size * self._scaler.window.scale, ignore_stale_grad)
-            contexts.keep_masters_of(self._kvstore._updater.states if self._kvstore._updater else {}, self._params)
+            adopt_kvstore_masters(self._kvstore, self._params)
         finally:
             self.discard_grads()
         self._call_hooks(True)
         return True
-
-    def _apply(self, updates: List[List[Update]], rescale: float) -> None:
-        updaters = self._updating()
-        if len(updaters) < len(updates):
-            updates = [contexts.on_first_context(updates, self._params)]
-        for updater, group in zip(updaters, updates):
-            self._optimizer.check_states([(index, weight, updater.states.get(index)) for index, _, weight in group])
-        self._optimizer.rescale_grad = rescale
-        for updater, group in zip(updaters, updates):
-            if group:
-                updater(*zip(*group))
-        if len(updaters) < len(self._contexts):
-            contexts.copy_to_others(updates[0], self._params)
-
-    def _check_statistics(self) -> None:
-        if self._scaler.checks and self._scaler.window.finite is None:
-            flag = self._statistics.check(contexts.running_statistics(self._params))
-            self._scaler.window.statistics_flag = flag
-
-    def _end_window(self) -> None:
-        destroyed = self._scaler.window.destroyed
-        self._gradients.release()
-        self._scaler.close_window()
-        loss_heads.forget(self._params)
-        if destroyed:
-            self._statistics.mend(contexts.running_statistics(self._params))

@@ -11,7 +11,7 @@ from ..arrays.casts import pieces, round_into, scratch, to_float32
 _KEPT = "_mxmp_masters"
 
 
-def follow(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> None:
+def sync_master_from_weight(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> None:
     """Bring a master up to date with its weight, in place and without a host read.
 
     An element keeps its master while the master rounds to the weight. Where it does not,
@@ -92,14 +92,14 @@ def exact_value(weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArr
     """
     kept = _kept(param)
     if kept and weight.ctx not in kept:
-        return _brought_up(next(iter(kept.values())).copyto(weight.ctx), weight)
-    return _brought_up(kept.get(weight.ctx), weight)
+        return _synced(next(iter(kept.values())).copyto(weight.ctx), weight)
+    return _synced(kept.get(weight.ctx), weight)
 
 
-def _brought_up(master: Optional[mx.nd.NDArray], weight: mx.nd.NDArray) -> mx.nd.NDArray:
+def _synced(master: Optional[mx.nd.NDArray], weight: mx.nd.NDArray) -> mx.nd.NDArray:
     if master is None or master.shape != weight.shape:
         return to_float32(weight)
-    follow(master, weight)
+    sync_master_from_weight(master, weight)
     return master
 
 

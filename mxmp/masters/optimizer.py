@@ -9,7 +9,7 @@ import mxnet as mx
 
 from ..arrays.casts import is_low_precision, round_into, to_float32
 from ..errors import TrainerError
-from .copies import follow, forget_masters, new_master, shared_master
+from .copies import forget_masters, new_master, shared_master, sync_master_from_weight
 
 _OWN = ("inner", "masters")
 
@@ -177,8 +177,8 @@ class MultiPrecision(mx.optimizer.Optimizer):
             if not isinstance(state, MasterState):
                 raise self._cast_after_state(index)
             if state.master is not None:
-                self._bring(state, weight, self.inner.param_dict.get(index))
-                follow(state.master, weight)
+                self._move_state_to(state, weight, self.inner.param_dict.get(index))
+                sync_master_from_weight(state.master, weight)
             wide.append(to_float32(weight) if state.master is None else state.master)
         grads = [to_float32(grad) for grad in grads]
         inner_states = [state.inner for state in states]
@@ -189,7 +189,7 @@ class MultiPrecision(mx.optimizer.Optimizer):
         for source, weight in zip(wide, weights):
             round_into(source, weight)
 
-    def _bring(self, state: MasterState, weight: mx.nd.NDArray, param: Optional[mx.gluon.Parameter]) -> None:
+    def _move_state_to(self, state: MasterState, weight: mx.nd.NDArray, param: Optional[mx.gluon.Parameter]) -> None:
         """Bring a state to the weight's context, where a kvstore or a loaded file differ, and share its master."""
         if state.master.ctx != weight.ctx:
             state.master = state.master.as_in_context(weight.ctx)

@@ -13,8 +13,8 @@ from ..policy import Policy
 from ..report import Report
 from ..scaling.status import ScalerStatus
 from .module import Module
-from .options import make_scaler
 from .saving import ParamsFiles, load_buckets, save_buckets
+from .setup import make_scaler
 
 
 class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
@@ -69,7 +69,7 @@ class BucketingModule(ParamsFiles, ScalerStatus, mx.mod.BucketingModule):
         super().__init__(sym_gen, default_bucket_key, **self._options)
         self._options.update(policy=Policy.parse(policy), loss_heads=tuple(loss_heads))
         self._scaler = make_scaler(self._options["policy"], loss_scale)
-        self._scaler.refuse = self._require_fitting
+        self._scaler.validate = self._require_fitting
 
     @property
     def policy(self) -> Policy:

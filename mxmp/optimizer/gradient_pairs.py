@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -11,24 +11,12 @@ from mxnet.base import _LIB, check_call
 from ..arrays.casts import is_low_precision, to_float32
 from ..dtypes import FLOAT32, PRECISIONS, canonical
 from ..errors import TrainerError
+from ..masters.copies import forget_masters
+from ..training.weights import Update, Weights
 
 _FLOATS = (*PRECISIONS, "float64")
 
 Weight = Union[mx.nd.NDArray, mx.gluon.Parameter]
-
-
-class Update(NamedTuple):
-    """What one step does to one weight.
-
-    Attributes:
-        index: The weight's number.
-        grad: Its gradient, summed over the contexts, float32 if the weight has low precision.
-        arrays: Its value on each context.
-    """
-
-    index: int
-    grad: mx.nd.NDArray
-    arrays: List[mx.nd.NDArray]
 
 
 class _Described(NamedTuple):
@@ -207,7 +195,7 @@ def make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight]) ->
         if grad is not None:
             arrays = arrays_of(weight, number)
             grads = _fitting(grad, arrays, name_of(weight, number))
-            updates.append(Update(indices[id(weight)], _summed(grads), arrays))
+            updates.append(Update(indices[id(weight)], _summed(grads), arrays[0].as_nd_ndarray()))
     if len({update.index for update in updates}) < len(updates):
         raise TrainerError("apply_gradients: a weight comes twice; give each once, with its gradients added up.")
     if not updates:
@@ -240,3 +228,42 @@ def _summed(grads: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
         return grads[0]
     with mx.autograd.pause():
         return mx.nd.add_n(*(grad.as_in_context(grads[0].ctx) for grad in grads))
+
+
+class GivenGradients(Weights):
+    """Gradients that a user gave for some weights, true and summed over the contexts, as a step uses them.
+
+    Args:
+        updater: Updates the weights on their first context.
+        updates: What to do.
+        weights: All weights, by their indices.
+    """
+
+    def __init__(self, updater: mx.optimizer.Updater, updates: Sequence[Update], weights: Sequence[Weight]) -> None:
+        self.optimizer, self.updaters = updater.optimizer, [updater]
+        self._updates, self._weights = list(updates), weights
+
+    def groups(self) -> List[List[Update]]:
+        """Return what to do, on the first context."""
+        return [self._updates]
+
+    def name(self, index: int) -> str:
+        """Return what errors call a weight."""
+        return name_of(self._weights[index], index)
+
+    def grads(self, index: int) -> List[mx.nd.NDArray]:
+        """Return the gradient of a weight."""
+        return [update.grad for update in self._updates if update.index == index]
+
+    def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
+        """Use other gradients."""
+        self._updates = [u._replace(grad=grads[u.index][0]) if u.index in grads else u for u in self._updates]
+
+    def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
+        """Give all contexts the weights of the first, whose masters are the only ones from now on."""
+        for index in indices:
+            first, *others = arrays_of(self._weights[index], index)
+            for other in others:
+                first.copyto(other)
+            if others and isinstance(self._weights[index], mx.gluon.Parameter):
+                forget_masters(self._weights[index], but=first.ctx)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 
-from ..arrays.finite import all_finite, first_non_finite
-from ..errors import LossScaleError, TrainerError
-from ..loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
-from ..masters.copies import forget_masters
+from ..arrays.finite import all_finite
+from ..errors import TrainerError
+from ..loss_scale import LossScale
 from ..masters.optimizer import MultiPrecision
 from ..scaling.scale_loss import scale_loss
 from ..scaling.scaled_loss import ScaledLoss, require_backward
-from ..scaling.scaler import Scaler, Stage
-from ..scaling.status import ScalerStatus
+from ..scaling.scaler import Scaler
+from ..scaling.source import OwnLossScale
 from ..training import states
+from ..training.state_header import Target
+from ..training.step import Step
 from .gradient_pairs import (
-    Update,
+    GivenGradients,
     Weight,
     check_unscaled,
     check_weights,
@@ -27,21 +27,16 @@ from .gradient_pairs import (
     leaves,
     make_updates,
     mapped,
-    name_of,
     read_grads,
     read_pairs,
     unscaled,
 )
-from .whole_step import WholeStepOptimizer
-
-# The defaults of tf.keras 2.12.
-INITIAL_SCALE = 2.0**15
-DYNAMIC_GROWTH_STEPS = 2000
+from .keras import KerasOptimizer, make_loss_scale, wrapped
 
 _ORDER = "get_scaled_loss, backward, get_unscaled_gradients, apply_gradients"
 
 
-class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
+class LossScaleOptimizer(KerasOptimizer):
     """An optimizer with a loss scale, float32 masters and exact skips, for loops written by hand.
 
     The order of calls::
@@ -79,7 +74,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         tf.keras.mixed_precision.LossScaleOptimizer of TensorFlow 2.12.
     """
 
-    _own = ("_scaler", "_updater", "_weights", "_scaled", "_given", "_owner")
+    _own = ("_scaler", "_step", "_updater", "_weights", "_scaled", "_given", "_owner")
 
     def __init__(
         self,
@@ -88,71 +83,16 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         initial_scale: Optional[float] = None,
         dynamic_growth_steps: Optional[int] = None,
     ) -> None:
-        value = _make_loss_scale(dynamic, initial_scale, dynamic_growth_steps)
-        multi = _wrap(inner)
+        value = make_loss_scale(dynamic, initial_scale, dynamic_growth_steps)
+        multi = wrapped(inner)
         self.__setstate__({"inner": multi.inner, "masters": multi.masters})
-        self._scaler = Scaler(value)
+        self._scaler = Scaler(OwnLossScale(value))
+        self._step = Step(self._scaler)
         self._updater = mx.optimizer.get_updater(multi)
         self._weights: List[Weight] = []  # in the order of their indices
         self._scaled: List[ScaledLoss] = []  # those of this window
         self._given: List[mx.nd.NDArray] = []  # its scaled gradients, as get_unscaled_gradients saw them
         self._owner: Optional[str] = None
-
-    # ------------------------------------------------------------------ properties
-
-    @property
-    def inner_optimizer(self) -> mx.optimizer.Optimizer:
-        """The optimizer that was given."""
-        return self.inner
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether the scale moves."""
-        return isinstance(self._scaler.loss_scale, DynamicLossScale)
-
-    @property
-    def initial_scale(self) -> float:
-        """The first scale."""
-        scale = self._scaler.loss_scale
-        return scale.init_scale if isinstance(scale, DynamicLossScale) else scale.value
-
-    @property
-    def dynamic_growth_steps(self) -> Optional[int]:
-        """Finite steps after which the scale doubles; None if it does not."""
-        scale = self._scaler.loss_scale
-        return scale.growth_interval if isinstance(scale, DynamicLossScale) else None
-
-    @property
-    def loss_scale(self) -> float:
-        """The present scale. May be set between steps."""
-        self._require_own("loss_scale")
-        return self._scaler.loss_scale.value
-
-    @loss_scale.setter
-    def loss_scale(self, value: float) -> None:
-        """Set the scale of the steps to come."""
-        self._require_ready("setting loss_scale")
-        present = self._scaler.loss_scale
-        if isinstance(present, DynamicLossScale):
-            value = StaticLossScale(value).value
-            self._scaler.loss_scale = dataclasses.replace(present, value=value, growth_tracker=0, floor_skips=0)
-        else:
-            self._scaler.loss_scale = StaticLossScale(value)
-
-    @property
-    def iterations(self) -> int:
-        """Steps taken; skipped ones do not count."""
-        return int(self.num_update - self.begin_num_update)
-
-    @property
-    def learning_rate(self) -> float:
-        """The inner optimizer's present learning rate."""
-        return float(self.inner.learning_rate)
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        """Set the inner optimizer's learning rate."""
-        self.inner.set_learning_rate(value)
 
     # ------------------------------------------------------------------ a step
 
@@ -169,7 +109,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
             TrainerError: After `get_unscaled_gradients`, or if ``loss`` is scaled already or no loss.
         """
         self._require_own("get_scaled_loss")
-        if self._scaler.window.stage is Stage.UNSCALED:
+        if self._scaler.window.is_unscaled:
             raise TrainerError(
                 "get_scaled_loss came after get_unscaled_gradients, so that scaled and true gradients would mix; call "
                 "apply_gradients first, or discard_grads to start again."
@@ -197,12 +137,12 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         """
         self._require_own("get_unscaled_gradients")
         window = self._scaler.window
-        if window.stage is Stage.READY:
+        if window.is_ready:
             raise TrainerError(
                 "get_unscaled_gradients: no loss was scaled since the last step; call get_scaled_loss and run backward "
                 "on what it returns."
             )
-        if window.stage is Stage.UNSCALED:
+        if window.is_unscaled:
             raise TrainerError(
                 "get_unscaled_gradients: the gradients of this step are unscaled already; call it once, with all of "
                 "them, then apply_gradients."
@@ -213,8 +153,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
         except TrainerError as e:
             raise TrainerError(f"{e} Call discard_grads to start the step again.") from None
         arrays = [leaf for leaf in leaves(grads) if leaf is not None]
-        window.grad_flag = all_finite(arrays)
-        window.stage = Stage.UNSCALED
+        self._scaler.note_unscaled(all_finite(arrays))
         self._given = arrays
         factor = 1.0 / window.scale
         return [mapped(grad, lambda array: unscaled(array, factor)) for grad in grads]
@@ -242,25 +181,17 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         self._require_own("apply_gradients")
-        if self._scaler.window.stage is not Stage.UNSCALED:
-            missing = "get_scaled_loss" if self._scaler.window.stage is Stage.READY else "get_unscaled_gradients"
+        if not self._scaler.window.is_unscaled:
+            missing = "get_scaled_loss" if self._scaler.window.is_ready else "get_unscaled_gradients"
             raise TrainerError(f"apply_gradients: {missing} was not called in this step; the order is {_ORDER}.")
         pairs = read_pairs(grads_and_vars)
         weights = self._weights or check_weights([], [weight for _, weight in pairs])
         updates = make_updates(pairs, weights)
         check_unscaled(pairs, self._given)
-        self.check_states((u.index, u.arrays[0], self._updater.states.get(u.index)) for u in updates)
-        self._know(weights)
-        try:
-            finite = self._scaler.judge(all_finite([update.grad for update in updates]))
-            number = self.num_update + self.skipped_steps + 1
-            if finite:
-                self._update(updates)
-            named = [(name_of(weights[u.index], u.index), u.grad) for u in updates]
-            self._scaler.settle(finite, number, lambda: first_non_finite(named))
-        finally:
-            self._end_window()
-        return finite
+        self.check_states((u.index, u.weight, self._updater.states.get(u.index)) for u in updates)
+        self._set_weights(weights)
+        self._scaled, self._given = [], []
+        return self._step.run(GivenGradients(self._updater, updates, weights), self.inner.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present step, after an error between its calls: nothing is updated."""
@@ -278,7 +209,7 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
             TrainerError: If one is no weight, comes twice or lies elsewhere; then none is added.
         """
         self._require_own("build")
-        self._know(check_weights(self._weights, list(var_list)))
+        self._set_weights(check_weights(self._weights, list(var_list)))
 
     def save_states(self, fname: str) -> None:
         """Save optimizer states, masters, counters, scheduler and loss scale to one file.
@@ -303,9 +234,9 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
             TrainerError: As `save_states`.
         """
         self._require_ready("load_states")
-        states.restore(fname, self._target("load_states"), self._scaler, _make_loss_scale(True, None, None))
+        states.restore(fname, self._target("load_states"), self._scaler, make_loss_scale(True, None, None))
 
-    def parts(self, owner: str = "trainer") -> Tuple[MultiPrecision, LossScale]:
+    def peek_optimizer_and_scale(self, owner: str = "trainer") -> Tuple[MultiPrecision, LossScale]:
         """Return the optimizer with masters and the loss scale, which `hand_over` would give away.
 
         Args:
@@ -319,84 +250,27 @@ class LossScaleOptimizer(ScalerStatus, WholeStepOptimizer):
             raise TrainerError(f"this LossScaleOptimizer has weights of its own; make another one for the {owner}.")
         return self._updater.optimizer, self._scaler.loss_scale
 
+    parts = peek_optimizer_and_scale  # its name up to version 0.1
+
     def hand_over(self, owner: str) -> Tuple[MultiPrecision, LossScale]:
-        """Return `parts`, for the owner to do the rest; this object only shows attributes from now on."""
-        parts = self.parts(owner)
+        """Return what `peek_optimizer_and_scale` does; from now on this object only shows attributes."""
+        found = self.peek_optimizer_and_scale(owner)
         self._owner = owner
-        return parts
+        return found
 
     # ------------------------------------------------------------------ parts
 
-    def _know(self, weights: List[Weight]) -> None:
+    def _set_weights(self, weights: List[Weight]) -> None:
         self._weights = weights
         # Multipliers of learning rate and weight decay come from the Parameters.
         self.inner.param_dict = {i: each for i, each in enumerate(weights) if isinstance(each, mx.gluon.Parameter)}
 
-    def _update(self, updates: Sequence[Update]) -> None:
-        """Update on the first context and copy, so that optimizers that draw noise keep weights alike."""
-        indices = [update.index for update in updates]
-        weights = [update.arrays[0].as_nd_ndarray() for update in updates]
-        self._updater(indices, [update.grad for update in updates], weights)
-        for index, _, (first, *others) in updates:
-            for other in others:
-                first.copyto(other)
-            if others and isinstance(self._weights[index], mx.gluon.Parameter):
-                forget_masters(self._weights[index], but=first.ctx)
-
-    def _target(self, call: str) -> states.Target:
+    def _target(self, call: str) -> Target:
         if not self._weights:
             raise TrainerError(f"{call}: the weights are not known yet; call build with all of them first.")
         params = [described(weight, index) for index, weight in enumerate(self._weights)]
-        return states.Target(self._updater.optimizer, [self._updater], contexts_of(self._weights[0])[:1], params)
+        return Target(self._updater.optimizer, [self._updater], contexts_of(self._weights[0])[:1], params)
 
     def _end_window(self) -> None:
         self._scaled, self._given = [], []
-        self._scaler.close_window()
-
-    def _require_own(self, call: str) -> None:
-        if self._owner is not None:
-            raise TrainerError(
-                f"{call}: this optimizer belongs to a {self._owner} already, whose own methods scale the loss and step."
-            )
-
-    def _require_ready(self, call: str) -> None:
-        self._require_own(call)
-        if self._scaler.window.stage is not Stage.READY:
-            raise TrainerError(
-                f"{call} came between get_scaled_loss and apply_gradients; call apply_gradients first, or "
-                "discard_grads to give the step up."
-            )
-
-
-def _wrap(inner: Any) -> MultiPrecision:
-    if isinstance(inner, LossScaleOptimizer):
-        raise TrainerError(
-            "inner is a LossScaleOptimizer, which has a loss scale already; wrap the optimizer in it once."
-        )
-    if not isinstance(inner, mx.optimizer.Optimizer):
-        raise TrainerError(
-            f"inner is {inner!r}; expected an mx.optimizer.Optimizer. Create it by name with mx.optimizer.create."
-        )
-    if inner.param_dict:
-        raise TrainerError("inner is the optimizer of a trainer, which would go on using it; make another one.")
-    return inner if isinstance(inner, MultiPrecision) else MultiPrecision(inner)
-
-
-def _make_loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any) -> LossScale:
-    if not isinstance(dynamic, bool):
-        raise LossScaleError(f"dynamic is {dynamic!r}; expected True or False.")
-    if not dynamic and growth_steps is not None:
-        raise LossScaleError(f"dynamic_growth_steps={growth_steps!r} with dynamic=False: a static scale does not grow.")
-    if not dynamic and initial_scale is None:
-        raise LossScaleError("initial_scale is missing: with dynamic=False the scale has to be given, such as 1024.")
-    try:
-        if not dynamic:
-            return StaticLossScale(initial_scale)
-        return DynamicLossScale(
-            init_scale=INITIAL_SCALE if initial_scale is None else initial_scale,
-            growth_interval=DYNAMIC_GROWTH_STEPS if growth_steps is None else growth_steps,
-            max_scale=LARGEST_SCALE,
-        )
-    except LossScaleError as e:
-        given = f"initial_scale={initial_scale!r}, dynamic_growth_steps={growth_steps!r}"
-        raise LossScaleError(f"{given}: {e}") from e
+        self._step.discard()

@@ -31,7 +31,7 @@ _INPUT = re.compile(r"\targ\[\d+\]=(.*)\((\d+)\)")
 _ATTRIBUTE = re.compile(r"\t(.*?)=(.*)")
 
 
-class History:
+class GraphChecks:
     """Looks at what was recorded of the losses of one trainer, but not at every step.
 
     A look takes as long as the graph is large. So it is taken where the graph is of a new kind, told by
@@ -83,7 +83,7 @@ def check(losses: Iterable[mx.nd.NDArray], scaled: bool) -> None:
             derivatives that MXNet 1.9.1 gets wrong. It names the operator.
     """
     for loss in losses:
-        text = _history(loss)
+        text = _recorded_text(loss)
         check_second_derivatives(text, _graph)
         if scaled and any(op in text for op in _LOSS_HEADS):
             for head in loss_heads(_graph(text)):
@@ -92,7 +92,7 @@ def check(losses: Iterable[mx.nd.NDArray], scaled: bool) -> None:
 
 def came_through_graph(loss: Any) -> bool:
     """Return whether a cached graph is among the recorded operators that made a loss."""
-    return isinstance(loss, mx.nd.NDArray) and "Op:_CachedOp," in _history(loss)
+    return isinstance(loss, mx.nd.NDArray) and "Op:_CachedOp," in _recorded_text(loss)
 
 
 def is_recorded(array: mx.nd.NDArray) -> bool:
@@ -111,7 +111,7 @@ def _number(loss: mx.nd.NDArray) -> Optional[int]:
     return int(number) if prefix == "node" else None
 
 
-def _history(loss: mx.nd.NDArray) -> str:
+def _recorded_text(loss: mx.nd.NDArray) -> str:
     """Return the recorded operators that made a loss, as text; '' if nothing is recorded.
 
     ``tojson`` would do, but leaks half a kilobyte of memory for each operator in MXNet 1.9.1.
@@ -120,7 +120,7 @@ def _history(loss: mx.nd.NDArray) -> str:
 
 
 def _graph(text: str) -> Graph:
-    """Return the graph that a text of `_history` describes, without heads and versions."""
+    """Return the graph that a text of `_recorded_text` describes, without heads and versions."""
     nodes: List[Node] = []
     positions: Dict[str, int] = {}
     for found in _NODE.finditer(text):

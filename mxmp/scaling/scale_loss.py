@@ -1,21 +1,23 @@
-"""Losses times the loss scale: what a ``scale_loss`` block yields, and what it refuses."""
+"""Implementation of ``scale_loss``: losses times the loss scale, for backward passes within a block."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from typing import Any, Callable, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
 from ..arrays.casts import is_low_precision
-from ..arrays.finite import all_finite, merge_flags
+from ..arrays.finite import all_finite
 from ..errors import TrainerError
 from .scaled_loss import ScaledLoss, require_backward
-from .scaler import Scaler, Stage
+from .scaler import Scaler
 from .second_derivative import second_derivative_error
+
+# Scaled losses of the open blocks of all scalers, to refuse scaling one twice.
+_SCALED_LOSSES: Dict[int, mx.nd.NDArray] = {}
 
 
 @contextlib.contextmanager
@@ -39,7 +41,7 @@ def scale_loss(
     """
     scalers = list(dict.fromkeys(scalers))
     for scaler in scalers:
-        scaler._require_can_open()
+        scaler.require_can_scale("scale_loss")
     scale = _common_scale(scalers)
     # Also without a loss scale, where the window has one from a block with another trainer.
     working = [scaler for scaler in scalers if scaler.active or scale != 1.0]
@@ -51,7 +53,7 @@ def scale_loss(
 
     scaled = _map_losses(loss, "loss", multiply if working else lambda _, array: array)
     if working:
-        working[0].history.check([each.scaled for each in losses])
+        working[0].graph_checks.check([each.scaled for each in losses])
     with _opened(scalers, scale, losses):
         yield scaled
         finish(losses)
@@ -59,35 +61,27 @@ def scale_loss(
 
 @contextlib.contextmanager
 def _opened(scalers: Sequence[Scaler], scale: float, losses: Sequence[ScaledLoss]) -> Iterator[None]:
-    """Move the windows of scalers on to scaled losses; put them back if something is raised inside."""
-    before = [dataclasses.replace(scaler.window) for scaler in scalers]
+    """Move the windows of scalers on to scaled losses; if something is raised inside, they are as before."""
     flag = all_finite([each.wide for each in losses]) if losses else None
     outputs = {id(each.scaled): each.scaled for each in losses}
-    try:
+    with contextlib.ExitStack() as stack:
         for scaler in scalers:
-            scaler._open = True
-            scaler.window.scale, scaler.window.stage = scale, Stage.SCALED
-            if flag is not None:
-                flags = [scaler.window.loss_flag, flag]
-                scaler.window.loss_flag = merge_flags([f for f in flags if f is not None])
-        Scaler._scaled_losses.update(outputs)
-        yield
-    except BaseException as e:
-        for scaler, window in zip(scalers, before):
-            scaler.window = window
-        explained = second_derivative_error(e) if isinstance(e, mx.MXNetError) else None
-        if explained is not None:
-            raise explained from e
-        raise
-    finally:
-        for scaler in scalers:
-            scaler._open = False
-        for key in outputs:
-            Scaler._scaled_losses.pop(key, None)
+            stack.enter_context(scaler.block(scale, flag))
+        _SCALED_LOSSES.update(outputs)
+        try:
+            yield
+        except mx.MXNetError as e:
+            explained = second_derivative_error(e)
+            if explained is not None:
+                raise explained from e
+            raise
+        finally:
+            for key in outputs:
+                _SCALED_LOSSES.pop(key, None)
 
 
 def _common_scale(scalers: Sequence[Scaler]) -> float:
-    begun = {s.window.scale for s in scalers if s.window.stage is Stage.SCALED}
+    begun = {s.window.scale for s in scalers if s.window.is_scaled}
     if len(begun) > 1:
         raise TrainerError(
             f"scale_loss was given trainers whose gradients wait at different scales {sorted(begun)}; "
@@ -108,7 +102,7 @@ def _map_losses(loss: Any, path: str, function: Callable[[str, mx.nd.NDArray], m
         )
     if not is_low_precision(loss) and loss.dtype not in (np.float32, np.float64):
         raise TrainerError(f"scale_loss: {path} has dtype {np.dtype(loss.dtype)}; expected a float.")
-    if id(loss) in Scaler._scaled_losses:
+    if id(loss) in _SCALED_LOSSES:
         raise TrainerError(
             f"scale_loss: {path} is scaled by another trainer already. To scale one loss for several "
             "trainers call first.scale_loss(loss, second)."

@@ -1,4 +1,4 @@
-"""What a trainer or a module tells about its loss scale."""
+"""The loss scale and the counts of skipped steps, as properties of a trainer or module."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class ScalerStatus:
     @property
     def skipped_steps(self) -> int:
         """Steps skipped so far because of non-finite gradients."""
-        return self._scaler.skipped_steps
+        return self._scaler.skips.skipped_steps
 
     @property
     def consecutive_skips(self) -> int:
         """Steps skipped since the last one that was taken."""
-        return self._scaler.consecutive_skips
+        return self._scaler.skips.consecutive_skips
 
     @property
     def last_step_skipped(self) -> bool:
         """Whether the last step was skipped."""
-        return self._scaler.last_step_skipped
+        return self._scaler.skips.last_step_skipped

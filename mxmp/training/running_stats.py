@@ -10,7 +10,7 @@ import mxnet as mx
 from ..arrays.finite import merge_flags
 from ..dtypes import canonical
 from ..errors import NonFiniteLossError
-from ..scaling.scaler import worth_a_line
+from ..scaling.skips import worth_a_line
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class _Group(NamedTuple):
     arrays: List[mx.nd.NDArray]
 
 
-class Statistics:
+class RunningStats:
     """The last finite values of running statistics, to put back what a forward pass destroyed.
 
     They are written before anybody knows that the pass overflowed, by forward or, as MXNet does on a
@@ -77,7 +77,7 @@ class Statistics:
                 flags.append((mx.nd.sum(lost.astype("float32")) == 0).reshape((1,)))
             return merge_flags(flags) if flags else None
 
-    def mend(self, named: Named) -> None:
+    def restore(self, named: Named) -> None:
         """Put back the statistics that are not finite and once were; reads them on the host.
 
         Args:

@@ -227,7 +227,7 @@ def learn(trainer, w, loss_id, slope):
 
 
 def scales(trainer):
-    return [scale.value for scale in trainer._scaler.scales]
+    return [scale.value for scale in trainer._scaler.source.scales]
 
 
 def test_losses_in_turn_have_scales_of_their_own():
@@ -260,7 +260,7 @@ def test_the_loss_that_overflows_backs_off():
         learn(trainer, w, loss_id, slope)
     assert not trainer.step(1) and values(w) == [1.0]
     assert scales(trainer) == [2.0**16, 2.0**16, 2.0**15]
-    assert [scale.growth_tracker for scale in trainer._scaler.scales] == [1, 0, 0]  # one that cannot be judged stays
+    assert [scale.growth_tracker for scale in trainer._scaler.source.scales] == [1, 0, 0]  # one that cannot be judged stays
 
 
 def test_a_loss_that_fails_midway_leaves_the_window():
@@ -296,7 +296,7 @@ def test_setting_the_loss_scale_sets_that_of_all_losses():
     trainer = plain(param())
     adopt(trainer, "dynamic", num_losses=3)
     trainer.loss_scale = 64
-    assert [scale.value for scale in trainer._scaler.scales] == [64, 64, 64]
+    assert [scale.value for scale in trainer._scaler.source.scales] == [64, 64, 64]
 
 
 def test_a_shared_scale_is_for_one_loss():

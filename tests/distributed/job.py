@@ -121,6 +121,17 @@ def resume(kvstore, folder, dies):
     return {"begun": np.array(done), "skipped": np.array(trainer.skipped_steps), **state(net, trainer)}
 
 
+def float64(kvstore, folder, steps):
+    """Sum float64 numbers, of which float32 would keep the first half."""
+    sums = []
+    kvstore.init("numbers", mx.nd.array([1 / 3], dtype="float64") * (kvstore.rank + 1))
+    for step in range(int(steps)):
+        number = mx.nd.array([step + (1 + kvstore.rank) / 7], dtype="float64")
+        kvstore.pushpull("numbers", number)
+        sums.append(number.asscalar())
+    return {"sums": np.array(sums, dtype=np.float64)}
+
+
 def network():
     hidden = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=6, name="fc1")
     output = mx.sym.FullyConnected(mx.sym.relu(hidden), num_hidden=3, name="fc2")
@@ -160,7 +171,7 @@ def again(engine, folder):
     print(f"rank {rank} of {size} is done")
 
 
-JOBS = {job.__name__: job for job in (train, resume, module)}
+JOBS = {job.__name__: job for job in (train, resume, module, float64)}
 
 
 def main():

@@ -22,11 +22,11 @@ TIMEOUT = 60
 pytestmark = pytest.mark.slow
 
 
-def launch(*job, code=0):
+def launch(*job, code=0, **environment):
     """Run a job of two workers; return what it printed."""
     command = [sys.executable, "-m", "mxmp", "launch", "-n", "2", "--timeout", str(TIMEOUT - 10)]
     command += [sys.executable, "-m", "tests.distributed.job", *map(str, job)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout, done.stderr
@@ -38,6 +38,15 @@ def test_workers_train_alike(tmp_path, transport):
     out, _ = launch("train", "dist_sync", transport, tmp_path)
     assert sorted(out.splitlines()) == [f"[worker {rank}] rank {rank} of 2 is done" for rank in range(2)]
     check_training(tmp_path, transport)
+
+
+@pytest.mark.parametrize("perturb", ["0", "255"])
+def test_float64_sums_are_of_float64(tmp_path, perturb):
+    """Whatever memory of the server holds that MXNet does not initialize; with glibc 255 makes it add in float32."""
+    launch("float64", "dist_sync", "float32", tmp_path, "3", MALLOC_PERTURB_=perturb)
+    expected = [(step + 1 / 7) + (step + 2 / 7) for step in range(3)]
+    for worker in results(tmp_path):
+        assert worker["sums"].tolist() == expected
 
 
 def test_a_job_that_lost_a_worker_goes_on_from_its_checkpoint(tmp_path):

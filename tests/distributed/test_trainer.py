@@ -9,9 +9,9 @@ from mxnet import gluon
 
 from mxmp.distributed import KVStore
 from mxmp.errors import NonFiniteLossError, TrainerError
-from mxmp.gluon.kvstore import choose_update
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale
 from mxmp.masters.copies import keep_masters
+from mxmp.training.kvstores import choose_update
 from tests.distributed.engines import Second, Twins, WithBadLoss
 from tests.gluon.trainer_tools import backward, param, sgd, value
 

@@ -186,7 +186,7 @@ def test_trainers_that_were_refused_are_not_waited_for():
     shared = SharedLossScale(8)
     with pytest.raises(TrainerError):
         sgd(param([1.0], ctx=TWO), shared, update_on_kvstore=None, kvstore="dist_async")
-    assert not list(shared._members)
+    assert not list(shared._scalers)
 
 
 def test_it_is_not_set_on_a_trainer():
@@ -210,7 +210,7 @@ def test_a_trainer_can_be_adopted_into_it():
 def test_the_skip_of_a_trainer_that_is_gone_counts():
     shared, (a, _), (first, _) = make(DynamicLossScale(init_scale=2.0**8))
     step(first, a, bad=True)
-    shared._members.clear()  # as when the trainer was collected
+    shared._scalers.clear()  # as when the trainer was collected
     shared.update()
     assert shared.loss_scale.value == 2.0**7
 

@@ -69,8 +69,8 @@ def snapshot(trainer):
         [state_file.encode(updater.states, arrays) for updater in trainer._updaters],
         inner.num_update,
         {device: dict(counts) for device, counts in inner._all_index_update_counts.items()},
-        states._encode_fields(inner, arrays),
-        states._encode_fields(inner.lr_scheduler, arrays),
+        states.encode_fields(inner, arrays),
+        states.encode_fields(inner.lr_scheduler, arrays),
     ]
     return tree, {name: array.tobytes() for name, array in arrays.items()}
 

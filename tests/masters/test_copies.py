@@ -9,7 +9,7 @@ import pytest
 from mxmp.arrays import casts
 from mxmp.arrays.casts import is_low_precision, round_into, to_float32, wide_pieces
 from mxmp.dtypes import NUMPY_BFLOAT16, to_numpy
-from mxmp.masters.copies import exact_value, follow, forget_masters, keep_masters, new_master
+from mxmp.masters.copies import exact_value, forget_masters, keep_masters, new_master, sync_master_from_weight
 
 LOW = ["float16", "bfloat16"]
 
@@ -93,7 +93,7 @@ def test_round_into_breaks_ties_to_even(dtype):
 def test_follow_keeps_masters_that_round_to_the_weight(dtype):
     values = random_values()
     master = mx.nd.array(values)
-    follow(master, low(values, dtype))
+    sync_master_from_weight(master, low(values, dtype))
     np.testing.assert_array_equal(master.asnumpy(), values)
 
 
@@ -103,7 +103,7 @@ def test_follow_takes_changed_elements_from_the_weight(dtype):
     weight = low(values, dtype)
     weight[10:20] = low(np.full(10, 0.3), dtype)
     master = mx.nd.array(values)
-    follow(master, weight)
+    sync_master_from_weight(master, weight)
     expected = values.copy()
     expected[10:20] = round_on_host(np.full(10, 0.3), dtype)
     np.testing.assert_array_equal(master.asnumpy(), expected)
@@ -111,13 +111,13 @@ def test_follow_takes_changed_elements_from_the_weight(dtype):
 
 def test_follow_keeps_a_master_beyond_the_range_of_float16():
     master = mx.nd.array([1e6, 1.0])
-    follow(master, low([1e6, 1.0], "float16"))
+    sync_master_from_weight(master, low([1e6, 1.0], "float16"))
     assert master.asnumpy().tolist() == [1e6, 1.0]
 
 
 def test_follow_takes_nan_from_the_weight():
     master = mx.nd.array([1.0, 2.0])
-    follow(master, low([np.nan, 2.0], "float16"))
+    sync_master_from_weight(master, low([np.nan, 2.0], "float16"))
     np.testing.assert_array_equal(master.asnumpy(), [np.nan, 2.0])
 
 
@@ -126,7 +126,7 @@ def test_follow_does_not_touch_the_host(monkeypatch):
     with monkeypatch.context() as patch:
         for name in ("asnumpy", "wait_to_read"):
             patch.setattr(mx.nd.NDArray, name, None)
-        follow(master, weight)
+        sync_master_from_weight(master, weight)
     assert master.asnumpy().tolist() == [1, 2, 3]
 
 
@@ -138,7 +138,7 @@ def test_follow_works_in_pieces(dtype, size, monkeypatch):
     values = random_values(size)
     weight, master = low(values, dtype), mx.nd.array(values)
     weight[size - 1] = low([0.3], dtype)
-    follow(master, weight)
+    sync_master_from_weight(master, weight)
     expected = np.append(values[:-1], round_on_host([0.3], dtype))
     np.testing.assert_array_equal(master.asnumpy(), expected)
     found = [piece.asnumpy() for piece in wide_pieces(weight)]
@@ -152,7 +152,7 @@ def test_threads_do_not_share_scratch_arrays():
         for _ in range(20):
             values = draw.randn(30_000).astype(np.float32)
             master = mx.nd.array(values)
-            follow(master, low(values, "float16"))
+            sync_master_from_weight(master, low(values, "float16"))
             wrong.append((master.asnumpy() != values).sum())
 
     wrong = []

@@ -48,7 +48,7 @@ def test_weights_are_never_updated_inside_the_kvstore():
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # MXNet's load_optimizer_states leaves it open
 def test_where_the_kvstore_updates_all_is_mxnets(monkeypatch, tmp_path):
     """Only a distributed kvstore would; a local one can as well."""
-    monkeypatch.setattr("mxmp.module.module.updates_on_kvstore", lambda *args: True)
+    monkeypatch.setattr("mxmp.module.setup.updates_on_kvstore", lambda *args: True)
     ours = ready(policy="float32", context=TWO, kvstore="device")
     theirs = plain(context=TWO, kvstore="device")
     for module in (ours, theirs):
@@ -164,7 +164,7 @@ def test_a_network_that_does_not_convert_names_the_node_and_binds_nothing():
 
 
 def test_an_async_kvstore_is_refused():
-    from mxmp.module.options import updates_on_kvstore
+    from mxmp.training.kvstores import updates_on_kvstore
 
     class Store:
         type = "dist_async"

@@ -76,8 +76,8 @@ def snapshot(optimizer, weights):
         state_file.encode(optimizer._updater.states, arrays),
         inner.num_update,
         {device: dict(counts) for device, counts in inner._all_index_update_counts.items()},
-        states._encode_fields(inner, arrays),
-        states._encode_fields(inner.lr_scheduler, arrays),
+        states.encode_fields(inner, arrays),
+        states.encode_fields(inner.lr_scheduler, arrays),
     ]
     return tree, {name: array.tobytes() for name, array in arrays.items()}
 

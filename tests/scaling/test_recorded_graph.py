@@ -58,7 +58,7 @@ def test_the_graph_is_that_of_mxnets_own_json():
         (slope,) = autograd.grad(mx.nd.tanh(left), [x], create_graph=True, retain_graph=True)
         out = mx.nd.SoftmaxOutput(mx.nd.clip(left + right + slope, 0, 1), mx.nd.zeros((2,)), use_ignore=True)
     expected = from_json(autograd.get_symbol(out).tojson())
-    found = history._graph(history._history(out))
+    found = history._graph(history._recorded_text(out))
     assert len(found.nodes) == len(expected.nodes) > 8
 
     def described(graph):

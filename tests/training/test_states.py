@@ -163,8 +163,8 @@ class Run:
             inner.num_update,
             inner._all_index_update_counts,
             [p.data(ctx).asnumpy().tobytes() for p in self.params for ctx in self.contexts],
-            states._encode_fields(inner, arrays),
-            states._encode_fields(inner.lr_scheduler, arrays),
+            states.encode_fields(inner, arrays),
+            states.encode_fields(inner.lr_scheduler, arrays),
         ]
         return tree, {name: array.tobytes() for name, array in arrays.items()}
 

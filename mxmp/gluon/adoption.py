@@ -1,0 +1,116 @@
+"""Which trainers of MXNet can become ones of mxmp, and which parameters can be added to a trainer."""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Iterable, List, Optional, Sequence, Type
+
+import mxnet as mx
+
+from ..distributed import distributed
+from ..dtypes import LOW_PRECISION, canonical
+from ..errors import TrainerError
+from ..loss_scale import LossScale
+from ..scaling.status import ScalerStatus
+from ..training.kvstores import any_sparse, choose_update, require_rescaled
+
+
+def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
+    """Return the class that `mxmp.gluon.Trainer.adopt` gives a trainer; changes nothing.
+
+    Args:
+        trainer: Anything.
+        loss_scale: What it is to have.
+        kind: The class of mxmp.
+
+    Raises:
+        TrainerError: If it cannot.
+    """
+    if not isinstance(trainer, mx.gluon.Trainer):
+        hint = "; for a Module use mxmp.module.Module" if isinstance(trainer, mx.mod.BaseModule) else ""
+        raise TrainerError(f"expected a gluon Trainer, found a {type(trainer).__name__}{hint}.")
+    if isinstance(trainer, ScalerStatus):
+        trainer._scaler.require_ready("initializing a trainer again")
+        trainer._require_fitting(loss_scale)
+        return type(trainer)
+    store = trainer._kvstore if trainer._kv_initialized else None
+    if store and trainer._update_on_kvstore:
+        raise TrainerError(
+            "the kvstore of this trainer is set up already and updates weights by itself, before any check and without "
+            "float32 masters; make the trainer with update_on_kvstore=False."
+        )
+    if store and distributed(store):
+        raise TrainerError(
+            f"kvstore '{store.type}' of this trainer is set up already; adopt the trainer before its first step."
+        )
+    for updater in trainer._updaters:
+        for index in updater.states:
+            param = trainer._params[index]
+            if canonical(param.dtype) in LOW_PRECISION:
+                raise TrainerError(
+                    f"the trainer has made a step or loaded states, and parameter '{param.name}' is stored in "
+                    f"{canonical(param.dtype)}, so that its optimizer state may lack a float32 master; set the "
+                    "trainer up before its first step."
+                )
+    if update_choice(trainer, loss_scale) is not False:
+        require_rescaled(loss_scale, trainer._optimizer)
+    return _mixed(type(trainer), kind)
+
+
+def update_choice(trainer: mx.gluon.Trainer, loss_scale: LossScale) -> Optional[bool]:
+    """Return ``update_on_kvstore`` for a trainer of MXNet that becomes one of mxmp."""
+    settings = trainer._kvstore_params
+    return choose_update(loss_scale, settings["kvstore"], settings["update_on_kvstore"], any_sparse(trainer._params))
+
+
+def _mixed(given: Type[mx.gluon.Trainer], kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
+    """Return a class that is mxmp's trainer and the given one.
+
+    Raises:
+        TrainerError: If that has a step of its own.
+    """
+    if given is mx.gluon.Trainer:
+        return kind
+    own = (vars(base).items() for base in kind.__mro__[: kind.__mro__.index(mx.gluon.Trainer)])
+    ours = {name for items in own for name, value in items if callable(value) and not name.startswith("__")}
+    for base in given.__mro__[: given.__mro__.index(mx.gluon.Trainer)]:
+        both = sorted(ours & set(vars(base)))
+        if both:
+            raise TrainerError(
+                f"{base.__name__} has a method {both[0]} of its own, which mxmp's trainer would replace; derive it "
+                f"from mxmp.gluon.Trainer."
+            )
+    return type(given.__name__, (kind, given), {"__doc__": given.__doc__, "__module__": given.__module__})
+
+
+def listed(params: Any) -> List[Any]:
+    """Return parameters given as a dict, a list or a tuple; anything else is left to MXNet to refuse."""
+    values = params.values() if hasattr(params, "values") else params
+    return list(values) if isinstance(values, Iterable) else [params]
+
+
+def require_addable(param: Any, known: Collection[str], contexts: Sequence[mx.Context]) -> None:
+    """Raise if a parameter cannot be added to a trainer.
+
+    Args:
+        param: Anything.
+        known: Names of the trainer's parameters.
+        contexts: Where they are.
+
+    Raises:
+        TrainerError: If it is no parameter, not initialized, trained already, sparse or on other contexts.
+    """
+    if not isinstance(param, mx.gluon.Parameter):
+        raise TrainerError(f"add_params: expected gluon Parameters, found a {type(param).__name__}.")
+    if param._data is None and not param._deferred_init:
+        raise TrainerError(f"add_params: parameter '{param.name}' is not initialized; call its initialize first.")
+    if param.name in known:
+        raise TrainerError(f"add_params: the trainer has a parameter '{param.name}' already.")
+    if "row_sparse" in (param._stype, param._grad_stype):
+        raise TrainerError(
+            f"add_params: parameter '{param.name}' or its gradient is row_sparse, for which MXNet chooses the kvstore "
+            "when the trainer is made; give it to the constructor."
+        )
+    if param.list_ctx() != contexts:
+        raise TrainerError(
+            f"add_params: parameter '{param.name}' is on {param.list_ctx()}; those of the trainer are on {contexts}."
+        )

@@ -1,0 +1,163 @@
+"""The state of one step: from its first scaled loss to its update.
+
+A window is an immutable value. Each of its methods that moves it on checks that it can, and returns the next one: from
+READY (nothing scaled) to SCALED (a loss was scaled) to UNSCALED (gradients are true again).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, Dict, List, Optional, Tuple
+
+import mxnet as mx
+from mxnet import autograd
+
+from ..arrays.finite import merge_flags
+from ..errors import TrainerError
+
+
+class Stage(enum.Enum):
+    """How far a window has come."""
+
+    READY = "ready"
+    SCALED = "scaled"
+    UNSCALED = "unscaled"
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What is known of the losses and gradients of one step.
+
+    A flag is an array of shape (1,), float32, on a device: 1 or 0. It is read on the host once, by `read`.
+
+    Attributes:
+        scale: What the losses were multiplied by; fixed by the first one.
+        stage: How far it has come.
+        reduced: Whether the gradients were summed over contexts and workers.
+        reached: Whether a backward pass came through a scaled loss.
+        loss_flag: Whether every unscaled loss was finite. None: no loss.
+        grad_flag: Whether every gradient was finite before it was unscaled. None: not unscaled.
+        stats_flag: Whether no running statistics were lost. None: not looked at.
+        finite: Whether the gradients are finite, once the host has read it.
+        loss_finite: Whether every unscaled loss was finite, once the host has read it.
+        stats_lost: Whether running statistics were lost, likewise.
+    """
+
+    scale: float = 1.0
+    stage: Stage = Stage.READY
+    reduced: bool = False
+    reached: bool = False
+    loss_flag: Optional[mx.nd.NDArray] = None
+    grad_flag: Optional[mx.nd.NDArray] = None
+    stats_flag: Optional[mx.nd.NDArray] = None
+    finite: Optional[bool] = None
+    loss_finite: Optional[bool] = None
+    stats_lost: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether no loss was scaled and no gradient reduced since the last step."""
+        return self.stage is Stage.READY and not self.reduced
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a loss was scaled and the gradients are still scaled."""
+        return self.stage is Stage.SCALED
+
+    @property
+    def is_unscaled(self) -> bool:
+        """Whether the gradients were unscaled."""
+        return self.stage is Stage.UNSCALED
+
+    def require_can_scale(self, call: str, step: str = "step") -> None:
+        """Raise if a further backward pass would mix gradients.
+
+        Args:
+            call: The method that begins one.
+            step: The method that ends the window.
+
+        Raises:
+            TrainerError: After the gradients were unscaled or reduced.
+        """
+        if self.is_unscaled:
+            raise TrainerError(
+                f"{call} came after the gradients were unscaled; a further backward would mix scaled and true "
+                f"gradients. Call {step} first, or unscale after the last backward."
+            )
+        if self.reduced:
+            raise TrainerError(
+                f"{call} came after allreduce_grads; a further backward would mix reduced and unreduced "
+                "gradients. Call update first."
+            )
+
+    def scaled(self, scale: float, loss_flag: Optional[mx.nd.NDArray] = None) -> Window:
+        """Return the window after a loss was scaled.
+
+        Args:
+            scale: What it was multiplied by.
+            loss_flag: Whether it was finite.
+        """
+        self.require_can_scale("scale_loss")
+        flags = [flag for flag in (self.loss_flag, loss_flag) if flag is not None]
+        return self._with(scale=scale, stage=Stage.SCALED, loss_flag=merge_flags(flags) if flags else None)
+
+    def rescaled(self, scale: float) -> Window:
+        """Return the window after its gradients were multiplied to another scale."""
+        if not self.is_scaled:
+            raise TrainerError(f"the gradients of a window that is {self.stage.value} have no scale to be changed.")
+        return self._with(scale=scale)
+
+    def reached_by_backward(self) -> Window:
+        """Return the window after a backward pass came through a scaled loss."""
+        return self._with(reached=True)
+
+    def after_reduce(self, loss_flag: Optional[mx.nd.NDArray]) -> Window:
+        """Return the window after its gradients were summed over contexts and workers.
+
+        Args:
+            loss_flag: Whether every loss was finite, on all workers.
+        """
+        if self.reduced:
+            raise TrainerError("the gradients are reduced already; call update or step.")
+        return self._with(reduced=True, loss_flag=loss_flag)
+
+    def unscaled(self, grad_flag: Optional[mx.nd.NDArray]) -> Window:
+        """Return the window after its gradients were divided by the scale.
+
+        Args:
+            grad_flag: Whether they were finite before.
+        """
+        if self.is_unscaled:
+            raise TrainerError("the gradients of this window are unscaled already; unscale them once, then step.")
+        return self._with(stage=Stage.UNSCALED, grad_flag=grad_flag)
+
+    def with_stats(self, stats_flag: Optional[mx.nd.NDArray]) -> Window:
+        """Return the window with the flag of the running statistics, to be read with the others."""
+        return self._with(stats_flag=stats_flag)
+
+    def decided(self, finite: bool) -> Window:
+        """Return the window once it is known whether its gradients are finite; what was False stays False."""
+        return self._with(finite=finite and self.finite is not False)
+
+    def read(self, value: mx.nd.NDArray) -> Tuple[List[float], Window]:
+        """Copy a small array and the flags to the host, at once.
+
+        Args:
+            value: Shape (N,), float32.
+
+        Returns:
+            The N elements, and the window: ``finite`` is False if the gradients were not finite before they
+            were unscaled, else None.
+        """
+        named = {"loss": self.loss_flag, "grad": self.grad_flag, "stats": self.stats_flag}
+        flags: Dict[str, Any] = {name: flag for name, flag in named.items() if flag is not None}
+        parts = [value, *(flag.as_in_context(value.ctx) for flag in flags.values())]
+        with autograd.pause():
+            numbers = (mx.nd.concat(*parts, dim=0) if flags else value).asnumpy().tolist()
+        bad = {name for name, number in zip(flags, numbers[value.size :]) if number != 1.0}
+        found = {"loss_finite": "loss" not in bad, "finite": False if "grad" in bad else None}
+        return numbers[: value.size], self._with(**found, stats_lost="stats" in bad)
+
+    def _with(self, **fields: Any) -> Window:
+        return dataclasses.replace(self, **fields)

@@ -1,0 +1,236 @@
+"""Kvstores of trainers and modules: which one is opened, who updates the weights, and what neither can do."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
+
+import mxnet as mx
+
+from ..arrays.casts import is_low_precision, round_into
+from ..distributed import KVStore, distributed
+from ..errors import TrainerError
+from ..loss_scale import LossScale, NoOpLossScale, StaticLossScale
+from ..masters.copies import exact_value, forget_masters, keep_masters
+from ..masters.optimizer import MasterState, MultiPrecision, needs_unscaled_gradients
+from ..policy import did_you_mean
+
+_KINDS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync", "p3store_dist", "horovod")
+
+
+# ------------------------------------------------------------------ opening
+
+
+def require_known(kvstore: Any) -> None:
+    """Raise if ``kvstore`` of a trainer means nothing; MXNet takes any other name for 'local'.
+
+    Raises:
+        TrainerError: It quotes it.
+    """
+    if isinstance(kvstore, str):
+        known = any(part in kvstore.lower() for part in ("local", "device", "nccl", "dist"))
+        if not known and kvstore.lower() not in (*_KINDS, *mx.kvstore.KVStoreBase.kv_registry):
+            raise TrainerError(f"unknown kvstore {kvstore!r}{did_you_mean(kvstore, _KINDS)}.")
+    elif kvstore is not None and not isinstance(kvstore, mx.kvstore.KVStoreBase):
+        raise TrainerError(f"kvstore is {kvstore!r}; expected a name, a KVStore or None.")
+
+
+def open_for_trainer(kvstore: Any, compression: Any, params: Sequence[mx.gluon.Parameter]) -> Any:
+    """Return the kvstore for a trainer that updates weights itself: ours where it is a distributed one.
+
+    Raises:
+        TrainerError: If the trainer has what cannot be summed over workers.
+    """
+    if not distributed(kvstore):
+        return kvstore
+    if compression:
+        raise TrainerError(
+            f"compression_params={compression!r}: MXNet compresses only where the kvstore updates the weights; "
+            "leave it out, or take mxmp.distributed.KVStore(..., transport='float16')."
+        )
+    for param in params:
+        if param._grad_stype != "default":
+            raise TrainerError(
+                f"parameter '{param.name}' has a {param._grad_stype} gradient, which a distributed kvstore can sum "
+                "only where it updates the weights; create the layer with sparse_grad=False."
+            )
+    return _open_distributed(kvstore)
+
+
+def open_for_module(kvstore: Any, compression: Any, contexts: int, values: Dict[str, Any]) -> Tuple[Any, bool]:
+    """Return the kvstore of a module, and whether it can update weights; one of mxmp where it is distributed.
+
+    Args:
+        kvstore: As for ``init_optimizer``.
+        compression: ``compression_params``, which MXNet's own kvstores alone know.
+        contexts: Number of contexts.
+        values: The parameters by name.
+    """
+    if distributed(kvstore) and not compression:
+        return _open_distributed(kvstore), False
+    return mx.model._create_kvstore(kvstore, contexts, values)
+
+
+def _open_distributed(kvstore: Any) -> KVStore:
+    return kvstore.scoped() if isinstance(kvstore, KVStore) else KVStore(kvstore)
+
+
+def refuse_compression(compression: Any, scaled: bool, low: bool) -> None:
+    """Raise if gradients cannot be compressed.
+
+    Args:
+        compression: ``compression_params``.
+        scaled: Whether there is a loss scale.
+        low: Whether parameters are stored in low precision.
+
+    Raises:
+        TrainerError: If there is compression and one of these.
+    """
+    if compression and scaled:
+        raise TrainerError(
+            "compression_params compares gradients with a threshold while they are scaled, so that the loss scale "
+            "would change the training; use loss_scale=None, or no compression."
+        )
+    if compression and low:
+        raise TrainerError(
+            "compression_params: MXNet compresses float32 gradients alone; use a policy with param_dtype='float32', or "
+            "no compression."
+        )
+
+
+def any_sparse(params: Iterable[Any]) -> bool:
+    """Return whether a parameter is row_sparse; what is no parameter is not."""
+    return any(getattr(param, "_stype", "default") != "default" for param in params)
+
+
+# ------------------------------------------------------------------ who updates the weights
+
+
+def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], sparse: bool) -> Optional[bool]:
+    """Return ``update_on_kvstore`` for MXNet: False wherever it need not be left to MXNet.
+
+    Args:
+        loss_scale: The trainer's. With a dynamic one every update is checked first; with a static
+            one too, unless the user wants the kvstore to update.
+        kvstore: A name, a KVStore or None.
+        choice: The user's ``update_on_kvstore``.
+        sparse: Whether a parameter is row_sparse, which MXNet can only update on the kvstore.
+
+    Raises:
+        TrainerError: If the update would come before the check.
+    """
+    kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
+    for updates, what in (
+        (choice, "update_on_kvstore=True"),
+        ("async" in kind, f"kvstore '{kind}'"),
+        (sparse, "the kvstore of a row_sparse parameter"),
+    ):
+        if updates:
+            require_unchecked(loss_scale, choice, what)
+            return choice
+    return False
+
+
+def updates_on_kvstore(kvstore: Any, capable: bool, checked: bool, low: bool) -> bool:
+    """Return whether the kvstore updates the weights: where MXNet's own is distributed and nothing speaks against it.
+
+    Args:
+        kvstore: A KVStore or None.
+        capable: Whether it can.
+        checked: Whether gradients are checked before they are used.
+        low: Whether parameters are stored in low precision.
+
+    Raises:
+        TrainerError: If it must, but the update would come before the check or lack masters.
+    """
+    kind = kvstore.type if kvstore is not None else ""
+    if "async" in kind and (checked or low):
+        raise TrainerError(
+            f"kvstore '{kind}' updates weights inside the all-reduce, before their gradients are checked and without "
+            "float32 masters. Use a synchronous kvstore, or loss_scale=None and a policy with param_dtype='float32'."
+        )
+    return capable and "dist" in kind and not checked and not low
+
+
+def require_updating_kvstore(choice: Optional[bool], kvstore: Any, contexts: int) -> None:
+    """Raise if the kvstore of a trainer is to update and MXNet makes none.
+
+    Args:
+        choice: The user's ``update_on_kvstore``.
+        kvstore: A name, a KVStore or None.
+        contexts: Number of contexts.
+
+    Raises:
+        TrainerError: If so.
+    """
+    if choice and (kvstore is None or (isinstance(kvstore, str) and "dist" not in kvstore and contexts == 1)):
+        raise TrainerError(
+            f"update_on_kvstore=True with kvstore={kvstore!r} and {contexts} context: MXNet makes no kvstore there; "
+            "leave update_on_kvstore out."
+        )
+
+
+def require_unchecked(loss_scale: LossScale, choice: Optional[bool], what: str) -> None:
+    """Raise if the kvstore cannot update under a loss scale.
+
+    Args:
+        loss_scale: What the gradients will be scaled by.
+        choice: The user's ``update_on_kvstore``: True accepts that nothing is checked.
+        what: That which makes the kvstore update.
+
+    Raises:
+        TrainerError: It says why, and what can be done.
+    """
+    if isinstance(loss_scale, NoOpLossScale) or (choice and isinstance(loss_scale, StaticLossScale)):
+        return
+    cure = (
+        "Give update_on_kvstore=True to go without the check"
+        if isinstance(loss_scale, StaticLossScale)
+        else "Leave update_on_kvstore out, or give a static loss scale, which then checks nothing,"
+    )
+    raise TrainerError(
+        f"{what} updates weights inside the all-reduce, before their gradients are checked, so one overflow would "
+        f"destroy them. {cure} or loss_scale=None."
+    )
+
+
+def require_rescaled(loss_scale: LossScale, optimizer: mx.optimizer.Optimizer) -> None:
+    """Raise if ``rescale_grad``, which is all that a kvstore has, cannot take a loss scale out.
+
+    Raises:
+        TrainerError: It names the optimizer.
+    """
+    inner = optimizer.inner if isinstance(optimizer, MultiPrecision) else optimizer
+    if not isinstance(loss_scale, NoOpLossScale) and needs_unscaled_gradients(inner):
+        raise TrainerError(
+            f"update_on_kvstore=True with a loss scale: {type(inner).__name__} needs gradients that are unscaled "
+            "first; leave update_on_kvstore out."
+        )
+
+
+# ------------------------------------------------------------------ weights of the workers
+
+
+def broadcast_param(kvstore: KVStore, key: int, param: mx.gluon.Parameter) -> None:
+    """Give a parameter the value that it has on worker 0: its float32 master where it is low precision.
+
+    Args:
+        kvstore: Distributed.
+        key: The parameter's.
+        param: Initialized.
+    """
+    weights = param.list_data()
+    if not is_low_precision(weights[0]) or param.grad_req == "null":
+        kvstore.broadcast(key, weights[0], weights)
+        return
+    masters = [exact_value(weight, param) for weight in weights]
+    kvstore.broadcast(key, masters[0], masters)
+    for master, weight in zip(masters, weights):
+        round_into(master, weight)
+    keep_masters(param, masters)
+
+
+def adopt_kvstore_masters(kvstore: Any, params: Sequence[mx.gluon.Parameter]) -> None:
+    """Let parameters keep the masters of a kvstore that updates, which works on a context of its own."""
+    for index, state in (kvstore._updater.states if kvstore._updater else {}).items():
+        if isinstance(state, MasterState) and state.master is not None:
+            forget_masters(params[index], but=state.master.ctx)

@@ -1,0 +1,222 @@
+"""The content of a file of states: what is written of an optimizer, and whether what is read fits one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from typing import Any, Dict, List, Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from ..dtypes import canonical
+from ..errors import StateError
+from ..masters.optimizer import MultiPrecision
+from . import state_file
+from .model_states import ModelStates
+from .state_file import StateFile
+
+FORMAT = "mxmp-optimizer-states"
+VERSION = 1
+
+# Set by the trainer, by MXNet or at every step; the counters are saved apart.
+_NOT_STATE = {
+    "param_dict",
+    "sym_info",
+    "idx2name",
+    "lr_scheduler",
+    "rescale_grad",
+    "allow_np_array",
+    "aggregate_num",
+    "multi_precision",
+    "num_update",
+    "_all_index_update_counts",
+    "_index_update_count",
+}
+
+_HEADER_TYPES = {
+    "version": int,
+    "extra": dict,
+    "params": list,
+    "optimizer": str,
+    "masters": bool,
+    "num_update": int,
+    "counts": list,
+    "fields": dict,
+    "scheduler_fields": dict,
+    "states": list,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What states are saved from and loaded into.
+
+    Attributes:
+        optimizer: The optimizer of all updaters.
+        updaters: One per context.
+        contexts: Where each updater's states live.
+        params: The parameters, in the order of their indices.
+    """
+
+    optimizer: MultiPrecision
+    updaters: Sequence[mx.optimizer.Updater]
+    contexts: Sequence[mx.Context]
+    params: Sequence[mx.gluon.Parameter]
+
+
+def class_name(scheduler: Any) -> Optional[str]:
+    """Return the name of a scheduler's class, or None."""
+    return None if scheduler is None else type(scheduler).__name__
+
+
+def describe(param: mx.gluon.Parameter) -> Dict[str, Any]:
+    """Return what a file says of a parameter."""
+    return {"name": param.name, "shape": list(param.shape or ()), "dtype": canonical(param.dtype)}
+
+
+def encode_states(updaters: Sequence[Any], arrays: Dict[str, np.ndarray]) -> List[Any]:
+    """Encode the states of every updater, or of the first alone where all are alike."""
+    trees: List[Any] = []
+    parts: List[Dict[str, np.ndarray]] = []
+    for updater in updaters:
+        parts.append({})
+        try:
+            trees.append(state_file.encode(updater.states, parts[-1], f"states{len(trees)}."))
+        except state_file.CannotEncodeError as e:
+            raise StateError(
+                f"the states of {type(updater.optimizer.inner).__name__} hold a {e}, which a state file "
+                "cannot; expected arrays, numbers, lists, tuples and dicts."
+            ) from e
+    texts = [json.dumps(tree).replace(f'"states{i}.', '"states0.') for i, tree in enumerate(trees)]
+    alike = all(text == texts[0] for text in texts) and all(_alike(parts[0], part) for part in parts)
+    count = 1 if alike else len(trees)
+    for part in parts[:count]:
+        arrays.update(part)
+    return trees[:count]
+
+
+def _alike(a: Dict[str, np.ndarray], b: Dict[str, np.ndarray]) -> bool:
+    return all(x.tobytes() == y.tobytes() for x, y in zip(a.values(), b.values()))
+
+
+def encode_fields(owner: Any, arrays: Dict[str, np.ndarray]) -> Dict[str, Any]:
+    """Return the fields of an optimizer or scheduler that a file can hold; their arrays are added to ``arrays``."""
+    fields = {}
+    for name, value in (vars(owner) if owner is not None else {}).items():
+        if name not in _NOT_STATE:
+            with contextlib.suppress(state_file.CannotEncodeError):
+                fields[name] = state_file.encode(value, arrays, "fields.")
+    return fields
+
+
+def check_header(file: StateFile) -> None:
+    """Check that a header has every field, of the right type.
+
+    Raises:
+        StateError: If not.
+    """
+    header = file.header
+    if header.get("format") != FORMAT:
+        raise file.error("format", repr(header.get("format")), repr(FORMAT))
+    for name, expected in _HEADER_TYPES.items():
+        if type(header.get(name)) is not expected:
+            raise file.error(name, repr(header.get(name)), f"a {expected.__name__}")
+    if header["version"] != VERSION:
+        raise file.error("version", header["version"], f"{VERSION}; it comes from another mxmp")
+    try:
+        numbers = [n for device, items in header["counts"] for k, n in items for n in (device, k, n)]
+    except (TypeError, ValueError) as e:
+        raise file.error("counts", header["counts"], "update counts per device") from e
+    if not all(type(n) is int and n >= 0 for n in (*numbers, header["num_update"])):
+        raise file.error("counts", header["counts"], "whole numbers from 0 up")
+
+
+def check_target(file: StateFile, target: Target) -> None:
+    """Check that a file was saved by an optimizer with parameters like those that it is for.
+
+    Raises:
+        StateError: If not; it names what differs.
+    """
+    header, inner = file.header, target.optimizer.inner
+    for field, found, expected in (
+        ("the optimizer", header["optimizer"], type(inner).__name__),
+        ("lr_scheduler", header.get("scheduler"), class_name(inner.lr_scheduler)),
+        ("multi_precision", header["masters"], target.optimizer.masters),
+        ("the number of parameters", len(header["params"]), len(target.params)),
+    ):
+        if found != expected:
+            raise file.error(field, found, f"{expected}, as in this trainer")
+    for i, (saved, param) in enumerate(zip(header["params"], target.params)):
+        mine = describe(param)
+        for key in ("dtype", "shape"):
+            found = saved.get(key) if isinstance(saved, dict) else None
+            if found != mine[key] and not (key == "shape" and _unknown(param) and _is_shape(found)):
+                hint = "; take the policy that it was saved under" if key == "dtype" else ""
+                raise file.error(f"the {key} of parameter '{param.name}' (number {i})", found, f"{mine[key]}{hint}")
+
+
+def _is_shape(found: Any) -> bool:
+    return type(found) is list and all(type(size) is int and size >= 0 for size in found)
+
+
+def _unknown(param: mx.gluon.Parameter) -> bool:
+    return not param.shape or min(param.shape) <= 0
+
+
+def decode_states(file: StateFile, target: Target, model: ModelStates) -> List[Dict[int, Any]]:
+    """Return the states of each updater, checked against those that the optimizer makes.
+
+    Raises:
+        StateError: If one does not fit.
+    """
+    trees, number = file.header["states"], len(target.updaters)
+    if len(trees) not in (1, number):
+        raise file.error("the number of contexts with states of their own", len(trees), number)
+    result = []
+    for i, ctx in enumerate(target.contexts):
+        k = min(i, len(trees) - 1)
+        states = file.decode(f"states[{k}]", trees[k], ctx)
+        if not isinstance(states, dict):
+            raise file.error(f"states[{k}]", type(states).__name__, "a dict")
+        for index, state in states.items():
+            where = f"states[{k}][{index!r}]"
+            _check_index(file, where, index)
+            model.check(file, where, index, state)
+        result.append(states)
+    return result
+
+
+def _check_index(file: StateFile, where: str, index: Any) -> None:
+    params = file.header["params"]
+    if type(index) is not int or not 0 <= index < len(params):
+        raise file.error(where, "of no parameter", f"an index from 0 to {len(params) - 1}")
+
+
+def decode_fields(file: StateFile, group: str, owner: Any, ctx: mx.Context) -> Dict[str, Any]:
+    """Return the fields of an optimizer or scheduler that a file holds.
+
+    Raises:
+        StateError: If the owner has no such field, or one of another type.
+    """
+    present = vars(owner) if owner is not None else {}
+    result = {}
+    for name, data in file.header[group].items():
+        where = f"{group}.{name}"
+        if name not in present or name in _NOT_STATE:
+            raise file.error(where, repr(data), f"absent: {type(owner).__name__} has no such field")
+        result[name] = file.decode(where, data, ctx)
+        if not _same_kind(result[name], present[name]):
+            raise file.error(where, repr(result[name]), f"the like of {present[name]!r}")
+    return result
+
+
+def _same_kind(a: Any, b: Any) -> bool:
+    """Return whether a loaded field can stand where ``b`` stood; None fits everything."""
+    if a is None or b is None:
+        return True
+    number = (int, float, np.number)
+    if isinstance(a, number) and isinstance(b, number):
+        return isinstance(a, bool) == isinstance(b, bool)
+    return type(a) is type(b)

@@ -1,0 +1,212 @@
+"""The training step of every front: reduce, check, unscale, update or skip, move the loss scale."""
+
+from __future__ import annotations
+
+from typing import List, Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+
+from ..arrays.casts import copy_to_float32, is_low_precision, round_into
+from ..arrays.finite import all_finite
+from ..arrays.norms import clip_coefficient, scale_in_place
+from ..errors import NonFiniteLossError
+from ..scaling.scaler import Scaler, non_finite_loss
+from .running_stats import RunningStats
+from .weights import Update, Weights
+
+
+class _Shown(NamedTuple):
+    """Low precision gradients by the index of their weight, and the float32 copies that are shown in their place."""
+
+    weights: Weights
+    originals: Mapping[int, List[mx.nd.NDArray]]
+    copies: Mapping[int, List[mx.nd.NDArray]]
+
+
+class Step:
+    """Takes the steps of a trainer, a module with its buckets, or an optimizer in a loop.
+
+    Each method is given the weights, which may be others at each step.
+
+    Attributes:
+        scaler: The loss scale and the window of the present step.
+
+    Args:
+        scaler: As above.
+    """
+
+    def __init__(self, scaler: Scaler) -> None:
+        self.scaler = scaler
+        self._running_stats = RunningStats()
+        self._shown: List[_Shown] = []
+
+    def keep_running_stats(self, weights: Weights) -> None:
+        """Copy the running statistics, to restore them if a forward pass overflows; before backward."""
+        self._running_stats.keep(weights.running_stats())
+
+    def reduce(self, weights: Weights) -> None:
+        """Sum the gradients over contexts and workers, still scaled; once a window."""
+        scaler, workers = self.scaler, weights.workers
+        if scaler.window.reduced:
+            return
+        weights.prepare_reduce()
+        loss_flag = scaler.window.loss_flag
+        if workers is not None:
+            self._show_float32(weights)  # sums over workers may exceed float16
+            if scaler.checks:  # a worker's loss decides for all
+                loss_flag = workers.agree(loss_flag)
+        weights.reduce()
+        scaler.note_reduced(loss_flag)
+
+    def unscale(self, weights: Weights) -> None:
+        """Make the gradients true ones, in float32, reduced; no host read.
+
+        Those of low precision weights are shown as float32 copies up to the end of the step, because
+        their own dtype would flush them to zero.
+        """
+        self.reduce(weights)
+        grads = _gradients(weights.groups())
+        grad_flag = all_finite(grads) if grads and self.scaler.checks else None
+        self._show_float32(weights)
+        scale_in_place(_gradients(weights.groups()), 1.0 / self.scaler.window.scale)
+        self.scaler.note_unscaled(grad_flag)
+
+    def clip_global_norm(self, weights: Weights, max_norm: float) -> float:
+        """Unscale, then scale the gradients down to a norm; one host read. Returns the norm before."""
+        groups = [group for group in self._unscaled(weights) if group]
+        if not groups:
+            return 0.0
+        self._check_running_stats(weights)
+        try:
+            norms_of = groups[:1] if weights.kvstore else groups
+            norm = self.scaler.read_norm([[update.grad for update in group] for group in norms_of])
+        except NonFiniteLossError:
+            self.end(weights)
+            raise
+        if self.scaler.window.finite is not False:
+            scale_in_place(_gradients(groups), clip_coefficient(norm, max_norm))
+        return norm
+
+    def clip_value(self, weights: Weights, max_value: float) -> None:
+        """Unscale, then bring every element of the gradients into [-max_value, max_value]; no host read."""
+        for grad in _gradients(self._unscaled(weights)):
+            array = grad.as_nd_ndarray()
+            mx.nd.clip(array, -max_value, max_value, out=array)
+
+    def run(self, weights: Weights, rescale: float) -> bool:
+        """Reduce the gradients, check them, update the weights or skip, and move the loss scale.
+
+        Args:
+            weights: What to update.
+            rescale: What the optimizer multiplies true gradients by (``rescale_grad``).
+
+        Returns:
+            Whether the step was taken.
+
+        Raises:
+            NonFiniteLossError: If the loss itself was not finite; nothing is updated.
+            LossScaleError: If the loss scale gave up; nothing is updated.
+        """
+        scaler = self.scaler
+        self.reduce(weights)
+        if scaler.window.is_scaled and self._unscales_first(weights):
+            self.unscale(weights)
+        factor = 1.0 if scaler.window.is_unscaled else 1.0 / scaler.window.scale
+        try:
+            finite = self._should_step(weights)
+            number = weights.optimizer.num_update + scaler.skips.skipped_steps + 1
+            if finite:
+                self._update(weights, rescale, factor)
+            scaler.update_scale(finite, number, weights.first_non_finite)
+        finally:
+            self.end(weights)
+        return finite
+
+    def end(self, weights: Weights) -> None:
+        """End the window: its gradients are used, and running statistics that were lost are restored."""
+        stats_lost = self.scaler.window.stats_lost
+        self.discard()
+        weights.release()
+        if stats_lost:
+            self._running_stats.restore(weights.running_stats())
+
+    def discard(self) -> None:
+        """Show the gradients' own arrays again and forget the window."""
+        self._hide_float32()
+        self.scaler.close_window()
+
+    def _unscaled(self, weights: Weights) -> List[List[Update]]:
+        if not self.scaler.window.is_unscaled:
+            self.unscale(weights)
+        return weights.groups()
+
+    def _unscales_first(self, weights: Weights) -> bool:
+        """Return whether gradients are unscaled before the check: those of a scale below 1 may overflow by it."""
+        scale = self.scaler.window.scale
+        return scale < 1.0 or (scale != 1.0 and weights.optimizer.needs_unscaled_gradients)
+
+    def _should_step(self, weights: Weights) -> bool:
+        """Return whether all gradients are finite; one host read.
+
+        Raises:
+            NonFiniteLossError: If they are not because the losses are not.
+        """
+        grads = _gradients(weights.groups())
+        if not grads or not self.scaler.checks or self.scaler.window.finite is not None:
+            finite = self.scaler.should_step(None)
+        else:
+            self._check_running_stats(weights)
+            finite = self.scaler.should_step(all_finite(grads))
+        losses = () if finite else weights.losses()
+        if losses:
+            flag = all_finite(losses)
+            flag = flag if weights.workers is None else weights.workers.agree(flag)
+            if flag.asscalar() != 1.0:
+                raise non_finite_loss()
+        return finite
+
+    def _check_running_stats(self, weights: Weights) -> None:
+        if self.scaler.checks and self.scaler.window.finite is None:
+            self.scaler.note_stats(self._running_stats.check(weights.running_stats()))
+
+    def _update(self, weights: Weights, rescale: float, factor: float) -> None:
+        """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""
+        optimizer, updaters = weights.optimizer, weights.updaters
+        groups = weights.groups()[: len(updaters)]
+        for updater, group in zip(updaters, groups):
+            optimizer.check_states((index, weight, updater.states.get(index)) for index, _, weight in group)
+        optimizer.rescale_grad = rescale * factor
+        try:
+            for updater, group in zip(updaters, groups):
+                if group:
+                    updater(*zip(*group))
+        finally:
+            optimizer.rescale_grad = rescale
+        weights.copy_to_other_contexts([update.index for group in groups for update in group])
+
+    def _show_float32(self, weights: Weights) -> None:
+        """Show float32 copies of low precision gradients; autograd goes on writing to the arrays that it knows."""
+        indices = dict.fromkeys(update.index for group in weights.groups() for update in group)
+        grads = {index: weights.grads(index) for index in indices}
+        low = {index: arrays for index, arrays in grads.items() if is_low_precision(arrays[0])}
+        if low:
+            copies = {index: [copy_to_float32(grad) for grad in arrays] for index, arrays in low.items()}
+            weights.set_grads(copies)
+            self._shown.append(_Shown(weights, low, copies))
+
+    def _hide_float32(self) -> None:
+        """Show the gradients' own arrays again; those that accumulate take over what was shown, zeros above all."""
+        for weights, originals, copies in self._shown:
+            weights.set_grads({i: originals[i] for i, shown in copies.items() if _same(weights.grads(i), shown)})
+            for index in filter(weights.accumulates, copies):
+                for copy, grad in zip(copies[index], originals[index]):
+                    round_into(copy.as_nd_ndarray(), grad.as_nd_ndarray())
+        self._shown.clear()
+
+
+def _gradients(groups: Sequence[Sequence[Update]]) -> List[mx.nd.NDArray]:
+    return [update.grad for group in groups for update in group]
+
+
+def _same(arrays: Sequence[mx.nd.NDArray], others: Sequence[mx.nd.NDArray]) -> bool:
+    return all(array is other for array, other in zip(arrays, others))
