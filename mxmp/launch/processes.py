@@ -61,10 +61,7 @@ def plan(
         raise LaunchError(f"a job of {workers} workers and {servers} servers cannot run; give at least 1 of each.")
     for host in hosts:
         _check_address(host)
-    count = 1 + servers + workers
-    if port is not None and not 0 < port <= 65536 - count:
-        raise LaunchError(f"port {port}: the job needs {count} ports from there; give one from 1 to {65536 - count}.")
-    ports = list(range(port, port + count)) if port is not None else free_ports(hosts[0], count)
+    ports = _ports(hosts[0], port, 1 + servers + workers)
     shared = {
         "DMLC_PS_ROOT_URI": hosts[0],
         "DMLC_PS_ROOT_PORT": str(ports[0]),
@@ -104,6 +101,15 @@ def free_ports(host: str, count: int) -> List[int]:
                 raise LaunchError(f"cannot listen on {host}: {e.strerror}; give an address of this machine.") from e
             found.append(listener.getsockname()[1])
     return sorted(found)
+
+
+def _ports(host: str, first: Optional[int], count: int) -> List[int]:
+    """Return as many ports, from the first one on or, without one, free ones of a host."""
+    if first is None:
+        return free_ports(host, count)
+    if not 0 < first <= 65536 - count:
+        raise LaunchError(f"port {first}: the job needs {count} ports from there; give one from 1 to {65536 - count}.")
+    return list(range(first, first + count))
 
 
 def _check_address(host: str) -> None:

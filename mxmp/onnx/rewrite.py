@@ -108,7 +108,7 @@ class WriteOut(Pass):
             if node.op in _DEFAULTS:
                 node = node.with_attrs({**_DEFAULTS[node.op], **dict(node.attrs)})
             elif node.op == "BatchNorm" and node.get("fix_gamma") in (None, *_TRUE):
-                ones = _add(builder, "ones_like", f"{node.name}_ones", {}, node.inputs[1])
+                ones = builder.insert("ones_like", f"{node.name}_ones", node.inputs[1])
                 node = replace(node, inputs=(node.inputs[0], ones, *node.inputs[2:]))
             elif node.op == "Pooling" and _overhangs(node):
                 node = node.with_attrs({"count_include_pad": "False"})
@@ -126,17 +126,13 @@ class WriteOut(Pass):
     @staticmethod
     def _head(graph: Graph, head: Entry, builder: GraphBuilder) -> Entry:
         """Return an output; the exporter drops those that are inputs too."""
-        node = graph.nodes[head.node]
-        return (
-            _add(builder, "_copy", f"{node.name}_copy", {}, builder.mapped(head))
-            if node.is_variable
-            else (builder.mapped(head))
-        )
+        node, entry = graph.nodes[head.node], builder.mapped(head)
+        return builder.insert("_copy", f"{node.name}_copy", entry) if node.is_variable else entry
 
     def _in_float32(self, old: Node, node: Node, builder: GraphBuilder) -> Node:
         """Return the cast that takes back to float16 what a node computes in float32."""
         inputs = [
-            _add(builder, "Cast", f"{node.name}_{port}", {"dtype": dtypes_.FLOAT32}, entry)
+            builder.insert("Cast", f"{node.name}_{port}", entry, dtype=dtypes_.FLOAT32)
             if self.facts.dtype(old.inputs[port]) == dtypes_.FLOAT16
             else entry
             for port, entry in enumerate(node.inputs)
@@ -175,10 +171,6 @@ def _softmax(node: Node, builder: GraphBuilder) -> Node:
         return Node("softmax", node.name, make_attrs({"axis": "1"}), (data,))
     if node.get("preserve_shape") in _TRUE:
         return Node("softmax", node.name, make_attrs({"axis": "-1"}), (data,))
-    flat = _add(builder, "Flatten", f"{node.name}_flat", {}, data)
-    rows = _add(builder, "softmax", f"{node.name}_rows", {}, flat)
+    flat = builder.insert("Flatten", f"{node.name}_flat", data)
+    rows = builder.insert("softmax", f"{node.name}_rows", flat)
     return Node("reshape_like", node.name, (), (rows, data))
-
-
-def _add(builder: GraphBuilder, op: str, name: str, attrs: Any, *inputs: Entry) -> Entry:
-    return Entry(builder.add(Node(op, builder.unique(name), make_attrs(attrs), inputs)))

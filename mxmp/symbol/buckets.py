@@ -23,7 +23,7 @@ class ConvertedBuckets:
         aux_params: Auxiliary states.
         reports: What was decided, by bucket.
         changes: As ``ConvertedModel.changes``.
-        unfit: As ``ConvertedModel.unfit``.
+        out_of_range: As ``ConvertedModel.out_of_range``.
     """
 
     models: Dict[Any, Tuple[Any, Any, Any]]
@@ -31,7 +31,12 @@ class ConvertedBuckets:
     aux_params: Dict[str, Any]
     reports: Dict[Any, Report]
     changes: Tuple[Change, ...]
-    unfit: Tuple[str, ...]
+    out_of_range: Tuple[str, ...]
+
+    @property
+    def unfit(self) -> Tuple[str, ...]:
+        """The same as `out_of_range`, by its old name."""
+        return self.out_of_range
 
     def sym_gen(self, bucket_key: Any) -> Tuple[Any, Any, Any]:
         """Return a bucket's symbol and names, as BucketingModule asks for them.
@@ -82,12 +87,12 @@ def convert_buckets(
     args, aux = dict(arg_params), dict(aux_params)
     for model in models:
         args = widened(model.symbol, args)
-    found, stored, changed, unfit = convert_sharing(models, args, aux, parsed)
+    found, stored, changed, out_of_range = convert_sharing(models, args, aux, parsed)
     return ConvertedBuckets(
         {key: (each.symbol, *generated[key][1:]) for key, each in zip(keys, found)},
         stored,
         aux,
         {key: each.report for key, each in zip(keys, found)},
         changed,
-        unfit,
+        out_of_range,
     )

@@ -31,7 +31,7 @@ class ConvertedModel:
         report: What was decided about each operator.
         changes: The parameters whose values the low precision dtype could not hold: how many were
             clamped or became zero.
-        unfit: Names of the parameters with values beyond its range whose readers stay in float32,
+        out_of_range: Names of the parameters with values beyond its range whose readers stay in float32,
             because the policy says so or because they read the same values in float32 too.
         param_bytes: Bytes of all parameters, (before, after).
         widened: The low precision dtype that float32 parameters were stored in before, by name; their
@@ -43,13 +43,18 @@ class ConvertedModel:
     aux_params: Dict[str, Any]
     report: Report
     changes: Tuple[values.Change, ...]
-    unfit: Tuple[str, ...]
+    out_of_range: Tuple[str, ...]
     param_bytes: Tuple[int, int]
     widened: Dict[str, str]
 
     def __iter__(self) -> Iterator[Any]:
         """Unpack as MXNet's own functions return a model."""
         return iter((self.symbol, self.arg_params, self.aux_params))
+
+    @property
+    def unfit(self) -> Tuple[str, ...]:
+        """The same as `out_of_range`, by its old name."""
+        return self.out_of_range
 
     def __repr__(self) -> str:
         """Return what it is, without the values of the parameters."""
@@ -95,8 +100,8 @@ def convert_symbol(
     model = make_model(sym, shapes, dtypes, ranges)
     parsed = Policy.parse(policy, **changes)
     params = param_names(sym, model.shapes, data_names)
-    unfit = model.beyond_range(parsed)
-    found = convert_graph(sym, parsed, model.shapes, model.dtypes, params, unfit=unfit, final=True)
+    out_of_range = model.beyond_range(parsed)
+    found = convert_graph(sym, parsed, model.shapes, model.dtypes, params, out_of_range=out_of_range, final=True)
     require_matches(parsed, [found])
     return found.symbol
 
@@ -137,10 +142,10 @@ def convert_model(
     model = make_model(sym, shapes, dtypes, ranges)
     check_params(sym, arg_params, aux_params, model.shapes)
     args, aux = values.widened(sym, arg_params), dict(aux_params)
-    (found,), stored, changed, unfit = convert_sharing([model], args, aux, parsed)
+    (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, parsed)
     before, after = (values.total_bytes(params) + values.total_bytes(aux) for params in (args, stored))
     widened = values.stored_low_before(arg_params, stored)
-    return ConvertedModel(found.symbol, stored, aux, found.report, changed, unfit, (before, after), widened)
+    return ConvertedModel(found.symbol, stored, aux, found.report, changed, out_of_range, (before, after), widened)
 
 
 def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:

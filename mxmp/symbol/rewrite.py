@@ -64,7 +64,7 @@ def convert_graph(
     types: Optional[Dtypes] = None,
     params: FrozenSet[str] = frozenset(),
     stored: FrozenSet[str] = frozenset(),
-    unfit: FrozenSet[str] = frozenset(),
+    out_of_range: FrozenSet[str] = frozenset(),
     final: bool = False,
 ) -> Converted:
     """Convert a symbol: erase earlier casts, insert and fold new ones, and check the result.
@@ -76,7 +76,7 @@ def convert_graph(
         types: Dtypes of the inputs; float32 unless given here or declared by the variable.
         params: Names of the variables that are parameters.
         stored: Names of those that are stored in low precision already.
-        unfit: Names of variables and outputs with values beyond the low precision dtype's range: what
+        out_of_range: Names of variables and outputs with values beyond the low precision dtype's range: what
             gives and what reads them is to stay in float32.
         final: Whether this is the one conversion of a network, whose parameters are stored as it
             decides; Gluon and Module may convert it again for other shapes.
@@ -91,7 +91,7 @@ def convert_graph(
     source = from_graph(erased.graph, symbol) if erased.modified else symbol
     graph = to_graph(source) if erased.modified else erased.graph
     types = input_dtypes(source, graph, shapes, types or {}, params)
-    facts = replace(infer_facts(source, graph, shapes, types, params), out_of_range=unfit)
+    facts = replace(infer_facts(source, graph, shapes, types, params), out_of_range=out_of_range)
     plan = make_plan(graph, policy, facts, stored=stored, final=final)
     after = in_written_order(Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))(graph).graph)
     result = from_graph(after, symbol)

@@ -22,13 +22,13 @@ class SharedConversion(NamedTuple):
         symbols: The converted symbols.
         arg_params: Their arguments, in the dtypes that they want.
         changes: The parameters whose values the low precision dtype could not hold.
-        unfit: Names of the parameters with values beyond its range whose readers stay in float32.
+        out_of_range: Names of the parameters with values beyond its range whose readers stay in float32.
     """
 
     symbols: Sequence[Converted]
     arg_params: Dict[str, Any]
     changes: Tuple[values.Change, ...]
-    unfit: Tuple[str, ...]
+    out_of_range: Tuple[str, ...]
 
 
 def convert_sharing(
@@ -49,15 +49,15 @@ def convert_sharing(
         PolicyError: If a pattern of the policy matches nothing.
     """
     allowed = frozenset(args)
-    unfit: FrozenSet[str] = frozenset()
+    out_of_range: FrozenSet[str] = frozenset()
     while True:
-        found = [_convert(model, args, aux, policy, allowed, unfit) for model in models]
-        more = _out_of_range(policy, found, args) - unfit
+        found = [_convert(model, args, aux, policy, allowed, out_of_range) for model in models]
+        more = _find_out_of_range(policy, found, args) - out_of_range
         refused = _wanted_in_float32(found)
         if not more and not refused:
             require_matches(policy, found)
-            return SharedConversion(found, *_store(policy, found, args), tuple(sorted(unfit)))
-        unfit, allowed = unfit | more, allowed - refused
+            return SharedConversion(found, *_store(policy, found, args), tuple(sorted(out_of_range)))
+        out_of_range, allowed = out_of_range | more, allowed - refused
 
 
 def require_matches(policy: Policy, found: Sequence[Converted]) -> None:
@@ -71,12 +71,12 @@ def _convert(
     aux: Mapping[str, Any],
     policy: Policy,
     allowed: FrozenSet[str],
-    unfit: FrozenSet[str],
+    out_of_range: FrozenSet[str],
 ) -> Converted:
     shapes, types = model.known(args, aux)
-    unfit |= model.beyond_range(policy)
+    out_of_range |= model.beyond_range(policy)
     with blaming_params(model.symbol, {**args, **aux}, model.shapes):
-        found = convert_graph(model.symbol, policy, shapes, types, allowed, unfit=unfit, final=True)
+        found = convert_graph(model.symbol, policy, shapes, types, allowed, out_of_range=out_of_range, final=True)
     _check_shapes(found, shapes)
     return found
 
@@ -92,7 +92,7 @@ def _check_shapes(found: Converted, shapes: Mapping[str, Shape]) -> None:
             )
 
 
-def _out_of_range(policy: Policy, found: Sequence[Converted], args: Mapping[str, Any]) -> FrozenSet[str]:
+def _find_out_of_range(policy: Policy, found: Sequence[Converted], args: Mapping[str, Any]) -> FrozenSet[str]:
     """Return the parameters beyond the low precision dtype's range whose readers must stay in float32."""
     if not policy.is_mixed:
         return frozenset()

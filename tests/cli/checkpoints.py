@@ -7,6 +7,7 @@ import numpy as np
 from click.testing import CliRunner
 
 from mxmp.cli.commands import commands
+from tests.symbol.small import params_of
 
 SHAPE = "data:2,3,8,8"
 SHAPES = {"data": (2, 3, 8, 8)}
@@ -23,14 +24,7 @@ def network():
 
 def params(symbol):
     """Return arguments and auxiliary states, every value within float16's range."""
-    rng = np.random.RandomState(0)
-    args, _, aux = symbol.infer_shape(**SHAPES)
-    arrays = {
-        name: mx.nd.array(rng.uniform(0.1, 1, shape))
-        for name, shape in zip(symbol.list_arguments(), args)
-        if name not in ("data", "softmax_label")
-    }
-    return arrays, {name: mx.nd.ones(shape) for name, shape in zip(symbol.list_auxiliary_states(), aux)}
+    return params_of(symbol, {**SHAPES, "softmax_label": (2,)})
 
 
 def save(folder, name="net", epoch=3, symbol=None, **values):

@@ -36,8 +36,8 @@ def batches(count=3, rows=4):
 
 def emulated(net, ranges, batch):
     """Return the output of the net converted with O1, with float16 emulated."""
-    unfit = frozenset(name for name, value in ranges.items() if value > 65504 / 2)
-    found = convert_graph(net, Policy.parse("O1"), X, {"x": "float32"}, frozenset(params()), unfit=unfit)
+    out_of_range = frozenset(name for name, value in ranges.items() if value > 65504 / 2)
+    found = convert_graph(net, Policy.parse("O1"), X, {"x": "float32"}, frozenset(params()), out_of_range=out_of_range)
     assert found.symbol.tojson() == convert_symbol(net, "O1", X, ranges=ranges).tojson()
     return found.on_cpu().bind(mx.cpu(), {**params(), **batch}).forward()[0].asnumpy()
 

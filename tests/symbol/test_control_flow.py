@@ -8,7 +8,8 @@ import pytest
 
 from mxmp import Policy
 from mxmp.passes import EraseCasts
-from mxmp.symbol import convert_graph, from_graph, to_graph
+from mxmp.symbol import from_graph, to_graph
+from tests.symbol import small
 from tests.symbol.balls import ball, evaluate
 from tests.symbol.measure import BFLOAT16, nodes_of
 
@@ -81,8 +82,7 @@ def values_of(op):
 def convert(op, policy, symbol=None):
     symbol = NETWORKS[op]() if symbol is None else symbol
     shapes = {name: value.shape for name, value in values_of(op).items()}
-    params = frozenset(symbol.list_arguments()) - set(INPUTS[op])
-    return convert_graph(symbol, Policy.parse(policy), shapes, dict.fromkeys(INPUTS[op], "float32"), params)
+    return small.convert(symbol, policy, shapes, frozenset(symbol.list_arguments()) - set(INPUTS[op]))
 
 
 def run(symbol, values, low=frozenset()):
@@ -98,7 +98,7 @@ def body_of(symbol, op, number=0):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("op", NETWORKS)
 def test_bodies_are_entered(op, policy):
-    rows = {row.name: row.precision for row in convert(op, policy).report.rows}
+    rows = small.precisions(convert(op, policy))
     low = Policy.parse(policy).compute_dtype
     expected = {
         "_foreach": {"i2h": low, "h2h": low, "soft": "float32"},
@@ -187,9 +187,7 @@ def test_a_stored_weight_that_only_a_loop_reads_is_stored_low():
         return new, mx.sym.elemwise_add(state, new, name="add")
 
     out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), mx.sym.var("state"))
-    shapes = {name: SHAPES[name] for name in ("data", "state")}
-    known = dict.fromkeys(shapes, "float32")
-    found = convert_graph(out, Policy.parse("O2"), shapes, known, frozenset(["weight"]))
+    found = small.convert(out, "O2", {name: SHAPES[name] for name in ("data", "state")})
     assert found.low_params == {"weight"}
 
 
@@ -207,9 +205,8 @@ def test_loops_within_loops():
     out, state = mx.sym.contrib.foreach(outer, mx.sym.var("data"), mx.sym.var("state"))
     symbol = mx.sym.Group([out, state])
     shapes = {"data": (STEPS, ROWS, WIDTH), "state": (1, WIDTH), "weight": (WIDTH, WIDTH)}
-    known = {"data": "float32", "state": "float32"}
-    found = convert_graph(symbol, Policy.parse("O1"), shapes, known, frozenset(["weight"]))
-    assert {row.name: row.precision for row in found.report.rows}["inner"] == "float16"
+    found = small.convert(symbol, "O1", shapes, params=["weight"])
+    assert small.precisions(found)["inner"] == "float16"
     assert EraseCasts()(found.graph).graph == to_graph(symbol)
     rng = np.random.RandomState(0)
     values = {name: rng.randn(*shape).astype(np.float32) * 0.5 for name, shape in shapes.items()}
@@ -232,11 +229,8 @@ def test_a_deny_operator_outside_taints_the_loop():
         return dense(total, weight, "h"), total
 
     out, state = mx.sym.contrib.foreach(body, data, mx.sym.var("state"))
-    shapes = {name: SHAPES[name] for name in ("data", "state")}
-    found = convert_graph(
-        mx.sym.Group([out, state]), Policy.parse("O1"), shapes, dict.fromkeys(shapes, "float32"), frozenset(["weight"])
-    )
-    rows = {row.name: row.precision for row in found.report.rows}
+    found = small.convert(mx.sym.Group([out, state]), "O1", {name: SHAPES[name] for name in ("data", "state")})
+    rows = small.precisions(found)
     assert (rows["total"], rows["h"]) == ("float32", "float16")
 
 
@@ -263,8 +257,7 @@ def test_outputs_of_a_loop_run_in_bfloat16(followed):
 
     out, state = mx.sym.contrib.foreach(body, mx.sym.var("data"), mx.sym.var("state"))
     net = mx.sym.FullyConnected(out, weight, no_bias=True, num_hidden=WIDTH, flatten=False) if followed else state
-    shapes = {name: SHAPES[name] for name in ("data", "state")}
-    found = convert_graph(net, Policy.parse("mixed_bfloat16"), shapes, {}, frozenset(["weight"]))
+    found = small.convert(net, "mixed_bfloat16", {name: SHAPES[name] for name in ("data", "state")})
     rng = np.random.RandomState(0)
     values = {name: rng.randn(*SHAPES[name]).astype(np.float32) for name in net.list_inputs()}
     (exact,), (result,) = run(net, values), run(found.on_cpu(), values)

@@ -171,7 +171,7 @@ def test_values_are_stored_in_range_and_changes_are_listed(values, expected, cha
     found = model_of(values)
     np.testing.assert_array_equal(stored(found, len(values)), np.float32(expected))
     listed = [] if change is None else [("fc_weight", *change)]
-    assert [(c.name, c.clamped, c.largest, c.underflowed) for c in found.changes] == listed and found.unfit == ()
+    assert [(c.name, c.clamped, c.largest, c.underflowed) for c in found.changes] == listed and found.out_of_range == ()
 
 
 @pytest.mark.bfloat16
@@ -206,7 +206,7 @@ def test_weights_out_of_range_keep_their_layer_in_float32_if_wished(policy, sign
     net = mx.sym.Group([dense(x, "fits"), dense(x, "wide")])
     args = {"fits_weight": mx.nd.ones((6, 6)), "wide_weight": mx.nd.ones((6, 6)) * sign * 1e5}
     found = convert_model(net, args, {}, policy, X, out_of_range="float32")
-    assert found.unfit == ("wide_weight",) and found.changes == ()
+    assert found.out_of_range == found.unfit == ("wide_weight",) and found.changes == ()
     assert found.arg_params["wide_weight"] is args["wide_weight"]
     assert precisions(found) == {"fits": "float16", "wide": "float32"}
     assert "'wide_weight' has values beyond float16's range" in found.report.rows[1].reason
@@ -219,19 +219,19 @@ def test_weights_out_of_range_that_float32_reads_too_are_not_clamped(exact):
     net = mx.sym.Group([dense(mx.sym.var("x"), "fc", weight), other])
     array = mx.nd.ones((6, 6)) * -1e5
     found = convert_model(net, {"weight": array}, {}, "O2", X)
-    assert found.unfit == ("weight",) and found.arg_params["weight"] is array
+    assert found.out_of_range == ("weight",) and found.arg_params["weight"] is array
     assert {row.precision for row in found.report.rows} == {"float32"}
 
 
 def test_values_that_are_not_finite_stay_so_where_they_are_cast_at_run_time():
     found = model_of([np.nan, np.inf, -np.inf, 2.0], "O1")
     np.testing.assert_array_equal(stored(found, 4), [np.nan, np.inf, -np.inf, 2])
-    assert found.changes == () and found.unfit == ()
+    assert found.changes == () and found.out_of_range == ()
 
 
 def test_an_infinite_weight_does_not_keep_its_layer_in_float32():
     found = model_of([np.inf], out_of_range="float32")
-    assert found.unfit == () and found.arg_params["fc_weight"].dtype == np.float16
+    assert found.out_of_range == () and found.arg_params["fc_weight"].dtype == np.float16
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2", "O2,out_of_range=float32", "O3"])

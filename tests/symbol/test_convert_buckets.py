@@ -90,12 +90,12 @@ def test_a_weight_that_no_bucket_has_is_passed_on():
 def test_a_value_out_of_range_is_clamped_once_for_all_buckets():
     found = buckets_of(args=weights(h_weight=-1e5))
     np.testing.assert_array_equal(found.arg_params["h_weight"].asnumpy(), np.full((6, 6), -65504, np.float16))
-    assert [(c.name, c.clamped, c.largest) for c in found.changes] == [("h_weight", 36, 1e5)] and found.unfit == ()
+    assert [(c.name, c.clamped, c.largest) for c in found.changes] == [("h_weight", 36, 1e5)] and found.out_of_range == ()
 
 
 def test_a_value_out_of_range_keeps_its_layers_in_float32_in_all_buckets():
     found = buckets_of(args=weights(h_weight=-1e5), out_of_range="float32")
-    assert found.unfit == ("h_weight",) and found.changes == ()
+    assert found.out_of_range == ("h_weight",) and found.changes == ()
     assert dtypes_of(found.arg_params)["h_weight"] == "float32"
     for key, report in found.reports.items():
         precision = {row.name: row.precision for row in report.rows}
@@ -105,7 +105,7 @@ def test_a_value_out_of_range_keeps_its_layers_in_float32_in_all_buckets():
 def test_a_value_out_of_range_that_one_bucket_reads_in_float32_is_not_clamped_in_any():
     args = weights(h_weight=1e5)
     found = buckets_of(sym_gen=reading_exactly, args=args)
-    assert found.unfit == ("h_weight",) and found.arg_params["h_weight"] is args["h_weight"]
+    assert found.out_of_range == ("h_weight",) and found.arg_params["h_weight"] is args["h_weight"]
     assert {row.precision for report in found.reports.values() for row in report.rows if "step" in row.name} == {
         "float32"
     }

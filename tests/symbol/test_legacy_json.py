@@ -17,6 +17,7 @@ import pytest
 from mxmp.errors import CheckpointError
 from mxmp.graph import without_versions
 from mxmp.symbol import convert_checkpoint, convert_model, load_symbol, save_checkpoint, to_graph
+from tests.symbol.small import params_of
 
 VERSIONS = (800, 900, 903, 904, 905, 1100, 10000, 10200, 10500, 10600, 10700, 10800)
 SHAPES = {"data": (2, 3, 8, 8)}
@@ -65,11 +66,7 @@ def _written_by_0_8(graph):
 
 
 def params():
-    symbol, rng = network(), np.random.RandomState(0)
-    args, _, aux = symbol.infer_shape(**SHAPES)
-    arrays = {n: mx.nd.array(rng.randn(*s) * 0.1) for n, s in zip(symbol.list_arguments(), args)}
-    states = {n: mx.nd.ones(s) for n, s in zip(symbol.list_auxiliary_states(), aux)}
-    return {n: a for n, a in arrays.items() if n not in ("data", "softmax_label")}, states
+    return params_of(network(), {**SHAPES, "softmax_label": (2,)})
 
 
 def same_but_for_hidden(graph):

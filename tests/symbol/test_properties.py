@@ -13,7 +13,7 @@ from mxmp import Policy
 from mxmp.graph import verify
 from mxmp.passes import EraseCasts
 from mxmp.rules import DENY, RULES
-from mxmp.symbol import convert_graph, from_graph, to_graph
+from mxmp.symbol import from_graph, to_graph
 from tests.symbol.measure import BFLOAT16, entries_of, measure, nodes_of
 from tests.symbol.networks import NAMES, PLACEMENT, load
 from tests.symbol.small import X, convert, dense, precisions
@@ -178,7 +178,7 @@ def test_casts_are_optimal_against_brute_force():
 def test_dynamic_shapes_run_at_any_size():
     """Without shapes one graph fits all of them."""
     net = mx.sym.softmax(dense(mx.sym.relu(dense(mx.sym.var("x"), "a"), name="act"), "b"), name="soft")
-    found = convert_graph(net, Policy.parse("O1"), {}, {"x": "float32"}, frozenset(["a_weight", "b_weight"]))
+    found = convert(net, shapes={}, params=["a_weight", "b_weight"], dtypes={"x": "float32"})
     rng = np.random.RandomState(0)
     weights = {name: mx.nd.array(rng.randn(6, 6)) for name in ("a_weight", "b_weight")}
     for rows in (1, 3, 17):

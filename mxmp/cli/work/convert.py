@@ -33,7 +33,7 @@ def _check_new(files: Sequence[str], force: bool) -> None:
 
 def _print_summary(policy: Policy, model: ConvertedModel, files: Tuple[str, str]) -> None:
     pairs = [("policy", str(policy)), *replace(model.report, param_bytes=model.param_bytes).totals]
-    pairs += value_lines(model.changes, model.unfit, policy.compute_dtype)
+    pairs += value_lines(model.changes, model.out_of_range, policy.compute_dtype)
     pairs += [("note", warning) for warning in model.report.warnings]
     pairs += rounded_lines(model.widened)
     pairs += [("written", file) for file in files]

@@ -54,7 +54,7 @@ def run(
             else:
                 found = inspect_policy(symbol, params, policy, shapes, types)
     if as_json:
-        values = {"changes": [asdict(change) for change in found.changes], "unfit": found.unfit}
+        values = {"changes": [asdict(change) for change in found.changes], "unfit": found.out_of_range}
         uneven = [layer._asdict() for layer in found.uneven]
         click.echo(json.dumps({**asdict(found.report), **values, "uneven": uneven}, indent=2))
     else:
@@ -72,7 +72,7 @@ def _params_file(prefix: str, epoch: Optional[int]) -> Optional[str]:
 def _print(found: Inspection, dtype: str, prefix: str) -> None:
     console = stdout()
     console.print(found.report.table(narrow=console.width < _NARROW))
-    pairs = found.report.totals + value_lines(found.changes, found.unfit, dtype)
+    pairs = found.report.totals + value_lines(found.changes, found.out_of_range, dtype)
     if found.report.param_bytes is None:
         several = describe_epochs(prefix)
         pairs.append(

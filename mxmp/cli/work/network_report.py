@@ -34,14 +34,14 @@ class Inspection:
     Attributes:
         report: Every operator, and the totals.
         changes: What storing parameters in low precision would do to their values.
-        unfit: Names of the parameters with values beyond its range whose readers would stay in float32.
+        out_of_range: Names of the parameters with values beyond its range whose readers would stay in float32.
         uneven: The float16 layers whose sizes, as far as they are known, do not fill tensor cores.
         widened: The dtypes of parameters that are stored in low precision and would be in float32, by name.
     """
 
     report: Report
     changes: Tuple[Change, ...] = ()
-    unfit: Tuple[str, ...] = ()
+    out_of_range: Tuple[str, ...] = ()
     uneven: Tuple[Uneven, ...] = ()
     widened: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ def inspect_policy(
     before = convert_graph(symbol, Policy(), *known)
     if model is not None:
         report = replace(model.report, param_bytes=model.param_bytes)
-        return Inspection(report, model.changes, model.unfit, _uneven(report, before, params), model.widened)
+        return Inspection(report, model.changes, model.out_of_range, _uneven(report, before, params), model.widened)
     found = convert_graph(symbol, policy, *known, final=True)
     check_matches(policy, [(row.op, row.name) for row in found.report.rows])
     sizes = _param_bytes(symbol, known.params, (before.graph, before.facts), (found.graph, found.facts))

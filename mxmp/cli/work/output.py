@@ -53,7 +53,7 @@ def pairs_table(pairs: Sequence[Tuple[str, str]]) -> Table:
     return table
 
 
-def value_lines(changes: Sequence[Change], unfit: Sequence[str], dtype: str) -> List[Tuple[str, str]]:
+def value_lines(changes: Sequence[Change], out_of_range: Sequence[str], dtype: str) -> List[Tuple[str, str]]:
     """Return a line for each parameter whose values did not fit into low precision."""
     lines = [
         (
@@ -66,7 +66,7 @@ def value_lines(changes: Sequence[Change], unfit: Sequence[str], dtype: str) -> 
     lines += [
         ("became zero", f"{change.name}: {_values(change.underflowed)}") for change in changes if change.underflowed
     ]
-    return lines + [("kept in float32", f"{name}: values beyond {dtype}'s range") for name in unfit]
+    return lines + [("kept in float32", f"{name}: values beyond {dtype}'s range") for name in out_of_range]
 
 
 @contextlib.contextmanager
