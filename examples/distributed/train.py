@@ -19,7 +19,7 @@ from click.core import ParameterSource
 
 from examples.common import checkpoint
 from examples.common.command import INTERRUPTED, Command
-from examples.common.options import OUTPUT
+from examples.common.options import output_option
 from examples.common.workers import require_share
 from examples.distributed.jobs import ENGINES, run_job
 from examples.image_classification import train_gluon, train_module
@@ -63,12 +63,7 @@ def _is_for_user(param: click.Parameter) -> bool:
 @click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Processes that train.")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="mxnet", show_default=True, help="Sums gradients.")
 @click.option("--api", type=click.Choice(list(SCRIPTS)), default="gluon", show_default=True, help="Of MXNet.")
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=OUTPUT / "distributed",
-    help=f"Folder that worker 0 writes to.  [default: {os.path.relpath(OUTPUT / 'distributed')}]",
-)
+@output_option("distributed", "Folder that worker 0 writes to.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="")
 @click.pass_context
 def main(ctx: click.Context, workers: int, engine: str, api: str, output: Path, arguments: Sequence[str]) -> None:

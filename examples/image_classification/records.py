@@ -34,11 +34,8 @@ class RecordImages(Images):
         self.shape = (3, size, size)
         found = {path: scan(path) for path in (self._training, self._held_out)}
         self._counts = {path: each.count for path, each in found.items()}
+        self.count = self._counts[self._training]
         self.classes = max(each.classes for each in found.values())
-
-    def steps(self, batch_size: int) -> int:
-        """Return the number of batches in an epoch."""
-        return self._counts[self._training] // batch_size
 
     def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
         """Yield the whole batches of an epoch, shuffled and varied as epoch and seed decide.

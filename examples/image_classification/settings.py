@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Optional
 
 import click
-import mxnet as mx
 
 from examples.common.loop import Learner, run
 from examples.common.options import Options
@@ -14,10 +13,8 @@ from examples.common.workers import LOCAL, Workers, join
 from examples.image_classification.arrays import Images, Share
 from examples.image_classification.data import load
 
-learning_rate_option = click.option(
-    "--learning-rate", type=click.FloatRange(min=0, min_open=True), default=0.1, show_default=True, help="The largest."
-)
-
+MOMENTUM = {"momentum": 0.9, "wd": 1e-4}
+"""Of SGD, with its weight decay: He et al., 2015, section 4.2."""
 
 kvstore_option = click.option(
     "--kvstore",
@@ -26,33 +23,6 @@ kvstore_option = click.option(
     show_default=True,
     help="Sums gradients; the last two over several processes, which examples/distributed/train.py starts.",
 )
-
-
-def optimizer_params(steps: int, learning_rate: float) -> Dict[str, Any]:
-    """Return the parameters of SGD: a rate that warms up over a tenth of the steps and falls like a cosine to 0.
-
-    Args:
-        steps: Of the whole run; skipped ones do not count as any.
-        learning_rate: The largest.
-    """
-    return {
-        "learning_rate": learning_rate,
-        "momentum": 0.9,  # and the weight decay: He et al., 2015, section 4.2
-        "wd": 1e-4,
-        "lr_scheduler": mx.lr_scheduler.CosineScheduler(steps, base_lr=learning_rate, warmup_steps=steps // 10),
-    }
-
-
-def settings_of(script: str, network: str, data: str, images: Images, learning_rate: float) -> Dict[str, Any]:
-    """Return what decides on a run's course, beside the options that every script has."""
-    return {
-        "script": script,
-        "network": network,
-        "data": data,
-        "image shape": list(images.shape),
-        "classes": images.classes,
-        "learning rate": learning_rate,
-    }
 
 
 def train(
@@ -85,5 +55,12 @@ def train(
     workers = join(kvstore, options.batch_size, len(options.ctx))
     images = Share(load(data, data_dir, image_size), workers.rank, workers.size)
     made = learner(network, images, options, learning_rate, workers)
-    settings = settings_of(script, network, data, images, learning_rate)
+    settings = {
+        "script": script,
+        "network": network,
+        "data": data,
+        "image shape": list(images.shape),
+        "classes": images.classes,
+        "learning rate": learning_rate,
+    }
     run(made, images, options, settings, f"{network} on {data}, {script.rpartition('_')[2].capitalize()}", workers)

@@ -12,6 +12,7 @@ import click
 import mxnet as mx
 import numpy as np
 
+from examples.common.batches import in_order, shuffled
 from examples.common.records import find_record_file, read_labels
 from examples.ssd.batches import MEAN, STD, Batch, Scenes, make_batch, to_input
 
@@ -35,27 +36,21 @@ class FileScenes(Scenes):
     def __init__(self, training: Any, held_out: Any, names: Sequence[str], size: int) -> None:
         from gluoncv.data.transforms.presets.ssd import SSDDefaultTrainTransform
 
-        self._training, self._held_out = training, held_out
+        self._training, self._held_out, self.count = training, held_out, len(training)
         self.names, self.size = tuple(names), size
         self._vary = SSDDefaultTrainTransform(size, size, mean=MEAN, std=STD)
 
-    def steps(self, batch_size: int) -> int:
-        """Return the number of batches in an epoch."""
-        return len(self._training) // batch_size
-
     def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
         """Yield the whole batches of an epoch, shuffled and varied as epoch and seed decide."""
-        order = np.random.RandomState([seed, epoch]).permutation(len(self._training))
-        for number in range(self.steps(batch_size)):
-            chosen = order[number * batch_size : (number + 1) * batch_size]
+        rng = np.random.RandomState([seed, epoch])
+        for number, chosen in enumerate(shuffled(self.count, batch_size, rng)):
             with _seeded(int(np.random.RandomState([seed, epoch, number]).randint(2**31))):
                 batch = _to_batch([self._varied(*self._training[int(index)]) for index in chosen])
             yield batch
 
     def test(self, batch_size: int) -> Iterator[Batch]:
         """Yield the images held out, in order; the last batch may be smaller."""
-        for start in range(0, len(self._held_out), batch_size):
-            part = range(start, min(start + batch_size, len(self._held_out)))
+        for part in in_order(len(self._held_out), batch_size):
             yield _to_batch([self._scaled(*self._held_out[index]) for index in part])
 
     def _varied(self, image: mx.nd.NDArray, objects: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:

@@ -20,13 +20,13 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from examples.common.command import Command
-from examples.common.loop import Data, Learner, total_steps
-from examples.common.options import Options, training_options
-from examples.common.parts import GluonPart
+from examples.common.loop import Learner, falling_rate
+from examples.common.options import Options, learning_rate_option, training_options
+from examples.common.parts import gluon_part
 from examples.ssd.batches import Batch, Scenes
 from examples.ssd.networks import SMALL, get_detector, require_detector
 from examples.ssd.score import PICTURE, SHOWN, Detections, Score, draw_detections
-from examples.ssd.settings import OPTIMIZER, data_options, learning_rate_option, optimizer_params, train
+from examples.ssd.settings import OPTIMIZER, data_options, train
 
 
 class GluonLearner(Learner):
@@ -53,11 +53,11 @@ class GluonLearner(Learner):
         net.hybridize(static_alloc=True)
         symbol = mx.sym.Group(net(mx.sym.Variable("data")))
         self._net = mxmp.gluon.convert(net, options.policy)
-        params = optimizer_params(total_steps(scenes, options), learning_rate)
+        params = falling_rate(scenes, options, learning_rate)
         self.scaler = self._trainer = mxmp.gluon.Trainer(
             net.collect_params(), OPTIMIZER, params, loss_scale=options.loss_scale
         )
-        self.parts = {"net": GluonPart(net, self._trainer, symbol)}
+        self.parts = {"net": gluon_part(net, self._trainer, symbol)}
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch."""
@@ -81,7 +81,7 @@ class GluonLearner(Learner):
                 score.add(self._detect(batch), batch)
         return score.figures()
 
-    def finish(self, folder: Path, data: Data) -> Sequence[Tuple[str, Path]]:
+    def finish(self, folder: Path) -> Sequence[Tuple[str, Path]]:
         """Draw what is found on some images."""
         batch = next(iter(self._scenes.test(SHOWN)))
         with self._inference():
@@ -117,7 +117,7 @@ def _sum(losses: Sequence[mx.nd.NDArray]) -> float:
 @click.command(cls=Command)
 @click.option("--network", default=SMALL, show_default=True, help="An SSD of GluonCV, such as ssd_512_resnet50_v1.")
 @data_options
-@learning_rate_option
+@learning_rate_option(0.004)
 @training_options("ssd_gluon", batch_size=32, epochs=16)
 def main(options: Options, network: str, **values: Any) -> None:
     """Train an SSD detector with Gluon, in float32 or in mixed precision."""

@@ -21,13 +21,13 @@ import numpy as np
 import symbols
 from examples.common.batches import fill
 from examples.common.command import Command
-from examples.common.loop import Data, Learner, total_steps
-from examples.common.options import Options, training_options
-from examples.common.parts import ModulePart
+from examples.common.loop import Learner, falling_rate
+from examples.common.options import Options, learning_rate_option, training_options
+from examples.common.parts import module_part
 from examples.ssd.batches import ABSENT, Batch, Scenes
 from examples.ssd.networks import SMALL_SYMBOL, require_symbol
 from examples.ssd.score import PICTURE, SHOWN, Detections, Score, draw_detections
-from examples.ssd.settings import OPTIMIZER, data_options, learning_rate_option, optimizer_params, train
+from examples.ssd.settings import OPTIMIZER, data_options, train
 
 OBJECTS = 8
 """Labels are padded to a multiple of so many objects, for a module is bound to their number."""
@@ -62,12 +62,12 @@ class SymbolLearner(Learner):
         images = ("data", (options.batch_size, 3, scenes.size, scenes.size))
         module.bind([images], [("label", (options.batch_size, OBJECTS, 5))])
         module.init_params(mx.init.Xavier())
-        params = optimizer_params(total_steps(scenes, options), learning_rate)
+        params = falling_rate(scenes, options, learning_rate)
         # Each context divides its loss by the objects that it sees.
         module.init_optimizer(optimizer=OPTIMIZER, optimizer_params={**params, "rescale_grad": 1 / len(options.ctx)})
         self.scaler = self.module = module
         self._most = OBJECTS
-        self.parts = {"net": ModulePart(module, inference)}
+        self.parts = {"net": module_part(module, inference)}
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch."""
@@ -84,7 +84,7 @@ class SymbolLearner(Learner):
             score.add(self._detect(batch), batch)
         return score.figures()
 
-    def finish(self, folder: Path, data: Data) -> Sequence[Tuple[str, Path]]:
+    def finish(self, folder: Path) -> Sequence[Tuple[str, Path]]:
         """Draw what is found on some images."""
         batch = next(iter(self._scenes.test(SHOWN)))
         draw_detections(batch, self._detect(batch), self._scenes.names, folder / PICTURE)
@@ -131,7 +131,7 @@ def losses(class_probs: np.ndarray, class_targets: np.ndarray, box_losses: np.nd
 @click.command(cls=Command)
 @click.option("--network", default=SMALL_SYMBOL, show_default=True, help="An SSD of symbols/.")
 @data_options
-@learning_rate_option
+@learning_rate_option(0.004)
 @training_options("ssd_symbol", batch_size=32, epochs=16)
 def main(options: Options, network: str, **values: Any) -> None:
     """Train an SSD detector with the Symbolic API, in float32 or in mixed precision."""

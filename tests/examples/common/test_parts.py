@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 
-from tests.examples.common.small import INPUTS, Numbers, Small, module_part, options, params_of
+from tests.examples.common.small import INPUTS, Numbers, Small, options, params_of, trained_module
 
 
 def trained(tmp_path):
@@ -47,9 +47,9 @@ def test_a_gluon_part_goes_on_to_the_bit(tmp_path):
         assert (value == params_of(second)[name]).all(), name
 
 
-def test_a_module_part_gives_back_what_it_saved(tmp_path):
+def test_a_trained_module_gives_back_what_it_saved(tmp_path):
     files = str(tmp_path / "params"), str(tmp_path / "states")
-    (_, first), (module, second) = module_part(), module_part()
+    (_, first), (module, second) = trained_module(), trained_module()
     first.save_params(files[0])
     first.save_states(files[1])
     second.load_params(files[0])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from examples.ssd import digits, plot_gradients, train_gluon, train_symbol
+from examples.ssd import plot_gradients, train_gluon, train_symbol
 from examples.ssd.batches import Batch, make_batch
 from examples.ssd.digits import DigitScenes
 from examples.ssd.networks import SMALL as SMALL_NET
@@ -236,7 +236,7 @@ def test_the_picture_of_gradients_comes_with_a_table(tmp_path):
 
 
 def test_the_learning_rate_of_the_picture_falls_over_all_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(digits, "TRAINING", 8)  # two batches an epoch
+    monkeypatch.setattr(DigitScenes, "count", 8)  # two batches an epoch
     step, rates = train_symbol.SymbolLearner.step, []
 
     def spied(self, batch):

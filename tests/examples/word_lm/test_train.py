@@ -81,7 +81,7 @@ def test_both_learn_the_same_from_the_same_weights():
 def test_gradients_are_those_of_mxnet_and_end_at_the_batch(kind, tmp_path):
     found, (first, second, *_), _ = learner(kind, loss_scale=1024.0)
     found.step(first)
-    (states,) = ([state.copy() for state in each] for each in found.parts["model"].states)
+    (states,) = ([state.copy() for state in each] for each in found.states)
     assert any(abs(state).sum() > 0 for state in states)
     symbol, arg_params = plain(found, tmp_path)
     names = [name for name in symbol.list_arguments() if name not in {*arg_params, "data", "softmax_label"}]
