@@ -20,11 +20,6 @@ def in_order(count: int, batch_size: int) -> Iterator[range]:
 
 
 def fill(batch: Any, least: int) -> Any:
-    """Return a batch with so many examples at least: the last one is repeated. A module gives each context one.
-
-    Args:
-        batch: A NamedTuple of NDArrays (N, ...).
-        least: The number.
-    """
+    """Return a NamedTuple of arrays with so many examples at least, the last one repeated: one for each context."""
     missing = least - len(batch[0])
     return batch if missing <= 0 else batch._make(mx.nd.concat(each, *[each[-1:]] * missing, dim=0) for each in batch)

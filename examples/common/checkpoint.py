@@ -56,16 +56,9 @@ def save(folder: Path, parts: Mapping[str, Part], settings: Settings, history: H
 
 
 def load(folder: Path, parts: Mapping[str, Part], settings: Settings) -> History:
-    """Bring networks and trainers to the state that a folder holds, and return the run up to there.
+    """Bring networks and trainers to the state that `save` wrote to a folder, and return the run up to there.
 
-    Args:
-        folder: What `save` wrote to.
-        parts: As for `save`.
-        settings: Likewise; the same as then.
-
-    Raises:
-        click.ClickException: If there is no checkpoint, it is of another run, or it is damaged. Then
-            nothing is loaded.
+    Nothing is loaded of a checkpoint that is damaged or of another run.
     """
     record = _read(folder / RECORD)
     _require_same(folder, record["settings"], json.loads(json.dumps(settings)))

@@ -1,4 +1,7 @@
-"""How a script ends: one line for whatever went wrong, and an exit code."""
+"""How a script ends: one line for whatever went wrong, and an exit code.
+
+What a user can mend is raised as a click.ClickException, whose message says what was found and what to do.
+"""
 
 from __future__ import annotations
 

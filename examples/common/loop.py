@@ -95,11 +95,7 @@ class Learner(abc.ABC):
 
 
 def total_steps(data: Data, options: Options) -> int:
-    """Return the number of steps of a whole run, for a learning rate schedule.
-
-    Raises:
-        click.BadParameter: If there is not one batch.
-    """
+    """Return the number of steps of a whole run, for a learning rate schedule."""
     steps = data.steps(options.batch_size)
     if not steps:
         raise click.BadParameter(
@@ -172,7 +168,9 @@ class _Run:
         self._begin()
         try:
             with interruptible() as requested:
-                self._say_share()  # from here on Ctrl-C ends the run after a step
+                if self._workers.size > 1:  # from here on Ctrl-C ends the run after a step
+                    share = f"takes {self._options.batch_size // self._workers.size} examples of each step"
+                    click.echo(f"worker {self._workers.rank} of {self._workers.size} {share}")
                 with Display(self._console) as display:
                     while len(self.history.epochs) < self._options.epochs:
                         self._train_epoch(requested, display)
@@ -213,17 +211,8 @@ class _Run:
         for finding in [processor] if self._options.ctx[0].device_type == "cpu" else cards:
             self._console.print(finding.message, style="dim", highlight=False)
 
-    def _say_share(self) -> None:
-        if self._workers.size > 1:
-            share = self._options.batch_size // self._workers.size
-            click.echo(f"worker {self._workers.rank} of {self._workers.size} takes {share} examples of each step")
-
     def _train_epoch(self, requested: Event, display: Display) -> None:
-        """Train for what is left of the present epoch.
-
-        Raises:
-            _Stopped: On all workers, if one was asked to stop.
-        """
+        """Train for what is left of the present epoch; raise `_Stopped` on all workers if one was asked to stop."""
         options, history, workers = self._options, self.history, self._workers
         epoch, done = len(history.epochs), history.step - history.epoch_start
         steps = total_steps(self._data, options) // options.epochs
@@ -243,11 +232,7 @@ class _Run:
                 raise _Stopped
 
     def _evaluate(self, requested: Event) -> None:
-        """End the epoch with what worker 0 measures, whose network is the one that is saved.
-
-        Raises:
-            _Stopped: On all workers, if one was asked to stop; the epoch has not ended then.
-        """
+        """End the epoch with what worker 0 measures, whose network is the one that is saved; or stop before its end."""
         figures: Mapping[str, float] = {}
         if self.first:
             held_out = itertools.islice(self._data.test(self._options.batch_size), self._options.batches)

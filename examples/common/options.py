@@ -93,11 +93,7 @@ def read_loss_scale(text: str) -> Optional[LossScale]:
 def training_options(name: str, policy: str = "O1", epochs: int = 12, batch_size: int = 64) -> Decorator:
     """Return a decorator that adds the options and calls the function with an `Options` first.
 
-    Args:
-        name: Folder of the script's output within ``examples/output``.
-        policy: A default, and so are the others.
-        epochs: As above.
-        batch_size: As above.
+    The name is that of the folder within `OUTPUT`.
     """
     at_least_1 = click.IntRange(min=1)
     add = functools.partial(click.option, show_default=True)

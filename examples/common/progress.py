@@ -13,11 +13,7 @@ _PAUSE = 10.0  # seconds between lines, at least
 
 
 class Display(Progress):
-    """Shows the present epoch while it is a context manager.
-
-    Args:
-        console: Where to.
-    """
+    """Shows the present epoch while it is a context manager."""
 
     def __init__(self, console: Console) -> None:
         counts = TextColumn("{task.completed}/{task.total}")

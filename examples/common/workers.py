@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence
 
-import click
 import mxmp
 import mxnet as mx
 
@@ -39,30 +38,3 @@ class Workers:
             self._known.add(key)
         self._joint.pushpull(key, array)
         return array.asnumpy().tolist()
-
-
-def join(kvstore: str, batch_size: int, contexts: int) -> Workers:
-    """Return the workers of a kvstore, once all are there.
-
-    Args:
-        kvstore: `LOCAL`, 'dist_sync' or 'horovod'.
-        batch_size: Examples per step, of all workers together.
-        contexts: Of each worker.
-
-    Raises:
-        MxmpError: If this process was started alone, or Horovod is not installed.
-        click.BadParameter: If the batch cannot be shared.
-    """
-    workers = Workers() if kvstore == LOCAL else Workers(mxmp.distributed.KVStore(kvstore))
-    require_share(batch_size, workers.size, contexts)
-    return workers
-
-
-def require_share(batch_size: int, workers: int, contexts: int) -> None:
-    """Raise a click.BadParameter unless a batch splits evenly, with an example for each context of each worker."""
-    if batch_size % workers or batch_size // workers < contexts:
-        several = f" of {contexts} contexts each" if contexts > 1 else ""
-        raise click.BadParameter(
-            f"{batch_size} for {workers} workers{several}; give a multiple of {workers}, {workers * contexts} or more.",
-            param_hint="--batch-size",
-        )

@@ -111,14 +111,7 @@ def to_pixels(images: np.ndarray) -> mx.nd.NDArray:
 
 
 def vary(images: np.ndarray, shift: int, flip: bool, rng: np.random.RandomState) -> np.ndarray:
-    """Return images (N, C, H, W), each shifted by up to ``shift`` pixels each way, half of them mirrored.
-
-    Args:
-        images: The images; they are not changed.
-        shift: Pixels; zeros come in.
-        flip: Whether to mirror.
-        rng: Decides.
-    """
+    """Return images (N, C, H, W), each shifted by up to ``shift`` pixels each way, half of them mirrored."""
     count, _, height, width = images.shape
     padded = np.pad(images, ((0, 0), (0, 0), (shift, shift), (shift, shift)))
     corners = rng.randint(0, 2 * shift + 1, size=(count, 2))

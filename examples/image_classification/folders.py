@@ -32,13 +32,6 @@ class FolderImages(Images):
     """Images in ``train/CLASS`` and ``test/CLASS``, or in ``CLASS`` alone; then every fifth is held out.
 
     For training a random square is cut out and mirrored half of the time, else the middle one.
-
-    Args:
-        folder: The folder.
-        size: Height and width of what the network gets.
-
-    Raises:
-        click.ClickException: If there are no such folders, or the classes of the two parts differ.
     """
 
     def __init__(self, folder: Path, size: Optional[int] = None) -> None:
@@ -73,9 +66,6 @@ def read(path: Path, size: int, choice: np.ndarray) -> np.ndarray:
         size: Pixels.
         choice: Three numbers from 0 to 1: how far down and how far right the square is, and whether it is
             mirrored: below 0.5.
-
-    Raises:
-        click.ClickException: If the file is no image.
     """
     try:
         with Image.open(path) as image:
@@ -114,11 +104,7 @@ def _classes(folder: Path, hint: str) -> List[str]:
 
 
 def _files(folder: Path, classes: List[str]) -> List[File]:
-    """Return the image files of all classes.
-
-    Raises:
-        click.ClickException: If a class has none.
-    """
+    """Return the image files of all classes."""
     result: List[File] = []
     for label, name in enumerate(classes):
         found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in ENDINGS)

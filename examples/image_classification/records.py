@@ -22,9 +22,6 @@ class RecordImages(Images):
     Args:
         folder: Where the files are.
         size: Height and width of what the network gets.
-
-    Raises:
-        click.ClickException: If a file is missing or damaged.
     """
 
     def __init__(self, folder: Path, size: Optional[int] = None) -> None:
@@ -78,11 +75,7 @@ class Scanned(NamedTuple):
 
 
 def scan(path: Path) -> Scanned:
-    """Return what a record file holds, from the heads of its records.
-
-    Raises:
-        click.ClickException: If it is no record file, is truncated, or has labels that are no classes.
-    """
+    """Return what a record file holds, from the heads of its records."""
     count, largest = 0, -1.0
     for label in read_labels(path):
         if len(label) != 1:

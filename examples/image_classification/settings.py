@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Callable, Optional
+from typing import Any, Callable
 
 import click
+import mxmp
 
 from examples.common.loop import Learner, run
 from examples.common.options import Options
-from examples.common.workers import LOCAL, Workers, join
+from examples.common.workers import LOCAL, Workers
 from examples.image_classification.arrays import Images, Share
 from examples.image_classification.data import load
 
@@ -31,30 +31,13 @@ def train(
     options: Options,
     network: str,
     data: str,
-    data_dir: Optional[Path],
-    image_size: Optional[int],
     learning_rate: float,
     kvstore: str,
+    **source: Any,
 ) -> None:
-    """Train a classifier, as `examples.common.loop.run` does.
-
-    Args:
-        script: Its name.
-        learner: What makes the network and its trainer.
-        options: The options that every script has.
-        network: Name of the network.
-        data: As for `load`, and so are the next two.
-        data_dir: As above.
-        image_size: As above.
-        learning_rate: The largest learning rate.
-        kvstore: As for `join`.
-
-    Raises:
-        click.ClickException: If data, network or batch cannot be used.
-    """
+    """Train a classifier, as `examples.common.loop.run` does."""
     workers = join(kvstore, options.batch_size, len(options.ctx))
-    images = Share(load(data, data_dir, image_size), workers.rank, workers.size)
-    made = learner(network, images, options, learning_rate, workers)
+    images = Share(load(data, **source), workers.rank, workers.size)
     settings = {
         "script": script,
         "network": network,
@@ -63,4 +46,32 @@ def train(
         "classes": images.classes,
         "learning rate": learning_rate,
     }
+    made = learner(network, images, options, learning_rate, workers)
     run(made, images, options, settings, f"{network} on {data}, {script.rpartition('_')[2].capitalize()}", workers)
+
+
+def join(kvstore: str, batch_size: int, contexts: int) -> Workers:
+    """Return the workers of a kvstore, once all are there.
+
+    Args:
+        kvstore: `LOCAL`, 'dist_sync' or 'horovod'.
+        batch_size: Examples per step, of all workers together.
+        contexts: Of each worker.
+
+    Raises:
+        MxmpError: If this process was started alone, or Horovod is not installed.
+        click.BadParameter: If the batch cannot be shared.
+    """
+    workers = Workers() if kvstore == LOCAL else Workers(mxmp.distributed.KVStore(kvstore))
+    require_share(batch_size, workers.size, contexts)
+    return workers
+
+
+def require_share(batch_size: int, workers: int, contexts: int) -> None:
+    """Raise a click.BadParameter unless a batch splits evenly, with an example for each context of each worker."""
+    if batch_size % workers or batch_size // workers < contexts:
+        several = f" of {contexts} contexts each" if contexts > 1 else ""
+        raise click.BadParameter(
+            f"{batch_size} for {workers} workers{several}; give a multiple of {workers}, {workers * contexts} or more.",
+            param_hint="--batch-size",
+        )

@@ -30,15 +30,7 @@ from examples.image_classification.settings import MOMENTUM, kvstore_option, tra
 
 
 class GluonLearner(Learner):
-    """A converted network and its trainer.
-
-    Args:
-        network: Name of the network.
-        images: What it is to learn.
-        options: The options of the script.
-        learning_rate: The largest learning rate.
-        workers: Those that train together.
-    """
+    """A converted network and its trainer."""
 
     def __init__(self, network: str, images: Images, options: Options, learning_rate: float, workers: Workers) -> None:
         mx.random.seed(options.seed)

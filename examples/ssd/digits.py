@@ -63,11 +63,6 @@ def make_scene(material: Material, size: int, rng: np.random.RandomState) -> Tup
     """Return an image (size, size, 3), uint8, and its objects (m, 5): left, top, right, bottom, class.
 
     A box ends where the digit's ink does: right and bottom are one past the last pixel. Boxes do not overlap.
-
-    Args:
-        material: What to make it of.
-        size: Pixels each way.
-        rng: Decides.
     """
     scene = _background(material.photographs, size, rng)
     objects: List[Tuple[int, ...]] = []

@@ -10,7 +10,7 @@ import itertools
 import math
 import sys
 from pathlib import Path
-from typing import Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -60,14 +60,7 @@ def scales_table(found: Magnitudes, scales: Sequence[float]) -> Table:
 
 
 def draw(found: Magnitudes, scales: Sequence[float], title: str, path: Path) -> None:
-    """Write a PNG: the share of the gradients of each magnitude, on float16's range.
-
-    Args:
-        found: The gradients; the first bar has those that are smaller still.
-        scales: Loss scales to tell the losses at; powers of two.
-        title: Stands above.
-        path: The file.
-    """
+    """Write a PNG: the share of the gradients of each magnitude, on float16's range."""
     figure = Figure(figsize=(9, 5), tight_layout=True)
     axes = figure.subplots()
     shares: Dict[int, float] = {}
@@ -116,9 +109,7 @@ def _batches(scenes: Scenes, batch_size: int, seed: int, steps: int) -> Iterator
 def main(
     network: str,
     data: str,
-    data_dir: Optional[Path],
     size: Optional[int],
-    class_names: Sequence[str],
     learning_rate: float,
     ctx: Tuple[mx.Context, ...],
     steps: int,
@@ -126,10 +117,11 @@ def main(
     batch_size: int,
     seed: int,
     output: Path,
+    **source: Any,
 ) -> None:
     """Train an SSD detector in float32 and draw how much of its gradients float16 would lose, by loss scale."""
     require_symbol(network)
-    scenes = load(data, data_dir, size or image_size(network), class_names)
+    scenes = load(data, size=size or image_size(network), **source)
     require_batch(batch_size, ctx)
     policy, loss_scale = mxmp.Policy.parse("O0"), mxmp.loss_scale.parse(None)
     # As epochs of one step: the learning rate falls over all steps, of however many epochs.

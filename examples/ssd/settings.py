@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import click
 
 from examples.common.loop import Learner, run
-from examples.common.options import Options, parsed_option
+from examples.common.options import Options, add_options, parsed_option
 from examples.ssd.batches import Scenes
 from examples.ssd.datasets import read_records, read_voc
 from examples.ssd.digits import DigitScenes
@@ -31,14 +31,13 @@ def read_names(text: str) -> Tuple[str, ...]:
 
 def data_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what to read: ``data``, ``data_dir``, ``size`` and ``class_names``."""
-    for add in (
-        parsed_option(read_names, "--class-names", default="", show_default=False, metavar="NAMES", help=_NAMES_HELP),
-        click.option("--image-size", "size", type=click.IntRange(min=64), help="Pixels.  [default: the network's]"),
-        click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data is, for all but digits."),
+    options = (
         click.option("--data", type=click.Choice(["digits", *_READERS]), default="digits", show_default=True),
-    ):
-        function = add(function)
-    return function
+        click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data is, for all but digits."),
+        click.option("--image-size", "size", type=click.IntRange(min=64), help="Pixels.  [default: the network's]"),
+        parsed_option(read_names, "--class-names", default="", show_default=False, metavar="NAMES", help=_NAMES_HELP),
+    )
+    return add_options(function, options)
 
 
 def load(data: str, data_dir: Optional[Path], size: int, class_names: Sequence[str]) -> Scenes:
@@ -49,9 +48,6 @@ def load(data: str, data_dir: Optional[Path], size: int, class_names: Sequence[s
         data_dir: Where they are; digits need none.
         size: Pixels that images are scaled to, each way.
         class_names: Of the classes; those of the data unless given.
-
-    Raises:
-        click.ClickException: If files are missing or damaged; it says how to get them.
     """
     if data == "digits":
         if data_dir is not None or class_names:
@@ -68,29 +64,12 @@ def train(
     options: Options,
     network: str,
     data: str,
-    data_dir: Optional[Path],
     size: Optional[int],
-    class_names: Sequence[str],
     learning_rate: float,
+    **source: Any,
 ) -> None:
-    """Train a detector, as `examples.common.loop.run` does.
-
-    Args:
-        api: 'gluon' or 'symbol'.
-        learner: What makes the network and its trainer.
-        options: The options that every script has.
-        network: Name of the network, which there is.
-        data: As for `load`, and so are the next three; the size is the network's unless given.
-        data_dir: As above.
-        size: As above.
-        class_names: As above.
-        learning_rate: The largest learning rate.
-
-    Raises:
-        click.ClickException: If data or batch cannot be used.
-    """
-    scenes = load(data, data_dir, size or image_size(network), class_names)
-    made = learner(network, scenes, options, learning_rate)
+    """Train a detector, as `examples.common.loop.run` does."""
+    scenes = load(data, size=size or image_size(network), **source)
     settings = {
         "script": f"ssd/train_{api}",
         "network": network,
@@ -99,4 +78,5 @@ def train(
         "classes": list(scenes.names),
         "learning rate": learning_rate,
     }
+    made = learner(network, scenes, options, learning_rate)
     run(made, scenes, options, settings, f"{network} on {data}, {api.capitalize()}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -20,31 +20,24 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from examples.common.command import Command
-from examples.common.loop import Learner, falling_rate
+from examples.common.loop import falling_rate
 from examples.common.options import Options, learning_rate_option, training_options
 from examples.common.parts import gluon_part
 from examples.ssd.batches import Batch, Scenes
 from examples.ssd.networks import SMALL, get_detector, require_detector
-from examples.ssd.score import PICTURE, SHOWN, Detections, Score, draw_detections
+from examples.ssd.score import Detections, Detector
 from examples.ssd.settings import OPTIMIZER, data_options, train
 
 
-class GluonLearner(Learner):
-    """A converted detector and its trainer.
-
-    Args:
-        network: Name of the network.
-        scenes: What it is to learn.
-        options: The options of the script.
-        learning_rate: The largest learning rate.
-    """
+class GluonLearner(Detector):
+    """A converted detector and its trainer."""
 
     def __init__(self, network: str, scenes: Scenes, options: Options, learning_rate: float) -> None:
         from gluoncv.loss import SSDMultiBoxLoss
         from gluoncv.model_zoo.ssd.target import SSDTargetGenerator
 
         mx.random.seed(options.seed)
-        self._ctx, self._scenes = list(options.ctx), scenes
+        self._ctx, self.scenes = list(options.ctx), scenes
         self._loss = SSDMultiBoxLoss()
         self._targets = SSDTargetGenerator(negative_mining_ratio=-1)  # the loss mines them
         net = get_detector(network, scenes.names)
@@ -73,23 +66,8 @@ class GluonLearner(Learner):
         self._trainer.step(1)  # the loss is divided by the number of objects already
         return {"loss/class": _sum(losses[1]), "loss/box": _sum(losses[2])}
 
-    def evaluate(self, batches: Iterable[Batch]) -> Dict[str, float]:
-        """Return the mean average precision on batches."""
-        score = Score(self._scenes.names, self._scenes.size)
-        with self._inference():
-            for batch in batches:
-                score.add(self._detect(batch), batch)
-        return score.figures()
-
-    def finish(self, folder: Path) -> Sequence[Tuple[str, Path]]:
-        """Draw what is found on some images."""
-        batch = next(iter(self._scenes.test(SHOWN)))
-        with self._inference():
-            draw_detections(batch, self._detect(batch), self._scenes.names, folder / PICTURE)
-        return [("detections", folder / PICTURE)]
-
     @contextlib.contextmanager
-    def _inference(self) -> Iterator[None]:
+    def inference(self) -> Iterator[None]:
         """Let the network give detections: hybridized, a Gluon network keeps the graph of its first call."""
         self._net.hybridize(static_alloc=True)
         try:
@@ -101,7 +79,8 @@ class GluonLearner(Learner):
         """Return logits (N, A, C + 1), encoded boxes (N, A, 4) and default boxes (1, A, 4), float32."""
         return [each.astype("float32", copy=False) for each in self._net(images)]
 
-    def _detect(self, batch: Batch) -> Detections:
+    def detect(self, batch: Batch) -> Detections:
+        """Return what is found on the images of a batch."""
         classes, scores, boxes = self._predict(batch.images.as_in_context(self._ctx[0]))
         return Detections(classes[..., 0], scores[..., 0], boxes)
 

@@ -118,9 +118,6 @@ def train(
         text: The text's file; None for the standard library.
         vocabulary: Words told apart.
         **hyperparameters: `Hyperparameters`.
-
-    Raises:
-        click.ClickException: If the text cannot be used.
     """
     given = Hyperparameters(**hyperparameters)
     data = Text(*read(text), vocabulary, given.length)

@@ -30,13 +30,7 @@ from examples.word_lm.text import Batch, Text
 
 
 class GluonLearner(Learner):
-    """A converted language model and its trainer.
-
-    Args:
-        text: What it is to learn.
-        options: The options of the script.
-        given: Model and training.
-    """
+    """A converted language model and its trainer."""
 
     def __init__(self, text: Text, options: Options, given: Hyperparameters) -> None:
         mx.random.seed(options.seed)

@@ -35,11 +35,6 @@ class ModuleLearner(Learner):
     """A language model of several lengths in mixed precision.
 
     The states are data: they go in with the words, and come out behind the probabilities.
-
-    Args:
-        text: What it is to learn.
-        options: The options of the script.
-        given: Model and training.
     """
 
     def __init__(self, text: Text, options: Options, given: Hyperparameters) -> None:
