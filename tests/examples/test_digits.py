@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from examples import digits
+from tests.examples.processes import finish, start
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def run_demo(*args):
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
-    command = [sys.executable, str(ROOT / "examples" / "digits.py"), *map(str, args)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +21,16 @@ def data():
 @pytest.mark.slow
 @pytest.mark.bfloat16
 def test_demo_prints_a_table_draws_and_exports(tmp_path):
-    done = run_demo("--epochs", 1, "--modes", "O2", "mixed_bfloat16", "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()]
+    demo = ("examples/digits.py", "--epochs", 1, "--modes", "O2", "mixed_bfloat16", "--out", tmp_path)
+    text = finish(start(*demo))
+    rows = [line.split() for line in text.splitlines()]
     (float16,) = [row for row in rows if row[:2] == ["float16", "O2"] and "%" in row]
     (bfloat16,) = [row for row in rows if row[:1] == ["bfloat16"] and "%" in row]
     assert int(float16[5].replace(",", "")) < 0.6 * int(bfloat16[4].replace(",", ""))  # parameter bytes
     assert int(bfloat16[5]) > 0  # casts
     assert int(float16[-2]) <= 1  # skipped steps
-    assert "float16 is emulated" in " ".join(done.stdout.split())
-    assert "the same as here" in " ".join(done.stdout.split())
+    assert "float16 is emulated" in " ".join(text.split())
+    assert "the same as here" in " ".join(text.split())
     assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
     assert {"nodes", "heads"} <= set(json.loads((tmp_path / "digits-symbol.json").read_text()))
 

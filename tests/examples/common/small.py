@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 import mxmp
 from examples.common.loop import Data, Learner
 from examples.common.options import Options
-from examples.common.parts import gluon_part, module_part
+from examples.common.parts import gluon_part
 
 INPUTS = 6
 
@@ -28,6 +28,10 @@ def options(output, **changes):
         "output": output,
     }
     return Options(**{**values, **changes})
+
+
+def float32(output, **changes):
+    return options(output, policy=mxmp.Policy.parse("O0"), loss_scale=mxmp.loss_scale.parse(None), **changes)
 
 
 class Numbers(Data):
@@ -84,15 +88,3 @@ class Small(Learner):
 
 def params_of(learner):
     return {name: param._reduce().asnumpy() for name, param in learner.net.collect_params().items()}
-
-
-def trained_module():
-    """Return a module that has taken a step, and what to save of it."""
-    data = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="bn")
-    module = mxmp.module.Module(mx.sym.SoftmaxOutput(data, name="softmax"), policy="O2", loss_scale=16)
-    module.bind([("data", (4, INPUTS))], [("softmax_label", (4,))])
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer(optimizer="adam")
-    module.forward_backward(mx.io.DataBatch([mx.nd.random.normal(shape=(4, INPUTS))], [mx.nd.zeros(4)]))
-    module.update()
-    return module, module_part(module)

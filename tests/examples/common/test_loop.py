@@ -205,21 +205,6 @@ def test_a_learner_may_write_more_at_the_end(tmp_path, capsys):
     assert "more.txt" in "".join(capsys.readouterr().out.split())  # the table folds a long path
 
 
-def test_noise_differs_from_step_to_step(tmp_path):
-    """Dropout is drawn anew in each step, though every step has a seed of its own."""
-    opts = options(tmp_path, batches=2, epochs=1)
-    seen = []
-
-    class Watching(Small):
-        def step(self, batch):
-            seen.append(loop.mx.nd.random.uniform(shape=8).asnumpy().tolist())
-            return super().step(batch)
-
-    train(opts, Watching(opts))
-    assert all(one != other for one, other in itertools.combinations(seen, 2))
-    assert len(seen) == 2
-
-
 # Several workers.
 
 
@@ -275,7 +260,8 @@ def test_a_run_of_two_workers_does_not_resume_with_one(tmp_path):
         train(dataclasses.replace(opts, resume=True))
 
 
-def test_noise_differs_from_worker_to_worker(tmp_path):
+def test_noise_differs_from_step_to_step_and_from_worker_to_worker(tmp_path):
+    """Dropout is drawn anew in each step, though every step has a seed of its own."""
     seen = []
 
     class Watching(Small):
