@@ -10,6 +10,8 @@ import pytest
 
 import mxmp  # noqa: F401  # before the tests import MXNet, which needs it on a new numpy or Python
 
+pytest.register_assert_rewrite("tests")  # helper modules too: a comparison that fails in one says what differs
+
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")

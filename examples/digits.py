@@ -29,8 +29,8 @@ import mxnet as mx
 import numpy as np
 from gluoncv.model_zoo import cifar_resnet20_v1
 from matplotlib.figure import Figure
-from mxmp import compat
-from mxmp.diagnose.processor import describe_bfloat16, read_processor, runs_bfloat16
+from mxmp.diagnose import check_devices
+from mxmp.diagnose.processor import runs_bfloat16
 from mxnet import autograd, gluon
 from rich import box
 from rich.console import Console
@@ -39,16 +39,13 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from examples.common.plot import WINDOW, mark_skipped, save, set_scale, smooth
+from examples.common.batches import shuffled
+from examples.common.plot import WINDOW, draw_scales, finish, save, smooth
+from examples.image_classification.arrays import vary
 
 HERE = Path(__file__).resolve().parent
 
-TITLES = {
-    "float32": "float32",
-    "O1": "float16 O1",
-    "O2": "float16 O2",
-    "mixed_bfloat16": "bfloat16",
-}
+TITLES = {"float32": "float32", "O1": "float16 O1", "O2": "float16 O2", "mixed_bfloat16": "bfloat16"}
 """What the modes of this demo are called in its output; each key is the name of a policy."""
 
 LEGEND = "O1: weights in float32, cast for each step. O2: weights in float16, with float32 masters."
@@ -71,9 +68,9 @@ class Run:
     """What training in one mode gave; the lists have one item per step."""
 
     mode: str
-    losses: list[float]
-    scales: list[float]
-    seconds: list[float]
+    losses: list[float] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
     accuracy: float = 0.0
     parameter_bytes: int = 0
     casts: int = 0
@@ -99,16 +96,8 @@ def load_data() -> Digits:
 
 def batches(data: Digits, batch_size: int, rng: np.random.RandomState) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield one epoch of shuffled batches, each image shifted by up to one pixel each way."""
-    count, _, height, width = data.train_images.shape
-    padded = np.pad(data.train_images, ((0, 0), (0, 0), (1, 1), (1, 1)))
-    order = rng.permutation(count)
-    for start in range(0, count - batch_size + 1, batch_size):
-        chosen = order[start : start + batch_size]
-        corners = rng.randint(0, 3, size=(batch_size, 2))
-        yield (
-            np.stack([padded[i, :, y : y + height, x : x + width] for i, (y, x) in zip(chosen, corners)]),
-            data.train_labels[chosen],
-        )
+    for chosen in shuffled(len(data.train_images), batch_size, rng):
+        yield vary(data.train_images[chosen], 1, False, rng), data.train_labels[chosen]
 
 
 def make_net(mode: str, images: mx.nd.NDArray, seed: int) -> gluon.HybridBlock:
@@ -145,12 +134,7 @@ def train_step(
 
 
 def train(
-    mode: str,
-    data: Digits,
-    epochs: int,
-    batch_size: int,
-    seed: int,
-    on_step: Callable[[Run], None] = lambda run: None,
+    mode: str, data: Digits, epochs: int, batch_size: int, seed: int, on_step: Callable[[Run], None] = lambda run: None
 ) -> tuple[Run, gluon.HybridBlock]:
     """Train in one mode and return what it gave, with the network.
 
@@ -167,7 +151,7 @@ def train(
     steps = epochs * (len(data.train_images) // batch_size)
     schedule = mx.lr_scheduler.CosineScheduler(steps, base_lr=LEARNING_RATE, warmup_steps=steps // 10)
     trainer = make_trainer(net, mode, lr_scheduler=schedule)
-    run = Run(mode, [], [], [])
+    run = Run(mode)
     for _ in range(epochs):
         for images, labels in batches(data, batch_size, rng):
             start = time.perf_counter()
@@ -178,24 +162,14 @@ def train(
             run.skipped += [len(run.losses)] if trainer.last_step_skipped else []
             on_step(run)
     run.final_scale = trainer.loss_scale.value
-    describe(run, net)
-    run.accuracy = score(net, data)
-    return run, net
-
-
-def describe(run: Run, net: gluon.HybridBlock) -> None:
-    """Fill in what the conversion made of a network."""
     params = net.collect_params().values()
     run.parameter_bytes = sum(param.data().size * np.dtype(param.dtype).itemsize for param in params)
-    if mxmp.Policy.parse(run.mode).is_mixed:
+    if mxmp.Policy.parse(mode).is_mixed:
         report = mxmp.gluon.report(net)
         run.casts, run.cast_bytes = report.casts, report.cast_bytes
-
-
-def score(net: gluon.HybridBlock, data: Digits) -> float:
-    """Return the accuracy on the test images, 0 to 1."""
     predicted = net(mx.nd.array(data.test_images)).asnumpy().argmax(axis=1)
-    return float((predicted == data.test_labels).mean())
+    run.accuracy = float((predicted == data.test_labels).mean())
+    return run, net
 
 
 def score_exported(net: gluon.HybridBlock, data: Digits, folder: Path) -> float:
@@ -203,9 +177,9 @@ def score_exported(net: gluon.HybridBlock, data: Digits, folder: Path) -> float:
     folder = folder.resolve()
     symbol_file, params_file = mxmp.gluon.export(net, str(folder / "digits"))
     np.savez(folder / "digits-test.npz", images=data.test_images, labels=data.test_labels)
-    run = ["-m", "mxmp", "run"] if compat.needed() else []  # where MXNet does not import by itself
-    command = [sys.executable, *run, str(HERE / "score_exported.py"), symbol_file, params_file]
-    command += [str(folder / "digits-test.npz")]
+    # mxmp run lets MXNet import where it does not by itself; the script checks that it uses nothing else of mxmp.
+    command = [sys.executable, "-m", "mxmp", "run", str(HERE / "score_exported.py")]
+    command += [symbol_file, params_file, str(folder / "digits-test.npz")]
     done = subprocess.run(command, cwd=HERE.parent, stdout=subprocess.PIPE, check=True)
     return float(json.loads(done.stdout)["accuracy"])
 
@@ -214,16 +188,13 @@ def run_modes(args: argparse.Namespace, data: Digits, console: Console) -> list[
     """Train in each mode behind a progress bar."""
     total = args.epochs * (len(data.train_images) // args.batch_size)
     columns = (TextColumn("{task.description:10}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    results = []
     with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[state]}"), console=console) as progress:
         tasks = {mode: progress.add_task(TITLES.get(mode, mode), total=total, state="") for mode in args.modes}
-        for mode in args.modes:
 
-            def show(run: Run, task: int = tasks[mode]) -> None:
-                progress.update(task, advance=1, state=f"loss {run.losses[-1]:.3f} scale {run.scales[-1]:g}")
+        def show(run: Run) -> None:
+            progress.update(tasks[run.mode], advance=1, state=f"loss {run.losses[-1]:.3f} scale {run.scales[-1]:g}")
 
-            results.append(train(mode, data, args.epochs, args.batch_size, args.seed, show))
-    return results
+        return [train(mode, data, args.epochs, args.batch_size, args.seed, show) for mode in args.modes]
 
 
 def table(runs: list[Run]) -> Table:
@@ -233,16 +204,10 @@ def table(runs: list[Run]) -> Table:
     for column in ("accuracy", "s/step", "params B", "casts", "cast B", "skipped", "scale"):
         result.add_column(column, justify="right", no_wrap=True)
     for run in runs:
-        result.add_row(
-            run.title,
-            f"{100 * run.accuracy:.2f} %",
-            f"{median(run.seconds):.4f}",
-            f"{run.parameter_bytes:,}",
-            str(run.casts),
-            "unknown" if run.cast_bytes is None else f"{run.cast_bytes:,}",
-            str(len(run.skipped)),
-            f"{run.final_scale:g}",
-        )
+        cast_bytes = "unknown" if run.cast_bytes is None else f"{run.cast_bytes:,}"
+        cells = [f"{100 * run.accuracy:.2f} %", f"{median(run.seconds):.4f}", f"{run.parameter_bytes:,}"]
+        cells += [str(run.casts), cast_bytes, str(len(run.skipped)), f"{run.final_scale:g}"]
+        result.add_row(run.title, *cells)
     return result
 
 
@@ -251,35 +216,24 @@ def plot(runs: list[Run], path: Path) -> None:
     figure = Figure(figsize=(9, 7), tight_layout=True)
     losses, scales = figure.subplots(2, 1, sharex=True)
     # O1 and O2 can coincide: later lines are dashed, so that those below show through.
-    styles = {run.mode: {"color": f"C{i}", "linestyle": (0, (5, i))} for i, run in enumerate(runs)}
+    styles = {run.mode: {"color": f"C{i}", "linestyle": (0, (5, i)), "label": run.title} for i, run in enumerate(runs)}
     for run in runs:
-        losses.plot(range(1, len(run.losses) + 1), smooth(run.losses), label=run.title, **styles[run.mode])
+        losses.plot(range(1, len(run.losses) + 1), smooth(run.losses), **styles[run.mode])
     for run in [run for run in runs if len(set(run.scales)) > 1] or runs:
-        scales.step(range(1, len(run.scales) + 1), run.scales, label=run.title, where="mid", **styles[run.mode])
-        mark_skipped(scales, run.skipped, run.scales, styles[run.mode]["color"])
+        draw_scales(scales, run.scales, run.skipped, styles[run.mode]["color"], **styles[run.mode])
     losses.set(ylabel=f"training loss, mean of {WINDOW} steps", title="ResNet-20 on handwritten digits")
-    scales.set(xlabel="step", ylabel="loss scale")
-    set_scale(losses, 10)
-    set_scale(scales, 2)
-    for axes in (losses, scales):
-        axes.grid(alpha=0.3)
-        axes.legend()
+    scales.set_xlabel("step")
+    finish(losses, 10)
+    finish(scales, 2)
     save(figure, path)
 
 
 def explain(modes: list[str], console: Console) -> list[str]:
     """Say how float16 and bfloat16 run on this machine; return the modes that run at all."""
     low = {mode: mxmp.Policy.parse(mode).compute_dtype for mode in modes}
-    if "float16" in low.values():
-        console.print(
-            "float16 is emulated on the CPU: float32 arithmetic with every result rounded to float16. "
-            "Its accuracy is real, its time says nothing about a GPU."
-        )
-    if "bfloat16" not in low.values():
-        return modes
-    runs = runs_bfloat16()
-    console.print(describe_bfloat16(read_processor(), runs))
-    return [mode for mode in modes if runs or low[mode] != "bfloat16"]
+    for dtype in sorted({"float16", "bfloat16"} & set(low.values()), reverse=True):
+        console.print(check_devices(dtype)[-1].message)
+    return [mode for mode in modes if low[mode] != "bfloat16" or runs_bfloat16()]
 
 
 def check_export(results: list[tuple[Run, gluon.HybridBlock]], data: Digits, out: Path, console: Console) -> bool:
@@ -304,17 +258,11 @@ def check_export(results: list[tuple[Run, gluon.HybridBlock]], data: Digits, out
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Return the command line's options, checked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=12, help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=64, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="weights, order and shifts; default: %(default)s")
+    for name, default in (("--epochs", 12), ("--batch-size", 64), ("--seed", 0)):
+        parser.add_argument(name, type=int, default=default, help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=HERE / "output", help="folder to write to; default: %(default)s")
-    parser.add_argument(
-        "--modes",
-        nargs="+",
-        default=list(TITLES),
-        metavar="POLICY",
-        help="policies; default: " + " ".join(TITLES),
-    )
+    text = "policies; default: " + " ".join(TITLES)
+    parser.add_argument("--modes", nargs="+", default=list(TITLES), metavar="POLICY", help=text)
     args = parser.parse_args(argv)
     if args.epochs < 1 or not 1 <= args.batch_size <= 1200:
         parser.error("--epochs has to be at least 1, and --batch-size from 1 to 1200")

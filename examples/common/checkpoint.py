@@ -6,14 +6,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any, Dict, Mapping, Tuple
 
 import click
-from mxmp.arrays_file import check_arrays_file
-from mxmp.files import replacing
+import mxnet as mx
 
 from examples.common.history import History
 from examples.common.parts import Part
@@ -31,40 +33,41 @@ def save(folder: Path, parts: Mapping[str, Part], settings: Settings, history: H
         settings: What decides on the run's course, as JSON data.
         history: The run so far.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [path.name for part in parts for path in _files(folder, part)]
-    with replacing(*(str(folder / name) for name in [*names, RECORD])) as files:
-        for number, part in enumerate(parts.values()):
-            symbol, params, states = files[3 * number : 3 * number + 3]
-            Path(symbol).write_text(part.symbol.tojson(), encoding="utf-8")  # Symbol.save is silent on a full disk
-            part.save_params(params)
-            check_arrays_file(params)  # and mx.nd.save on one that the last bytes do not fit on
-            part.save_states(states)
-        sums = {name: _checksum(Path(file)) for name, file in zip(names, files)}
-        record = {"settings": settings, "files": sums, "history": history.to_dict()}
-        Path(files[-1]).write_text(json.dumps(record), encoding="utf-8")
+    new = folder / "unfinished"
+    shutil.rmtree(new, ignore_errors=True)  # of a run that was killed
+    new.mkdir(parents=True)
+    try:
+        for name, part in parts.items():
+            symbol, params, states = _files(new, name)
+            symbol.write_text(part.symbol.tojson(), encoding="utf-8")  # Symbol.save is silent on a full disk
+            part.save_params(str(params))
+            _require_whole(params)  # and so is mx.nd.save
+            part.save_states(str(states))
+        sums = {path.name: _checksum(path) for path in sorted(new.iterdir())}
+        record = {"settings": settings, "files": sums, "history": dataclasses.asdict(history)}
+        (new / RECORD).write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
+        for path in new.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        for name in [*sums, RECORD]:
+            os.replace(new / name, folder / name)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def load(folder: Path, parts: Mapping[str, Part], settings: Settings) -> History:
-    """Bring networks and trainers to the state that a folder holds, and return the run up to there.
+    """Bring networks and trainers to the state that `save` wrote to a folder, and return the run up to there.
 
-    Args:
-        folder: What `save` wrote to.
-        parts: As for `save`.
-        settings: Likewise; the same as then.
-
-    Raises:
-        click.ClickException: If there is no checkpoint, it is of another run, or it is damaged. Then
-            nothing is loaded.
+    Nothing is loaded of a checkpoint that is damaged or of another run.
     """
-    record = _read(folder)
+    record = _read(folder / RECORD)
     _require_same(folder, record["settings"], json.loads(json.dumps(settings)))
     for name, checksum in record["files"].items():
         if not (folder / name).is_file():
             raise click.ClickException(f"{folder / name}: the file is missing, but {RECORD} belongs to it.")
         if _checksum(folder / name) != checksum:
             raise click.ClickException(f"{folder / name}: damaged, or of another run than {RECORD}.")
-    history = History.from_dict(record["history"])
+    history = History(**record["history"])
     for name, part in parts.items():
         _, params, states = _files(folder, name)
         part.load_params(str(params))
@@ -73,11 +76,7 @@ def load(folder: Path, parts: Mapping[str, Part], settings: Settings) -> History
 
 
 def require_free(folder: Path) -> None:
-    """Raise if a new run in a folder would replace the checkpoint of another.
-
-    Raises:
-        click.ClickException: If so; it says what there is.
-    """
+    """Raise a click.ClickException if a new run in a folder would replace the checkpoint of another."""
     if (folder / RECORD).exists():
         raise click.ClickException(
             f"{folder} holds the checkpoint of a run; --resume goes on with it, --force replaces it, --output takes "
@@ -85,14 +84,12 @@ def require_free(folder: Path) -> None:
         )
 
 
-def _read(folder: Path) -> Dict[str, Any]:
-    path = folder / RECORD
+def _read(path: Path) -> Dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise click.ClickException(
-            f"{path}: there is no checkpoint; leave --resume out to start a run there."
-        ) from None
+        text = "there is no checkpoint; leave --resume out to start a run there."
+        raise click.ClickException(f"{path}: {text}") from None
     except (OSError, ValueError) as e:
         raise click.ClickException(f"{path}: it cannot be read: {e}") from e
     if not isinstance(record, dict) or not {"settings", "files", "history"} <= set(record):
@@ -103,15 +100,13 @@ def _read(folder: Path) -> Dict[str, Any]:
 def _require_same(folder: Path, found: Settings, wanted: Settings) -> None:
     """Raise if a run with these settings is not the one that a folder holds; name the first that differs."""
     for name in dict.fromkeys([*found, *wanted]):
-        if found.get(name) != wanted.get(name):
+        values = found.get(name), wanted.get(name)
+        if values[0] != values[1]:
+            one, other = (value if isinstance(value, str) else json.dumps(value) for value in values)
             raise click.ClickException(
-                f"{folder / RECORD}: a checkpoint with {name} {_text(found.get(name))}, not {_text(wanted.get(name))}; "
-                f"resume with the same {name}, or start a run in another --output."
+                f"{folder / RECORD}: a checkpoint with {name} {one}, not {other}; resume with the same {name}, or "
+                "start a run in another --output."
             )
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _files(folder: Path, part: str) -> Tuple[Path, Path, Path]:
@@ -119,10 +114,12 @@ def _files(folder: Path, part: str) -> Tuple[Path, Path, Path]:
     return folder / f"{part}-symbol.json", folder / f"{part}-0000.params", folder / f"{part}.states"
 
 
+def _require_whole(params: Path) -> None:
+    try:
+        mx.nd.load(str(params))
+    except mx.MXNetError as e:
+        raise OSError(f"{params.name} was not written whole; is the disk full?") from e
+
+
 def _checksum(path: Path) -> int:
-    """Return the CRC-32 of a file, read in pieces."""
-    result = 0
-    with path.open("rb") as file:
-        for piece in iter(lambda: file.read(1 << 20), b""):
-            result = zlib.crc32(piece, result)
-    return result
+    return zlib.crc32(path.read_bytes())

@@ -1,4 +1,7 @@
-"""How a script ends: one line for whatever went wrong, and an exit code."""
+"""How a script ends: one line for whatever went wrong, and an exit code.
+
+What a user can mend is raised as a click.ClickException, whose message says what was found and what to do.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,18 @@ import click
 import mxnet as mx
 from mxmp.errors import MxmpError, mxnet_reason
 
-FAILED = 1
 INTERRUPTED = 130
 """What a shell expects of a program that Ctrl-C ended: 128 and the signal's number."""
 
 
-class Interrupted(Exception):
+class Interrupted(click.ClickException):
     """Ctrl-C ended the training; the message says where it can go on."""
+
+    exit_code = INTERRUPTED
+
+    def show(self, file: Any = None) -> None:
+        """Print the message."""
+        click.echo(self.message, err=True)
 
 
 class Command(click.Command):
@@ -31,15 +39,8 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except (MxmpError, OSError) as e:
-            _end(ctx, f"Error: {e}", FAILED)
+            raise click.ClickException(" ".join(str(e).split())) from e
         except mx.MXNetError as e:
-            _end(ctx, f"Error: MXNet: {mxnet_reason(e)}", FAILED)
-        except Interrupted as e:
-            _end(ctx, str(e), INTERRUPTED)
+            raise click.ClickException(f"MXNet: {mxnet_reason(e)}") from e
         except KeyboardInterrupt:
-            _end(ctx, "interrupted; nothing was saved since the last epoch", INTERRUPTED)
-
-
-def _end(ctx: click.Context, text: str, code: int) -> None:
-    click.echo(" ".join(text.split()), err=True)
-    ctx.exit(code)
+            raise Interrupted("interrupted; nothing was saved since the last epoch") from None

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping
+from typing import Dict, List, Mapping, Optional
+
+import numpy as np
+
+Number = Optional[float]
+"""None for what JSON lacks, such as a loss of NaN."""
 
 
 @dataclass
@@ -21,8 +26,8 @@ class History:
         skipped: The numbers of the skipped steps, from 1.
     """
 
-    steps: Dict[str, List[float]] = field(default_factory=dict)
-    epochs: List[Dict[str, float]] = field(default_factory=list)
+    steps: Dict[str, List[Number]] = field(default_factory=dict)
+    epochs: List[Dict[str, Number]] = field(default_factory=list)
     skipped: List[int] = field(default_factory=list)
 
     @property
@@ -33,14 +38,15 @@ class History:
     @property
     def epoch_start(self) -> int:
         """Steps before the first of the present epoch."""
-        return int(self.epochs[-1]["step"]) if self.epochs else 0
+        return self.steps_of(len(self.epochs)).start
+
+    def steps_of(self, epoch: int) -> slice:
+        """Return where the steps of an epoch, counted from 0, are in the series."""
+        ends = [int(each["step"] or 0) for each in self.epochs]
+        return slice(ends[epoch - 1] if epoch else 0, ends[epoch] if epoch < len(ends) else None)
 
     def add_step(self, values: Mapping[str, float], skipped: bool = False) -> None:
-        """Append one step.
-
-        Args:
-            values: A number for each series.
-            skipped: Whether it was skipped.
+        """Append one step: a number for each series.
 
         Raises:
             ValueError: If its series are not those of the steps before.
@@ -48,41 +54,19 @@ class History:
         if self.steps and set(values) != set(self.steps):
             raise ValueError(f"a step has {sorted(values)}; those before have {sorted(self.steps)}.")
         for name, value in values.items():
-            self.steps.setdefault(name, []).append(float(value))
+            self.steps.setdefault(name, []).append(_number(value))
         if skipped:
             self.skipped.append(self.step)
 
     def add_epoch(self, values: Mapping[str, float]) -> None:
         """End the present epoch with what was measured."""
-        self.epochs.append({"step": self.step, **{name: float(value) for name, value in values.items()}})
+        self.epochs.append({"step": self.step, **{name: _number(value) for name, value in values.items()}})
 
-    def means(self, number: int) -> Dict[str, float]:
+    def means(self, epoch: int) -> Dict[str, float]:
         """Return the mean of each series over the steps of a finished epoch, counted from 0."""
-        start = int(self.epochs[number - 1]["step"]) if number else 0
-        stop = int(self.epochs[number]["step"])
-        return {name: sum(values[start:stop]) / max(stop - start, 1) for name, values in self.steps.items()}
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return JSON data; numbers that JSON lacks, such as a loss of NaN, are None."""
-        return {
-            "steps": {name: [_finite(value) for value in values] for name, values in self.steps.items()},
-            "epochs": [{name: _finite(value) for name, value in epoch.items()} for epoch in self.epochs],
-            "skipped": self.skipped,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> History:
-        """Return what `to_dict` described, NaN for None."""
-        return cls(
-            {name: [_number(value) for value in values] for name, values in data["steps"].items()},
-            [{name: _number(value) for name, value in epoch.items()} for epoch in data["epochs"]],
-            list(data.get("skipped", [])),  # records of before lack it
-        )
+        part = self.steps_of(epoch)
+        return {name: float(np.mean(np.array(values[part], float))) for name, values in self.steps.items()}
 
 
-def _finite(value: float) -> Any:
-    return value if math.isfinite(value) else None
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else value
+def _number(value: float) -> Number:
+    return float(value) if math.isfinite(value) else None

@@ -12,12 +12,13 @@ import click
 import mxmp
 import mxnet as mx
 from mxmp import Policy
-from mxmp.diagnose.processor import describe_bfloat16, read_processor, runs_bfloat16
-from mxmp.errors import LossScaleError, PolicyError
+from mxmp.diagnose.processor import runs_bfloat16
 from mxmp.loss_scale import LossScale
 
 OUTPUT = Path(__file__).resolve().parent.parent / "output"
 """Where scripts write unless told otherwise; git ignores it."""
+
+Decorator = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -50,145 +51,113 @@ class Options:
 
     def settings(self) -> Dict[str, Any]:
         """Return, as JSON data, those that decide on a run's course; it resumes with the same alone."""
-        return {
-            "policy": str(self.policy),
-            "loss-scale": self.loss_scale.to_dict(),
-            "epochs": self.epochs,
-            "batches": self.batches,
-            "batch-size": self.batch_size,
-            "seed": self.seed,
-        }
+        kept = {name.replace("_", "-"): getattr(self, name) for name in ("epochs", "batches", "batch_size", "seed")}
+        return {"policy": str(self.policy), "loss-scale": self.loss_scale.to_dict(), **kept}
 
 
-class PolicyType(click.ParamType):
-    """A policy's name or text."""
+def parsed_option(parse: Callable[[str], Any], *names: str, **settings: Any) -> Decorator:
+    """Return an option whose text is parsed; a ValueError of the parser is the user's."""
 
-    name = "policy"
-
-    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Policy:
-        """Return the policy."""
+    def read(ctx: click.Context, param: click.Parameter, text: str) -> Any:
         try:
-            return Policy.parse(value)
-        except PolicyError as e:
-            self.fail(str(e), param, ctx)
+            return parse(text)
+        except ValueError as e:
+            raise click.BadParameter(str(e), ctx, param) from e
+
+    return click.option(*names, callback=read, **{"show_default": True, **settings})
 
 
-class LossScaleType(click.ParamType):
-    """'policy', 'dynamic', 'none' or a number."""
-
-    name = "scale"
-
-    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
-        """Return the loss scale, or 'policy'."""
-        if value == "policy":
-            return value
-        try:
-            return mxmp.loss_scale.parse(None if value == "none" else value)
-        except LossScaleError as e:
-            self.fail(str(e).replace(" a LossScale or None", " 'none' or 'policy'"), param, ctx)
-
-
-class ContextsType(click.ParamType):
-    """One context or several: 'cpu', 'cpu:0,cpu:1', 'gpu:0'."""
-
-    name = "contexts"
-
-    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
-        """Return the contexts, all of which exist here."""
-        if isinstance(value, tuple):
-            return value
-        found = tuple(self._context(text.strip(), param, ctx) for text in value.split(","))
-        if len(set(found)) < len(found) or len({each.device_type for each in found}) > 1:
-            self.fail(f"{value!r}: expected different contexts of one kind.", param, ctx)
-        return found
-
-    def _context(self, text: str, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> mx.Context:
-        kind, _, number = text.partition(":")
+def read_contexts(text: str) -> Tuple[mx.Context, ...]:
+    """Return one context or several: 'cpu', 'cpu:0,cpu:1', 'gpu:0'; all exist here."""
+    found = []
+    for each in map(str.strip, text.split(",")):
+        kind, _, number = each.partition(":")
         if kind not in ("cpu", "gpu") or not (number or "0").isdigit():
-            self.fail(f"{text!r} is no context; expected 'cpu', 'gpu:0', or several: 'cpu:0,cpu:1'.", param, ctx)
-        found = mx.Context(kind, int(number or 0))
-        if kind == "gpu" and found.device_id >= mx.context.num_gpus():
-            self.fail(f"{text!r}: MXNet sees {mx.context.num_gpus()} GPUs on this machine.", param, ctx)
-        return found
+            raise ValueError(f"{each!r} is no context; expected 'cpu', 'gpu:0', or several: 'cpu:0,cpu:1'.")
+        if kind == "gpu" and int(number or 0) >= mx.context.num_gpus():
+            raise ValueError(f"{each!r}: MXNet sees {mx.context.num_gpus()} GPUs on this machine.")
+        found.append(mx.Context(kind, int(number or 0)))
+    if len(set(found)) < len(found) or len({each.device_type for each in found}) > 1:
+        raise ValueError(f"{text!r}: expected different contexts of one kind.")
+    return tuple(found)
 
 
-def training_options(name: str, **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def read_loss_scale(text: str) -> Optional[LossScale]:
+    """Return what 'dynamic', 'none' or a number means; None for 'policy'."""
+    try:
+        return None if text == "policy" else mxmp.loss_scale.parse(None if text == "none" else text)
+    except mxmp.errors.LossScaleError as e:
+        raise ValueError(str(e).replace(" a LossScale or None", " 'none' or 'policy'")) from e
+
+
+def training_options(name: str, policy: str = "O1", epochs: int = 12, batch_size: int = 64) -> Decorator:
     """Return a decorator that adds the options and calls the function with an `Options` first.
 
-    Args:
-        name: Folder of the script's output within ``examples/output``.
-        **defaults: Defaults by option that are not those below: ``epochs``, ``batch_size``, ...
+    The name is that of the folder within `OUTPUT`.
     """
+    at_least_1 = click.IntRange(min=1)
+    add = functools.partial(click.option, show_default=True)
+    scale = {"default": "policy", "metavar": "SCALE", "help": "dynamic, a number, none, or the policy's."}
+    options = (
+        policy_option(policy),
+        parsed_option(read_loss_scale, "--loss-scale", **scale),
+        ctx_option,
+        add("--epochs", type=at_least_1, default=epochs),
+        add("--batches", type=at_least_1, help="At most so many per epoch, and to score.  [default: all]"),
+        add("--batch-size", type=at_least_1, default=batch_size, help="Of all contexts together."),
+        add("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Of weights, order and noise."),
+        add("--resume", is_flag=True, help="Go on from the checkpoint in --output, to the bit."),
+        add("--force", is_flag=True, help="Replace the checkpoint in --output."),
+        output_option(name, "Folder to write to."),
+    )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(**values: Any) -> Any:
             own = {field.name: values.pop(field.name) for field in fields(Options)}
-            if own["loss_scale"] == "policy":
-                own["loss_scale"] = mxmp.loss_scale.parse(own["policy"].loss_scale)
+            own["loss_scale"] = own["loss_scale"] or mxmp.loss_scale.parse(own["policy"].loss_scale)
             require_batch(own["batch_size"], own["ctx"])
-            _require_bfloat16(own["policy"], own["ctx"])
+            if own["policy"].compute_dtype == "bfloat16" and own["ctx"][0].device_type == "cpu" and not runs_bfloat16():
+                raise click.BadParameter(
+                    "bfloat16 does not run on this processor: MXNet needs AVX-512 for it.", param_hint="--policy"
+                )
             return function(Options(**own), **values)
 
-        for add in reversed(_options(name, defaults)):
-            add(call)
-        return call
+        return add_options(call, options)
 
     return decorate
 
 
-def require_batch(batch_size: int, ctx: Tuple[mx.Context, ...]) -> None:
-    """Raise if there is not an example for each context.
+def add_options(function: Callable[..., Any], options: Tuple[Decorator, ...]) -> Callable[..., Any]:
+    """Return a function with options, which help lists in this order."""
+    return functools.reduce(lambda each, add: add(each), reversed(options), function)
 
-    Raises:
-        click.BadParameter: If so.
-    """
+
+def require_batch(batch_size: int, ctx: Tuple[mx.Context, ...]) -> None:
+    """Raise a click.BadParameter if there is not an example for each context."""
     if batch_size < len(ctx):
         raise click.BadParameter(f"{batch_size} for {len(ctx)} contexts.", param_hint="--batch-size")
 
 
-def _require_bfloat16(policy: Policy, ctx: Tuple[mx.Context, ...]) -> None:
-    if policy.compute_dtype == "bfloat16" and ctx[0].device_type == "cpu" and not runs_bfloat16():
-        raise click.BadParameter(describe_bfloat16(read_processor(), runs=False), param_hint="--policy")
-
-
-ctx_option = click.option(
-    "--ctx",
-    type=ContextsType(),
-    default="cpu",
-    show_default=True,
-    help="Where to run: cpu, gpu:0, or several: gpu:0,gpu:1.",
+ctx_option = parsed_option(
+    read_contexts, "--ctx", default="cpu", metavar="CONTEXTS", help="Where to run: cpu, gpu:0, or several: gpu:0,gpu:1."
 )
 
 
-def policy_option(default: str) -> Callable[[Any], Any]:
+def policy_option(default: str) -> Decorator:
     """Return the option ``--policy`` with a default."""
-    return click.option(
-        "--policy",
-        type=PolicyType(),
-        default=default,
-        show_default=True,
-        help="Precision: O0 (float32), O1, O2, mixed_bfloat16, or a policy's fields.",
-    )
+    text = "Precision: O0 (float32), O1, O2, mixed_bfloat16, or a policy's fields."
+    return parsed_option(Policy.parse, "--policy", default=default, metavar="POLICY", help=text)
 
 
-def _options(name: str, defaults: Dict[str, Any]) -> Tuple[Callable[[Any], Any], ...]:
-    at_least_1 = click.IntRange(min=1)
-    add = functools.partial(click.option, show_default=True)
-    return (
-        policy_option(defaults.get("policy", "O1")),
-        add("--loss-scale", type=LossScaleType(), default="policy", help="dynamic, a number, none, or the policy's."),
-        ctx_option,
-        add("--epochs", type=at_least_1, default=defaults.get("epochs", 12)),
-        add("--batches", type=at_least_1, help="At most so many per epoch, and to score.  [default: all]"),
-        add("--batch-size", type=at_least_1, default=defaults.get("batch_size", 64), help="Of all contexts together."),
-        add("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Of weights, order and noise."),
-        add("--resume", is_flag=True, help="Go on from the checkpoint in --output, to the bit."),
-        add("--force", is_flag=True, help="Replace the checkpoint in --output."),
-        click.option(
-            "--output",
-            type=click.Path(file_okay=False, path_type=Path),
-            default=OUTPUT / name,
-            help=f"Folder to write to.  [default: {os.path.relpath(OUTPUT / name)}]",
-        ),
-    )
+def learning_rate_option(default: float) -> Decorator:
+    """Return the option ``--learning-rate`` with a default."""
+    positive = click.FloatRange(min=0, min_open=True)
+    return click.option("--learning-rate", type=positive, default=default, show_default=True, help="The largest.")
+
+
+def output_option(name: str, text: str) -> Decorator:
+    """Return the option ``--output``, by default a folder within `OUTPUT`."""
+    kind: Any = click.Path(file_okay=False, path_type=Path)
+    text = f"{text}  [default: {os.path.relpath(OUTPUT / name)}]"
+    return click.option("--output", type=kind, default=OUTPUT / name, help=text)

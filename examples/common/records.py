@@ -20,9 +20,6 @@ def read_labels(path: Path) -> Iterator[np.ndarray]:
 
     Args:
         path: The file, as MXNet's ``im2rec`` writes it.
-
-    Raises:
-        click.ClickException: If it is no record file, is empty, or truncated.
     """
     count, position, size = 0, 0, path.stat().st_size
     with path.open("rb") as file:
@@ -41,11 +38,7 @@ def read_labels(path: Path) -> Iterator[np.ndarray]:
 
 
 def find_record_file(folder: Path, names: Sequence[str]) -> Path:
-    """Return the first of some files that there is: ``NAME.rec``.
-
-    Raises:
-        click.ClickException: If there is none; it says what was looked for and how to get it.
-    """
+    """Return the first of some files that there is: ``NAME.rec``."""
     for name in names:
         path = folder / f"{name}.rec"
         if path.is_file():

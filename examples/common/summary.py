@@ -1,39 +1,32 @@
-"""The table at the end of a run."""
+"""The tables at the end of a run."""
 
 from __future__ import annotations
 
 from statistics import median
-from typing import Iterable, List, Sequence, Tuple
+from typing import Sequence, Tuple
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from examples.common.history import History
+from examples.common.history import History, Number
 
 LAST = 12  # epochs shown; the history file has all of them
 
 
 def epochs_table(history: History, title: str) -> Table:
-    """Return a row for each of the last epochs: means over its steps, and what was measured at its end.
-
-    Args:
-        history: The run.
-        title: Stands above.
-    """
-    measured = _in_order(history.epochs, without=("step",))
-    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    """Return a row for each of the last epochs: means over its steps, and what was measured at its end."""
+    measured = list(dict.fromkeys(name for epoch in history.epochs for name in epoch if name != "step"))
     trained = [name for name in history.steps if name not in ("seconds", "loss scale")]
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for column in ("epoch", *trained, *(f"test {name}" for name in measured), "loss scale", "ms/step"):
         table.add_column(column, justify="right")
-    for number in range(max(0, len(history.epochs) - LAST), len(history.epochs)):
-        means, epoch = history.means(number), history.epochs[number]
-        stop = int(epoch["step"])
-        seconds = history.steps["seconds"][int(history.epochs[number - 1]["step"]) if number else 0 : stop]
+    for number, epoch in list(enumerate(history.epochs))[-LAST:]:
+        means, part = history.means(number), history.steps_of(number)
         cells = [f"{means[name]:.4f}" for name in trained]
-        cells += [f"{epoch[name]:.4f}" if name in epoch else "" for name in measured]
-        scale = history.steps["loss scale"][stop - 1]
-        table.add_row(str(number + 1), *cells, f"{scale:g}", f"{1000 * median(seconds):.1f}")
+        cells += [_figure(epoch[name]) if name in epoch else "" for name in measured]
+        seconds = median(history.steps["seconds"][part])
+        table.add_row(str(number + 1), *cells, f"{history.steps['loss scale'][part][-1]:g}", f"{1000 * seconds:.1f}")
     return table
 
 
@@ -47,6 +40,5 @@ def pairs_table(pairs: Sequence[Tuple[str, object]]) -> Table:
     return table
 
 
-def _in_order(dicts: Iterable[dict], without: Sequence[str]) -> List[str]:
-    """Return the keys of all dicts, each once, as they first appear."""
-    return list(dict.fromkeys(key for each in dicts for key in each if key not in without))
+def _figure(value: Number) -> str:
+    return "nan" if value is None else f"{value:.4f}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence
 
-import click
 import mxmp
 import mxnet as mx
 
@@ -21,14 +20,10 @@ class Workers:
         kvstore: What trainers and modules take for ``kvstore``.
         rank: The number of this worker, from 0.
         size: How many there are.
-
-    Args:
-        kvstore: Joins them.
     """
 
     def __init__(self, kvstore: Optional[mxmp.distributed.KVStore] = None) -> None:
-        self._joint = kvstore
-        self._known: List[int] = []
+        self._joint, self._known = kvstore, set()
         self.kvstore: Any = LOCAL if kvstore is None else kvstore
         self.rank, self.size = (0, 1) if kvstore is None else (kvstore.rank, kvstore.num_workers)
 
@@ -38,39 +33,8 @@ class Workers:
             return list(values)
         array = mx.nd.array(values, dtype="float64")
         key = f"figures {len(values)}"
-        if len(values) not in self._known:
+        if key not in self._known:
             self._joint.init(key, mx.nd.zeros_like(array))
-            self._known.append(len(values))
+            self._known.add(key)
         self._joint.pushpull(key, array)
         return array.asnumpy().tolist()
-
-
-def join(kvstore: str, batch_size: int, contexts: int) -> Workers:
-    """Return the workers of a kvstore, once all are there.
-
-    Args:
-        kvstore: `LOCAL`, 'dist_sync' or 'horovod'.
-        batch_size: Examples per step, of all workers together.
-        contexts: Of each worker.
-
-    Raises:
-        MxmpError: If this process was started alone, or Horovod is not installed.
-        click.BadParameter: If the batch cannot be shared.
-    """
-    workers = Workers() if kvstore == LOCAL else Workers(mxmp.distributed.KVStore(kvstore))
-    require_share(batch_size, workers.size, contexts)
-    return workers
-
-
-def require_share(batch_size: int, workers: int, contexts: int) -> None:
-    """Raise if a batch cannot be split evenly over workers, with an example for each context of each.
-
-    Raises:
-        click.BadParameter: If so.
-    """
-    if batch_size % workers or batch_size // workers < contexts:
-        several = f" of {contexts} contexts each" if contexts > 1 else ""
-        raise click.BadParameter(
-            f"{batch_size} for {workers} workers{several}; give a multiple of {workers}, {workers * contexts} or more.",
-            param_hint="--batch-size",
-        )

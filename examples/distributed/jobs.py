@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence
+from typing import Iterator, List, Mapping, Sequence
 
 import click
 from mxmp.launch import LOOPBACK, End, Process, plan, run
-
-
-class Engine(NamedTuple):
-    """What sums gradients.
-
-    Attributes:
-        kvstore: What the workers have to ask for.
-        processes: Gives the processes of a job, from the command and the number of workers, to be
-            run while it is a context manager.
-    """
-
-    kvstore: str
-    processes: Any
 
 
 def run_job(engine: str, workers: int, command: Sequence[str], environment: Mapping[str, str]) -> End:
@@ -30,9 +17,6 @@ def run_job(engine: str, workers: int, command: Sequence[str], environment: Mapp
         workers: How many.
         command: What each runs, but for ``--kvstore``.
         environment: Variables for all.
-
-    Raises:
-        click.ClickException: If the engine is not installed.
     """
     kvstore, make = ENGINES[engine]
     with make([*command, "--kvstore", kvstore], workers) as processes:
@@ -61,16 +45,12 @@ def _horovod(command: Sequence[str], workers: int) -> Iterator[List[Process]]:
     shared = create_run_env_vars(LOOPBACK, ["lo"], server.start())
     try:
         server.init(slots)
-        yield [
-            Process(f"worker {slot.rank}", LOOPBACK, command, _texts({**shared, **create_slot_env_vars(slot)}))
-            for slot in slots
-        ]
+        variables = [{**shared, **create_slot_env_vars(slot)} for slot in slots]
+        texts = [{name: str(value) for name, value in each.items()} for each in variables]
+        yield [Process(f"worker {slot.rank}", LOOPBACK, command, each) for slot, each in zip(slots, texts)]
     finally:
         server.stop()
 
 
-def _texts(values: Mapping[str, Any]) -> Dict[str, str]:
-    return {name: str(value) for name, value in values.items()}
-
-
-ENGINES: Dict[str, Engine] = {"mxnet": Engine("dist_sync", _mxnet), "horovod": Engine("horovod", _horovod)}
+ENGINES = {"mxnet": ("dist_sync", _mxnet), "horovod": ("horovod", _horovod)}
+"""What sums gradients: by name the kvstore that workers ask for, and what gives their processes while it is entered."""

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Dict, NamedTuple, Sequence
+from typing import Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -19,28 +19,12 @@ from click.core import ParameterSource
 
 from examples.common import checkpoint
 from examples.common.command import INTERRUPTED, Command
-from examples.common.options import OUTPUT
-from examples.common.workers import require_share
+from examples.common.options import output_option
 from examples.distributed.jobs import ENGINES, run_job
 from examples.image_classification import train_gluon, train_module
+from examples.image_classification.settings import require_share
 
-
-class Script(NamedTuple):
-    """A script that workers run.
-
-    Attributes:
-        file: Where it is.
-        command: Its command.
-    """
-
-    file: str
-    command: click.Command
-
-
-SCRIPTS: Dict[str, Script] = {
-    "gluon": Script(train_gluon.__file__, train_gluon.main),
-    "module": Script(train_module.__file__, train_module.main),
-}
+SCRIPTS = {"gluon": train_gluon, "module": train_module}
 
 
 class LaunchCommand(Command):
@@ -49,26 +33,18 @@ class LaunchCommand(Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write both lists."""
         super().format_options(ctx, formatter)
-        command = SCRIPTS["gluon"].command
-        records = [param.get_help_record(click.Context(command)) for param in command.params if _is_for_user(param)]
+        command = SCRIPTS["gluon"].main
+        params = [param for param in command.params if param.name not in ("kvstore", "output")]
+        records = [param.get_help_record(click.Context(command)) for param in params]
         with formatter.section("Options of the training"):
             formatter.write_dl([record for record in records if record is not None])
-
-
-def _is_for_user(param: click.Parameter) -> bool:
-    return param.name not in ("kvstore", "output")
 
 
 @click.command(cls=LaunchCommand, context_settings={"ignore_unknown_options": True}, options_metavar="[OPTIONS]")
 @click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Processes that train.")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="mxnet", show_default=True, help="Sums gradients.")
 @click.option("--api", type=click.Choice(list(SCRIPTS)), default="gluon", show_default=True, help="Of MXNet.")
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=OUTPUT / "distributed",
-    help=f"Folder that worker 0 writes to.  [default: {os.path.relpath(OUTPUT / 'distributed')}]",
-)
+@output_option("distributed", "Folder that worker 0 writes to.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="")
 @click.pass_context
 def main(ctx: click.Context, workers: int, engine: str, api: str, output: Path, arguments: Sequence[str]) -> None:
@@ -78,11 +54,11 @@ def main(ctx: click.Context, workers: int, engine: str, api: str, output: Path, 
     """
     script = SCRIPTS[api]
     arguments = [*arguments, "--output", str(output)]
-    _check(script.command, ctx, workers, arguments)
+    _check(script.main, ctx, workers, arguments)
     width = shutil.get_terminal_size().columns - len(f"[worker {workers}] ")
     folders = os.pathsep.join([sys.path[0], *filter(None, [os.environ.get("PYTHONPATH")])])  # servers import mxmp too
     environment = {"COLUMNS": str(max(width, 1)), "PYTHONPATH": folders}
-    end = run_job(engine, workers, [sys.executable, script.file, *arguments], environment)
+    end = run_job(engine, workers, [sys.executable, script.__file__, *arguments], environment)
     if end.code not in (0, INTERRUPTED):  # worker 0 has told of Ctrl-C
         click.echo(f"Error: {end.reason}.", err=True)
     ctx.exit(end.code)

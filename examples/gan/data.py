@@ -7,6 +7,7 @@ from typing import Iterator
 import mxnet as mx
 import numpy as np
 
+from examples.common.batches import in_order, shuffled
 from examples.common.loop import Data
 
 HELD_OUT = 597
@@ -28,17 +29,13 @@ class Digits(Data):
         images = mx.nd.contrib.BilinearResize2D(images, height=size, width=size).asnumpy()
         order = np.random.RandomState(0).permutation(len(images))
         self._held_out, self._training = images[order[:HELD_OUT]], images[order[HELD_OUT:]]
-
-    def steps(self, batch_size: int) -> int:
-        """Return the number of batches in an epoch."""
-        return len(self._training) // batch_size
+        self.count = len(self._training)
 
     def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[mx.nd.NDArray]:
         """Yield the whole batches of an epoch, shuffled as epoch and seed decide."""
-        order = np.random.RandomState([seed, epoch]).permutation(len(self._training))
-        for number in range(self.steps(batch_size)):
-            yield mx.nd.array(self._training[order[number * batch_size : (number + 1) * batch_size]])
+        rng = np.random.RandomState([seed, epoch])
+        return (mx.nd.array(self._training[chosen]) for chosen in shuffled(self.count, batch_size, rng))
 
     def test(self, batch_size: int) -> Iterator[mx.nd.NDArray]:
         """Yield the batches held out, in order; the last one may be smaller."""
-        return (mx.nd.array(self._held_out[i : i + batch_size]) for i in range(0, HELD_OUT, batch_size))
+        return (mx.nd.array(self._held_out[part]) for part in in_order(HELD_OUT, batch_size))

@@ -48,12 +48,7 @@ def make_generator(size: int, channels: int) -> nn.HybridSequential:
 
 
 def make_discriminator(size: int, channels: int) -> nn.HybridSequential:
-    """Return a network from images (N, 1, size, size) to logits (N, 1), large for real ones.
-
-    Args:
-        size: As for `make_generator`.
-        channels: Likewise.
-    """
+    """Return a network from images (N, 1, size, size) to logits (N, 1), large for real ones; as `make_generator`."""
     net = nn.HybridSequential(prefix="discriminator_")
     with net.name_scope():
         net.add(nn.Conv2D(channels, 4, 2, 1, in_channels=1), nn.LeakyReLU(0.2))

@@ -20,9 +20,9 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from examples.common.command import Command
-from examples.common.loop import Data, Learner, run, total_steps
-from examples.common.options import Options, training_options
-from examples.common.parts import GluonPart
+from examples.common.loop import Learner, run, total_steps
+from examples.common.options import Options, learning_rate_option, training_options
+from examples.common.parts import gluon_part
 from examples.gan.data import Digits
 from examples.gan.figures import frechet_distance, save_grid
 from examples.gan.networks import NOISE, initializer, make_discriminator, make_generator
@@ -57,7 +57,7 @@ class GanLearner(Learner):
             mxmp.gluon.convert(net, options.policy)
             params = {"learning_rate": learning_rate, "beta1": 0.5}  # the paper's beta1
             self._trainers[name] = mxmp.gluon.Trainer(net.collect_params(), "adam", params, loss_scale=self._shared)
-            self.parts[name] = GluonPart(net, self._trainers[name], symbol)
+            self.parts[name] = gluon_part(net, self._trainers[name], symbol)
 
     @property
     def loss_scale(self) -> float:
@@ -104,7 +104,7 @@ class GanLearner(Learner):
         images = np.concatenate([batch.asnumpy() for batch in batches])
         return {"distance": frechet_distance(self.draw(len(images)), images)}
 
-    def finish(self, folder: Path, data: Data) -> Sequence[Tuple[str, Path]]:
+    def finish(self, folder: Path) -> Sequence[Tuple[str, Path]]:
         """Write a picture of what the generator draws now."""
         save_grid(self.draw(64), folder / PICTURE)
         return [("drawn images", folder / PICTURE)]
@@ -134,7 +134,7 @@ def _mean(arrays: List[mx.nd.NDArray]) -> float:
 @click.command(cls=Command)
 @click.option("--image-size", type=click.Choice(list(SIZES)), default="16", show_default=True, help="Pixels each way.")
 @click.option("--channels", type=click.IntRange(min=4), default=32, show_default=True, help="Width of the networks.")
-@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=0.0005, show_default=True)
+@learning_rate_option(0.0005)
 @training_options("gan", epochs=30)
 def main(options: Options, image_size: str, channels: int, learning_rate: float) -> None:
     """Train a DCGAN with Gluon, in float32 or in mixed precision."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import abc
 from typing import Iterator, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
 
+from examples.common.batches import in_order, shuffled
 from examples.common.loop import Data
 
 
@@ -18,8 +18,8 @@ class Batch(NamedTuple):
     labels: mx.nd.NDArray
 
 
-class Images(Data, abc.ABC):
-    """Labelled images.
+class Images(Data):
+    """Labelled images, in batches of them.
 
     Attributes:
         shape: Of each, (C, H, W).
@@ -28,14 +28,6 @@ class Images(Data, abc.ABC):
 
     shape: Tuple[int, int, int]
     classes: int
-
-    @abc.abstractmethod
-    def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
-        """Yield the whole batches of an epoch, shuffled and varied as epoch and seed decide."""
-
-    @abc.abstractmethod
-    def test(self, batch_size: int) -> Iterator[Batch]:
-        """Yield the batches held out, in order; the last one may be smaller."""
 
 
 class Share(Images):
@@ -51,20 +43,10 @@ class Share(Images):
 
     def __init__(self, images: Images, rank: int, size: int) -> None:
         self._images, self._rank, self._size = images, rank, size
-        self.shape, self.classes = images.shape, images.classes
-
-    def steps(self, batch_size: int) -> int:
-        """Return the number of batches in an epoch."""
-        return self._images.steps(batch_size)
+        self.shape, self.classes, self.count = images.shape, images.classes, images.count
 
     def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
-        """Yield this worker's examples of each batch of an epoch.
-
-        Args:
-            batch_size: Of all workers together, a multiple of their number.
-            epoch: From 0.
-            seed: As for all images.
-        """
+        """Yield this worker's examples of each batch of an epoch; the batch size is that of all workers."""
         count = batch_size // self._size
         part = slice(self._rank * count, (self._rank + 1) * count)
         batches = self._images.train(batch_size, epoch, seed)
@@ -102,25 +84,18 @@ class ArrayImages(Images):
         self._shift, self._flip, self._size = shift, flip, size
         channels, height, width = training.images.shape[1:]
         self.shape = (channels, size or height, size or width)
-        self.classes = classes
-
-    def steps(self, batch_size: int) -> int:
-        """Return the number of batches in an epoch."""
-        return len(self._training.images) // batch_size
+        self.classes, self.count = classes, len(training.images)
 
     def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
         """Yield the whole batches of an epoch, shuffled and varied as epoch and seed decide."""
         rng = np.random.RandomState([seed, epoch])
-        order = rng.permutation(len(self._training.images))
-        for number in range(self.steps(batch_size)):
-            chosen = order[number * batch_size : (number + 1) * batch_size]
+        for chosen in shuffled(self.count, batch_size, rng):
             images = vary(self._training.images[chosen], self._shift, self._flip, rng)
             yield self._batch(images, self._training.labels[chosen])
 
     def test(self, batch_size: int) -> Iterator[Batch]:
         """Yield the batches held out, in order; the last one may be smaller."""
-        for start in range(0, len(self._held_out.images), batch_size):
-            part = slice(start, start + batch_size)
+        for part in in_order(len(self._held_out.images), batch_size):
             yield self._batch(self._held_out.images[part], self._held_out.labels[part])
 
     def _batch(self, images: np.ndarray, labels: np.ndarray) -> Batch:
@@ -136,14 +111,7 @@ def to_pixels(images: np.ndarray) -> mx.nd.NDArray:
 
 
 def vary(images: np.ndarray, shift: int, flip: bool, rng: np.random.RandomState) -> np.ndarray:
-    """Return images (N, C, H, W), each shifted by up to ``shift`` pixels each way, half of them mirrored.
-
-    Args:
-        images: The images; they are not changed.
-        shift: Pixels; zeros come in.
-        flip: Whether to mirror.
-        rng: Decides.
-    """
+    """Return images (N, C, H, W), each shifted by up to ``shift`` pixels each way, half of them mirrored."""
     count, _, height, width = images.shape
     padded = np.pad(images, ((0, 0), (0, 0), (shift, shift), (shift, shift)))
     corners = rng.randint(0, 2 * shift + 1, size=(count, 2))

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from examples.common.command import Command
 from examples.common.options import policy_option
-from examples.image_classification.scoring import Score, Scored, score, scoring_options
+from examples.image_classification.scoring import Scored, score, scoring_options
 
 
 @click.command(cls=Command)
@@ -47,14 +47,10 @@ def main(prefix: str, out: str, epoch: int, policy: Policy, force: bool, scored:
         (prefix, source, model.param_bytes[0], 0),
         (out, written, model.param_bytes[1], model.report.casts),
     ):
-        batches = track(scored.batches(), description=f"scoring {name}", total=scored.total, console=console)
+        batches = track(scored.batches(), description=f"scoring {name}", total=scored.limit, console=console)
         result = score(each, batches, scored.ctx)
-        table.add_row(name, _accuracy(result), f"{size:,}", str(casts))
+        table.add_row(name, f"{100 * result.accuracy:.2f} % of {result.count}", f"{size:,}", str(casts))
     console.print(table)
-
-
-def _accuracy(result: Score) -> str:
-    return f"{100 * result.accuracy:.2f} % of {result.count}"
 
 
 if __name__ == "__main__":

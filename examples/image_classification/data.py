@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import click
 import numpy as np
 
+from examples.common.options import add_options
 from examples.image_classification.arrays import ArrayImages, Images, Split
 from examples.image_classification.folders import FolderImages
 from examples.image_classification.readers import read_cifar10_split, read_idx_split
@@ -19,13 +20,12 @@ FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 def data_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what to read: ``data``, ``data_dir`` and ``image_size``."""
-    for add in (
-        click.option("--image-size", type=click.IntRange(min=4), help="Scale images to so many pixels each way."),
-        click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data is, for all but digits."),
+    options = (
         click.option("--data", type=click.Choice(list(_READERS)), default="digits", show_default=True),
-    ):
-        function = add(function)
-    return function
+        click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data is, for all but digits."),
+        click.option("--image-size", type=click.IntRange(min=4), help="Scale images to so many pixels each way."),
+    )
+    return add_options(function, options)
 
 
 def load(data: str, data_dir: Optional[Path] = None, image_size: Optional[int] = None) -> Images:
@@ -36,9 +36,6 @@ def load(data: str, data_dir: Optional[Path] = None, image_size: Optional[int] =
             (ImageRecord files) or ``folder`` (of images).
         data_dir: Where they are; digits need none, and Fashion-MNIST has a usual place.
         image_size: Pixels that images are scaled to; as they are unless given, or 224.
-
-    Raises:
-        click.ClickException: If files are missing or damaged; it says how to get them.
     """
     if data == "digits" and data_dir is not None:
         raise click.UsageError("--data-dir: the digits come with scikit-learn; name other data with --data.")

@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 from PIL import Image
 
+from examples.common.batches import in_order, shuffled
 from examples.image_classification.arrays import Batch, Images, to_pixels
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -31,37 +32,24 @@ class FolderImages(Images):
     """Images in ``train/CLASS`` and ``test/CLASS``, or in ``CLASS`` alone; then every fifth is held out.
 
     For training a random square is cut out and mirrored half of the time, else the middle one.
-
-    Args:
-        folder: The folder.
-        size: Height and width of what the network gets.
-
-    Raises:
-        click.ClickException: If there are no such folders, or the classes of the two parts differ.
     """
 
     def __init__(self, folder: Path, size: Optional[int] = None) -> None:
         size = size or SIZE
         self.shape = (3, size, size)
         self._training, self._held_out, self.classes = _list_files(folder)
-
-    def steps(self, batch_size: int) -> int:
-        """Return the number of batches in an epoch."""
-        return len(self._training) // batch_size
+        self.count = len(self._training)
 
     def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
         """Yield the whole batches of an epoch, shuffled and varied as epoch and seed decide."""
         rng = np.random.RandomState([seed, epoch])
-        order = rng.permutation(len(self._training))
-        for number in range(self.steps(batch_size)):
-            chosen = [self._training[i] for i in order[number * batch_size : (number + 1) * batch_size]]
-            yield self._batch(chosen, rng.rand(batch_size, 3))
+        for chosen in shuffled(self.count, batch_size, rng):
+            yield self._batch([self._training[i] for i in chosen], rng.rand(batch_size, 3))
 
     def test(self, batch_size: int) -> Iterator[Batch]:
         """Yield the batches held out, in order; the last one may be smaller."""
-        for start in range(0, len(self._held_out), batch_size):
-            chosen = self._held_out[start : start + batch_size]
-            yield self._batch(chosen, np.full((len(chosen), 3), 0.5))
+        for chosen in in_order(len(self._held_out), batch_size):
+            yield self._batch([self._held_out[i] for i in chosen], np.full((len(chosen), 3), 0.5))
 
     def _batch(self, files: List[File], choices: np.ndarray) -> Batch:
         with ThreadPoolExecutor(THREADS) as pool:
@@ -78,9 +66,6 @@ def read(path: Path, size: int, choice: np.ndarray) -> np.ndarray:
         size: Pixels.
         choice: Three numbers from 0 to 1: how far down and how far right the square is, and whether it is
             mirrored: below 0.5.
-
-    Raises:
-        click.ClickException: If the file is no image.
     """
     try:
         with Image.open(path) as image:
@@ -119,11 +104,7 @@ def _classes(folder: Path, hint: str) -> List[str]:
 
 
 def _files(folder: Path, classes: List[str]) -> List[File]:
-    """Return the image files of all classes.
-
-    Raises:
-        click.ClickException: If a class has none.
-    """
+    """Return the image files of all classes."""
     result: List[File] = []
     for label, name in enumerate(classes):
         found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in ENDINGS)

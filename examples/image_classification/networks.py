@@ -38,10 +38,6 @@ def get_net(name: str, classes: int, shape: Tuple[int, ...]) -> gluon.HybridBloc
         name: Its name, see above.
         classes: Number of classes.
         shape: Of an image, (C, H, W).
-
-    Raises:
-        click.ClickException: If the name is unknown, the network is no image classifier, or such
-            images do not fit it.
     """
     with mx.name.NameManager():  # parameters are called the same in every process
         network = _find(name, ROOMS, classes)
@@ -53,16 +49,7 @@ def get_net(name: str, classes: int, shape: Tuple[int, ...]) -> gluon.HybridBloc
 
 
 def get_symbol(name: str, classes: int, shape: Tuple[int, ...]) -> Any:
-    """Return a symbol whose output is ``softmax``, with inputs ``data`` and ``softmax_label``.
-
-    Args:
-        name: As for `get_net`.
-        classes: Likewise.
-        shape: Likewise.
-
-    Raises:
-        click.ClickException: As `get_net`.
-    """
+    """Return a symbol whose output is ``softmax``, with inputs ``data`` and ``softmax_label``."""
     with mx.name.NameManager():
         network = _find(name, ROOMS[::-1], classes)
         if not isinstance(network, mx.sym.Symbol):

@@ -27,9 +27,6 @@ def read_idx_split(folder: Path, kind: str, hint: str) -> Split:
         folder: Where they are.
         kind: What their names begin with: 'train' or 't10k'.
         hint: How to get them.
-
-    Raises:
-        click.ClickException: If one is missing, damaged, or does not fit the other.
     """
     images_file = _find(folder, f"{kind}-images-idx3-ubyte", hint)
     labels_file = _find(folder, f"{kind}-labels-idx1-ubyte", hint)
@@ -45,9 +42,6 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     Args:
         path: The file; its name ends in '.gz' if it is packed.
         dimensions: How many it is to have.
-
-    Raises:
-        click.ClickException: If it is damaged, or something else.
     """
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -69,9 +63,6 @@ def read_cifar10_split(folder: Path, names: tuple, hint: str) -> Split:
         folder: Where they are, or what holds their folder ``cifar-10-batches-bin``.
         names: Of the files.
         hint: How to get them.
-
-    Raises:
-        click.ClickException: If one is missing or damaged.
     """
     inner = folder / "cifar-10-batches-bin"
     records = [_read_cifar_batch(_find(inner if inner.is_dir() else folder, name, hint)) for name in names]

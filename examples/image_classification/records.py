@@ -22,9 +22,6 @@ class RecordImages(Images):
     Args:
         folder: Where the files are.
         size: Height and width of what the network gets.
-
-    Raises:
-        click.ClickException: If a file is missing or damaged.
     """
 
     def __init__(self, folder: Path, size: Optional[int] = None) -> None:
@@ -34,11 +31,8 @@ class RecordImages(Images):
         self.shape = (3, size, size)
         found = {path: scan(path) for path in (self._training, self._held_out)}
         self._counts = {path: each.count for path, each in found.items()}
+        self.count = self._counts[self._training]
         self.classes = max(each.classes for each in found.values())
-
-    def steps(self, batch_size: int) -> int:
-        """Return the number of batches in an epoch."""
-        return self._counts[self._training] // batch_size
 
     def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
         """Yield the whole batches of an epoch, shuffled and varied as epoch and seed decide.
@@ -81,11 +75,7 @@ class Scanned(NamedTuple):
 
 
 def scan(path: Path) -> Scanned:
-    """Return what a record file holds, from the heads of its records.
-
-    Raises:
-        click.ClickException: If it is no record file, is truncated, or has labels that are no classes.
-    """
+    """Return what a record file holds, from the heads of its records."""
     count, largest = 0, -1.0
     for label in read_labels(path):
         if len(label) != 1:

@@ -29,7 +29,7 @@ def main(prefix: str, epoch: int, scored: Scored) -> None:
     """
     checkpoint = load_checkpoint(prefix, epoch)
     console = Console()
-    batches = track(scored.batches(), description="scoring", total=scored.total, console=console)
+    batches = track(scored.batches(), description="scoring", total=scored.limit, console=console)
     result = score(checkpoint, batches, scored.ctx)
     rows = [
         ("network", f"{prefix}-symbol.json"),

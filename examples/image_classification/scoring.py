@@ -13,7 +13,7 @@ import mxnet as mx
 from mxmp.symbol import on_cpu
 from mxnet import gluon
 
-from examples.common.options import ctx_option
+from examples.common.options import add_options, ctx_option
 from examples.image_classification.arrays import Batch, Images
 from examples.image_classification.data import data_options, load
 
@@ -40,11 +40,6 @@ class Scored:
         """Return the batches held out, as far as they are wanted."""
         return itertools.islice(self.images.test(self.batch_size), self.limit)
 
-    @property
-    def total(self) -> Optional[int]:
-        """The limit; without one the number is not known before."""
-        return self.limit
-
 
 def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what to score on and where; the function gets a `Scored` called ``scored``."""
@@ -57,14 +52,13 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(scored=Scored(data, images, batch_size, batches, ctx[0]), **others)
 
     count = click.IntRange(min=1)
-    for add in (
-        click.option("--batches", type=count, help="Score at most so many batches.  [default: all]"),
-        click.option("--batch-size", type=count, default=64, show_default=True, help="Images at once."),
-        ctx_option,
+    options = (
         data_options,
-    ):
-        call = add(call)
-    return call
+        ctx_option,
+        click.option("--batch-size", type=count, default=64, show_default=True, help="Images at once."),
+        click.option("--batches", type=count, help="Score at most so many batches.  [default: all]"),
+    )
+    return add_options(call, options)
 
 
 class Score(NamedTuple):
@@ -83,9 +77,6 @@ def score(model: Iterable[Any], batches: Iterable[Batch], ctx: mx.Context) -> Sc
             has one output, (N, classes), logits or probabilities.
         batches: Images and labels.
         ctx: Where to run; on a CPU float16 is emulated.
-
-    Raises:
-        click.ClickException: If the images do not fit the network, or labels its classes.
     """
     symbol, arg_params, aux_params = model
     net, inputs = make_block(symbol, {**arg_params, **aux_params}, ctx)
@@ -116,11 +107,6 @@ def make_block(symbol: Any, params: Mapping[str, Any], ctx: mx.Context) -> Any:
 
     A block, since MXNet fuses operators when it binds a symbol for inference on a CPU, and gets some
     residual networks wrong.
-
-    Args:
-        symbol: The symbol.
-        params: Arguments and auxiliary states by name, in the dtypes that it wants.
-        ctx: Where to run.
     """
     runnable = on_cpu(symbol) if ctx.device_type == "cpu" else symbol
     inputs = [name for name in runnable.list_arguments() if name not in params]

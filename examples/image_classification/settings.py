@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable
 
 import click
-import mxnet as mx
+import mxmp
 
 from examples.common.loop import Learner, run
 from examples.common.options import Options
-from examples.common.workers import LOCAL, Workers, join
+from examples.common.workers import LOCAL, Workers
 from examples.image_classification.arrays import Images, Share
 from examples.image_classification.data import load
 
-learning_rate_option = click.option(
-    "--learning-rate", type=click.FloatRange(min=0, min_open=True), default=0.1, show_default=True, help="The largest."
-)
-
+MOMENTUM = {"momentum": 0.9, "wd": 1e-4}
+"""Of SGD, with its weight decay: He et al., 2015, section 4.2."""
 
 kvstore_option = click.option(
     "--kvstore",
@@ -28,24 +25,20 @@ kvstore_option = click.option(
 )
 
 
-def optimizer_params(steps: int, learning_rate: float) -> Dict[str, Any]:
-    """Return the parameters of SGD: a rate that warms up over a tenth of the steps and falls like a cosine to 0.
-
-    Args:
-        steps: Of the whole run; skipped ones do not count as any.
-        learning_rate: The largest.
-    """
-    return {
-        "learning_rate": learning_rate,
-        "momentum": 0.9,  # and the weight decay: He et al., 2015, section 4.2
-        "wd": 1e-4,
-        "lr_scheduler": mx.lr_scheduler.CosineScheduler(steps, base_lr=learning_rate, warmup_steps=steps // 10),
-    }
-
-
-def settings_of(script: str, network: str, data: str, images: Images, learning_rate: float) -> Dict[str, Any]:
-    """Return what decides on a run's course, beside the options that every script has."""
-    return {
+def train(
+    script: str,
+    learner: Callable[[str, Images, Options, float, Workers], Learner],
+    options: Options,
+    network: str,
+    data: str,
+    learning_rate: float,
+    kvstore: str,
+    **source: Any,
+) -> None:
+    """Train a classifier, as `examples.common.loop.run` does."""
+    workers = join(kvstore, options.batch_size, len(options.ctx))
+    images = Share(load(data, **source), workers.rank, workers.size)
+    settings = {
         "script": script,
         "network": network,
         "data": data,
@@ -53,37 +46,32 @@ def settings_of(script: str, network: str, data: str, images: Images, learning_r
         "classes": images.classes,
         "learning rate": learning_rate,
     }
+    made = learner(network, images, options, learning_rate, workers)
+    run(made, images, options, settings, f"{network} on {data}, {script.rpartition('_')[2].capitalize()}", workers)
 
 
-def train(
-    script: str,
-    learner: Callable[[str, Images, Options, float, Workers], Learner],
-    options: Options,
-    network: str,
-    data: str,
-    data_dir: Optional[Path],
-    image_size: Optional[int],
-    learning_rate: float,
-    kvstore: str,
-) -> None:
-    """Train a classifier, as `examples.common.loop.run` does.
+def join(kvstore: str, batch_size: int, contexts: int) -> Workers:
+    """Return the workers of a kvstore, once all are there.
 
     Args:
-        script: Its name.
-        learner: What makes the network and its trainer.
-        options: The options that every script has.
-        network: Name of the network.
-        data: As for `load`, and so are the next two.
-        data_dir: As above.
-        image_size: As above.
-        learning_rate: The largest learning rate.
-        kvstore: As for `join`.
+        kvstore: `LOCAL`, 'dist_sync' or 'horovod'.
+        batch_size: Examples per step, of all workers together.
+        contexts: Of each worker.
 
     Raises:
-        click.ClickException: If data, network or batch cannot be used.
+        MxmpError: If this process was started alone, or Horovod is not installed.
+        click.BadParameter: If the batch cannot be shared.
     """
-    workers = join(kvstore, options.batch_size, len(options.ctx))
-    images = Share(load(data, data_dir, image_size), workers.rank, workers.size)
-    made = learner(network, images, options, learning_rate, workers)
-    settings = settings_of(script, network, data, images, learning_rate)
-    run(made, images, options, settings, f"{network} on {data}, {script.rpartition('_')[2].capitalize()}", workers)
+    workers = Workers() if kvstore == LOCAL else Workers(mxmp.distributed.KVStore(kvstore))
+    require_share(batch_size, workers.size, contexts)
+    return workers
+
+
+def require_share(batch_size: int, workers: int, contexts: int) -> None:
+    """Raise a click.BadParameter unless a batch splits evenly, with an example for each context of each worker."""
+    if batch_size % workers or batch_size // workers < contexts:
+        several = f" of {contexts} contexts each" if contexts > 1 else ""
+        raise click.BadParameter(
+            f"{batch_size} for {workers} workers{several}; give a multiple of {workers}, {workers * contexts} or more.",
+            param_hint="--batch-size",
+        )

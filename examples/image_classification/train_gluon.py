@@ -18,27 +18,19 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from examples.common.command import Command
-from examples.common.loop import Learner, total_steps
-from examples.common.options import Options, training_options
-from examples.common.parts import GluonPart
+from examples.common.loop import Learner, falling_rate
+from examples.common.options import Options, learning_rate_option, training_options
+from examples.common.parts import gluon_part
+from examples.common.tally import Tally
 from examples.common.workers import Workers
 from examples.image_classification.arrays import Batch, Images
 from examples.image_classification.data import data_options
 from examples.image_classification.networks import get_net, network_option
-from examples.image_classification.settings import kvstore_option, learning_rate_option, optimizer_params, train
-from examples.image_classification.tally import Tally
+from examples.image_classification.settings import MOMENTUM, kvstore_option, train
 
 
 class GluonLearner(Learner):
-    """A converted network and its trainer.
-
-    Args:
-        network: Name of the network.
-        images: What it is to learn.
-        options: The options of the script.
-        learning_rate: The largest learning rate.
-        workers: Those that train together.
-    """
+    """A converted network and its trainer."""
 
     def __init__(self, network: str, images: Images, options: Options, learning_rate: float, workers: Workers) -> None:
         mx.random.seed(options.seed)
@@ -50,12 +42,12 @@ class GluonLearner(Learner):
         net.hybridize(static_alloc=True)
         symbol = net(mx.sym.Variable("data"))
         self._net = mxmp.gluon.convert(net, options.policy)
-        params = optimizer_params(total_steps(images, options), learning_rate)
+        params = {**falling_rate(images, options, learning_rate), **MOMENTUM}
         self.scaler = self._trainer = mxmp.gluon.Trainer(
             net.collect_params(), "sgd", params, kvstore=workers.kvstore, loss_scale=options.loss_scale
         )
         self._workers = workers
-        self.parts = {"net": GluonPart(net, self._trainer, symbol)}
+        self.parts = {"net": gluon_part(net, self._trainer, symbol)}
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch."""
@@ -66,23 +58,23 @@ class GluonLearner(Learner):
             with self._trainer.scale_loss(losses) as scaled:
                 autograd.backward(scaled)
         self._trainer.step(len(batch.images) * self._workers.size)
-        tally = Tally()
+        tally = Tally(logits=True)
         for pair in zip(outputs, labels):
-            tally.add(*pair, logits=True)
+            tally.add(*pair)
         return tally.figures()
 
     def evaluate(self, batches: Iterable[Batch]) -> Dict[str, float]:
         """Return loss and accuracy on batches."""
-        tally = Tally()
+        tally = Tally(logits=True)
         for batch in batches:
-            tally.add(self._net(batch.images.as_in_context(self._ctx[0])), batch.labels, logits=True)
+            tally.add(self._net(batch.images.as_in_context(self._ctx[0])), batch.labels)
         return tally.figures()
 
 
 @click.command(cls=Command)
 @network_option
 @data_options
-@learning_rate_option
+@learning_rate_option(0.1)
 @kvstore_option
 @training_options("train_gluon")
 def main(options: Options, **values: Any) -> None:

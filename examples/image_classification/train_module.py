@@ -18,27 +18,19 @@ import mxnet as mx
 
 from examples.common.batches import fill
 from examples.common.command import Command
-from examples.common.loop import Learner, total_steps
-from examples.common.options import Options, training_options
-from examples.common.parts import ModulePart
+from examples.common.loop import Learner, falling_rate
+from examples.common.options import Options, learning_rate_option, training_options
+from examples.common.parts import module_part
+from examples.common.tally import Tally
 from examples.common.workers import Workers
 from examples.image_classification.arrays import Batch, Images
 from examples.image_classification.data import data_options
 from examples.image_classification.networks import get_symbol, network_option
-from examples.image_classification.settings import kvstore_option, learning_rate_option, optimizer_params, train
-from examples.image_classification.tally import Tally
+from examples.image_classification.settings import MOMENTUM, kvstore_option, train
 
 
 class ModuleLearner(Learner):
-    """A module in mixed precision.
-
-    Args:
-        network: Name of the network.
-        images: What it is to learn.
-        options: The options of the script.
-        learning_rate: The largest learning rate.
-        workers: Those that train together.
-    """
+    """A module in mixed precision."""
 
     def __init__(self, network: str, images: Images, options: Options, learning_rate: float, workers: Workers) -> None:
         mx.random.seed(options.seed)
@@ -50,33 +42,33 @@ class ModuleLearner(Learner):
         count = options.batch_size // workers.size
         module.bind([("data", (count, *images.shape))], [("softmax_label", (count,))])
         module.init_params(mx.init.Xavier())
-        params = optimizer_params(total_steps(images, options), learning_rate)
+        params = {**falling_rate(images, options, learning_rate), **MOMENTUM}
         module.init_optimizer(workers.kvstore, "sgd", optimizer_params=params)
         self.scaler = self._module = module
-        self.parts = {"net": ModulePart(module)}
+        self.parts = {"net": module_part(module)}
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch."""
         self._module.forward_backward(mx.io.DataBatch([batch.images], [batch.labels]))
         self._module.update()
-        tally = Tally()
-        tally.add(self._module.get_outputs()[0], batch.labels, logits=False)
+        tally = Tally(logits=False)
+        tally.add(self._module.get_outputs()[0], batch.labels)
         return tally.figures()
 
     def evaluate(self, batches: Iterable[Batch]) -> Dict[str, float]:
         """Return loss and accuracy on batches."""
-        tally = Tally()
+        tally = Tally(logits=False)
         for batch in batches:
             images, labels = fill(batch, self._contexts)
             self._module.forward(mx.io.DataBatch([images], [labels]), is_train=False)
-            tally.add(self._module.get_outputs()[0][: len(batch.labels)], batch.labels, logits=False)
+            tally.add(self._module.get_outputs()[0][: len(batch.labels)], batch.labels)
         return tally.figures()
 
 
 @click.command(cls=Command)
 @network_option
 @data_options
-@learning_rate_option
+@learning_rate_option(0.1)
 @kvstore_option
 @training_options("train_module")
 def main(options: Options, **values: Any) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import abc
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -31,8 +30,8 @@ class Batch(NamedTuple):
     difficult: mx.nd.NDArray
 
 
-class Scenes(Data, abc.ABC):
-    """Images with boxes.
+class Scenes(Data):
+    """Images with boxes, in batches of them.
 
     Attributes:
         names: Of the classes, in their order.
@@ -41,14 +40,6 @@ class Scenes(Data, abc.ABC):
 
     names: Sequence[str]
     size: int
-
-    @abc.abstractmethod
-    def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
-        """Yield the whole batches of an epoch, as epoch and seed decide."""
-
-    @abc.abstractmethod
-    def test(self, batch_size: int) -> Iterator[Batch]:
-        """Yield the batches held out, in order; the last one may be smaller."""
 
 
 def make_batch(images: Sequence[np.ndarray], objects: Sequence[np.ndarray]) -> Batch:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import random
 from pathlib import Path
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, Sequence, Tuple
 from xml.etree import ElementTree
 
 import click
 import mxnet as mx
 import numpy as np
 
+from examples.common.batches import in_order, shuffled
 from examples.common.records import find_record_file, read_labels
 from examples.ssd.batches import MEAN, STD, Batch, Scenes, make_batch, to_input
 
@@ -35,28 +36,22 @@ class FileScenes(Scenes):
     def __init__(self, training: Any, held_out: Any, names: Sequence[str], size: int) -> None:
         from gluoncv.data.transforms.presets.ssd import SSDDefaultTrainTransform
 
-        self._training, self._held_out = training, held_out
+        self._training, self._held_out, self.count = training, held_out, len(training)
         self.names, self.size = tuple(names), size
         self._vary = SSDDefaultTrainTransform(size, size, mean=MEAN, std=STD)
 
-    def steps(self, batch_size: int) -> int:
-        """Return the number of batches in an epoch."""
-        return len(self._training) // batch_size
-
     def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
         """Yield the whole batches of an epoch, shuffled and varied as epoch and seed decide."""
-        order = np.random.RandomState([seed, epoch]).permutation(len(self._training))
-        for number in range(self.steps(batch_size)):
-            chosen = order[number * batch_size : (number + 1) * batch_size]
+        rng = np.random.RandomState([seed, epoch])
+        for number, chosen in enumerate(shuffled(self.count, batch_size, rng)):
             with _seeded(int(np.random.RandomState([seed, epoch, number]).randint(2**31))):
-                batch = _to_batch([self._varied(*self._training[int(index)]) for index in chosen])
+                batch = make_batch(*zip(*(self._varied(*self._training[int(index)]) for index in chosen)))
             yield batch
 
     def test(self, batch_size: int) -> Iterator[Batch]:
         """Yield the images held out, in order; the last batch may be smaller."""
-        for start in range(0, len(self._held_out), batch_size):
-            part = range(start, min(start + batch_size, len(self._held_out)))
-            yield _to_batch([self._scaled(*self._held_out[index]) for index in part])
+        for part in in_order(len(self._held_out), batch_size):
+            yield make_batch(*zip(*(self._scaled(*self._held_out[index]) for index in part)))
 
     def _varied(self, image: mx.nd.NDArray, objects: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         if not len(objects):
@@ -92,9 +87,6 @@ def read_voc(folder: Path, size: int, names: Sequence[str] = ()) -> FileScenes:
         folder: Holds ``VOC2007`` and, if it is to be trained on too, ``VOC2012``.
         size: Height and width of what the network gets.
         names: Of the classes; those of PASCAL VOC unless given. Objects of others are left out.
-
-    Raises:
-        click.ClickException: If files are missing or damaged; it says what was looked for and how to get it.
     """
     from gluoncv.data import VOCDetection
 
@@ -143,9 +135,6 @@ def read_records(folder: Path, size: int, names: Sequence[str] = ()) -> FileScen
         folder: Where they are.
         size: Height and width of what the network gets.
         names: Of the classes; numbers unless given. A sixth number of an object says whether it is difficult.
-
-    Raises:
-        click.ClickException: If a file is missing or damaged, or has a class without a name.
     """
     from gluoncv.data import RecordFileDetection
 
@@ -182,10 +171,6 @@ def _largest_class(path: Path) -> int:
             )
         largest = max(largest, int(classes.max()))
     return largest
-
-
-def _to_batch(pairs: List[Tuple[np.ndarray, np.ndarray]]) -> Batch:
-    return make_batch(*zip(*pairs))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import Iterator, List, NamedTuple, Sequence, Tuple
 import numpy as np
 from PIL import Image
 
+from examples.common.batches import in_order
 from examples.ssd.batches import Batch, Scenes, make_batch, to_input
 
 TRAINING, TEST = 2048, 512  # scenes in an epoch, and held out
@@ -36,14 +37,11 @@ class DigitScenes(Scenes):
     """
 
     names = tuple("0123456789")
+    count = TRAINING
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._training, self._held_out = _load()
-
-    def steps(self, batch_size: int) -> int:
-        """Return the number of batches in an epoch."""
-        return TRAINING // batch_size
 
     def train(self, batch_size: int, epoch: int, seed: int) -> Iterator[Batch]:
         """Yield the batches of an epoch; no two epochs have a scene in common."""
@@ -53,8 +51,7 @@ class DigitScenes(Scenes):
 
     def test(self, batch_size: int) -> Iterator[Batch]:
         """Yield the scenes held out, the same ones every time."""
-        for start in range(0, TEST, batch_size):
-            numbers = range(start, min(start + batch_size, TEST))
+        for numbers in in_order(TEST, batch_size):
             yield self._batch(self._held_out, [np.random.RandomState([0, number]) for number in numbers])
 
     def _batch(self, material: Material, generators: Sequence[np.random.RandomState]) -> Batch:
@@ -66,11 +63,6 @@ def make_scene(material: Material, size: int, rng: np.random.RandomState) -> Tup
     """Return an image (size, size, 3), uint8, and its objects (m, 5): left, top, right, bottom, class.
 
     A box ends where the digit's ink does: right and bottom are one past the last pixel. Boxes do not overlap.
-
-    Args:
-        material: What to make it of.
-        size: Pixels each way.
-        rng: Decides.
     """
     scene = _background(material.photographs, size, rng)
     objects: List[Tuple[int, ...]] = []

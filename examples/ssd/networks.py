@@ -28,9 +28,6 @@ def get_detector(name: str, classes: Sequence[str]) -> gluon.HybridBlock:
     Args:
         name: As GluonCV has it, without the data set: ``ssd_512_resnet50_v1``; or `SMALL`.
         classes: Names of the classes.
-
-    Raises:
-        click.ClickException: If there is no such network.
     """
     from gluoncv.model_zoo import get_model
 
@@ -63,11 +60,7 @@ def _small(classes: Sequence[str]) -> gluon.HybridBlock:
 
 
 def require_detector(name: str) -> None:
-    """Raise unless GluonCV has an SSD of this name, or it is `SMALL`.
-
-    Raises:
-        click.ClickException: If it has none; the message names the nearest.
-    """
+    """Raise unless GluonCV has an SSD of this name, or it is `SMALL`."""
     known = _names()
     if name not in known:
         near = difflib.get_close_matches(name, known)
@@ -78,22 +71,14 @@ def require_detector(name: str) -> None:
 
 
 def require_symbol(name: str) -> None:
-    """Raise unless ``symbols`` has an SSD of this name.
-
-    Raises:
-        click.ClickException: If it has none; the message names those that it has.
-    """
+    """Raise unless ``symbols`` has an SSD of this name."""
     known = [each for each, network in symbols.NETWORKS.items() if network.module is symbols.ssd and network.fixed]
     if name not in known:
         raise click.UsageError(f"--network {name}: there is no such SSD in symbols/; there are {', '.join(known)}.")
 
 
 def image_size(name: str) -> int:
-    """Return the height and width of images that a network is made for, in pixels.
-
-    Raises:
-        click.ClickException: If its name does not say.
-    """
+    """Return the height and width of images that a network is made for, in pixels."""
     found = re.match(r"ssd_?(\d+)_", name)
     if found is None:
         raise click.UsageError(f"--network {name}: its name does not begin with ssd and a size; give --image-size.")

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import sys
 from pathlib import Path
-from typing import Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
 import click
 import mxmp
 import mxnet as mx
+import numpy as np
 from matplotlib.figure import Figure
-from mxmp import dtypes
 from mxmp.diagnose import Magnitudes, measure_gradients
 from rich import box
 from rich.console import Console
@@ -27,11 +26,11 @@ from rich.progress import track
 from rich.table import Table
 
 from examples.common.command import Command
-from examples.common.options import OUTPUT, Options, ctx_option, require_batch
+from examples.common.options import Options, ctx_option, learning_rate_option, output_option, require_batch
 from examples.common.plot import save
 from examples.ssd.batches import Batch, Scenes
 from examples.ssd.networks import SMALL_SYMBOL, image_size, require_symbol
-from examples.ssd.settings import data_options, learning_rate_option, load
+from examples.ssd.settings import data_options, load
 from examples.ssd.train_symbol import SymbolLearner, to_inputs
 
 PICTURE = "gradients.png"
@@ -61,14 +60,7 @@ def scales_table(found: Magnitudes, scales: Sequence[float]) -> Table:
 
 
 def draw(found: Magnitudes, scales: Sequence[float], title: str, path: Path) -> None:
-    """Write a PNG: the share of the gradients of each magnitude, on float16's range.
-
-    Args:
-        found: The gradients; the first bar has those that are smaller still.
-        scales: Loss scales to tell the losses at; powers of two.
-        title: Stands above.
-        path: The file.
-    """
+    """Write a PNG: the share of the gradients of each magnitude, on float16's range."""
     figure = Figure(figsize=(9, 5), tight_layout=True)
     axes = figure.subplots()
     shares: Dict[int, float] = {}
@@ -91,8 +83,9 @@ def draw(found: Magnitudes, scales: Sequence[float], title: str, path: Path) -> 
 
 def _ranges() -> Iterator[Tuple[float, float, str, str]]:
     """Yield the ranges of float16 by log2, each with a color and what it is."""
-    limits = dtypes.limits("float16")
-    least, normal, largest = (math.log2(each) for each in (limits.smallest_subnormal, limits.tiny, limits.max))
+    limits = np.finfo(np.float16)
+    normal, largest = math.log2(limits.tiny), math.log2(limits.max)
+    least = normal + math.log2(limits.eps)  # the smallest subnormal number
     yield SMALLEST - 1, least - 1, "C3", "becomes 0 in float16"
     yield least - 1, normal, "C1", "subnormal in float16: fewer bits"
     yield normal, largest, "C2", "normal in float16"
@@ -106,24 +99,17 @@ def _batches(scenes: Scenes, batch_size: int, seed: int, steps: int) -> Iterator
 @click.command(cls=Command)
 @click.option("--network", default=SMALL_SYMBOL, show_default=True, help="An SSD of symbols/.")
 @data_options
-@learning_rate_option
+@learning_rate_option(0.004)
 @ctx_option
 @click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Of training.")
 @click.option("--every", type=click.IntRange(min=1), default=10, show_default=True, help="Steps between measurements.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of weights and order.")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=OUTPUT / "ssd_gradients",
-    help=f"Folder for {PICTURE}, which is replaced.  [default: {os.path.relpath(OUTPUT / 'ssd_gradients')}]",
-)
+@output_option("ssd_gradients", f"Folder for {PICTURE}, which is replaced.")
 def main(
     network: str,
     data: str,
-    data_dir: Optional[Path],
     size: Optional[int],
-    class_names: Sequence[str],
     learning_rate: float,
     ctx: Tuple[mx.Context, ...],
     steps: int,
@@ -131,10 +117,11 @@ def main(
     batch_size: int,
     seed: int,
     output: Path,
+    **source: Any,
 ) -> None:
     """Train an SSD detector in float32 and draw how much of its gradients float16 would lose, by loss scale."""
     require_symbol(network)
-    scenes = load(data, data_dir, size or image_size(network), class_names)
+    scenes = load(data, size=size or image_size(network), **source)
     require_batch(batch_size, ctx)
     policy, loss_scale = mxmp.Policy.parse("O0"), mxmp.loss_scale.parse(None)
     # As epochs of one step: the learning rate falls over all steps, of however many epochs.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import abc
+import contextlib
 from pathlib import Path
-from typing import Dict, NamedTuple, Sequence
+from typing import Any, ContextManager, Dict, Iterable, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 from matplotlib.figure import Figure
 
+from examples.common.loop import Learner
 from examples.common.plot import save
-from examples.ssd.batches import Batch, to_pixels
+from examples.ssd.batches import Batch, Scenes, to_pixels
 
 COLUMNS, ROWS = 4, 2
 SHOWN = COLUMNS * ROWS
@@ -29,6 +32,39 @@ class Detections(NamedTuple):
     classes: mx.nd.NDArray
     scores: mx.nd.NDArray
     boxes: mx.nd.NDArray
+
+
+class Detector(Learner):
+    """A learner that finds objects on images.
+
+    Attributes:
+        scenes: What it is to learn.
+    """
+
+    scenes: Scenes
+
+    @abc.abstractmethod
+    def detect(self, batch: Batch) -> Detections:
+        """Return what is found on the images of a batch."""
+
+    def inference(self) -> ContextManager[Any]:
+        """Return a context within which `detect` is called."""
+        return contextlib.nullcontext()
+
+    def evaluate(self, batches: Iterable[Batch]) -> Dict[str, float]:
+        """Return the mean average precision on batches."""
+        score = Score(self.scenes.names, self.scenes.size)
+        with self.inference():
+            for batch in batches:
+                score.add(self.detect(batch), batch)
+        return score.figures()
+
+    def finish(self, folder: Path) -> Sequence[Tuple[str, Path]]:
+        """Draw what is found on some images."""
+        batch = next(iter(self.scenes.test(SHOWN)))
+        with self.inference():
+            draw_detections(batch, self.detect(batch), self.scenes.names, folder / PICTURE)
+        return [("detections", folder / PICTURE)]
 
 
 class Score:
@@ -58,14 +94,7 @@ class Score:
 
 
 def draw_detections(batch: Batch, found: Detections, names: Sequence[str], path: Path) -> None:
-    """Write a PNG with the first images of a batch and the boxes found on them; it says so if there are none.
-
-    Args:
-        batch: The images.
-        found: The detections; those that score less than `SHOWN_FROM` are left out.
-        names: Of the classes.
-        path: The file.
-    """
+    """Write a PNG with the first images of a batch and the boxes found on them; it says so if there are none."""
     from gluoncv.utils.viz import plot_bbox
 
     figure = Figure(figsize=(3 * COLUMNS, 3 * ROWS), tight_layout=True)
@@ -74,17 +103,8 @@ def draw_detections(batch: Batch, found: Detections, names: Sequence[str], path:
     for place in places:
         place.axis("off")
     for number, (place, image) in enumerate(zip(places, to_pixels(batch.images[: len(places)]))):
-        plot_bbox(
-            image,
-            boxes[number],
-            scores[number],
-            classes[number],
-            thresh=SHOWN_FROM,
-            class_names=list(names),
-            ax=place,
-            linewidth=1.5,
-            fontsize=8,
-        )
+        style = {"thresh": SHOWN_FROM, "class_names": list(names), "linewidth": 1.5, "fontsize": 8}
+        plot_bbox(image, boxes[number], scores[number], classes[number], ax=place, **style)
     shown = slice(min(len(places), len(boxes)))
     if not ((scores[shown] >= SHOWN_FROM) & (classes[shown] >= 0)).any():
         figure.suptitle(f"Nothing was found on these images with a score of {SHOWN_FROM} or more; train longer.")

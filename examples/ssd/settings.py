@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import click
-import mxnet as mx
 
 from examples.common.loop import Learner, run
-from examples.common.options import Options
+from examples.common.options import Options, add_options, parsed_option
 from examples.ssd.batches import Scenes
 from examples.ssd.datasets import read_records, read_voc
 from examples.ssd.digits import DigitScenes
@@ -19,41 +18,26 @@ _READERS: Dict[str, Callable[[Path, int, Sequence[str]], Scenes]] = {"voc": read
 
 OPTIMIZER = "adam"
 """A network learns from nothing here, where Adam is quicker than the SGD of the paper, which begins with weights."""
-
-learning_rate_option = click.option(
-    "--learning-rate",
-    type=click.FloatRange(min=0, min_open=True),
-    default=0.004,
-    show_default=True,
-    help="The largest.",
-)
+_NAMES_HELP = "a,b,c.  [default: VOC's, or numbers]"
 
 
-class NamesType(click.ParamType):
-    """Names with commas between."""
-
-    name = "names"
-
-    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Tuple[str, ...]:
-        """Return the names, which differ."""
-        if isinstance(value, tuple):
-            return value
-        names = tuple(name.strip() for name in value.split(",")) if value else ()
-        if len(set(names)) < len(names) or "" in names:
-            self.fail(f"{value!r}: expected different names with commas between.", param, ctx)
-        return names
+def read_names(text: str) -> Tuple[str, ...]:
+    """Return names that have commas between and differ."""
+    names = tuple(name.strip() for name in text.split(",")) if text else ()
+    if len(set(names)) < len(names) or "" in names:
+        raise ValueError(f"{text!r}: expected different names with commas between.")
+    return names
 
 
 def data_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what to read: ``data``, ``data_dir``, ``size`` and ``class_names``."""
-    for add in (
-        click.option("--class-names", type=NamesType(), default="", help="a,b,c.  [default: VOC's, or numbers]"),
-        click.option("--image-size", "size", type=click.IntRange(min=64), help="Pixels.  [default: the network's]"),
-        click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data is, for all but digits."),
+    options = (
         click.option("--data", type=click.Choice(["digits", *_READERS]), default="digits", show_default=True),
-    ):
-        function = add(function)
-    return function
+        click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data is, for all but digits."),
+        click.option("--image-size", "size", type=click.IntRange(min=64), help="Pixels.  [default: the network's]"),
+        parsed_option(read_names, "--class-names", default="", show_default=False, metavar="NAMES", help=_NAMES_HELP),
+    )
+    return add_options(function, options)
 
 
 def load(data: str, data_dir: Optional[Path], size: int, class_names: Sequence[str]) -> Scenes:
@@ -64,9 +48,6 @@ def load(data: str, data_dir: Optional[Path], size: int, class_names: Sequence[s
         data_dir: Where they are; digits need none.
         size: Pixels that images are scaled to, each way.
         class_names: Of the classes; those of the data unless given.
-
-    Raises:
-        click.ClickException: If files are missing or damaged; it says how to get them.
     """
     if data == "digits":
         if data_dir is not None or class_names:
@@ -77,57 +58,25 @@ def load(data: str, data_dir: Optional[Path], size: int, class_names: Sequence[s
     return _READERS[data](data_dir, size, class_names)
 
 
-def optimizer_params(steps: int, learning_rate: float) -> Dict[str, Any]:
-    """Return the parameters of Adam: a rate that warms up over a tenth of the steps and falls like a cosine to 0.
-
-    Args:
-        steps: Of the whole run; skipped ones do not count as any.
-        learning_rate: The largest.
-    """
-    schedule = mx.lr_scheduler.CosineScheduler(steps, base_lr=learning_rate, warmup_steps=steps // 10)
-    return {"learning_rate": learning_rate, "lr_scheduler": schedule}
-
-
-def settings_of(script: str, network: str, data: str, scenes: Scenes, learning_rate: float) -> Dict[str, Any]:
-    """Return what decides on a run's course, beside the options that every script has."""
-    return {
-        "script": script,
-        "network": network,
-        "data": data,
-        "image size": scenes.size,
-        "classes": list(scenes.names),
-        "learning rate": learning_rate,
-    }
-
-
 def train(
     api: str,
     learner: Callable[[str, Scenes, Options, float], Learner],
     options: Options,
     network: str,
     data: str,
-    data_dir: Optional[Path],
     size: Optional[int],
-    class_names: Sequence[str],
     learning_rate: float,
+    **source: Any,
 ) -> None:
-    """Train a detector, as `examples.common.loop.run` does.
-
-    Args:
-        api: 'gluon' or 'symbol'.
-        learner: What makes the network and its trainer.
-        options: The options that every script has.
-        network: Name of the network, which there is.
-        data: As for `load`, and so are the next three; the size is the network's unless given.
-        data_dir: As above.
-        size: As above.
-        class_names: As above.
-        learning_rate: The largest learning rate.
-
-    Raises:
-        click.ClickException: If data or batch cannot be used.
-    """
-    scenes = load(data, data_dir, size or image_size(network), class_names)
+    """Train a detector, as `examples.common.loop.run` does."""
+    scenes = load(data, size=size or image_size(network), **source)
+    settings = {
+        "script": f"ssd/train_{api}",
+        "network": network,
+        "data": data,
+        "image size": scenes.size,
+        "classes": list(scenes.names),
+        "learning rate": learning_rate,
+    }
     made = learner(network, scenes, options, learning_rate)
-    settings = settings_of(f"ssd/train_{api}", network, data, scenes, learning_rate)
     run(made, scenes, options, settings, f"{network} on {data}, {api.capitalize()}")

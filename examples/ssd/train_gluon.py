@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -20,31 +20,24 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from examples.common.command import Command
-from examples.common.loop import Data, Learner, total_steps
-from examples.common.options import Options, training_options
-from examples.common.parts import GluonPart
+from examples.common.loop import falling_rate
+from examples.common.options import Options, learning_rate_option, training_options
+from examples.common.parts import gluon_part
 from examples.ssd.batches import Batch, Scenes
 from examples.ssd.networks import SMALL, get_detector, require_detector
-from examples.ssd.score import PICTURE, SHOWN, Detections, Score, draw_detections
-from examples.ssd.settings import OPTIMIZER, data_options, learning_rate_option, optimizer_params, train
+from examples.ssd.score import Detections, Detector
+from examples.ssd.settings import OPTIMIZER, data_options, train
 
 
-class GluonLearner(Learner):
-    """A converted detector and its trainer.
-
-    Args:
-        network: Name of the network.
-        scenes: What it is to learn.
-        options: The options of the script.
-        learning_rate: The largest learning rate.
-    """
+class GluonLearner(Detector):
+    """A converted detector and its trainer."""
 
     def __init__(self, network: str, scenes: Scenes, options: Options, learning_rate: float) -> None:
         from gluoncv.loss import SSDMultiBoxLoss
         from gluoncv.model_zoo.ssd.target import SSDTargetGenerator
 
         mx.random.seed(options.seed)
-        self._ctx, self._scenes = list(options.ctx), scenes
+        self._ctx, self.scenes = list(options.ctx), scenes
         self._loss = SSDMultiBoxLoss()
         self._targets = SSDTargetGenerator(negative_mining_ratio=-1)  # the loss mines them
         net = get_detector(network, scenes.names)
@@ -53,11 +46,11 @@ class GluonLearner(Learner):
         net.hybridize(static_alloc=True)
         symbol = mx.sym.Group(net(mx.sym.Variable("data")))
         self._net = mxmp.gluon.convert(net, options.policy)
-        params = optimizer_params(total_steps(scenes, options), learning_rate)
+        params = falling_rate(scenes, options, learning_rate)
         self.scaler = self._trainer = mxmp.gluon.Trainer(
             net.collect_params(), OPTIMIZER, params, loss_scale=options.loss_scale
         )
-        self.parts = {"net": GluonPart(net, self._trainer, symbol)}
+        self.parts = {"net": gluon_part(net, self._trainer, symbol)}
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch."""
@@ -73,23 +66,8 @@ class GluonLearner(Learner):
         self._trainer.step(1)  # the loss is divided by the number of objects already
         return {"loss/class": _sum(losses[1]), "loss/box": _sum(losses[2])}
 
-    def evaluate(self, batches: Iterable[Batch]) -> Dict[str, float]:
-        """Return the mean average precision on batches."""
-        score = Score(self._scenes.names, self._scenes.size)
-        with self._inference():
-            for batch in batches:
-                score.add(self._detect(batch), batch)
-        return score.figures()
-
-    def finish(self, folder: Path, data: Data) -> Sequence[Tuple[str, Path]]:
-        """Draw what is found on some images."""
-        batch = next(iter(self._scenes.test(SHOWN)))
-        with self._inference():
-            draw_detections(batch, self._detect(batch), self._scenes.names, folder / PICTURE)
-        return [("detections", folder / PICTURE)]
-
     @contextlib.contextmanager
-    def _inference(self) -> Iterator[None]:
+    def inference(self) -> Iterator[None]:
         """Let the network give detections: hybridized, a Gluon network keeps the graph of its first call."""
         self._net.hybridize(static_alloc=True)
         try:
@@ -101,7 +79,8 @@ class GluonLearner(Learner):
         """Return logits (N, A, C + 1), encoded boxes (N, A, 4) and default boxes (1, A, 4), float32."""
         return [each.astype("float32", copy=False) for each in self._net(images)]
 
-    def _detect(self, batch: Batch) -> Detections:
+    def detect(self, batch: Batch) -> Detections:
+        """Return what is found on the images of a batch."""
         classes, scores, boxes = self._predict(batch.images.as_in_context(self._ctx[0]))
         return Detections(classes[..., 0], scores[..., 0], boxes)
 
@@ -117,7 +96,7 @@ def _sum(losses: Sequence[mx.nd.NDArray]) -> float:
 @click.command(cls=Command)
 @click.option("--network", default=SMALL, show_default=True, help="An SSD of GluonCV, such as ssd_512_resnet50_v1.")
 @data_options
-@learning_rate_option
+@learning_rate_option(0.004)
 @training_options("ssd_gluon", batch_size=32, epochs=16)
 def main(options: Options, network: str, **values: Any) -> None:
     """Train an SSD detector with Gluon, in float32 or in mixed precision."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterable, Sequence, Tuple
+from typing import Any, Dict
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -21,26 +21,20 @@ import numpy as np
 import symbols
 from examples.common.batches import fill
 from examples.common.command import Command
-from examples.common.loop import Data, Learner, total_steps
-from examples.common.options import Options, training_options
-from examples.common.parts import ModulePart
+from examples.common.loop import falling_rate
+from examples.common.options import Options, learning_rate_option, training_options
+from examples.common.parts import module_part
 from examples.ssd.batches import ABSENT, Batch, Scenes
 from examples.ssd.networks import SMALL_SYMBOL, require_symbol
-from examples.ssd.score import PICTURE, SHOWN, Detections, Score, draw_detections
-from examples.ssd.settings import OPTIMIZER, data_options, learning_rate_option, optimizer_params, train
+from examples.ssd.score import Detections, Detector
+from examples.ssd.settings import OPTIMIZER, data_options, train
 
 OBJECTS = 8
 """Labels are padded to a multiple of so many objects, for a module is bound to their number."""
 
 
-class SymbolLearner(Learner):
+class SymbolLearner(Detector):
     """A module of a detector.
-
-    Args:
-        network: Name of the network.
-        scenes: What it is to learn.
-        options: The options of the script.
-        learning_rate: The largest learning rate.
 
     Attributes:
         module: The module, of the network for training.
@@ -48,26 +42,21 @@ class SymbolLearner(Learner):
 
     def __init__(self, network: str, scenes: Scenes, options: Options, learning_rate: float) -> None:
         mx.random.seed(options.seed)
-        self._scenes, self._contexts = scenes, len(options.ctx)
+        self.scenes, self._contexts = scenes, len(options.ctx)
         training, inference = (
             symbols.get_symbol(network, num_classes=len(scenes.names), train=train) for train in (True, False)
         )
-        module = mxmp.module.Module(
-            training,
-            label_names=("label",),
-            context=list(options.ctx),
-            policy=options.policy,
-            loss_scale=options.loss_scale,
-        )
+        precision = {"policy": options.policy, "loss_scale": options.loss_scale}
+        module = mxmp.module.Module(training, label_names=("label",), context=list(options.ctx), **precision)
         images = ("data", (options.batch_size, 3, scenes.size, scenes.size))
         module.bind([images], [("label", (options.batch_size, OBJECTS, 5))])
         module.init_params(mx.init.Xavier())
-        params = optimizer_params(total_steps(scenes, options), learning_rate)
+        params = falling_rate(scenes, options, learning_rate)
         # Each context divides its loss by the objects that it sees.
         module.init_optimizer(optimizer=OPTIMIZER, optimizer_params={**params, "rescale_grad": 1 / len(options.ctx)})
         self.scaler = self.module = module
         self._most = OBJECTS
-        self.parts = {"net": ModulePart(module, inference)}
+        self.parts = {"net": module_part(module, inference)}
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch."""
@@ -77,28 +66,16 @@ class SymbolLearner(Learner):
         class_probs, box_losses, class_targets, _ = (each.asnumpy() for each in outputs)
         return losses(class_probs, class_targets, box_losses)
 
-    def evaluate(self, batches: Iterable[Batch]) -> Dict[str, float]:
-        """Return the mean average precision on batches."""
-        score = Score(self._scenes.names, self._scenes.size)
-        for batch in batches:
-            score.add(self._detect(batch), batch)
-        return score.figures()
-
-    def finish(self, folder: Path, data: Data) -> Sequence[Tuple[str, Path]]:
-        """Draw what is found on some images."""
-        batch = next(iter(self._scenes.test(SHOWN)))
-        draw_detections(batch, self._detect(batch), self._scenes.names, folder / PICTURE)
-        return [("detections", folder / PICTURE)]
-
-    def _detect(self, batch: Batch) -> Detections:
+    def detect(self, batch: Batch) -> Detections:
+        """Return what is found on the images of a batch."""
         self.module.forward(self._data_batch(fill(batch, self._contexts)), is_train=False)
         # (N, A, 6): class, score, corners in parts of the image
         found = self.module.get_outputs()[-1][: len(batch.images)].astype("float32", copy=False)
-        return Detections(found[..., 0], found[..., 1], found[..., 2:] * self._scenes.size)
+        return Detections(found[..., 0], found[..., 1], found[..., 2:] * self.scenes.size)
 
     def _data_batch(self, batch: Batch) -> mx.io.DataBatch:
         """Return a batch whose labels are padded to the most objects that an image had so far."""
-        inputs = to_inputs(batch, self._scenes.size)
+        inputs = to_inputs(batch, self.scenes.size)
         images, label = inputs["data"], inputs["label"]
         self._most = max(self._most, -(-label.shape[1] // OBJECTS) * OBJECTS)
         rows = mx.nd.full((len(images), self._most - label.shape[1], label.shape[2]), ABSENT)
@@ -131,7 +108,7 @@ def losses(class_probs: np.ndarray, class_targets: np.ndarray, box_losses: np.nd
 @click.command(cls=Command)
 @click.option("--network", default=SMALL_SYMBOL, show_default=True, help="An SSD of symbols/.")
 @data_options
-@learning_rate_option
+@learning_rate_option(0.004)
 @training_options("ssd_symbol", batch_size=32, epochs=16)
 def main(options: Options, network: str, **values: Any) -> None:
     """Train an SSD detector with the Symbolic API, in float32 or in mixed precision."""

@@ -12,7 +12,7 @@ import click
 import mxnet as mx
 
 from examples.common.loop import Learner, run, total_steps
-from examples.common.options import Options
+from examples.common.options import Options, add_options, learning_rate_option
 from examples.word_lm.text import Text, read
 
 
@@ -78,7 +78,6 @@ def optimizer_params(text: Text, options: Options, given: Hyperparameters) -> Di
 
 
 _at_least_1 = click.IntRange(min=1)
-_positive = click.FloatRange(min=0, min_open=True)
 _add = functools.partial(click.option, show_default=True)
 _OPTIONS = (
     click.option(
@@ -87,26 +86,19 @@ _OPTIONS = (
         help="A text in UTF-8.  [default: modules of Python's standard library]",
     ),
     _add("--vocabulary", type=click.IntRange(min=2), default=5000, help="Words told apart."),
-    _add(
-        "--length",
-        type=_at_least_1,
-        default=35,
-        help="Words that gradients reach back; some batches have more or fewer.",
-    ),
+    _add("--length", type=_at_least_1, default=35, help="Words that gradients reach; some batches have more or fewer."),
     _add("--hidden", type=_at_least_1, default=200, help="Units of each layer."),
     _add("--layers", type=_at_least_1, default=2, help="Layers of LSTM."),
     _add("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.2),
     _add("--tied/--untied", default=True, help="One weight for embedding and last layer."),
-    _add("--clip", type=_positive, default=0.25, help="The largest norm of all gradients."),
-    _add("--learning-rate", type=_positive, default=0.004, help="The largest."),
+    _add("--clip", type=click.FloatRange(min=0, min_open=True), default=0.25, help="The largest norm of gradients."),
+    learning_rate_option(0.004),
 )
 
 
 def language_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of text, model and training; they are the arguments of `train` but for the first two."""
-    for add in reversed(_OPTIONS):
-        function = add(function)
-    return function
+    return add_options(function, _OPTIONS)
 
 
 def train(
@@ -126,9 +118,6 @@ def train(
         text: The text's file; None for the standard library.
         vocabulary: Words told apart.
         **hyperparameters: `Hyperparameters`.
-
-    Raises:
-        click.ClickException: If the text cannot be used.
     """
     given = Hyperparameters(**hyperparameters)
     data = Text(*read(text), vocabulary, given.length)

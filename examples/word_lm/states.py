@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
-from typing import List, Sequence
+from typing import Any, List, Sequence
 
 import mxnet as mx
 from mxnet import gluon
@@ -17,48 +18,34 @@ States = List[mx.nd.NDArray]
 _NAME = "state:"
 
 
-class RecurrentPart(Part):
-    """A network and its trainer, with the states that the next batch starts from.
+def recurrent_part(part: Part, learner: Any, ctx: Sequence[mx.Context]) -> Part:
+    """Return what to save of a network, its trainer, and the states that the next batch starts from.
 
     A checkpoint holds them beside the parameters, as ``state:0`` and ``state:1``, where plain MXNet
     leaves them alone.
 
     Args:
         part: The network and its trainer, with Gluon or the Symbolic API.
+        learner: Its ``states`` are saved and loaded: states by context, empty before the first batch.
         ctx: The contexts that the states are spread over.
-
-    Attributes:
-        states: States by context; empty before the first batch.
     """
 
-    def __init__(self, part: Part, ctx: Sequence[mx.Context]) -> None:
-        self._part, self._ctx = part, list(ctx)
-        self.symbol = part.symbol
-        self.states: List[States] = []
+    def save(file: str) -> None:
+        part.save_params(file)
+        kinds = [[each.as_in_context(mx.cpu()) for each in kind] for kind in zip(*learner.states)]
+        together = {f"{_NAME}{number}": mx.nd.concat(*kind, dim=1) for number, kind in enumerate(kinds)}
+        mx.nd.save(file, {**mx.nd.load(file), **together})
 
-    def save_params(self, file: str) -> None:
-        """Write parameters and states."""
-        self._part.save_params(file)
-        together = [mx.nd.concat(*[each.as_in_context(mx.cpu()) for each in kind], dim=1) for kind in zip(*self.states)]
-        mx.nd.save(file, {**mx.nd.load(file), **{f"{_NAME}{i}": array for i, array in enumerate(together)}})
-
-    def load_params(self, file: str) -> None:
-        """Read what `save_params` wrote, onto as many contexts as there are now."""
+    def load(file: str) -> None:
         arrays = mx.nd.load(file)
         together = [arrays.pop(name) for name in sorted(arrays) if name.startswith(_NAME)]
         with tempfile.TemporaryDirectory() as folder:
             params = os.path.join(folder, "params")
             mx.nd.save(params, arrays)
-            self._part.load_params(params)
-        self.states = [list(each) for each in zip(*(spread(array, self._ctx, axis=1) for array in together))]
+            part.load_params(params)
+        learner.states = [list(each) for each in zip(*(spread(array, ctx, axis=1) for array in together))]
 
-    def save_states(self, file: str) -> None:
-        """Write the optimizer's states and the loss scale."""
-        self._part.save_states(file)
-
-    def load_states(self, file: str) -> None:
-        """Read what `save_states` wrote."""
-        self._part.load_states(file)
+    return dataclasses.replace(part, save_params=save, load_params=load)
 
 
 def begin(layers: int, batch_size: int, hidden: int, ctx: mx.Context) -> States:

@@ -115,9 +115,6 @@ def read(path: Optional[Path]) -> Tuple[List[str], List[str]]:
     Args:
         path: A text in UTF-8, whose last eighth is held out; None for modules of Python's standard
             library, of which every eighth is. That text differs between versions of Python.
-
-    Raises:
-        click.ClickException: If the file is no text, or has next to none.
     """
     if path is None:
         training: List[str] = []

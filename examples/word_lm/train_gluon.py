@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterable
+from typing import Any, Dict, Iterable, List
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -21,22 +21,16 @@ from mxnet import autograd, gluon
 from examples.common.command import Command
 from examples.common.loop import Learner
 from examples.common.options import Options, training_options
-from examples.common.parts import GluonPart
+from examples.common.parts import gluon_part
+from examples.common.tally import Tally
 from examples.word_lm.model import INITIALIZER, LanguageModel
 from examples.word_lm.settings import Hyperparameters, language_options, optimizer_params, train
-from examples.word_lm.states import RecurrentPart, States, begin, spread
-from examples.word_lm.tally import Tally
+from examples.word_lm.states import States, begin, recurrent_part, spread
 from examples.word_lm.text import Batch, Text
 
 
 class GluonLearner(Learner):
-    """A converted language model and its trainer.
-
-    Args:
-        text: What it is to learn.
-        options: The options of the script.
-        given: Model and training.
-    """
+    """A converted language model and its trainer."""
 
     def __init__(self, text: Text, options: Options, given: Hyperparameters) -> None:
         mx.random.seed(options.seed)
@@ -52,39 +46,39 @@ class GluonLearner(Learner):
         self.scaler = self._trainer = mxmp.gluon.Trainer(
             net.collect_params(), "adam", params, loss_scale=options.loss_scale
         )
-        self._part = RecurrentPart(GluonPart(net, self._trainer, symbol), self._ctx)
-        self.parts = {"model": self._part}
+        self.states: List[States] = []
+        self.parts = {"model": recurrent_part(gluon_part(net, self._trainer, symbol), self, self._ctx)}
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch, from the states that the one before it ended with."""
         size = len(batch.words)
         words, following = spread(batch.words, self._ctx), spread(batch.following, self._ctx)
         if batch.first:
-            self._part.states = [self._begin(part) for part in words]
+            self.states = [self._begin(part) for part in words]
         with autograd.record():
-            found = [self._net(part, *states) for part, states in zip(words, self._part.states)]
+            found = [self._net(part, *states) for part, states in zip(words, self.states)]
             logits = [each[0].astype("float32", copy=False) for each in found]
             losses = [self._loss(*pair) for pair in zip(logits, following)]  # (N,), means over T words
             with self._trainer.scale_loss(losses) as scaled:
                 autograd.backward(scaled)
-        self._part.states = [[state.detach() for state in states] for _, *states in found]
+        self.states = [[state.detach() for state in states] for _, *states in found]
         self._trainer.clip_global_norm(self._given.clip * size)  # of gradients summed over N, until step divides them
         self._schedule.see(batch.words)
         self._trainer.step(size)
-        tally = Tally()
+        tally = Tally(logits=True)
         for pair in zip(logits, following):
-            tally.add(*pair, logits=True)
-        return tally.trained()
+            tally.add(*pair)
+        return tally.figures()
 
     def evaluate(self, batches: Iterable[Batch]) -> Dict[str, float]:
         """Return perplexity and accuracy on batches."""
-        tally = Tally()
+        tally = Tally(logits=True)
         states: States = []
         for batch in batches:
             words = batch.words.as_in_context(self._ctx[0])
             logits, *states = self._net(words, *(self._begin(words) if batch.first else states))
-            tally.add(logits, batch.following, logits=True)
-        return tally.held_out()
+            tally.add(logits, batch.following)
+        return {"perplexity": tally.perplexity, "accuracy": tally.accuracy}
 
     def _begin(self, words: mx.nd.NDArray) -> States:
         return begin(self._given.layers, len(words), self._given.hidden, words.context)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterable, Tuple
+from typing import Any, Dict, Iterable, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script it finds the repository
 
@@ -20,11 +20,11 @@ import mxnet as mx
 from examples.common.command import Command
 from examples.common.loop import Learner
 from examples.common.options import Options, training_options
-from examples.common.parts import ModulePart
+from examples.common.parts import module_part
+from examples.common.tally import Tally
 from examples.word_lm.model import INITIALIZER, symbol_generator
 from examples.word_lm.settings import Hyperparameters, language_options, optimizer_params, train
-from examples.word_lm.states import RecurrentPart, States, begin
-from examples.word_lm.tally import Tally
+from examples.word_lm.states import States, begin, recurrent_part
 from examples.word_lm.text import Batch, Text
 from symbols.lstm_lm import STATES
 
@@ -35,11 +35,6 @@ class ModuleLearner(Learner):
     """A language model of several lengths in mixed precision.
 
     The states are data: they go in with the words, and come out behind the probabilities.
-
-    Args:
-        text: What it is to learn.
-        options: The options of the script.
-        given: Model and training.
     """
 
     def __init__(self, text: Text, options: Options, given: Hyperparameters) -> None:
@@ -59,32 +54,32 @@ class ModuleLearner(Learner):
         self._schedule = params["lr_scheduler"]
         module.init_optimizer(optimizer="adam", optimizer_params=params)
         self.scaler = self._module = module
-        self._part = RecurrentPart(ModulePart(module), [self._ctx])
-        self.parts = {"model": self._part}
+        self.states: List[States] = []
+        self.parts = {"model": recurrent_part(module_part(module), self, [self._ctx])}
 
     def step(self, batch: Batch) -> Dict[str, float]:
         """Train on a batch, from the states that the one before it ended with."""
-        states = self._begin(batch) if batch.first else self._part.states[0]
+        states = self._begin(batch) if batch.first else self.states[0]
         self._module.forward_backward(self._feed(batch, states))
         probabilities, states = self._outputs()
-        self._part.states = [states]
+        self.states = [states]
         size = len(batch.words)
         self._module.clip_global_norm(self._given.clip * size)  # of gradients summed over N, until update divides them
         self._schedule.see(batch.words)
         self._module.update()
-        tally = Tally()
-        tally.add(probabilities, batch.following, logits=False)
-        return tally.trained()
+        tally = Tally(logits=False)
+        tally.add(probabilities, batch.following)
+        return tally.figures()
 
     def evaluate(self, batches: Iterable[Batch]) -> Dict[str, float]:
         """Return perplexity and accuracy on batches."""
-        tally = Tally()
+        tally = Tally(logits=False)
         states: States = []
         for batch in batches:
             self._module.forward(self._feed(batch, self._begin(batch) if batch.first else states), is_train=False)
             probabilities, states = self._outputs()
-            tally.add(probabilities, batch.following, logits=False)
-        return tally.held_out()
+            tally.add(probabilities, batch.following)
+        return {"perplexity": tally.perplexity, "accuracy": tally.accuracy}
 
     def _begin(self, batch: Batch) -> States:
         return begin(self._given.layers, len(batch.words), self._given.hidden, self._ctx)

@@ -2,56 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import signal
-
 import mxnet as mx
 import numpy as np
 import pytest
 import scipy.linalg
-from click.testing import CliRunner
 from matplotlib.image import imread
 from mxnet import autograd, gluon
 
 import mxmp
-from examples.common.options import Options
 from examples.gan import train
 from examples.gan.data import Digits
 from examples.gan.figures import frechet_distance, save_grid
 from examples.gan.networks import NOISE, make_discriminator, make_generator
+from tests.examples import scripts
+from tests.examples.common.small import options
 
 CPU = (mx.cpu(),)
-SMALL = ["--channels", "4", "--batches", "2", "--batch-size", "8"]
-
-
-def call(*args):
-    return CliRunner().invoke(train.main, [*SMALL, *map(str, args)], env={"COLUMNS": "160"})
 
 
 def learner(loss_scale=None, policy="O0", ctx=CPU):
     policy, scale = mxmp.Policy.parse(policy), mxmp.loss_scale.parse(loss_scale)
-    options = Options(policy, scale, ctx, 1, None, 8, 0, False, False, None)
-    return train.GanLearner(16, 4, options, 0.01)
+    return train.GanLearner(16, 4, options(None, policy=policy, loss_scale=scale, ctx=ctx, batch_size=8), 0.01)
 
 
-def values(found):
-    nets = found._generator, found._discriminator
-    return [param._reduce().asnumpy() for net in nets for param in net.collect_params().values()]
-
-
-def trained(found):
-    """Return the weights, and not the running statistics, which a step without an update may move."""
-    return [
-        param._reduce().asnumpy()
-        for net in (found._generator, found._discriminator)
-        for param in net.collect_params().values()
-        if param.grad_req != "null"
-    ]
-
-
-def history(folder):
-    record = json.loads((folder / "run.json").read_text())["history"]
-    return {name: series for name, series in record["steps"].items() if name != "seconds"}, record["epochs"]
+def values(found, trained=False):
+    """Return parameters; only weights if trained, not running statistics, which a step without an update may move."""
+    params = [*found._generator.collect_params().values(), *found._discriminator.collect_params().values()]
+    params = [param for param in params if not trained or param.grad_req != "null"]
+    return [param._reduce().asnumpy() for param in params]
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +134,11 @@ def test_steps_in_float32_are_those_of_mxnet(images, loss_scale):
 
 def test_a_scale_too_large_falls_once_a_step_and_nothing_is_learned(images):
     found = learner(mxmp.loss_scale.DynamicLossScale(init_scale=2.0**100, max_scale=2.0**120), "O2")
-    start = trained(found)
+    start = values(found, trained=True)
     found.step(images)
     assert found.loss_scale == 2.0**99
     assert found.skipped_steps == 1
-    for value, before in zip(trained(found), start):
+    for value, before in zip(values(found, trained=True), start):
         np.testing.assert_array_equal(value, before)
 
 
@@ -176,54 +154,8 @@ def test_two_contexts_share_a_batch(images):
 
 @pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
 def test_a_run_gives_a_table_a_plot_and_a_picture(tmp_path, policy):
-    done = call("--policy", policy, "--epochs", 1, "--output", tmp_path)
-    assert done.exit_code == 0, done.output
-    assert "test distance" in done.output
-    assert f"{train.PICTURE}" in " ".join(done.output.split()).split("drawn images ")[1]
-    for name in ("run.png", train.PICTURE):
-        assert imread(tmp_path / name).size
+    _, text = scripts.train("gan", tmp_path, "--policy", policy, "--epochs", 1)
+    assert "test distance" in text
+    assert train.PICTURE in text.split("drawn images ")[1]
+    assert imread(tmp_path / "run.png").size
     assert imread(tmp_path / train.PICTURE).shape[:2] == (128, 128)
-
-
-def test_an_interrupted_run_resumes_to_the_bit(tmp_path, monkeypatch):
-    args = ["--epochs", 2, "--policy", "O2", "--loss-scale", "dynamic"]
-    assert call(*args, "--output", tmp_path / "unbroken").exit_code == 0
-    step, seen = train.GanLearner.step, []
-
-    def interrupted(self, batch):
-        seen.append(len(batch))
-        if len(seen) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return step(self, batch)
-
-    monkeypatch.setattr(train.GanLearner, "step", interrupted)
-    broken = call(*args, "--output", tmp_path / "broken")
-    assert broken.exit_code == 130 and "interrupted after step 3" in broken.output
-    assert call(*args, "--output", tmp_path / "broken", "--resume").exit_code == 0
-    assert len(seen) == 4
-    assert history(tmp_path / "broken") == history(tmp_path / "unbroken")
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--batch-size", "1201"], "there are fewer than 1201 training examples"),
-        (["--image-size", "20"], "'20' is not one of '16', '32'"),
-        (["--channels", "2"], "2 is not in the range x>=4"),
-        (["--learning-rate", "0"], "0.0 is not in the range x>0"),
-        (["--resume"], "there is no checkpoint"),
-    ],
-    ids=lambda each: each[0] if isinstance(each, list) else "",
-)
-def test_bad_input_ends_in_one_line(tmp_path, args, message):
-    done = call("--output", tmp_path, *args)
-    assert done.exit_code in (1, 2)
-    assert message in done.output.splitlines()[-1]
-    assert "Traceback" not in done.output
-
-
-def test_a_checkpoint_of_another_network_is_refused(tmp_path):
-    assert call("--epochs", 1, "--policy", "O0", "--output", tmp_path).exit_code == 0
-    done = call("--epochs", 1, "--policy", "O0", "--output", tmp_path, "--resume", "--channels", 8)
-    assert done.exit_code == 1
-    assert "a checkpoint with channels 4, not 8" in " ".join(done.output.split())

@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 import mxmp
 from examples.common.loop import Data, Learner
 from examples.common.options import Options
-from examples.common.parts import GluonPart, ModulePart
+from examples.common.parts import gluon_part
 
 INPUTS = 6
 
@@ -30,11 +30,14 @@ def options(output, **changes):
     return Options(**{**values, **changes})
 
 
-class Numbers(Data):
-    """Five batches of random numbers in each epoch, and two held out."""
+def float32(output, **changes):
+    return options(output, policy=mxmp.Policy.parse("O0"), loss_scale=mxmp.loss_scale.parse(None), **changes)
 
-    def steps(self, batch_size):
-        return 5
+
+class Numbers(Data):
+    """Five batches of four random numbers in each epoch, and two held out."""
+
+    count = 20
 
     def train(self, batch_size, epoch, seed):
         rng = np.random.RandomState([seed, epoch])
@@ -65,7 +68,7 @@ class Small(Learner):
         self.scaler = self.trainer = mxmp.gluon.Trainer(
             net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=options.loss_scale
         )
-        self.parts = {"small": GluonPart(net, self.trainer, symbol)}
+        self.parts = {"small": gluon_part(net, self.trainer, symbol)}
         self.on_step, self.number = on_step, 0
 
     def step(self, batch):
@@ -85,15 +88,3 @@ class Small(Learner):
 
 def params_of(learner):
     return {name: param._reduce().asnumpy() for name, param in learner.net.collect_params().items()}
-
-
-def module_part():
-    """Return a module that has taken a step, as a part."""
-    data = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc"), name="bn")
-    module = mxmp.module.Module(mx.sym.SoftmaxOutput(data, name="softmax"), policy="O2", loss_scale=16)
-    module.bind([("data", (4, INPUTS))], [("softmax_label", (4,))])
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer(optimizer="adam")
-    module.forward_backward(mx.io.DataBatch([mx.nd.random.normal(shape=(4, INPUTS))], [mx.nd.zeros(4)]))
-    module.update()
-    return module, ModulePart(module)

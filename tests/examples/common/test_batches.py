@@ -1,4 +1,4 @@
-"""Batches that are smaller than the others."""
+"""Which examples make up a batch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ from typing import NamedTuple
 import mxnet as mx
 import numpy as np
 
-from examples.common.batches import fill
+from examples.common.batches import fill, in_order, shuffled
 
 
 class Pair(NamedTuple):
     left: mx.nd.NDArray
     right: mx.nd.NDArray
+
+
+def test_an_epoch_has_each_example_once_but_for_a_last_batch_that_is_not_whole():
+    batches = list(shuffled(10, 3, np.random.RandomState(0)))
+    assert [len(batch) for batch in batches] == [3, 3, 3]
+    assert len(set(np.concatenate(batches))) == 9
+
+
+def test_the_order_is_the_generators_and_drawn_at_once():
+    rng = np.random.RandomState(0)
+    batches = shuffled(10, 5, rng)
+    rng.rand()
+    np.testing.assert_array_equal(np.concatenate(list(batches)), np.random.RandomState(0).permutation(10))
+
+
+def test_examples_held_out_come_in_order_and_to_the_last():
+    assert [list(batch) for batch in in_order(5, 3)] == [[0, 1, 2], [3, 4]]
 
 
 def test_the_last_example_is_repeated():

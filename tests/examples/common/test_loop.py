@@ -178,7 +178,7 @@ def test_a_run_with_other_options_does_not_resume(tmp_path):
 
 
 def test_data_without_one_batch_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(Numbers, "steps", lambda self, batch_size: 0)
+    monkeypatch.setattr(Numbers, "count", 3)
     with pytest.raises(click.BadParameter, match="there are fewer than 4 training examples"):
         loop.total_steps(Numbers(), options(tmp_path))
 
@@ -194,31 +194,15 @@ def test_a_run_leaves_a_plot_and_prints_a_table(tmp_path, capsys):
 
 def test_a_learner_may_write_more_at_the_end(tmp_path, capsys):
     class Writing(Small):
-        def finish(self, folder, data):
+        def finish(self, folder):
             assert (folder / "run.json").exists()
-            assert isinstance(data, Numbers)
             (folder / "more.txt").write_text(f"{self.number}")
             return [("more", folder / "more.txt")]
 
     opts = options(tmp_path, batches=2)
     train(opts, Writing(opts))
     assert (tmp_path / "more.txt").read_text() == "4"
-    assert "more.txt" in capsys.readouterr().out.split("more ")[-1].replace("\n", "")
-
-
-def test_noise_differs_from_step_to_step(tmp_path):
-    """Dropout is drawn anew in each step, though every step has a seed of its own."""
-    opts = options(tmp_path, batches=2, epochs=1)
-    seen = []
-
-    class Watching(Small):
-        def step(self, batch):
-            seen.append(loop.mx.nd.random.uniform(shape=8).asnumpy().tolist())
-            return super().step(batch)
-
-    train(opts, Watching(opts))
-    assert all(one != other for one, other in itertools.combinations(seen, 2))
-    assert len(seen) == 2
+    assert "more.txt" in "".join(capsys.readouterr().out.split())  # the table folds a long path
 
 
 # Several workers.
@@ -276,7 +260,8 @@ def test_a_run_of_two_workers_does_not_resume_with_one(tmp_path):
         train(dataclasses.replace(opts, resume=True))
 
 
-def test_noise_differs_from_worker_to_worker(tmp_path):
+def test_noise_differs_from_step_to_step_and_from_worker_to_worker(tmp_path):
+    """Dropout is drawn anew in each step, though every step has a seed of its own."""
     seen = []
 
     class Watching(Small):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from examples.common import plot
@@ -65,7 +64,7 @@ def test_series_of_a_kind_share_a_panel_and_the_loss_scale_is_last(figures, tmp_
         ([5.0, 4.0, 2.0, 1.0], "linear"),  # no decade: a logarithmic axis would have one tick, or none
         ([2.0] * 4, "linear"),
         ([0.001, 0.01, 1.0, 90.0], "log"),
-        ([np.nan, 90.0, 0.01, 0.001], "linear"),  # means over what is no number
+        ([None, 90.0, 0.01, 0.001], "linear"),  # means over what is no number
     ],
     ids=["negative", "narrow", "constant", "wide", "nan"],
 )
@@ -100,5 +99,6 @@ def test_skipped_steps_are_marked_on_the_loss_scale(figures, tmp_path):
     assert figures[0].axes[-1].get_legend_handles_labels()[1] == ["skipped"]
 
 
-def test_smooth_averages_over_the_steps_before():
-    assert plot.smooth([1.0, 3.0, 5.0], window=2) == [1.0, 2.0, 4.0]
+def test_smooth_averages_over_the_steps_before(monkeypatch):
+    monkeypatch.setattr(plot, "WINDOW", 2)
+    assert plot.smooth([1.0, 3.0, 5.0]) == [1.0, 2.0, 4.0]

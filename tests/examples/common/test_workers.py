@@ -7,7 +7,8 @@ import sys
 import click
 import pytest
 
-from examples.common.workers import LOCAL, Workers, join, require_share
+from examples.common.workers import LOCAL, Workers
+from examples.image_classification.settings import join, require_share
 from mxmp.distributed import KVStore
 from mxmp.errors import DependencyError, TrainerError
 from tests.distributed.engines import Second, Twins

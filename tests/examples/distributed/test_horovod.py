@@ -6,7 +6,8 @@ import importlib.util
 
 import pytest
 
-from tests.examples.distributed.checks import TRAIN, arguments, check_as_alone, check_resume, finish, start
+from tests.examples.distributed.checks import TRAIN, arguments, check_as_alone, check_resume
+from tests.examples.processes import finish, start
 
 HOROVOD = ("--engine", "horovod")
 

@@ -12,12 +12,12 @@ from examples.common.workers import Workers
 from examples.distributed import train
 from examples.image_classification.data import load
 from examples.image_classification.train_gluon import GluonLearner
-from mxmp import Policy
 from mxmp.distributed import KVStore
 from tests.distributed.engines import Twins
-from tests.examples.common.small import options
-from tests.examples.distributed.checks import arguments, check_as_alone, check_resume, finish, start
-from tests.examples.image_classification.scripts import call
+from tests.examples.common.small import float32
+from tests.examples.distributed.checks import arguments, check_as_alone, check_resume
+from tests.examples.processes import finish, start
+from tests.examples.scripts import call
 
 
 @pytest.fixture(scope="module")
@@ -49,21 +49,10 @@ def test_a_job_that_was_interrupted_resumes_to_the_bit(tmp_path, run):
 def test_weights_that_onednn_has_laid_out_can_be_sent(tmp_path):
     """The convolutions of the default network have run once when the workers are given worker 0's weights."""
     workers = Workers(KVStore(Twins()))
-    learner = GluonLearner(
-        "cifar_resnet20_v1", load("digits"), options(tmp_path, policy=Policy.parse("O0")), 0.1, workers
-    )
+    learner = GluonLearner("cifar_resnet20_v1", load("digits"), float32(tmp_path), 0.1, workers)
     learner.parts["net"].save_params(str(tmp_path / "params"))
     weights = [value for name, value in mx.nd.load(str(tmp_path / "params")).items() if name.endswith("conv0_weight")]
     assert weights and all(np.isfinite(each.asnumpy()).all() and each.asnumpy().any() for each in weights)
-
-
-def test_help_has_the_options_of_the_training_too():
-    code, text = call(train.main, "--help")
-    assert code == 0
-    for option in "workers engine api policy ctx epochs batch-size resume output network data".split():
-        assert f"--{option} " in text
-    assert "--kvstore" not in text
-    assert text.count("--output ") == 1 and "output/distributed" in text
 
 
 @pytest.mark.parametrize(

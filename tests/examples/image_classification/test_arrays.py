@@ -26,24 +26,6 @@ def test_an_epoch_has_each_image_once_with_its_label():
         np.testing.assert_allclose((images + 1) * 127.5, labels[:, None, None, None] * np.ones((1, 1, 4, 4)), atol=1e-4)
 
 
-def test_the_last_batch_of_an_epoch_is_left_out_if_it_is_not_whole():
-    assert make().steps(3) == 3 == len(batches(make(), 3, 0, 0))
-
-
-def test_batches_depend_on_seed_and_epoch_alone():
-    images = make(shift=1, flip=True)
-    first, again, seeded, later = (batches(images, 10, *args)[0] for args in ((0, 0), (0, 0), (0, 1), (1, 0)))
-    assert (first[0] == again[0]).all()
-    assert (first[1] == again[1]).all()
-    assert (first[1] != seeded[1]).any()
-    assert (first[1] != later[1]).any()
-
-
-def test_images_held_out_come_in_order_and_to_the_last():
-    labels = [batch.labels.asnumpy().tolist() for batch in make().test(3)]
-    assert labels == [[0, 1, 2], [3, 4]]
-
-
 def test_images_are_scaled_to_the_size_that_is_asked_for():
     images = make(size=6)
     assert images.shape == (1, 6, 6)

@@ -20,27 +20,47 @@ def test_digits_are_split_without_overlap():
     assert (np.concatenate(held_out).min(), np.concatenate(held_out).max()) == (-1.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "write", "shape", "classes", "count"),
-    [
-        ("fashion-mnist", write_idx, (1, 28, 28), 10, 24),
-        ("mnist", write_idx, (1, 28, 28), 10, 24),
-        ("cifar10", write_cifar, (3, 32, 32), 10, 20),
-        ("folder", write_folder, (3, 224, 224), 3, 12),
-    ],
-)
-def test_data_in_a_folder_is_read_by_name(tmp_path, name, write, shape, classes, count):
+def write_both(folder):
+    for name in ("train", "test"):
+        write_records(folder / f"{name}.rec", LABELS)
+
+
+LABELS = [0, 1, 2, 1, 0, 2, 3, 1, 2, 0]
+KINDS = {
+    "fashion-mnist": (write_idx, (1, 28, 28), 10, 24),
+    "mnist": (write_idx, (1, 28, 28), 10, 24),
+    "cifar10": (write_cifar, (3, 32, 32), 10, 20),
+    "folder": (write_folder, (3, 224, 224), 3, 12),
+    "records": (write_both, (3, 224, 224), 4, 10),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_data_in_a_folder_is_read_by_name(tmp_path, name):
+    write, *expected = KINDS[name]
     write(tmp_path)
     images = data.load(name, tmp_path)
-    assert (images.shape, images.classes, images.steps(1)) == (shape, classes, count)
+    assert [images.shape, images.classes, images.steps(1)] == expected
     assert len(next(images.test(1)).images) == 1
 
 
-def test_records_are_read_by_name(tmp_path):
-    for name in ("train", "test"):
-        write_records(tmp_path / f"{name}.rec", [0, 1, 2])
-    images = data.load("records", tmp_path, image_size=8)
-    assert (images.shape, images.classes, images.steps(1)) == ((3, 8, 8), 3, 3)
+@pytest.mark.parametrize("name", KINDS)
+def test_training_depends_on_seed_and_epoch_alone_and_has_whole_batches(tmp_path, name):
+    KINDS[name][0](tmp_path)
+    images = data.load(name, tmp_path, image_size=8)
+    read = [list(images.train(5, epoch, seed)) for epoch, seed in ((0, 0), (0, 0), (0, 1), (1, 0))]
+    assert [len(batch.images) for batch in read[0]] == [5] * images.steps(5)
+    first, again, *others = (np.concatenate([batch.images.asnumpy() for batch in batches]) for batches in read)
+    np.testing.assert_array_equal(first, again)
+    assert all((first != other).any() for other in others)
+
+
+@pytest.mark.parametrize("name", ["folder", "records"])
+def test_images_are_those_of_their_labels(tmp_path, name):
+    KINDS[name][0](tmp_path)
+    for batch in data.load(name, tmp_path, image_size=8).train(4, 0, 0):
+        reds = (batch.images[:, 0].asnumpy() + 1) * 127.5
+        np.testing.assert_allclose(reds, 40 * batch.labels.asnumpy()[:, None, None] * np.ones((1, 8, 8)), atol=1e-3)
 
 
 def test_fashion_mnist_is_looked_for_where_debian_puts_it(monkeypatch, tmp_path):

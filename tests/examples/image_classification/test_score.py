@@ -14,12 +14,12 @@ from examples.image_classification.data import load
 from examples.image_classification.scoring import score as score_model
 from mxmp.symbol import convert_model, load_checkpoint, on_cpu
 from tests.examples.image_classification.files import write_folder
-from tests.examples.image_classification.scripts import TRAINERS, call, train
+from tests.examples.scripts import call, train
 
 DATA = ("--image-size", 20, "--batches", 4, "--batch-size", 50)
 
 
-@pytest.fixture(scope="module", params=list(TRAINERS))
+@pytest.fixture(scope="module", params=["gluon", "module"])
 def prefix(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     train(request.param, folder, "--policy", "O0", "--batches", 20, "--batch-size", 20)

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import json
-import signal
 
 import mxnet as mx
 import numpy as np
 import pytest
 from PIL import Image
 
-from examples.ssd import digits, plot_gradients, train_gluon, train_symbol
+from examples.ssd import plot_gradients, train_symbol
 from examples.ssd.batches import Batch, make_batch
 from examples.ssd.digits import DigitScenes
-from examples.ssd.networks import SMALL as SMALL_NET
-from examples.ssd.networks import SMALL_SYMBOL
+from examples.ssd.networks import SMALL, SMALL_SYMBOL
 from examples.ssd.score import Detections, Score
 from examples.ssd.train_symbol import losses, to_inputs
-from mxmp import Policy
-from tests.examples.common.small import options
-from tests.examples.image_classification.scripts import call
+from tests.examples.common.small import float32
+from tests.examples.scripts import SCRIPTS, call, train
 from tests.examples.ssd.files import write_det_records, write_voc
 
-SCRIPTS = {"gluon": train_gluon, "symbol": train_symbol}
-NETWORKS = {"gluon": SMALL_NET, "symbol": SMALL_SYMBOL}
-LEARNERS = {"gluon": train_gluon.GluonLearner, "symbol": train_symbol.SymbolLearner}
-KINDS = list(SCRIPTS)
-SMALL = ("--image-size", 64, "--batch-size", 4, "--batches", 2, "--epochs", 2)
-
-
-def train(kind, output, *args):
-    """Train in a small way; return the record of the run."""
-    code, text = call(SCRIPTS[kind].main, *SMALL, "--output", output, *args)
-    assert code == 0, text
-    return json.loads((output / "run.json").read_text()), text
-
-
-def untimed(record):
-    steps = {name: values for name, values in record["history"]["steps"].items() if name != "seconds"}
-    return steps, record["history"]["epochs"], record["files"]
+NETWORKS = {"ssd gluon": SMALL, "ssd symbol": SMALL_SYMBOL}
+KINDS = list(NETWORKS)
 
 
 def size_of(picture):
@@ -53,7 +34,7 @@ def detect_plainly(kind, output, images):
     executor = symbol.simple_bind(mx.cpu(), data=images.shape, grad_req="null")
     executor.copy_params_from(arg_params, aux_params)
     found = executor.forward(data=images)
-    if kind == "symbol":
+    if kind == "ssd symbol":
         return Detections(found[0][..., 0], found[0][..., 1], found[0][..., 2:] * images.shape[2])
     return Detections(found[0][..., 0], found[1][..., 0], found[2])
 
@@ -75,54 +56,11 @@ def test_a_run_leaves_table_plot_detections_and_a_network_for_plain_mxnet(kind, 
         assert score.figures()["mAP"] == pytest.approx(record["history"]["epochs"][-1]["mAP"], rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_float16_starts_from_the_weights_and_scenes_of_float32(kind, tmp_path):
-    one, two = (train(kind, tmp_path / policy, "--policy", policy)[0]["history"] for policy in ("O0", "O1"))
-    for name in ("loss/class", "loss/box"):
-        assert one["steps"][name][0] == pytest.approx(two["steps"][name][0], rel=2e-2)
-        assert one["steps"][name] != two["steps"][name]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_interrupted_resumes_to_the_bit(kind, tmp_path, monkeypatch):
-    args = ("--policy", "O2", "--loss-scale", "dynamic")
-    unbroken, _ = train(kind, tmp_path / "unbroken", *args)
-    learner = LEARNERS[kind]
-    step, taken = learner.step, []
-
-    def interrupted(self, batch):
-        taken.append(batch)
-        if len(taken) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return step(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(learner, "step", interrupted)
-        code, text = call(SCRIPTS[kind].main, *SMALL, "--output", tmp_path / "broken", *args)
-    assert (code, "interrupted after step 3; it is saved, go on with:" in text) == (130, True)
-    resumed, _ = train(kind, tmp_path / "broken", *args, "--resume")
-    assert untimed(resumed)[:2] == untimed(unbroken)[:2]
-    assert resumed["files"]["net-0000.params"] == unbroken["files"]["net-0000.params"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_learns(kind, tmp_path):
-    args = (
-        "--image-size",
-        96,
-        "--batch-size",
-        16,
-        "--batches",
-        40,
-        "--epochs",
-        1,
-        "--policy",
-        "O1",
-        "--loss-scale",
-        128,
-    )
-    record, _ = train(kind, tmp_path, *args)
+    args = ("--image-size", 96, "--batch-size", 16, "--batches", 40, "--epochs", 1, "--loss-scale", 128)
+    record, _ = train(kind, tmp_path, *args, "--policy", "O1")
     for name in ("loss/class", "loss/box"):
         values = record["history"]["steps"][name]
         assert np.mean(values[-10:]) < 0.7 * np.mean(values[:5])
@@ -131,17 +69,12 @@ def test_training_learns(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_contexts_learn_from_the_same_images_what_one_does(kind, tmp_path, monkeypatch):
     """Each normalizes its part of a batch, so that of the same images twice each has the whole."""
-    monkeypatch.setattr(SCRIPTS[kind], "OPTIMIZER", "sgd")  # Adam does not see the size of gradients
+    monkeypatch.setattr(SCRIPTS[kind].module, "OPTIMIZER", "sgd")  # Adam does not see the size of gradients
     scenes = DigitScenes(64)
     once = next(scenes.train(4, 0, 0))
     twice = Batch(*(mx.nd.concat(each, each, dim=0) for each in once))
     one, two = (
-        LEARNERS[kind](
-            NETWORKS[kind],
-            scenes,
-            options(tmp_path, ctx=ctx, batch_size=size, batches=3, policy=Policy.parse("O0")),
-            0.01,
-        )
+        SCRIPTS[kind].learner(NETWORKS[kind], scenes, float32(tmp_path, ctx=ctx, batch_size=size, batches=3), 0.01)
         for ctx, size in (((mx.cpu(),), 4), ((mx.cpu(0), mx.cpu(1)), 8))
     )
     for _ in range(3):
@@ -179,40 +112,6 @@ def test_voc_and_records_are_read_by_the_options(kind, tmp_path):
     assert record["settings"]["classes"] == ["ant", "bee"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "args", "code", "message"),
-    [
-        ("gluon", ("--network", "ssd_512_resnet50"), 2, "no such SSD; the nearest are ssd_512_resnet50_v1"),
-        ("symbol", ("--network", "ssd512_resnet5"), 2, "no such SSD in symbols/; there are ssd300_vgg16, ssd512_vgg16"),
-        ("symbol", ("--network", "resnet50_v1"), 2, "no such SSD in symbols/"),
-        ("gluon", ("--data", "voc"), 2, "--data voc needs --data-dir"),
-        (
-            "gluon",
-            ("--data", "voc", "--data-dir", "nowhere"),
-            1,
-            "nowhere: there is no such folder. http",
-        ),
-        ("symbol", ("--data", "records", "--data-dir", "nowhere"), 1, "nowhere: there is no train.rec in it"),
-        ("gluon", ("--class-names", "a,a"), 2, "expected different names with commas between"),
-        ("gluon", ("--class-names", "a,b"), 2, "digits have their own"),
-        ("symbol", ("--batch-size", 5000), 2, "there are fewer than 5000 training examples"),
-        ("symbol", ("--resume",), 1, "there is no checkpoint; leave --resume out"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line_and_writes_nothing(kind, args, code, message, tmp_path):
-    output = tmp_path / "output"
-    found, text = call(SCRIPTS[kind].main, *SMALL, "--output", output, *args)
-    assert (found, "Traceback" in text) == (code, False), text
-    assert message in text
-    assert not output.exists()
-
-
-def test_a_checkpoint_of_another_network_is_refused_by_name(tmp_path):
-    train("symbol", tmp_path)
-    code, text = call(train_gluon.main, *SMALL, "--output", tmp_path, "--resume")
-    assert (code, "a checkpoint with script ssd/train_symbol, not ssd/train_gluon" in text) == (1, True)
-
-
 def test_losses_are_means_over_matched_boxes():
     probabilities = np.array([[[0.5, 0.25, 0.9, 0.1], [0.5, 0.75, 0.1, 0.9]]])  # (1, 2 classes, 4 boxes)
     targets = np.array([[1, 0, -1, 1]])
@@ -236,7 +135,7 @@ def test_the_picture_of_gradients_comes_with_a_table(tmp_path):
 
 
 def test_the_learning_rate_of_the_picture_falls_over_all_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(digits, "TRAINING", 8)  # two batches an epoch
+    monkeypatch.setattr(DigitScenes, "count", 8)  # two batches an epoch
     step, rates = train_symbol.SymbolLearner.step, []
 
     def spied(self, batch):
@@ -248,12 +147,3 @@ def test_the_learning_rate_of_the_picture_falls_over_all_steps(tmp_path, monkeyp
     args = ("--steps", 5, "--every", 9, "--batch-size", 4, "--image-size", 64, "--output", tmp_path)
     assert call(plot_gradients.main, *args)[0] == 0
     assert all(rate > 0 for rate in rates[:-1]) and len(rates) == 5
-
-
-@pytest.mark.parametrize("main", [train_gluon.main, train_symbol.main, plot_gradients.main])
-def test_help_names_every_option(main):
-    code, text = call(main, "--help")
-    shared = "network data data-dir image-size class-names learning-rate ctx batch-size seed output"
-    training = "policy loss-scale epochs batches resume force" if main is not plot_gradients.main else "steps every"
-    assert code == 0
-    assert all(f"--{option} " in text for option in f"{shared} {training}".split())

@@ -6,13 +6,12 @@ import mxnet as mx
 import numpy as np
 
 import mxmp
-from examples.common.options import Options
 from examples.word_lm import train_gluon, train_module
 from examples.word_lm.settings import Hyperparameters
 from examples.word_lm.text import Text
+from tests.examples.common.small import options
+from tests.examples.scripts import WORDS
 
-WORDS = ["a", "b", "c", "a", "d", "a", "b", "e"] * 30
-SCRIPTS = {"gluon": train_gluon, "module": train_module}
 LEARNERS = {"gluon": train_gluon.GluonLearner, "module": train_module.ModuleLearner}
 CPU = (mx.cpu(),)
 TWO = (mx.cpu(0), mx.cpu(1))
@@ -27,10 +26,10 @@ def hyperparameters(**changes):
 def learner(kind, policy="O0", loss_scale=None, ctx=CPU, **changes):
     """Return a learner, its batches to train on, and those held out."""
     policy, scale = mxmp.Policy.parse(policy), mxmp.loss_scale.parse(loss_scale)
-    options = Options(policy, scale, ctx, 1, None, ROWS, 0, False, False, None)
+    given = options(None, policy=policy, loss_scale=scale, ctx=ctx, epochs=1, batch_size=ROWS)
     text = Text(4 * WORDS, WORDS, 6, LENGTH)
     return (
-        LEARNERS[kind](text, options, hyperparameters(**changes)),
+        LEARNERS[kind](text, given, hyperparameters(**changes)),
         list(text.train(ROWS, 0, 0)),
         list(text.test(ROWS)),
     )

@@ -7,7 +7,7 @@ import pytest
 
 from examples.word_lm import text as texts
 from examples.word_lm.text import UNKNOWN, Text, make_vocabulary, split
-from tests.examples.word_lm.small import WORDS
+from tests.examples.scripts import WORDS
 
 
 def lengths(text, epoch, seed):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import signal
-
 import mxnet as mx
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
+from tests.examples.scripts import SCRIPTS, WORDS, interrupt_in_step, start, train
 from tests.examples.word_lm.small import (
     LEARNERS,
     LENGTH,
     ROWS,
-    SCRIPTS,
     TWO,
-    WORDS,
     arrays,
     as_module,
     gradients,
@@ -25,25 +20,7 @@ from tests.examples.word_lm.small import (
     predict,
 )
 
-SMALL = ["--hidden", "8", "--layers", "1", "--length", str(LENGTH), "--batch-size", str(ROWS)]
-KINDS = list(SCRIPTS)
-kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-def call(kind, *args):
-    return CliRunner().invoke(SCRIPTS[kind].main, [*SMALL, *map(str, args)], env={"COLUMNS": "160"})
-
-
-def history(folder):
-    record = json.loads((folder / "run.json").read_text())["history"]
-    return {name: series for name, series in record["steps"].items() if name != "seconds"}, record["epochs"]
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text(" ".join(WORDS))
-    return path
+kinds = pytest.mark.parametrize("kind", list(LEARNERS))
 
 
 # The learners.
@@ -81,7 +58,7 @@ def test_both_learn_the_same_from_the_same_weights():
 def test_gradients_are_those_of_mxnet_and_end_at_the_batch(kind, tmp_path):
     found, (first, second, *_), _ = learner(kind, loss_scale=1024.0)
     found.step(first)
-    (states,) = ([state.copy() for state in each] for each in found.parts["model"].states)
+    (states,) = ([state.copy() for state in each] for each in found.states)
     assert any(abs(state).sum() > 0 for state in states)
     symbol, arg_params = plain(found, tmp_path)
     names = [name for name in symbol.list_arguments() if name not in {*arg_params, "data", "softmax_label"}]
@@ -168,96 +145,30 @@ def test_each_length_is_a_bucket():
         pytest.param("module", "mixed_bfloat16", marks=pytest.mark.bfloat16),
     ],
 )
-def test_a_run_learns_a_text_and_gives_table_and_plot(tmp_path, file, kind, policy):
+def test_a_run_learns_a_text_and_gives_table_and_plot(tmp_path, kind, policy):
     # A model without states has a perplexity of 1.5 at best: what follows 'a' depends on the words before.
+    file = tmp_path / "text.txt"
     file.write_text(" ".join(4 * WORDS))
-    args = ["--epochs", 3, "--learning-rate", 0.1, "--dropout", 0, "--clip", 5]
-    done = call(kind, "--policy", policy, *args, "--text", file, "--output", tmp_path)
-    assert done.exit_code == 0, done.output
-    assert "test perplexity" in done.output
-    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
-    assert history(tmp_path)[1][-1]["perplexity"] < 1.3
+    args = ["--epochs", 3, "--batches", 999, "--learning-rate", 0.1, "--dropout", 0, "--clip", 5, "--text", file]
+    record, text = train(f"lm {kind}", tmp_path / "run", "--policy", policy, *args)
+    assert "test perplexity" in text
+    assert (tmp_path / "run" / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert record["history"]["epochs"][-1]["perplexity"] < 1.3
 
 
-def test_an_untied_model_has_a_weight_more(tmp_path, file):
+def test_an_untied_model_has_a_weight_more(tmp_path):
     sizes = []
     for tied in ("--tied", "--untied"):
-        args = ["--text", file, tied, "--epochs", 1, "--batches", 1, "--policy", "O0"]
-        done = call("module", *args, "--output", tmp_path / tied)
-        assert done.exit_code == 0, done.output
+        train("lm module", tmp_path / tied, tied, "--epochs", 1, "--batches", 1, "--policy", "O0")
         sizes.append(len(mx.nd.load(str(tmp_path / tied / "model-0000.params"))))
     assert sizes[1] == sizes[0] + 1
 
 
 @kinds
-def test_an_interrupted_run_resumes_to_the_bit(tmp_path, monkeypatch, file, kind):
-    args = ["--epochs", 2, "--batches", 4, "--policy", "O2", "--text", file]
-    assert call(kind, *args, "--output", tmp_path / "unbroken").exit_code == 0
-    step, seen = LEARNERS[kind].step, []
-
-    def interrupted(self, batch):
-        seen.append(batch.first)
-        if len(seen) == 6:
-            signal.raise_signal(signal.SIGINT)
-        return step(self, batch)
-
-    monkeypatch.setattr(LEARNERS[kind], "step", interrupted)
-    broken = call(kind, *args, "--output", tmp_path / "broken")
-    assert broken.exit_code == 130 and "interrupted after step 6" in broken.output
-    done = call(kind, *args, "--output", tmp_path / "broken", "--resume")
-    assert done.exit_code == 0, done.output
-    assert seen == [True, False, False, False] * 2
-    assert history(tmp_path / "broken") == history(tmp_path / "unbroken")
-    first, second = (mx.nd.load(str(tmp_path / name / "model-0000.params")) for name in ("unbroken", "broken"))
-    assert set(first) == set(second) and {"state:0", "state:1"} <= set(first)
-    assert all((first[name] == second[name]).min().asscalar() == 1 for name in first)
-
-
-def test_a_checkpoint_of_another_text_or_script_is_refused(tmp_path, file):
-    args = ["--epochs", 1, "--batches", 1, "--policy", "O0", "--text", file, "--output", tmp_path / "run"]
-    assert call("gluon", *args).exit_code == 0
-    done = call("module", *args, "--resume")
-    assert done.exit_code == 1
-    assert "a checkpoint with script word_lm_gluon, not word_lm_module" in done.output
-    file.write_text(" ".join(WORDS[::-1]))
-    done = call("gluon", *args, "--resume")
-    assert done.exit_code == 1
-    assert "a checkpoint with text " in done.output
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "does not exist"),
-        (b"\xff\xfe\x00", "not a text in UTF-8: invalid start byte at byte 0"),
-        (b"two words", "there are 2 words; expected a text to learn from"),
-        (b"word " * 40, "5 words are held out, fewer than 2 in each of 4 rows"),
-        (b"word " * 20 * 4, "10 words are held out, fewer"),
-    ],
-    ids=["missing", "binary", "words", "rows", "batches"],
-)
-def test_a_text_that_cannot_be_used_ends_in_one_line(tmp_path, content, message):
-    path = tmp_path / "text.txt"
-    if content is not None:
-        path.write_bytes(content)
-    rows = ["--batch-size", "8"] if message.startswith("10") else []
-    done = call("gluon", "--text", path, "--output", tmp_path / "run", *rows)
-    assert done.exit_code in (1, 2)
-    assert message in done.output.splitlines()[-1]
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--vocabulary", "1"], "1 is not in the range x>=2"),
-        (["--dropout", "1"], "1.0 is not in the range 0<=x<1"),
-        (["--clip", "0"], "0.0 is not in the range x>0"),
-        (["--policy", "O9"], "unknown policy 'O9'"),
-    ],
-    ids=lambda each: each[0] if isinstance(each, list) else "",
-)
-def test_bad_options_end_in_one_line(tmp_path, args, message):
-    done = call("module", "--output", tmp_path, *args)
-    assert done.exit_code == 2
-    assert message in done.output.splitlines()[-1]
+def test_a_checkpoint_has_the_states_and_a_resumed_run_begins_no_text_again(kind, tmp_path, monkeypatch):
+    name = f"lm {kind}"
+    taken = interrupt_in_step(monkeypatch, SCRIPTS[name].learner, 6)
+    assert start(name, tmp_path / "run", "--policy", "O0")[0] == 130
+    assert {"state:0", "state:1"} <= set(mx.nd.load(str(tmp_path / "run" / "model-0000.params")))
+    train(name, tmp_path / "run", "--policy", "O0", "--resume")
+    assert [batch.first for batch in taken] == [True, False, False, False] * 2
