@@ -1,6 +1,6 @@
 """Mixed precision for Gluon: convert a net in place, and train it."""
 
-from ..scaling.source import SharedLossScale as SharedLossScale
+from ..scaling.shared import SharedLossScale as SharedLossScale
 from .api import cast as cast
 from .api import convert as convert
 from .api import export as export

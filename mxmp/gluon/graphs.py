@@ -129,25 +129,25 @@ class GraphCache:
 
     def find(self, signature: CallSignature) -> Optional[ConvertedGraph]:
         """Return the graph for a signature that was seen before."""
-        found = self._calls.find(signature)
+        found = self._calls.get(signature)
         if found is not None:
-            self._converted.find((found.traced, found.outcome))
+            self._converted.get((found.traced, found.outcome))
         return found
 
     def traced(self, signature: CallSignature) -> Optional[TracedGraph]:
         """Return what a call, its shapes left out, was traced to before."""
-        return self._traced.find(signature)
+        return self._traced.get(signature)
 
     def add_traced(self, signature: CallSignature, traced: TracedGraph) -> TracedGraph:
         """Keep what a call was traced to; return an earlier one with the same conversions, if there is one."""
         found = next((each for each in self._traced.items().values() if each.converts_like(traced)), traced)
-        self._traced.keep(signature, found)
+        self._traced.put(signature, found)
         self.shaped = self.shaped or found.outcomes.depends
         return found
 
     def converted(self, traced: TracedGraph, outcome: Tuple[Any, ...]) -> Optional[ConvertedGraph]:
         """Return the conversion of a traced graph for what shapes decide about it."""
-        return self._converted.find((traced, outcome))
+        return self._converted.get((traced, outcome))
 
     def add_converted(self, traced: TracedGraph, outcome: Tuple[Any, ...], converted: Converted) -> ConvertedGraph:
         """Keep a conversion; return the graph, an earlier one of the same trace if it is equal."""
@@ -155,17 +155,17 @@ class GraphCache:
         graph = next((each for each in alike if each.converted.graph == converted.graph), None)
         if graph is None:
             graph = ConvertedGraph(traced, outcome, converted)
-        self._converted.keep((traced, outcome), graph)
+        self._converted.put((traced, outcome), graph)
         self._forget_others()
         return graph
 
     def add_call(self, signature: CallSignature, graph: ConvertedGraph) -> None:
         """Remember which graph a signature has."""
-        self._calls.keep(signature, graph)
+        self._calls.put(signature, graph)
 
     def keep_only(self, converted: Converted) -> None:
         """Forget all graphs but one, and what was traced, because parameters have other dtypes now."""
-        self._converted.keep_only(lambda graph: graph.converted is converted)
+        self._converted.retain(lambda graph: graph.converted is converted)
         self._traced = LRUCache(MAX_GRAPHS)
         self._forget_others()
 
@@ -176,5 +176,5 @@ class GraphCache:
     def _forget_others(self) -> None:
         """Forget signatures and cached operators of graphs that are not kept."""
         kept = {id(graph) for graph in self._converted.items().values()}
-        self._calls.keep_only(lambda graph: id(graph) in kept)
+        self._calls.retain(lambda graph: id(graph) in kept)
         self.ops = {key: op for key, op in self.ops.items() if key[0] in kept}

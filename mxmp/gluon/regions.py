@@ -13,7 +13,7 @@ from .. import dtypes
 from ..errors import ConvertError, PolicyError
 from ..graph import Graph
 from ..mxnet_private import blocks
-from ..passes.classify import PRECISION_ATTR
+from ..passes.attributes import PRECISION_ATTR
 from ..passes.verdict import LOW
 from ..policy import Policy
 from ..symbol import from_graph, to_graph
