@@ -42,6 +42,8 @@ def scale_loss(
     scalers = list(dict.fromkeys(scalers))
     for scaler in scalers:
         scaler.require_can_scale("scale_loss")
+        if scaler.window.is_ready:
+            scaler.factors.release()  # those of the last step, whose graphs are freed
     scale = _common_scale(scalers)
     # Also without a loss scale, where the window has one from a block with another trainer.
     working = [scaler for scaler in scalers if scaler.active or scale != 1.0]

@@ -173,7 +173,6 @@ class Scaler:
     def close_window(self) -> None:
         """Forget the present window."""
         self._window = Window()
-        self.factors.release()
         self.source.end_window()
 
     def should_step(self, flag: Optional[mx.nd.NDArray]) -> bool:
