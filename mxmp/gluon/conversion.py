@@ -113,6 +113,9 @@ class Conversion(BlockHooks):
         copies.attach_gradients(self._params())
         for param in self.stored:
             storage.store_float32(param)
+        # What autograd held of them is void, so that they are stored anew where this is installed again.
+        self.siblings.recorded.difference_update(map(id, self.stored))
+        self.params_recorded = False
         self.stored.clear()
         blocks.is_active.set(self.net, self.was_active)
         blocks.clear_cached_op(self.net)
