@@ -34,7 +34,7 @@ _ATTRIBUTE = "_mxmp_mixed_precision"
 
 @dataclasses.dataclass
 class _Applied:
-    """What a handler did to an estimator, kept on it.
+    """Record of what a handler changed on an estimator, kept as its attribute.
 
     Attributes:
         nets: The converted nets.
@@ -141,7 +141,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         self._skipped = 0
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Bring the estimator into mixed precision, or change nothing.
+        """Convert the estimator to mixed precision, or change nothing.
 
         Raises:
             TrainerError: If it is no Estimator, or its trainer cannot check gradients before it
@@ -169,13 +169,13 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         )
 
     def epoch_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Note how many steps were skipped so far; a checkpoint may have been loaded since `train_begin`."""
+        """Store the number of skipped steps so far; a checkpoint may have been loaded since `train_begin`."""
         self._skipped = estimator.trainer.skipped_steps
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Before the first step, fit the optimizer's states to the dtypes that the parameters have now."""
+        """Before the first step, convert the optimizer's states to the parameters' present dtypes."""
         if self._first_batch:  # the first forward pass may have stored them in low precision
-            _fit_states(estimator.trainer)
+            _convert_states(estimator.trainer)
             self._first_batch = False
 
     def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
@@ -193,7 +193,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
 
     @staticmethod
     def restore(estimator: Estimator) -> None:
-        """Bring an estimator back to float32, as fastai's ``to_fp32``; nothing to do for one that is.
+        """Restore an estimator to float32, as fastai's ``to_fp32``; nothing to do for one that is.
 
         Its nets run their own graphs, with parameters in float32 at the exact values of their
         masters; the batch processor and the loss scale are what they were. The trainer goes on from
@@ -208,7 +208,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
             return
         _drop_unfinished(applied.trainer)
         _restore_all(applied.nets)
-        _fit_states(applied.trainer)
+        _convert_states(applied.trainer)
         applied.trainer.loss_scale = applied.loss_scale_before
         if isinstance(estimator.batch_processor, ScalingBatchProcessor):
             estimator.batch_processor = estimator.batch_processor.inner
@@ -252,15 +252,15 @@ def _has_stock_fit(processor: Any) -> bool:
 
 
 def _drop_unfinished(trainer: Any) -> None:
-    """Give up the gradients that an interrupted fit left between backward and step."""
+    """Discard the gradients that an interrupted fit left between backward and step."""
     if isinstance(trainer, Trainer):
         window = trainer._scaler.window
         if not window.is_ready:
             trainer.discard_grads()
 
 
-def _fit_states(trainer: Trainer) -> None:
-    """Keep the optimizer's states where parameters changed their dtype since these were made.
+def _convert_states(trainer: Trainer) -> None:
+    """Convert the optimizer's states to the present dtypes of their parameters.
 
     The inner state is that of a float32 weight either way, so that nothing of it is lost.
     """

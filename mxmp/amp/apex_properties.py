@@ -34,7 +34,7 @@ _ABSENT = {
 
 
 class Settings(NamedTuple):
-    """What a level and its overrides mean.
+    """The settings that a level and its overrides stand for.
 
     Attributes:
         policy: For the nets.
@@ -48,7 +48,7 @@ class Settings(NamedTuple):
 
 
 def parse_settings(level: str, overrides: Dict[str, Any]) -> Settings:
-    """Return what a level and its overrides mean.
+    """Return the settings for a level and its overrides.
 
     Raises:
         AmpError: If one is unknown or makes no sense at the level; the message says why.
@@ -78,7 +78,7 @@ def parse_settings(level: str, overrides: Dict[str, Any]) -> Settings:
 
 
 def _check_for_level(level: str, given: Dict[str, Any]) -> None:
-    """Raise if a property means nothing at a level."""
+    """Raise an AmpError if a property has no effect at a level."""
     dtype = _dtype(given["cast_model_type"]) if "cast_model_type" in given else None
     if level in ("O2", "O3"):
         if dtype == dtypes.FLOAT32:

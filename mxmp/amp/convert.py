@@ -1,4 +1,4 @@
-"""convert_symbol, convert_model, convert_hybrid_block, convert_bucketing_module, with contrib.amp's arguments."""
+"""Conversions with contrib.amp's arguments: of symbols, models, hybrid blocks and bucketing modules."""
 
 from __future__ import annotations
 

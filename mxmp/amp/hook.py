@@ -1,4 +1,4 @@
-"""init and disable: one attribute of HybridBlock, so that hybridized nets are converted when they run."""
+"""init, disable and disable_casts: convert hybridized nets when they run, by one hook on HybridBlock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAME = call_cached_op.name
 
 
 class _Conversion(Conversion):
-    """The conversion of a net that `init` reached."""
+    """The conversion of a net that the hook of `init` has converted."""
 
     def __init__(self, net: gluon.HybridBlock, request: Request) -> None:
         self.request = request
@@ -53,18 +53,18 @@ class _Conversion(Conversion):
 
 
 class _Hook:
-    """What stands in the place of HybridBlock's method, with all that it did.
+    """The hook in place of HybridBlock's method, with the conversions that it made.
 
     Attributes:
         request: What `init` was asked for.
         original: The method.
-        spared: Nets that run in float32 at the moment, by id.
+        excluded: Ids of the nets within ``disable_casts``, which run in float32.
     """
 
     def __init__(self, request: Request, original: Callable[..., Any]) -> None:
         self.request = request
         self.original = original
-        self.spared: Set[int] = set()
+        self.excluded: Set[int] = set()
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._conversions: weakref.WeakSet[_Conversion] = weakref.WeakSet()
@@ -82,7 +82,7 @@ class _Hook:
         return self.original(net, *args)
 
     def adopt(self, conversion: _Conversion) -> None:
-        """Undo a conversion with the others."""
+        """Add a conversion to those that `disable` undoes."""
         with self._lock:
             self._conversions.add(conversion)
 
@@ -93,7 +93,7 @@ class _Hook:
         of it were converted by hand.
         """
         by_hand = (each for each in conversions_of(descendants(net)) if not isinstance(each, _Conversion))
-        return os.getpid() == self._process and id(net) not in self.spared and not any(by_hand)
+        return os.getpid() == self._process and id(net) not in self.excluded and not any(by_hand)
 
     def warn_if_idle(self, loss: Any) -> None:
         """Log that no net runs in mixed precision, if that is so and no cached graph gave the first loss."""
@@ -107,7 +107,7 @@ class _Hook:
             )
 
     def undo(self) -> None:
-        """Give the nets back that are still converted."""
+        """Remove the conversions that are still installed."""
         for conversion in list(self._conversions):
             if conversion_of(conversion.net) is conversion:
                 conversion.remove()
@@ -175,16 +175,16 @@ def disable_casts(*nets: gluon.Block) -> Iterator[None]:
     hook = installed_hook()
     blocks = blocks_in(*nets)
     found = conversions_of(blocks)
-    spared = set() if hook is None else set(map(id, blocks)) - hook.spared
+    excluded = set() if hook is None else set(map(id, blocks)) - hook.excluded
     for conversion in found:
         conversion.remove()
     if hook is not None:
-        hook.spared |= spared
+        hook.excluded |= excluded
     try:
         yield
     finally:
         if hook is not None:
-            hook.spared -= spared  # what init converts, it converts at the next call
+            hook.excluded -= excluded  # what init converts, it converts at the next call
         for conversion in found:
             if not isinstance(conversion, _Conversion):
                 conversion.install()

@@ -1,4 +1,4 @@
-"""The operators of MXNet by name: what a name means, and the lists that contrib.amp has of them."""
+"""Lists of operators by precision, as contrib.amp has them, and canonical names of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the arguments of contrib.amp ask for, as a policy for each network."""
+"""Parse the arguments of contrib.amp's functions to a policy for each network."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Request:
     store: bool = False
 
     def base(self) -> Policy:
-        """Return the policy but for the lists."""
+        """Return the policy without overrides for operators."""
         return Policy(
             param_dtype=self.dtype if self.store else dtypes.FLOAT32,
             compute_dtype=self.dtype,
@@ -89,7 +89,7 @@ def make_request(
     store: bool = False,
     target_argument: str = "target_dtype_ops",
 ) -> Request:
-    """Return what the arguments of a function of contrib.amp ask for.
+    """Return the checked arguments of a function of contrib.amp.
 
     Raises:
         AmpError: If one is malformed, an operator is unknown, or it stands in two lists.

@@ -6,6 +6,6 @@ from .api import convert as convert
 from .api import export as export
 from .api import report as report
 from .api import restore as restore
+from .block_regions import set_policy as set_policy
 from .precision import precision as precision
-from .regions import set_policy as set_policy
 from .trainer import Trainer as Trainer

@@ -11,11 +11,11 @@ from ..errors import ConvertError
 from ..policy import Policy
 from ..report import Report, merge
 from . import storage, tree
+from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
 from .float32 import float32_report, forget_float32, remember_float32
 from .lookup import conversion_of, conversions_of, suspended
 from .overrides import OverrideCheck
-from .regions import Marks, find_marks
 from .siblings import Siblings
 
 
@@ -49,12 +49,12 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
     found = tree.roots(net)
     for root in found:
         storage.refuse_cast(root)
-    marks = find_marks(net)
-    if all(_is_current(conversion_of(root), policy, marks) for root in found):
+    regions = find_regions(net)
+    if all(_is_current(conversion_of(root), policy, regions) for root in found):
         return net
     replaced = conversions_of(tree.blocks_in(*found))
     with suspended(replaced):
-        conversions = [Conversion(root, policy, marks) for root in found]
+        conversions = [Conversion(root, policy, regions) for root in found]
         siblings = Siblings()  # they may share parameters
         for conversion in conversions:
             siblings.add(conversion)
@@ -171,6 +171,6 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
     return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
 
 
-def _is_current(conversion: Optional[Conversion], policy: Policy, marks: Marks) -> bool:
+def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions) -> bool:
     """Return whether a conversion is what ``convert`` would install."""
-    return type(conversion) is Conversion and conversion.policy == policy and conversion.marks == marks
+    return type(conversion) is Conversion and conversion.policy == policy and conversion.regions == regions

@@ -1,4 +1,4 @@
-"""What a converted net's methods do in place of those that it was written with: build, call, trace, hybridize.
+"""Hooks on a converted block: building its graph, calling it, tracing it in another net, hybridizing it.
 
 A HybridBlock runs what its ``_get_graph`` returns (python/mxnet/gluon/block.py at tag 1.9.1).
 The hooks stand on the one instance: what they return is what runs, what ``export`` writes and
@@ -29,14 +29,14 @@ from .tracing import split_inputs
 
 
 class BlockHooks(FileHooks):
-    """The methods of a conversion that replace its net's; see `TracedNet` for its attributes.
+    """The methods of a conversion that replace its net's methods.
 
     Attributes:
         was_active: Whether the net is hybridized as far as its user knows.
         given_graph: What ``_get_graph`` gives while a cached operator is built; None else.
-        plain_trainer: Looks for a trainer that is not mxmp's.
+        plain_trainer: The check for a trainer that is not mxmp's.
         params: The net's parameters; None before they are asked for.
-        is_initialized: Whether the parameters are initialized, and stored in the dtypes that they are to have.
+        is_initialized: Whether the parameters have values, stored in the dtypes that the policy gives them.
         params_recorded: Whether autograd may hold the parameters.
     """
 
@@ -75,7 +75,7 @@ class BlockHooks(FileHooks):
         return self._use(self._graph_for(args)) if self.given_graph is None else self.given_graph
 
     def _use(self, graph: ConvertedGraph) -> Any:
-        """Make a converted graph the net's."""
+        """Set a converted graph as the graph of the net, and return it."""
         if current_region() is None:
             self.current = graph
         own = graph.traced.inputs, graph.converted.symbol
@@ -123,7 +123,7 @@ class BlockHooks(FileHooks):
             return self.original("call_cached_op", *args)
 
     def _initialize(self, args: Tuple[Any, ...]) -> None:
-        """Initialize parameters and store in low precision what any of the siblings wants so.
+        """Initialize parameters, and store those in low precision that any of the siblings stores so.
 
         Before anything runs: autograd loses the gradients of a parameter that changes its dtype
         between two calls of one ``record``.
@@ -140,7 +140,7 @@ class BlockHooks(FileHooks):
         self.is_initialized = True
 
     def _note_recorded(self) -> None:
-        """Note that autograd holds the net's parameters, which must keep their dtypes from now on."""
+        """Record that autograd holds the net's parameters, which must keep their dtypes from now on."""
         if not self.params_recorded:
             self.siblings.recorded.update(map(id, self._params()))
             self.params_recorded = True

@@ -1,4 +1,4 @@
-"""What a call of a converted net brings: its signature, its inputs, the kind of its context."""
+"""Signatures of calls of a converted net, and the inputs of its cached graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = Tuple[int, ...]
 
 
 class CallSignature(NamedTuple):
-    """What decides which graph a call runs.
+    """The properties of a call that decide which graph it runs.
 
     Attributes:
         training: Whether it is for training or for inference.
@@ -63,7 +63,7 @@ def known_shapes(inputs: Dict[str, Shape], params: Dict[str, Any]) -> Dict[str, 
 
 
 def as_input(arg: Any) -> Any:
-    """Return an input, or nested inputs, as a cached graph takes them: low precision as float32, on one kind of CPU.
+    """Return an input, or nested inputs, for a cached graph: low precision as float32, shared CPU memory as CPU.
 
     A cached graph wants all on one context, while operators take what a DataLoader's workers give
     (cpu_shared) for what it is, an array on the CPU.

@@ -1,4 +1,4 @@
-"""The conversion of one block to a policy: install its hooks, remove them, copy them with the block."""
+"""Conversion of one block to a policy: install the hooks, remove them, copy them with the block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..mxnet_private import blocks
 from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, to_graph
-from . import copies, regions, storage, tracing
+from . import block_regions, copies, storage, tracing
 from .block_hooks import BlockHooks
 from .graphs import GraphCache
 from .lookup import ATTRIBUTE, REPLACED, conversion_of, converted_class, plain_class
@@ -32,17 +32,19 @@ class Conversion(BlockHooks):
     Args:
         net: The block.
         policy: The policy.
-        marks: What ``set_policy`` said about the net and the blocks in it; looked up unless given.
+        regions: What ``set_policy`` said about the net and the blocks in it; looked up unless given.
     """
 
     suspension: threading.local
 
-    def __init__(self, net: gluon.HybridBlock, policy: Policy, marks: Optional[regions.Marks] = None) -> None:
+    def __init__(
+        self, net: gluon.HybridBlock, policy: Policy, regions: Optional[block_regions.BlockRegions] = None
+    ) -> None:
         """Trace and convert the net if its inputs can be guessed; change nothing."""
         self.net = net
         self.policy = policy
-        self.marks = regions.find_marks(net) if marks is None else marks
-        regions.check_marks(self.marks, policy)
+        self.regions = block_regions.find_regions(net) if regions is None else regions
+        block_regions.check_regions(self.regions, policy)
         self._require_kernels(storage.contexts_of(net.collect_params().values()))
         self.on_converted = None
         vars(self).update(_fresh_state(net, policy))
@@ -65,7 +67,7 @@ class Conversion(BlockHooks):
         with precision(POLICY):  # not in a region that the user may be in
             if self.own_graph is not None:
                 return self._convert(self._trace(())[1], {}, {})
-            with regions.entered(self.net, self.marks):
+            with block_regions.entered(self.net, self.regions):
                 symbol = tracing.trace_early(self.net)
         try:
             return None if symbol is None else self._convert(symbol, {}, {})
@@ -82,7 +84,7 @@ class Conversion(BlockHooks):
         return without_versions(self.early.graph) != without_versions(to_graph(self.own_graph[1]))
 
     def report(self) -> Report:
-        """Return what was decided last."""
+        """Return the report of the graph that ran last; of the early conversion before a call."""
         converted = self.current.converted if self.current else self.early
         if converted is None:
             raise ConvertError(f"block '{self.net.name}' has to see one batch before its report is known.")
@@ -104,13 +106,16 @@ class Conversion(BlockHooks):
             self._store(self.early)
 
     def remove(self) -> None:
-        """Give the net back as it was."""
+        """Undo `install`: the net has its own methods, its own graph and float32 parameters again."""
         for name in (*REPLACED.values(), _REDUCE, ATTRIBUTE):
             vars(self.net).pop(name, None)
         self.net.__class__ = plain_class(self.net)
         copies.attach_gradients(self._params())
         for param in self.stored:
             storage.store_float32(param)
+        # What autograd held of them is void, so that they are stored anew where this is installed again.
+        self.siblings.recorded.difference_update(map(id, self.stored))
+        self.params_recorded = False
         self.stored.clear()
         blocks.is_active.set(self.net, self.was_active)
         blocks.clear_cached_op(self.net)
@@ -118,7 +123,7 @@ class Conversion(BlockHooks):
             blocks.cached_graph.set(self.net, self.own_graph)
 
     def suspend(self, change: int) -> None:
-        """Count how often this thread has suspended the hooks."""
+        """Suspend the hooks for this thread (1), or end one suspension (-1)."""
         self.suspension.count = getattr(self.suspension, "count", 0) + change
 
     @property
@@ -127,7 +132,7 @@ class Conversion(BlockHooks):
         return getattr(self.suspension, "count", 0) > 0
 
     def reduce_net(self, protocol: Any) -> Tuple[Any, ...]:
-        """Return what pickle and copy make the net from."""
+        """Return the net's state for pickle and copy, as ``__reduce_ex__`` does."""
         with self.siblings.lock:
             return copies.reduce_net(self.net, protocol)
 
@@ -136,9 +141,9 @@ class Conversion(BlockHooks):
         return copies.copied_state(self, _fresh_state(self.net, self.policy))
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        """Take the state; the net may have none of its own yet."""
+        """Restore a copied state; the net may have no attributes yet."""
         vars(self).update(state)
-        self.marks, self.own_graph = copies.unpack_marks(self.marks), copies.unpack_graph(self.own_graph)
+        self.regions, self.own_graph = copies.unpack_regions(self.regions), copies.unpack_graph(self.own_graph)
         vars(self).update(_fresh_state(self.net, self.policy))
         self.siblings.add(self)
         copies.empty_graphs(self.net, self.own_graph)

@@ -1,4 +1,4 @@
-"""Copies of converted nets, by ``copy.deepcopy`` and pickle: converted too, with parameters of their own."""
+"""Support for ``copy.deepcopy`` and pickle: a copy of a converted net is converted, with parameters of its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from ..mxnet_private import blocks, parameters
+from .block_regions import BlockRegion, BlockRegions
 from .lookup import plain_class
-from .regions import Mark, Marks
 from .tree import blocks_in, descendants
 
 # What a net holds for its graphs; a cached operator cannot be copied.
@@ -18,7 +18,7 @@ _GRAPHS = (blocks.cached_graph.name, blocks.cached_op.name, blocks.cached_op_arg
 
 
 def reduce_net(net: gluon.HybridBlock, protocol: Any) -> Tuple[Any, ...]:
-    """Return what pickle and copy make a converted net from: all but its graphs, which are made anew."""
+    """Return a converted net's state for pickle and copy, without its graphs, which a copy makes anew."""
     for block in descendants(net):  # which may have been called by itself
         if isinstance(block, gluon.HybridBlock) and blocks.cached_op(block) is not None:
             blocks.clear_cached_op(block)
@@ -36,17 +36,17 @@ def _make_empty(kind: Type[gluon.HybridBlock], *args: Any) -> gluon.HybridBlock:
 
 
 def empty_graphs(net: gluon.HybridBlock, own_graph: Optional[Tuple[Any, Any]]) -> None:
-    """Give a net that is being made by pickle or copy what `reduce_net` left out."""
+    """Set the graph attributes of a net that pickle or copy is making, which `reduce_net` left out."""
     vars(net).update(zip(_GRAPHS, (() if own_graph is None else own_graph, None, [])))
 
 
 def pack_graph(graph: Optional[Tuple[Any, Any]]) -> Any:
-    """Return the graph of a SymbolBlock for pickle, whose own way drops every ``amp_cast``."""
+    """Return the graph of a SymbolBlock for pickle, with the ``amp_cast`` nodes that a pickled Symbol loses."""
     return None if graph is None else (graph[0], type(graph[1]), graph[1].tojson(remove_amp_cast=False))
 
 
 def unpack_graph(packed: Any) -> Optional[Tuple[Any, Any]]:
-    """Return what `pack_graph` was given."""
+    """Return the graph that `pack_graph` packed."""
     if packed is None:
         return None
     inputs, kind, text = packed
@@ -54,15 +54,17 @@ def unpack_graph(packed: Any) -> Optional[Tuple[Any, Any]]:
     return inputs, symbol if isinstance(symbol, kind) and kind is mx.sym.Symbol else symbol.as_np_ndarray()
 
 
-def pack_marks(net: gluon.HybridBlock, marks: Marks) -> List[Tuple[gluon.Block, Mark, Optional[gluon.Block]]]:
-    """Return the marks of a net's blocks with the blocks themselves, whose copies have other ids."""
+def pack_regions(
+    net: gluon.HybridBlock, regions: BlockRegions
+) -> List[Tuple[gluon.Block, BlockRegion, Optional[gluon.Block]]]:
+    """Return the regions of a net's blocks with the blocks themselves, since copies have other ids."""
     blocks = {id(block): block for block in blocks_in(net)}
-    return [(blocks[i], mark, blocks.get(mark.owner)) for i, mark in marks.items() if i in blocks]
+    return [(blocks[i], region, blocks.get(region.owner)) for i, region in regions.items() if i in blocks]
 
 
-def unpack_marks(packed: Any) -> Marks:
-    """Return what `pack_marks` was given, for the copies of the blocks."""
-    return {id(block): mark if owner is None else mark._replace(owner=id(owner)) for block, mark, owner in packed}
+def unpack_regions(packed: Any) -> BlockRegions:
+    """Return the regions that `pack_regions` packed, by the ids of the copied blocks."""
+    return {id(block): region if owner is None else region._replace(owner=id(owner)) for block, region, owner in packed}
 
 
 def attach_gradients(params: Iterable[gluon.Parameter]) -> None:
@@ -74,8 +76,8 @@ def attach_gradients(params: Iterable[gluon.Parameter]) -> None:
 
 
 def copied_state(conversion: Any, fresh: Iterable[str]) -> Dict[str, Any]:
-    """Return the state of a conversion for copies, without what each makes for itself."""
-    left_out = {*fresh, "marks", "own_graph"}
+    """Return the state of a conversion for copies, without the attributes that each makes for itself."""
+    left_out = {*fresh, "regions", "own_graph"}
     state = {name: value for name, value in vars(conversion).items() if name not in left_out}
-    marks = pack_marks(conversion.net, conversion.marks)
-    return {**state, "marks": marks, "own_graph": pack_graph(conversion.own_graph)}
+    regions = pack_regions(conversion.net, conversion.regions)
+    return {**state, "regions": regions, "own_graph": pack_graph(conversion.own_graph)}

@@ -76,7 +76,8 @@ class FileHooks(TracedNet):
     @net_method
     def load_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
         """Load a file as MXNet does once it is found whole, and store in low precision what this has initialized."""
-        check(filename)
+        if is_local(filename):
+            check_arrays_file(filename)
         self.original("load_parameters", filename, *args, **kwargs)
         if self.early is not None:
             self._store(self.early)
@@ -99,16 +100,6 @@ def save(filename: str, write: Callable[[str], None]) -> None:
         except MXNetError as e:
             raise OSError(mxnet_reason(e)) from e
         require_whole(name)
-
-
-def check(filename: str) -> None:
-    """Check a file of parameters before MXNet reads it.
-
-    Raises:
-        CheckpointError: If it is missing or damaged; it names the entry.
-    """
-    if is_local(filename):
-        check_arrays_file(filename)
 
 
 def values_for(symbol: Any, params: Iterable[Tuple[bool, gluon.Parameter]]) -> Tuple[Arrays, Arrays]:

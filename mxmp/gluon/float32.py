@@ -1,4 +1,4 @@
-"""Nets under a float32 policy: they run as they were written, and have a report all the same."""
+"""Reports of nets converted to a float32 policy, which run as they were written."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ATTRIBUTE = "_mxmp_float32"
 
 
 def remember_float32(net: gluon.HybridBlock, policy: Policy, converted: Optional[Converted]) -> None:
-    """Note the policy of a net that is not changed by it, with its report where its graph is known."""
+    """Keep the float32 policy of a net, and its report where its graph is known."""
     vars(net)[_ATTRIBUTE] = policy, None if converted is None else converted.report
 
 
 def forget_float32(net: gluon.Block) -> None:
-    """Forget what `remember_float32` noted."""
+    """Drop the float32 policy of a net, if it has one."""
     vars(net).pop(_ATTRIBUTE, None)
 
 

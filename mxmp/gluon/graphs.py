@@ -1,4 +1,4 @@
-"""The traced and converted graphs of one net, found by the signature of a call; their number is bounded."""
+"""Cache of the traced and converted graphs of one net, by the signature of a call; it is bounded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_GRAPHS = 32
 
 @dataclass(frozen=True, eq=False)
 class TracedGraph:
-    """What a net was traced to, for calls whose signatures differ in shapes alone or not at all.
+    """The graph that a net was traced to, for calls whose signatures differ in shapes alone or not at all.
 
     Attributes:
         graph: The traced graph, to tell whether two calls have the same one.
@@ -36,7 +36,7 @@ class TracedGraph:
         formats: How the net's inputs and outputs are nested.
         types: Dtypes of its inputs by name.
         params: The parameters that it reads, by name.
-        outcomes: What shapes decide about it.
+        outcomes: Evaluates the conditions on shapes in it.
     """
 
     graph: Graph
@@ -57,9 +57,9 @@ class ConvertedGraph:
     """A converted graph of a net.
 
     Attributes:
-        traced: What it was converted from.
-        outcome: What shapes decided about it.
-        converted: What it was converted to.
+        traced: The graph that it was converted from.
+        outcome: The outcomes of the conditions on shapes.
+        converted: The conversion.
     """
 
     traced: TracedGraph
@@ -79,18 +79,18 @@ class ConvertedGraph:
 
     @functools.cached_property
     def names(self) -> NetworkNames:
-        """What its tensors are called in the net, for op hooks on a GPU."""
+        """The net's names of its tensors, for op hooks on a GPU."""
         return NetworkNames(self.converted, self.converted.symbol, on_cpu=False)
 
     @functools.cached_property
     def names_on_cpu(self) -> NetworkNames:
-        """The same on a CPU."""
+        """The net's names of its tensors, for op hooks on a CPU."""
         return NetworkNames(self.converted, self.converted.on_cpu(), on_cpu=True)
 
 
 @contextlib.contextmanager
 def op_hook_on(net: gluon.HybridBlock, graph: ConvertedGraph) -> Iterator[None]:
-    """Let the op hook of a net see the net's own names and float32 values while it runs a converted graph."""
+    """Pass the net's own names and float32 values to its op hook while it runs a converted graph."""
     callback = blocks.op_hook(net)
     if callback is None:
         yield
@@ -104,7 +104,7 @@ def op_hook_on(net: gluon.HybridBlock, graph: ConvertedGraph) -> Iterator[None]:
 
 
 class GraphCache:
-    """The graphs of a converted net.
+    """Cache of the graphs of a converted net.
 
     A call is looked up by its signature, shapes included where verdicts depend on them. New shapes
     cost one shape inference, and a conversion only where the conditions on shapes turn out as they
@@ -124,7 +124,7 @@ class GraphCache:
 
     @property
     def calls(self) -> Dict[CallSignature, ConvertedGraph]:
-        """The graphs by signature, that called longest ago first."""
+        """The graphs by signature, least recently called first."""
         return self._calls.items()
 
     def find(self, signature: CallSignature) -> Optional[ConvertedGraph]:
@@ -135,18 +135,18 @@ class GraphCache:
         return found
 
     def traced(self, signature: CallSignature) -> Optional[TracedGraph]:
-        """Return what a call, its shapes left out, was traced to before."""
+        """Return the traced graph for a signature without shapes, None if it is new."""
         return self._traced.get(signature)
 
     def add_traced(self, signature: CallSignature, traced: TracedGraph) -> TracedGraph:
-        """Keep what a call was traced to; return an earlier one with the same conversions, if there is one."""
+        """Keep a traced graph; return an earlier one with the same conversions, if there is one."""
         found = next((each for each in self._traced.items().values() if each.converts_like(traced)), traced)
         self._traced.put(signature, found)
         self.shaped = self.shaped or found.outcomes.depends
         return found
 
     def converted(self, traced: TracedGraph, outcome: Tuple[Any, ...]) -> Optional[ConvertedGraph]:
-        """Return the conversion of a traced graph for what shapes decide about it."""
+        """Return the conversion of a traced graph for an outcome of the conditions on shapes."""
         return self._converted.get((traced, outcome))
 
     def add_converted(self, traced: TracedGraph, outcome: Tuple[Any, ...], converted: Converted) -> ConvertedGraph:
@@ -170,7 +170,7 @@ class GraphCache:
         self._forget_others()
 
     def holds(self, graph: Optional[ConvertedGraph]) -> bool:
-        """Return whether a graph is still kept."""
+        """Return whether a graph is still in the cache."""
         return any(graph is each for each in self._converted.items().values())
 
     def _forget_others(self) -> None:

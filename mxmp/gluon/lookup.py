@@ -1,4 +1,4 @@
-"""Find a block's conversion, suspend it, and name the methods of the block that it replaces."""
+"""Find the conversion of a block, suspend it, and list the methods that it replaces."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=None)
 def converted_class(kind: Any) -> Type[gluon.HybridBlock]:
-    """Return a class for converted nets that is another class but for what ``repr`` says.
+    """Return a subclass for converted nets, which differs in ``repr`` alone.
 
     What it makes, as ``type(net)()`` and slices of a HybridSequential do, is not converted and of the other class.
     """
@@ -89,7 +89,7 @@ def conversions_of(among: Sequence[gluon.Block]) -> List[Any]:
 
 @contextmanager
 def suspended(conversions: Sequence[Any]) -> Iterator[None]:
-    """Let this thread call blocks as they were written, whatever hooks they have."""
+    """Suspend conversions for this thread: it calls their blocks as they were written."""
     for conversion in conversions:
         conversion.suspend(1)
     try:

@@ -13,7 +13,7 @@ class OverrideCheck:
     """Checks that each pattern of a policy matches something, once all graphs of a net are known."""
 
     def __init__(self, policy: Policy, prefixes: Sequence[str], conversions: Sequence[Any]) -> None:
-        """Look at the graphs that are known already; the conversions report the others.
+        """Add the graphs that are known already; the conversions add the others when they are called.
 
         Raises:
             PolicyError: If all are known and a pattern matches nothing.

@@ -22,7 +22,7 @@ _ATTRIBUTE = "_mxmp_warned"
 
 
 class PlainTrainerCheck:
-    """Looks for a trainer of a net's parameters, at calls 1, 2, 4, 8, ... until there is one.
+    """Checks at calls 1, 2, 4, 8, ... for a trainer of a net's parameters, until there is one.
 
     A parameter knows its trainer. One that becomes a trainer of mxmp must have done so before the call.
 
@@ -62,7 +62,7 @@ class PlainTrainerCheck:
                 )
 
     def _missing(self, trainer: gluon.Trainer, trained: Sequence[gluon.Parameter]) -> List[str]:
-        """Return what a trainer does not do for the parameters that are its."""
+        """Return what a trainer fails to do for its parameters."""
         found = []
         if self._policy.loss_scale not in (None, 1.0):
             found.append(

@@ -1,4 +1,4 @@
-"""``precision``: a region with a precision of its own, in ``hybrid_forward`` or around a call."""
+"""Context manager ``precision``: a region of float32 or low precision, in ``hybrid_forward`` or around a call."""
 
 from __future__ import annotations
 
@@ -106,6 +106,6 @@ class precision(contextlib.ContextDecorator):
 
 
 def current_region() -> Optional[str]:
-    """Return what the innermost region asks for, None outside of regions."""
+    """Return the precision of the innermost region, None outside of regions."""
     scope = attr_scope()
     return None if scope is None else scope_attrs(scope).get(PRECISION_ATTR)

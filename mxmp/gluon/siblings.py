@@ -1,4 +1,4 @@
-"""State that the conversions of one net with several graphs share."""
+"""State shared by the conversions of one net that has several graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters in low precision, and back."""
+"""Store parameters in low precision and in float32; parameters that save, load and set float32 values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLASS = "_mxmp_class"
 
 
 class LowPrecisionParameter(ParameterBase):
-    """A parameter that is stored in low precision and is float32 to whoever saves, loads or sets it.
+    """A parameter stored in low precision, whose saved, loaded and set values are float32.
 
     What is saved is the float32 master; float32 values that are loaded or set are rounded to
     nearest even, and become the master. `store_low` gives a parameter this class, `store_float32`
@@ -44,7 +44,7 @@ class LowPrecisionParameter(ParameterBase):
         self._keep(wide)
 
     def mx_init_arrays(self, data: Any, ctx_list: Any) -> None:
-        """Take a value on the given contexts."""
+        """Set the initial value on the given contexts."""
         wide = _to_float32(data)
         super().mx_init_arrays(round_to(wide, dtype_of(self)), ctx_list)
         self._keep(wide)
@@ -60,7 +60,7 @@ class LowPrecisionParameter(ParameterBase):
         super().mx_finish_deferred_init()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return what pickle and copy make it from, whatever class the user gave it."""
+        """Return the state for pickle and copy, with the user's class of parameters."""
         return _make_empty, (vars(self)[_CLASS],), vars(self)
 
     def set_data(self, data: Any) -> None:
@@ -101,7 +101,7 @@ def exact_values(param: gluon.Parameter) -> List[mx.nd.NDArray]:
 
 @contextlib.contextmanager
 def as_stored(params: Iterable[gluon.Parameter]) -> Iterator[None]:
-    """Let parameters be saved in the dtype that they are stored in, as a converted graph reads them."""
+    """Save parameters in the dtype that they are stored in within this context, as a converted graph reads them."""
     low = [param for param in params if isinstance(param, LowPrecisionParameter)]
     kinds = [type(param) for param in low]
     for param in low:
@@ -133,7 +133,7 @@ def initialize(net: gluon.Block, args: Tuple[Any, ...]) -> None:
 
 
 def cast_by_hand(net: gluon.Block) -> List[gluon.Parameter]:
-    """Return the parameters in low precision that no conversion stores so, those of imported blocks left out."""
+    """Return the parameters that ``net.cast`` has put in low precision, those of SymbolBlocks left out."""
     return [param for param in _plain_params(net) if dtype_of(param) in dtypes.LOW_PRECISION]
 
 
@@ -198,7 +198,7 @@ def _to_float32(data: Any) -> mx.nd.NDArray:
 
 @contextlib.contextmanager
 def in_float32(params: Iterable[gluon.Parameter]) -> Iterator[None]:
-    """Store low precision parameters in float32 for a while."""
+    """Store low precision parameters in float32 within this context."""
     low = [(param, dtype_of(param)) for param in params if isinstance(param, LowPrecisionParameter)]
     for param, _ in low:
         store_float32(param)

@@ -1,4 +1,4 @@
-"""A net under a policy: traced and converted once for each kind of call, with its parameters' dtypes."""
+"""Trace and convert a net under a policy, once for each signature of a call, and store its parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..mxnet_private.parameters import is_initialized
 from ..policy import Policy
 from ..symbol import Converted, convert_graph, to_graph
 from ..symbol.outcomes import ShapeOutcomes
-from . import regions, storage
+from . import block_regions, storage
 from .calls import known_inputs, known_shapes, signature_of
 from .graphs import ConvertedGraph, GraphCache, TracedGraph
 from .lookup import REPLACED, conversions_of, suspended
@@ -25,16 +25,16 @@ from .tree import descendants
 
 
 class TracedNet:
-    """The graphs of a net under a policy; a conversion adds the hooks that make the net run them.
+    """The graphs of a net under a policy; `BlockHooks` make the net run them.
 
     Attributes:
         net: The net.
         policy: Its policy.
-        marks: What ``set_policy`` said about the net and the blocks in it.
+        regions: What ``set_policy`` said about the net and the blocks in it.
         own_graph: The inputs and the symbol of a SymbolBlock; None of a net that is traced.
         graphs: The graphs.
         current: The graph that ran last outside of regions.
-        on_converted: Is called with each conversion; None if nobody asks.
+        on_converted: Called with each conversion, None if not needed.
         siblings: The conversions that may share parameters with this one.
         stored: The parameters that this one has put in low precision.
         early: The conversion for inputs of unknown shape; None if the net must be called first.
@@ -42,7 +42,7 @@ class TracedNet:
 
     net: gluon.HybridBlock
     policy: Policy
-    marks: regions.Marks
+    regions: block_regions.BlockRegions
     own_graph: Any
     graphs: GraphCache
     current: Optional[ConvertedGraph]
@@ -52,7 +52,7 @@ class TracedNet:
     early: Optional[Converted]
 
     def original(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the net's own method that this object's method of a name replaces."""
+        """Call the method of the net's class that a hook replaces; ``name`` is the hook's."""
         return getattr(type(self.net), REPLACED[name])(self.net, *args, **kwargs)
 
     def _graph_for(self, args: Tuple[Any, ...]) -> ConvertedGraph:
@@ -75,7 +75,7 @@ class TracedNet:
         return graph
 
     def _traced_for(self, args: Tuple[Any, ...]) -> TracedGraph:
-        """Return what the net is traced to for a call."""
+        """Return the traced graph for a call."""
         signature = signature_of(self.net, args, shaped=False)
         traced = self.graphs.traced(signature)
         if traced is None:
@@ -96,11 +96,13 @@ class TracedNet:
     def _trace(self, args: Tuple[Any, ...]) -> Tuple[Any, Any]:
         if self.own_graph is not None:
             inputs, symbol = self.own_graph
-            with regions.entered(self.net, self.marks):
-                return inputs, regions.in_current_region(symbol)
+            with block_regions.entered(self.net, self.regions):
+                return inputs, block_regions.in_current_region(symbol)
         blocks.cached_graph.set(self.net, ())
         try:
-            with suspended([self, *conversions_of(descendants(self.net))]), regions.entered(self.net, self.marks):
+            with suspended([self, *conversions_of(descendants(self.net))]), block_regions.entered(
+                self.net, self.regions
+            ):
                 graph: Tuple[Any, Any] = self.original("get_graph", *args)
                 return graph
         except Exception as e:

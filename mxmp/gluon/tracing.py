@@ -1,4 +1,4 @@
-"""Trace a block before its first call, and say which block a failed trace is about."""
+"""Trace a block before its first call, and name the block where tracing failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of blocks that a net is made of: all of them, and the outermost ones that have a graph."""
+"""Walk the tree of blocks of a net: all blocks, and the outermost ones that have a graph."""
 
 from __future__ import annotations
 

@@ -215,6 +215,31 @@ def test_disable_casts_of_a_net_converted_by_hand(policy):
         assert {name: p.dtype for name, p in net.collect_params().items()} == dtypes
 
 
+def test_disable_casts_between_steps_changes_nothing():
+    """Weights that were trained are stored in low precision again, and training goes on as without it."""
+
+    def train(evaluate):
+        net, x = chain("same_"), images()
+        mxmp.gluon.convert(net, "O2")
+        trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}, loss_scale=128)
+        for _ in range(3):
+            with autograd.record():
+                loss = net(x).square().mean()
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+            trainer.step(1)
+            if evaluate:
+                with amp.disable_casts(net):
+                    net(x)
+        net(x)
+        return net.collect_params()
+
+    found, expected = train(evaluate=True), train(evaluate=False)
+    assert {name: p.dtype for name, p in found.items()} == {name: p.dtype for name, p in expected.items()}
+    for name, param in found.items():
+        np.testing.assert_array_equal(param.data().asnumpy(), expected[name].data().asnumpy())
+
+
 def test_disable_casts_of_nets_that_init_reaches():
     net, x = chain(), images()
     float32 = net(x).asnumpy()

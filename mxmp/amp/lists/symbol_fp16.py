@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from ..operators import (
-    list_conditional_fp32_ops,
-    list_fp32_ops,
-    list_loss_output_functions,
-    list_lp16_fp32_ops,
-    list_lp16_ops,
-    list_lp16_use_fp32_params,
-    list_widest_type_cast,
-)
-from .fixed import FixedDict, FixedList
+from .fixed import fixed_lists
 
-_DTYPE = "float16"
-
-FP16_FUNCS = FixedList(list_lp16_ops(_DTYPE))
-FP16_FP32_FUNCS = FixedList(list_lp16_fp32_ops(_DTYPE))
-FP16_USE_FP32_PARAMS = FixedDict(list_lp16_use_fp32_params(_DTYPE))
-FP32_FUNCS = FixedList(list_fp32_ops(_DTYPE))
-CONDITIONAL_FP32_FUNCS = FixedList(list_conditional_fp32_ops(_DTYPE))
-WIDEST_TYPE_CASTS = FixedList(list_widest_type_cast(_DTYPE))
-LOSS_OUTPUT_FUNCTIONS = FixedList(list_loss_output_functions(_DTYPE))
+(
+    FP16_FUNCS,
+    FP16_FP32_FUNCS,
+    FP16_USE_FP32_PARAMS,
+    FP32_FUNCS,
+    CONDITIONAL_FP32_FUNCS,
+    WIDEST_TYPE_CASTS,
+    LOSS_OUTPUT_FUNCTIONS,
+) = fixed_lists("float16")

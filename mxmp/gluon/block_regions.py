@@ -1,4 +1,4 @@
-"""``set_policy``: blocks with a precision of their own, and how they are traced in it."""
+"""Precision of single blocks: set_policy, and tracing each block in its region."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _ATTRIBUTE = "_mxmp_policy"
 _ENTRANCES = ("forward", "unroll")
 
 
-class Mark(NamedTuple):
-    """What a block, or the nearest marked one around it, is to run in.
+class BlockRegion(NamedTuple):
+    """The region that a block runs in, its own or that of the nearest block around it.
 
     Attributes:
         region: As for ``precision``.
         dtype: The compute dtype that it was given with, None for any.
-        owner: The marked block, by id.
+        owner: The block that it was given to, by id.
         name: Its name.
     """
 
@@ -40,8 +40,8 @@ class Mark(NamedTuple):
     name: str
 
 
-Marks = Dict[int, Mark]
-"""The marks of a net's blocks by the blocks' id; those without one are left out."""
+BlockRegions = Dict[int, BlockRegion]
+"""The regions of a net's blocks by the blocks' id; those without one are left out."""
 
 
 def set_policy(block: gluon.Block, policy: Union[None, str, Policy]) -> gluon.Block:
@@ -92,99 +92,101 @@ def _dtype(block: gluon.Block, policy: Policy) -> str:
     return policy.compute_dtype
 
 
-def find_marks(net: gluon.Block) -> Marks:
-    """Return the marks of a net's blocks, itself included.
+def find_regions(net: gluon.Block) -> BlockRegions:
+    """Return the regions of a net's blocks, itself included.
 
-    A block that stands in several places under different marks has none: what calls it decides.
+    A block that stands in several places under different regions has none: what calls it decides.
     """
-    found: Dict[int, Set[Optional[Mark]]] = {}
-    _find_marks(net, None, found)
-    agreed = {block: next(iter(marks)) for block, marks in found.items() if len(marks) == 1}
-    return {block: mark for block, mark in agreed.items() if mark is not None}
+    found: Dict[int, Set[Optional[BlockRegion]]] = {}
+    _find_regions(net, None, found)
+    agreed = {block: next(iter(regions)) for block, regions in found.items() if len(regions) == 1}
+    return {block: own for block, own in agreed.items() if own is not None}
 
 
-def _find_marks(block: gluon.Block, inherited: Optional[Mark], found: Dict[int, Set[Optional[Mark]]]) -> None:
-    own = vars(block).get(_ATTRIBUTE)
-    mark = inherited if own is None else Mark(own[0], own[1], id(block), block.name)
-    if mark not in found.setdefault(id(block), set()):
-        found[id(block)].add(mark)
+def _find_regions(
+    block: gluon.Block, inherited: Optional[BlockRegion], found: Dict[int, Set[Optional[BlockRegion]]]
+) -> None:
+    given = vars(block).get(_ATTRIBUTE)
+    own = inherited if given is None else BlockRegion(given[0], given[1], id(block), block.name)
+    if own not in found.setdefault(id(block), set()):
+        found[id(block)].add(own)
         for child in blocks.children(block):
-            _find_marks(child, mark, found)
+            _find_regions(child, own, found)
 
 
-def check_marks(marks: Marks, policy: Policy) -> None:
-    """Check that a net with this policy can have these marks.
+def check_regions(regions: BlockRegions, policy: Policy) -> None:
+    """Check that a net with this policy can have these regions for its blocks.
 
     Raises:
         PolicyError: Naming the first block that asks for another low precision dtype.
     """
-    for mark in marks.values():
-        if mark.dtype not in (None, policy.compute_dtype):
+    for own in regions.values():
+        if own.dtype not in (None, policy.compute_dtype):
             raise PolicyError(
-                f"block '{mark.name}': set_policy gave it compute_dtype={mark.dtype!r}, but the net's policy has "
-                f"{policy.compute_dtype!r}; convert the net with 'mixed_{mark.dtype}', or call set_policy again."
+                f"block '{own.name}': set_policy gave it compute_dtype={own.dtype!r}, but the net's policy has "
+                f"{policy.compute_dtype!r}; convert the net with 'mixed_{own.dtype}', or call set_policy again."
             )
 
 
 @contextlib.contextmanager
-def entered(net: gluon.HybridBlock, marks: Marks) -> Iterator[None]:
-    """Let a net and the blocks in it be traced in their own regions.
+def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
+    """Trace a net and the blocks in it in their own regions within this context.
 
     A block is entered through ``forward`` or ``unroll``, whoever calls it: a parent may call the
-    blocks within a marked one past it. What the marked block itself calls is in its region already,
+    blocks within one that has a region past it. What that block itself calls is in its region already,
     where ``hybrid_forward`` may have opened another one.
     """
     inside: List[int] = []
     kept = []
     for block in blocks_in(net)[1:]:
-        if id(block) in marks or isinstance(block, gluon.SymbolBlock):
+        if id(block) in regions or isinstance(block, gluon.SymbolBlock):
             for name in _ENTRANCES:
                 if hasattr(block, name):
                     kept.append((block, name, vars(block).get(name)))
-                    vars(block)[name] = _within_region(block, name, marks.get(id(block)), inside)
+                    vars(block)[name] = _within_region(block, name, regions.get(id(block)), inside)
     try:
-        with _entered(marks.get(id(net)), inside):
+        with _entered(regions.get(id(net)), inside):
             yield
     finally:
-        for block, name, own in kept:
+        for block, name, given in kept:
             del vars(block)[name]
-            if own is not None:
-                vars(block)[name] = own
+            if given is not None:
+                vars(block)[name] = given
 
 
-def _within_region(block: gluon.Block, name: str, mark: Optional[Mark], inside: List[int]) -> Callable[..., Any]:
+def _within_region(block: gluon.Block, name: str, own: Optional[BlockRegion], inside: List[int]) -> Callable[..., Any]:
     method = getattr(block, name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _entered(mark, inside), _marked_source(block):
+        with _entered(own, inside), _source_in_region(block):
             return method(*args, **kwargs)
 
     return run
 
 
 @contextlib.contextmanager
-def _entered(mark: Optional[Mark], inside: List[int]) -> Iterator[None]:
-    """Enter the region of a mark unless its block is being traced already; its id is in ``inside`` then."""
-    if mark is None or mark.owner in inside:
+def _entered(own: Optional[BlockRegion], inside: List[int]) -> Iterator[None]:
+    """Enter a block's region unless its block is being traced already; its id is in ``inside`` then."""
+    if own is None or own.owner in inside:
         yield
         return
-    inside.append(mark.owner)
+    inside.append(own.owner)
     try:
-        with precision(mark.region):
+        with precision(own.region):
             yield
     finally:
         inside.pop()
 
 
-def _marked_source(block: gluon.Block) -> ContextManager[None]:
-    """Let the operators of a SymbolBlock, which exist already, be in the current region for a while."""
+def _source_in_region(block: gluon.Block) -> ContextManager[None]:
+    """Put the operators of a SymbolBlock, which exist already, in the current region within this context."""
     if not isinstance(block, gluon.SymbolBlock) or current_region() is None:
         return contextlib.nullcontext()
-    return _swapped_source(block)
+    return _put_source_in_region(block)
 
 
 @contextlib.contextmanager
-def _swapped_source(block: gluon.SymbolBlock) -> Iterator[None]:
+def _put_source_in_region(block: gluon.SymbolBlock) -> Iterator[None]:
     inputs, symbol = source = blocks.cached_graph(block)
     blocks.cached_graph.set(block, (inputs, in_current_region(symbol)))
     try:
