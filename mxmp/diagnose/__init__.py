@@ -7,4 +7,5 @@ from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
 from .gradients import measure_gradients as measure_gradients
 from .magnitudes import Magnitudes as Magnitudes
+from .processor import runs_bfloat16 as runs_bfloat16
 from .ranges import measure_ranges as measure_ranges
