@@ -169,7 +169,7 @@ def test_several_losses():
     net = make()
     net, trainer = amp.initialize(net, trainer_of(net), num_losses=3, loss_scale="dynamic", max_loss_scale=128)
     assert all(learn(net, trainer, loss_id) for loss_id in (0, 2, 2))
-    assert [scale.growth_tracker for scale in trainer._scaler.scales] == [1, 0, 2]
+    assert [scale["growth_tracker"] for scale in amp.state_dict(trainer)["loss_scaler0"]["loss_scales"]] == [1, 0, 2]
 
 
 def test_initializing_again_replaces_the_level():

@@ -39,6 +39,7 @@ def test_dynamic_backs_off_at_once_and_no_further_than_needed():
     assert seen == [16, 15, 14, 13, 12, 11, 10, 10, 10]
 
 
+@pytest.mark.behaviour("growth and back-off", "overflows in a row")
 @pytest.mark.parametrize(
     ("interval", "outcomes", "expected"),
     [
@@ -54,11 +55,13 @@ def test_dynamic_follows_the_table(interval, outcomes, expected):
     assert run(scale, [o == "+" for o in outcomes]) == expected
 
 
+@pytest.mark.behaviour("a scale that stays finite")
 def test_dynamic_clamps_growth_at_max_scale():
     scale = DynamicLossScale(init_scale=8, max_scale=24, growth_interval=1)
     assert [after(scale, [True] * n).value for n in range(4)] == [8, 16, 24, 24]
 
 
+@pytest.mark.behaviour("a custom minimum")
 def test_dynamic_clamps_back_off_at_a_custom_min_scale():
     scale = DynamicLossScale(init_scale=8, min_scale=3, at_floor="hold")
     assert [after(scale, [False] * n).value for n in range(4)] == [8, 4, 3, 3]
@@ -70,6 +73,7 @@ def test_dynamic_uses_custom_factors():
     assert scale.adjust(False).value == pytest.approx(10, rel=1e-15)
 
 
+@pytest.mark.behaviour("hysteresis and floor")
 @pytest.mark.parametrize(
     ("hysteresis", "outcomes", "expected"),
     [
@@ -171,6 +175,7 @@ class MegatronScaler:
             self.scale *= 2.0
 
 
+@pytest.mark.behaviour("hysteresis and floor")
 @given(st.lists(st.booleans(), max_size=100), st.integers(1, 4), st.integers(1, 4))
 def test_dynamic_matches_megatron(outcomes, interval, hysteresis):
     theirs = MegatronScaler(2.0**8, 1.0, interval, hysteresis)
@@ -187,6 +192,7 @@ def test_dynamic_matches_megatron(outcomes, interval, hysteresis):
         assert ours.value == theirs.scale
 
 
+@pytest.mark.behaviour("an exact scale")
 @given(st.lists(st.booleans(), max_size=60))
 def test_dynamic_is_init_times_powers_of_the_factors(outcomes):
     scale = DynamicLossScale(init_scale=2.0**16, growth_interval=3, max_scale=2.0**126, min_scale=2.0**-126)
@@ -206,6 +212,7 @@ def random_exponents(draw):
     return low, first, high, draw.randint(1, 3), draw.randint(1, 3)
 
 
+@pytest.mark.behaviour("a scale that stays finite", "hysteresis and floor")
 def test_dynamic_never_leaves_its_bounds_in_a_hundred_thousand_steps():
     """Against whole exponents: growing adds, backing off subtracts, both stop at their bound."""
     draw, floors, ceilings = random.Random(7), 0, 0
@@ -237,6 +244,7 @@ def test_dynamic_never_leaves_its_bounds_in_a_hundred_thousand_steps():
     assert floors > 1000 and ceilings > 1000  # both were met
 
 
+@pytest.mark.behaviour("overflows in a row")
 def test_dynamic_gives_up_after_the_chosen_number_of_steps_at_the_floor_whatever_its_options():
     draw = random.Random(8)
     for _ in range(200):
@@ -301,6 +309,7 @@ def test_floor_message_names_the_first_bad_gradient():
     )
 
 
+@pytest.mark.behaviour("a scale that stays finite", "an interval below the tracker", "a scale that is none", "a wrong back-off", "no growth interval")
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -339,6 +348,7 @@ def test_dynamic_refuses(fields, message):
         DynamicLossScale(**fields)
 
 
+@pytest.mark.behaviour("a scale that is none")
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 2.0**127, "x", None, False])
 def test_static_refuses_what_is_no_factor(value):
     with pytest.raises(LossScaleError):
@@ -451,6 +461,7 @@ def dynamic_scales(draw):
     )
 
 
+@pytest.mark.behaviour("a custom minimum")
 @given(st.one_of(dynamic_scales(), powers.map(StaticLossScale), st.just(NoOpLossScale())))
 def test_every_field_survives_a_dict(scale):
     text = json.dumps(scale.to_dict(), allow_nan=False)
@@ -500,6 +511,7 @@ def test_to_dict_has_every_field():
     }
 
 
+@pytest.mark.behaviour("an interval below the tracker", "a NaN in a state")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -28,6 +28,7 @@ def step(trainer, w, bad=False):
     return trainer.step(1)
 
 
+@pytest.mark.behaviour("two models")
 def test_one_trainer_skips_and_the_other_steps():
     shared, (a, b), (first, second) = make(1024)
     assert not step(first, a, bad=True) and step(second, b)
@@ -36,6 +37,7 @@ def test_one_trainer_skips_and_the_other_steps():
     assert (first.skipped_steps, second.skipped_steps) == (1, 0)
 
 
+@pytest.mark.behaviour("two models")
 def test_the_scale_moves_once_per_iteration():
     shared, params, trainers = make(DynamicLossScale(init_scale=2.0**8, growth_interval=2))
     scales = []
@@ -49,6 +51,7 @@ def test_the_scale_moves_once_per_iteration():
     assert scales == [8, 9, 8, 7, 6, 6, 7]
 
 
+@pytest.mark.behaviour("an update between two steps")
 def test_the_scale_is_fixed_within_an_iteration():
     shared, (a, b), (first, second) = make(DynamicLossScale(init_scale=2.0**8))
     assert not step(first, a, bad=True)
@@ -77,6 +80,7 @@ def test_one_loss_for_both():
     assert (value(a.data()), value(b.data())) == (0.0, 0.0)
 
 
+@pytest.mark.behaviour("an update between two steps")
 def test_a_second_step_needs_an_update():
     shared, (a, _), (first, _) = make()
     step(first, a)
@@ -86,6 +90,7 @@ def test_a_second_step_needs_an_update():
     step(first, a)
 
 
+@pytest.mark.behaviour("an update between two steps")
 def test_an_update_between_backward_and_step_is_refused():
     shared, (a, b), (first, second) = make()
     step(first, a)

@@ -9,7 +9,7 @@ from mxnet import autograd
 
 from mxmp.errors import StaleGradientError, StateError, TrainerError
 from mxmp.gluon import Trainer, convert, restore
-from tests.gluon.trainer_tools import DTYPES, LOW, TWO, backward, loss_of, param, sgd, value
+from tests.gluon.trainer_tools import DTYPES, TWO, backward, loss_of, param, sgd, value
 
 
 def train(loss_scale, dtype, steps=3, optimizer="adam", **options):
@@ -102,17 +102,6 @@ def test_calls_that_need_gradients_are_refused_where_the_kvstore_updates():
     ):
         with pytest.raises(TrainerError, match="cannot be used where the kvstore updates"):
             call()
-
-
-@pytest.mark.parametrize("dtype", LOW)
-def test_masters_work_where_the_kvstore_updates(dtype):
-    w = param([1.0], dtype, ctx=TWO)
-    trainer = sgd(w, None, lr=1e-4, update_on_kvstore=True)
-    for _ in range(100):
-        for ctx in TWO:
-            backward(trainer, w, 1, ctx)
-        assert trainer.step(2)
-    assert value(w.data(TWO[1]))[0] == pytest.approx(0.99, abs=2.0**-8)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -200,6 +200,7 @@ MISUSES = {
 }
 
 
+@pytest.mark.behaviour("forgotten calls")
 @pytest.mark.parametrize("kvstore", [None, "device"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("misuse", "message"), MISUSES.values(), ids=MISUSES)

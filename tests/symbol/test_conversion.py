@@ -157,6 +157,7 @@ def test_absorbing_is_undone_by_erasing(policy):
     assert json.loads(restored.symbol.tojson()) == json.loads(out.tojson())
 
 
+@pytest.mark.behaviour("float64 and integers")
 def test_float64_and_integer_branches_are_left_alone():
     data = mx.sym.var("data")
     wide = mx.sym.FullyConnected(mx.sym.Cast(data, dtype="float64"), num_hidden=3, name="wide")

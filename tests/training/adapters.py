@@ -6,10 +6,7 @@ gradient of ``w`` is ``x``. Only public calls are made, and MXNet's own attribut
 
 from __future__ import annotations
 
-import json
 import logging
-import tempfile
-from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -20,10 +17,10 @@ import mxmp
 from mxmp import amp
 from mxmp.arrays.casts import to_float32
 from mxmp.loss_scale import DynamicLossScale, parse
+from tests.freeze import freeze, freeze_optimizer, freeze_saved
 from tests.gluon.trainer_tools import param
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
-NOT_TRACED = ("param_dict", "sym_info", "rescale_grad")  # the network's, and what each step sets anew
 START = {"a": [0.5, -1.5], "b": [2.0]}
 
 
@@ -36,28 +33,6 @@ def product(F, x, weights):
         one = F.FullyConnected(part, weights[name], num_hidden=1, no_bias=True, flatten=False)
         total, begin = (one if begin == 0 else F.elemwise_add(total, one)), end
     return total
-
-
-def freeze(value):
-    """Return a copy of a value that compares equal only bit for bit: arrays as bytes, objects as their fields."""
-    if isinstance(value, (mx.nd.NDArray, np.ndarray)):
-        array = value.asnumpy() if isinstance(value, mx.nd.NDArray) else value
-        return str(array.dtype), array.shape, array.tobytes()
-    if isinstance(value, dict):
-        return {key: freeze(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [freeze(each) for each in value]
-    if isinstance(value, mx.lr_scheduler.LRScheduler):
-        return type(value), freeze(vars(value))
-    return value
-
-
-def freeze_file(fname):
-    """Return what a file of states holds, and what it holds of the loss scale."""
-    with np.load(fname, allow_pickle=False) as file:
-        arrays = {name: freeze(file[name]) for name in file.files if name != "header"}
-        header = json.loads(str(file["header"]))
-    return (header, arrays), header.pop("extra")
 
 
 def in_dtype(array, dtype):
@@ -136,12 +111,7 @@ class Adapter:
 
     def trace(self):
         """Return all that a skipped step must leave alone, bit for bit; between steps only."""
-        with tempfile.TemporaryDirectory() as folder:
-            fname = str(Path(folder) / "states")
-            self.save(fname)
-            saved, _ = freeze_file(fname)
-        own = {name: value for name, value in vars(self.optimizer).items() if name not in NOT_TRACED}
-        return saved, freeze(own), freeze([self.weights()[name] for name in self.values])
+        return freeze_saved(self.save), freeze_optimizer(self.optimizer), freeze(self.weights())
 
     def read(self):
         """Return the parameters as float32 numbers on the first context."""

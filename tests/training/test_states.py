@@ -19,6 +19,7 @@ from mxmp.masters.optimizer import MasterState
 from mxmp.optimizer import MultiPrecision
 from mxmp.training import state_file, states
 from mxmp.training.state_file import StateFile
+from tests.freeze import edit_states, freeze, freeze_optimizer, read_states
 
 DTYPES = ["float32", "float16", "bfloat16"]
 
@@ -156,17 +157,8 @@ class Run:
             updater(indices, grads, [p.list_data()[k] for p in self.params])
 
     def everything(self):
-        arrays = {}
-        inner = self.optimizer.inner
-        tree = [
-            [state_file.encode(updater.states, arrays) for updater in self.updaters],
-            inner.num_update,
-            inner._all_index_update_counts,
-            [p.data(ctx).asnumpy().tobytes() for p in self.params for ctx in self.contexts],
-            states._encode_fields(inner, arrays),
-            states._encode_fields(inner.lr_scheduler, arrays),
-        ]
-        return tree, {name: array.tobytes() for name, array in arrays.items()}
+        arrays = [updater.states for updater in self.updaters], [p.list_data() for p in self.params]
+        return freeze(arrays), freeze_optimizer(self.optimizer.inner)
 
     def copy_weights(self, other):
         for mine, theirs in zip(self.params, other.params):
@@ -294,12 +286,9 @@ def test_a_parameter_of_unknown_shape_takes_the_files(tmp_path):
 
 def edited(fname, **changes):
     """Rewrite a state file with other header fields."""
-    with np.load(fname, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files if name != "header"}
-        header = json.loads(str(file["header"]))
-    for name, value in changes.items():
-        header[name] = value(header[name]) if callable(value) else value
-    state_file.write(fname, header, arrays)
+    edit_states(
+        fname, lambda header: header.update({k: v(header[k]) if callable(v) else v for k, v in changes.items()})
+    )
 
 
 def expect_refusal(fname, target_run, message):
@@ -377,10 +366,7 @@ def test_load_refuses_a_header_that_was_edited(saved_file, changes, message):
 def test_load_refuses_a_master_of_the_wrong_shape(saved_file):
     wrong = {"array": ["fields.0", "float32", [1]]}
     edited(saved_file, states=[{"dict": [[1, {"master": [wrong, None]}]]}])
-    with np.load(saved_file, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files if name != "header"}
-        header = json.loads(str(file["header"]))
-    state_file.write(saved_file, header, {**arrays, "fields.0": np.ones(1, np.float32)})
+    edit_states(saved_file, lambda header: None, {"fields.0": np.ones(1, np.float32)})
     expect_refusal(saved_file, Run(), r"states\[0\]\[1\].master is float32 \(1,\); expected float32 \(3, 2\)")
 
 
@@ -535,18 +521,15 @@ STATES = {
 @pytest.mark.parametrize("index", [0, 1], ids=["float32", "float16"])
 @pytest.mark.parametrize("state, message, inside", STATES.values(), ids=STATES.keys())
 def test_load_refuses_a_state_that_the_optimizer_cannot_go_on_with(saved_file, state, message, inside, index):
-    with np.load(saved_file, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files if name != "header"}
-        header = json.loads(str(file["header"]))
     (state,) = state
     entry = {"master": [ENTRY, state]} if index else state
-    if "array" in str(state) and "fields.0" in str(state):
-        arrays["fields.0"] = np.ones((2, 3), np.float32)
+    edited(saved_file, states=[{"dict": [[index, entry]]}])
+    if "fields.0" in str(state):
+        edit_states(saved_file, lambda header: None, {"fields.0": np.ones((2, 3), np.float32)})
     if message.startswith("a tuple of str") or "S9" in message:
         where = rf"states\[0\]{'.*' if index else ''}"
     else:
         where = rf"states\[0\]\[{index}\]{'.inner' if index else ''}{inside}"
-    state_file.write(saved_file, {**header, "states": [{"dict": [[index, entry]]}]}, arrays)
     expect_refusal(saved_file, Run(), f"{where} is {message}")
 
 
@@ -637,9 +620,7 @@ def test_a_header_with_anything_else_in_one_place_is_refused_or_fits(tmp_path):
     fname, run = str(tmp_path / "s"), Run(dtypes=["float32", "float16"])
     run.step(0)
     states.save(fname, run.target, {})
-    with np.load(fname, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files if name != "header"}
-        header = json.loads(str(file["header"]))
+    header, arrays = read_states(fname)
     rng, bad = random.Random(0), []
     for path in paths_of(header):
         changed = json.loads(json.dumps(header))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 
 import mxnet as mx
@@ -14,6 +13,7 @@ from mxmp.arrays.casts import to_float32
 from mxmp.dtypes import to_numpy
 from mxmp.errors import LossScaleError, NonFiniteLossError, StateError, TrainerError
 from mxmp.loss_scale import DynamicLossScale
+from tests.freeze import edit_states
 from tests.training.adapters import ADAPTERS, START, Module, in_dtype
 
 BAD = [np.inf, -np.inf, np.nan]
@@ -167,6 +167,7 @@ def test_a_weight_that_is_set_between_steps_counts(make, dtype):
 # A step that is skipped.
 
 
+@pytest.mark.behaviour("an infinite step")
 @over(optimizer=["sgd", "adam", "nadam", "lamb"])
 def test_a_skipped_step_leaves_no_trace(make, optimizer):
     """Weights, states, counts and schedule; and what comes after is as if there had been no such step."""
@@ -182,6 +183,7 @@ def test_a_skipped_step_leaves_no_trace(make, optimizer):
     assert training.counts == (False, 0, 3)
 
 
+@pytest.mark.behaviour("an overflow on one context", "a NaN on one replica")
 @over(dtype=["float16", "float32", "bfloat16"], contexts=[2, 1])
 def test_one_bad_number_anywhere_skips_all(make, dtype, contexts):
     training = make(64, "adam", {"learning_rate": 0.125}, dtype, contexts)
@@ -210,6 +212,7 @@ def test_a_skipped_first_step_makes_no_states(make):
     assert training.trace() == before and training.optimizer.num_update == 0
 
 
+@pytest.mark.behaviour("overflows in a row")
 @over()
 def test_a_gradient_that_overflows_by_its_scale_backs_off(make):
     """1e36 times 2**8 has no float32, times 2**7 it has; the loss itself is small, or large but finite."""
@@ -244,6 +247,7 @@ def test_a_gradient_that_overflows_when_it_is_unscaled_skips(make, call):
 # The scale and the counts.
 
 
+@pytest.mark.behaviour("growth and back-off", "a step's answer", "an infinite step", "counts of skips")
 @over()
 def test_the_scale_backs_off_and_grows_and_skips_are_counted(make):
     training = make(backing_off(8.0, growth_interval=2))
@@ -302,6 +306,7 @@ def test_the_scale_may_be_set_between_steps(make, spec):
     assert training.scale == before and training.run(0.5)
 
 
+@pytest.mark.behaviour("overflows in a row")
 @over("options")
 def test_the_floor_raises_and_names_the_first_bad_gradient(make):
     training = make(backing_off(2.0, max_floor_skips=3))
@@ -387,6 +392,7 @@ def test_unscale_shows_true_gradients_in_float32(make, dtype, contexts):
         assert {name: [a.dtype for a in arrays] for name, arrays in training.gradients().items()} == before
 
 
+@pytest.mark.behaviour("gradients changed before the step")
 @over("calls", dtype=["float16", "float32"])
 def test_a_step_uses_gradients_that_were_changed_after_unscale(make, dtype):
     training = make(2.0**10, dtype=dtype)
@@ -398,6 +404,7 @@ def test_a_step_uses_gradients_that_were_changed_after_unscale(make, dtype):
     assert_weights(training, {"a": [-0.5, -1.75], "b": START["b"]})
 
 
+@pytest.mark.behaviour("clipping an overflow")
 @over("calls", dtype=["float16", "float32"], bad=BAD)
 def test_an_overflow_before_unscale_skips_even_if_it_is_clipped_away(make, dtype, bad):
     training = make(64, dtype=dtype)
@@ -411,6 +418,7 @@ def test_an_overflow_before_unscale_skips_even_if_it_is_clipped_away(make, dtype
     assert training.trace() == before
 
 
+@pytest.mark.behaviour("gradients changed before the step")
 @over("calls")
 def test_an_overflow_made_after_unscale_skips(make):
     training = make(64)
@@ -425,6 +433,7 @@ def test_an_overflow_made_after_unscale_skips(make):
 NORM = 13.0  # of 3, 4 and 12
 
 
+@pytest.mark.behaviour("clipping of true gradients")
 @over("calls", "clip", scale=SCALES, contexts=[2, 1])
 def test_clipping_is_of_true_gradients(make, scale, contexts):
     """By their norm over all parameters, after the reduction; what is within the norm is left alone."""
@@ -460,6 +469,7 @@ def test_clipping_after_unscale_and_twice_clips_further(make):
     assert_weights(training, {"a": [0.5 - 1.5, -1.5 - 2], "b": START["b"]}, rtol=1e-6)
 
 
+@pytest.mark.behaviour("clipping an overflow", "clipping in Keras")
 @over("calls", "clip", bad=BAD)
 def test_clipping_gradients_that_are_not_finite_skips(make, bad):
     training = make(64)
@@ -474,6 +484,7 @@ def test_clipping_gradients_that_are_not_finite_skips(make, bad):
 # Gradients that are added up.
 
 
+@pytest.mark.behaviour("accumulation")
 @over("accumulation", dtype=["float16", "float32"], contexts=[2, 1])
 def test_gradients_accumulate_at_one_scale(make, dtype, contexts):
     training = make(backing_off(2.0**6, growth_interval=1), dtype=dtype, contexts=contexts, grad_req="add")
@@ -556,6 +567,7 @@ MISUSES = {
 }
 
 
+@pytest.mark.behaviour("a scale that changes while accumulating", "backward after unscale", "unscale twice")
 @over("calls", misuse=list(MISUSES))
 def test_misuse_is_an_error_that_changes_nothing(make, misuse, tmp_path, monkeypatch):
     run, name, message = MISUSES[misuse]
@@ -655,6 +667,7 @@ def train(training, numbers, steps):
         training.run(steps[number], np.nan if number in (2, 3) else None)
 
 
+@pytest.mark.behaviour("a state before and after use", "a resumed run")
 @over(dtype=["float16", "float32", "bfloat16"], contexts=[2, 1])
 def test_a_run_that_is_resumed_at_every_step_goes_on_bit_for_bit(make, dtype, contexts, tmp_path):
     fname, steps = str(tmp_path / "states"), gradients(7, contexts)
@@ -678,35 +691,27 @@ def test_a_run_that_is_resumed_at_every_step_goes_on_bit_for_bit(make, dtype, co
     assert whole.counts == (False, 0, 2)
 
 
-def changed(header, name, value):
-    """Return JSON data with each field of a name changed."""
-    if isinstance(header, list):
-        return [changed(each, name, value) for each in header]
-    if not isinstance(header, dict):
-        return header
-    return {key: value if key == name else changed(each, name, value) for key, each in header.items()}
-
-
-def edit_header(file, change):
-    with np.load(str(file), allow_pickle=False) as saved:
-        arrays = {name: saved[name] for name in saved.files}
-    arrays["header"] = np.array(json.dumps(change(json.loads(str(arrays["header"])))))
-    with file.open("wb") as opened:
-        np.savez(opened, **arrays)
+def put(data, name, value):
+    """Change each field of a name in JSON data."""
+    for each in data if isinstance(data, list) else data.values() if isinstance(data, dict) else ():
+        put(each, name, value)
+    if isinstance(data, dict) and name in data:
+        data[name] = value
 
 
 DAMAGES = {
     "half": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
     "empty": lambda file: file.write_bytes(b""),
     **{
-        f"{name}={value}": lambda file, name=name, value=value: edit_header(
-            file, lambda header: changed(header, name, value)
+        f"{name}={value}": lambda file, name=name, value=value: edit_states(
+            file, lambda header: put(header, name, value)
         )
         for name, value in {"extra": {}, "value": -1, "skipped_steps": -1, "num_update": True, "dtype": "int8"}.items()
     },
 }
 
 
+@pytest.mark.behaviour("a NaN in a state")
 @over(damage=list(DAMAGES))
 def test_a_damaged_file_changes_nothing(make, damage, tmp_path):
     file = tmp_path / "states"
