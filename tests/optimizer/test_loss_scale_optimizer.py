@@ -11,15 +11,12 @@ import pytest
 from mxnet import autograd, gluon
 
 import mxmp
-from mxmp.arrays.casts import to_float32
 from mxmp.dtypes import to_numpy
 from mxmp.errors import LossScaleError, StateError, TrainerError
 from mxmp.optimizer import LossScaleOptimizer, MultiPrecision
 from mxmp.training import state_file
 from tests.freeze import freeze, freeze_saved
-
-TWO = [mx.cpu(0), mx.cpu(1)]
-LOW = ["float16", "bfloat16"]
+from tests.gluon.trainer_tools import TWO, param, value
 
 
 def sgd(lr=1.0, **kwargs):
@@ -33,17 +30,6 @@ def weight(values, dtype="float32", ctx=None):
         low = mx.nd.amp_cast(wide, dtype=to_numpy(dtype))
     low.attach_grad()
     return low
-
-
-def param(values, ctx=None, name="w", **kwargs):
-    result = gluon.Parameter(name, shape=np.shape(values), **kwargs)
-    result.initialize(init=mx.init.Zero(), ctx=ctx)
-    result.set_data(mx.nd.array(values))
-    return result
-
-
-def value(array):
-    return to_float32(array).asnumpy()
 
 
 def backward(optimizer, weights, x=1.0):
@@ -298,7 +284,7 @@ def test_gradients_that_are_scaled_still_are_named(choose, initial_scale):
 
 @pytest.mark.parametrize("ctx", [TWO[:1], TWO], ids=["one context", "two"])
 def test_gradients_of_parameters_that_were_not_unscaled_are_named(ctx):
-    first, second = param([1.0], ctx, "a"), param([1.0], ctx, "b")
+    first, second = param([1.0], ctx=ctx, name="a"), param([1.0], ctx=ctx, name="b")
     optimizer = LossScaleOptimizer(sgd())
     with autograd.record():
         scaled = optimizer.get_scaled_loss([first.data(c) + second.data(c) for c in ctx])
@@ -331,42 +317,6 @@ def test_weights_may_have_no_gradient_of_their_own():
     (grad,) = optimizer.get_unscaled_gradients(autograd.grad(scaled, [w]))
     assert optimizer.apply_gradients([(grad, plain)])
     assert value(plain).tolist() == [-2.0]
-
-
-@pytest.mark.parametrize(
-    ("run", "message"),
-    [
-        (lambda loss, scaled: None, "no backward was called on loss times the loss scale"),
-        (lambda loss, scaled: loss.backward(), "backward was called on loss itself, not on loss times the loss scale"),
-        (lambda loss, scaled: loss.backward(retain_graph=True), "no backward was called on loss times the loss scale"),
-    ],
-    ids=["none", "of the loss", "of the loss, retained"],
-)
-@pytest.mark.parametrize("scale", [8, 1])
-def test_a_missing_backward_is_named(run, message, scale):
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd(), dynamic=False, initial_scale=scale)
-    with autograd.record():
-        loss = (w * 3).sum()
-        scaled = optimizer.get_scaled_loss(loss)
-    run(loss, scaled)
-    with pytest.raises(TrainerError, match=f"^{message}.* Call discard_grads to start the step again"):
-        optimizer.get_unscaled_gradients([w.grad])
-    optimizer.discard_grads()
-    assert step(optimizer, [w])
-    assert value(w).tolist() == [0.0]
-
-
-def test_each_of_several_losses_needs_a_backward():
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd())
-    with autograd.record():
-        first, second = optimizer.get_scaled_loss([(w * 3).sum(), (w * 2).sum()])
-    first.backward()
-    with pytest.raises(TrainerError, match=r"no backward was called on loss\[1\]"):
-        optimizer.get_unscaled_gradients([w.grad])
-    second.backward()
-    assert optimizer.get_unscaled_gradients([w.grad])
 
 
 @pytest.mark.parametrize("unscaled", [False, True])
@@ -666,11 +616,11 @@ def adam():
 
 def test_states_of_parameters_are_saved_by_name(tmp_path):
     fname = str(tmp_path / "optimizer.states")
-    p = param([1.0, 1.0], TWO)
+    p = param([1.0, 1.0], ctx=TWO)
     optimizer = LossScaleOptimizer(sgd(momentum=0.9))
     on_two(optimizer, p, (2.0, 3.0))
     optimizer.save_states(fname)
-    again, other = param(p.data(TWO[0]).asnumpy(), TWO), LossScaleOptimizer(sgd(momentum=0.9))
+    again, other = param(p.data(TWO[0]).asnumpy(), ctx=TWO), LossScaleOptimizer(sgd(momentum=0.9))
     other.build([again])
     other.load_states(fname)
     on_two(optimizer, p, (2.0, 3.0))

@@ -51,7 +51,6 @@ class Adapter:
         contexts: How many.
         kvstore: Of several contexts.
         grad_req: Of all parameters.
-        values: Of the parameters, by name.
     """
 
     lacks: dict = {}  # what it cannot do, and why
@@ -70,11 +69,10 @@ class Adapter:
         contexts=1,
         kvstore="device",
         grad_req="write",
-        values=None,
     ):
         self.contexts = CONTEXTS[:contexts]
         self.dtype, self.kvstore, self.grad_req, self.given = dtype, kvstore, grad_req, parse(loss_scale)
-        self.values = {name: np.asarray(value, np.float32) for name, value in (values or START).items()}
+        self.values = {name: np.asarray(value, np.float32) for name, value in START.items()}
         if options is None:
             options = {"learning_rate": 1.0}
         self.make(optimizer, {**options})
@@ -102,6 +100,27 @@ class Adapter:
         values.reshape(-1)[0] = bad
         array[:] = in_dtype(mx.nd.array(values, ctx=array.ctx), array.dtype)
 
+    def unscale(self):
+        self.owner.unscale()
+
+    def clip(self, max_norm):
+        return self.owner.clip_global_norm(max_norm)
+
+    def step(self):
+        return self.owner.step(1)
+
+    def discard(self):
+        self.owner.discard_grads()
+
+    def save(self, fname):
+        getattr(self.owner, self.names.get("save_states", "save_states"))(fname)
+
+    def load(self, fname):
+        getattr(self.owner, self.names.get("load_states", "load_states"))(fname)
+
+    def set_scale(self, spec):
+        self.owner.loss_scale = spec
+
     def run(self, x=0.25, bad=None, **where):
         """Take one step, whose gradient is spoilt; return whether it was taken."""
         self.backward(x)
@@ -121,9 +140,9 @@ class Adapter:
         """Return whether all contexts have the same parameters, bit for bit."""
         return all(freeze(arrays[0]) == freeze(each) for arrays in self.weights().values() for each in arrays)
 
-    scale = property(lambda self: self.status.loss_scale.value)
+    scale = property(lambda self: self.owner.loss_scale.value)
     counts = property(
-        lambda self: (self.status.last_step_skipped, self.status.consecutive_skips, self.status.skipped_steps)
+        lambda self: (self.owner.last_step_skipped, self.owner.consecutive_skips, self.owner.skipped_steps)
     )
 
 
@@ -164,13 +183,13 @@ class Trainer(Parameters):
 
     def make(self, optimizer, options):
         self.make_params()
-        self.trainer = self.make_trainer(optimizer, options)
+        self.owner = self.make_trainer(optimizer, options)
 
     def make_trainer(self, optimizer, options):
         return mxmp.gluon.Trainer(self.params, optimizer, options, self.kvstore, loss_scale=self.given)
 
     def scale_loss(self, loss):
-        return self.trainer.scale_loss(loss)
+        return self.owner.scale_loss(loss)
 
     def backward(self, x=0.25):
         with autograd.record():
@@ -179,34 +198,17 @@ class Trainer(Parameters):
             autograd.backward(scaled)
 
     def scale_twice(self):
-        with autograd.record():
-            losses = self.losses(0.5)
-        with self.scale_loss(losses) as scaled, self.scale_loss(scaled):
+        with self.scale_loss(self.losses(0.5)) as scaled, self.scale_loss(scaled):
             pass
 
-    def unscale(self):
-        self.trainer.unscale()
+    def scale_and(self, run):
+        """Scale a loss, and run what is given instead of its backward."""
+        with autograd.record():
+            losses = self.losses(0.5)
+        with self.scale_loss(losses) as scaled:
+            run(losses, scaled)
 
-    def clip(self, max_norm):
-        return self.trainer.clip_global_norm(max_norm)
-
-    def step(self):
-        return self.trainer.step(1)
-
-    def discard(self):
-        self.trainer.discard_grads()
-
-    def set_scale(self, spec):
-        self.trainer.loss_scale = spec
-
-    def save(self, fname):
-        self.trainer.save_states(fname)
-
-    def load(self, fname):
-        self.trainer.load_states(fname)
-
-    status = property(lambda self: self.trainer)
-    optimizer = property(lambda self: self.trainer.optimizer.inner)
+    optimizer = property(lambda self: self.owner.optimizer.inner)
 
 
 class ContribAmp(Trainer):
@@ -224,10 +226,10 @@ class ContribAmp(Trainer):
         return trainer
 
     def scale_loss(self, loss):
-        return amp.scale_loss(loss, self.trainer)
+        return amp.scale_loss(loss, self.owner)
 
     def unscale(self):
-        amp.unscale(self.trainer)
+        amp.unscale(self.owner)
 
 
 class Apex(Trainer):
@@ -243,11 +245,11 @@ class Apex(Trainer):
         return trainer
 
     def scale_loss(self, loss):
-        return amp.scale_loss(loss, self.trainer, loss_id=1)
+        return amp.scale_loss(loss, self.owner, loss_id=1)
 
     @property
     def scale(self):
-        return amp.state_dict(self.trainer)["loss_scaler0"]["loss_scales"][1]["value"]
+        return amp.state_dict(self.owner)["loss_scaler0"]["loss_scales"][1]["value"]
 
 
 class Shared(Trainer):
@@ -261,7 +263,7 @@ class Shared(Trainer):
         return mxmp.gluon.Trainer(self.params, optimizer, options, self.kvstore, loss_scale=self.shared)
 
     def step(self):
-        taken = self.trainer.step(1)
+        taken = self.owner.step(1)
         self.shared.update()
         return taken
 
@@ -288,49 +290,46 @@ class Keras(Parameters):
         inner = mx.optimizer.create(optimizer, **options)
         dynamic = isinstance(self.given, DynamicLossScale)
         steps = self.given.growth_interval if dynamic else None
-        self.wrapped = mxmp.optimizer.LossScaleOptimizer(inner, dynamic, self.given.value, steps)
-        self.wrapped.build(self.params)
+        self.owner = mxmp.optimizer.LossScaleOptimizer(inner, dynamic, self.given.value, steps)
+        self.owner.build(self.params)
         self.unscaled = None
 
     def backward(self, x=0.25):
         with autograd.record():
-            scaled = self.wrapped.get_scaled_loss(self.losses(x))
+            scaled = self.owner.get_scaled_loss(self.losses(x))
         autograd.backward(scaled)
 
     def scale_twice(self):
-        self.wrapped.get_scaled_loss(self.wrapped.get_scaled_loss(self.losses(0.5)))
+        self.owner.get_scaled_loss(self.owner.get_scaled_loss(self.losses(0.5)))
+
+    def scale_and(self, run):
+        with autograd.record():
+            losses = self.losses(0.5)
+            scaled = self.owner.get_scaled_loss(losses)
+        run(losses, scaled)
+        self.unscale()
 
     def gradients(self):
         return dict(zip(self.values, self.unscaled)) if self.unscaled else super().gradients()
 
     def unscale(self):
-        self.unscaled = self.wrapped.get_unscaled_gradients([p.list_grad() for p in self.params])
+        self.unscaled = self.owner.get_unscaled_gradients([p.list_grad() for p in self.params])
 
     def step(self):
         if self.unscaled is None:
             self.unscale()
         grads, self.unscaled = self.unscaled, None
-        return self.wrapped.apply_gradients(zip(grads, self.params))
+        return self.owner.apply_gradients(zip(grads, self.params))
 
     def discard(self):
         self.unscaled = None
-        self.wrapped.discard_grads()
+        self.owner.discard_grads()
 
-    def set_scale(self, spec):
-        self.wrapped.loss_scale = spec
-
-    def save(self, fname):
-        self.wrapped.save_states(fname)
-
-    def load(self, fname):
-        self.wrapped.load_states(fname)
-
-    status = property(lambda self: self.wrapped)
-    optimizer = property(lambda self: self.wrapped.inner_optimizer)
+    optimizer = property(lambda self: self.owner.inner_optimizer)
 
     @property
     def scale(self):
-        return self.wrapped.loss_scale
+        return self.owner.loss_scale
 
 
 class Module(Adapter):
@@ -350,14 +349,12 @@ class Module(Adapter):
 
     def make(self, optimizer, options):
         rescale = {"rescale_grad": 1.0}  # MXNet divides by the batch otherwise
-        self.module = self.make_module(
-            policy={"float32": "float32", "float16": "O2"}[self.dtype], loss_scale=self.given
-        )
+        self.owner = self.make_module(policy={"float32": "float32", "float16": "O2"}[self.dtype], loss_scale=self.given)
         width = sum(map(len, self.values.values()))
-        self.bind(width)
+        self.owner.bind([("data", (len(self.contexts), width))], grad_req=self.grad_req)
         args = {f"{name}_weight": mx.nd.array(value.reshape(1, -1)) for name, value in self.values.items()}
-        self.module.init_params(arg_params=args, aux_params={})
-        self.module.init_optimizer(self.kvstore, optimizer, {**options, **rescale})
+        self.owner.init_params(arg_params=args, aux_params={})
+        self.owner.init_optimizer(self.kvstore, optimizer, {**options, **rescale})
 
     def make_module(self, **kwargs):
         return mxmp.module.Module(self.symbol(), label_names=None, context=self.contexts, **kwargs)
@@ -366,21 +363,18 @@ class Module(Adapter):
         weights = {name: mx.sym.var(f"{name}_weight") for name in self.values}
         return mx.sym.MakeLoss(product(mx.sym, mx.sym.var("data"), weights), name="loss")
 
-    def bind(self, width):
-        self.module.bind([("data", (len(self.contexts), width))], grad_req=self.grad_req)
-
     def batch(self, x):
         return mx.io.DataBatch([mx.nd.array(self.matrix(x))], [])
 
     def backward(self, x=0.25):
-        self.module.forward_backward(self.batch(x))
+        self.owner.forward_backward(self.batch(x))
 
     def _arrays(self, arrays):
         group = self.group
         found = dict(zip(group.param_names, getattr(group, arrays)))
         return {name: found[f"{name}_weight"] for name in self.values}
 
-    group = property(lambda self: self.module._exec_group)
+    group = property(lambda self: self.owner._exec_group)
 
     def weights(self):
         return self._arrays("param_arrays")
@@ -394,33 +388,14 @@ class Module(Adapter):
                 array[:] = 0
 
     def set_weight(self, name, values):
-        args, aux = self.module.get_params()
+        args, aux = self.owner.get_params()
         args = {**args, f"{name}_weight": mx.nd.array(np.reshape(values, (1, -1)))}
-        self.module.set_params(args, aux)
-
-    def unscale(self):
-        self.module.unscale()
-
-    def clip(self, max_norm):
-        return self.module.clip_global_norm(max_norm)
+        self.owner.set_params(args, aux)
 
     def step(self):
-        return self.module.update()
+        return self.owner.update()
 
-    def discard(self):
-        self.module.discard_grads()
-
-    def set_scale(self, spec):
-        self.module.loss_scale = spec
-
-    def save(self, fname):
-        self.module.save_optimizer_states(fname)
-
-    def load(self, fname):
-        self.module.load_optimizer_states(fname)
-
-    status = property(lambda self: self.module)
-    optimizer = property(lambda self: self.module._optimizer.inner)
+    optimizer = property(lambda self: self.owner._optimizer.inner)
 
 
 class Bucketing(Module):
@@ -446,8 +421,8 @@ class Bucketing(Module):
         self.turn = 1 - self.turn
         return taken
 
-    group = property(lambda self: self.module._curr_module._exec_group)
-    optimizer = property(lambda self: self.module._curr_module._optimizer.inner)
+    group = property(lambda self: self.owner._curr_module._exec_group)
+    optimizer = property(lambda self: self.owner._curr_module._optimizer.inner)
 
 
 class Product(gluon.HybridBlock):
@@ -524,19 +499,10 @@ class Fit(Parameters):
         handlers = [self.handler, Between(lambda: [function() for function in self.between])]
         data = gluon.data.DataLoader(gluon.data.ArrayDataset(rows, mx.nd.zeros(len(rows))), len(rows))
         self.estimator.fit(data, epochs=1, event_handlers=handlers)
-        return not self.status.last_step_skipped
+        return not self.owner.last_step_skipped
 
-    def set_scale(self, spec):
-        self.status.loss_scale = spec
-
-    def save(self, fname):
-        self.status.save_states(fname)
-
-    def load(self, fname):
-        self.status.load_states(fname)
-
-    status = property(lambda self: self.estimator.trainer)
-    optimizer = property(lambda self: self.status.optimizer.inner)
+    owner = property(lambda self: self.estimator.trainer)
+    optimizer = property(lambda self: self.owner.optimizer.inner)
 
 
 ADAPTERS = [Trainer, ContribAmp, Apex, Shared, Keras, Module, Bucketing, Fit]

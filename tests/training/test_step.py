@@ -8,6 +8,7 @@ import logging
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd
 
 from mxmp.arrays.casts import to_float32
 from mxmp.dtypes import to_numpy
@@ -592,6 +593,27 @@ def test_a_loss_is_not_scaled_twice(make):
         training.scale_twice()
     training.discard()
     assert training.run()
+
+
+NOT_OF_THE_SCALED = {
+    "no backward": (lambda losses, scaled: None, "no backward was called on {} times the loss scale"),
+    "of the loss": (lambda losses, scaled: autograd.backward(losses), "backward was called on {0} itself, not on {0} t"),
+    "of one of two": (lambda losses, scaled: scaled[0].backward(), "no backward was called on {} times"),
+}
+
+
+@over("calls", "nesting", run=list(NOT_OF_THE_SCALED))
+def test_a_scaled_loss_without_a_backward_is_an_error(make, run):
+    """At a scale of 1 too: what is wrong must not show at a later step alone."""
+    function, message = NOT_OF_THE_SCALED[run]
+    for scale in (8, 1):
+        training = make(scale, contexts=1 + (run == "of one of two"))
+        before = training.trace()
+        with pytest.raises(TrainerError, match="^" + message.format(rf"loss\[{len(training.contexts) - 1}\]")):
+            training.scale_and(function)
+        training.discard()
+        assert training.trace() == before
+        assert training.run()
 
 
 @over("calls", unscaled=[False, True])
