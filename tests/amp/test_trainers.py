@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mxnet as mx
-import numpy as np
 import pytest
 from mxnet import autograd, gluon
 
@@ -11,7 +10,7 @@ import mxmp
 from mxmp import amp
 from mxmp.amp.trainers import adopt
 from mxmp.errors import LossScaleError, TrainerError
-from tests.amp.scenarios import TWO, backward, dense, param, values
+from tests.amp.scenarios import TWO, backward, param, values
 
 
 def plain(params, name="sgd", options=None, **kwargs):
@@ -24,31 +23,6 @@ def initialized():
     amp.init()
     yield
     amp.disable()
-
-
-def train(trainer, net, steps=5):
-    """Train a net to give zeros; return its weights after each step."""
-    x, found = mx.nd.array(np.random.RandomState(0).randn(8, 3)), []
-    for _ in range(steps):
-        with autograd.record():
-            loss = mx.nd.square(net(x)).sum()
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
-        trainer.step(8)
-        found.append(net.weight.data().asnumpy())
-    return np.array(found)
-
-
-@pytest.mark.parametrize(
-    "name, options",
-    [("sgd", {"momentum": 0.9, "wd": 0.1}), ("adam", {}), ("nag", {"momentum": 0.9}), ("lamb", {})],
-)
-def test_an_adopted_trainer_trains_as_one_of_mxmp(name, options):
-    nets = [dense(f"{name}{i}") for i in range(2)]
-    adopted = plain(nets[0].collect_params(), name, options)
-    amp.init_trainer(adopted)
-    own = mxmp.gluon.Trainer(nets[1].collect_params(), name, options)
-    np.testing.assert_array_equal(train(adopted, nets[0]), train(own, nets[1]))
 
 
 def test_only_this_one_trainer_changes():

@@ -123,32 +123,6 @@ def test_one_overflow_among_the_backwards_skips_the_window(bad, policy):
     np.testing.assert_array_equal(value(net.weight.data()), -0.125 * sum(head.T @ x for x, head in batches))
 
 
-@pytest.mark.behaviour("a scale that changes while accumulating")
-@pytest.mark.parametrize("call", ["save_states", "load_states", "setting loss_scale"])
-@pytest.mark.parametrize("loss_scale", [DynamicLossScale(init_scale=2.0**6), 8, None], ids=["dynamic", "8", "None"])
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_in_mid_window_nothing_is_saved_or_loaded(policy, loss_scale, call, tmp_path):
-    fname = tmp_path / "states"
-    net = dense(policy)
-    trainer = sgd(net, loss_scale)
-    (x, head), second = micro_batches(0, 2)
-    backward(net, trainer, x, head)
-    trainer.step(1)
-    net.weight.zero_grad()
-    backward(net, trainer, x, head)
-    with pytest.raises(TrainerError, match=f"^{call} came between backward and step"):
-        if call == "setting loss_scale":
-            trainer.loss_scale = 4
-        else:
-            getattr(trainer, call)(str(fname))
-    assert not fname.exists()
-    backward(net, trainer, *second)  # and the window goes on
-    assert trainer.step(1)
-    np.testing.assert_array_equal(value(net.weight.data()), -0.125 * (2 * head.T @ x + second[1].T @ second[0]))
-    trainer.save_states(str(fname))
-    assert fname.exists()
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_zeroing_unscaled_gradients_zeroes_what_the_next_backward_adds_to(policy):
     net = dense(policy)

@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 from mxmp.errors import LossScaleError, TrainerError
 from mxmp.gluon import SharedLossScale, Trainer
 from mxmp.loss_scale import DynamicLossScale, StaticLossScale
-from tests.gluon.trainer_tools import TWO, backward, param, sgd, snapshot, value
+from tests.gluon.trainer_tools import TWO, backward, param, sgd, value
 
 
 def make(loss_scale="dynamic", count=2):
@@ -160,16 +160,6 @@ def test_states_are_saved_between_iterations(tmp_path):
         trainer.load_states(str(tmp_path / name))
     assert resumed.loss_scale == shared.loss_scale
     assert [t.skipped_steps for t in trainers] == [0, 1]
-
-
-def test_a_skip_leaves_no_trace():
-    shared, (a, b), (first, second) = make()
-    step(first, a), step(second, b)
-    shared.update()
-    before = snapshot(first)
-    step(first, a, bad=True)
-    shared.update()
-    assert snapshot(first) == before
 
 
 def test_a_scale_that_is_none():
