@@ -43,6 +43,17 @@ def test_a_trainer_made_before_init():
     assert trainer.step(1) and values(w) == [0.5]
 
 
+def test_learning_rate_schedule_and_rescale_are_kept():
+    w = param()
+    schedule = mx.lr_scheduler.FactorScheduler(1, factor=0.5, base_lr=0.5)
+    trainer = plain(w, "sgd", {"lr_scheduler": schedule, "rescale_grad": 0.25})
+    amp.init_trainer(trainer)
+    for _ in range(2):
+        backward(amp, trainer, lambda: w.data() * 1.0)
+        trainer.step(1)
+    assert values(w) == [1 - 0.25 * 0.5 - 0.25 * 0.25]
+
+
 def test_a_trainer_whose_kvstore_was_set_up_but_made_no_step():
     w = param(ctx=TWO)
     trainer = plain(w, update_on_kvstore=False)

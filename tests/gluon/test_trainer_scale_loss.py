@@ -121,6 +121,18 @@ def test_a_float16_loss_costs_one_skip_at_65536():
     assert outcomes == [False, True]
 
 
+def test_a_float16_loss_costs_nothing_by_default():
+    w = param([3.0], "float16")
+    trainer = sgd(w, lr=0.0)
+    for _ in range(10):
+        with autograd.record():
+            loss = w.data() * 1
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        assert trainer.step(1)
+    assert trainer.loss_scale.value == 2.0**15
+
+
 def test_several_losses_of_one_window_add_up():
     w = param([0.0], grad_req="add")
     trainer = sgd(w)

@@ -157,8 +157,9 @@ def test_numpy_arrays_are_taken_too():
         w.attach_grad()
         optimizer = LossScaleOptimizer(sgd())
         with autograd.record():
-            scaled = optimizer.get_scaled_loss((w * 2).sum())
-        scaled.backward()
+            scaled = optimizer.get_scaled_loss([(w * 2).sum(), w * 0])
+        assert [(type(each), each.shape) for each in scaled] == [(mx.np.ndarray, ()), (mx.np.ndarray, (2,))]
+        autograd.backward(scaled)
         grads = optimizer.get_unscaled_gradients([w.grad])
         assert isinstance(grads[0], mx.np.ndarray)
         assert optimizer.apply_gradients(zip(grads, [w]))

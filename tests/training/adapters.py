@@ -236,7 +236,10 @@ class Apex(Trainer):
     """`mxmp.initialize` with two losses, each with a scale of its own; the second is in use."""
 
     thin = True
-    lacks = {"None": "amp.initialize wants a level without a loss scale, O0, for that"}
+    lacks = {
+        "None": "amp.initialize wants a level without a loss scale, O0, for that",
+        "one read of a skip": "a second one sees which of the losses overflowed",
+    }
 
     def make_trainer(self, optimizer, options):
         trainer = gluon.Trainer(self.params, optimizer, options, self.kvstore)
@@ -342,6 +345,7 @@ class Module(Adapter):
     }
     lacks = {
         "nesting": "backward scales by itself",
+        "one read of a skip": "a second one sees whether the outputs of the loss were finite",
         "losses": "it sees the outputs of its last forward pass alone",
         "bfloat16": "runs on processors with AVX-512 only",
     }

@@ -660,8 +660,8 @@ def host_reads(monkeypatch):
 def test_a_step_reads_once_on_the_host(make, dtype, contexts, call, host_reads):
     training = make(64, dtype=dtype, contexts=contexts)
     for _ in range(2):
-        training.backward()
         del host_reads[:]
+        training.backward()
         if "unscale" in call:
             training.unscale()
         assert host_reads == []
@@ -670,6 +670,19 @@ def test_a_step_reads_once_on_the_host(make, dtype, contexts, call, host_reads):
             assert host_reads == ["asnumpy"]
         assert training.step()
         assert [read for read in host_reads if not training.waits or read != "wait_to_read"] == ["asnumpy"]
+
+
+@over("one read", "one read of a skip", call=["step", "unscale", "clip"])
+def test_a_skipped_step_reads_no_more(make, call, host_reads):
+    """The first bad gradient is looked for only where an error names it."""
+    training = make(64, contexts=2)
+    training.backward()
+    training.spoil()
+    del host_reads[:]
+    if call != "step":
+        training.unscale() if call == "unscale" else training.clip(1.0)
+    assert not training.step()
+    assert host_reads.count("asnumpy") == 1
 
 
 @over("one read", "None")
