@@ -170,7 +170,7 @@ def _read(fname: str) -> Dict[str, np.ndarray]:
         raise
     except Exception as e:  # zipfile and numpy raise all sorts: struct.error, RuntimeError, SyntaxError, ...
         raise StateError(
-            f"{fname}: not a file of optimizer states, or damaged ({e}); expected one that mxmp's "
+            f"{fname}: not a file of optimizer states, or damaged ({str(e):.200}); expected one that mxmp's "
             "save_states wrote. Files of mxnet.gluon.Trainer cannot be read."
         ) from e
 
