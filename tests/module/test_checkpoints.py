@@ -32,16 +32,18 @@ def step(module, number):
 @pytest.mark.behaviour("a resumed run")
 @pytest.mark.parametrize("context", [[mx.cpu()], TWO], ids=["one", "two"])
 @pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
-def test_a_run_resumed_at_every_step_is_bit_identical(policy, context, tmp_path):
+def test_a_run_that_is_resumed_goes_on_bit_for_bit(policy, context, tmp_path):
+    """From a checkpoint before any step, between two skips and after another; `test_step` resumes at every step."""
     prefix = str(tmp_path / "model")
     loss_scale = scale(2.0**6, growth_interval=3, hysteresis=2)
     whole = ready(policy=policy, loss_scale=loss_scale, options=options(), context=context, kvstore="device")
     resumed = ready(policy=policy, loss_scale=loss_scale, options=options(), context=context, kvstore="device")
     for number in range(9):
-        resumed.save_checkpoint(prefix, number, save_optimizer_states=True)
-        resumed = Module.load(prefix, number, True, policy=policy, loss_scale=loss_scale, context=context)
-        resumed.bind(*SHAPE)
-        resumed.init_optimizer("device", "sgd", options())
+        if number in (0, 4, 8):
+            resumed.save_checkpoint(prefix, number, save_optimizer_states=True)
+            resumed = Module.load(prefix, number, True, policy=policy, loss_scale=loss_scale, context=context)
+            resumed.bind(*SHAPE)
+            resumed.init_optimizer("device", "sgd", options())
         for module in (whole, resumed):
             step(module, number)
     assert trace(resumed) == trace(whole)

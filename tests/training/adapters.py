@@ -21,6 +21,7 @@ from tests.freeze import freeze, freeze_optimizer, freeze_saved
 from tests.gluon.trainer_tools import param
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
+THIN = ("dtype", "contexts", "bad", "damage")
 START = {"a": [0.5, -1.5], "b": [2.0]}
 
 
@@ -57,7 +58,7 @@ class Adapter:
     names: dict = {}  # calls that have another name than gluon's Trainer's
     sums_early = True  # unscaled gradients are those that the step takes, summed over contexts
     waits = False
-    thin = False  # whether it steps through another adapter, and one dtype and number of contexts will do
+    thin = ()  # loops of which one value will do, as it steps through another adapter
     smallest = 2.0**-30  # that a gradient of low precision may show; 0 in float16
 
     def __init__(
@@ -214,7 +215,7 @@ class Trainer(Parameters):
 class ContribAmp(Trainer):
     """A trainer of MXNet with `mxmp.amp.init_trainer`, as contrib.amp's users have it."""
 
-    thin = True
+    thin = THIN
 
     def make_trainer(self, optimizer, options):
         trainer = gluon.Trainer(self.params, optimizer, options, self.kvstore)
@@ -235,7 +236,7 @@ class ContribAmp(Trainer):
 class Apex(Trainer):
     """`mxmp.initialize` with two losses, each with a scale of its own; the second is in use."""
 
-    thin = True
+    thin = THIN
     lacks = {
         "None": "amp.initialize wants a level without a loss scale, O0, for that",
         "one read of a skip": "a second one sees which of the losses overflowed",
@@ -258,7 +259,7 @@ class Apex(Trainer):
 class Shared(Trainer):
     """A trainer whose scale is a `SharedLossScale`, updated after each step."""
 
-    thin = True
+    thin = THIN
     lacks = {"log": "the scale does not move at the step; `test_shared_loss_scale` has its lines"}
 
     def make_trainer(self, optimizer, options):
@@ -405,7 +406,7 @@ class Module(Adapter):
 class Bucketing(Module):
     """`mxmp.module.BucketingModule`, in its two buckets in turn."""
 
-    thin = True
+    thin = THIN
     turn = 0
 
     def make_module(self, **kwargs):
@@ -466,7 +467,7 @@ class Between(BatchEnd):
 class Fit(Parameters):
     """An Estimator with `MixedPrecisionHandler`: each step is a fit of one batch."""
 
-    thin = True
+    thin = (*THIN, "scale", "optimizer", "kvstore", "spec", "at_floor")  # it is slow
     _SCRIPT = "a fit makes backward and step at once"
     lacks = {
         "calls": _SCRIPT,
