@@ -45,7 +45,7 @@ def flat(array: mx.nd.NDArray) -> mx.nd.NDArray:
 def is_low_precision(array: mx.nd.NDArray) -> bool:
     """Return whether an array holds float16 or bfloat16."""
     dtype = array.dtype
-    return dtype == np.float16 or dtype == NUMPY_BFLOAT16
+    return bool(dtype == np.float16 or dtype == NUMPY_BFLOAT16)
 
 
 def to_float32(array: mx.nd.NDArray) -> mx.nd.NDArray:

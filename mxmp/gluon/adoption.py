@@ -33,7 +33,7 @@ def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer])
         raise TrainerError(f"expected a gluon Trainer, found a {type(trainer).__name__}{hint}.")
     if isinstance(trainer, ScalerStatus):
         trainer._scaler.require_ready("initializing a trainer again")
-        trainer._require_fitting(loss_scale)
+        trainer._scaler.validate(loss_scale)
         return type(trainer)
     store = trainers.kvstore(trainer) if trainers.is_kvstore_ready(trainer) else None
     if store and trainers.updates_on_kvstore(trainer):

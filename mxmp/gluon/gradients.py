@@ -9,7 +9,6 @@ import mxnet as mx
 
 from ..errors import StaleGradientError, TrainerError
 from ..masters.copies import forget_masters
-from ..masters.optimizer import MultiPrecision
 from ..mxnet_private import parameters
 from ..mxnet_private.arrays import is_fresh
 from ..scaling import loss_heads
@@ -153,12 +152,12 @@ class Gradients(Weights):
     # ------------------------------------------------------------------ the weights of a step
 
     @property
-    def optimizer(self) -> MultiPrecision:  # type: ignore[override]
+    def optimizer(self) -> Any:  # type: ignore[override]
         """The trainer's optimizer."""
         return self._trainer.mx_optimizer
 
     @property
-    def updaters(self) -> Sequence[mx.optimizer.Updater]:  # type: ignore[override]
+    def updaters(self) -> Any:  # type: ignore[override]
         """The trainer's updaters, as many as work."""
         return self._trainer.mx_updaters[:1] if self.kvstore else self._trainer.mx_updaters
 
@@ -193,7 +192,7 @@ class Gradients(Weights):
 
     def grads(self, index: int) -> List[mx.nd.NDArray]:
         """Return ``param.list_grad()``."""
-        return self._params[index].list_grad()
+        return list(self._params[index].list_grad())
 
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let ``param.grad()`` show other arrays."""

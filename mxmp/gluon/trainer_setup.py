@@ -42,6 +42,7 @@ _LOG = logging.getLogger(__name__)
 class TrainerSetup(ScalerStatus, TrainerBase):
     """What `Trainer` is made of; its methods that are not called at every step."""
 
+    _step: Step
     # States of a kvstore that updates, while there is none.
     _kept_states: Dict[int, Any] = {}
 
@@ -203,8 +204,7 @@ class TrainerSetup(ScalerStatus, TrainerBase):
         for hook in list(self._step_hooks.values()):
             hook(self, updated)
 
-    @ScalerStatus.loss_scale.setter
-    def loss_scale(self, spec: Any) -> None:
+    def _set_loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
         if isinstance(spec, SharedLossScale):
             raise TrainerError(

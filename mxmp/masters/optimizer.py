@@ -174,14 +174,7 @@ class MultiPrecision(OptimizerBase):
         states: Sequence[MasterState],
         many: bool,
     ) -> None:
-        wide: List[mx.nd.NDArray] = []
-        for index, weight, state in zip(indices, weights, states):
-            if not isinstance(state, MasterState):
-                raise self._cast_after_state(index)
-            if state.master is not None:
-                self._move_state_to(state, weight, self.inner.param_dict.get(index))
-                sync_master_from_weight(state.master, weight)
-            wide.append(to_float32(weight) if state.master is None else state.master)
+        wide = [self._wide(*each) for each in zip(indices, weights, states)]
         grads = [to_float32(grad) for grad in grads]
         inner_states = [state.inner for state in states]
         if many:
@@ -191,13 +184,20 @@ class MultiPrecision(OptimizerBase):
         for source, weight in zip(wide, weights):
             round_into(source, weight)
 
-    def _move_state_to(self, state: MasterState, weight: mx.nd.NDArray, param: Optional[mx.gluon.Parameter]) -> None:
-        """Bring a state to the weight's context, where a kvstore or a loaded file differ, and share its master."""
-        if state.master.ctx != weight.ctx:
+    def _wide(self, index: int, weight: mx.nd.NDArray, state: Any) -> mx.nd.NDArray:
+        """Return what the inner optimizer updates: the master, shared and brought up to date, or a copy."""
+        if not isinstance(state, MasterState):
+            raise self._cast_after_state(index)
+        if state.master is None:
+            return to_float32(weight)
+        if state.master.ctx != weight.ctx:  # where a kvstore or a loaded file differ
             state.master = state.master.as_in_context(weight.ctx)
             state.inner = mx.optimizer.Updater(self.inner).sync_state_context(state.inner, weight.ctx)
+        param = self.inner.param_dict.get(index)
         if param is not None:
             state.master = shared_master(state.master, weight, param)
+        sync_master_from_weight(state.master, weight)
+        return state.master
 
     def _refuse_old(self, indices: Sequence[int], states: Sequence[Any]) -> None:
         for index, state in zip(indices, states):
@@ -216,7 +216,7 @@ class MultiPrecision(OptimizerBase):
     @property
     def learning_rate(self) -> float:
         """The present learning rate."""
-        return self.inner.learning_rate
+        return float(self.inner.learning_rate)
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate."""
@@ -248,8 +248,8 @@ class MultiPrecision(OptimizerBase):
 
     def mx_learning_rates(self, indices: Sequence[int]) -> List[float]:
         """Return the inner optimizer's learning rates."""
-        return optimizers.learning_rates(self.inner, indices)
+        return list(optimizers.learning_rates(self.inner, indices))
 
     def mx_weight_decays(self, indices: Sequence[int]) -> List[float]:
         """Return the inner optimizer's weight decays."""
-        return optimizers.weight_decays(self.inner, indices)
+        return list(optimizers.weight_decays(self.inner, indices))

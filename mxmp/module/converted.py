@@ -40,6 +40,8 @@ class ConvertedModule(Float32Params):
         loss_heads: Names of Custom operators that are loss heads.
     """
 
+    binded: bool
+
     def __init__(self, *args: Any, policy: Policy, scaler: Scaler, loss_heads: FrozenSet[str]) -> None:
         super().__init__(*args)
         self._policy = policy

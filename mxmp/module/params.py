@@ -74,7 +74,9 @@ class Float32Params(ModuleBase):
 
     def _renew_masters(self, values: Dict[str, mx.nd.NDArray]) -> None:
         """Make float32 values the masters of the weights that were rounded from them."""
-        for weight in self._trained() if self._training is not None else ():
+        if self._training is None:
+            return
+        for weight in self._trained():
             if is_low_precision(weight.arrays[0]) and weight.name in values:
                 self._training.set_master(weight, to_float32(values[weight.name]))
 

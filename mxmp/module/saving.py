@@ -12,6 +12,7 @@ from ..files import saving
 from ..symbol import load_checkpoint, load_params, load_symbol
 from ..symbol.checkpoint import checkpoint_files, named_arrays, save_params
 from ..symbol.io import load_arrays, write_arrays, write_symbol
+from .setup import OptimizerSetup
 
 
 class ParamsFiles:
@@ -34,7 +35,7 @@ class ParamsFiles:
         self.set_params(*load_params(fname))  # type: ignore[attr-defined]
 
 
-class ModuleFiles(ParamsFiles):
+class ModuleFiles(ParamsFiles, OptimizerSetup):
     """The checkpoints and optimizer states of a module, to files and back."""
 
     def save_checkpoint(

@@ -14,13 +14,16 @@ from ..optimizer import LossScaleOptimizer
 from ..policy import Policy
 from ..scaling.scaler import Scaler
 from ..scaling.source import OwnLossScale
+from ..scaling.status import ScalerStatus
 from ..training.kvstores import open_for_module, refuse_compression, updates_on_kvstore
 from .converted import ConvertedModule
 from .training import Training
 
 
-class OptimizerSetup(ConvertedModule):
+class OptimizerSetup(ScalerStatus, ConvertedModule):
     """A module with an optimizer of its own, or with another module's."""
+
+    optimizer_initialized: bool
 
     def init_optimizer(
         self,

@@ -45,7 +45,7 @@ class KerasOptimizer(ScalerStatus, WholeStepOptimizer):
         scale = self._scaler.loss_scale
         return scale.growth_interval if isinstance(scale, DynamicLossScale) else None
 
-    @property
+    @property  # type: ignore[override]  # a number, as Keras has it
     def loss_scale(self) -> float:
         """The present scale. May be set between steps."""
         self._require_own("loss_scale")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict
+from typing import Any, Dict, Type
 
 from ..errors import LossScaleError
 from ..loss_scale import DynamicLossScale, LossScale
@@ -11,7 +11,7 @@ from .source import Moved
 
 _LOG = logging.getLogger(__name__)
 
-_FIELDS = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
+_FIELDS: Dict[str, Type[int]] = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
 
 
 class SkipCounter:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..loss_scale import LossScale
 from .scaler import Scaler
 
@@ -15,6 +17,14 @@ class ScalerStatus:
     def loss_scale(self) -> LossScale:
         """The present loss scale. May be set between steps, to whatever the constructor takes."""
         return self._scaler.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, spec: Any) -> None:
+        self._set_loss_scale(spec)
+
+    def _set_loss_scale(self, spec: Any) -> None:
+        """Set the loss scale of the steps to come."""
+        raise NotImplementedError
 
     @property
     def skipped_steps(self) -> int:

@@ -70,7 +70,8 @@ def open_for_module(kvstore: Any, compression: Any, contexts: int, values: Dict[
     """
     if distributed(kvstore) and not compression:
         return _open_distributed(kvstore), False
-    return create_kvstore(kvstore, contexts, values)
+    store, capable = create_kvstore(kvstore, contexts, values)
+    return store, bool(capable)
 
 
 def _open_distributed(kvstore: Any) -> KVStore:

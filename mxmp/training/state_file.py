@@ -24,13 +24,14 @@ from ..masters.optimizer import MasterState
 from ..mxnet_private.arrays import copy_from_numpy
 
 _HEADER = "header"
+_FORMAT: Any = np.lib.format  # numpy gives its functions no types
 
 
 class CannotEncodeError(Exception):
     """A value is none of those that a state file can hold."""
 
 
-def encode(value: Any, arrays: Dict[str, np.ndarray], prefix: str = "") -> Any:
+def encode(value: Any, arrays: Dict[str, np.ndarray[Any, Any]], prefix: str = "") -> Any:
     """Return JSON data for a value; its arrays are added to ``arrays``, names with ``prefix``.
 
     Raises:
@@ -59,7 +60,7 @@ def encode(value: Any, arrays: Dict[str, np.ndarray], prefix: str = "") -> Any:
     raise CannotEncodeError(type(value).__name__)
 
 
-def write(fname: str, header: Dict[str, Any], arrays: Dict[str, np.ndarray]) -> None:
+def write(fname: str, header: Dict[str, Any], arrays: Dict[str, np.ndarray[Any, Any]]) -> None:
     """Write a file, whole or not at all.
 
     Raises:
@@ -70,7 +71,7 @@ def write(fname: str, header: Dict[str, Any], arrays: Dict[str, np.ndarray]) -> 
     with saving(f"{fname}: the states", fname) as (name,), zipfile.ZipFile(name, "w") as file:
         for member, array in members.items():  # as np.savez, which leaves its archive open where writing fails
             with file.open(f"{member}.npy", "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, array, allow_pickle=False)
+                _FORMAT.write_array(stream, array, allow_pickle=False)
 
 
 class StateFile:
@@ -124,12 +125,12 @@ class StateFile:
         if kind == "numpy":
             return self._scalar(where, *content)
         if kind == "array":
-            return self._array(where, *content, ctx)
+            return self._array(where, ctx, *content)
         if kind == "dict":
             pairs = [[self.decode(where, item, ctx) for item in pair] for pair in content]
             return {key: value for key, value in pairs}
         if kind == "row_sparse":
-            return self._rows(where, *content, ctx)
+            return self._rows(where, ctx, *content)
         items = [self.decode(f"{where}[{i}]", item, ctx) for i, item in enumerate(content)]
         return MasterState(*items) if kind == "master" else {"list": list, "tuple": tuple}[kind](items)
 
@@ -139,7 +140,7 @@ class StateFile:
             raise self.error(where, f"{value!r} of dtype {dtype!r}", "a number of a numeric dtype")
         return kind(value)
 
-    def _rows(self, where: str, values: Any, rows: Any, shape: Any, ctx: mx.Context) -> Any:
+    def _rows(self, where: str, ctx: mx.Context, values: Any, rows: Any, shape: Any) -> Any:
         """Return a row_sparse array, whose indices MXNet follows wherever they lead."""
         values, rows = (self.decode(where, part, ctx) for part in (values, rows))
         places = rows.asnumpy()
@@ -148,7 +149,7 @@ class StateFile:
             raise self.error(where, f"values {values.shape} of rows that are not its", f"rows of an array {shape}")
         return mx.nd.sparse.row_sparse_array((values, rows), shape=tuple(shape), ctx=ctx)
 
-    def _array(self, where: str, name: str, dtype: str, shape: Any, ctx: mx.Context) -> mx.nd.NDArray:
+    def _array(self, where: str, ctx: mx.Context, name: str, dtype: str, shape: Any) -> mx.nd.NDArray:
         array = self._arrays.get(name)
         stored = np.dtype(np.uint16) if dtype == BFLOAT16 else np.dtype(dtype)
         if array is None or array.dtype != stored or array.shape != tuple(shape):
@@ -159,7 +160,7 @@ class StateFile:
         return loaded
 
 
-def _read(fname: str) -> Dict[str, np.ndarray]:
+def _read(fname: str) -> Dict[str, np.ndarray[Any, Any]]:
     try:
         with zipfile.ZipFile(fname) as file:
             size = os.path.getsize(fname)
@@ -175,7 +176,7 @@ def _read(fname: str) -> Dict[str, np.ndarray]:
         ) from e
 
 
-def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> np.ndarray:
+def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> np.ndarray[Any, Any]:
     """Return an array of an archive of ``size`` bytes, once what it declares is known to be there."""
     name = info.filename
     if not name.endswith(".npy") or info.compress_type != zipfile.ZIP_STORED:
@@ -183,8 +184,8 @@ def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> np.ndarr
     if info.file_size != info.compress_size or info.file_size > size:
         raise ValueError(f"{name} declares {info.file_size} bytes, the file has {size}")
     data = io.BytesIO(file.read(info))  # checks its sum
-    version = np.lib.format.read_magic(data)
-    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    version = _FORMAT.read_magic(data)
+    read_header = {(1, 0): _FORMAT.read_array_header_1_0, (2, 0): _FORMAT.read_array_header_2_0}[version]
     shape, in_fortran_order, dtype = read_header(data)
     left = info.file_size - data.tell()
     if dtype.hasobject or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != left:

@@ -77,10 +77,10 @@ def describe(param: mx.gluon.Parameter) -> Dict[str, Any]:
     return {"name": param.name, "shape": list(param.shape or ()), "dtype": canonical(param.dtype)}
 
 
-def encode_states(updaters: Sequence[Any], arrays: Dict[str, np.ndarray]) -> List[Any]:
+def encode_states(updaters: Sequence[Any], arrays: Dict[str, np.ndarray[Any, Any]]) -> List[Any]:
     """Encode the states of every updater, or of the first alone where all are alike."""
     trees: List[Any] = []
-    parts: List[Dict[str, np.ndarray]] = []
+    parts: List[Dict[str, np.ndarray[Any, Any]]] = []
     for updater in updaters:
         parts.append({})
         try:
@@ -98,11 +98,11 @@ def encode_states(updaters: Sequence[Any], arrays: Dict[str, np.ndarray]) -> Lis
     return trees[:count]
 
 
-def _alike(a: Dict[str, np.ndarray], b: Dict[str, np.ndarray]) -> bool:
+def _alike(a: Dict[str, np.ndarray[Any, Any]], b: Dict[str, np.ndarray[Any, Any]]) -> bool:
     return all(x.tobytes() == y.tobytes() for x, y in zip(a.values(), b.values()))
 
 
-def encode_fields(owner: Any, arrays: Dict[str, np.ndarray]) -> Dict[str, Any]:
+def encode_fields(owner: Any, arrays: Dict[str, np.ndarray[Any, Any]]) -> Dict[str, Any]:
     """Return the fields of an optimizer or scheduler that a file can hold; their arrays are added to ``arrays``."""
     fields = {}
     for name, value in (vars(owner) if owner is not None else {}).items():

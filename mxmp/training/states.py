@@ -72,7 +72,7 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
     Raises:
         StateError: If an optimizer of the user keeps states that a file cannot hold.
     """
-    arrays: Dict[str, np.ndarray] = {}
+    arrays: Dict[str, np.ndarray[Any, Any]] = {}
     inner = target.optimizer.inner
     scheduler = inner.lr_scheduler
     header = {
@@ -167,8 +167,8 @@ def _link_masters(params: Sequence[mx.gluon.Parameter], states: Sequence[Dict[in
 
 def _overruled(owner: Any, fields: Dict[str, Any]) -> List[str]:
     """Return the options of an optimizer's constructors whose values in a file are others."""
-    signatures = (inspect.signature(cls.__init__) for cls in type(owner).__mro__ if cls is not object)
-    options = {"lr", *(name for signature in signatures for name in signature.parameters)}
+    inits = (vars(cls)["__init__"] for cls in type(owner).__mro__[:-1] if "__init__" in vars(cls))
+    options = {"lr", *(name for init in inits for name in inspect.signature(init).parameters)}
     plain = (bool, int, float, str, type(None))
     return [
         f"{name}={value!r} (not {vars(owner)[name]!r})"

@@ -22,7 +22,7 @@ class Update(NamedTuple):
         weight: Its value, updated in place.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # it hides tuple.index
     grad: mx.nd.NDArray
     weight: mx.nd.NDArray
 
