@@ -91,18 +91,7 @@ def unscale(optimizer_or_trainer: Any) -> None:
 
 
 def adopt(trainer: Any, loss_scale: Any, masters: bool = True, num_losses: int = 1) -> None:
-    """Make a trainer an `mxmp.gluon.Trainer` with a loss scale for each loss, or change nothing.
-
-    Args:
-        trainer: As for `init_trainer`.
-        loss_scale: Likewise.
-        masters: Whether low precision parameters have float32 masters.
-        num_losses: Number of losses with scales of their own.
-
-    Raises:
-        TrainerError: As `init_trainer`.
-        LossScaleError: If ``loss_scale`` is not one.
-    """
+    """Make a trainer an `mxmp.gluon.Trainer` with a loss scale for each loss, or raise as `init_trainer`."""
     several = num_losses > 1 or bool(_losses_of(trainer))
     if several and isinstance(loss_scale, SharedLossScale):
         raise TrainerError("loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.")
@@ -139,4 +128,4 @@ def _rescale_gradients(trainer: Trainer, scale: float) -> None:
     scaler = trainer._scaler
     if scaler.window.is_scaled:
         scale_in_place(trainer._gradients.fresh_grads(), scale / scaler.window.scale)
-        scaler.rescale(scale)
+        scaler.window = scaler.window.rescaled(scale)

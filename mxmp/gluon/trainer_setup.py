@@ -16,9 +16,8 @@ from ..masters.optimizer import MultiPrecision
 from ..mxnet_private import parameters, trainers
 from ..mxnet_private.trainers import TrainerBase
 from ..optimizer import LossScaleOptimizer
-from ..scaling.scaler import Scaler
+from ..scaling.scaler import Scaler, ScalerStatus
 from ..scaling.shared import SharedLossScale, make_source
-from ..scaling.status import ScalerStatus
 from ..training import states
 from ..training.kvstores import (
     any_sparse,

@@ -18,12 +18,7 @@ _OWN = ("inner", "masters")
 
 @dataclasses.dataclass
 class MasterState:
-    """State of one low precision weight.
-
-    Attributes:
-        master: The weight in float32, or None if no masters are kept.
-        inner: The inner optimizer's state, made for a float32 weight.
-    """
+    """State of one low precision weight: its float32 master, None if none is kept, and the inner optimizer's state."""
 
     master: Optional[mx.nd.NDArray]
     inner: Any

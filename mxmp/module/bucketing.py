@@ -12,7 +12,7 @@ from ..loss_scale import LossScale
 from ..mxnet_private.modules import BucketingModuleBase, make_symbol
 from ..policy import Policy
 from ..report import Report
-from ..scaling.status import ScalerStatus
+from ..scaling.scaler import ScalerStatus
 from .module import Module
 from .saving import ParamsFiles, load_buckets, save_buckets
 from .setup import make_scaler

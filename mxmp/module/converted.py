@@ -28,16 +28,10 @@ _MAX_RUNNABLES = 32  # conversions that are kept for shapes to come back to
 
 
 class ConvertedModule(Float32Params):
-    """Binding and parameters of a module in mixed precision.
+    """Binding and parameters of a module in mixed precision; it is made as ``mx.mod.Module``.
 
-    ``symbol`` stays what it was. ``_arg_params`` holds float32 values of every weight that
-    executors hold in low precision.
-
-    Args:
-        *args: As for ``mx.mod.Module``.
-        policy: The policy.
-        scaler: The loss scale; says whether loss heads get one.
-        loss_heads: Names of Custom operators that are loss heads.
+    ``symbol`` stays what it was. ``_arg_params`` holds float32 values of every weight that executors hold in low
+    precision. ``scaler`` says whether loss heads, Custom operators in ``loss_heads`` too, get a loss scale.
     """
 
     binded: bool

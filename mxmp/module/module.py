@@ -151,7 +151,7 @@ class Module(ModuleFiles):
         super().backward(out_grads)
         self._backward_scale = scale
         if self._scaler.active or accumulates(self.mx_grad_req):
-            self._scaler.begin(scale)
+            self._scaler.window = window.scaled(scale)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> Outputs:
         """Return the true gradients of the inputs, the loss scale taken out in float32."""
@@ -227,7 +227,7 @@ class Module(ModuleFiles):
         group, numbers = self.mx_exec_group, self._bound("update").loss_outputs
         losses = [executor.outputs[number] for executor in group.execs for number in numbers]
         stats = [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
-        return training.bound(self._trained(), losses, stats)
+        return BoundWeights(training, self._trained(), losses, stats)
 
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated."""

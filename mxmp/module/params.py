@@ -15,10 +15,7 @@ _INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
 
 
 class Float32Params(ModuleBase):
-    """The parameters of a module whose executors may hold some in low precision.
-
-    ``_arg_params`` holds float32 values of all.
-    """
+    """The parameters of a module whose executors may hold some in low precision; ``_arg_params`` is float32 for all."""
 
     _training: Optional[Training]
 

@@ -114,11 +114,7 @@ class ModuleFiles(ParamsFiles, OptimizerSetup):
 
 
 def save_module(module: Any, prefix: str, epoch: int, with_states: bool, remove_amp_cast: bool) -> None:
-    """Write symbol, parameters and, if asked for, optimizer states of a module.
-
-    Raises:
-        CheckpointError: If a file cannot be written; then nothing is changed.
-    """
+    """Write symbol, parameters and, if asked for, optimizer states of a module; all files or none."""
     symbol_file, params_file = checkpoint_files(prefix, epoch)
     files = [symbol_file, params_file, *_states_file(prefix, epoch, with_states)]
     with saving(f"{prefix}: the checkpoint", *files) as (new_symbol, new_params, *new_states):
@@ -130,11 +126,7 @@ def save_module(module: Any, prefix: str, epoch: int, with_states: bool, remove_
 
 
 def save_buckets(module: Any, prefix: str, epoch: int, with_states: bool, remove_amp_cast: bool) -> None:
-    """Write the symbols of all buckets, their keys, the parameters and, if asked for, optimizer states.
-
-    Raises:
-        CheckpointError: If a file cannot be written; then nothing is changed.
-    """
+    """Write the symbols of all buckets, their keys, the parameters and, if asked for, states: all files or none."""
     params, keys = module.get_params(), list(module.mx_buckets)
     symbol_files = [f"{prefix}-{key}-symbol.json" for key in keys]
     params_file = checkpoint_files(prefix, epoch)[1]
@@ -151,11 +143,7 @@ def save_buckets(module: Any, prefix: str, epoch: int, with_states: bool, remove
 
 
 def load_buckets(prefix: str, epoch: int) -> Any:
-    """Return the symbols of a checkpoint by bucket key, its arguments and its auxiliary states.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged; the message names it.
-    """
+    """Return the symbols of a checkpoint by bucket key, its arguments and its auxiliary states."""
     file = f"{prefix}.buckets"
     found = load_arrays(file)
     if not isinstance(found, list) or len(found) != 1 or found[0].ndim != 1:

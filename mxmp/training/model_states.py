@@ -18,10 +18,8 @@ _UNKNOWN = object()
 class ModelStates:
     """The states that an optimizer makes, by the shape and dtype of a parameter.
 
-    Args:
-        optimizer: The optimizer; it is not changed.
-        fields: Fields of the inner optimizer that a file decides over, which decide over its states.
-        params: What a file says of the parameters: 'shape' and 'dtype' of each.
+    The optimizer is not changed. ``fields`` of it a file decides over, which decide over its states; ``params`` is what
+    the file says of the parameters: 'shape' and 'dtype' of each.
     """
 
     def __init__(self, optimizer: MultiPrecision, fields: Dict[str, Any], params: List[Dict[str, Any]]) -> None:
@@ -33,11 +31,7 @@ class ModelStates:
         self._made: Dict[Tuple[str, Tuple[int, ...]], Any] = {}
 
     def check(self, file: StateFile, where: str, index: int, state: Any) -> None:
-        """Check that a state of a file is one that the optimizer can go on with.
-
-        Raises:
-            StateError: If not; it names the entry, what was found and what was expected.
-        """
+        """Raise a StateError, which names the entry, unless the optimizer can go on with a state of a file."""
         dtype, shape = self._params[index]["dtype"], tuple(self._params[index]["shape"])
         if dtype in LOW_PRECISION:
             if not isinstance(state, MasterState):

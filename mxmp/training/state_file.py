@@ -32,11 +32,7 @@ class CannotEncodeError(Exception):
 
 
 def encode(value: Any, arrays: Dict[str, np.ndarray[Any, Any]], prefix: str = "") -> Any:
-    """Return JSON data for a value; its arrays are added to ``arrays``, names with ``prefix``.
-
-    Raises:
-        CannotEncodeError: If the value holds anything that a file cannot.
-    """
+    """Return JSON data for a value, or raise CannotEncodeError; its arrays are added, names with ``prefix``."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic):
@@ -61,11 +57,7 @@ def encode(value: Any, arrays: Dict[str, np.ndarray[Any, Any]], prefix: str = ""
 
 
 def write(fname: str, header: Dict[str, Any], arrays: Dict[str, np.ndarray[Any, Any]]) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        CheckpointError: If it cannot be written; then what was there is as it was.
-    """
+    """Write a file whole, or raise a CheckpointError and leave what was there as it was."""
     fname = os.fspath(fname)
     members = {_HEADER: np.array(json.dumps(header)), **arrays}
     with saving(f"{fname}: the states", fname) as (name,), zipfile.ZipFile(name, "w") as file:
@@ -75,14 +67,7 @@ def write(fname: str, header: Dict[str, Any], arrays: Dict[str, np.ndarray[Any, 
 
 
 class StateFile:
-    """A file that was read, with errors that name it.
-
-    Attributes:
-        header: The JSON header, a dict.
-
-    Raises:
-        StateError: If the file is not one of `write`, or damaged.
-    """
+    """A file that was read, with its JSON header; errors, as of a file that `write` did not write, name the file."""
 
     def __init__(self, fname: str) -> None:
         self._fname = fname
@@ -99,16 +84,7 @@ class StateFile:
         return StateError(f"{self._fname}: {field} is {found}; expected {expected}.")
 
     def decode(self, where: str, data: Any, ctx: mx.Context) -> Any:
-        """Return the value that `encode` described, its arrays on ``ctx``.
-
-        Args:
-            where: The field, for errors.
-            data: A part of the header.
-            ctx: The context for arrays.
-
-        Raises:
-            StateError: If ``data`` is nothing that `encode` writes, or does not fit the arrays.
-        """
+        """Return the value that `encode` described, its arrays on ``ctx``; ``where`` is the field, for errors."""
         if data is None or isinstance(data, (bool, int, float, str)):
             return data
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -50,21 +50,22 @@ _HEADER_TYPES = {
 }
 
 
+class Described(NamedTuple):
+    """What saved states say of a weight that is no Parameter."""
+
+    name: str
+    shape: Tuple[int, ...]
+    dtype: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What states are saved from and loaded into.
-
-    Attributes:
-        optimizer: The optimizer of all updaters.
-        updaters: One per context.
-        contexts: Where each updater's states live.
-        params: The parameters, in the order of their indices.
-    """
+    """What states are saved from and loaded into: an updater per context, parameters in the order of their indices."""
 
     optimizer: MultiPrecision
     updaters: Sequence[mx.optimizer.Updater]
     contexts: Sequence[mx.Context]
-    params: Sequence[mx.gluon.Parameter]
+    params: Sequence[Any]
 
 
 def class_name(scheduler: Any) -> Optional[str]:
@@ -72,7 +73,7 @@ def class_name(scheduler: Any) -> Optional[str]:
     return None if scheduler is None else type(scheduler).__name__
 
 
-def describe(param: mx.gluon.Parameter) -> Dict[str, Any]:
+def describe(param: Any) -> Dict[str, Any]:
     """Return what a file says of a parameter."""
     return {"name": param.name, "shape": list(param.shape or ()), "dtype": canonical(param.dtype)}
 
@@ -113,11 +114,7 @@ def encode_fields(owner: Any, arrays: Dict[str, np.ndarray[Any, Any]]) -> Dict[s
 
 
 def check_header(file: StateFile) -> None:
-    """Check that a header has every field, of the right type.
-
-    Raises:
-        StateError: If not.
-    """
+    """Raise a StateError unless a header has every field, of the right type."""
     header = file.header
     if header.get("format") != FORMAT:
         raise file.error("format", repr(header.get("format")), repr(FORMAT))
@@ -135,11 +132,7 @@ def check_header(file: StateFile) -> None:
 
 
 def check_target(file: StateFile, target: Target) -> None:
-    """Check that a file was saved by an optimizer with parameters like those that it is for.
-
-    Raises:
-        StateError: If not; it names what differs.
-    """
+    """Raise a StateError, which names what differs, unless a file has an optimizer and parameters like the target's."""
     header, inner = file.header, target.optimizer.inner
     for field, found, expected in (
         ("the optimizer", header["optimizer"], type(inner).__name__),
@@ -162,16 +155,12 @@ def _is_shape(found: Any) -> bool:
     return type(found) is list and all(type(size) is int and size >= 0 for size in found)
 
 
-def _unknown(param: mx.gluon.Parameter) -> bool:
+def _unknown(param: Any) -> bool:
     return not param.shape or min(param.shape) <= 0
 
 
 def decode_states(file: StateFile, target: Target, model: ModelStates) -> List[Dict[int, Any]]:
-    """Return the states of each updater, checked against those that the optimizer makes.
-
-    Raises:
-        StateError: If one does not fit.
-    """
+    """Return the states of each updater, or raise a StateError if the optimizer makes others."""
     trees, number = file.header["states"], len(target.updaters)
     if len(trees) not in (1, number):
         raise file.error("the number of contexts with states of their own", len(trees), number)
@@ -198,8 +187,7 @@ def _check_index(file: StateFile, where: str, index: Any) -> None:
 def decode_fields(file: StateFile, group: str, owner: Any, ctx: mx.Context) -> Dict[str, Any]:
     """Return the fields of an optimizer or scheduler that a file holds.
 
-    Raises:
-        StateError: If the owner has no such field, or one of another type.
+    Raises StateError if the owner has no such field, or one of another type.
     """
     present = vars(owner) if owner is not None else {}
     result = {}

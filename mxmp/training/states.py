@@ -60,17 +60,10 @@ class Loaded:
 
 
 def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
-    """Write the states of an optimizer to a file, whole or not at all.
+    """Write the states of an optimizer, and JSON data of the caller, to a file, whole or not at all.
 
-    Copies every state to the host. States that are alike on every context are written once.
-
-    Args:
-        fname: The file to write; replaced only when the new one is complete.
-        target: The optimizer with its updaters and parameters.
-        extra: JSON data of the caller.
-
-    Raises:
-        StateError: If an optimizer of the user keeps states that a file cannot hold.
+    Copies every state to the host; those that are alike on every context are written once. Raises StateError if
+    an optimizer of the user keeps states that a file cannot hold.
     """
     arrays: Dict[str, np.ndarray[Any, Any]] = {}
     inner = target.optimizer.inner
@@ -93,15 +86,7 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
 
 
 def load(fname: str, target: Target) -> Loaded:
-    """Read and validate a file of states; `Loaded.apply` puts them in place.
-
-    Args:
-        fname: A file that `save` wrote.
-        target: What the states are for. It is not changed here.
-
-    Raises:
-        StateError: If the file is damaged or does not fit.
-    """
+    """Read and validate a file of states, or raise a StateError; `Loaded.apply` puts them in place."""
     file = StateFile(fname)
     check_header(file)
     check_target(file, target)
@@ -131,16 +116,8 @@ def load(fname: str, target: Target) -> Loaded:
 def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = _DEFAULT) -> None:
     """Put the states of a file in place, with the loss scale that `save` got from ``scaler.to_dict()``.
 
-    The file decides over every field; the log tells where that is not what the caller set up.
-
-    Args:
-        fname: The file.
-        target: What the states are for.
-        scaler: What the loss scale is for.
-        default: The loss scale of a caller who gave none, which the file replaces without a word.
-
-    Raises:
-        StateError: If the file is damaged or does not fit; then nothing is changed.
+    The file decides over every field; the log tells where that is not what the caller set up. ``default`` is the loss
+    scale of a caller who gave none, which the file replaces without a word. A StateError changes nothing.
     """
     loaded = load(fname, target)
     before = scaler.loss_scale

@@ -27,12 +27,6 @@ class Step:
     """Takes the steps of a trainer, a module with its buckets, or an optimizer in a loop.
 
     Each method is given the weights, which may be others at each step.
-
-    Attributes:
-        scaler: The loss scale and the window of the present step.
-
-    Args:
-        scaler: As above.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -56,7 +50,7 @@ class Step:
             if scaler.checks:  # a worker's loss decides for all
                 loss_flag = workers.agree(loss_flag)
         weights.reduce()
-        scaler.note_reduced(loss_flag)
+        scaler.window = scaler.window.after_reduce(loss_flag)
 
     def unscale(self, weights: Weights) -> None:
         """Make the gradients true ones, in float32, reduced; no host read.
@@ -69,7 +63,7 @@ class Step:
         grad_flag = all_finite(grads) if grads and self.scaler.checks else None
         self._show_float32(weights)
         scale_in_place(_gradients(weights.groups()), 1.0 / self.scaler.window.scale)
-        self.scaler.note_unscaled(grad_flag)
+        self.scaler.window = self.scaler.window.unscaled(grad_flag)
 
     def clip_global_norm(self, weights: Weights, max_norm: float) -> float:
         """Unscale, then scale the gradients down to a norm; one host read. Returns the norm before."""
@@ -96,16 +90,8 @@ class Step:
     def run(self, weights: Weights, rescale: float) -> bool:
         """Reduce the gradients, check them, update the weights or skip, and move the loss scale.
 
-        Args:
-            weights: What to update.
-            rescale: What the optimizer multiplies true gradients by (``rescale_grad``).
-
-        Returns:
-            Whether the step was taken.
-
-        Raises:
-            NonFiniteLossError: If the loss itself was not finite; nothing is updated.
-            LossScaleError: If the loss scale gave up; nothing is updated.
+        The optimizer multiplies true gradients by ``rescale``. Returns whether the step was taken. Nothing is updated
+        if it raises: NonFiniteLossError if the loss itself was not finite, LossScaleError if the loss scale gave up.
         """
         scaler = self.scaler
         self.reduce(weights)
@@ -146,11 +132,7 @@ class Step:
         return scale < 1.0 or (scale != 1.0 and weights.optimizer.needs_unscaled_gradients)
 
     def _should_step(self, weights: Weights) -> bool:
-        """Return whether all gradients are finite; one host read.
-
-        Raises:
-            NonFiniteLossError: If they are not because the losses are not.
-        """
+        """Return whether all gradients are finite, by one host read; NonFiniteLossError if the losses are not."""
         grads = _gradients(weights.groups())
         if not grads or not self.scaler.checks or self.scaler.window.finite is not None:
             finite = self.scaler.should_step(None)
@@ -167,7 +149,8 @@ class Step:
 
     def _check_running_stats(self, weights: Weights) -> None:
         if self.scaler.checks and self.scaler.window.finite is None:
-            self.scaler.note_stats(self._running_stats.check(weights.running_stats()))
+            flag = self._running_stats.check(weights.running_stats())
+            self.scaler.window = self.scaler.window.with_stats(flag)
 
     def _update(self, weights: Weights, rescale: float, factor: float) -> None:
         """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""

@@ -14,13 +14,7 @@ from .running_stats import Named
 
 
 class Update(NamedTuple):
-    """What an ``mx.optimizer.Updater`` needs for one weight on one context.
-
-    Attributes:
-        index: The weight's, for the optimizer.
-        grad: Its gradient.
-        weight: Its value, updated in place.
-    """
+    """What an ``mx.optimizer.Updater`` needs for one weight on one context, which is updated in place."""
 
     index: int  # type: ignore[assignment]  # it hides tuple.index
     grad: mx.nd.NDArray
@@ -31,7 +25,6 @@ class Weights(abc.ABC):
     """The weights of one step with their gradients, on one or several contexts.
 
     Attributes:
-        optimizer: The optimizer, with masters for low precision weights.
         updaters: One per context; or one alone, whose weights the other contexts copy: optimizers that draw
             noise (SGLD) or count their calls (Nadam) would let them drift apart.
         kvstore: What sums the gradients; None leaves every context its own.

@@ -10,7 +10,7 @@ from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from mxmp.scaling.scale_loss import _SCALED_LOSSES, scale_loss
 from mxmp.scaling.scaler import Scaler
-from mxmp.scaling.source import OwnLossScale
+from mxmp.scaling.source import ScaleSource
 from mxmp.scaling.window import Stage, Window
 
 ONE, ZERO = mx.nd.ones((1,)), mx.nd.zeros((1,))
@@ -18,7 +18,7 @@ ONE, ZERO = mx.nd.ones((1,)), mx.nd.zeros((1,))
 
 def make(value):
     """Return a scaler of its own."""
-    return Scaler(OwnLossScale(value))
+    return Scaler(ScaleSource(value))
 
 
 def test_a_window_goes_from_ready_to_scaled():
@@ -76,8 +76,8 @@ def test_should_step_reads_once_a_window(monkeypatch):
 
 def test_should_step_remembers_a_bad_flag_from_before_unscaling():
     scaler = make(StaticLossScale(8))
-    scaler.begin(8)
-    scaler.note_unscaled(ZERO)
+    scaler.window = scaler.window.scaled(8)
+    scaler.window = scaler.window.unscaled(ZERO)
     assert not scaler.should_step(ONE)
 
 
@@ -90,7 +90,7 @@ def test_a_bad_loss_raises_when_it_is_read(grad_flag):
     scaler = make(StaticLossScale(8))
     with scaler.block(8, ZERO):
         pass
-    scaler.note_unscaled(grad_flag)
+    scaler.window = scaler.window.unscaled(grad_flag)
     with pytest.raises(NonFiniteLossError):
         scaler.should_step(ONE)
 
@@ -162,7 +162,7 @@ def test_a_floor_that_warns_does_so_alone(init, caplog):
 
 def test_a_skip_with_destroyed_statistics_leaves_the_warning_to_them(caplog):
     scaler = make(StaticLossScale(8))
-    scaler.note_stats(ZERO)
+    scaler.window = scaler.window.with_stats(ZERO)
     assert not scaler.should_step(ZERO)
     assert lines(caplog, scaler, "-") == [("INFO", 1)]
 
