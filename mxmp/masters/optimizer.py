@@ -136,17 +136,23 @@ class MultiPrecision(OptimizerBase):
             grad: The gradient or gradients; of a low precision weight, float32 or its dtype.
             state: What `create_state_multi_precision` returned, for each.
         """
-        if not isinstance(index, (list, tuple)):
-            if is_low_precision(weight):
-                self._update_low([index], [weight], [grad], [state], many=False)
-            else:
-                self._refuse_old([index], [state])
-                self.inner.update_multi_precision(index, weight, grad, state)
-        elif is_low_precision(weight[0]):
-            self._update_low(index, weight, grad, state, many=True)
-        else:
-            self._refuse_old(index, state)
+        many = isinstance(index, (list, tuple))
+        indices, weights, states = (each if many else [each] for each in (index, weight, state))
+        low = is_low_precision(weights[0])
+        for number, found in zip(indices, states):
+            if isinstance(found, MasterState) != low:
+                raise self._cast_after_state(number)
+        if not low:
             self.inner.update_multi_precision(index, weight, grad, state)
+            return
+        wide = [self._wide(*each) for each in zip(indices, weights, states)]
+        inner_states = [each.inner for each in states]
+        if many:
+            self.inner.update_multi_precision(index, wide, [to_float32(each) for each in grad], inner_states)
+        else:
+            self.inner.update_multi_precision(index, wide[0], to_float32(grad), inner_states[0])
+        for source, each in zip(wide, weights):
+            round_into(source, each)
 
     def check_states(self, weights: Iterable[Tuple[int, mx.nd.NDArray, Any]]) -> None:
         """Raise if a weight's state was made for another dtype, before anything is updated.
@@ -161,28 +167,8 @@ class MultiPrecision(OptimizerBase):
             if state is not None and isinstance(state, MasterState) != is_low_precision(weight):
                 raise self._cast_after_state(index)
 
-    def _update_low(
-        self,
-        indices: Sequence[int],
-        weights: Sequence[mx.nd.NDArray],
-        grads: Sequence[mx.nd.NDArray],
-        states: Sequence[MasterState],
-        many: bool,
-    ) -> None:
-        wide = [self._wide(*each) for each in zip(indices, weights, states)]
-        grads = [to_float32(grad) for grad in grads]
-        inner_states = [state.inner for state in states]
-        if many:
-            self.inner.update_multi_precision(indices, wide, grads, inner_states)
-        else:
-            self.inner.update_multi_precision(indices[0], wide[0], grads[0], inner_states[0])
-        for source, weight in zip(wide, weights):
-            round_into(source, weight)
-
-    def _wide(self, index: int, weight: mx.nd.NDArray, state: Any) -> mx.nd.NDArray:
+    def _wide(self, index: int, weight: mx.nd.NDArray, state: MasterState) -> mx.nd.NDArray:
         """Return what the inner optimizer updates: the master, shared and brought up to date, or a copy."""
-        if not isinstance(state, MasterState):
-            raise self._cast_after_state(index)
         if state.master is None:
             return to_float32(weight)
         if state.master.ctx != weight.ctx:  # where a kvstore or a loaded file differ
@@ -193,11 +179,6 @@ class MultiPrecision(OptimizerBase):
             state.master = shared_master(state.master, weight, param)
         sync_master_from_weight(state.master, weight)
         return state.master
-
-    def _refuse_old(self, indices: Sequence[int], states: Sequence[Any]) -> None:
-        for index, state in zip(indices, states):
-            if isinstance(state, MasterState):
-                raise self._cast_after_state(index)
 
     def _cast_after_state(self, index: int) -> TrainerError:
         param = self.inner.param_dict.get(index)

@@ -53,17 +53,9 @@ def prepare(
 ) -> Runnable:
     """Convert a float32 network for executors on contexts; on CPU float16 is emulated.
 
-    Args:
-        symbol: The network.
-        policy: The policy.
-        inputs: Shapes and dtypes of data and labels.
-        params: Names of the parameters and auxiliary states.
-        stored: Names of parameters that are stored in low precision already.
-        contexts: Where it runs.
-        scaled: Whether its loss heads get a loss scale.
-        loss_heads: Names of Custom operators that are loss heads.
-
-    Raises ConvertError, PolicyError or PassError, which name the node or override that cannot be met or scaled.
+    ``inputs`` describe data and labels; ``params`` are the names of parameters and auxiliary states, ``stored`` of
+    those in low precision already, ``loss_heads`` of Custom operators that are loss heads, which get a loss scale if
+    ``scaled``. Raises ConvertError, PolicyError or PassError, which name the node or the override.
     """
     inputs = list(inputs)
     shapes = {each.name: tuple(each.shape) for each in inputs}

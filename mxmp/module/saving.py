@@ -18,13 +18,16 @@ from .setup import OptimizerSetup
 class ParamsFiles:
     """The parameters of a module, to a file and back."""
 
+    get_params: Any
+    set_params: Any
+
     def save_params(self, fname: str) -> None:
         """Write the float32 parameters, whole or not at all, as ``mx.mod.Module.save_params``.
 
         Raises:
             CheckpointError: If the file cannot be written; then what was there is as it was.
         """
-        save_params(fname, *self.get_params())  # type: ignore[attr-defined]
+        save_params(fname, *self.get_params())
 
     def load_params(self, fname: str) -> None:
         """Set the parameters to those of a file that `save_params` wrote.
@@ -32,7 +35,7 @@ class ParamsFiles:
         Raises:
             CheckpointError: If the file is missing or damaged; then nothing is changed.
         """
-        self.set_params(*load_params(fname))  # type: ignore[attr-defined]
+        self.set_params(*load_params(fname))
 
 
 class ModuleFiles(ParamsFiles, OptimizerSetup):

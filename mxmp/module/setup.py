@@ -133,12 +133,9 @@ def make_scaler(policy: Policy, loss_scale: Any) -> Scaler:
 def make_optimizer(optimizer: Any, options: Dict[str, Any], symbol: Any, names: List[str], rescale: float) -> Any:
     """Return the optimizer that runs a module, wrapped for low precision weights.
 
-    Args:
-        optimizer: A name, an ``mx.optimizer.Optimizer``, or a `MultiPrecision`.
-        options: ``optimizer_params``; with an instance ``multi_precision`` is the only one used.
-        symbol: The network, whose attributes hold ``__lr_mult__`` and ``__wd_mult__``.
-        names: Names of the parameters in the order of their indices.
-        rescale: ``rescale_grad`` for an optimizer given by name, unless ``options`` has one.
+    Of ``options``, its ``optimizer_params``, an instance uses ``multi_precision`` alone. The network's attributes
+    hold ``__lr_mult__`` and ``__wd_mult__``; ``names`` are those of the parameters in the order of their indices.
+    ``rescale`` is the ``rescale_grad`` of an optimizer given by name, unless ``options`` has one.
     """
     options = dict(options)
     masters = options.pop("multi_precision", True)

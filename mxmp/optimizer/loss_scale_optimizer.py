@@ -196,7 +196,8 @@ class LossScaleOptimizer(KerasOptimizer):
     def discard_grads(self) -> None:
         """Give up the present step, after an error between its calls: nothing is updated."""
         self._require_own("discard_grads")
-        self._end_window()
+        self._scaled, self._given = [], []
+        self._step.discard()
 
     def build(self, var_list: Iterable[Any]) -> None:
         """Make weights known, in an order that saved states keep; `apply_gradients` does it by itself.
@@ -270,7 +271,3 @@ class LossScaleOptimizer(KerasOptimizer):
             raise TrainerError(f"{call}: the weights are not known yet; call build with all of them first.")
         params = [described(weight, index) for index, weight in enumerate(self._weights)]
         return Target(self._state_updater.optimizer, [self._state_updater], contexts_of(self._weights[0])[:1], params)
-
-    def _end_window(self) -> None:
-        self._scaled, self._given = [], []
-        self._step.discard()

@@ -39,7 +39,7 @@ class Scaler:
         self.window = Window()
         self.skips = SkipCounter()
         self.factors, self.graph_checks = Factors(), GraphChecks()
-        self.validate: Callable[[LossScale], None] = _accept_any
+        self.validate: Callable[[LossScale], None] = lambda _: None
 
     @property
     def loss_scale(self) -> LossScale:
@@ -215,10 +215,6 @@ class Scaler:
         """Raise if any owner of the loss scale cannot work with another."""
         for scaler in self.source.scalers(self):
             scaler.validate(value)
-
-
-def _accept_any(_: LossScale) -> None:
-    """Accept any loss scale."""
 
 
 def non_finite_loss() -> NonFiniteLossError:

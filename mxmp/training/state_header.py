@@ -161,7 +161,7 @@ def _unknown(param: Any) -> bool:
 
 def decode_states(file: StateFile, target: Target, model: ModelStates) -> List[Dict[int, Any]]:
     """Return the states of each updater, or raise a StateError if the optimizer makes others."""
-    trees, number = file.header["states"], len(target.updaters)
+    trees, number, count = file.header["states"], len(target.updaters), len(file.header["params"])
     if len(trees) not in (1, number):
         raise file.error("the number of contexts with states of their own", len(trees), number)
     result = []
@@ -172,16 +172,11 @@ def decode_states(file: StateFile, target: Target, model: ModelStates) -> List[D
             raise file.error(f"states[{k}]", type(states).__name__, "a dict")
         for index, state in states.items():
             where = f"states[{k}][{index!r}]"
-            _check_index(file, where, index)
+            if type(index) is not int or not 0 <= index < count:
+                raise file.error(where, "of no parameter", f"an index from 0 to {count - 1}")
             model.check(file, where, index, state)
         result.append(states)
     return result
-
-
-def _check_index(file: StateFile, where: str, index: Any) -> None:
-    params = file.header["params"]
-    if type(index) is not int or not 0 <= index < len(params):
-        raise file.error(where, "of no parameter", f"an index from 0 to {len(params) - 1}")
 
 
 def decode_fields(file: StateFile, group: str, owner: Any, ctx: mx.Context) -> Dict[str, Any]:
