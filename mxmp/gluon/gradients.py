@@ -13,7 +13,7 @@ from ..mxnet_private import parameters
 from ..mxnet_private.arrays import is_fresh
 from ..scaling import loss_heads
 from ..training.running_stats import Named
-from ..training.weights import Update, Weights
+from ..training.step import Update, Weights
 
 
 class Gradients(Weights):

@@ -13,8 +13,7 @@ from ..scaling.scaler import Scaler
 from ..training import states
 from ..training.running_stats import Named
 from ..training.state_header import Described, Target
-from ..training.step import Step
-from ..training.weights import Update, Weights
+from ..training.step import Step, Update, Weights
 
 
 class Weight(NamedTuple):

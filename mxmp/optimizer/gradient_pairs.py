@@ -15,7 +15,7 @@ from ..masters.copies import forget_masters
 from ..mxnet_private import parameters
 from ..mxnet_private.arrays import library, multiply
 from ..training.state_header import Described
-from ..training.weights import Update, Weights
+from ..training.step import Update, Weights
 
 _FLOATS = (*PRECISIONS, "float64")
 

@@ -23,11 +23,11 @@ from ..masters.optimizer import MasterState
 from ..mxnet_private.optimizers import all_update_counts, update_counts
 from ..scaling.scaler import Scaler
 from . import state_file
-from .model_states import ModelStates
 from .state_file import StateFile
 from .state_header import (
     FORMAT,
     VERSION,
+    ModelStates,
     Target,
     check_header,
     check_target,
