@@ -61,7 +61,8 @@ class Float32Params(ModuleBase):
         """Return all parameters; the gradients of those that are not trained are None."""
         group = self.mx_exec_group
         grads = group.grad_arrays or [[None] * len(arrays) for arrays in group.param_arrays]
-        return [Weight(*each) for each in zip(group.param_names, group.param_arrays, grads)]
+        adds = [group.grad_req.get(name) == "add" for name in group.param_names]
+        return [Weight(*each) for each in zip(group.param_names, group.param_arrays, grads, adds)]
 
     def _trained(self) -> List[Weight]:
         return [weight for weight in self._weights() if weight.grads[0] is not None]

@@ -22,6 +22,7 @@ class Weight(NamedTuple):
     name: str
     arrays: List[mx.nd.NDArray]
     grads: List[mx.nd.NDArray]
+    accumulates: bool
 
 
 class Training:
@@ -121,6 +122,10 @@ class BoundWeights(Weights):
     def name(self, index: int) -> str:
         """Return the name of a weight."""
         return self._weights[index].name
+
+    def accumulates(self, index: int) -> bool:
+        """Return whether a weight was bound with ``grad_req='add'``."""
+        return self._weights[index].accumulates
 
     def grads(self, index: int) -> List[mx.nd.NDArray]:
         """Return the gradients of a weight on all contexts."""

@@ -173,3 +173,17 @@ def test_states_are_not_saved_in_the_middle_of_an_accumulation(loss_scale, tmp_p
     assert not list(tmp_path.iterdir())
     assert module.update()
     module.save_checkpoint(str(tmp_path / "m"), 1, save_optimizer_states=True)
+
+
+def test_what_is_written_into_true_gradients_that_add_up_stays():
+    """Zeros above all: what executors hold is float16, what is seen between unscale and update are float32 copies."""
+    module = Module(mlp(), policy="O2", loss_scale=8)
+    module.bind([("data", (8, 6))], [("softmax_label", (8,))], grad_req="add")
+    module.init_params()
+    module.init_optimizer()
+    module.forward_backward(batches()[0])
+    module.unscale()
+    for arrays in module._exec_group.grad_arrays:
+        arrays[0][:] = 0
+    module.update()
+    assert not any(arrays[0].asnumpy().any() for arrays in module._exec_group.grad_arrays)
