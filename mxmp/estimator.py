@@ -21,7 +21,7 @@ from .errors import TrainerError
 from .gluon import Trainer, restore
 from .gluon.adoption import adoptable
 from .gluon.api import convert_all
-from .gluon.tree import descendants
+from .gluon.lookup import descendants
 from .loss_scale import LossScale, NoOpLossScale, parse
 from .masters.copies import new_master
 from .masters.optimizer import MasterState

@@ -12,8 +12,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Set
 from mxnet import gluon
 
 from ..gluon.conversion import Conversion
-from ..gluon.lookup import conversion_of, conversions_of
-from ..gluon.tree import blocks_in, descendants
+from ..gluon.lookup import blocks_in, conversion_of, conversions_of, descendants
 from ..mxnet_private.blocks import call_cached_op
 from ..optimizer.gradient_pairs import leaves
 from ..policy import Policy

@@ -8,15 +8,18 @@ from mxnet import gluon
 
 from .. import dtypes
 from ..errors import ConvertError
+from ..mxnet_private import blocks
 from ..policy import Policy
 from ..report import Report, merge
-from . import storage, tree
+from ..symbol import convert_graph
+from . import storage
 from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
-from .float32 import float32_report, forget_float32, remember_float32
-from .lookup import conversion_of, conversions_of, suspended
-from .overrides import OverrideCheck
-from .siblings import Siblings
+from .lookup import blocks_in, conversion_of, conversions_of, descendants, prefixes, roots, suspended
+from .siblings import OverrideCheck, Siblings
+
+_FLOAT32 = "_mxmp_float32"
+"""Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
 
 
 def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> gluon.Block:
@@ -46,28 +49,28 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
             no bfloat16 kernels; a call with inputs on one says the same.
     """
     policy = Policy.parse(policy, **changes)
-    found = tree.roots(net)
+    found = roots(net)
     for root in found:
         storage.refuse_cast(root)
     regions = find_regions(net)
     if all(_is_current(conversion_of(root), policy, regions) for root in found):
         return net
-    replaced = conversions_of(tree.blocks_in(*found))
+    replaced = conversions_of(blocks_in(*found))
     with suspended(replaced):
         conversions = [Conversion(root, policy, regions) for root in found]
         siblings = Siblings()  # they may share parameters
         for conversion in conversions:
             siblings.add(conversion)
-        OverrideCheck(policy, tree.prefixes(net), conversions)
+        OverrideCheck(policy, prefixes(net), conversions)
     for conversion in replaced:
         conversion.remove()
     try:
         for conversion in conversions:
-            forget_float32(conversion.net)
+            vars(conversion.net).pop(_FLOAT32, None)
             if policy.is_mixed or conversion.erases_casts:
                 conversion.install()
             else:
-                remember_float32(conversion.net, conversion.policy, conversion.early)
+                vars(conversion.net)[_FLOAT32] = policy, conversion.early and conversion.early.report
     except Exception:
         for conversion in conversions_of(found):
             conversion.remove()
@@ -79,7 +82,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
 
 def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:
     """Convert several nets, or leave all of them as they were; raises as `convert`."""
-    known = tree.blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
+    known = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
     before = [(conversion.net, conversion.policy) for conversion in conversions_of(known)]
     done: List[gluon.Block] = []
     try:
@@ -124,11 +127,11 @@ def restore(net: gluon.Block) -> gluon.Block:
     Parameters that were stored in low precision become float32; their exact values come back
     where they have not changed since.
     """
-    blocks = tree.blocks_in(net)
-    for conversion in conversions_of(blocks):
+    inside = blocks_in(net)
+    for conversion in conversions_of(inside):
         conversion.remove()
-    for block in blocks:
-        forget_float32(block)
+    for block in inside:
+        vars(block).pop(_FLOAT32, None)
     return net
 
 
@@ -139,9 +142,9 @@ def report(net: gluon.Block) -> Report:
         ConvertError: If the net is not converted, or has to see one batch first.
     """
     found = []
-    for block in tree.blocks_in(net):
+    for block in blocks_in(net):
         conversion = conversion_of(block)
-        each = float32_report(block) if conversion is None else conversion.report()
+        each = _float32_report(block) if conversion is None else conversion.report()
         if each is not None:
             found.append(each)
     if not found:
@@ -159,7 +162,7 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
         ConvertError: If the net is not converted or has not seen a batch yet.
     """
     conversion = conversion_of(net)
-    inside = [c.net.name for c in conversions_of(tree.descendants(net))] if conversion is None else []
+    inside = [c.net.name for c in conversions_of(descendants(net))] if conversion is None else []
     if inside:
         raise ConvertError(
             f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in it: "
@@ -174,3 +177,24 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
 def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions) -> bool:
     """Return whether a conversion is what ``convert`` would install."""
     return type(conversion) is Conversion and conversion.policy == policy and conversion.regions == regions
+
+
+def _float32_report(net: gluon.Block) -> Optional[Report]:
+    """Return the report of a net that has a float32 policy, None if it has none.
+
+    Raises:
+        ConvertError: If the net's inputs are not known, because it was never called as a graph.
+    """
+    if _FLOAT32 not in vars(net):
+        return None
+    report: Optional[Report]
+    policy, report = vars(net)[_FLOAT32]
+    if report is not None:
+        return report
+    graph = blocks.cached_graph(net)
+    if not graph:
+        raise ConvertError(
+            f"block '{net.name}' is float32, and its inputs are not known; hybridize it and run one batch before its "
+            f"report."
+        )
+    return convert_graph(graph[1], policy).report

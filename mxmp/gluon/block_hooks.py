@@ -18,14 +18,13 @@ from ..mxnet_private import blocks
 from ..mxnet_private.arrays import compose
 from ..scaling import loss_heads
 from ..symbol.contexts import require_kernels
-from . import copies, storage
-from .calls import as_input, on_cpu
+from . import storage
+from .calls import as_input, on_cpu, split_inputs
 from .file_hooks import FileHooks
 from .graphs import ConvertedGraph, GraphCache, op_hook_on
 from .lookup import as_written, conversion_of, net_method, suspended
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision
-from .tracing import split_inputs
 
 
 class BlockHooks(FileHooks):
@@ -129,7 +128,7 @@ class BlockHooks(FileHooks):
         between two calls of one ``record``.
         """
         with precision(POLICY):  # a region holds for a call, not for what is stored
-            copies.attach_gradients(self._params())
+            storage.attach_gradients(self._params())
             self._graph_for(args)  # a net that cannot be traced says so, before MXNet infers shapes
             storage.initialize(self.net, args)
             for sibling in self.siblings.conversions:

@@ -17,8 +17,8 @@ from ..passes.attributes import PRECISION_ATTR
 from ..passes.verdict import LOW
 from ..policy import Policy
 from ..symbol import from_graph, to_graph
+from .lookup import blocks_in
 from .precision import POLICY, current_region, precision
-from .tree import blocks_in
 
 _ATTRIBUTE = "_mxmp_policy"
 _ENTRANCES = ("forward", "unroll")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -10,7 +10,6 @@ from mxnet import autograd, gluon
 from .. import dtypes
 from ..mxnet_private import blocks
 from .precision import current_region
-from .tracing import split_inputs
 
 Shape = Tuple[int, ...]
 
@@ -41,6 +40,12 @@ def signature_of(net: gluon.Block, args: Tuple[Any, ...], shaped: bool) -> CallS
     # Layers of gluon.rnn note here whether they were called without states, and then return none.
     nesting = nesting, getattr(net, "skip_states", None)
     return CallSignature(bool(autograd.is_training()), str(nesting), current_region(), types, shapes)
+
+
+def split_inputs(args: Tuple[Any, ...]) -> List[Any]:
+    """Return the arrays or symbols among possibly nested arguments, None left out."""
+    flat, _ = blocks.flatten(args, "input")
+    return [item for item in flat if item is not None]
 
 
 def on_cpu() -> bool:

@@ -1,15 +1,15 @@
-"""Find the conversion of a block, suspend it, and list the methods that it replaces."""
+"""Find the blocks of a net and their conversions, suspend these, and list the methods that they replace."""
 
 from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Sequence, Type
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Type
 
 from mxnet import gluon
 
+from ..errors import ConvertError
 from ..mxnet_private import blocks
-from .tree import blocks_in
 
 ATTRIBUTE = "_mxmp_conversion"
 """Where a block holds its conversion."""
@@ -31,6 +31,57 @@ _PUBLIC = (
 )
 REPLACED = {**{name: name for name in _PUBLIC}, **{method.name.lstrip("_"): method.name for method in _PRIVATE}}
 """The methods of a block that its conversion replaces, by the name of the conversion's method."""
+
+
+def blocks_in(*nets: gluon.Block) -> List[gluon.Block]:
+    """Return nets and every block below them, each once, from the top down."""
+    found: Dict[int, gluon.Block] = {}
+    waiting = list(nets)
+    while waiting:
+        block = waiting.pop(0)
+        if id(block) not in found:
+            found[id(block)] = block
+            waiting += blocks.children(block)
+    return list(found.values())
+
+
+def descendants(block: gluon.Block) -> List[gluon.Block]:
+    """Return every block below a block, each once."""
+    return blocks_in(block)[1:]
+
+
+def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
+    """Return the outermost blocks of a net that have a graph: HybridBlocks with ``hybrid_forward``.
+
+    Raises:
+        ConvertError: If there is none; it names the block.
+    """
+    if not isinstance(net, gluon.Block):
+        raise ConvertError(f"expected a Gluon block, found {type(net).__name__}.")
+    found: Dict[int, gluon.HybridBlock] = {}
+    waiting = [net]
+    while waiting:
+        block = waiting.pop()
+        if isinstance(block, gluon.HybridBlock) and _has_graph(block):
+            found[id(block)] = block
+        else:
+            waiting += reversed(blocks.children(block))
+    if not found:
+        raise ConvertError(
+            f"block '{net.name}' ({type(net).__name__}) holds no HybridBlock, so there is no graph to convert."
+        )
+    return list(found.values())
+
+
+def _has_graph(block: gluon.HybridBlock) -> bool:
+    """Return whether a HybridBlock can be traced; one that overrides ``forward`` alone runs eagerly."""
+    own = type(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
+    return own or isinstance(block, gluon.SymbolBlock)
+
+
+def prefixes(net: gluon.Block) -> List[str]:
+    """Return the prefixes of a net's blocks, itself included."""
+    return sorted({block.prefix for block in blocks_in(net) if block.prefix})
 
 
 def net_method(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from ..masters.copies import exact_value, forget_masters, keep_masters, keeps_ma
 from ..mxnet_private import blocks, parameters
 from ..mxnet_private.parameters import ParameterBase, is_deferred, is_initialized
 from ..symbol.params import round_to
-from .tree import blocks_in
+from .lookup import blocks_in
 
 # Attribute of a low precision parameter that holds the class it had before.
 _CLASS = "_mxmp_class"
@@ -130,6 +130,14 @@ def initialize(net: gluon.Block, args: Tuple[Any, ...]) -> None:
         blocks.infer_shapes(net, *args)
         for param in params:
             parameters.finish_deferred_init(param)
+
+
+def attach_gradients(params: Iterable[gluon.Parameter]) -> None:
+    """Attach the gradients of copied parameters again, which MXNet's copies of them lose."""
+    for param in params:
+        arrays, gradients = parameters.arrays(param), parameters.gradients(param)
+        if arrays is not None and gradients is not None and any(array.grad is None for array in arrays):
+            autograd.mark_variables(arrays, gradients, param.grad_req)
 
 
 def cast_by_hand(net: gluon.Block) -> List[gluon.Parameter]:
