@@ -93,9 +93,8 @@ def examine(
     parsed = Policy.parse(policy)
     library = library or mx.libinfo.find_lib_path()[0]
     findings = check_devices(parsed, library)
-    kinds = {_kind(finding) for finding in findings}
     environ = os.environ if environ is None else environ
-    settings = read_settings(environ, parsed.compute_dtype, kinds)
+    settings = read_settings(environ, parsed.compute_dtype, set(map(_kind, findings)))
     checks = [
         Check("Python", platform.python_version()),  # these fit, or mxmp would not have been imported
         Check("numpy", np.__version__),
@@ -105,7 +104,7 @@ def examine(
         _gpu_code(library),
         _instructions(),
         *_devices(findings),
-        *(Check(setting.name, setting.found, setting.ok, setting.advice) for setting in settings),
+        *(Check(*setting[:4]) for setting in settings),
     ]
     return Diagnosis(str(parsed), parsed.compute_dtype, _running(findings, settings), tuple(checks))
 

@@ -10,30 +10,17 @@ GPU, CPU = "GPU", "CPU"
 
 
 class Setting(NamedTuple):
-    """An environment variable of this process, and what to do about it.
-
-    Attributes:
-        name: Its name.
-        found: Its value, or what holds as it has none.
-        ok: False if it keeps a policy out of the hardware of ``devices``, None if a change is worth while.
-        advice: What to do about it; empty if nothing.
-        devices: The kind of devices that it is for, ``GPU`` or ``CPU``.
-    """
+    """An environment variable of this process, and what to do about it."""
 
     name: str
-    found: str
-    ok: Optional[bool]
+    found: str  # its value, or what holds as it has none
+    ok: Optional[bool]  # False if it keeps a policy out of the hardware of `devices`, None if a change is worth while
     advice: str
-    devices: str
+    devices: str  # the kind that it is for, `GPU` or `CPU`
 
 
 def read_settings(environ: Mapping[str, str], dtype: str, devices: Collection[str] = (GPU, CPU)) -> List[Setting]:
-    """Return the environment variables that change how a dtype runs, with what to do about each.
-
-    Args:
-        environ: The environment, such as ``os.environ``.
-        dtype: The policy's compute dtype, canonical.
-        devices: The kinds of devices that there are; nothing is to be done about variables for others.
+    """Return the environment variables that change how a canonical dtype runs on the devices that there are.
 
     Example:
         >>> read_settings({"MXNET_FC_TRUE_FP16": "1"}, "float16")[3].advice
@@ -43,10 +30,9 @@ def read_settings(environ: Mapping[str, str], dtype: str, devices: Collection[st
     for variable in _VARIABLES:
         value = environ.get(variable.name)
         found = f"not set, which is {variable.default}" if value is None else repr(value)
-        if dtype in variable.dtypes and variable.devices in devices and variable.hurts(value):
-            settings.append(Setting(variable.name, found, variable.ok, variable.advice, variable.devices))
-        else:
-            settings.append(Setting(variable.name, found, True, "", variable.devices))
+        hurts = dtype in variable.dtypes and variable.devices in devices and variable.hurts(value)
+        ok, advice = (variable.ok, variable.advice) if hurts else (True, "")
+        settings.append(Setting(variable.name, found, ok, advice, variable.devices))
     return settings
 
 
@@ -56,10 +42,6 @@ def _is_off(value: Optional[str]) -> bool:
 
 def _is_on(value: Optional[str]) -> bool:
     return bool(value) and not _is_off(value)  # MXNet takes an empty value for none
-
-
-def _is_not_on(value: Optional[str]) -> bool:
-    return not _is_on(value)
 
 
 def _hides_all(value: Optional[str]) -> bool:
@@ -91,7 +73,7 @@ _LOW = (FLOAT16, BFLOAT16)
 # environment variables; oneDNN's documentation, "CPU Dispatcher Control".
 _VARIABLES = [
     _Variable(
-        "MXNET_SAFE_ACCUMULATION", "0", GPU, (FLOAT16,), _is_not_on, None,
+        "MXNET_SAFE_ACCUMULATION", "0", GPU, (FLOAT16,), lambda value: not _is_on(value), None,
         "Set it to 1: softmax, LayerNorm and norm in float16, as under O3, then sum in float32; nothing else heeds it.",
     ),
     _Variable(

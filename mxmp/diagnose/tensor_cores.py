@@ -17,7 +17,6 @@ from ..passes import Facts
 from ..rules.core import value_of
 
 MULTIPLE = 8
-
 BATCH = "batch"
 
 _Shape = Optional[Tuple[int, ...]]
@@ -25,31 +24,20 @@ _Sizes = Dict[str, Optional[int]]
 
 
 class Uneven(NamedTuple):
-    """A layer with sizes that are no multiples of 8.
-
-    Attributes:
-        name: The node's name.
-        op: Its operator.
-        sizes: These sizes by what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out per group';
-            'state', 'head', 'length', 'key length'; or the sides of a product, (rows, inner) x (inner, columns).
-        padded: Whether cuDNN pads the channels, which costs a copy.
-    """
+    """A layer with sizes that are no multiples of 8."""
 
     name: str
     op: str
+    # By what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out per group'; 'state', 'head',
+    # 'length', 'key length'; or the sides of a product, (rows, inner) x (inner, columns).
     sizes: Mapping[str, int]
-    padded: bool = False
+    padded: bool = False  # whether cuDNN pads the channels, which costs a copy
 
 
 def uneven_layers(graph: Graph, facts: Facts, layers: Collection[Tuple[str, str]]) -> Tuple[Uneven, ...]:
-    """Return the layers whose sizes are no multiples of 8, as far as shapes are known.
+    """Return those of the float16 layers (name, operator) whose sizes are no multiples of 8, as far as known.
 
     ``tensordot`` and ``einsum`` are left out: what products they make is up to MXNet.
-
-    Args:
-        graph: A network.
-        facts: What MXNet infers about it.
-        layers: (name, operator) of those that compute in float16.
     """
     found = []
     for position, node in enumerate(graph.nodes):

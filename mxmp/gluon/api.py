@@ -15,7 +15,7 @@ from ..symbol import convert_graph
 from . import storage
 from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
-from .lookup import blocks_in, conversion_of, conversions_of, descendants, prefixes, roots, suspended
+from .lookup import blocks_in, conversion_of, conversions_of, descendants, roots, suspended
 from .siblings import OverrideCheck, Siblings
 
 _FLOAT32 = "_mxmp_float32"
@@ -61,7 +61,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
         siblings = Siblings()  # they may share parameters
         for conversion in conversions:
             siblings.add(conversion)
-        OverrideCheck(policy, prefixes(net), conversions)
+        OverrideCheck(policy, sorted({block.prefix for block in blocks_in(net) if block.prefix}), conversions)
     for conversion in replaced:
         conversion.remove()
     try:
@@ -180,17 +180,10 @@ def _is_current(conversion: Optional[Conversion], policy: Policy, regions: Block
 
 
 def _float32_report(net: gluon.Block) -> Optional[Report]:
-    """Return the report of a net that has a float32 policy, None if it has none.
-
-    Raises:
-        ConvertError: If the net's inputs are not known, because it was never called as a graph.
-    """
-    if _FLOAT32 not in vars(net):
-        return None
-    report: Optional[Report]
-    policy, report = vars(net)[_FLOAT32]
-    if report is not None:
-        return report
+    """Return the report of a net that has a float32 policy, None if it has none."""
+    policy, known = vars(net).get(_FLOAT32, (None, None))
+    if policy is None or known is not None:
+        return known  # type: ignore[no-any-return]
     graph = blocks.cached_graph(net)
     if not graph:
         raise ConvertError(

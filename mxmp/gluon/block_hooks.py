@@ -28,23 +28,14 @@ from .precision import POLICY, current_region, precision
 
 
 class BlockHooks(FileHooks):
-    """The methods of a conversion that replace its net's methods.
+    """The methods of a conversion that replace its net's methods."""
 
-    Attributes:
-        was_active: Whether the net is hybridized as far as its user knows.
-        given_graph: What ``_get_graph`` gives while a cached operator is built; None else.
-        plain_trainer: The check for a trainer that is not mxmp's.
-        params: The net's parameters; None before they are asked for.
-        is_initialized: Whether the parameters have values, stored in the dtypes that the policy gives them.
-        params_recorded: Whether autograd may hold the parameters.
-    """
-
-    was_active: bool
-    given_graph: Optional[Tuple[Any, Any]]
+    was_active: bool  # whether the net is hybridized as far as its user knows
+    given_graph: Optional[Tuple[Any, Any]]  # what ``_get_graph`` gives while a cached operator is built; None else
     plain_trainer: PlainTrainerCheck
-    params: Optional[List[gluon.Parameter]]
-    is_initialized: bool
-    params_recorded: bool
+    params: Optional[List[gluon.Parameter]]  # the net's; None before they are asked for
+    is_initialized: bool  # whether the parameters have values, stored in the dtypes that the policy gives them
+    params_recorded: bool  # whether autograd may hold the parameters
 
     @net_method
     def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:

@@ -15,31 +15,22 @@ Shape = Tuple[int, ...]
 
 
 class CallSignature(NamedTuple):
-    """The properties of a call that decide which graph it runs.
-
-    Attributes:
-        training: Whether it is for training or for inference.
-        nesting: How its inputs are nested.
-        region: The ``precision`` region around it, None outside of regions.
-        types: Dtypes of its inputs.
-        shapes: Shapes of its inputs where verdicts depend on them, else None.
-    """
+    """The properties of a call that decide which graph it runs."""
 
     training: bool
-    nesting: str
-    region: Optional[str]
+    nesting: str  # of its inputs
+    region: Optional[str]  # the innermost around it, None outside of regions
     types: Tuple[Any, ...]
-    shapes: Optional[Tuple[Any, ...]]
+    shapes: Optional[Tuple[Any, ...]]  # None where no verdict depends on them
 
 
 def signature_of(net: gluon.Block, args: Tuple[Any, ...], shaped: bool) -> CallSignature:
     """Return the signature of a call of a net now, with these inputs; ``shaped`` if their shapes matter."""
     flat, nesting = blocks.flatten(args, "input")
-    shapes = tuple(getattr(a, "shape", None) for a in flat) if shaped else None
-    types = tuple(getattr(a, "dtype", None) for a in flat)
+    types, shapes = (tuple(getattr(a, name, None) for a in flat) for name in ("dtype", "shape"))
     # Layers of gluon.rnn note here whether they were called without states, and then return none.
     nesting = nesting, getattr(net, "skip_states", None)
-    return CallSignature(bool(autograd.is_training()), str(nesting), current_region(), types, shapes)
+    return CallSignature(autograd.is_training(), str(nesting), current_region(), types, shapes if shaped else None)
 
 
 def split_inputs(args: Tuple[Any, ...]) -> List[Any]:
@@ -70,8 +61,7 @@ def known_shapes(inputs: Dict[str, Shape], params: Dict[str, Any]) -> Dict[str, 
 def as_input(arg: Any) -> Any:
     """Return an input, or nested inputs, for a cached graph: low precision as float32, shared CPU memory as CPU.
 
-    A cached graph wants all on one context, while operators take what a DataLoader's workers give
-    (cpu_shared) for what it is, an array on the CPU.
+    A cached graph wants all on one context, also what a DataLoader's workers give (cpu_shared).
     """
     if isinstance(arg, (list, tuple)):
         items = [as_input(item) for item in arg]

@@ -32,20 +32,14 @@ _GRAPHS = (blocks.cached_graph.name, blocks.cached_op.name, blocks.cached_op_arg
 
 
 class Conversion(BlockHooks):
-    """The mixed precision of one HybridBlock: its policy, its graphs and the hooks on the block.
-
-    Args:
-        net: The block.
-        policy: The policy.
-        regions: What ``set_policy`` said about the net and the blocks in it; looked up unless given.
-    """
+    """The mixed precision of one HybridBlock: its policy, its graphs and the hooks on the block."""
 
     suspension: threading.local
 
     def __init__(
         self, net: gluon.HybridBlock, policy: Policy, regions: Optional[block_regions.BlockRegions] = None
     ) -> None:
-        """Trace and convert the net if its inputs can be guessed; change nothing."""
+        """Trace and convert the net if its inputs can be guessed; change nothing. Regions are looked up if None."""
         self.net = net
         self.policy = policy
         self.regions = block_regions.find_regions(net) if regions is None else regions
@@ -54,9 +48,9 @@ class Conversion(BlockHooks):
         self.on_converted = None
         vars(self).update(_fresh_state(net, policy))
         previous = conversion_of(net)
-        self.own_graph = blocks.cached_graph(net) if isinstance(net, gluon.SymbolBlock) else None
-        if previous is not None and previous.own_graph is not None:
-            self.own_graph = previous.own_graph
+        self.own_graph = previous.own_graph if previous else None
+        if self.own_graph is None and isinstance(net, gluon.SymbolBlock):
+            self.own_graph = blocks.cached_graph(net)
         self.was_active = previous.was_active if previous else blocks.is_active(net)
         if policy.param_dtype != dtypes.FLOAT32 and mx.util.is_np_array():
             raise ConvertError(

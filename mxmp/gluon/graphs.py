@@ -18,34 +18,21 @@ from ..symbol.monitors import NetworkNames
 from ..symbol.outcomes import ShapeOutcomes
 from .calls import CallSignature, on_cpu
 
-MAX_CALLS = 4096
-"""Signatures of calls that are remembered; where verdicts depend on shapes, each shape is one."""
-
-MAX_GRAPHS = 32
-"""Converted graphs that are kept, each with its cached operators."""
+MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
+MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
 
 
 @dataclass(frozen=True, eq=False)
 class TracedGraph:
-    """The graph that a net was traced to, for calls whose signatures differ in shapes alone or not at all.
+    """The graph that a net was traced to, for calls whose signatures differ in shapes alone or not at all."""
 
-    Attributes:
-        graph: The traced graph, to tell whether two calls have the same one.
-        inputs: The symbols of its inputs.
-        symbol: Its symbol.
-        formats: How the net's inputs and outputs are nested.
-        types: Dtypes of its inputs by name.
-        params: The parameters that it reads, by name.
-        outcomes: Evaluates the conditions on shapes in it.
-    """
-
-    graph: Graph
-    inputs: Any
+    graph: Graph  # without versions, to tell whether two calls have the same one
+    inputs: Any  # symbols
     symbol: Any
-    formats: Tuple[Any, Any]
-    types: Dict[str, str]
-    params: Dict[str, Any]
-    outcomes: ShapeOutcomes
+    formats: Tuple[Any, Any]  # how inputs and outputs are nested
+    types: Dict[str, str]  # dtypes of its inputs by name
+    params: Dict[str, Any]  # those that it reads, by name
+    outcomes: ShapeOutcomes  # evaluates the conditions on shapes in it
 
     def converts_like(self, other: TracedGraph) -> bool:
         """Return whether another traced graph has the same conversions."""
@@ -54,16 +41,10 @@ class TracedGraph:
 
 @dataclass(frozen=True, eq=False)
 class ConvertedGraph:
-    """A converted graph of a net.
-
-    Attributes:
-        traced: The graph that it was converted from.
-        outcome: The outcomes of the conditions on shapes.
-        converted: The conversion.
-    """
+    """A converted graph of a net."""
 
     traced: TracedGraph
-    outcome: Tuple[Any, ...]
+    outcome: Tuple[Any, ...]  # of the conditions on shapes
     converted: Converted
 
     @functools.cached_property
@@ -84,7 +65,7 @@ class ConvertedGraph:
 
     @functools.cached_property
     def names_on_cpu(self) -> NetworkNames:
-        """The net's names of its tensors, for op hooks on a CPU."""
+        """The same on a CPU."""
         return NetworkNames(self.converted, self.converted.on_cpu(), on_cpu=True)
 
 
@@ -109,14 +90,11 @@ class GraphCache:
     A call is looked up by its signature, shapes included where verdicts depend on them. New shapes
     cost one shape inference, and a conversion only where the conditions on shapes turn out as they
     have not before. A graph's casts are placed by the shapes that it was first made for.
-
-    Attributes:
-        shaped: Whether the verdicts on one of the graphs depend on shapes.
-        ops: The cached operators, with their arguments, by graph (its id) and whether for a CPU.
     """
 
     def __init__(self) -> None:
-        self.shaped = False
+        self.shaped = False  # whether the verdicts on one of the graphs depend on shapes
+        # The cached operators, with their arguments, by graph (its id) and whether for a CPU.
         self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}
         self._calls: LRUCache[ConvertedGraph] = LRUCache(MAX_CALLS)
         self._traced: LRUCache[TracedGraph] = LRUCache(MAX_GRAPHS)
@@ -152,9 +130,8 @@ class GraphCache:
     def add_converted(self, traced: TracedGraph, outcome: Tuple[Any, ...], converted: Converted) -> ConvertedGraph:
         """Keep a conversion; return the graph, an earlier one of the same trace if it is equal."""
         alike = (each for each in self._converted.items().values() if each.traced is traced)
-        graph = next((each for each in alike if each.converted.graph == converted.graph), None)
-        if graph is None:
-            graph = ConvertedGraph(traced, outcome, converted)
+        new = ConvertedGraph(traced, outcome, converted)
+        graph = next((each for each in alike if each.converted.graph == converted.graph), new)
         self._converted.put((traced, outcome), graph)
         self._forget_others()
         return graph

@@ -11,25 +11,13 @@ from mxnet import gluon
 from ..errors import ConvertError
 from ..mxnet_private import blocks
 
-ATTRIBUTE = "_mxmp_conversion"
-"""Where a block holds its conversion."""
-
-PLAIN_CLASS = "_mxmp_plain_class"
-"""Where the class of a converted net holds the one that it was written in."""
+ATTRIBUTE = "_mxmp_conversion"  # where a block holds its conversion
+PLAIN_CLASS = "_mxmp_plain_class"  # where the class of a converted net holds the one that it was written in
 
 _PRIVATE = (blocks.get_graph, blocks.build_cache, blocks.call_cached_op, blocks.clear_cached_op)
-_PUBLIC = (
-    "hybridize",
-    "hybrid_forward",
-    "forward",
-    "save_parameters",
-    "save_params",
-    "load_parameters",
-    "export",
-    "cast",
-    "summary",
-)
-REPLACED = {**{name: name for name in _PUBLIC}, **{method.name.lstrip("_"): method.name for method in _PRIVATE}}
+_CALLS = ("hybridize", "hybrid_forward", "forward", "cast", "summary")
+_FILES = ("save_parameters", "save_params", "load_parameters", "export")
+REPLACED = {**{name: name for name in _CALLS + _FILES}, **{each.name.lstrip("_"): each.name for each in _PRIVATE}}
 """The methods of a block that its conversion replaces, by the name of the conversion's method."""
 
 
@@ -51,11 +39,7 @@ def descendants(block: gluon.Block) -> List[gluon.Block]:
 
 
 def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
-    """Return the outermost blocks of a net that have a graph: HybridBlocks with ``hybrid_forward``.
-
-    Raises:
-        ConvertError: If there is none; it names the block.
-    """
+    """Return the outermost blocks of a net that have a graph: HybridBlocks with ``hybrid_forward``."""
     if not isinstance(net, gluon.Block):
         raise ConvertError(f"expected a Gluon block, found {type(net).__name__}.")
     found: Dict[int, gluon.HybridBlock] = {}
@@ -79,16 +63,10 @@ def _has_graph(block: gluon.HybridBlock) -> bool:
     return own or isinstance(block, gluon.SymbolBlock)
 
 
-def prefixes(net: gluon.Block) -> List[str]:
-    """Return the prefixes of a net's blocks, itself included."""
-    return sorted({block.prefix for block in blocks_in(net) if block.prefix})
-
-
 def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a conversion's method that replaces one of its net's: one thread at a time runs it.
+    """Decorate a conversion's method that replaces one of its net's; the net's own runs where a thread suspended it.
 
-    The net's graph is handed to MXNet in the net's attributes, hence the lock. Where the calling
-    thread has suspended the conversion, the net's own method runs.
+    One thread at a time: the net's graph is handed to MXNet in the net's attributes, hence the lock.
     """
 
     @functools.wraps(method)
@@ -134,8 +112,7 @@ def conversion_of(block: gluon.Block) -> Any:
 
 def conversions_of(among: Sequence[gluon.Block]) -> List[Any]:
     """Return the conversions of those blocks that have one."""
-    found = (conversion_of(block) for block in among)
-    return [conversion for conversion in found if conversion is not None]
+    return [conversion_of(block) for block in among if ATTRIBUTE in vars(block)]
 
 
 @contextmanager

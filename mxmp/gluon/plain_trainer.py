@@ -17,7 +17,6 @@ from .storage import dtype_of
 from .trainer_setup import TrainerSetup
 
 _LOG = logging.getLogger(__name__)
-
 _ATTRIBUTE = "_mxmp_warned"
 
 
@@ -25,10 +24,6 @@ class PlainTrainerCheck:
     """Checks at calls 1, 2, 4, 8, ... for a trainer of a net's parameters, until there is one.
 
     A parameter knows its trainer. One that becomes a trainer of mxmp must have done so before the call.
-
-    Args:
-        net: The net.
-        policy: Its policy.
     """
 
     def __init__(self, net: gluon.Block, policy: Policy) -> None:

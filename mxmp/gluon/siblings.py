@@ -11,20 +11,12 @@ from ..symbol import Converted
 
 
 class Siblings:
-    """The conversions of one call of ``convert``, which may share parameters.
-
-    Copies of nets have siblings of their own: the conversions that were copied with them.
-
-    Attributes:
-        conversions: The conversions.
-        recorded: Ids of the parameters that autograd may hold, which must keep their dtypes.
-        lock: Held while a net is called, or changed.
-    """
+    """The conversions of one call of ``convert``, which may share parameters; copies have siblings of their own."""
 
     def __init__(self) -> None:
         self.conversions: List[Any] = []
-        self.recorded: Set[int] = set()
-        self.lock = threading.RLock()
+        self.recorded: Set[int] = set()  # ids of the parameters that autograd may hold, which must keep their dtypes
+        self.lock = threading.RLock()  # held while a net is called, or changed
 
     def __reduce__(self) -> Tuple[Any, ...]:
         """Return what pickle and copy make new ones from: empty ones, to which the copied conversions are added."""
@@ -37,14 +29,12 @@ class Siblings:
 
 
 class OverrideCheck:
-    """Checks that each pattern of a policy matches something, once all graphs of a net are known."""
+    """Checks that each pattern of a policy matches something, once all graphs of a net are known.
+
+    Here if they are known already; else the conversions add them when they are called.
+    """
 
     def __init__(self, policy: Policy, prefixes: Sequence[str], conversions: Sequence[Any]) -> None:
-        """Add the graphs that are known already; the conversions add the others when they are called.
-
-        Raises:
-            PolicyError: If all are known and a pattern matches nothing.
-        """
         self.policy = policy
         self.prefixes = prefixes
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
@@ -55,11 +45,10 @@ class OverrideCheck:
                 conversion.on_converted(conversion.early)
 
     def add(self, number: int, converted: Converted) -> None:
-        """Add the graph of one conversion, and check the patterns if it was the last one."""
+        """Add the graph of one conversion; raise a PolicyError if it was the last and a pattern matches nothing."""
         if not self.count:
             return
-        found = [(row.op, row.name) for row in converted.report.rows]
-        self.nodes.setdefault(number, []).extend(found)
+        self.nodes.setdefault(number, []).extend((row.op, row.name) for row in converted.report.rows)
         if len(self.nodes) == self.count:
             check_matches(self.policy, [node for nodes in self.nodes.values() for node in nodes], self.prefixes)
             self.nodes, self.count = {}, 0  # what matches once need not be looked for again

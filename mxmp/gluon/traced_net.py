@@ -26,31 +26,18 @@ from .siblings import Siblings
 
 
 class TracedNet:
-    """The graphs of a net under a policy; `BlockHooks` make the net run them.
-
-    Attributes:
-        net: The net.
-        policy: Its policy.
-        regions: What ``set_policy`` said about the net and the blocks in it.
-        own_graph: The inputs and the symbol of a SymbolBlock; None of a net that is traced.
-        graphs: The graphs.
-        current: The graph that ran last outside of regions.
-        on_converted: Called with each conversion, None if not needed.
-        siblings: The conversions that may share parameters with this one.
-        stored: The parameters that this one has put in low precision.
-        early: The conversion for inputs of unknown shape; None if the net must be called first.
-    """
+    """The graphs of a net under a policy; `BlockHooks` make the net run them."""
 
     net: gluon.HybridBlock
     policy: Policy
-    regions: block_regions.BlockRegions
-    own_graph: Any
+    regions: block_regions.BlockRegions  # what `set_policy` said about the net and the blocks in it
+    own_graph: Any  # the inputs and the symbol of a SymbolBlock; None of a net that is traced
     graphs: GraphCache
-    current: Optional[ConvertedGraph]
-    on_converted: Optional[Callable[[Converted], None]]
+    current: Optional[ConvertedGraph]  # what ran last outside of regions
+    on_converted: Optional[Callable[[Converted], None]]  # called with each conversion
     siblings: Siblings
-    stored: List[gluon.Parameter]
-    early: Optional[Converted]
+    stored: List[gluon.Parameter]  # what this conversion has put in low precision
+    early: Optional[Converted]  # for inputs of unknown shape; None if the net must be called first
 
     def original(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the method of the net's class that a hook replaces; ``name`` is the hook's."""
@@ -104,8 +91,7 @@ class TracedNet:
             with suspended([self, *conversions_of(descendants(self.net))]), block_regions.entered(
                 self.net, self.regions
             ):
-                graph: Tuple[Any, Any] = self.original("get_graph", *args)
-                return graph
+                return tuple(self.original("get_graph", *args))
         except Exception as e:
             raise trace_error(self.net, e) from e
         finally:
@@ -155,10 +141,9 @@ class TracedNet:
 
 
 def trace_early(net: gluon.HybridBlock) -> Optional[Any]:
-    """Return the net's symbol for inputs that its signature suggests, or None.
+    """Return the net's symbol for inputs that its signature suggests, None where it cannot be traced like this.
 
-    A guess: it serves to report errors before the first batch, and nothing is built on it. A net
-    that cannot be traced like this is traced when it is called.
+    A guess, which serves to report errors before the first batch: nothing is built on it.
     """
     if isinstance(net, gluon.SymbolBlock):
         return blocks.cached_graph(net)[1]
@@ -183,8 +168,7 @@ def _input_count(net: gluon.HybridBlock) -> int:
 
 def trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:
     """Return the error for a net whose ``hybrid_forward`` failed on symbols; it names the block."""
-    block, function = _failing_block(error)
-    block = block or net
+    block, function = _failing_block(error, net)
     where = f"block '{block.name}' ({type(block).__name__})"
     if function is not None:
         return ConvertError(
@@ -203,12 +187,8 @@ def trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:
     )
 
 
-def _failing_block(error: Exception) -> Tuple[Optional[gluon.Block], Optional[str]]:
-    """Return the innermost block whose method was running when an error was raised.
-
-    With it, the name of the hook of that block which raised it, None if it was no hook.
-    """
-    found: Optional[gluon.Block] = None
+def _failing_block(error: Exception, found: gluon.Block) -> Tuple[gluon.Block, Optional[str]]:
+    """Return the innermost block whose method raised an error, and the name of its hook, None if it was no hook."""
     hook: Optional[str] = None
     lines = traceback.extract_tb(error.__traceback__)
     for (frame, _), line in zip(traceback.walk_tb(error.__traceback__), lines):
@@ -216,9 +196,6 @@ def _failing_block(error: Exception) -> Tuple[Optional[gluon.Block], Optional[st
         if name in ("hybrid_forward", "forward") and isinstance(block, gluon.Block):
             found, hook = block, None
         elif frame.f_code is gluon.Block.__call__.__code__ and (line.line or "").startswith("hook("):
-            found, hook = block, _name_of(frame.f_locals["hook"])
+            function = frame.f_locals["hook"]
+            found, hook = block, getattr(function, "__qualname__", None) or type(function).__qualname__
     return found, hook
-
-
-def _name_of(function: Any) -> str:
-    return getattr(function, "__qualname__", None) or type(function).__qualname__
