@@ -7,14 +7,7 @@ from typing import Any, List, Sequence, Union
 
 import numpy as np
 from mxnet import autograd, gluon
-from mxnet.gluon.contrib.estimator import (
-    BatchEnd,
-    BatchProcessor,
-    EpochBegin,
-    EpochEnd,
-    Estimator,
-    TrainBegin,
-)
+from mxnet.gluon.contrib.estimator import BatchEnd, BatchProcessor, EpochBegin, EpochEnd, Estimator, TrainBegin
 
 from .arrays.casts import is_low_precision
 from .errors import TrainerError
@@ -34,19 +27,12 @@ _ATTRIBUTE = "_mxmp_mixed_precision"
 
 @dataclasses.dataclass
 class _Applied:
-    """Record of what a handler changed on an estimator, kept as its attribute.
-
-    Attributes:
-        nets: The converted nets.
-        trainer: The trainer that was made mxmp's.
-        loss_scale_before: The loss scale that it had.
-        loss_scale: The loss scale that the handler gave it, at its start.
-    """
+    """Record of what a handler changed on an estimator, kept as its attribute."""
 
     nets: List[gluon.Block]
     trainer: Any
     loss_scale_before: LossScale
-    loss_scale: LossScale
+    loss_scale: LossScale  # what the handler gave the trainer, at its start
 
 
 class ScalingBatchProcessor(BatchProcessorBase):
@@ -136,9 +122,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         self.policy = Policy.parse(policy)
         follows = isinstance(loss_scale, str) and loss_scale == "policy"
         self.loss_scale = parse(self.policy.loss_scale if follows else loss_scale)
-        self._first_batch = True
-        self._epoch = 0
-        self._skipped = 0
+        self._first_batch, self._epoch, self._skipped = True, 0, 0
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
         """Convert the estimator to mixed precision, or change nothing.
@@ -158,7 +142,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
             _restore_all(nets)  # a trainer that has stepped is adopted while its parameters are float32
         self._adopt(estimator, nets)
         convert_all(nets, self.policy)
-        if _has_stock_fit(estimator.batch_processor):
+        if getattr(estimator.batch_processor.fit_batch, "__func__", None) is BatchProcessor.fit_batch:
             estimator.batch_processor = ScalingBatchProcessor(estimator.batch_processor)
         self._first_batch, self._epoch = True, 0
         estimator.logger.info(
@@ -247,23 +231,14 @@ def _restore_all(nets: Sequence[gluon.Block]) -> None:
         restore(net)
 
 
-def _has_stock_fit(processor: Any) -> bool:
-    return getattr(processor.fit_batch, "__func__", None) is BatchProcessor.fit_batch
-
-
 def _drop_unfinished(trainer: Any) -> None:
     """Discard the gradients that an interrupted fit left between backward and step."""
-    if isinstance(trainer, Trainer):
-        window = trainer._scaler.window
-        if not window.is_ready:
-            trainer.discard_grads()
+    if isinstance(trainer, Trainer) and not trainer._scaler.window.is_ready:
+        trainer.discard_grads()
 
 
 def _convert_states(trainer: Trainer) -> None:
-    """Convert the optimizer's states to the present dtypes of their parameters.
-
-    The inner state is that of a float32 weight either way, so that nothing of it is lost.
-    """
+    """Convert the optimizer's states to their parameters' present dtypes; the inner ones are float32 either way."""
     for number, updater in enumerate(updaters(trainer)):
         for index, state in updater.states.items():
             param = params(trainer)[index]

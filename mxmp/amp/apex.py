@@ -83,16 +83,15 @@ def initialize(
     for each in given:
         if isinstance(each, mx.optimizer.Optimizer):
             _require_pairs(nets, given)
-            for net in nets:
-                _require_initialized(net)
         else:
             _require_trainer(each, settings, overrides.get("master_weights"))
     if enabled:
         convert_all(nets, settings.policy)
-    trainers = [
-        _make_trainer(nets[i], each, settings) if isinstance(each, mx.optimizer.Optimizer) else each
-        for i, each in enumerate(given)
-    ]
+    trainers = list(given)
+    for i, each in enumerate(given):
+        if isinstance(each, mx.optimizer.Optimizer):
+            params, options = nets[i].collect_params(), {"multi_precision": settings.masters}
+            trainers[i] = Trainer(params, each, options, loss_scale=settings.loss_scale)
     for trainer in trainers:
         adopt(trainer, settings.loss_scale, settings.masters, num_losses)
     if optimizers is None:
@@ -165,19 +164,18 @@ def load_state_dict(state: Dict[str, Any], optimizers: Any = None) -> None:
 
 
 def _require_pairs(nets: List[Any], optimizers: List[Any]) -> None:
+    """Check that there is an optimizer for each net, and that a trainer of its parameters can be made."""
     if len(nets) != len(optimizers):
         raise AmpError(
             f"{len(optimizers)} optimizers for {len(nets)} nets: it is not clear which trains what; give Trainers."
         )
-
-
-def _require_initialized(net: Any) -> None:
-    for param in net.collect_params().values() if isinstance(net, mx.gluon.Block) else ():
-        if not is_initialized(param) and not is_deferred(param):
-            raise AmpError(
-                f"parameter '{param.name}' is not initialized, so that no trainer can be made of the optimizer; call "
-                f"initialize of block '{net.name}' first."
-            )
+    for net in nets:
+        for param in net.collect_params().values() if isinstance(net, mx.gluon.Block) else ():
+            if not is_initialized(param) and not is_deferred(param):
+                raise AmpError(
+                    f"parameter '{param.name}' is not initialized, so that no trainer can be made of the optimizer; "
+                    f"call initialize of block '{net.name}' first."
+                )
 
 
 def _require_trainer(trainer: Any, settings: Settings, wanted: Optional[Any]) -> None:
@@ -187,11 +185,6 @@ def _require_trainer(trainer: Any, settings: Settings, wanted: Optional[Any]) ->
             f"master_weights={wanted}, but the trainer was made with multi_precision={trainer.optimizer.masters}; "
             f"leave master_weights out, or make the trainer anew."
         )
-
-
-def _make_trainer(net: Any, optimizer: mx.optimizer.Optimizer, settings: Settings) -> Trainer:
-    options = {"multi_precision": settings.masters}
-    return Trainer(net.collect_params(), optimizer, options, loss_scale=settings.loss_scale)
 
 
 def _master(trainer: Trainer, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArray:

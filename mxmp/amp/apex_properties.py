@@ -15,16 +15,9 @@ from ..policy import Policy, did_you_mean
 from .operators import AmpError
 
 _LEVELS = ("O0", "O1", "O2", "O3")
-
-_PROPERTIES = (
-    "cast_model_type",
-    "keep_batchnorm_fp32",
-    "master_weights",
-    "loss_scale",
-    "cast_model_outputs",
-    "min_loss_scale",
-    "max_loss_scale",
-)
+_FLAGS = ("keep_batchnorm_fp32", "master_weights")
+_SCALES = ("loss_scale", "min_loss_scale", "max_loss_scale")
+_PROPERTIES = ("cast_model_type", "cast_model_outputs", *_FLAGS, *_SCALES)
 
 # Properties of Apex that mean nothing here, and why.
 _ABSENT = {
@@ -34,26 +27,15 @@ _ABSENT = {
 
 
 class Settings(NamedTuple):
-    """The settings that a level and its overrides stand for.
-
-    Attributes:
-        policy: For the nets.
-        loss_scale: For the trainers.
-        masters: Whether low precision parameters have float32 masters.
-    """
+    """The settings that a level and its overrides stand for."""
 
     policy: Policy
     loss_scale: LossScale
-    masters: bool
+    masters: bool  # whether low precision parameters have float32 masters
 
 
 def parse_settings(level: str, overrides: Dict[str, Any]) -> Settings:
-    """Return the settings for a level and its overrides.
-
-    Raises:
-        AmpError: If one is unknown or makes no sense at the level; the message says why.
-        PolicyError: If a value makes no sense.
-    """
+    """Return the settings for a level and its overrides; AmpError if one is unknown or makes no sense there."""
     given = {name: value for name, value in overrides.items() if value is not None}
     for name in given:
         if name in _ABSENT:
@@ -87,7 +69,7 @@ def _check_for_level(level: str, given: Dict[str, Any]) -> None:
     kept = "everything is float32" if level == "O0" else "parameters stay float32 and operators are cast one by one"
     if dtype not in (None, dtypes.FLOAT32):
         raise AmpError(f"cast_model_type={dtype} makes no sense at {level}, where {kept}; use O2 or O3.")
-    for name in ("keep_batchnorm_fp32", "master_weights"):
+    for name in _FLAGS:
         if name in given:
             raise AmpError(f"{name} makes no sense at {level}, where {kept}; use O2 or O3, or leave it out.")
 
@@ -96,9 +78,7 @@ def _loss_scale(policy: Policy, given: Dict[str, Any]) -> LossScale:
     spec = given.get("loss_scale", policy.loss_scale)
     if not isinstance(spec, LossScale):
         spec = policy.replace(loss_scale=spec).loss_scale  # which refuses what makes no sense
-    bounds: Dict[str, Any] = {
-        f"{end}_scale": float(given[f"{end}_loss_scale"]) for end in ("min", "max") if f"{end}_loss_scale" in given
-    }
+    bounds: Dict[str, Any] = {name.replace("_loss", ""): float(given[name]) for name in _SCALES[1:] if name in given}
     if not bounds:
         return parse(spec)
     if spec != "dynamic":

@@ -21,7 +21,6 @@ from .operators import AmpError
 from .request import Request, make_request
 
 _LOG = logging.getLogger(__name__)
-
 _NAME = call_cached_op.name
 
 
@@ -34,11 +33,11 @@ class _Conversion(Conversion):
 
     def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
         """Hybridize as asked; a net that is not hybridized is not converted."""
-        if not active:
+        if active:
+            super().hybridize(active, *args, **kwargs)
+        else:
             self.remove()
             self.net.hybridize(active, *args, **kwargs)
-        else:
-            super().hybridize(active, *args, **kwargs)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Take the state of a copied net, which `disable` gives back as it does the others."""
@@ -52,22 +51,25 @@ class _Conversion(Conversion):
 
 
 class _Hook:
-    """The hook in place of HybridBlock's method, with the conversions that it made.
-
-    Attributes:
-        request: What `init` was asked for.
-        original: The method.
-        excluded: Ids of the nets within ``disable_casts``, which run in float32.
-    """
+    """The hook in place of HybridBlock's method, with the conversions that it made."""
 
     def __init__(self, request: Request, original: Callable[..., Any]) -> None:
         self.request = request
         self.original = original
-        self.excluded: Set[int] = set()
+        self.excluded: Set[int] = set()  # ids of the nets within `disable_casts`, which run in float32
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._conversions: weakref.WeakSet[_Conversion] = weakref.WeakSet()
         self._looked = False
+
+    def install(self) -> None:
+        """Put a method in the place of HybridBlock's, which holds this object."""
+
+        def call(net: gluon.HybridBlock, *args: Any) -> Any:
+            return self.call(net, *args)
+
+        call.hook = self  # type: ignore[attr-defined]
+        setattr(gluon.HybridBlock, _NAME, call)
 
     def call(self, net: gluon.HybridBlock, *args: Any) -> Any:
         """Run a hybridized net, converted from its first call on."""
@@ -86,11 +88,7 @@ class _Hook:
             self._conversions.add(conversion)
 
     def _wants(self, net: gluon.HybridBlock) -> bool:
-        """Return whether a net is to be converted.
-
-        Not in a process that was forked from this one, such as a DataLoader's worker; nor if parts
-        of it were converted by hand.
-        """
+        """Return whether a net is to be converted: not in a forked process, nor if parts were converted by hand."""
         by_hand = (each for each in conversions_of(descendants(net)) if not isinstance(each, _Conversion))
         return os.getpid() == self._process and id(net) not in self.excluded and not any(by_hand)
 
@@ -142,7 +140,7 @@ def init(
     )
     present = installed_hook()
     if present is None:
-        _install(_Hook(request, getattr(gluon.HybridBlock, _NAME)))
+        _Hook(request, getattr(gluon.HybridBlock, _NAME)).install()
         _LOG.info("nets that are hybridized run in %s from now on", request.dtype)
     elif present.request != request:
         raise AmpError(f"amp.init was called before, with other arguments ({present.request}); call amp.disable first.")
@@ -192,11 +190,3 @@ def disable_casts(*nets: gluon.Block) -> Iterator[None]:
 def installed_hook() -> Optional[_Hook]:
     """Return the hook that `init` installed, which is the only place where its state is kept."""
     return getattr(getattr(gluon.HybridBlock, _NAME), "hook", None)
-
-
-def _install(hook: _Hook) -> None:
-    def call(net: gluon.HybridBlock, *args: Any) -> Any:
-        return hook.call(net, *args)
-
-    call.hook = hook  # type: ignore[attr-defined]  # the only place where its state is kept
-    setattr(gluon.HybridBlock, _NAME, call)

@@ -21,11 +21,7 @@ class AmpError(PolicyError, AssertionError):
 
 
 def low_precision(target_dtype: Any) -> str:
-    """Return the name of a ``target_dtype``.
-
-    Raises:
-        AmpError: If it is neither float16 nor bfloat16, however they are spelled.
-    """
+    """Return the name of a ``target_dtype``; AmpError if it is neither float16 nor bfloat16, however spelled."""
     try:
         name = dtypes.canonical(target_dtype)
     except DtypeError as e:
@@ -36,15 +32,7 @@ def low_precision(target_dtype: Any) -> str:
 
 
 def canonical_op(argument: str, name: Any) -> str:
-    """Return the name that an operator has in graphs: 'Concat' for 'concat'.
-
-    Args:
-        argument: What the name was given in, for the message.
-        name: The operator's name, or another name of it.
-
-    Raises:
-        AmpError: If MXNet has no such operator.
-    """
+    """Return the name that an operator has in graphs: 'Concat' for 'concat'; AmpError if MXNet has no such operator."""
     if not isinstance(name, str):
         raise AmpError(f"{argument}: {name!r} is no name of an operator.")
     try:
@@ -156,11 +144,7 @@ def _needs_float32(rule: Rule, low: str) -> bool:
 
 
 def _describe(op: str) -> Tuple[str, List[str]]:
-    """Return an operator's name in graphs and the names of its inputs.
-
-    Raises:
-        MXNetError: If there is no such operator.
-    """
+    """Return an operator's name in graphs and the names of its inputs; MXNetError if there is none."""
     handle = ctypes.c_void_p()
     check_call(library.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
     name, description, key, returns = (ctypes.c_char_p() for _ in range(4))

@@ -64,7 +64,8 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_uns
     if loss_id != 0 and len(several) < len(trainers):
         raise TrainerError(f"loss_id={loss_id!r}: the trainer has one loss; give num_losses to amp.initialize.")
     for trainer in several:
-        _select_loss(trainer, loss_id)
+        trainer._scaler.require_can_scale("scale_loss")
+        trainer._scaler.source.select(loss_id)
     scale = min(trainer.loss_scale.value for trainer in trainers)
     for trainer in several:
         _rescale_gradients(trainer, scale)
@@ -90,18 +91,7 @@ def unscale(optimizer_or_trainer: Any) -> None:
 
 
 def adopt(trainer: Any, loss_scale: Any, masters: bool = True, num_losses: int = 1) -> None:
-    """Make a trainer an `mxmp.gluon.Trainer` with a loss scale for each loss, or change nothing.
-
-    Args:
-        trainer: As for `init_trainer`.
-        loss_scale: Likewise.
-        masters: Whether low precision parameters have float32 masters.
-        num_losses: Number of losses with scales of their own.
-
-    Raises:
-        TrainerError: As `init_trainer`.
-        LossScaleError: If ``loss_scale`` is not one.
-    """
+    """Make a trainer an `mxmp.gluon.Trainer` with a loss scale for each loss, or change nothing; see `init_trainer`."""
     several = num_losses > 1 or _has_several_losses(trainer)
     if several and isinstance(loss_scale, SharedLossScale):
         raise TrainerError("loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.")
@@ -126,12 +116,6 @@ def as_list(value: Any) -> List[Any]:
 
 def _has_several_losses(trainer: Any) -> bool:
     return isinstance(trainer, Trainer) and isinstance(trainer._scaler.source, LossScalePerLoss)
-
-
-def _select_loss(trainer: Trainer, loss_id: int) -> None:
-    """Make a loss the one that a trainer scales next."""
-    trainer._scaler.require_can_scale("scale_loss")
-    trainer._scaler.source.select(loss_id)
 
 
 def _rescale_gradients(trainer: Trainer, scale: float) -> None:

@@ -11,24 +11,16 @@ import mxnet as mx
 
 from ..errors import DependencyError
 
-EXPECTED = "1.9.1"
-"""The version of MXNet whose private names these are."""
+EXPECTED = "1.9.1"  # the version of MXNet whose private names these are
 
 
 class PrivateName(NamedTuple):
-    """A private name that mxmp relies on.
+    """A private name that mxmp relies on."""
 
-    Attributes:
-        owner: The class or module of MXNet that has it.
-        name: The name.
-        purpose: What it is relied on for.
-        is_assigned: Whether instances of the class have it; what its methods name then counts as there.
-    """
-
-    owner: Any
+    owner: Any  # the class or module of MXNet that has it
     name: str
-    purpose: str
-    is_assigned: bool = False
+    purpose: str  # what it is relied on for
+    is_assigned: bool = False  # whether instances of the class have it; what its methods name then counts as there
 
     @property
     def label(self) -> str:
@@ -43,7 +35,6 @@ class PrivateName(NamedTuple):
 
 
 REGISTERED: List[PrivateName] = []
-"""All of them, in the order of their registration."""
 
 
 class attribute(property):
@@ -82,8 +73,7 @@ class method:
         return getattr(called_on, self.name)(*args, **kwargs)
 
 
-OVERRIDES: Dict[type, Dict[str, str]] = {}
-"""Of each class with overrides, the private names by those given here."""
+OVERRIDES: Dict[type, Dict[str, str]] = {}  # of each class with overrides, the private names by those given here
 
 
 class _Override:
@@ -129,11 +119,7 @@ def global_name(module: Optional[ModuleType], name: str, purpose: str) -> Any:
 
 
 def check(version: str = mx.__version__) -> None:
-    """Check that MXNet has all names registered so far.
-
-    Raises:
-        DependencyError: Naming all that are missing, the version of MXNet found and the one expected.
-    """
+    """Check that MXNet has all names registered so far; raise a DependencyError that names those that are missing."""
     missing = sorted({entry.label for entry in REGISTERED if not entry.is_there})
     if missing:
         raise DependencyError(
