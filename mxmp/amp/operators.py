@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, NoReturn, Tuple
 
 from mxnet.base import MXNetError, c_str, check_call, py_str
 
@@ -154,3 +154,44 @@ def _describe(op: str) -> Tuple[str, List[str]]:
     check_call(library.MXSymbolGetAtomicSymbolInfo(handle, ctypes.byref(name), *map(ctypes.byref, rest)))
     arguments = [(py_str(names[i]), py_str(types[i])) for i in range(count.value)]
     return str(py_str(name.value)), [each for each, kind in arguments if "Symbol" in kind]
+
+
+def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """Raise an AmpError that says what to do instead."""
+    raise AmpError(
+        "mxmp.amp.lists cannot be changed in place: nothing would come of it. Give target_dtype_ops, "
+        "fp32_ops or conditional_fp32_ops a changed copy, such as [*lists.symbol_fp16.FP32_FUNCS, 'relu']."
+    )
+
+
+class FixedList(List[Any]):
+    """A list whose changes are errors; its copies, slices and sums are plain lists."""
+
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
+
+
+class FixedDict(Dict[str, Any]):
+    """A dict whose changes are errors."""
+
+    update = pop = popitem = clear = setdefault = _refuse
+    __setitem__ = __delitem__ = __ior__ = _refuse
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def fixed_lists(dtype: str) -> Tuple[Any, ...]:
+    """Return the seven lists of operators for a dtype, in the order of contrib.amp's files."""
+    return (
+        FixedList(list_lp16_ops(dtype)),
+        FixedList(list_lp16_fp32_ops(dtype)),
+        FixedDict(list_lp16_use_fp32_params(dtype)),
+        FixedList(list_fp32_ops(dtype)),
+        FixedList(list_conditional_fp32_ops(dtype)),
+        FixedList(list_widest_type_cast(dtype)),
+        FixedList(list_loss_output_functions(dtype)),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple, Union
 
 import mxnet as mx
@@ -9,17 +10,79 @@ import numpy as np
 from mxnet import autograd
 
 from .. import dtypes
-from ..errors import ConvertError, mxnet_reason
+from ..errors import ConvertError, LossScaleError, mxnet_reason
 from ..graph import VARIABLE, Entry, GraphBuilder, Node
 from ..passes.scale_loss import is_loss_head
 from ..rules import RULES
 from ..symbol import ConvertedModel, convert_model
 from ..symbol.arguments import known_shapes
 from ..symbol.inference import from_graph, infer_facts, to_graph
-from .magnitudes import Magnitudes
 
 Batches = Union[Iterable[Mapping[str, Any]], mx.io.DataIter]
 """Batches of inputs: dicts of NDArrays by name, or one of MXNet's iterators."""
+
+
+class Magnitudes:
+    """A histogram of log2 of absolute values.
+
+    Attributes:
+        counts: By exponent e: how many values are above 2**(e - 1) and at most 2**e.
+        zeros: How many are 0.
+        nonfinite: How many are infinite or NaN.
+        largest: The largest finite absolute value, 0 if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Dict[int, int] = {}
+        self.zeros = self.nonfinite = 0
+        self.largest = 0.0
+
+    @property
+    def total(self) -> int:
+        """How many values there are, but for those that are 0, infinite or NaN."""
+        return sum(self.counts.values())
+
+    def add(self, values: np.ndarray[Any, Any]) -> None:
+        """Add the values of an array of any shape and floating point dtype."""
+        values = np.abs(values.astype(np.float64))
+        finite = values[np.isfinite(values)]
+        nonzero = finite[finite > 0]
+        self.nonfinite += values.size - finite.size
+        self.zeros += finite.size - nonzero.size
+        self.largest = max(self.largest, float(finite.max(initial=0.0)))
+        mantissas, exponents = np.frexp(nonzero)  # mantissas from 0.5, excluding 1
+        for exponent, count in zip(*np.unique(exponents - (mantissas == 0.5), return_counts=True)):
+            self.counts[int(exponent)] = self.counts.get(int(exponent), 0) + int(count)
+
+    def merge(self, other: Magnitudes) -> None:
+        """Add the values that another one counted."""
+        for exponent, count in other.counts.items():
+            self.counts[exponent] = self.counts.get(exponent, 0) + count
+        self.zeros += other.zeros
+        self.nonfinite += other.nonfinite
+        self.largest = max(self.largest, other.largest)
+
+    def share_lost(self, scale: float = 1.0, dtype: str = "float16") -> float:
+        """Return the share of `total` that becomes 0 in low precision, from 0 to 1.
+
+        Args:
+            scale: What the values are multiplied by before; a power of two, for the counts tell no more.
+            dtype: 'float16' or 'bfloat16'.
+
+        Raises:
+            LossScaleError: If the scale is no power of two.
+        """
+        shift = _log2(scale)
+        least = _log2(dtypes.limits(dtypes.canonical(dtype)).smallest_subnormal)
+        # Half of the least number, and all below, is rounded to 0: ties go to even.
+        lost = sum(count for exponent, count in self.counts.items() if exponent + shift <= least - 1)
+        return lost / self.total if self.total else 0.0
+
+    def largest_scale(self, dtype: str = "float16") -> float:
+        """Return the largest power of two that leaves all values finite in low precision; 1 if there is no value."""
+        if not self.largest:
+            return 1.0
+        return 2.0 ** math.floor(math.log2(dtypes.limits(dtypes.canonical(dtype)).max / self.largest))
 
 
 def measure_ranges(
@@ -193,3 +256,10 @@ def _watched(position: int, node: Node, readers: Mapping[Tuple[int, int], Any]) 
     if node.is_variable or is_loss_head(node) or _is_unwritten(node):
         return []
     return [index for index in range(node.num_outputs) if (position, index) in readers]
+
+
+def _log2(scale: float) -> int:
+    mantissa, exponent = math.frexp(scale) if scale > 0 and math.isfinite(scale) else (0.0, 0)
+    if mantissa != 0.5:
+        raise LossScaleError(f"scale is {scale!r}; expected a power of two.")
+    return exponent - 1

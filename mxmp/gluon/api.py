@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+import functools
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from mxnet import gluon
 
 from .. import dtypes
 from ..errors import ConvertError
 from ..mxnet_private import blocks
-from ..policy import Policy
+from ..policy import Policy, check_matches
 from ..report import Report, merge
-from ..symbol import convert_graph
+from ..symbol import Converted, convert_graph
 from . import storage
 from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
-from .lookup import blocks_in, conversion_of, conversions_of, descendants, roots, suspended
-from .siblings import OverrideCheck, Siblings
+from .lookup import Siblings, blocks_in, conversion_of, conversions_of, descendants, roots, suspended
 
 _FLOAT32 = "_mxmp_float32"
 """Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
@@ -61,7 +61,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
         siblings = Siblings()  # they may share parameters
         for conversion in conversions:
             siblings.add(conversion)
-        OverrideCheck(policy, sorted({block.prefix for block in blocks_in(net) if block.prefix}), conversions)
+        _OverrideCheck(policy, sorted({block.prefix for block in blocks_in(net) if block.prefix}), conversions)
     for conversion in replaced:
         conversion.remove()
     try:
@@ -191,3 +191,29 @@ def _float32_report(net: gluon.Block) -> Optional[Report]:
             f"report."
         )
     return convert_graph(graph[1], policy).report
+
+
+class _OverrideCheck:
+    """Checks that each pattern of a policy matches something, once all graphs of a net are known.
+
+    Here if they are known already; else the conversions add them when they are called.
+    """
+
+    def __init__(self, policy: Policy, prefixes: Sequence[str], conversions: Sequence[Any]) -> None:
+        self.policy = policy
+        self.prefixes = prefixes
+        self.nodes: Dict[int, List[Tuple[str, str]]] = {}
+        self.count = len(conversions)
+        for number, conversion in enumerate(conversions):
+            conversion.on_converted = functools.partial(self.add, number)
+            if conversion.early is not None:
+                conversion.on_converted(conversion.early)
+
+    def add(self, number: int, converted: Converted) -> None:
+        """Add the graph of one conversion; raise a PolicyError if it was the last and a pattern matches nothing."""
+        if not self.count:
+            return
+        self.nodes.setdefault(number, []).extend((row.op, row.name) for row in converted.report.rows)
+        if len(self.nodes) == self.count:
+            check_matches(self.policy, [node for nodes in self.nodes.values() for node in nodes], self.prefixes)
+            self.nodes, self.count = {}, 0  # what matches once need not be looked for again

@@ -19,9 +19,8 @@ from ..mxnet_private.arrays import compose
 from ..scaling import loss_heads
 from ..symbol.contexts import require_kernels
 from . import storage
-from .calls import as_input, on_cpu, split_inputs
 from .file_hooks import FileHooks
-from .graphs import ConvertedGraph, GraphCache, op_hook_on
+from .graphs import ConvertedGraph, GraphCache, as_input, on_cpu, op_hook_on, split_inputs
 from .lookup import as_written, conversion_of, net_method, suspended
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision

@@ -19,10 +19,9 @@ from ..symbol import Converted, to_graph
 from . import block_regions, storage
 from .block_hooks import BlockHooks
 from .graphs import GraphCache
-from .lookup import ATTRIBUTE, REPLACED, blocks_in, conversion_of, converted_class, plain_class
+from .lookup import ATTRIBUTE, REPLACED, Siblings, blocks_in, conversion_of, converted_class, plain_class
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, precision
-from .siblings import Siblings
 from .traced_net import trace_early
 
 _REDUCE = "__reduce_ex__"

@@ -1,10 +1,11 @@
-"""Find the blocks of a net and their conversions, suspend these, and list the methods that they replace."""
+"""Find the blocks of a net and their conversions, suspend these, and say what they replace and share."""
 
 from __future__ import annotations
 
 import functools
+import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Type
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple, Type
 
 from mxnet import gluon
 
@@ -140,3 +141,21 @@ def as_written(net: gluon.HybridBlock) -> Iterator[None]:
         finally:
             for block, was_active in active:
                 blocks.is_active.set(block, was_active)
+
+
+class Siblings:
+    """The conversions of one call of ``convert``, which may share parameters; copies have siblings of their own."""
+
+    def __init__(self) -> None:
+        self.conversions: List[Any] = []
+        self.recorded: Set[int] = set()  # ids of the parameters that autograd may hold, which must keep their dtypes
+        self.lock = threading.RLock()  # held while a net is called, or changed
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        """Return what pickle and copy make new ones from: empty ones, to which the copied conversions are added."""
+        return Siblings, ()
+
+    def add(self, conversion: Any) -> None:
+        """Add a conversion; it leaves the siblings that it had."""
+        self.conversions.append(conversion)
+        conversion.siblings = self

@@ -18,11 +18,9 @@ from ..policy import Policy
 from ..symbol import Converted, convert_graph, to_graph
 from ..symbol.outcomes import ShapeOutcomes
 from . import block_regions, storage
-from .calls import known_inputs, known_shapes, signature_of
-from .graphs import ConvertedGraph, GraphCache, TracedGraph
-from .lookup import REPLACED, conversions_of, descendants, suspended
+from .graphs import ConvertedGraph, GraphCache, TracedGraph, known_inputs, known_shapes, signature_of
+from .lookup import REPLACED, Siblings, conversions_of, descendants, suspended
 from .precision import current_region
-from .siblings import Siblings
 
 
 class TracedNet:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .fixed import fixed_lists
+from ..operators import fixed_lists
 
 (
     FP16_FUNCS,
