@@ -50,7 +50,6 @@ class ScalingBatchProcessor(BatchProcessorBase):
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        """Return the inner processor's attribute."""
         if name == "inner":  # not set yet, while unpickling
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -64,16 +63,7 @@ class ScalingBatchProcessor(BatchProcessorBase):
         return self.inner.evaluate_batch(estimator, val_batch, batch_axis)
 
     def fit_batch(self, estimator: Estimator, train_batch: Any, batch_axis: int = 0) -> Any:
-        """Run forward and backward on a batch, as MXNet's ``fit_batch`` but with the losses scaled.
-
-        Args:
-            estimator: The estimator; its trainer is mxmp's.
-            train_batch: Data and labels of a batch.
-            batch_axis: Axis along which the batch is split over the contexts.
-
-        Returns:
-            Lists of data, labels, predictions and losses, one item per context.
-        """
+        """Run forward and backward on a batch, as MXNet's ``fit_batch`` but with the losses scaled."""
         data, label = self.mx_split_batch(train_batch, estimator.context, batch_axis)
         with autograd.record():
             pred = [estimator.net(x) for x in data]
@@ -125,14 +115,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         self._first_batch, self._epoch, self._skipped = True, 0, 0
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Convert the estimator to mixed precision, or change nothing.
-
-        Raises:
-            TrainerError: If it is no Estimator, or its trainer cannot check gradients before it
-                updates; see `mxmp.gluon.Trainer.adopt`.
-            PolicyError: If a pattern of the policy matches nothing in a net.
-            ConvertError: If a net cannot be converted.
-        """
+        """Convert the estimator, or change nothing and raise as `mxmp.gluon.Trainer.adopt` or `mxmp.gluon.convert`."""
         _require_estimator(estimator, "MixedPrecisionHandler")
         _drop_unfinished(estimator.trainer)
         adoptable(estimator.trainer, self.loss_scale, Trainer)
@@ -145,12 +128,9 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         if getattr(estimator.batch_processor.fit_batch, "__func__", None) is BatchProcessor.fit_batch:
             estimator.batch_processor = ScalingBatchProcessor(estimator.batch_processor)
         self._first_batch, self._epoch = True, 0
-        estimator.logger.info(
-            "MixedPrecisionHandler: policy %s; losses are scaled by %s, now %g",
-            self.policy,
-            type(self.loss_scale).__name__,
-            estimator.trainer.loss_scale.value,
-        )
+        text = "MixedPrecisionHandler: policy %s; losses are scaled by %s, now %g"
+        scale = estimator.trainer.loss_scale.value
+        estimator.logger.info(text, self.policy, type(self.loss_scale).__name__, scale)
 
     def epoch_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
         """Store the number of skipped steps so far; a checkpoint may have been loaded since `train_begin`."""
@@ -167,12 +147,8 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         trainer = estimator.trainer
         skipped = trainer.skipped_steps - self._skipped
         if skipped:
-            estimator.logger.info(
-                "[Epoch %d] MixedPrecisionHandler: %d steps skipped, their gradients were not finite; loss scale %g",
-                self._epoch,
-                skipped,
-                trainer.loss_scale.value,
-            )
+            text = "[Epoch %d] MixedPrecisionHandler: %d steps skipped, their gradients were not finite; loss scale %g"
+            estimator.logger.info(text, self._epoch, skipped, trainer.loss_scale.value)
         self._epoch += 1
 
     @staticmethod

@@ -12,7 +12,7 @@ import mxnet as mx
 
 from .. import dtypes
 from ..arrays.casts import is_low_precision
-from ..errors import DtypeError, LossScaleError
+from ..errors import LossScaleError
 from ..gluon import Trainer
 from ..gluon.adoption import adoptable
 from ..gluon.api import convert_all
@@ -22,7 +22,7 @@ from ..mxnet_private.parameters import is_deferred, is_initialized
 from ..mxnet_private.trainers import params as params_of
 from ..mxnet_private.trainers import updaters as updaters_of
 from ..policy import Policy, did_you_mean
-from .operators import AmpError
+from .operators import AmpError, canonical_dtype
 from .trainers import adopt, as_list, require_trainer
 
 _LEVELS = ("O0", "O1", "O2", "O3")
@@ -250,7 +250,7 @@ def _parse_settings(level: str, overrides: Dict[str, Any]) -> _Settings:
 
 def _check_for_level(level: str, given: Dict[str, Any]) -> None:
     """Raise an AmpError if a property has no effect at a level."""
-    dtype = _dtype(given["cast_model_type"]) if "cast_model_type" in given else None
+    dtype = canonical_dtype("cast_model_type", given["cast_model_type"]) if "cast_model_type" in given else None
     if level in ("O2", "O3"):
         if dtype == dtypes.FLOAT32:
             raise AmpError(f"cast_model_type=float32 at {level} leaves nothing in low precision; use O0.")
@@ -281,10 +281,3 @@ def _flag(name: str, given: Dict[str, Any]) -> bool:
     if isinstance(value, (bool, str)) and value in flags:
         return flags[value]
     raise AmpError(f"{name}={value!r}: expected True or False.")
-
-
-def _dtype(value: Any) -> str:
-    try:
-        return dtypes.canonical(value)
-    except DtypeError as e:
-        raise AmpError(f"cast_model_type: {e}") from e

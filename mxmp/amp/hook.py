@@ -44,7 +44,8 @@ class _Conversion(Conversion):
         super().__setstate__(state)
         present = installed_hook()
         if present is not None:
-            present.adopt(self)
+            with present.lock:
+                present.conversions.add(self)
 
     def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Any:
         return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol))
@@ -58,8 +59,8 @@ class _Hook:
         self.original = original
         self.excluded: Set[int] = set()  # ids of the nets within `disable_casts`, which run in float32
         self._process = os.getpid()
-        self._lock = threading.RLock()
-        self._conversions: weakref.WeakSet[_Conversion] = weakref.WeakSet()
+        self.lock = threading.RLock()
+        self.conversions: weakref.WeakSet[_Conversion] = weakref.WeakSet()
         self._looked = False
 
     def install(self) -> None:
@@ -74,18 +75,13 @@ class _Hook:
     def call(self, net: gluon.HybridBlock, *args: Any) -> Any:
         """Run a hybridized net, converted from its first call on."""
         if conversion_of(net) is None and self._wants(net):
-            with self._lock:
+            with self.lock:
                 if conversion_of(net) is None:
                     conversion = _Conversion(net, self.request)
                     conversion.install()
-                    self._conversions.add(conversion)
+                    self.conversions.add(conversion)
             return call_cached_op(net, *args)
         return self.original(net, *args)
-
-    def adopt(self, conversion: _Conversion) -> None:
-        """Add a conversion to those that `disable` undoes."""
-        with self._lock:
-            self._conversions.add(conversion)
 
     def _wants(self, net: gluon.HybridBlock) -> bool:
         """Return whether a net is to be converted: not in a forked process, nor if parts were converted by hand."""
@@ -97,7 +93,7 @@ class _Hook:
         if self._looked:
             return
         self._looked = True  # at the first loss alone: it takes as long as what was recorded of it is large
-        if not self._conversions and not any(map(came_through_graph, leaves(loss))):
+        if not self.conversions and not any(map(came_through_graph, leaves(loss))):
             _LOG.warning(
                 "amp.init has converted no net so far: it reaches nets that are hybridized; call net.hybridize(), or "
                 "mxmp.gluon.convert"
@@ -105,7 +101,7 @@ class _Hook:
 
     def undo(self) -> None:
         """Remove the conversions that are still installed."""
-        for conversion in list(self._conversions):
+        for conversion in list(self.conversions):
             if conversion_of(conversion.net) is conversion:
                 conversion.remove()
 

@@ -20,12 +20,17 @@ class AmpError(PolicyError, AssertionError):
     """An argument of `mxmp.amp` makes no sense; contrib.amp raises AssertionError for the like."""
 
 
+def canonical_dtype(argument: str, value: Any) -> str:
+    """Return the name of a dtype that was given as an argument; AmpError if it is unknown."""
+    try:
+        return dtypes.canonical(value)
+    except DtypeError as e:
+        raise AmpError(f"{argument}: {e}") from e
+
+
 def low_precision(target_dtype: Any) -> str:
     """Return the name of a ``target_dtype``; AmpError if it is neither float16 nor bfloat16, however spelled."""
-    try:
-        name = dtypes.canonical(target_dtype)
-    except DtypeError as e:
-        raise AmpError(f"target_dtype: {e}") from e
+    name = canonical_dtype("target_dtype", target_dtype)
     if name not in dtypes.LOW_PRECISION:
         raise AmpError(f"target_dtype={name!r}: expected float16 or bfloat16.")
     return name
@@ -186,12 +191,7 @@ class FixedDict(Dict[str, Any]):
 
 def fixed_lists(dtype: str) -> Tuple[Any, ...]:
     """Return the seven lists of operators for a dtype, in the order of contrib.amp's files."""
-    return (
-        FixedList(list_lp16_ops(dtype)),
-        FixedList(list_lp16_fp32_ops(dtype)),
-        FixedDict(list_lp16_use_fp32_params(dtype)),
-        FixedList(list_fp32_ops(dtype)),
-        FixedList(list_conditional_fp32_ops(dtype)),
-        FixedList(list_widest_type_cast(dtype)),
-        FixedList(list_loss_output_functions(dtype)),
-    )
+    first = (list_lp16_ops, list_lp16_fp32_ops, list_lp16_use_fp32_params)
+    others = (list_fp32_ops, list_conditional_fp32_ops, list_widest_type_cast, list_loss_output_functions)
+    lists = [listed(dtype) for listed in (*first, *others)]
+    return tuple(FixedDict(each) if isinstance(each, dict) else FixedList(each) for each in lists)

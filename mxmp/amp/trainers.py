@@ -68,7 +68,11 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_uns
         trainer._scaler.source.select(loss_id)
     scale = min(trainer.loss_scale.value for trainer in trainers)
     for trainer in several:
-        _rescale_gradients(trainer, scale)
+        # A step's gradients have one scale at any time, in their dtype: exact in float32, float16 may lose bits.
+        scaler = trainer._scaler
+        if scaler.window.is_scaled:
+            scale_in_place(trainer._gradients.fresh_grads(), scale / scaler.window.scale)
+            scaler.rescale(scale)
     with trainers[0].scale_loss(loss, *trainers[1:]) as scaled:
         yield scaled
     for trainer in several:
@@ -116,14 +120,3 @@ def as_list(value: Any) -> List[Any]:
 
 def _has_several_losses(trainer: Any) -> bool:
     return isinstance(trainer, Trainer) and isinstance(trainer._scaler.source, LossScalePerLoss)
-
-
-def _rescale_gradients(trainer: Trainer, scale: float) -> None:
-    """Multiply the gradients of a step to another scale, in their dtype, so that it has one at any time.
-
-    Exact in float32, while float16 gradients may overflow or lose bits.
-    """
-    scaler = trainer._scaler
-    if scaler.window.is_scaled:
-        scale_in_place(trainer._gradients.fresh_grads(), scale / scaler.window.scale)
-        scaler.rescale(scale)

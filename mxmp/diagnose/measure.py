@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -120,8 +120,6 @@ def measure_ranges(
         results = run(*[values[name].as_in_context(ctx or mx.cpu()) for name in group.list_inputs()])
         for number, result in zip(watched, results):
             found[outputs[number]] = max(found.get(outputs[number], 0.0), _largest(result))
-    if not found:
-        raise ConvertError("batches is empty; give one batch at least.")
     return found
 
 
@@ -154,13 +152,9 @@ def measure_gradients(
     """
     model = convert_model(sym, arg_params, aux_params, "O0")  # without casts, should it be converted
     found: Dict[str, Magnitudes] = {}
-    empty = True
     for batch in _read_batches(batches, labels=True):
-        empty = False
         for name, gradient in _gradients(model, _fill_inputs(model, batch, labels=True), ctx or mx.cpu()).items():
             found.setdefault(name, Magnitudes()).add(gradient.asnumpy())
-    if empty:
-        raise ConvertError("batches is empty; give one batch at least.")
     return {name: magnitudes for name, magnitudes in found.items() if magnitudes.total or magnitudes.nonfinite}
 
 
@@ -174,14 +168,17 @@ def _read_batches(batches: Batches, labels: bool = False) -> Iterator[Mapping[st
     if isinstance(batches, mx.io.DataIter):
         batches.reset()
         names = [each[0] for each in [*batches.provide_data, *(batches.provide_label if labels else ())]]
-        yield from (dict(zip(names, [*batch.data, *(batch.label or ())])) for batch in batches)
-        return
+        batches = (dict(zip(names, [*batch.data, *(batch.label or ())])) for batch in batches)
+    empty = True
     for batch in batches:
+        empty = False
         if not isinstance(batch, Mapping):
             raise ConvertError(
                 f"batches holds a {type(batch).__name__}; expected dicts of NDArrays by input, or a DataIter."
             )
         yield batch
+    if empty:
+        raise ConvertError("batches is empty; give one batch at least.")
 
 
 def _fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = False) -> Dict[str, Any]:
@@ -199,30 +196,27 @@ def _fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool =
     return {**given, **{name: mx.nd.zeros(size) for name, size in missing.items()}}
 
 
-class _Probed(NamedTuple):
-    """A network in which each activation has a zero added to it, whose gradient is that of the activation."""
-
-    symbol: Any
-    probes: Dict[str, Tuple[str, Tuple[int, ...]]]  # by the variable of zeros: the activation's name and shape
-
-
 def _gradients(model: ConvertedModel, values: Dict[str, Any], ctx: Any) -> Dict[str, Any]:
     """Return the gradients of all activations, by their names."""
-    probed = _probe(model, values)
-    if not probed.probes:
+    symbol, probes = _probe(model, values)
+    if not probes:
         raise ConvertError("sym has no float32 output that an operator reads; give the network in float32.")
-    zeros = {name: mx.nd.zeros(shape, ctx=ctx) for name, (_, shape) in probed.probes.items()}
+    zeros = {name: mx.nd.zeros(shape, ctx=ctx) for name, (_, shape) in probes.items()}
     for array in zeros.values():
         array.attach_grad()
     given = {**{name: array.copyto(ctx) for name, array in values.items()}, **zeros}  # BatchNorm writes statistics
-    run = mx.nd.CachedOp(probed.symbol)
+    run = mx.nd.CachedOp(symbol)
     with autograd.record():
-        outputs = run(*[given[name] for name in probed.symbol.list_inputs()])
+        outputs = run(*[given[name] for name in symbol.list_inputs()])
     autograd.backward(outputs if isinstance(outputs, list) else [outputs])
-    return {probed.probes[name][0]: array.grad for name, array in zeros.items()}
+    return {probes[name][0]: array.grad for name, array in zeros.items()}
 
 
-def _probe(model: ConvertedModel, values: Mapping[str, Any]) -> _Probed:
+def _probe(model: ConvertedModel, values: Mapping[str, Any]) -> Tuple[Any, Dict[str, Tuple[str, Tuple[int, ...]]]]:
+    """Return the network with a zero added to each activation, whose gradient is that of the activation.
+
+    With it, by the variable that holds the zeros, the activation's name and shape.
+    """
     graph = to_graph(model.symbol)
     shapes = {name: array.shape for name, array in values.items()}
     types = {name: dtypes.canonical(array.dtype) for name, array in values.items()}
@@ -243,7 +237,7 @@ def _probe(model: ConvertedModel, values: Mapping[str, Any]) -> _Probed:
             zero = Entry(builder.add(Node(VARIABLE, name)))
             builder.redirect(entry, builder.insert("elemwise_add", f"{name}_sum", Entry(new, index), zero))
             probes[name] = facts.output_names[position, index], shape
-    return _Probed(from_graph(builder.finish(map(builder.mapped, graph.heads)), model.symbol), probes)
+    return from_graph(builder.finish(map(builder.mapped, graph.heads)), model.symbol), probes
 
 
 def _is_unwritten(node: Node) -> bool:

@@ -46,7 +46,8 @@ def uneven_layers(graph: Graph, facts: Facts, layers: Collection[Tuple[str, str]
             sizes = measure(node, [_shape(facts, entry.node, entry.index) for entry in node.inputs])
             uneven = {what: size for what, size in sizes.items() if size and size % MULTIPLE}
             if uneven:
-                padded = measure is _convolution and _is_padded(node) and set(uneven) != {BATCH}
+                plain = _layout(node).startswith("NC") and _number(node, "num_group", 1) == 1
+                padded = measure is _convolution and plain and set(uneven) != {BATCH}
                 found.append(Uneven(node.name, node.op, uneven, padded))
         for number, body in enumerate(node.subgraphs):
             if (position, number) in facts.bodies:
@@ -72,10 +73,6 @@ def _flag(node: Node, key: str, default: bool = False) -> bool:
 
 def _layout(node: Node) -> str:
     return str(value_of(dict(node.attrs), "layout") or "NC")
-
-
-def _is_padded(node: Node) -> bool:
-    return _layout(node).startswith("NC") and _number(node, "num_group", 1) == 1
 
 
 def _at(shape: _Shape, axis: int) -> Optional[int]:
@@ -131,19 +128,14 @@ def _cross_attention(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     }
 
 
+_ATTENTION = "_contrib_interleaved_matmul_"
+
 _MEASURES: Dict[str, Callable[[Node, Sequence[_Shape]], _Sizes]] = {
-    "Convolution": _convolution,
-    "Convolution_v1": _convolution,
-    "Deconvolution": _convolution,
+    **dict.fromkeys(["Convolution", "Convolution_v1", "Deconvolution"], _convolution),
     "FullyConnected": _fully_connected,
     "RNN": _rnn,
-    "dot": _dot,
-    "_np_dot": _dot,
-    "batch_dot": _matrices,
-    "_linalg_gemm2": _matrices,
-    "_npi_matmul": _matrices,
-    "_contrib_interleaved_matmul_selfatt_qk": _self_attention,
-    "_contrib_interleaved_matmul_selfatt_valatt": _self_attention,
-    "_contrib_interleaved_matmul_encdec_qk": _cross_attention,
-    "_contrib_interleaved_matmul_encdec_valatt": _cross_attention,
+    **dict.fromkeys(["dot", "_np_dot"], _dot),
+    **dict.fromkeys(["batch_dot", "_linalg_gemm2", "_npi_matmul"], _matrices),
+    **dict.fromkeys([f"{_ATTENTION}selfatt_qk", f"{_ATTENTION}selfatt_valatt"], _self_attention),
+    **dict.fromkeys([f"{_ATTENTION}encdec_qk", f"{_ATTENTION}encdec_valatt"], _cross_attention),
 }

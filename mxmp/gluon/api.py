@@ -162,13 +162,13 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
         ConvertError: If the net is not converted or has not seen a batch yet.
     """
     conversion = conversion_of(net)
-    inside = [c.net.name for c in conversions_of(descendants(net))] if conversion is None else []
-    if inside:
-        raise ConvertError(
-            f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in it: "
-            f"{', '.join(inside)}."
-        )
     if conversion is None:
+        inside = ", ".join(each.net.name for each in conversions_of(descendants(net)))
+        if inside:
+            raise ConvertError(
+                f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in "
+                f"it: {inside}."
+            )
         raise ConvertError(f"block '{net.name}' is not converted; use net.export.")
     conversion.export(path, epoch)
     return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"

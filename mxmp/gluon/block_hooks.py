@@ -1,8 +1,7 @@
 """Hooks on a converted block: building its graph, calling it, tracing it in another net, hybridizing it.
 
-A HybridBlock runs what its ``_get_graph`` returns (python/mxnet/gluon/block.py at tag 1.9.1).
-The hooks stand on the one instance: what they return is what runs, what ``export`` writes and
-what hybridizing again rebuilds. No function of MXNet is changed.
+A HybridBlock runs what its ``_get_graph`` returns (python/mxnet/gluon/block.py at tag 1.9.1). The hooks stand on the
+one instance: what they return runs, is exported, and is rebuilt by hybridizing. No function of MXNet is changed.
 """
 
 from __future__ import annotations

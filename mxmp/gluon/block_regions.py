@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
 import mxnet as mx
 from mxnet import gluon
@@ -88,20 +88,16 @@ def _dtype(block: gluon.Block, policy: Policy) -> str:
 def find_regions(net: gluon.Block) -> BlockRegions:
     """Return the regions of a net's blocks; one that stands under different ones has none: what calls it decides."""
     found: Dict[int, Set[Optional[BlockRegion]]] = {}
-    _find_regions(net, None, found)
-    agreed = {block: next(iter(regions)) for block, regions in found.items() if len(regions) == 1}
-    return {block: own for block, own in agreed.items() if own is not None}
-
-
-def _find_regions(
-    block: gluon.Block, inherited: Optional[BlockRegion], found: Dict[int, Set[Optional[BlockRegion]]]
-) -> None:
-    given = vars(block).get(_ATTRIBUTE)
-    own = inherited if given is None else BlockRegion(given[0], given[1], id(block), block.name)
-    if own not in found.setdefault(id(block), set()):
-        found[id(block)].add(own)
-        for child in blocks.children(block):
-            _find_regions(child, own, found)
+    waiting: List[Tuple[gluon.Block, Optional[BlockRegion]]] = [(net, None)]
+    while waiting:
+        block, inherited = waiting.pop()
+        given = vars(block).get(_ATTRIBUTE)
+        own = inherited if given is None else BlockRegion(given[0], given[1], id(block), block.name)
+        if own not in found.setdefault(id(block), set()):
+            found[id(block)].add(own)
+            waiting += [(child, own) for child in reversed(blocks.children(block))]
+    agreed = {number: next(iter(regions)) for number, regions in found.items() if len(regions) == 1}
+    return {number: own for number, own in agreed.items() if own is not None}
 
 
 def check_regions(regions: BlockRegions, policy: Policy) -> None:

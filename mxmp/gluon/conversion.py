@@ -130,9 +130,18 @@ class Conversion(BlockHooks):
         return getattr(self.suspension, "count", 0) > 0
 
     def reduce_net(self, protocol: Any) -> Tuple[Any, ...]:
-        """Return the net's state for pickle and copy, as ``__reduce_ex__`` does."""
+        """Return the net's state for pickle and copy, as ``__reduce_ex__``, without graphs: a copy makes its own."""
         with self.siblings.lock:
-            return _reduce_net(self.net, protocol)
+            for block in blocks_in(self.net)[1:]:  # which may have been called by itself
+                if isinstance(block, gluon.HybridBlock) and blocks.cached_op(block) is not None:
+                    blocks.clear_cached_op(block)
+            kind: Any = type(self.net)
+            make, args, state, *rest = kind.__reduce_ex__(self.net, protocol)
+            if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle finds the plain class alone, by its name
+                make, args = _make_empty, (plain_class(self.net), *args[1:])
+            if isinstance(state, dict):
+                state = {name: value for name, value in state.items() if name not in _GRAPHS}
+            return (make, args, state, *rest)
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the state for copies, which make graphs of their own."""
@@ -162,20 +171,6 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "params_recorded": False,
         "suspension": threading.local(),
     }
-
-
-def _reduce_net(net: gluon.HybridBlock, protocol: Any) -> Tuple[Any, ...]:
-    """Return a converted net's state for pickle and copy, without its graphs, which a copy makes anew."""
-    for block in blocks_in(net)[1:]:  # which may have been called by itself
-        if isinstance(block, gluon.HybridBlock) and blocks.cached_op(block) is not None:
-            blocks.clear_cached_op(block)
-    kind: Any = type(net)
-    make, args, state, *rest = kind.__reduce_ex__(net, protocol)
-    if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle finds the plain class alone, by its name
-        make, args = _make_empty, (plain_class(net), *args[1:])
-    if isinstance(state, dict):
-        state = {name: value for name, value in state.items() if name not in _GRAPHS}
-    return (make, args, state, *rest)
 
 
 def _make_empty(kind: Type[gluon.HybridBlock], *args: Any) -> gluon.HybridBlock:

@@ -17,8 +17,6 @@ from . import storage
 from .lookup import net_method
 from .traced_net import TracedNet
 
-Arrays = Dict[str, Any]
-
 
 class FileHooks(TracedNet):
     """The methods of a conversion that replace those of its net which write and read files."""
@@ -93,7 +91,7 @@ def save(filename: str, write: Callable[[str], None]) -> None:
         require_whole(name)
 
 
-def values_for(symbol: Any, params: Iterable[Tuple[bool, gluon.Parameter]]) -> Tuple[Arrays, Arrays]:
+def values_for(symbol: Any, params: Iterable[Tuple[bool, gluon.Parameter]]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Return the arguments and auxiliary states among (is it an input, the parameter else) of a cached operator."""
     found = {param.name: parameters.reduced(param) for is_input, param in params if not is_input}
     aux = {name: found.pop(name) for name in symbol.list_auxiliary_states() if name in found}

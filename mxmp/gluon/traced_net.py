@@ -97,12 +97,9 @@ class TracedNet:
 
     def _convert_for_symbols(self, args: Tuple[Any, ...]) -> Tuple[Converted, Any, Any]:
         """Return the net converted for symbols of unknown shape, its inputs and output format."""
-        state = blocks.graph_state(self.net)  # with the scope that is entered; tracing enters it again
-        try:
+        with blocks.graph_kept(self.net):  # with the scope that is entered; tracing enters it again
             inputs, symbol = self._trace(args)
             out_format = blocks.out_format(self.net)
-        finally:
-            blocks.restore_graph_state(self.net, state)
         converted = self._convert(symbol, {}, {})
         if not all(is_initialized(self.net.collect_params()[name]) for name in converted.low_params):
             converted = self._convert(symbol, {}, {}, self.policy.replace(param_dtype=dtypes.FLOAT32))

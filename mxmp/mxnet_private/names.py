@@ -38,14 +38,7 @@ REGISTERED: List[PrivateName] = []
 
 
 class attribute(property):
-    """An attribute of MXNet's objects: a function of any of them, or a property in a class that inherits.
-
-    Example::
-
-        cached_graph = attribute(gluon.HybridBlock, "_cached_graph", "...")
-        inputs, symbol = cached_graph(net)
-        cached_graph.set(net, ())
-    """
+    """An attribute of MXNet's objects: a function of any of them, or a property in a class that inherits."""
 
     def __init__(self, owner: Any, name: str, purpose: str) -> None:
         _register(owner, name, purpose, is_assigned=True)
@@ -83,7 +76,6 @@ class _Override:
         self.name, self.purpose = name, purpose
 
     def __set_name__(self, base: type, public: str) -> None:
-        """Put the two methods in the class."""
         name = self.name
 
         def arriving(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,11 +94,6 @@ def override(owner: Any, name: str, purpose: str) -> Any:
     """Register a method that MXNet calls; in a base class the call arrives under the name given there.
 
     What stands under that name calls MXNet's own, so that a method of ours reaches it by ``super()``.
-
-    Example::
-
-        class TrainerBase(gluon.Trainer):
-            mx_init_kvstore = override(gluon.Trainer, "_init_kvstore", "...")
     """
     _register(owner, name, purpose)
     return _Override(name, purpose)
