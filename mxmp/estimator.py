@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, List, Sequence, Union
+from typing import Any, List, Union
 
 import numpy as np
 from mxnet import autograd, gluon
@@ -122,7 +122,8 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         nets = _nets(estimator)
         convert_all(nets, self.policy)
         if not isinstance(estimator.trainer, Trainer):
-            _restore_all(nets)  # a trainer that has stepped is adopted while its parameters are float32
+            for net in nets:  # a trainer that has stepped is adopted while its parameters are float32
+                restore(net)
         self._adopt(estimator, nets)
         convert_all(nets, self.policy)
         if getattr(estimator.batch_processor.fit_batch, "__func__", None) is BatchProcessor.fit_batch:
@@ -167,7 +168,8 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         if applied is None:
             return
         _drop_unfinished(applied.trainer)
-        _restore_all(applied.nets)
+        for net in applied.nets:
+            restore(net)
         _convert_states(applied.trainer)
         applied.trainer.loss_scale = applied.loss_scale_before
         if isinstance(estimator.batch_processor, ScalingBatchProcessor):
@@ -200,11 +202,6 @@ def _nets(estimator: Estimator) -> List[gluon.Block]:
     if val_net is net:
         return [net]
     return [val_net, net] if any(block is net for block in descendants(val_net)) else [net, val_net]
-
-
-def _restore_all(nets: Sequence[gluon.Block]) -> None:
-    for net in nets:
-        restore(net)
 
 
 def _drop_unfinished(trainer: Any) -> None:

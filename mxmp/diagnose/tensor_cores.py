@@ -43,7 +43,9 @@ def uneven_layers(graph: Graph, facts: Facts, layers: Collection[Tuple[str, str]
     for position, node in enumerate(graph.nodes):
         measure = _MEASURES.get(node.op)
         if measure and (node.name, node.op) in layers:
-            sizes = measure(node, [_shape(facts, entry.node, entry.index) for entry in node.inputs])
+            shapes = [facts.shapes.get((entry.node, entry.index)) for entry in node.inputs]
+            known = [None if shape is None else tuple(max(size, 0) for size in shape) for shape in shapes]
+            sizes = measure(node, known)  # 0 where a size is unknown
             uneven = {what: size for what, size in sizes.items() if size and size % MULTIPLE}
             if uneven:
                 plain = _layout(node).startswith("NC") and _number(node, "num_group", 1) == 1
@@ -53,12 +55,6 @@ def uneven_layers(graph: Graph, facts: Facts, layers: Collection[Tuple[str, str]
             if (position, number) in facts.bodies:
                 found.extend(uneven_layers(body, facts.bodies[position, number], layers))
     return tuple(found)
-
-
-def _shape(facts: Facts, node: int, index: int) -> _Shape:
-    """Return a shape whose sizes are 0 where they are unknown."""
-    shape = facts.shapes.get((node, index))
-    return None if shape is None else tuple(max(size, 0) for size in shape)
 
 
 def _number(node: Node, key: str, default: int = 0) -> int:
