@@ -29,8 +29,7 @@ import mxnet as mx
 import numpy as np
 from gluoncv.model_zoo import cifar_resnet20_v1
 from matplotlib.figure import Figure
-from mxmp.diagnose import check_devices
-from mxmp.diagnose.processor import runs_bfloat16
+from mxmp.diagnose import check_devices, runs_bfloat16
 from mxnet import autograd, gluon
 from rich import box
 from rich.console import Console

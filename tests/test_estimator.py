@@ -498,23 +498,6 @@ def test_skipped_steps_are_logged_per_epoch(train_data):
     ]
 
 
-def test_a_skipped_step_leaves_the_weights(train_data):
-    seen = []
-    estimator = make()
-    before = values(estimator.net)
-    spy = Spy(overflow)
-    spy.priority = -3000
-    estimator.fit(
-        train_data,
-        batches=3,
-        event_handlers=[MixedPrecisionHandler("O1"), spy, Spy(lambda e, **_: seen.append(e.trainer.skipped_steps))],
-    )
-    assert seen == [1, 2, 3]
-    after = values(estimator.net)
-    assert_same(*({n: v for n, v in x.items() if "running" not in n} for x in (before, after)))
-    assert estimator.trainer.optimizer.num_update == 0
-
-
 # Restore.
 
 

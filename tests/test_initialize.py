@@ -14,7 +14,7 @@ import mxmp
 from mxmp import amp
 from mxmp.dtypes import canonical
 from mxmp.errors import ConvertError, LossScaleError, MxmpError, PolicyError, TrainerError
-from mxmp.gluon.lookup import conversion_of
+from mxmp.gluon.conversion import conversion_of
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 
 
@@ -169,7 +169,7 @@ def test_several_losses():
     net = make()
     net, trainer = amp.initialize(net, trainer_of(net), num_losses=3, loss_scale="dynamic", max_loss_scale=128)
     assert all(learn(net, trainer, loss_id) for loss_id in (0, 2, 2))
-    assert [scale.growth_tracker for scale in trainer._scaler.source.scales] == [1, 0, 2]
+    assert [scale["growth_tracker"] for scale in amp.state_dict(trainer)["loss_scaler0"]["loss_scales"]] == [1, 0, 2]
 
 
 def test_initializing_again_replaces_the_level():

@@ -12,7 +12,7 @@ import click
 import mxmp
 import mxnet as mx
 from mxmp import Policy
-from mxmp.diagnose.processor import runs_bfloat16
+from mxmp.diagnose import runs_bfloat16
 from mxmp.loss_scale import LossScale
 
 OUTPUT = Path(__file__).resolve().parent.parent / "output"

@@ -60,23 +60,23 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_uns
         hook.warn_if_idle(loss)
     if not trainers:
         raise TrainerError("scale_loss: the list of trainers is empty.")
-    several = [trainer for trainer in trainers if _has_several_losses(trainer)]
+    several = [(trainer, source) for trainer in trainers for source in _losses_of(trainer)]
     if loss_id != 0 and len(several) < len(trainers):
         raise TrainerError(f"loss_id={loss_id!r}: the trainer has one loss; give num_losses to amp.initialize.")
-    for trainer in several:
+    for trainer, source in several:
         trainer._scaler.require_can_scale("scale_loss")
-        trainer._scaler.source.select(loss_id)
+        source.select(loss_id)
     scale = min(trainer.loss_scale.value for trainer in trainers)
-    for trainer in several:
+    for trainer, _ in several:
         # A step's gradients have one scale at any time, in their dtype: exact in float32, float16 may lose bits.
         scaler = trainer._scaler
         if scaler.window.is_scaled:
             scale_in_place(trainer._gradients.fresh_grads(), scale / scaler.window.scale)
-            scaler.rescale(scale)
+            scaler.window = scaler.window.rescaled(scale)
     with trainers[0].scale_loss(loss, *trainers[1:]) as scaled:
         yield scaled
-    for trainer in several:
-        trainer._scaler.source.note(trainer._gradients.fresh_grads())
+    for trainer, source in several:
+        source.note(trainer._gradients.fresh_grads())
 
 
 def unscale(optimizer_or_trainer: Any) -> None:
@@ -95,8 +95,8 @@ def unscale(optimizer_or_trainer: Any) -> None:
 
 
 def adopt(trainer: Any, loss_scale: Any, masters: bool = True, num_losses: int = 1) -> None:
-    """Make a trainer an `mxmp.gluon.Trainer` with a loss scale for each loss, or change nothing; see `init_trainer`."""
-    several = num_losses > 1 or _has_several_losses(trainer)
+    """Make a trainer an `mxmp.gluon.Trainer` with a loss scale for each loss, or raise as `init_trainer`."""
+    several = num_losses > 1 or bool(_losses_of(trainer))
     if several and isinstance(loss_scale, SharedLossScale):
         raise TrainerError("loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.")
     Trainer.adopt(trainer, loss_scale, masters)
@@ -118,5 +118,7 @@ def as_list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _has_several_losses(trainer: Any) -> bool:
-    return isinstance(trainer, Trainer) and isinstance(trainer._scaler.source, LossScalePerLoss)
+def _losses_of(trainer: Any) -> List[LossScalePerLoss]:
+    """Return the loss scales of a trainer that has one for each of its losses, else nothing."""
+    source = trainer._scaler.source if isinstance(trainer, Trainer) else None
+    return [source] if isinstance(source, LossScalePerLoss) else []

@@ -23,12 +23,9 @@ _LOCAL = threading.local()
 
 
 def amp_cast(array: mx.nd.NDArray, dtype: Any, out: Optional[mx.nd.NDArray] = None) -> mx.nd.NDArray:
-    """Return a dense array in another floating point dtype, rounded to nearest even and in the default layout.
+    """Return a dense array in another dtype of float16, bfloat16 and float32, in the default layout.
 
-    Args:
-        array: Any shape; float16, bfloat16 or float32.
-        dtype: The dtype, as MXNet's ``amp_cast`` takes it.
-        out: Where to write the result, of the same shape; a new array unless given.
+    It is rounded to nearest even, into ``out`` of the same shape if that is given.
     """
     if out is None:
         out = mx.nd.empty(array.shape, ctx=array.ctx, dtype=dtype)
@@ -45,15 +42,13 @@ def flat(array: mx.nd.NDArray) -> mx.nd.NDArray:
 def is_low_precision(array: mx.nd.NDArray) -> bool:
     """Return whether an array holds float16 or bfloat16."""
     dtype = array.dtype
-    return dtype == np.float16 or dtype == NUMPY_BFLOAT16
+    return bool(dtype == np.float16 or dtype == NUMPY_BFLOAT16)
 
 
 def to_float32(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return an array as float32: exact for low precision, the array itself if it is float32.
+    """Return an array as float32: exact for low precision, the array itself if it has another dtype.
 
-    Args:
-        array: Any shape, float16, bfloat16 or float32, dense or row_sparse. A low precision
-            row_sparse array passes through a dense one, because MXNet's casts know no other.
+    A low precision row_sparse array passes through a dense one, because MXNet's casts know no other.
     """
     if not is_low_precision(array):
         return array
@@ -94,10 +89,7 @@ def pieces(array: mx.nd.NDArray, size: Optional[int] = None) -> Iterator[mx.nd.N
 
 
 def wide_pieces(array: mx.nd.NDArray) -> Iterator[mx.nd.NDArray]:
-    """Yield a dense low precision array as float32, piece by piece.
-
-    Each piece may be used until the next one is asked for, by operators called on this thread.
-    """
+    """Yield a dense low precision array as float32, in pieces; each may be used until the next is asked for."""
     for low in pieces(array):
         wide = scratch(low)[0]
         mx.nd.amp_cast(low, dtype="float32", out=wide)
@@ -105,10 +97,9 @@ def wide_pieces(array: mx.nd.NDArray) -> Iterator[mx.nd.NDArray]:
 
 
 def scratch(like: mx.nd.NDArray) -> List[mx.nd.NDArray]:
-    """Return arrays of float32, the dtype of ``like`` and float32, of its size, to write over.
+    """Return arrays of float32, the dtype of ``like`` and float32, of its size, shared by all calls of a thread.
 
-    They are shared by all calls of one thread: on CPU a fresh array of a few MiB costs more than
-    what is computed in it. The engine keeps the order of reads and writes.
+    On CPU a fresh array of a few MiB costs more than what is computed in it. The engine orders reads and writes.
     """
     cache: Dict[Any, List[mx.nd.NDArray]] = _LOCAL.__dict__
     dtype = canonical(like.dtype)

@@ -51,10 +51,7 @@ def merge_flags(flags: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
 
 
 def first_non_finite(named: Iterable[Tuple[str, mx.nd.NDArray]]) -> Optional[str]:
-    """Return the first name whose array has an inf or a NaN, or None.
-
-    Reads one flag per array on the host: for error messages only.
-    """
+    """Return the first name whose array has an inf or a NaN, or None; a host read for each."""
     for name, array in named:
         if all_finite([array]).asscalar() == 0:
             return name

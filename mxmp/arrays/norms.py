@@ -13,13 +13,9 @@ from ..mxnet_private.arrays import multiply
 
 
 def sum_of_squares(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return the sum of the squares of all elements, on the device.
+    """Return the sum of the squares of all elements of float32 arrays of one context, dense or row_sparse.
 
-    Args:
-        arrays: At least one, float32, all on one context, dense or row_sparse.
-
-    Returns:
-        Shape (1,), float32. It overflows to inf when the norm passes 1.8e19.
+    Shape (1,), float32, on the device. It overflows to inf when the norm passes 1.8e19.
     """
     with mx.autograd.pause():
         squares = [_square_sum(array.as_nd_ndarray()) for array in arrays]

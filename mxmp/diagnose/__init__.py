@@ -8,3 +8,4 @@ from .doctor import examine as examine
 from .measure import Magnitudes as Magnitudes
 from .measure import measure_gradients as measure_gradients
 from .measure import measure_ranges as measure_ranges
+from .processor import runs_bfloat16 as runs_bfloat16

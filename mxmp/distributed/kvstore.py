@@ -27,12 +27,9 @@ _JOINING = threading.Lock()  # over looking up and joining: a second thread find
 
 
 class _Slot(NamedTuple):
-    """Where the gradients of one key travel.
+    """Where the gradients of one key travel: the engine's key and an array of one dimension in the transport's dtype.
 
-    Attributes:
-        key: The engine's.
-        buffer: One dimension, in the dtype of the transport; the same array at every step, since
-            MXNet sends it while the next operations are under way.
+    It is the same array at every step, since MXNet sends it while the next operations are under way.
     """
 
     key: str

@@ -13,27 +13,18 @@ from ..loss_scale import LossScale
 from ..mxnet_private import parameters, trainers
 from ..mxnet_private.names import OVERRIDES
 from ..mxnet_private.trainers import TrainerBase
-from ..scaling.status import ScalerStatus
+from ..scaling.scaler import ScalerStatus
 from ..training.kvstores import any_sparse, choose_update, require_rescaled
 
 
 def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
-    """Return the class that `mxmp.gluon.Trainer.adopt` gives a trainer; changes nothing.
-
-    Args:
-        trainer: Anything.
-        loss_scale: What it is to have.
-        kind: The class of mxmp.
-
-    Raises:
-        TrainerError: If it cannot.
-    """
+    """Return the class of ``kind`` that `mxmp.gluon.Trainer.adopt` gives a trainer, or raise; changes nothing."""
     if not isinstance(trainer, mx.gluon.Trainer):
         hint = "; for a Module use mxmp.module.Module" if isinstance(trainer, mx.mod.BaseModule) else ""
         raise TrainerError(f"expected a gluon Trainer, found a {type(trainer).__name__}{hint}.")
     if isinstance(trainer, ScalerStatus):
         trainer._scaler.require_ready("initializing a trainer again")
-        trainer._require_fitting(loss_scale)
+        trainer._scaler.validate(loss_scale)
         return type(trainer)
     store = trainers.kvstore(trainer) if trainers.is_kvstore_ready(trainer) else None
     if store and trainers.updates_on_kvstore(trainer):
@@ -67,11 +58,7 @@ def update_choice(trainer: mx.gluon.Trainer, loss_scale: LossScale) -> Optional[
 
 
 def _mixed(given: Type[mx.gluon.Trainer], kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
-    """Return a class that is mxmp's trainer and the given one.
-
-    Raises:
-        TrainerError: If that has a step of its own.
-    """
+    """Return a class that is mxmp's trainer and the given one, or raise if that has a step of its own."""
     if given is mx.gluon.Trainer:
         return kind
     own = (vars(base).items() for base in kind.__mro__[: kind.__mro__.index(TrainerBase)])
@@ -94,16 +81,7 @@ def listed(params: Any) -> List[Any]:
 
 
 def require_addable(param: Any, known: Collection[str], contexts: Sequence[mx.Context]) -> None:
-    """Raise if a parameter cannot be added to a trainer.
-
-    Args:
-        param: Anything.
-        known: Names of the trainer's parameters.
-        contexts: Where they are.
-
-    Raises:
-        TrainerError: If it is no parameter, not initialized, trained already, sparse or on other contexts.
-    """
+    """Raise if a parameter cannot be added to a trainer that has the ``known`` names on some contexts."""
     if not isinstance(param, mx.gluon.Parameter):
         raise TrainerError(f"add_params: expected gluon Parameters, found a {type(param).__name__}.")
     if not parameters.is_initialized(param) and not parameters.is_deferred(param):

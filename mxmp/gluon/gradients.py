@@ -9,22 +9,18 @@ import mxnet as mx
 
 from ..errors import StaleGradientError, TrainerError
 from ..masters.copies import forget_masters
-from ..masters.optimizer import MultiPrecision
 from ..mxnet_private import parameters
 from ..mxnet_private.arrays import is_fresh
 from ..scaling import loss_heads
 from ..training.running_stats import Named
-from ..training.weights import Update, Weights
+from ..training.step import Update, Weights
 
 
 class Gradients(Weights):
-    """The gradients that backward wrote since the last step.
+    """The gradients that backward wrote since a trainer's last step.
 
     A gradient is fresh while MXNet's flag on its weight says so. `groups` takes the fresh ones and
     clears their flags, so that a backward that comes later is noticed.
-
-    Args:
-        trainer: Whose parameters they are of.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -37,16 +33,9 @@ class Gradients(Weights):
     # ------------------------------------------------------------------ preconditions
 
     def require(self, call: str, allow_missing: bool = False, reached: bool = False) -> None:
-        """Raise if there are no gradients to use now.
+        """Raise if ``call`` has no gradients to use, unless it can do without, or if one was written since `unscale`.
 
-        Args:
-            call: The method that would use them.
-            allow_missing: Whether it can do without.
-            reached: Whether a backward came through a loss that was scaled for the parameters.
-
-        Raises:
-            StaleGradientError: If no backward has run since the last step.
-            TrainerError: If one has run since `unscale`.
+        ``reached`` says whether a backward came through a loss that was scaled for the parameters.
         """
         self._require_not_overwritten(call)
         fresh = next(self.fresh(), None)
@@ -66,11 +55,7 @@ class Gradients(Weights):
             )
 
     def require_all(self, call: str) -> None:
-        """Raise if the gradient of any parameter on any context is stale.
-
-        Raises:
-            StaleGradientError: It names the parameter.
-        """
+        """Raise if the gradient of any parameter on any context is stale."""
         cleared = {id(data) for data in self._cleared}
         taken = None if self._taken is None else {id(update.weight) for group in self._taken for update in group}
         for param in self._trained():
@@ -84,11 +69,7 @@ class Gradients(Weights):
                     )
 
     def require_used(self, call: str) -> None:
-        """Raise in the middle of an accumulation: between a backward with ``grad_req='add'`` and its step.
-
-        Raises:
-            TrainerError: It names the parameter.
-        """
+        """Raise in the middle of an accumulation: between a backward with ``grad_req='add'`` and its step."""
         for param, _ in self.fresh():
             if param.grad_req == "add":
                 raise TrainerError(
@@ -99,11 +80,7 @@ class Gradients(Weights):
 
     @contextlib.contextmanager
     def forbid_overwrite(self) -> Iterator[None]:
-        """Raise at the end if a backward inside overwrote a gradient that waits for its step.
-
-        Raises:
-            TrainerError: It names the parameter.
-        """
+        """Raise at the end if a backward inside overwrote a gradient that waits for its step."""
         waiting = [(param, data) for param, data in self.fresh() if param.grad_req == "write"]
         for _, data in waiting:
             is_fresh.set(data, False)
@@ -153,12 +130,12 @@ class Gradients(Weights):
     # ------------------------------------------------------------------ the weights of a step
 
     @property
-    def optimizer(self) -> MultiPrecision:  # type: ignore[override]
+    def optimizer(self) -> Any:  # type: ignore[override]
         """The trainer's optimizer."""
         return self._trainer.mx_optimizer
 
     @property
-    def updaters(self) -> Sequence[mx.optimizer.Updater]:  # type: ignore[override]
+    def updaters(self) -> Any:  # type: ignore[override]
         """The trainer's updaters, as many as work."""
         return self._trainer.mx_updaters[:1] if self.kvstore else self._trainer.mx_updaters
 
@@ -193,7 +170,8 @@ class Gradients(Weights):
 
     def grads(self, index: int) -> List[mx.nd.NDArray]:
         """Return ``param.list_grad()``."""
-        return self._params[index].list_grad()
+        found: List[mx.nd.NDArray] = self._params[index].list_grad()
+        return found
 
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let ``param.grad()`` show other arrays."""

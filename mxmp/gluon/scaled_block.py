@@ -12,22 +12,14 @@ from .trainer_setup import TrainerSetup
 
 @contextlib.contextmanager
 def scaled_block(loss: Any, trainers: Sequence[TrainerSetup]) -> Iterator[Any]:
-    """Yield a loss times the scale of trainers, and check at the end that backward came through it.
-
-    Args:
-        loss: As for `mxmp.gluon.Trainer.scale_loss`.
-        trainers: All that step on it.
-
-    Raises:
-        TrainerError: As `mxmp.gluon.Trainer.scale_loss`.
-    """
+    """Yield a loss times the scale of all trainers that step on it, and check that backward came through it."""
     with contextlib.ExitStack() as stack:
         begun = [trainer for trainer in trainers if trainer._scaler.window.is_scaled]
 
         def finish(losses: List[ScaledLoss]) -> None:
             if require_backward(losses, lambda: _written(trainers, begun)):
                 for trainer in trainers:
-                    trainer._scaler.note_backward()
+                    trainer._scaler.window = trainer._scaler.window.reached_by_backward()
 
         block = scale_loss(loss, [trainer._scaler for trainer in trainers], finish)
         for trainer in begun:

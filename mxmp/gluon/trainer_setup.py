@@ -16,9 +16,8 @@ from ..masters.optimizer import MultiPrecision
 from ..mxnet_private import parameters, trainers
 from ..mxnet_private.trainers import TrainerBase
 from ..optimizer import LossScaleOptimizer
-from ..scaling.scaler import Scaler
+from ..scaling.scaler import Scaler, ScalerStatus
 from ..scaling.shared import SharedLossScale, make_source
-from ..scaling.status import ScalerStatus
 from ..training import states
 from ..training.kvstores import (
     any_sparse,
@@ -42,6 +41,7 @@ _LOG = logging.getLogger(__name__)
 class TrainerSetup(ScalerStatus, TrainerBase):
     """What `Trainer` is made of; its methods that are not called at every step."""
 
+    _step: Step
     # States of a kvstore that updates, while there is none.
     _kept_states: Dict[int, Any] = {}
 
@@ -203,8 +203,7 @@ class TrainerSetup(ScalerStatus, TrainerBase):
         for hook in list(self._step_hooks.values()):
             hook(self, updated)
 
-    @ScalerStatus.loss_scale.setter
-    def loss_scale(self, spec: Any) -> None:
+    def _set_loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
         if isinstance(spec, SharedLossScale):
             raise TrainerError(

@@ -13,15 +13,10 @@ _KEPT = "_mxmp_masters"
 
 
 def sync_master_from_weight(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> None:
-    """Bring a master up to date with its weight, in place and without a host read.
+    """Bring a float32 master up to date with its low precision weight, in place and without a host read.
 
-    An element keeps its master while the master rounds to the weight. Where it does not,
-    somebody changed the weight (``set_data``, ``load_parameters``, an edit in place), and the
-    weight wins.
-
-    Args:
-        master: Float32, the weight's shape and context.
-        weight: Float16 or bfloat16.
+    An element keeps its master while the master rounds to the weight. Where it does not, somebody changed
+    the weight (``set_data``, ``load_parameters``, an edit in place), and the weight wins.
     """
     for part, low in zip(pieces(master), pieces(weight)):
         wide, rounded, same = scratch(low)
@@ -36,10 +31,7 @@ def sync_master_from_weight(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> Non
 def keep_masters(param: mx.gluon.Parameter, masters: Sequence[mx.nd.NDArray]) -> None:
     """Keep the float32 value of a low precision parameter, for its optimizer and for saving it.
 
-    Args:
-        param: An initialized parameter.
-        masters: Its value in float32, one array per context. They are kept, not copied; an
-            optimizer updates them in place.
+    There is an array for each context; they are not copied, and an optimizer updates them in place.
     """
     setattr(param, _KEPT, {array.ctx: array for array in masters})
 
@@ -52,16 +44,10 @@ def forget_masters(param: mx.gluon.Parameter, but: Optional[mx.Context] = None) 
 
 
 def new_master(weight: mx.nd.NDArray, param: Optional[mx.gluon.Parameter] = None) -> mx.nd.NDArray:
-    """Return a float32 master for a weight.
+    """Return a float32 master for a low precision weight, equal to it when rounded (but for the sign of zero).
 
-    Args:
-        weight: Float16 or bfloat16.
-        param: The parameter that holds the weight. The float32 value that it keeps becomes the
-            master, in every element that still rounds to the weight; and the master is kept, so that
-            all who ask for it share it.
-
-    Returns:
-        A float32 array that rounds to the weight bit for bit (but for the sign of zero).
+    The float32 value that ``param`` keeps becomes the master, in every element that still rounds to the weight;
+    and the master is kept, so that all who ask for it share it.
     """
     if param is None:
         return to_float32(weight)

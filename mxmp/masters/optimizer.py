@@ -18,12 +18,7 @@ _OWN = ("inner", "masters")
 
 @dataclasses.dataclass
 class MasterState:
-    """State of one low precision weight.
-
-    Attributes:
-        master: The weight in float32, or None if no masters are kept.
-        inner: The inner optimizer's state, made for a float32 weight.
-    """
+    """State of one low precision weight: its float32 master, None if none is kept, and the inner optimizer's state."""
 
     master: Optional[mx.nd.NDArray]
     inner: Any
@@ -141,17 +136,23 @@ class MultiPrecision(OptimizerBase):
             grad: The gradient or gradients; of a low precision weight, float32 or its dtype.
             state: What `create_state_multi_precision` returned, for each.
         """
-        if not isinstance(index, (list, tuple)):
-            if is_low_precision(weight):
-                self._update_low([index], [weight], [grad], [state], many=False)
-            else:
-                self._refuse_old([index], [state])
-                self.inner.update_multi_precision(index, weight, grad, state)
-        elif is_low_precision(weight[0]):
-            self._update_low(index, weight, grad, state, many=True)
-        else:
-            self._refuse_old(index, state)
+        many = isinstance(index, (list, tuple))
+        indices, weights, states = (each if many else [each] for each in (index, weight, state))
+        low = is_low_precision(weights[0])
+        for number, found in zip(indices, states):
+            if isinstance(found, MasterState) != low:
+                raise self._cast_after_state(number)
+        if not low:
             self.inner.update_multi_precision(index, weight, grad, state)
+            return
+        wide = [self._wide(*each) for each in zip(indices, weights, states)]
+        inner_states = [each.inner for each in states]
+        if many:
+            self.inner.update_multi_precision(index, wide, [to_float32(each) for each in grad], inner_states)
+        else:
+            self.inner.update_multi_precision(index, wide[0], to_float32(grad), inner_states[0])
+        for source, each in zip(wide, weights):
+            round_into(source, each)
 
     def check_states(self, weights: Iterable[Tuple[int, mx.nd.NDArray, Any]]) -> None:
         """Raise if a weight's state was made for another dtype, before anything is updated.
@@ -166,43 +167,18 @@ class MultiPrecision(OptimizerBase):
             if state is not None and isinstance(state, MasterState) != is_low_precision(weight):
                 raise self._cast_after_state(index)
 
-    def _update_low(
-        self,
-        indices: Sequence[int],
-        weights: Sequence[mx.nd.NDArray],
-        grads: Sequence[mx.nd.NDArray],
-        states: Sequence[MasterState],
-        many: bool,
-    ) -> None:
-        wide: List[mx.nd.NDArray] = []
-        for index, weight, state in zip(indices, weights, states):
-            if not isinstance(state, MasterState):
-                raise self._cast_after_state(index)
-            if state.master is not None:
-                self._move_state_to(state, weight, self.inner.param_dict.get(index))
-                sync_master_from_weight(state.master, weight)
-            wide.append(to_float32(weight) if state.master is None else state.master)
-        grads = [to_float32(grad) for grad in grads]
-        inner_states = [state.inner for state in states]
-        if many:
-            self.inner.update_multi_precision(indices, wide, grads, inner_states)
-        else:
-            self.inner.update_multi_precision(indices[0], wide[0], grads[0], inner_states[0])
-        for source, weight in zip(wide, weights):
-            round_into(source, weight)
-
-    def _move_state_to(self, state: MasterState, weight: mx.nd.NDArray, param: Optional[mx.gluon.Parameter]) -> None:
-        """Bring a state to the weight's context, where a kvstore or a loaded file differ, and share its master."""
-        if state.master.ctx != weight.ctx:
+    def _wide(self, index: int, weight: mx.nd.NDArray, state: MasterState) -> mx.nd.NDArray:
+        """Return what the inner optimizer updates: the master, shared and brought up to date, or a copy."""
+        if state.master is None:
+            return to_float32(weight)
+        if state.master.ctx != weight.ctx:  # where a kvstore or a loaded file differ
             state.master = state.master.as_in_context(weight.ctx)
             state.inner = mx.optimizer.Updater(self.inner).sync_state_context(state.inner, weight.ctx)
+        param = self.inner.param_dict.get(index)
         if param is not None:
             state.master = shared_master(state.master, weight, param)
-
-    def _refuse_old(self, indices: Sequence[int], states: Sequence[Any]) -> None:
-        for index, state in zip(indices, states):
-            if isinstance(state, MasterState):
-                raise self._cast_after_state(index)
+        sync_master_from_weight(state.master, weight)
+        return state.master
 
     def _cast_after_state(self, index: int) -> TrainerError:
         param = self.inner.param_dict.get(index)
@@ -216,7 +192,7 @@ class MultiPrecision(OptimizerBase):
     @property
     def learning_rate(self) -> float:
         """The present learning rate."""
-        return self.inner.learning_rate
+        return float(self.inner.learning_rate)
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate."""
@@ -248,8 +224,8 @@ class MultiPrecision(OptimizerBase):
 
     def mx_learning_rates(self, indices: Sequence[int]) -> List[float]:
         """Return the inner optimizer's learning rates."""
-        return optimizers.learning_rates(self.inner, indices)
+        return list(optimizers.learning_rates(self.inner, indices))
 
     def mx_weight_decays(self, indices: Sequence[int]) -> List[float]:
         """Return the inner optimizer's weight decays."""
-        return optimizers.weight_decays(self.inner, indices)
+        return list(optimizers.weight_decays(self.inner, indices))

@@ -28,7 +28,6 @@ class Runnable:
         scaling: The same with a loss scale, if it has any.
         symbol: What executors bind.
         scaled: Whether its loss heads were to get a loss scale.
-        has_loss_scale: Whether it has any.
         loss_outputs: Numbers of the outputs that come from scaled loss heads.
         on_cpu: Whether it is for a CPU, where float16 is emulated.
     """
@@ -52,22 +51,11 @@ def prepare(
     scaled: bool,
     loss_heads: FrozenSet[str],
 ) -> Runnable:
-    """Convert a symbol for executors.
+    """Convert a float32 network for executors on contexts; on CPU float16 is emulated.
 
-    Args:
-        symbol: A float32 network.
-        policy: The policy.
-        inputs: Shapes and dtypes of data and labels.
-        params: Names of the parameters and auxiliary states.
-        stored: Names of parameters that are stored in low precision already.
-        contexts: Where it runs. On CPU float16 is emulated.
-        scaled: Whether its loss heads get a loss scale.
-        loss_heads: Names of Custom operators that are loss heads.
-
-    Raises:
-        ConvertError: If the conversion does not type-check; it names the node.
-        PolicyError: If an override of the policy cannot be met.
-        PassError: If the gradient cannot be scaled; it names the node.
+    ``inputs`` describe data and labels; ``params`` are the names of parameters and auxiliary states, ``stored`` of
+    those in low precision already, ``loss_heads`` of Custom operators that are loss heads, which get a loss scale if
+    ``scaled``. Raises ConvertError, PolicyError or PassError, which name the node or the override.
     """
     inputs = list(inputs)
     shapes = {each.name: tuple(each.shape) for each in inputs}

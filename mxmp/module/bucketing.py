@@ -12,7 +12,7 @@ from ..loss_scale import LossScale
 from ..mxnet_private.modules import BucketingModuleBase, make_symbol
 from ..policy import Policy
 from ..report import Report
-from ..scaling.status import ScalerStatus
+from ..scaling.scaler import ScalerStatus
 from .module import Module
 from .saving import ParamsFiles, load_buckets, save_buckets
 from .setup import make_scaler
@@ -68,27 +68,27 @@ class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
             "compression_params": compression_params,
         }
         super().__init__(sym_gen, default_bucket_key, **self._options)
-        self._options.update(policy=Policy.parse(policy), loss_heads=tuple(loss_heads))
-        self._scaler = make_scaler(self._options["policy"], loss_scale)
+        self._policy = Policy.parse(policy)
+        self._options.update(policy=self._policy, loss_heads=tuple(loss_heads))
+        self._scaler = make_scaler(self._policy, loss_scale)
         self._scaler.validate = self._require_fitting
 
     @property
     def policy(self) -> Policy:
         """The precision policy of all buckets."""
-        return self._options["policy"]
+        return self._policy
 
     @property
     def report(self) -> Report:
         """What the conversion decided for the current bucket."""
         return self._current("report").report
 
-    @ScalerStatus.loss_scale.setter
-    def loss_scale(self, spec: Any) -> None:
+    def _set_loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
         if self.mx_current is not None:
             self.mx_current.loss_scale = spec
         else:
-            self._scaler.loss_scale = make_scaler(self._options["policy"], spec).loss_scale
+            self._scaler.loss_scale = make_scaler(self._policy, spec).loss_scale
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
         """Raise if the executors of any bucket have no input for a loss scale."""
@@ -179,9 +179,10 @@ class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
         self._current("discard_grads").discard_grads()
 
     def _current(self, call: str) -> Module:
-        if self.mx_current is None:
+        current: Optional[Module] = self.mx_current
+        if current is None:
             raise TrainerError(f"{call}: the module is not bound; call bind first.")
-        return self.mx_current
+        return current
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -269,6 +270,7 @@ class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
         for name, value in {**given, "arg_params": arg_params, "aux_params": aux_params}.items():
             if value is None:
                 raise TrainerError(f"load: {name} is missing; a BucketingModule is made from all of its parts.")
+        assert sym_gen is not None and sym_dict is not None
         module = cls(sym_gen, default_bucket_key, **kwargs)
         for key, symbol in sym_dict.items():
             module._add_bucket(key, symbol)

@@ -28,17 +28,13 @@ _MAX_RUNNABLES = 32  # conversions that are kept for shapes to come back to
 
 
 class ConvertedModule(Float32Params):
-    """Binding and parameters of a module in mixed precision.
+    """Binding and parameters of a module in mixed precision; it is made as ``mx.mod.Module``.
 
-    ``symbol`` stays what it was. ``_arg_params`` holds float32 values of every weight that
-    executors hold in low precision.
-
-    Args:
-        *args: As for ``mx.mod.Module``.
-        policy: The policy.
-        scaler: The loss scale; says whether loss heads get one.
-        loss_heads: Names of Custom operators that are loss heads.
+    ``symbol`` stays what it was. ``_arg_params`` holds float32 values of every weight that executors hold in low
+    precision. ``scaler`` says whether loss heads, Custom operators in ``loss_heads`` too, get a loss scale.
     """
+
+    binded: bool
 
     def __init__(self, *args: Any, policy: Policy, scaler: Scaler, loss_heads: FrozenSet[str]) -> None:
         super().__init__(*args)
@@ -88,7 +84,8 @@ class ConvertedModule(Float32Params):
             self._share_scaler(shared)
         descs = parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
         runnable = self._prepare(descs, shared)
-        self._outcomes = self._shape_outcomes(descs)
+        types = input_types(self.mx_symbol, _inputs(descs))
+        self._outcomes = ShapeOutcomes(self.mx_symbol, self._policy.compute_dtype, types, self._host_names())
         self._runnables = LRUCache(_MAX_RUNNABLES)
         self._runnables.put(self._outcomes(_shapes_of(descs)), runnable)
         self.mx_data_shapes, self.mx_label_shapes = descs
@@ -154,18 +151,15 @@ class ConvertedModule(Float32Params):
             stored = shared._low_weights()
         keeps = shared is self  # other shapes, after which a loss scale can be set as before
         scaled = self._bound("reshape").scaled if keeps else self.for_training and self._scaler.active
-        params = frozenset(self.mx_param_names) | frozenset(self.mx_aux_names)
-        inputs = [desc for group in descs for desc in group or ()]
-        found = prepare(self.mx_symbol, self._policy, inputs, params, stored, self.mx_context, scaled, self._loss_heads)
+        inputs, names, contexts = _inputs(descs), self._host_names(), self.mx_context
+        found = prepare(self.mx_symbol, self._policy, inputs, names, stored, contexts, scaled, self._loss_heads)
         if shared is not None:
             _check_sharing(self.mx_param_names, shared.mx_param_names, found.converted.low_params - stored)
         return found
 
-    def _shape_outcomes(self, descs: Any) -> ShapeOutcomes:
-        """Return what tells the shapes that need a conversion of their own."""
-        params = frozenset(self.mx_param_names) | frozenset(self.mx_aux_names)
-        types = input_types(self.mx_symbol, [desc for group in descs for desc in group or ()])
-        return ShapeOutcomes(self.mx_symbol, self._policy.compute_dtype, types, params)
+    def _host_names(self) -> FrozenSet[str]:
+        """Return the names of the parameters and auxiliary states."""
+        return frozenset([*self.mx_param_names, *self.mx_aux_names])
 
     def _use(self, runnable: Runnable, shared_group: Any) -> None:
         """Make executors for the present shapes; they share parameters with another group's."""
@@ -250,8 +244,12 @@ def _check_sharing(names: Sequence[str], shared: Sequence[str], low: FrozenSet[s
         )
 
 
+def _inputs(descs: Any) -> List[mx.io.DataDesc]:
+    return [desc for group in descs for desc in group or ()]
+
+
 def _shapes_of(descs: Any) -> Dict[str, Tuple[int, ...]]:
-    return {desc.name: tuple(desc.shape) for group in descs for desc in group or ()}
+    return {desc.name: tuple(desc.shape) for desc in _inputs(descs)}
 
 
 def write_loss_scale(group: DataParallelExecutorGroup, value: float) -> None:

@@ -10,19 +10,19 @@ import mxnet as mx
 from ..arrays.casts import to_float32
 from ..arrays.norms import require_positive
 from ..errors import TrainerError
+from ..optimizer.gradient_pairs import mapped
 from ..policy import Policy
 from ..report import Report
-from ..scaling.status import ScalerStatus
 from ..symbol.arguments import require_symbol
 from .converted import write_loss_scale
 from .saving import ModuleFiles
-from .setup import OptimizerSetup, accumulates, make_scaler
+from .setup import accumulates, make_scaler
 from .training import BoundWeights, Training
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
 
 
-class Module(ModuleFiles, ScalerStatus, OptimizerSetup):
+class Module(ModuleFiles):
     """Trains and runs a symbol as ``mx.mod.Module``, in mixed precision.
 
     The symbol stays as it was given, and so do ``symbol``, parameters and checkpoints, which are
@@ -113,8 +113,7 @@ class Module(ModuleFiles, ScalerStatus, OptimizerSetup):
         """What the conversion decided for the shapes that are bound now."""
         return self._bound("report").converted.report
 
-    @ScalerStatus.loss_scale.setter
-    def loss_scale(self, spec: Any) -> None:
+    def _set_loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
         self._scaler.loss_scale = make_scaler(self._policy, spec).loss_scale
 
@@ -148,21 +147,19 @@ class Module(ModuleFiles, ScalerStatus, OptimizerSetup):
             out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
             out_grads = [to_float32(grad) * scale for grad in out_grads] if scale != 1.0 else out_grads
         if self._scaler.active and self._training is not None:
-            self._training.step.keep_running_stats(self._step_weights())
+            self._training.step.keep_running_stats(self._step_weights(self._training))
         super().backward(out_grads)
         self._backward_scale = scale
         if self._scaler.active or accumulates(self.mx_grad_req):
-            self._scaler.begin(scale)
+            self._scaler.window = window.scaled(scale)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> Outputs:
         """Return the true gradients of the inputs, the loss scale taken out in float32."""
-        found = super().get_input_grads(merge_multi_context)
+        found: Outputs = super().get_input_grads(merge_multi_context)
         factor = 1.0 / self._backward_scale
-        if factor == 1.0:
-            return found
-        if merge_multi_context:
-            return [to_float32(grad) * factor for grad in found]
-        return [[to_float32(grad) * factor for grad in grads] for grads in found]
+        if factor != 1.0:
+            found = mapped(found, lambda grad: to_float32(grad) * factor)
+        return found
 
     def unscale(self) -> None:
         """Make the gradients of the parameters true ones, in float32, reduced over the contexts.
@@ -177,7 +174,7 @@ class Module(ModuleFiles, ScalerStatus, OptimizerSetup):
         training = self._require_gradients("unscale")
         if self._scaler.window.is_unscaled:
             raise TrainerError("unscale: the gradients are unscaled already; call unscale once, then update.")
-        training.step.unscale(self._step_weights())
+        training.step.unscale(self._step_weights(training))
 
     def clip_global_norm(self, max_norm: float) -> float:
         """Scale the gradients down so that their global norm is at most ``max_norm``.
@@ -199,7 +196,7 @@ class Module(ModuleFiles, ScalerStatus, OptimizerSetup):
         """
         require_positive("clip_global_norm: max_norm", max_norm)
         training = self._require_gradients("clip_global_norm")
-        return training.step.clip_global_norm(self._step_weights(), max_norm)
+        return training.step.clip_global_norm(self._step_weights(training), max_norm)
 
     def update(self) -> bool:
         """Reduce the gradients, check them and update the parameters, or skip.
@@ -223,14 +220,14 @@ class Module(ModuleFiles, ScalerStatus, OptimizerSetup):
         if self._scaler.active:
             self._require_gradients("update")
         self.mx_params_dirty = True  # auxiliary states change in a skipped step as well
-        return self._training.step.run(self._step_weights(), self.mx_optimizer.rescale_grad)
+        return self._training.step.run(self._step_weights(self._training), self.mx_optimizer.rescale_grad)
 
-    def _step_weights(self) -> BoundWeights:
+    def _step_weights(self, training: Training) -> BoundWeights:
         """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
         group, numbers = self.mx_exec_group, self._bound("update").loss_outputs
         losses = [executor.outputs[number] for executor in group.execs for number in numbers]
         stats = [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
-        return self._training.bound(self._trained(), losses, stats)
+        return BoundWeights(training, self._trained(), losses, stats)
 
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated."""

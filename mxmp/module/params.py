@@ -15,10 +15,7 @@ _INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
 
 
 class Float32Params(ModuleBase):
-    """The parameters of a module whose executors may hold some in low precision.
-
-    ``_arg_params`` holds float32 values of all.
-    """
+    """The parameters of a module whose executors may hold some in low precision; ``_arg_params`` is float32 for all."""
 
     _training: Optional[Training]
 
@@ -74,7 +71,9 @@ class Float32Params(ModuleBase):
 
     def _renew_masters(self, values: Dict[str, mx.nd.NDArray]) -> None:
         """Make float32 values the masters of the weights that were rounded from them."""
-        for weight in self._trained() if self._training is not None else ():
+        if self._training is None:
+            return
+        for weight in self._trained():
             if is_low_precision(weight.arrays[0]) and weight.name in values:
                 self._training.set_master(weight, to_float32(values[weight.name]))
 

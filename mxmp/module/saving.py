@@ -12,10 +12,14 @@ from ..files import saving
 from ..symbol import load_checkpoint, load_params, load_symbol
 from ..symbol.checkpoint import checkpoint_files, named_arrays, save_params
 from ..symbol.io import load_arrays, write_arrays, write_symbol
+from .setup import OptimizerSetup
 
 
 class ParamsFiles:
     """The parameters of a module, to a file and back."""
+
+    get_params: Any
+    set_params: Any
 
     def save_params(self, fname: str) -> None:
         """Write the float32 parameters, whole or not at all, as ``mx.mod.Module.save_params``.
@@ -23,7 +27,7 @@ class ParamsFiles:
         Raises:
             CheckpointError: If the file cannot be written; then what was there is as it was.
         """
-        save_params(fname, *self.get_params())  # type: ignore[attr-defined]
+        save_params(fname, *self.get_params())
 
     def load_params(self, fname: str) -> None:
         """Set the parameters to those of a file that `save_params` wrote.
@@ -31,10 +35,10 @@ class ParamsFiles:
         Raises:
             CheckpointError: If the file is missing or damaged; then nothing is changed.
         """
-        self.set_params(*load_params(fname))  # type: ignore[attr-defined]
+        self.set_params(*load_params(fname))
 
 
-class ModuleFiles(ParamsFiles):
+class ModuleFiles(ParamsFiles, OptimizerSetup):
     """The checkpoints and optimizer states of a module, to files and back."""
 
     def save_checkpoint(
@@ -113,11 +117,7 @@ class ModuleFiles(ParamsFiles):
 
 
 def save_module(module: Any, prefix: str, epoch: int, with_states: bool, remove_amp_cast: bool) -> None:
-    """Write symbol, parameters and, if asked for, optimizer states of a module.
-
-    Raises:
-        CheckpointError: If a file cannot be written; then nothing is changed.
-    """
+    """Write symbol, parameters and, if asked for, optimizer states of a module; all files or none."""
     symbol_file, params_file = checkpoint_files(prefix, epoch)
     files = [symbol_file, params_file, *_states_file(prefix, epoch, with_states)]
     with saving(f"{prefix}: the checkpoint", *files) as (new_symbol, new_params, *new_states):
@@ -129,11 +129,7 @@ def save_module(module: Any, prefix: str, epoch: int, with_states: bool, remove_
 
 
 def save_buckets(module: Any, prefix: str, epoch: int, with_states: bool, remove_amp_cast: bool) -> None:
-    """Write the symbols of all buckets, their keys, the parameters and, if asked for, optimizer states.
-
-    Raises:
-        CheckpointError: If a file cannot be written; then nothing is changed.
-    """
+    """Write the symbols of all buckets, their keys, the parameters and, if asked for, states: all files or none."""
     params, keys = module.get_params(), list(module.mx_buckets)
     symbol_files = [f"{prefix}-{key}-symbol.json" for key in keys]
     params_file = checkpoint_files(prefix, epoch)[1]
@@ -150,11 +146,7 @@ def save_buckets(module: Any, prefix: str, epoch: int, with_states: bool, remove
 
 
 def load_buckets(prefix: str, epoch: int) -> Any:
-    """Return the symbols of a checkpoint by bucket key, its arguments and its auxiliary states.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged; the message names it.
-    """
+    """Return the symbols of a checkpoint by bucket key, its arguments and its auxiliary states."""
     file = f"{prefix}.buckets"
     found = load_arrays(file)
     if not isinstance(found, list) or len(found) != 1 or found[0].ndim != 1:

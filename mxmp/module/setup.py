@@ -12,15 +12,17 @@ from ..loss_scale import LossScale, NoOpLossScale, parse
 from ..masters.optimizer import MultiPrecision
 from ..optimizer import LossScaleOptimizer
 from ..policy import Policy
-from ..scaling.scaler import Scaler
-from ..scaling.source import OwnLossScale
+from ..scaling.scaler import Scaler, ScalerStatus
+from ..scaling.source import ScaleSource
 from ..training.kvstores import open_for_module, refuse_compression, updates_on_kvstore
 from .converted import ConvertedModule
 from .training import Training
 
 
-class OptimizerSetup(ConvertedModule):
+class OptimizerSetup(ScalerStatus, ConvertedModule):
     """A module with an optimizer of its own, or with another module's."""
+
+    optimizer_initialized: bool
 
     def init_optimizer(
         self,
@@ -125,18 +127,15 @@ class OptimizerSetup(ConvertedModule):
 def make_scaler(policy: Policy, loss_scale: Any) -> Scaler:
     """Return a scaler for a loss scale, or for the policy's own if ``loss_scale`` is 'policy'."""
     follows = isinstance(loss_scale, str) and loss_scale == "policy"
-    return Scaler(OwnLossScale(parse(policy.loss_scale if follows else loss_scale)))
+    return Scaler(ScaleSource(parse(policy.loss_scale if follows else loss_scale)))
 
 
 def make_optimizer(optimizer: Any, options: Dict[str, Any], symbol: Any, names: List[str], rescale: float) -> Any:
     """Return the optimizer that runs a module, wrapped for low precision weights.
 
-    Args:
-        optimizer: A name, an ``mx.optimizer.Optimizer``, or a `MultiPrecision`.
-        options: ``optimizer_params``; with an instance ``multi_precision`` is the only one used.
-        symbol: The network, whose attributes hold ``__lr_mult__`` and ``__wd_mult__``.
-        names: Names of the parameters in the order of their indices.
-        rescale: ``rescale_grad`` for an optimizer given by name, unless ``options`` has one.
+    Of ``options``, its ``optimizer_params``, an instance uses ``multi_precision`` alone. The network's attributes
+    hold ``__lr_mult__`` and ``__wd_mult__``; ``names`` are those of the parameters in the order of their indices.
+    ``rescale`` is the ``rescale_grad`` of an optimizer given by name, unless ``options`` has one.
     """
     options = dict(options)
     masters = options.pop("multi_precision", True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 
@@ -12,48 +12,26 @@ from ..masters.optimizer import MasterState, MultiPrecision
 from ..scaling.scaler import Scaler
 from ..training import states
 from ..training.running_stats import Named
-from ..training.state_header import Target
-from ..training.step import Step
-from ..training.weights import Update, Weights
+from ..training.state_header import Described, Target
+from ..training.step import Step, Update, Weights
 
 
 class Weight(NamedTuple):
-    """One trained parameter.
-
-    Attributes:
-        name: Its name.
-        arrays: Its value on each context.
-        grads: Its gradient on each context; a list of the executor group's own.
-    """
+    """One trained parameter: its value and gradient on each context; ``grads`` is the executor group's own list."""
 
     name: str
     arrays: List[mx.nd.NDArray]
     grads: List[mx.nd.NDArray]
 
 
-class _Param(NamedTuple):
-    """What saved states say of a parameter."""
-
-    name: str
-    shape: Tuple[int, ...]
-    dtype: Any
-
-
 class Training:
     """An optimizer at work on the weights of a module, or of all buckets of one.
 
-    Attributes:
-        step: Takes its steps.
-        optimizer: The optimizer, with masters for low precision weights.
-        kvstore: Sums gradients over the contexts; None leaves every context its own.
-        updaters: One per context; with a kvstore one alone, whose weights the other contexts copy:
-            optimizers that draw noise, or count their calls, would let them drift apart.
-
     Args:
         scaler: The loss scale.
-        optimizer: As above.
-        kvstore: As above.
-        contexts: The contexts.
+        optimizer: The optimizer, with masters for low precision weights.
+        kvstore: Sums gradients over the contexts; None leaves every context its own.
+        contexts: The contexts. There is an updater for each, but with a kvstore for the first alone: see `Weights`.
         weights: All parameters in the order of the optimizer's indices.
         values: What they are rounded from: float32 arrays by name. With a kvstore over several workers
             these and the weights become worker 0's.
@@ -73,7 +51,7 @@ class Training:
         self.kvstore = kvstore
         self._contexts = list(contexts if kvstore is None else contexts[:1])
         self.updaters = [mx.optimizer.get_updater(optimizer) for _ in self._contexts]
-        self._params = [_Param(w.name, w.arrays[0].shape, w.arrays[0].dtype) for w in weights]
+        self._params = [Described(w.name, w.arrays[0].shape, w.arrays[0].dtype) for w in weights]
         self.indices = {weight.name: index for index, weight in enumerate(weights)}
         for weight in weights if kvstore is not None else ():
             if isinstance(kvstore, KVStore):
@@ -83,16 +61,6 @@ class Training:
             else:
                 kvstore.init(weight.name, weight.arrays[0])
 
-    def bound(self, weights: Sequence[Weight], losses: Sequence[mx.nd.NDArray], running_stats: Named) -> BoundWeights:
-        """Return what a step of one module trains.
-
-        Args:
-            weights: Those whose gradients backward has written.
-            losses: What the loss heads gave.
-            running_stats: The running statistics by name, on every context.
-        """
-        return BoundWeights(self, weights, losses, running_stats)
-
     # ------------------------------------------------------------------ masters
 
     def master(self, name: str, number: int) -> Optional[mx.nd.NDArray]:
@@ -101,12 +69,7 @@ class Training:
         return state.master if isinstance(state, MasterState) else None
 
     def set_master(self, weight: Weight, value: mx.nd.NDArray) -> None:
-        """Give a low precision parameter its exact float32 value, which its arrays are rounded from.
-
-        Args:
-            weight: The parameter.
-            value: Float32, its shape, on any context.
-        """
+        """Give a low precision parameter its exact float32 value, which its arrays are rounded from."""
         index = self.indices[weight.name]
         for number, array in enumerate(weight.arrays[: len(self.updaters)]):
             master = self.master(weight.name, number)
@@ -129,11 +92,7 @@ class Training:
         states.save(fname, self._target(), self.step.scaler.to_dict())
 
     def load(self, fname: str) -> None:
-        """Load what `save` saved.
-
-        Raises:
-            StateError: If the file is damaged or does not fit; then nothing is changed.
-        """
+        """Load what `save` saved; a StateError changes nothing."""
         self.step.scaler.require_ready("load_optimizer_states")
         states.restore(fname, self._target(), self.step.scaler)
 
@@ -142,7 +101,7 @@ class Training:
 
 
 class BoundWeights(Weights):
-    """The weights that the executors of one module hold, with their gradients; arguments as `Training.bound`."""
+    """The weights of one module that backward wrote gradients of, with what its loss heads gave (``losses``)."""
 
     def __init__(
         self, training: Training, weights: Sequence[Weight], losses: Sequence[mx.nd.NDArray], running_stats: Named

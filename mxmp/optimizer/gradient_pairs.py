@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import mxnet as mx
 from mxnet.base import check_call
@@ -14,19 +14,12 @@ from ..errors import TrainerError
 from ..masters.copies import forget_masters
 from ..mxnet_private import parameters
 from ..mxnet_private.arrays import library, multiply
-from ..training.weights import Update, Weights
+from ..training.state_header import Described
+from ..training.step import Update, Weights
 
 _FLOATS = (*PRECISIONS, "float64")
 
 Weight = Union[mx.nd.NDArray, mx.gluon.Parameter]
-
-
-class _Described(NamedTuple):
-    """What saved states say of a weight that is no Parameter."""
-
-    name: str
-    shape: Tuple[int, ...]
-    dtype: Any
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -58,11 +51,7 @@ def name_of(weight: Weight, index: int) -> str:
 
 
 def arrays_of(weight: Weight, index: int) -> List[mx.nd.NDArray]:
-    """Return the value of a weight on each context.
-
-    Raises:
-        TrainerError: If it is no weight or not initialized.
-    """
+    """Return the value of a weight on each context, or raise if it is no weight or not initialized."""
     if isinstance(weight, mx.gluon.Parameter):
         if not parameters.is_initialized(weight):
             raise TrainerError(f"{name_of(weight, index)} is not initialized yet; run a forward pass first.")
@@ -76,7 +65,7 @@ def described(weight: Weight, index: int) -> Any:
     """Return a Parameter itself, and for an array what stands for one in saved states."""
     if isinstance(weight, mx.gluon.Parameter):
         return weight
-    return _Described(name_of(weight, index), weight.shape, weight.dtype)
+    return Described(name_of(weight, index), weight.shape, weight.dtype)
 
 
 def contexts_of(weight: Weight) -> List[mx.Context]:
@@ -87,8 +76,7 @@ def contexts_of(weight: Weight) -> List[mx.Context]:
 def check_weights(known: Sequence[Weight], weights: Sequence[Weight]) -> List[Weight]:
     """Return known weights and after them those that are new.
 
-    Raises:
-        TrainerError: If one is no weight, comes twice or lies on other contexts than the first.
+    Raises TrainerError if one is no weight, comes twice or lies on other contexts than the first.
     """
     ids = {id(weight) for weight in known}
     if len({id(weight) for weight in weights}) < len(weights):
@@ -108,8 +96,7 @@ def check_weights(known: Sequence[Weight], weights: Sequence[Weight]) -> List[We
 def read_grads(grads: Any) -> List[Any]:
     """Return what was given to be unscaled as a list: arrays, lists of them, and None.
 
-    Raises:
-        TrainerError: Naming the first item that is no gradient, or if there is none.
+    Raises TrainerError that names the first item that is no gradient, or if there is none.
     """
     if isinstance(grads, mx.nd.NDArray):
         grads = [grads]
@@ -128,15 +115,10 @@ def read_grads(grads: Any) -> List[Any]:
 
 
 def check_unscaled(pairs: Sequence[Tuple[Any, Any]], given: Sequence[mx.nd.NDArray]) -> None:
-    """Check that no gradient is scaled still. Waits until the gradients are there; no host read.
+    """Raise if a gradient is scaled still. Waits until the gradients are there; no host read.
 
-    Args:
-        pairs: Gradients and weights that fit each other.
-        given: What was given to be unscaled.
-
-    Raises:
-        TrainerError: If one lies in the memory of what was given, or of its weight's own gradient,
-            which hold what backward wrote.
+    It is where it lies in the memory of what was ``given`` to be unscaled, or of its weight's own gradient, which
+    hold what backward wrote.
     """
     seen = _addresses(given)
     for number, (grad, weight) in enumerate(pairs):
@@ -165,11 +147,7 @@ def _addresses(arrays: Iterable[Optional[mx.nd.NDArray]]) -> Set[int]:
 
 
 def read_pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
-    """Return pairs as a list.
-
-    Raises:
-        TrainerError: If they are none.
-    """
+    """Return pairs as a list, or raise if they are none."""
     pairs = list(grads_and_vars)
     for number, pair in enumerate(pairs):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
@@ -183,8 +161,7 @@ def read_pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
 def make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight]) -> List[Update]:
     """Return what a step does; pairs without a gradient are left out.
 
-    Raises:
-        TrainerError: If a gradient does not fit its weight, or a weight is none of ``weights``.
+    Raises TrainerError if a gradient does not fit its weight, or a weight is none of ``weights``.
     """
     indices = {id(weight): index for index, weight in enumerate(weights)}
     updates = []
@@ -235,10 +212,7 @@ def _summed(grads: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
 class GivenGradients(Weights):
     """Gradients that a user gave for some weights, true and summed over the contexts, as a step uses them.
 
-    Args:
-        updater: Updates the weights on their first context.
-        updates: What to do.
-        weights: All weights, by their indices.
+    The updater updates the weights on their first context; ``weights`` are all, by their indices.
     """
 
     def __init__(self, updater: mx.optimizer.Updater, updates: Sequence[Update], weights: Sequence[Weight]) -> None:

@@ -10,7 +10,7 @@ import mxnet as mx
 from ..errors import LossScaleError, TrainerError
 from ..loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
 from ..masters.optimizer import MultiPrecision
-from ..scaling.status import ScalerStatus
+from ..scaling.scaler import ScalerStatus
 from .whole_step import WholeStepOptimizer
 
 # The defaults of tf.keras 2.12.
@@ -45,7 +45,7 @@ class KerasOptimizer(ScalerStatus, WholeStepOptimizer):
         scale = self._scaler.loss_scale
         return scale.growth_interval if isinstance(scale, DynamicLossScale) else None
 
-    @property
+    @property  # type: ignore[override]  # a number, as Keras has it
     def loss_scale(self) -> float:
         """The present scale. May be set between steps."""
         self._require_own("loss_scale")
@@ -93,11 +93,7 @@ class KerasOptimizer(ScalerStatus, WholeStepOptimizer):
 
 
 def wrapped(inner: Any) -> MultiPrecision:
-    """Return an optimizer that was given, with masters.
-
-    Raises:
-        TrainerError: If it is none, has a loss scale, or is a trainer's.
-    """
+    """Return an optimizer that was given, with masters; raise if it is none, has a loss scale, or is a trainer's."""
     if isinstance(inner, KerasOptimizer):
         raise TrainerError(
             "inner is a LossScaleOptimizer, which has a loss scale already; wrap the optimizer in it once."
@@ -114,8 +110,7 @@ def wrapped(inner: Any) -> MultiPrecision:
 def make_loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any) -> LossScale:
     """Return the loss scale that the arguments of `LossScaleOptimizer` mean.
 
-    Raises:
-        LossScaleError: If they contradict each other, or are no numbers.
+    Raises LossScaleError if they contradict each other, or are no numbers.
     """
     if not isinstance(dynamic, bool):
         raise LossScaleError(f"dynamic is {dynamic!r}; expected True or False.")

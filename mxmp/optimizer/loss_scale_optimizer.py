@@ -13,7 +13,7 @@ from ..masters.optimizer import MultiPrecision
 from ..scaling.scale_loss import scale_loss
 from ..scaling.scaled_loss import ScaledLoss, require_backward
 from ..scaling.scaler import Scaler
-from ..scaling.source import OwnLossScale
+from ..scaling.source import ScaleSource
 from ..training import states
 from ..training.state_header import Target
 from ..training.step import Step
@@ -86,7 +86,7 @@ class LossScaleOptimizer(KerasOptimizer):
         value = make_loss_scale(dynamic, initial_scale, dynamic_growth_steps)
         multi = wrapped(inner)
         self.__setstate__({"inner": multi.inner, "masters": multi.masters})
-        self._scaler = Scaler(OwnLossScale(value))
+        self._scaler = Scaler(ScaleSource(value))
         self._step = Step(self._scaler)
         self._state_updater = mx.optimizer.get_updater(multi)
         self._weights: List[Weight] = []  # in the order of their indices
@@ -153,7 +153,7 @@ class LossScaleOptimizer(KerasOptimizer):
         except TrainerError as e:
             raise TrainerError(f"{e} Call discard_grads to start the step again.") from None
         arrays = [leaf for leaf in leaves(grads) if leaf is not None]
-        self._scaler.note_unscaled(all_finite(arrays))
+        self._scaler.window = window.unscaled(all_finite(arrays))
         self._given = arrays
         factor = 1.0 / window.scale
         return [mapped(grad, lambda array: unscaled(array, factor)) for grad in grads]
@@ -196,7 +196,8 @@ class LossScaleOptimizer(KerasOptimizer):
     def discard_grads(self) -> None:
         """Give up the present step, after an error between its calls: nothing is updated."""
         self._require_own("discard_grads")
-        self._end_window()
+        self._scaled, self._given = [], []
+        self._step.discard()
 
     def build(self, var_list: Iterable[Any]) -> None:
         """Make weights known, in an order that saved states keep; `apply_gradients` does it by itself.
@@ -270,7 +271,3 @@ class LossScaleOptimizer(KerasOptimizer):
             raise TrainerError(f"{call}: the weights are not known yet; call build with all of them first.")
         params = [described(weight, index) for index, weight in enumerate(self._weights)]
         return Target(self._state_updater.optimizer, [self._state_updater], contexts_of(self._weights[0])[:1], params)
-
-    def _end_window(self) -> None:
-        self._scaled, self._given = [], []
-        self._step.discard()

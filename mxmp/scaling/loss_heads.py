@@ -19,10 +19,7 @@ def loss_heads(graph: Graph) -> Tuple[str, ...]:
 def mark(name: str, params: Sequence[Any], heads: Sequence[str]) -> None:
     """Note on a net's trained parameters whether a loss head gave their gradient in its last recorded call.
 
-    Args:
-        name: Of a net that runs as a cached graph, which autograd does not look into.
-        params: Its parameters.
-        heads: The loss heads of that graph.
+    The net runs as a cached graph, which autograd does not look into; ``heads`` are the loss heads of it.
     """
     if heads:
         for param in params:
@@ -39,11 +36,7 @@ def forget(params: Iterable[Any]) -> None:
 
 
 def refuse(params: Iterable[Any]) -> None:
-    """Refuse parameters whose gradient a loss head gives.
-
-    Raises:
-        TrainerError: If `mark` noted it of one of them; it names block and operator.
-    """
+    """Raise a TrainerError, which names block and operator, if `mark` noted a loss head of one of the parameters."""
     for param in params:
         where = vars(param).get(_ATTRIBUTE)
         if where is not None:

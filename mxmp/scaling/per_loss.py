@@ -20,18 +20,12 @@ class LossScalePerLoss(ScaleSource):
 
     All losses of a step share its gradients. After each backward pass it is noted on the device whether
     they are finite. In a skipped step the scale of the loss that made them non-finite backs off; losses
-    before it count as finite, and of those after it nothing is known.
-
-    Attributes:
-        current: Number of the loss that is scaled now.
-        scales: The loss scale of each.
-
-    Args:
-        loss_scale: What each of them starts with.
-        count: Number of losses, at least 1.
+    before it count as finite, and of those after it nothing is known. ``current`` is the number of the loss
+    that is scaled now.
     """
 
     def __init__(self, loss_scale: LossScale, count: int) -> None:
+        super().__init__(loss_scale)
         self.current = 0
         self.scales: List[LossScale] = [loss_scale] * count
         self._flags: List[Tuple[int, mx.nd.NDArray]] = []
@@ -42,11 +36,7 @@ class LossScalePerLoss(ScaleSource):
         return self.scales[self.current]
 
     def select(self, loss_id: int) -> None:
-        """Make a loss the current one.
-
-        Raises:
-            TrainerError: If there is no such loss.
-        """
+        """Make a loss the current one, or raise a TrainerError if there is no such loss."""
         if isinstance(loss_id, bool) or not isinstance(loss_id, int) or not 0 <= loss_id < len(self.scales):
             raise TrainerError(f"loss_id={loss_id!r}: the trainer has losses 0 to {len(self.scales) - 1}.")
         self.current = loss_id
@@ -68,7 +58,7 @@ class LossScalePerLoss(ScaleSource):
             self.scales[loss_id] = self.scales[loss_id].adjust(True)
         before = self.loss_scale
         self.scales[self.current] = adjusted(before, finite, where)
-        return Moved(before, self.loss_scale)
+        return before, self.loss_scale
 
     def _first_bad_loss(self, default: int) -> int:
         """Return the loss that made the gradients non-finite, ``default`` if they became so later."""
@@ -83,11 +73,7 @@ class LossScalePerLoss(ScaleSource):
         return {**super().to_dict(), "loss_scales": [scale.to_dict() for scale in self.scales]}
 
     def from_dict(self, data: Dict[str, Any]) -> List[LossScale]:
-        """Return what `to_dict` described.
-
-        Raises:
-            LossScaleError: If a field is missing or invalid, or it is of another number of losses.
-        """
+        """Return what `to_dict` described; a LossScaleError if it is invalid or of another number of losses."""
         super().from_dict(data)
         found = data.get("loss_scales")
         if not isinstance(found, list) or len(found) != len(self.scales):

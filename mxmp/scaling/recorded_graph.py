@@ -49,11 +49,7 @@ class GraphChecks:
         self._passed = True
 
     def check(self, losses: Iterable[mx.nd.NDArray]) -> None:
-        """Check scaled losses if that is due; those that were refused are looked at again.
-
-        Raises:
-            TrainerError: As `check`.
-        """
+        """Check scaled losses as `check` if that is due; those that were refused are looked at again."""
         numbers = [number for number in map(_number, losses) if number is not None]
         if not numbers:
             return
@@ -73,15 +69,8 @@ class GraphChecks:
 def check(losses: Iterable[mx.nd.NDArray], scaled: bool) -> None:
     """Refuse losses that backward would get wrong without a word; looks at all recorded operators.
 
-    A cached graph is one operator, whose content is not seen here.
-
-    Args:
-        losses: Recorded or not, of any shape.
-        scaled: Whether they are multiplied by a loss scale.
-
-    Raises:
-        TrainerError: If a loss comes through a loss head, which ignores the scale; or holds second
-            derivatives that MXNet 1.9.1 gets wrong. It names the operator.
+    The TrainerError names the operator: a loss head, which ignores the scale, if the losses are ``scaled``; or
+    a second derivative that MXNet 1.9.1 gets wrong. A cached graph is one operator, whose content is not seen here.
     """
     for loss in losses:
         text = _recorded_text(loss)

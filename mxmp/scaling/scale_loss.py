@@ -26,18 +26,10 @@ def scale_loss(
 ) -> Iterator[Any]:
     """Yield a loss, or nested lists and tuples of losses, times the scale of all scalers.
 
-    Without a loss scale they are yielded as they are, and nothing else is done.
-
-    Args:
-        loss: NDArrays of any shape and floating point dtype.
-        scalers: Those whose parameters the backward pass will reach. Their windows move on
-            together; if the block raises, they are put back.
-        finish: Gets the scaled losses at the end of the block, none without a loss scale; what it raises
-            comes out of the block. By default a backward must have come through each.
-
-    Raises:
-        TrainerError: If a scaler cannot scale now, ``loss`` holds something else, or was recorded in a
-            way that no scale gets through.
+    The windows of the scalers, whose parameters the backward pass will reach, move on together; if the block
+    raises, they are put back. ``finish`` gets the scaled losses at its end; by default a backward must have come
+    through each. Without a loss scale losses are yielded as they are, and nothing else is done. A TrainerError
+    if a scaler cannot scale now, or ``loss`` is none or was recorded in a way that no scale gets through.
     """
     scalers = list(dict.fromkeys(scalers))
     for scaler in scalers:

@@ -20,8 +20,7 @@ class ScaledLoss:
 
     Attributes:
         path: What errors call it: 'loss', 'loss[1]'.
-        loss: As it was given.
-        wide: The loss in float32, or float64.
+        wide: ``loss`` in float32, or float64.
         scaled: ``wide`` times the loss scale.
         factor: The loss scale as a variable of autograd, whose gradient every backward pass through
             ``scaled`` writes; None where autograd did not record the loss.
@@ -85,16 +84,10 @@ def _variable(like: mx.nd.NDArray, shape: Tuple[int, ...], scale: float) -> mx.n
 
 
 def require_backward(losses: Iterable[ScaledLoss], written: Callable[[], Optional[str]] = lambda: None) -> bool:
-    """Check that backward came through all losses that are recorded; return whether there are any.
+    """Check that backward came through all losses of a step that are recorded; return whether there are any.
 
-    A loss that is not recorded is refused by MXNet's own backward, and may be a constant among others.
-
-    Args:
-        losses: Of one step.
-        written: Returns the name of a parameter whose gradient was written in the meantime, or None.
-
-    Raises:
-        TrainerError: Naming the first loss that no backward came through, and what was called instead.
+    A loss that is not recorded is refused by MXNet's own backward, and may be a constant among others. The
+    TrainerError says what was called instead; ``written`` names a parameter that a backward wrote in the meantime.
     """
     losses = list(losses)
     recorded = [each for each in losses if each.factor is not None]

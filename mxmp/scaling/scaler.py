@@ -26,27 +26,20 @@ class Scaler:
 
     Attributes:
         source: Where the loss scale comes from.
+        window: What is known of the present step. Whoever moves a step on replaces it.
         skips: Counts and logs the steps that were skipped.
         factors: What losses are multiplied by.
         graph_checks: Checks on the recorded graphs of losses.
         validate: Raises if the owner cannot work with a loss scale that is set or loaded.
-
-    Args:
-        source: As above.
     """
 
     def __init__(self, source: ScaleSource) -> None:
         self.source = source
         self._open = False
-        self._window = Window()
+        self.window = Window()
         self.skips = SkipCounter()
         self.factors, self.graph_checks = Factors(), GraphChecks()
-        self.validate: Callable[[LossScale], None] = _accept_any
-
-    @property
-    def window(self) -> Window:
-        """The window of the present step."""
-        return self._window
+        self.validate: Callable[[LossScale], None] = lambda _: None
 
     @property
     def loss_scale(self) -> LossScale:
@@ -72,7 +65,7 @@ class Scaler:
     @property
     def checks(self) -> bool:
         """Whether this window's gradients are checked before they are used."""
-        return self.active or self._window.scale != 1.0
+        return self.active or self.window.scale != 1.0
 
     # ------------------------------------------------------------------ preconditions
 
@@ -87,7 +80,7 @@ class Scaler:
     def require_window_closed(self, call: str) -> None:
         """Raise between a scaled loss and its step."""
         self.require_closed(call)
-        if not self._window.is_ready:
+        if not self.window.is_ready:
             raise TrainerError(
                 f"{call} came between backward and step, where gradients of the present scale "
                 "wait to be used; call step first (update on a module)."
@@ -104,7 +97,7 @@ class Scaler:
 
     def require_scaled(self, call: str) -> None:
         """Raise if losses must be scaled and this window's was not."""
-        if self.active and self._window.stage is Stage.READY:
+        if self.active and self.window.stage is Stage.READY:
             raise TrainerError(
                 f"{call}: the loss of this step was not scaled, but the loss scale is "
                 f"{self.loss_scale.value:g}. Run backward as `with trainer.scale_loss(loss) as scaled: "
@@ -123,7 +116,7 @@ class Scaler:
                 f"{call} was called inside a scale_loss block of the same trainer; end the block "
                 "first, or scale all losses at once: scale_loss([loss1, loss2])."
             )
-        self._window.require_can_scale(call, step)
+        self.window.require_can_scale(call, step)
 
     # ------------------------------------------------------------------ one window
 
@@ -131,126 +124,77 @@ class Scaler:
     def block(self, scale: float, loss_flag: Optional[mx.nd.NDArray]) -> Iterator[None]:
         """Scale losses for backward passes within the block; if it raises, the window is as before.
 
-        Args:
-            scale: What the losses are multiplied by.
-            loss_flag: Whether they are finite.
+        ``loss_flag`` says whether the losses are finite.
         """
-        before = self._window
-        self._window = before.scaled(scale, loss_flag)
+        before = self.window
+        self.window = before.scaled(scale, loss_flag)
         self._open = True
         try:
             yield
         except BaseException:
-            self._window = before
+            self.window = before
             raise
         finally:
             self._open = False
 
-    def begin(self, scale: float) -> None:
-        """Move on to gradients of a scale, whose losses were scaled by the graph itself."""
-        self._window = self._window.scaled(scale)
-
-    def rescale(self, scale: float) -> None:
-        """Move on to another scale, to which the gradients of the window were multiplied."""
-        self._window = self._window.rescaled(scale)
-
-    def note_backward(self) -> None:
-        """Note that a backward pass came through a scaled loss."""
-        self._window = self._window.reached_by_backward()
-
-    def note_reduced(self, loss_flag: Optional[mx.nd.NDArray]) -> None:
-        """Move on to gradients that were summed; argument as `Window.after_reduce`."""
-        self._window = self._window.after_reduce(loss_flag)
-
-    def note_unscaled(self, grad_flag: Optional[mx.nd.NDArray]) -> None:
-        """Move on to true gradients; argument as `Window.unscaled`."""
-        self._window = self._window.unscaled(grad_flag)
-
-    def note_stats(self, stats_flag: Optional[mx.nd.NDArray]) -> None:
-        """Keep the flag of the running statistics, to read it with the others."""
-        self._window = self._window.with_stats(stats_flag)
-
     def close_window(self) -> None:
         """Forget the present window."""
-        self._window = Window()
+        self.window = Window()
         self.source.end_window()
 
     def should_step(self, flag: Optional[mx.nd.NDArray]) -> bool:
         """Return whether the step should be taken; one host read, at most once a window.
 
-        Args:
-            flag: Shape (1,): 1 if the gradients as they are now are finite. None if that is
-                known from `read_norm`, or there are none.
-
-        Raises:
-            NonFiniteLossError: If the loss itself was not finite.
+        The flag, shape (1,), is 1 if the gradients as they are now are finite; None if that is known from
+        `read_norm`, or there are none. Raises NonFiniteLossError if the loss itself was not finite.
         """
-        if self._window.finite is None:
+        if self.window.finite is None:
             if flag is None or not self.checks:
                 return True
             (finite,) = self._read(flag)
-            self._window = self._window.decided(finite == 1.0)
-        return bool(self._window.finite)
+            self.window = self.window.decided(finite == 1.0)
+        return bool(self.window.finite)
 
     def read_norm(self, groups: Sequence[Sequence[mx.nd.NDArray]]) -> float:
-        """Return the largest norm of several groups of unscaled gradients; one host read.
+        """Return the largest norm of several groups of unscaled float32 gradients, NaN if any is; one host read.
 
-        Where gradients are checked it also decides the window, so that the step need not read again.
-
-        Args:
-            groups: Float32 arrays, those of a group on one context.
-
-        Returns:
-            NaN if any norm is NaN.
-
-        Raises:
-            NonFiniteLossError: If the loss itself was not finite.
+        Those of a group lie on one context. Where gradients are checked it also decides the window, so that the step
+        need not read again. Raises NonFiniteLossError if the loss itself was not finite.
         """
         norms = [math.sqrt(square) for square in self._read(gather([sum_of_squares(group) for group in groups]))]
-        if self._window.finite is None:
+        if self.window.finite is None:
             # Squares overflow above 1.8e19: such gradients may be finite all the same.
             norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
             if self.checks:
-                self._window = self._window.decided(all(map(math.isfinite, norms)))
+                self.window = self.window.decided(all(map(math.isfinite, norms)))
         return math.nan if any(map(math.isnan, norms)) else max(norms)
 
     def _read(self, value: mx.nd.NDArray) -> List[float]:
-        numbers, self._window = self._window.read(value)
-        if self._window.loss_finite is False:
+        numbers, self.window = self.window.read(value)
+        if self.window.loss_finite is False:
             raise non_finite_loss()
         return numbers
 
     # ------------------------------------------------------------------ between windows
 
     def update_scale(self, finite: bool, step: int, first_bad: Callable[[], Optional[str]]) -> None:
-        """Adjust the loss scale and the counters to the outcome of a step.
+        """Adjust the loss scale and the counters to the outcome of a step; a LossScaleError if the scale gives up.
 
-        Args:
-            finite: Whether the step was taken.
-            step: Its number, for messages.
-            first_bad: Finds the name of the first non-finite gradient; slow.
-
-        Raises:
-            LossScaleError: If the loss scale gives up.
+        ``step`` is its number, for messages; ``first_bad`` finds the name of the first non-finite gradient, slowly.
         """
         def where() -> Optional[str]:
             name = first_bad()
             return None if name is None else f"'{name}' at step {step}"
 
         self.skips.count(finite)
-        self.skips.log(finite, step, self.source.adjust(self, finite, where), self._window.stats_lost)
+        self.skips.log(finite, step, self.source.adjust(self, finite, where), self.window.stats_lost)
 
     def to_dict(self) -> Dict[str, Any]:
         """Return the loss scale and the counters as plain JSON data."""
         return {**self.source.to_dict(), **self.skips.to_dict()}
 
     def check_dict(self, data: Dict[str, Any]) -> List[LossScale]:
-        """Check that `load_dict` will take a state; changes nothing. Returns its loss scales.
-
-        Raises:
-            LossScaleError: If a field is missing or invalid.
-            TrainerError: If the owner cannot work with the loss scale.
-        """
+        """Return the loss scales of a state that `load_dict` will take, or raise its errors; changes nothing."""
         if not isinstance(data, dict):
             raise LossScaleError(f"the state of the loss scale is a {type(data).__name__}; expected a dict.")
         values = self.source.from_dict(data)
@@ -262,9 +206,7 @@ class Scaler:
     def load_dict(self, data: Dict[str, Any]) -> None:
         """Take the state that `to_dict` returned, or change nothing.
 
-        Raises:
-            LossScaleError: As `check_dict`.
-            TrainerError: As `check_dict`.
+        Raises LossScaleError if a field is missing or invalid, TrainerError if the owner cannot work with the scale.
         """
         self.source.load(self.check_dict(data))
         self.skips.load_dict(data)
@@ -275,10 +217,6 @@ class Scaler:
             scaler.validate(value)
 
 
-def _accept_any(_: LossScale) -> None:
-    """Accept any loss scale."""
-
-
 def non_finite_loss() -> NonFiniteLossError:
     """Return the error for a loss that is not finite by itself."""
     return NonFiniteLossError(
@@ -286,3 +224,37 @@ def non_finite_loss() -> NonFiniteLossError:
         "weights and the loss scale are unchanged. Look at the data, the learning rate and "
         "the forward pass: an activation may exceed its dtype."
     )
+
+
+class ScalerStatus:
+    """The loss scale and the counts of skipped steps, read from ``_scaler``."""
+
+    _scaler: Scaler
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The present loss scale. May be set between steps, to whatever the constructor takes."""
+        return self._scaler.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, spec: Any) -> None:
+        self._set_loss_scale(spec)
+
+    def _set_loss_scale(self, spec: Any) -> None:
+        """Set the loss scale of the steps to come."""
+        raise NotImplementedError
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps skipped so far because of non-finite gradients."""
+        return self._scaler.skips.skipped_steps
+
+    @property
+    def consecutive_skips(self) -> int:
+        """Steps skipped since the last one that was taken."""
+        return self._scaler.skips.consecutive_skips
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was skipped."""
+        return self._scaler.skips.last_step_skipped

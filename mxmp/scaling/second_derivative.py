@@ -48,15 +48,9 @@ def second_derivative_error(error: Exception) -> Optional[TrainerError]:
 
 
 def check_second_derivatives(history: str, parse: Callable[[str], Graph]) -> None:
-    """Refuse a loss made of gradients whose own gradients MXNet 1.9.1 gets wrong.
+    """Refuse a loss made of gradients (``create_graph=True``) whose own gradients MXNet 1.9.1 gets wrong.
 
-    Args:
-        history: The recorded operators that made it, as the text of a symbol, or ''.
-        parse: Makes a graph of it.
-
-    Raises:
-        TrainerError: If it holds such a gradient (``autograd.grad`` with ``create_graph=True``); it
-            names the operator.
+    ``history`` holds the recorded operators that made it, as the text of a symbol; ``parse`` makes a graph of it.
     """
     if not any(f"Op:{op}," in history for op in _WRONG):
         return

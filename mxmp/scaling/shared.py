@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Iterable, List, Optional, Tuple
 
 from ..errors import TrainerError
 from ..loss_scale import LossScale, parse
-from .source import Moved, OwnLossScale, ScaleSource, Where, adjusted
+from .source import Moved, ScaleSource, Where, adjusted
 
 if TYPE_CHECKING:
     from .scaler import Scaler
@@ -41,7 +41,7 @@ class SharedLossScale(ScaleSource):
     """
 
     def __init__(self, loss_scale: Any = "dynamic") -> None:
-        self._value = parse(loss_scale)
+        super().__init__(parse(loss_scale))
         # Whether each step since the last update was taken, and which gradient made it skip, where that is known.
         self._outcomes: List[Tuple[bool, Optional[str]]] = []
         # Those of trainers that are alive: one that was dropped in mid-window must not block the others.
@@ -85,16 +85,12 @@ class SharedLossScale(ScaleSource):
         if self._value.value != before.value and not getattr(self._value, "warming_up", False):
             _LOG.info("shared %s %g -> %g", type(before).__name__, before.value, self._value.value)
 
-    def replace(self, value: LossScale) -> None:
-        """Set the loss scale, for a scaler that has checked it."""
-        self._value = value
-
     def adjust(self, scaler: Scaler, finite: bool, where: Where) -> Moved:
         """Note the outcome of a step; `update` moves the scale."""
         self._stepped.add(scaler)
         may_give_up = not finite and self._value.value <= getattr(self._value, "min_scale", 0.0)
         self._outcomes.append((finite, where() if may_give_up else None))
-        return Moved(self._value, self._value)
+        return self._value, self._value
 
     def attach(self, scaler: Scaler) -> None:
         """Let `update` wait for a scaler from now on."""
@@ -110,9 +106,5 @@ class SharedLossScale(ScaleSource):
 
 
 def make_source(loss_scale: Any) -> ScaleSource:
-    """Return the source of what a trainer is given as its loss scale.
-
-    Raises:
-        LossScaleError: If it is not one.
-    """
-    return loss_scale if isinstance(loss_scale, SharedLossScale) else OwnLossScale(parse(loss_scale))
+    """Return the source of what a trainer is given as its loss scale; a LossScaleError if it is none."""
+    return loss_scale if isinstance(loss_scale, SharedLossScale) else ScaleSource(parse(loss_scale))

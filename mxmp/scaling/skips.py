@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict
+from typing import Any, Dict, Type
 
 from ..errors import LossScaleError
 from ..loss_scale import DynamicLossScale, LossScale
@@ -11,17 +11,11 @@ from .source import Moved
 
 _LOG = logging.getLogger(__name__)
 
-_FIELDS = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
+_FIELDS: Dict[str, Type[int]] = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
 
 
 class SkipCounter:
-    """Counts the steps of one trainer that were skipped.
-
-    Attributes:
-        skipped_steps: Steps skipped so far.
-        consecutive_skips: Steps skipped since the last one that was not.
-        last_step_skipped: Whether the last step was skipped.
-    """
+    """Counts the steps of one trainer that were skipped: in all, and since the last one that was not."""
 
     def __init__(self) -> None:
         self.skipped_steps = 0
@@ -39,11 +33,7 @@ class SkipCounter:
     def log(self, taken: bool, step: int, moved: Moved, stats_lost: bool) -> None:
         """Log the step that was counted last, if it is worth a line.
 
-        Args:
-            taken: Whether it was taken.
-            step: Its number.
-            moved: The loss scale before and after.
-            stats_lost: Whether running statistics were lost in it.
+        ``moved`` is the loss scale before and after; ``stats_lost`` says whether running statistics were lost.
         """
         before, after = moved
         text = f"{type(after).__name__} {before.value:g} -> {after.value:g}"
@@ -67,11 +57,7 @@ class SkipCounter:
         return {name: getattr(self, name) for name in _FIELDS}
 
     def check_dict(self, data: Dict[str, Any]) -> None:
-        """Check that `load_dict` will take counts; changes nothing.
-
-        Raises:
-            LossScaleError: If one is missing or invalid.
-        """
+        """Raise a LossScaleError if `load_dict` will not take counts."""
         for name, expected in _FIELDS.items():
             value = data.get(name)
             if type(value) is not expected or value < 0:

@@ -71,14 +71,9 @@ class Window:
         return self.stage is Stage.UNSCALED
 
     def require_can_scale(self, call: str, step: str = "step") -> None:
-        """Raise if a further backward pass would mix gradients.
+        """Raise if a further backward pass would mix gradients: after they were unscaled or reduced.
 
-        Args:
-            call: The method that begins one.
-            step: The method that ends the window.
-
-        Raises:
-            TrainerError: After the gradients were unscaled or reduced.
+        ``call`` is the method that begins one, ``step`` that which ends the window.
         """
         if self.is_unscaled:
             raise TrainerError(
@@ -92,12 +87,7 @@ class Window:
             )
 
     def scaled(self, scale: float, loss_flag: Optional[mx.nd.NDArray] = None) -> Window:
-        """Return the window after a loss was scaled.
-
-        Args:
-            scale: What it was multiplied by.
-            loss_flag: Whether it was finite.
-        """
+        """Return the window after a loss was multiplied by a scale; ``loss_flag``: whether it was finite."""
         self.require_can_scale("scale_loss")
         flags = [flag for flag in (self.loss_flag, loss_flag) if flag is not None]
         return self._with(scale=scale, stage=Stage.SCALED, loss_flag=merge_flags(flags) if flags else None)
@@ -113,21 +103,13 @@ class Window:
         return self._with(reached=True)
 
     def after_reduce(self, loss_flag: Optional[mx.nd.NDArray]) -> Window:
-        """Return the window after its gradients were summed over contexts and workers.
-
-        Args:
-            loss_flag: Whether every loss was finite, on all workers.
-        """
+        """Return the window after its gradients were summed; ``loss_flag`` is that of all workers."""
         if self.reduced:
             raise TrainerError("the gradients are reduced already; call update or step.")
         return self._with(reduced=True, loss_flag=loss_flag)
 
     def unscaled(self, grad_flag: Optional[mx.nd.NDArray]) -> Window:
-        """Return the window after its gradients were divided by the scale.
-
-        Args:
-            grad_flag: Whether they were finite before.
-        """
+        """Return the window after its gradients were divided by the scale; ``grad_flag`` is from before."""
         if self.is_unscaled:
             raise TrainerError("the gradients of this window are unscaled already; unscale them once, then step.")
         return self._with(stage=Stage.UNSCALED, grad_flag=grad_flag)
@@ -141,14 +123,9 @@ class Window:
         return self._with(finite=finite and self.finite is not False)
 
     def read(self, value: mx.nd.NDArray) -> Tuple[List[float], Window]:
-        """Copy a small array and the flags to the host, at once.
+        """Copy a float32 array of shape (N,) and the flags to the host, at once; return the N elements and the window.
 
-        Args:
-            value: Shape (N,), float32.
-
-        Returns:
-            The N elements, and the window: ``finite`` is False if the gradients were not finite before they
-            were unscaled, else None.
+        Its ``finite`` is False if the gradients were not finite before they were unscaled, else None.
         """
         named = {"loss": self.loss_flag, "grad": self.grad_flag, "stats": self.stats_flag}
         flags: Dict[str, Any] = {name: flag for name, flag in named.items() if flag is not None}

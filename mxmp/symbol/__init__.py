@@ -1,5 +1,7 @@
 """The Symbolic API: conversion of symbols, models and checkpoints."""
 
+import importlib
+
 from .buckets import ConvertedBuckets as ConvertedBuckets
 from .buckets import convert_buckets as convert_buckets
 from .checkpoint import Checkpoint as Checkpoint
@@ -17,3 +19,12 @@ from .inference import infer_facts as infer_facts
 from .inference import to_graph as to_graph
 from .rewrite import Converted as Converted
 from .rewrite import convert_graph as convert_graph
+
+_FORMERLY_PUBLIC = {"NetworkNames": "monitors", "WatchedExecutor": "monitors", "ShapeOutcomes": "outcomes"}
+
+
+def __getattr__(name: str) -> object:
+    """Return what was public up to version 0.1."""
+    if name not in _FORMERLY_PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_FORMERLY_PUBLIC[name]}"), name)

@@ -23,11 +23,7 @@ _KINDS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_syn
 
 
 def require_known(kvstore: Any) -> None:
-    """Raise if ``kvstore`` of a trainer means nothing; MXNet takes any other name for 'local'.
-
-    Raises:
-        TrainerError: It quotes it.
-    """
+    """Raise if ``kvstore`` of a trainer means nothing; MXNet takes any other name for 'local'."""
     if isinstance(kvstore, str):
         known = any(part in kvstore.lower() for part in ("local", "device", "nccl", "dist"))
         if not known and kvstore.lower() not in (*_KINDS, *mx.kvstore.KVStoreBase.kv_registry):
@@ -39,8 +35,7 @@ def require_known(kvstore: Any) -> None:
 def open_for_trainer(kvstore: Any, compression: Any, params: Sequence[mx.gluon.Parameter]) -> Any:
     """Return the kvstore for a trainer that updates weights itself: ours where it is a distributed one.
 
-    Raises:
-        TrainerError: If the trainer has what cannot be summed over workers.
+    Raises TrainerError if the trainer has what cannot be summed over workers.
     """
     if not distributed(kvstore):
         return kvstore
@@ -62,15 +57,12 @@ def open_for_trainer(kvstore: Any, compression: Any, params: Sequence[mx.gluon.P
 def open_for_module(kvstore: Any, compression: Any, contexts: int, values: Dict[str, Any]) -> Tuple[Any, bool]:
     """Return the kvstore of a module, and whether it can update weights; one of mxmp where it is distributed.
 
-    Args:
-        kvstore: As for ``init_optimizer``.
-        compression: ``compression_params``, which MXNet's own kvstores alone know.
-        contexts: Number of contexts.
-        values: The parameters by name.
+    MXNet's own kvstores alone know ``compression_params``.
     """
     if distributed(kvstore) and not compression:
         return _open_distributed(kvstore), False
-    return create_kvstore(kvstore, contexts, values)
+    store, capable = create_kvstore(kvstore, contexts, values)
+    return store, bool(capable)
 
 
 def _open_distributed(kvstore: Any) -> KVStore:
@@ -78,16 +70,7 @@ def _open_distributed(kvstore: Any) -> KVStore:
 
 
 def refuse_compression(compression: Any, scaled: bool, low: bool) -> None:
-    """Raise if gradients cannot be compressed.
-
-    Args:
-        compression: ``compression_params``.
-        scaled: Whether there is a loss scale.
-        low: Whether parameters are stored in low precision.
-
-    Raises:
-        TrainerError: If there is compression and one of these.
-    """
+    """Raise if gradients are to be compressed under a loss scale, or where parameters have low precision."""
     if compression and scaled:
         raise TrainerError(
             "compression_params compares gradients with a threshold while they are scaled, so that the loss scale "
@@ -112,15 +95,8 @@ def any_sparse(params: Iterable[Any]) -> bool:
 def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], sparse: bool) -> Optional[bool]:
     """Return ``update_on_kvstore`` for MXNet: False wherever it need not be left to MXNet.
 
-    Args:
-        loss_scale: The trainer's. With a dynamic one every update is checked first; with a static
-            one too, unless the user wants the kvstore to update.
-        kvstore: A name, a KVStore or None.
-        choice: The user's ``update_on_kvstore``.
-        sparse: Whether a parameter is row_sparse, which MXNet can only update on the kvstore.
-
-    Raises:
-        TrainerError: If the update would come before the check.
+    With a dynamic loss scale every update is checked first, so that a kvstore that must update is an error; with a
+    static one too, unless the user chose it. MXNet can update row_sparse parameters on the kvstore alone.
     """
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
     for updates, what in (
@@ -137,14 +113,7 @@ def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], s
 def updates_on_kvstore(kvstore: Any, capable: bool, checked: bool, low: bool) -> bool:
     """Return whether the kvstore updates the weights: where MXNet's own is distributed and nothing speaks against it.
 
-    Args:
-        kvstore: A KVStore or None.
-        capable: Whether it can.
-        checked: Whether gradients are checked before they are used.
-        low: Whether parameters are stored in low precision.
-
-    Raises:
-        TrainerError: If it must, but the update would come before the check or lack masters.
+    Raises TrainerError if it must, but gradients are ``checked`` first or parameters have ``low`` precision.
     """
     kind = kvstore.type if kvstore is not None else ""
     if "async" in kind and (checked or low):
@@ -156,16 +125,7 @@ def updates_on_kvstore(kvstore: Any, capable: bool, checked: bool, low: bool) ->
 
 
 def require_updating_kvstore(choice: Optional[bool], kvstore: Any, contexts: int) -> None:
-    """Raise if the kvstore of a trainer is to update and MXNet makes none.
-
-    Args:
-        choice: The user's ``update_on_kvstore``.
-        kvstore: A name, a KVStore or None.
-        contexts: Number of contexts.
-
-    Raises:
-        TrainerError: If so.
-    """
+    """Raise if the kvstore of a trainer is to update by the user's choice and MXNet makes none."""
     if choice and (kvstore is None or (isinstance(kvstore, str) and "dist" not in kvstore and contexts == 1)):
         raise TrainerError(
             f"update_on_kvstore=True with kvstore={kvstore!r} and {contexts} context: MXNet makes no kvstore there; "
@@ -174,15 +134,9 @@ def require_updating_kvstore(choice: Optional[bool], kvstore: Any, contexts: int
 
 
 def require_unchecked(loss_scale: LossScale, choice: Optional[bool], what: str) -> None:
-    """Raise if the kvstore cannot update under a loss scale.
+    """Raise if the kvstore cannot update under a loss scale; ``what`` makes it update.
 
-    Args:
-        loss_scale: What the gradients will be scaled by.
-        choice: The user's ``update_on_kvstore``: True accepts that nothing is checked.
-        what: That which makes the kvstore update.
-
-    Raises:
-        TrainerError: It says why, and what can be done.
+    The user's ``choice`` of True accepts that under a static one nothing is checked.
     """
     if isinstance(loss_scale, NoOpLossScale) or (choice and isinstance(loss_scale, StaticLossScale)):
         return
@@ -198,11 +152,7 @@ def require_unchecked(loss_scale: LossScale, choice: Optional[bool], what: str) 
 
 
 def require_rescaled(loss_scale: LossScale, optimizer: mx.optimizer.Optimizer) -> None:
-    """Raise if ``rescale_grad``, which is all that a kvstore has, cannot take a loss scale out.
-
-    Raises:
-        TrainerError: It names the optimizer.
-    """
+    """Raise if ``rescale_grad``, which is all that a kvstore has, cannot take a loss scale out."""
     inner = optimizer.inner if isinstance(optimizer, MultiPrecision) else optimizer
     if not isinstance(loss_scale, NoOpLossScale) and needs_unscaled_gradients(inner):
         raise TrainerError(
@@ -215,13 +165,7 @@ def require_rescaled(loss_scale: LossScale, optimizer: mx.optimizer.Optimizer) -
 
 
 def broadcast_param(kvstore: KVStore, key: int, param: mx.gluon.Parameter) -> None:
-    """Give a parameter the value that it has on worker 0: its float32 master where it is low precision.
-
-    Args:
-        kvstore: Distributed.
-        key: The parameter's.
-        param: Initialized.
-    """
+    """Give a parameter the value that it has on worker 0: its float32 master where it is low precision."""
     weights = param.list_data()
     if not is_low_precision(weights[0]) or param.grad_req == "null":
         kvstore.broadcast(key, weights[0], weights)

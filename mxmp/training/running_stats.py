@@ -18,13 +18,7 @@ Named = Sequence[Tuple[str, mx.nd.NDArray]]
 
 
 class _Group(NamedTuple):
-    """Statistics of one context and dtype.
-
-    Attributes:
-        key: Context, dtype and names.
-        names: Their names.
-        arrays: Views of one dimension.
-    """
+    """Statistics of one context and dtype as views of one dimension; the key is context, dtype and names."""
 
     key: Tuple[mx.Context, str, Tuple[str, ...]]
     names: Sequence[str]
@@ -46,11 +40,7 @@ class RunningStats:
         self._put_back = 0  # how often
 
     def keep(self, named: Named) -> None:
-        """Copy every element that is finite; to be called before a backward pass. No host read.
-
-        Args:
-            named: Names and arrays of the statistics, each name once on a context.
-        """
+        """Copy every element that is finite; to be called before a backward pass. No host read."""
         with mx.autograd.pause():
             for group in self._groups(named):
                 values = _joined(group)
@@ -59,13 +49,9 @@ class RunningStats:
                     mx.nd.where(_finite(values), values, kept, out=kept)
 
     def check(self, named: Named) -> Optional[mx.nd.NDArray]:
-        """Look for what was finite and is not any more; to be called after backward. No host read.
+        """Return a flag that is 1 unless something was finite and is not any more, None without statistics.
 
-        Args:
-            named: As for `keep`.
-
-        Returns:
-            Shape (1,), float32, on a device: 1 if there is nothing. None if there are no statistics.
+        To be called after backward. Shape (1,), float32, on a device; no host read.
         """
         flags = []
         with mx.autograd.pause():
@@ -80,11 +66,7 @@ class RunningStats:
     def restore(self, named: Named) -> None:
         """Put back the statistics that are not finite and once were; reads them on the host.
 
-        Args:
-            named: As for `keep`.
-
-        Raises:
-            NonFiniteLossError: If there is a NaN where no finite value is known.
+        Raises NonFiniteLossError if there is a NaN where no finite value is known.
         """
         lost_names = []
         for group in self._groups(named):

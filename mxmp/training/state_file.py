@@ -24,18 +24,15 @@ from ..masters.optimizer import MasterState
 from ..mxnet_private.arrays import copy_from_numpy
 
 _HEADER = "header"
+_FORMAT: Any = np.lib.format  # numpy gives its functions no types
 
 
 class CannotEncodeError(Exception):
     """A value is none of those that a state file can hold."""
 
 
-def encode(value: Any, arrays: Dict[str, np.ndarray], prefix: str = "") -> Any:
-    """Return JSON data for a value; its arrays are added to ``arrays``, names with ``prefix``.
-
-    Raises:
-        CannotEncodeError: If the value holds anything that a file cannot.
-    """
+def encode(value: Any, arrays: Dict[str, np.ndarray[Any, Any]], prefix: str = "") -> Any:
+    """Return JSON data for a value, or raise CannotEncodeError; its arrays are added, names with ``prefix``."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic):
@@ -59,29 +56,18 @@ def encode(value: Any, arrays: Dict[str, np.ndarray], prefix: str = "") -> Any:
     raise CannotEncodeError(type(value).__name__)
 
 
-def write(fname: str, header: Dict[str, Any], arrays: Dict[str, np.ndarray]) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        CheckpointError: If it cannot be written; then what was there is as it was.
-    """
+def write(fname: str, header: Dict[str, Any], arrays: Dict[str, np.ndarray[Any, Any]]) -> None:
+    """Write a file whole, or raise a CheckpointError and leave what was there as it was."""
     fname = os.fspath(fname)
     members = {_HEADER: np.array(json.dumps(header)), **arrays}
     with saving(f"{fname}: the states", fname) as (name,), zipfile.ZipFile(name, "w") as file:
         for member, array in members.items():  # as np.savez, which leaves its archive open where writing fails
             with file.open(f"{member}.npy", "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, array, allow_pickle=False)
+                _FORMAT.write_array(stream, array, allow_pickle=False)
 
 
 class StateFile:
-    """A file that was read, with errors that name it.
-
-    Attributes:
-        header: The JSON header, a dict.
-
-    Raises:
-        StateError: If the file is not one of `write`, or damaged.
-    """
+    """A file that was read, with its JSON header; errors, as of a file that `write` did not write, name the file."""
 
     def __init__(self, fname: str) -> None:
         self._fname = fname
@@ -98,16 +84,7 @@ class StateFile:
         return StateError(f"{self._fname}: {field} is {found}; expected {expected}.")
 
     def decode(self, where: str, data: Any, ctx: mx.Context) -> Any:
-        """Return the value that `encode` described, its arrays on ``ctx``.
-
-        Args:
-            where: The field, for errors.
-            data: A part of the header.
-            ctx: The context for arrays.
-
-        Raises:
-            StateError: If ``data`` is nothing that `encode` writes, or does not fit the arrays.
-        """
+        """Return the value that `encode` described, its arrays on ``ctx``; ``where`` is the field, for errors."""
         if data is None or isinstance(data, (bool, int, float, str)):
             return data
         try:
@@ -124,12 +101,12 @@ class StateFile:
         if kind == "numpy":
             return self._scalar(where, *content)
         if kind == "array":
-            return self._array(where, *content, ctx)
+            return self._array(where, ctx, *content)
         if kind == "dict":
             pairs = [[self.decode(where, item, ctx) for item in pair] for pair in content]
             return {key: value for key, value in pairs}
         if kind == "row_sparse":
-            return self._rows(where, *content, ctx)
+            return self._rows(where, ctx, *content)
         items = [self.decode(f"{where}[{i}]", item, ctx) for i, item in enumerate(content)]
         return MasterState(*items) if kind == "master" else {"list": list, "tuple": tuple}[kind](items)
 
@@ -139,7 +116,7 @@ class StateFile:
             raise self.error(where, f"{value!r} of dtype {dtype!r}", "a number of a numeric dtype")
         return kind(value)
 
-    def _rows(self, where: str, values: Any, rows: Any, shape: Any, ctx: mx.Context) -> Any:
+    def _rows(self, where: str, ctx: mx.Context, values: Any, rows: Any, shape: Any) -> Any:
         """Return a row_sparse array, whose indices MXNet follows wherever they lead."""
         values, rows = (self.decode(where, part, ctx) for part in (values, rows))
         places = rows.asnumpy()
@@ -148,7 +125,7 @@ class StateFile:
             raise self.error(where, f"values {values.shape} of rows that are not its", f"rows of an array {shape}")
         return mx.nd.sparse.row_sparse_array((values, rows), shape=tuple(shape), ctx=ctx)
 
-    def _array(self, where: str, name: str, dtype: str, shape: Any, ctx: mx.Context) -> mx.nd.NDArray:
+    def _array(self, where: str, ctx: mx.Context, name: str, dtype: str, shape: Any) -> mx.nd.NDArray:
         array = self._arrays.get(name)
         stored = np.dtype(np.uint16) if dtype == BFLOAT16 else np.dtype(dtype)
         if array is None or array.dtype != stored or array.shape != tuple(shape):
@@ -159,7 +136,7 @@ class StateFile:
         return loaded
 
 
-def _read(fname: str) -> Dict[str, np.ndarray]:
+def _read(fname: str) -> Dict[str, np.ndarray[Any, Any]]:
     try:
         with zipfile.ZipFile(fname) as file:
             size = os.path.getsize(fname)
@@ -170,12 +147,12 @@ def _read(fname: str) -> Dict[str, np.ndarray]:
         raise
     except Exception as e:  # zipfile and numpy raise all sorts: struct.error, RuntimeError, SyntaxError, ...
         raise StateError(
-            f"{fname}: not a file of optimizer states, or damaged ({e}); expected one that mxmp's "
+            f"{fname}: not a file of optimizer states, or damaged ({str(e):.200}); expected one that mxmp's "
             "save_states wrote. Files of mxnet.gluon.Trainer cannot be read."
         ) from e
 
 
-def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> np.ndarray:
+def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> np.ndarray[Any, Any]:
     """Return an array of an archive of ``size`` bytes, once what it declares is known to be there."""
     name = info.filename
     if not name.endswith(".npy") or info.compress_type != zipfile.ZIP_STORED:
@@ -183,8 +160,8 @@ def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> np.ndarr
     if info.file_size != info.compress_size or info.file_size > size:
         raise ValueError(f"{name} declares {info.file_size} bytes, the file has {size}")
     data = io.BytesIO(file.read(info))  # checks its sum
-    version = np.lib.format.read_magic(data)
-    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    version = _FORMAT.read_magic(data)
+    read_header = {(1, 0): _FORMAT.read_array_header_1_0, (2, 0): _FORMAT.read_array_header_2_0}[version]
     shape, in_fortran_order, dtype = read_header(data)
     left = info.file_size - data.tell()
     if dtype.hasobject or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != left:

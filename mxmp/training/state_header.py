@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
-from ..dtypes import canonical
+from ..dtypes import FLOAT32, LOW_PRECISION, canonical, to_numpy
 from ..errors import StateError
-from ..masters.optimizer import MultiPrecision
+from ..masters.optimizer import MasterState, MultiPrecision
 from ..mxnet_private.optimizers import all_update_counts, update_counts
 from . import state_file
-from .model_states import ModelStates
 from .state_file import StateFile
 
 FORMAT = "mxmp-optimizer-states"
 VERSION = 1
+
+_UNKNOWN = object()  # a state of an optimizer that makes none for zeros
 
 # Set by the trainer, by MXNet or at every step; the counters are saved apart.
 _NOT_STATE = {
@@ -50,21 +52,22 @@ _HEADER_TYPES = {
 }
 
 
+class Described(NamedTuple):
+    """What saved states say of a weight that is no Parameter."""
+
+    name: str
+    shape: Tuple[int, ...]
+    dtype: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What states are saved from and loaded into.
-
-    Attributes:
-        optimizer: The optimizer of all updaters.
-        updaters: One per context.
-        contexts: Where each updater's states live.
-        params: The parameters, in the order of their indices.
-    """
+    """What states are saved from and loaded into: an updater per context, parameters in the order of their indices."""
 
     optimizer: MultiPrecision
     updaters: Sequence[mx.optimizer.Updater]
     contexts: Sequence[mx.Context]
-    params: Sequence[mx.gluon.Parameter]
+    params: Sequence[Any]
 
 
 def class_name(scheduler: Any) -> Optional[str]:
@@ -72,15 +75,15 @@ def class_name(scheduler: Any) -> Optional[str]:
     return None if scheduler is None else type(scheduler).__name__
 
 
-def describe(param: mx.gluon.Parameter) -> Dict[str, Any]:
+def describe(param: Any) -> Dict[str, Any]:
     """Return what a file says of a parameter."""
     return {"name": param.name, "shape": list(param.shape or ()), "dtype": canonical(param.dtype)}
 
 
-def encode_states(updaters: Sequence[Any], arrays: Dict[str, np.ndarray]) -> List[Any]:
+def encode_states(updaters: Sequence[Any], arrays: Dict[str, np.ndarray[Any, Any]]) -> List[Any]:
     """Encode the states of every updater, or of the first alone where all are alike."""
     trees: List[Any] = []
-    parts: List[Dict[str, np.ndarray]] = []
+    parts: List[Dict[str, np.ndarray[Any, Any]]] = []
     for updater in updaters:
         parts.append({})
         try:
@@ -98,11 +101,11 @@ def encode_states(updaters: Sequence[Any], arrays: Dict[str, np.ndarray]) -> Lis
     return trees[:count]
 
 
-def _alike(a: Dict[str, np.ndarray], b: Dict[str, np.ndarray]) -> bool:
+def _alike(a: Dict[str, np.ndarray[Any, Any]], b: Dict[str, np.ndarray[Any, Any]]) -> bool:
     return all(x.tobytes() == y.tobytes() for x, y in zip(a.values(), b.values()))
 
 
-def encode_fields(owner: Any, arrays: Dict[str, np.ndarray]) -> Dict[str, Any]:
+def encode_fields(owner: Any, arrays: Dict[str, np.ndarray[Any, Any]]) -> Dict[str, Any]:
     """Return the fields of an optimizer or scheduler that a file can hold; their arrays are added to ``arrays``."""
     fields = {}
     for name, value in (vars(owner) if owner is not None else {}).items():
@@ -113,11 +116,7 @@ def encode_fields(owner: Any, arrays: Dict[str, np.ndarray]) -> Dict[str, Any]:
 
 
 def check_header(file: StateFile) -> None:
-    """Check that a header has every field, of the right type.
-
-    Raises:
-        StateError: If not.
-    """
+    """Raise a StateError unless a header has every field, of the right type."""
     header = file.header
     if header.get("format") != FORMAT:
         raise file.error("format", repr(header.get("format")), repr(FORMAT))
@@ -135,11 +134,7 @@ def check_header(file: StateFile) -> None:
 
 
 def check_target(file: StateFile, target: Target) -> None:
-    """Check that a file was saved by an optimizer with parameters like those that it is for.
-
-    Raises:
-        StateError: If not; it names what differs.
-    """
+    """Raise a StateError, which names what differs, unless a file has an optimizer and parameters like the target's."""
     header, inner = file.header, target.optimizer.inner
     for field, found, expected in (
         ("the optimizer", header["optimizer"], type(inner).__name__),
@@ -162,17 +157,72 @@ def _is_shape(found: Any) -> bool:
     return type(found) is list and all(type(size) is int and size >= 0 for size in found)
 
 
-def _unknown(param: mx.gluon.Parameter) -> bool:
+def _unknown(param: Any) -> bool:
     return not param.shape or min(param.shape) <= 0
 
 
-def decode_states(file: StateFile, target: Target, model: ModelStates) -> List[Dict[int, Any]]:
-    """Return the states of each updater, checked against those that the optimizer makes.
+class ModelStates:
+    """The states that an optimizer makes, by the shape and dtype of a parameter.
 
-    Raises:
-        StateError: If one does not fit.
+    The optimizer is not changed. ``fields`` of it a file decides over, which decide over its states; ``params`` is what
+    the file says of the parameters: 'shape' and 'dtype' of each.
     """
-    trees, number = file.header["states"], len(target.updaters)
+
+    def __init__(self, optimizer: MultiPrecision, fields: Dict[str, Any], params: List[Dict[str, Any]]) -> None:
+        inner = optimizer.inner
+        self._masters, self._params = optimizer.masters, params
+        self._inner = object.__new__(type(inner))
+        own = {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in fields.items()}
+        vars(self._inner).update({**vars(inner), **own})
+        self._made: Dict[Tuple[str, Tuple[int, ...]], Any] = {}
+
+    def check(self, file: StateFile, where: str, index: int, state: Any) -> None:
+        """Raise a StateError, which names the entry, unless the optimizer can go on with a state of a file."""
+        dtype, shape = self._params[index]["dtype"], tuple(self._params[index]["shape"])
+        if dtype in LOW_PRECISION:
+            if not isinstance(state, MasterState):
+                raise file.error(where, _text(state), f"the state of a {dtype} parameter, with its master")
+            master = f"{FLOAT32} {shape}" if self._masters else "None"
+            if _text(state.master) != master:
+                raise file.error(f"{where}.master", _text(state.master), master)
+            where, state, dtype = f"{where}.inner", state.inner, FLOAT32
+        expected = self._make(index, dtype, shape)
+        if expected is not _UNKNOWN:
+            _compare(file, where, state, expected)
+
+    def _make(self, index: int, dtype: str, shape: Tuple[int, ...]) -> Any:
+        key = dtype, shape
+        if key not in self._made:
+            weight = mx.nd.zeros(shape, ctx=mx.cpu(), dtype=to_numpy(dtype))
+            try:
+                self._made[key] = self._inner.create_state_multi_precision(index, weight)
+            except Exception:  # an optimizer of the user may want a weight that means something
+                self._made[key] = _UNKNOWN
+        return self._made[key]
+
+
+def _compare(file: StateFile, where: str, found: Any, expected: Any) -> None:
+    """Compare shapes and dtypes of arrays, lengths of tuples and kinds of everything else, which may change."""
+    if _text(found) != _text(expected):
+        raise file.error(where, _text(found), _text(expected))
+    if isinstance(expected, tuple):
+        for number, (one, other) in enumerate(zip(found, expected)):
+            _compare(file, f"{where}[{number}]", one, other)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, mx.nd.NDArray):
+        return f"{canonical(value.dtype)} {value.shape}"
+    if isinstance(value, (int, float, np.number)):
+        return "a number"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def decode_states(file: StateFile, target: Target, model: ModelStates) -> List[Dict[int, Any]]:
+    """Return the states of each updater, or raise a StateError if the optimizer makes others."""
+    trees, number, count = file.header["states"], len(target.updaters), len(file.header["params"])
     if len(trees) not in (1, number):
         raise file.error("the number of contexts with states of their own", len(trees), number)
     result = []
@@ -183,23 +233,17 @@ def decode_states(file: StateFile, target: Target, model: ModelStates) -> List[D
             raise file.error(f"states[{k}]", type(states).__name__, "a dict")
         for index, state in states.items():
             where = f"states[{k}][{index!r}]"
-            _check_index(file, where, index)
+            if type(index) is not int or not 0 <= index < count:
+                raise file.error(where, "of no parameter", f"an index from 0 to {count - 1}")
             model.check(file, where, index, state)
         result.append(states)
     return result
 
 
-def _check_index(file: StateFile, where: str, index: Any) -> None:
-    params = file.header["params"]
-    if type(index) is not int or not 0 <= index < len(params):
-        raise file.error(where, "of no parameter", f"an index from 0 to {len(params) - 1}")
-
-
 def decode_fields(file: StateFile, group: str, owner: Any, ctx: mx.Context) -> Dict[str, Any]:
     """Return the fields of an optimizer or scheduler that a file holds.
 
-    Raises:
-        StateError: If the owner has no such field, or one of another type.
+    Raises StateError if the owner has no such field, or one of another type.
     """
     present = vars(owner) if owner is not None else {}
     result = {}

@@ -23,11 +23,11 @@ from ..masters.optimizer import MasterState
 from ..mxnet_private.optimizers import all_update_counts, update_counts
 from ..scaling.scaler import Scaler
 from . import state_file
-from .model_states import ModelStates
 from .state_file import StateFile
 from .state_header import (
     FORMAT,
     VERSION,
+    ModelStates,
     Target,
     check_header,
     check_target,
@@ -60,19 +60,12 @@ class Loaded:
 
 
 def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
-    """Write the states of an optimizer to a file, whole or not at all.
+    """Write the states of an optimizer, and JSON data of the caller, to a file, whole or not at all.
 
-    Copies every state to the host. States that are alike on every context are written once.
-
-    Args:
-        fname: The file to write; replaced only when the new one is complete.
-        target: The optimizer with its updaters and parameters.
-        extra: JSON data of the caller.
-
-    Raises:
-        StateError: If an optimizer of the user keeps states that a file cannot hold.
+    Copies every state to the host; those that are alike on every context are written once. Raises StateError if
+    an optimizer of the user keeps states that a file cannot hold.
     """
-    arrays: Dict[str, np.ndarray] = {}
+    arrays: Dict[str, np.ndarray[Any, Any]] = {}
     inner = target.optimizer.inner
     scheduler = inner.lr_scheduler
     header = {
@@ -93,15 +86,7 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
 
 
 def load(fname: str, target: Target) -> Loaded:
-    """Read and validate a file of states; `Loaded.apply` puts them in place.
-
-    Args:
-        fname: A file that `save` wrote.
-        target: What the states are for. It is not changed here.
-
-    Raises:
-        StateError: If the file is damaged or does not fit.
-    """
+    """Read and validate a file of states, or raise a StateError; `Loaded.apply` puts them in place."""
     file = StateFile(fname)
     check_header(file)
     check_target(file, target)
@@ -131,16 +116,8 @@ def load(fname: str, target: Target) -> Loaded:
 def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = _DEFAULT) -> None:
     """Put the states of a file in place, with the loss scale that `save` got from ``scaler.to_dict()``.
 
-    The file decides over every field; the log tells where that is not what the caller set up.
-
-    Args:
-        fname: The file.
-        target: What the states are for.
-        scaler: What the loss scale is for.
-        default: The loss scale of a caller who gave none, which the file replaces without a word.
-
-    Raises:
-        StateError: If the file is damaged or does not fit; then nothing is changed.
+    The file decides over every field; the log tells where that is not what the caller set up. ``default`` is the loss
+    scale of a caller who gave none, which the file replaces without a word. A StateError changes nothing.
     """
     loaded = load(fname, target)
     before = scaler.loss_scale
@@ -167,8 +144,8 @@ def _link_masters(params: Sequence[mx.gluon.Parameter], states: Sequence[Dict[in
 
 def _overruled(owner: Any, fields: Dict[str, Any]) -> List[str]:
     """Return the options of an optimizer's constructors whose values in a file are others."""
-    signatures = (inspect.signature(cls.__init__) for cls in type(owner).__mro__ if cls is not object)
-    options = {"lr", *(name for signature in signatures for name in signature.parameters)}
+    inits = (vars(cls)["__init__"] for cls in type(owner).__mro__[:-1] if "__init__" in vars(cls))
+    options = {"lr", *(name for init in inits for name in inspect.signature(init).parameters)}
     plain = (bool, int, float, str, type(None))
     return [
         f"{name}={value!r} (not {vars(owner)[name]!r})"

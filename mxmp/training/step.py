@@ -1,18 +1,94 @@
-"""The training step of every front: reduce, check, unscale, update or skip, move the loss scale."""
+"""The training step of every front: reduce, check, unscale, update or skip, move the loss scale.
+
+`Weights` is what it needs to know of the weights that a trainer, a module or an optimizer trains.
+"""
 
 from __future__ import annotations
 
-from typing import List, Mapping, NamedTuple, Sequence
+import abc
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 
 from ..arrays.casts import copy_to_float32, is_low_precision, round_into
-from ..arrays.finite import all_finite
+from ..arrays.finite import all_finite, first_non_finite
 from ..arrays.norms import clip_coefficient, scale_in_place
+from ..distributed import KVStore
 from ..errors import NonFiniteLossError
+from ..masters.optimizer import MultiPrecision
 from ..scaling.scaler import Scaler, non_finite_loss
-from .running_stats import RunningStats
-from .weights import Update, Weights
+from .running_stats import Named, RunningStats
+
+
+class Update(NamedTuple):
+    """What an ``mx.optimizer.Updater`` needs for one weight on one context, which is updated in place."""
+
+    index: int  # type: ignore[assignment]  # it hides tuple.index
+    grad: mx.nd.NDArray
+    weight: mx.nd.NDArray
+
+
+class Weights(abc.ABC):
+    """The weights of one step with their gradients, on one or several contexts.
+
+    Attributes:
+        updaters: One per context; or one alone, whose weights the other contexts copy: optimizers that draw
+            noise (SGLD) or count their calls (Nadam) would let them drift apart.
+        kvstore: What sums the gradients; None leaves every context its own.
+    """
+
+    optimizer: MultiPrecision
+    updaters: Sequence[mx.optimizer.Updater]
+    kvstore: Any = None
+
+    @property
+    def workers(self) -> Optional[KVStore]:
+        """The kvstore if it sums over several workers, which must all decide alike."""
+        return self.kvstore if isinstance(self.kvstore, KVStore) else None
+
+    @abc.abstractmethod
+    def groups(self) -> List[List[Update]]:
+        """Return for each context the weights whose gradients are to be used."""
+
+    @abc.abstractmethod
+    def name(self, index: int) -> str:
+        """Return the name of a weight, for messages."""
+
+    @abc.abstractmethod
+    def grads(self, index: int) -> List[mx.nd.NDArray]:
+        """Return the gradients of a weight that the user sees, one per context."""
+
+    @abc.abstractmethod
+    def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
+        """Let the user see other arrays as gradients, by the index of their weight; `groups` has them from now on."""
+
+    def accumulates(self, index: int) -> bool:
+        """Return whether backward passes add to the gradient of a weight (``grad_req='add'``)."""
+        return False
+
+    def prepare_reduce(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Make all contexts' gradients fit to be summed."""
+
+    def reduce(self) -> None:  # noqa: B027
+        """Sum the gradients over contexts and workers, in place."""
+
+    def copy_to_other_contexts(self, indices: Sequence[int]) -> None:  # noqa: B027
+        """Give the contexts that have no updater the weights of the first."""
+
+    def release(self) -> None:  # noqa: B027
+        """Forget the gradients: the step is over."""
+
+    def running_stats(self) -> Named:
+        """Return BatchNorm's running statistics and their like, on every context."""
+        return ()
+
+    def losses(self) -> Sequence[mx.nd.NDArray]:
+        """Return losses that nothing has checked yet; they are looked at only where gradients are not finite."""
+        return ()
+
+    def first_non_finite(self) -> Optional[str]:
+        """Return the name of the first weight whose gradient is not finite; slow."""
+        return first_non_finite((self.name(index), grad) for group in self.groups() for index, grad, _ in group)
 
 
 class _Shown(NamedTuple):
@@ -27,12 +103,6 @@ class Step:
     """Takes the steps of a trainer, a module with its buckets, or an optimizer in a loop.
 
     Each method is given the weights, which may be others at each step.
-
-    Attributes:
-        scaler: The loss scale and the window of the present step.
-
-    Args:
-        scaler: As above.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -56,7 +126,7 @@ class Step:
             if scaler.checks:  # a worker's loss decides for all
                 loss_flag = workers.agree(loss_flag)
         weights.reduce()
-        scaler.note_reduced(loss_flag)
+        scaler.window = scaler.window.after_reduce(loss_flag)
 
     def unscale(self, weights: Weights) -> None:
         """Make the gradients true ones, in float32, reduced; no host read.
@@ -69,7 +139,7 @@ class Step:
         grad_flag = all_finite(grads) if grads and self.scaler.checks else None
         self._show_float32(weights)
         scale_in_place(_gradients(weights.groups()), 1.0 / self.scaler.window.scale)
-        self.scaler.note_unscaled(grad_flag)
+        self.scaler.window = self.scaler.window.unscaled(grad_flag)
 
     def clip_global_norm(self, weights: Weights, max_norm: float) -> float:
         """Unscale, then scale the gradients down to a norm; one host read. Returns the norm before."""
@@ -96,16 +166,8 @@ class Step:
     def run(self, weights: Weights, rescale: float) -> bool:
         """Reduce the gradients, check them, update the weights or skip, and move the loss scale.
 
-        Args:
-            weights: What to update.
-            rescale: What the optimizer multiplies true gradients by (``rescale_grad``).
-
-        Returns:
-            Whether the step was taken.
-
-        Raises:
-            NonFiniteLossError: If the loss itself was not finite; nothing is updated.
-            LossScaleError: If the loss scale gave up; nothing is updated.
+        The optimizer multiplies true gradients by ``rescale``. Returns whether the step was taken. Nothing is updated
+        if it raises: NonFiniteLossError if the loss itself was not finite, LossScaleError if the loss scale gave up.
         """
         scaler = self.scaler
         self.reduce(weights)
@@ -146,11 +208,7 @@ class Step:
         return scale < 1.0 or (scale != 1.0 and weights.optimizer.needs_unscaled_gradients)
 
     def _should_step(self, weights: Weights) -> bool:
-        """Return whether all gradients are finite; one host read.
-
-        Raises:
-            NonFiniteLossError: If they are not because the losses are not.
-        """
+        """Return whether all gradients are finite, by one host read; NonFiniteLossError if the losses are not."""
         grads = _gradients(weights.groups())
         if not grads or not self.scaler.checks or self.scaler.window.finite is not None:
             finite = self.scaler.should_step(None)
@@ -167,7 +225,8 @@ class Step:
 
     def _check_running_stats(self, weights: Weights) -> None:
         if self.scaler.checks and self.scaler.window.finite is None:
-            self.scaler.note_stats(self._running_stats.check(weights.running_stats()))
+            flag = self._running_stats.check(weights.running_stats())
+            self.scaler.window = self.scaler.window.with_stats(flag)
 
     def _update(self, weights: Weights, rescale: float, factor: float) -> None:
         """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""

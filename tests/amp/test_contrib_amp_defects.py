@@ -98,6 +98,7 @@ def test_a_step_without_scale_loss_is_refused(theirs):
 
 
 # 7
+@pytest.mark.behaviour("a scale that changes while accumulating")
 def test_gradients_of_two_scales_are_never_added(theirs):
     assert theirs["unscale_after_each_micro_batch"] == [None, 1 + 1 / 65536]
     assert scenarios.unscale_after_each_micro_batch(amp) == ("TrainerError", 1.0)

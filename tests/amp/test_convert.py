@@ -229,6 +229,7 @@ def test_a_converted_net_is_converted_anew():
     assert mxmp.gluon.report(found).casts == 0
 
 
+@pytest.mark.behaviour("recurrent layers")
 def test_rnn_layers():
     """As test_amp_conversion_rnn of MXNet's own tests."""
     model = nn.HybridSequential()

@@ -24,6 +24,7 @@ def finite_on_host(arrays) -> bool:
     return all_finite(arrays).asscalar() == 1.0
 
 
+@pytest.mark.behaviour("any bad value")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 4096, 4097, 9000], ids=str)
 @pytest.mark.parametrize("bad", [None, np.inf, -np.inf, np.nan], ids=str)
@@ -40,6 +41,7 @@ def test_all_finite_returns_one_flag_on_the_first_context():
     assert (flag.shape, flag.dtype, flag.context) == ((1,), np.float32, mx.cpu(1))
 
 
+@pytest.mark.behaviour("any bad value")
 @pytest.mark.parametrize("bad_at", range(8))
 def test_all_finite_mixes_dtypes_and_contexts(bad_at):
     arrays = [nd(np.ones((3, 5)), dtype, ctx) for dtype in DTYPES for ctx in (mx.cpu(0), mx.cpu(1))]
@@ -90,6 +92,7 @@ def test_all_finite_accepts_an_empty_row_sparse_array():
     assert finite_on_host([mx.nd.sparse.zeros("row_sparse", (6, 2))])
 
 
+@pytest.mark.behaviour("sparse gradients")
 def test_all_finite_finds_duplicates_that_overflow_when_summed():
     weight = mx.nd.ones((4, 2))
     weight.attach_grad(stype="row_sparse")

@@ -70,6 +70,7 @@ def pairs():
     }
 
 
+@pytest.mark.behaviour("bits of casts by hand", "the widest dtype")
 @pytest.mark.bfloat16
 @pytest.mark.parametrize("case", pairs())
 def test_an_operator_gives_the_bits_of_operands_cast_by_hand(case):
@@ -85,6 +86,7 @@ def test_an_operator_gives_the_bits_of_operands_cast_by_hand(case):
     assert not np.array_equal(found.asnumpy(), plain.asnumpy())
 
 
+@pytest.mark.behaviour("dtype by class")
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("case", pairs())
 def test_the_class_of_an_operator_decides_the_dtype_of_its_output(case, policy):
@@ -103,6 +105,7 @@ def test_the_class_of_an_operator_decides_the_dtype_of_its_output(case, policy):
     assert dtypes[0] == (LOW[policy] if is_low else "float32")
 
 
+@pytest.mark.behaviour("dtype by class")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("policy", ["O1", "O2", "O3", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
 def test_a_gradient_has_the_dtype_of_what_it_is_the_gradient_of(policy, dtype):
@@ -121,6 +124,7 @@ def test_a_gradient_has_the_dtype_of_what_it_is_the_gradient_of(policy, dtype):
             assert param.grad().dtype == param.data().dtype, param.name
 
 
+@pytest.mark.behaviour("recurrent layers")
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one way", "both ways"])
 @pytest.mark.parametrize("layout", ["TNC", "NTC"])
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
@@ -168,6 +172,7 @@ def trained(policy, interrupt, hybridize):
     return found
 
 
+@pytest.mark.behaviour("inference and training apart", "train, eval, train")
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybrid"])
 @pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
 def test_inference_before_and_between_training_steps_changes_no_gradient(policy, hybridize):
@@ -182,6 +187,7 @@ def test_inference_before_and_between_training_steps_changes_no_gradient(policy,
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.behaviour("inference and training apart")
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybrid"])
 @pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
 def test_inference_sees_a_weight_that_changed(policy, hybridize):

@@ -10,7 +10,8 @@ from mxnet.gluon import nn
 
 from mxmp import Policy
 from mxmp.gluon import Trainer, convert
-from mxmp.loss_scale import DynamicLossScale
+from mxmp.loss_scale import DynamicLossScale, NoOpLossScale
+from tests.freeze import scale_of
 from tests.gluon.trainer_tools import TWO, snapshot
 
 LEVELS = ["O0", "O1", "O2", "O3", "mixed_bfloat16", "bfloat16"]
@@ -47,7 +48,7 @@ def run(net, trainer, contexts, steps):
             loss = [mx.nd.square(mx.nd.Cast(net(part), dtype="float32") - 1).mean() for part in parts]
             with trainer.scale_loss(loss) as scaled:
                 autograd.backward(scaled)
-        if step == OVERFLOW_AT and trainer._scaler.active:
+        if step == OVERFLOW_AT and trainer.loss_scale != NoOpLossScale():
             net[0].bias.grad(contexts[-1])[:] = np.inf
         trainer.step(1)
         losses.append(tuple(part.asscalar() for part in loss))
@@ -57,9 +58,10 @@ def run(net, trainer, contexts, steps):
 def bits(net, trainer):
     """Return every parameter, statistics included, and all that a skipped step must not touch."""
     values = [array.asnumpy().tobytes() for p in net.collect_params().values() for array in p.list_data()]
-    return values, snapshot(trainer), trainer._scaler.to_dict()
+    return values, snapshot(trainer), scale_of(trainer)
 
 
+@pytest.mark.behaviour("a resumed run")
 @pytest.mark.parametrize(("level", "contexts"), [*RUNS, ("O2", 2)])
 def test_a_run_stopped_and_resumed_is_bit_identical(level, contexts, tmp_path):
     contexts = TWO[:contexts]
@@ -79,4 +81,4 @@ def test_a_run_stopped_and_resumed_is_bit_identical(level, contexts, tmp_path):
 
     assert found == losses and len(set(losses)) == STEPS
     assert bits(resumed, again) == bits(net, trainer)
-    assert trainer.skipped_steps == trainer._scaler.active
+    assert trainer.skipped_steps == (trainer.loss_scale != NoOpLossScale())

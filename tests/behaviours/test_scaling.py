@@ -15,6 +15,7 @@ from mxmp.loss_scale import DynamicLossScale
 from tests.gluon.trainer_tools import DTYPES, backward, collapse, loss_of, param, sgd, value
 
 
+@pytest.mark.behaviour("any bad value")
 @pytest.mark.parametrize("size", [4, 5000], ids=["small", "large"])
 def test_views_are_checked_and_what_lies_beside_them_is_not(size):
     whole = mx.nd.zeros((4, size))
@@ -24,6 +25,7 @@ def test_views_are_checked_and_what_lies_beside_them_is_not(size):
     assert all_finite([whole[:2], whole[3], whole[3:].reshape(-1)]).asscalar() == 1
 
 
+@pytest.mark.behaviour("a state before and after use")
 @pytest.mark.parametrize("used", [False, True], ids=["before its first step", "after"])
 def test_a_state_replaces_all_that_a_trainer_has(used, tmp_path):
     fname = str(tmp_path / "states")
@@ -48,6 +50,7 @@ def test_a_state_replaces_all_that_a_trainer_has(used, tmp_path):
     assert w.data().asscalar() == a.data().asscalar()
 
 
+@pytest.mark.behaviour("float32's training")
 @pytest.mark.parametrize("scaled", [True, False])
 def test_training_is_gluons_while_all_is_saved_and_loaded_at_every_step(scaled, tmp_path):
     """The scale passes through pickle, the states through a file; two of the steps overflow besides."""
@@ -80,6 +83,7 @@ def test_training_is_gluons_while_all_is_saved_and_loaded_at_every_step(scaled, 
     assert trainer.skipped_steps == 2 * scaled
 
 
+@pytest.mark.behaviour("an overflow of one loss")
 @pytest.mark.parametrize("losses", [{0}, {1}, {0, 1}], ids=["first loss", "second loss", "both losses"])
 @pytest.mark.parametrize("iteration", range(3))
 @pytest.mark.parametrize("dtype", DTYPES)

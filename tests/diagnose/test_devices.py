@@ -45,6 +45,7 @@ def test_cards_are_read_in_order(machine):
     assert [f"{gpu.capability[0]}.{gpu.capability[1]}" for gpu in found] == [number for _, number in CARDS]
 
 
+@pytest.mark.behaviour("a policy on each device")
 @pytest.mark.parametrize(
     ("policy", "ok"),
     [
@@ -63,6 +64,7 @@ def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine, 
     assert processor.device.startswith("CPU (")
 
 
+@pytest.mark.behaviour("a policy on each device")
 @pytest.mark.parametrize(
     ("capability", "dtype", "text"),
     [

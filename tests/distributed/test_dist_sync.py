@@ -32,6 +32,7 @@ def launch(*job, code=0, **environment):
     return done.stdout, done.stderr
 
 
+@pytest.mark.behaviour("an overflow on one context")
 @pytest.mark.parametrize("transport", ["float32", "float16"])
 def test_workers_train_alike(tmp_path, transport):
     """Inf and NaN on one worker included; and as numpy does with all batches in one place."""

@@ -107,6 +107,7 @@ def test_two_trainers_may_share_a_store():
     assert [value(w.data()).tolist() for w in weights] == [[-1], [-1] * 3]
 
 
+@pytest.mark.behaviour("an overflow on one context")
 def test_a_loss_that_is_lost_on_one_worker_stops_all_alike():
     """With scales that differ, gradients of different scales would be summed."""
     w = param([1.0])

@@ -46,6 +46,7 @@ def micro_batches(seed, count=MICRO_BATCHES):
     return [(draw.randint(-2, 3, (2, 3)), draw.randint(-2, 3, (2, 2))) for _ in range(count)]
 
 
+@pytest.mark.behaviour("accumulation")
 @pytest.mark.parametrize("contexts", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_window_steps_with_the_sum_of_its_backwards(policy, contexts):
@@ -67,6 +68,7 @@ def test_a_window_steps_with_the_sum_of_its_backwards(policy, contexts):
             np.testing.assert_array_equal(value(net.weight.data(ctx)), weight)
 
 
+@pytest.mark.behaviour("accumulation")
 @pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
 def test_sums_of_a_deeper_net_are_those_of_single_backwards(policy):
     """Bit for bit where gradients are stored in float32, else within the roundings of the additions."""
@@ -101,6 +103,7 @@ def test_sums_of_a_deeper_net_are_those_of_single_backwards(policy):
         assert np.abs(total).max() > 0
 
 
+@pytest.mark.behaviour("accumulation")
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 @pytest.mark.parametrize("bad", range(MICRO_BATCHES))
 def test_one_overflow_among_the_backwards_skips_the_window(bad, policy):
@@ -118,31 +121,6 @@ def test_one_overflow_among_the_backwards_skips_the_window(bad, policy):
         backward(net, trainer, x, head)
     assert trainer.step(1)
     np.testing.assert_array_equal(value(net.weight.data()), -0.125 * sum(head.T @ x for x, head in batches))
-
-
-@pytest.mark.parametrize("call", ["save_states", "load_states", "setting loss_scale"])
-@pytest.mark.parametrize("loss_scale", [DynamicLossScale(init_scale=2.0**6), 8, None], ids=["dynamic", "8", "None"])
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_in_mid_window_nothing_is_saved_or_loaded(policy, loss_scale, call, tmp_path):
-    fname = tmp_path / "states"
-    net = dense(policy)
-    trainer = sgd(net, loss_scale)
-    (x, head), second = micro_batches(0, 2)
-    backward(net, trainer, x, head)
-    trainer.step(1)
-    net.weight.zero_grad()
-    backward(net, trainer, x, head)
-    with pytest.raises(TrainerError, match=f"^{call} came between backward and step"):
-        if call == "setting loss_scale":
-            trainer.loss_scale = 4
-        else:
-            getattr(trainer, call)(str(fname))
-    assert not fname.exists()
-    backward(net, trainer, *second)  # and the window goes on
-    assert trainer.step(1)
-    np.testing.assert_array_equal(value(net.weight.data()), -0.125 * (2 * head.T @ x + second[1].T @ second[0]))
-    trainer.save_states(str(fname))
-    assert fname.exists()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -278,6 +278,7 @@ class Embedder(gluon.HybridBlock):
         return self.out(self.embed(ids))
 
 
+@pytest.mark.behaviour("labels and indices")
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 @pytest.mark.parametrize("policy", ["O1", "O3"])
 def test_indices_are_never_cast(dtype, policy):
@@ -443,6 +444,7 @@ def test_changing_the_batch_size():
         assert net(batch(size)).shape == (size, 5)
 
 
+@pytest.mark.behaviour("train, eval, train")
 def test_training_and_inference_alternate():
     net, x = make(), batch()
     convert(net, "O1")

@@ -72,6 +72,7 @@ def step(net, trainer, scaled):
     return penalty.asscalar()
 
 
+@pytest.mark.behaviour("gradient penalty")
 @pytest.mark.parametrize("hybridized", [False, True], ids=["plain", "hybridized"])
 @pytest.mark.parametrize("policy", ["O1", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
 def test_training_equals_the_float32_net_bit_for_bit(policy, hybridized):
@@ -87,6 +88,7 @@ def test_training_equals_the_float32_net_bit_for_bit(policy, hybridized):
     assert all(np.array_equal(value, expected[name]) for name, value in weights(net).items())
 
 
+@pytest.mark.behaviour("gradient penalty")
 def test_the_gradient_of_the_penalty_is_that_of_differences():
     net, x = make("O1"), mx.nd.array(X)
     x.attach_grad()

@@ -248,6 +248,7 @@ def test_a_region_in_a_plain_block():
     assert [np.array_equal(a, b) for a, b in zip(found, exact)] == [False, True]
 
 
+@pytest.mark.behaviour("nested policies")
 @pytest.mark.parametrize(
     "outer, inner, expected",
     [

@@ -52,6 +52,7 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.mark.behaviour("saved parameters")
 @pytest.mark.parametrize("policy", LEVELS)
 def test_a_net_that_was_never_trained_is_saved_as_it_was(policy, tmp_path):
     expected = values(make())
@@ -60,6 +61,7 @@ def test_a_net_that_was_never_trained_is_saved_as_it_was(policy, tmp_path):
     assert_equal({name: array.asnumpy() for name, array in mx.nd.load(str(tmp_path / "net")).items()}, expected)
 
 
+@pytest.mark.behaviour("saved parameters")
 @pytest.mark.parametrize("policy", STORED_LOW)
 def test_what_is_saved_are_the_masters(policy, tmp_path):
     net = make(policy)
@@ -139,6 +141,7 @@ def test_restore_gives_the_masters(policy):
     assert net[2].weight.data().dtype == np.float32
 
 
+@pytest.mark.behaviour("saved parameters")
 def test_training_goes_on_from_what_was_saved_bit_for_bit(tmp_path):
     stopped, straight = make("O2"), make("O2")
     train(straight, steps=2)

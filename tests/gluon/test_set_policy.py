@@ -40,6 +40,7 @@ def three():
     return initialized(sequence(dense("a_"), sequence(dense("b_"), dense("c_"), prefix="inner_"), dense("d_")))
 
 
+@pytest.mark.behaviour("nested policies")
 def test_a_block_in_float32_takes_the_blocks_in_it_along():
     net = three()
     assert set_policy(net[1], "float32") is net[1]
@@ -47,6 +48,7 @@ def test_a_block_in_float32_takes_the_blocks_in_it_along():
     assert precisions(net) == {"a": "float16", "b": "float32", "c": "float32", "d": "float16"}
 
 
+@pytest.mark.behaviour("nested policies")
 def test_the_innermost_policy_wins():
     net = three()
     set_policy(net, "float32")

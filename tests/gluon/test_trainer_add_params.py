@@ -22,6 +22,7 @@ def train(trainer, params, steps, contexts):
         assert trainer.step(1)
 
 
+@pytest.mark.behaviour("added parameters")
 @pytest.mark.parametrize("kvstore", KVSTORES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_added_parameter_trains_like_one_of_a_new_trainer(dtype, kvstore):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import mxnet as mx
-import numpy as np
 import pytest
-from mxnet import autograd, gluon
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp import amp
 from mxmp.errors import StaleGradientError, TrainerError
-from mxmp.gluon import SharedLossScale, Trainer
+from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import TWO, backward, loss_of, param, sgd, value
+from tests.gluon.trainer_tools import backward, loss_of, param, sgd, value
 
 NONE = r"^no backward was called on {} times the loss scale\. Run backward on what scale_loss yields"
 ITSELF = r"^backward was called on {0} itself, not on {0} times the loss scale"
@@ -176,58 +174,6 @@ def test_a_trainer_whose_parameters_the_loss_does_not_reach_is_told_so():
     assert trainer.step(1)
 
 
-def test_trainers_with_a_shared_scale():
-    shared = SharedLossScale(8)
-    w = param([0.0])
-    trainer = sgd(w, shared)
-    with autograd.record():
-        loss = loss_of(w, 1)
-    with pytest.raises(TrainerError, match=ITSELF.format("loss")):
-        with trainer.scale_loss(loss):
-            loss.backward()
-    backward(trainer, w, 1)
-    assert trainer.step(1)
-    shared.update()
-
-
-def test_amp_scale_loss():
-    net = dense("eager")
-    net, trainer = amp.initialize(net, gluon.Trainer(net.collect_params(), "sgd"), num_losses=2, loss_scale=8)
-    for loss_id in (0, 1):
-        loss, _ = losses_of(net)
-        with pytest.raises(TrainerError, match=ITSELF.format("loss")):
-            with amp.scale_loss(loss, trainer, loss_id=loss_id):
-                loss.backward()
-
-
-def test_losses_on_several_contexts():
-    w = param([0.0], ctx=TWO)
-    trainer = sgd(w, 8)
-    with autograd.record():
-        losses = [loss_of(w, 1, ctx) for ctx in TWO]
-    with trainer.scale_loss(losses) as scaled:
-        autograd.backward(scaled)
-    assert trainer.step(1)
-    with autograd.record():
-        losses = [loss_of(w, 1, ctx) for ctx in TWO]
-    with pytest.raises(TrainerError, match=NONE.format(r"loss\[1\]")):
-        with trainer.scale_loss(losses) as scaled:
-            scaled[0].backward()
-
-
-def test_numpy_arrays():
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        w = mx.np.ones((2,))
-        w.attach_grad()
-        scaler = mxmp.optimizer.LossScaleOptimizer(mx.optimizer.SGD(), initial_scale=8)
-        with autograd.record():
-            scaled = scaler.get_scaled_loss([(w * 3).sum(), w * 2])
-        assert [each.shape for each in scaled] == [(), (2,)]
-        assert all(isinstance(each, mx.np.ndarray) for each in scaled)
-        autograd.backward(scaled)
-        assert w.grad.asnumpy().tolist() == [40, 40]
-
-
 def test_without_a_loss_scale_nothing_is_asked():
     w = param([0.0])
     trainer = sgd(w, None)
@@ -250,13 +196,3 @@ def test_a_trainer_without_a_scale_goes_on_in_a_window_that_has_one():
     backward(plain, b, 2)
     assert scaling.step(1) and plain.step(1)
     assert (value(a.data()), value(b.data())) == ([-1], [-3])
-
-
-def test_a_scale_that_moves():
-    w = param([0.0])
-    trainer = sgd(w, DynamicLossScale(init_scale=2, growth_interval=1))
-    for step in range(1, 6):
-        backward(trainer, w, 1)
-        assert w.grad().asscalar() == 2.0**step
-        assert trainer.step(1)
-        np.testing.assert_array_equal(w.data().asnumpy(), [-step])

@@ -10,7 +10,7 @@ from mxnet import autograd
 from mxmp.errors import LossScaleError, StaleGradientError
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import DTYPES, KVSTORES, TWO, backward, param, snapshot, value
+from tests.gluon.trainer_tools import DTYPES, KVSTORES, TWO, backward, param, value
 from tests.masters.test_optimizer import OPTIMIZERS, make
 
 VALUES = np.array([[0.5, -1.25], [1.5, 0.75]])  # exact in every dtype
@@ -28,25 +28,7 @@ def fill(array, number):
     array[:] = mx.nd.amp_cast(mx.nd.full(array.shape, number, ctx=array.ctx), dtype=array.dtype)
 
 
-@pytest.mark.parametrize("kvstore", KVSTORES)
-@pytest.mark.parametrize("where", TWO, ids=str)
-@pytest.mark.parametrize("bad", [np.inf, np.nan], ids=str)
-@pytest.mark.parametrize("spoiled", DTYPES)
-def test_one_bad_gradient_on_one_context_skips_all_of_them(spoiled, bad, where, kvstore):
-    params = parameters(DTYPES)
-    trainer = trainer_of(params, kvstore=kvstore)
-    for ctx in TWO:
-        backward(trainer, params, 0.5, ctx)
-    assert trainer.step(1)
-    before = snapshot(trainer)
-    for ctx in TWO:
-        backward(trainer, params, 0.5, ctx)
-    fill(params[DTYPES.index(spoiled)].grad(where), bad)
-    assert not trainer.step(1)
-    assert snapshot(trainer) == before
-    assert trainer.loss_scale.value == 2.0**7
-
-
+@pytest.mark.behaviour("a NaN on one replica")
 @pytest.mark.parametrize("kvstore", KVSTORES)
 def test_a_nan_that_stays_on_one_context_is_named(kvstore):
     params = parameters(["float32", "float16"])
@@ -81,39 +63,6 @@ def test_parameters_are_those_of_a_run_on_one_context_with_the_sum(optimizer, kv
         for ctx in TWO:
             np.testing.assert_array_equal(value(p.data(ctx)), value(expected.data()), err_msg=f"{p.name} on {ctx}")
     assert not np.array_equal(value(alone.data()), VALUES)
-
-
-@pytest.mark.parametrize("kvstore", ["local", "device"])
-def test_bfloat16_parameters_stay_equal_over_contexts(kvstore):
-    params = parameters(["bfloat16", "float32"])
-    trainer = trainer_of(params, "adam", kvstore)
-    for step in range(5):
-        for ctx, share in zip(TWO, (0.25, 0.5)):
-            backward(trainer, params, share * 2.0**-step, ctx)
-        assert trainer.step(1)
-    for p in params:
-        first, second = (value(p.data(ctx)) for ctx in TWO)
-        np.testing.assert_array_equal(first, second)
-        assert not np.array_equal(first, VALUES)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_without_a_kvstore_each_context_trains_by_itself(dtype):
-    """As in MXNet: nothing is summed; what one context does is a run of its own."""
-    shares = (0.25, 0.5)
-    (w,) = parameters([dtype])
-    both = trainer_of([w], kvstore=None)
-    alone = [parameters([dtype], [ctx])[0] for ctx in TWO]
-    singles = [trainer_of([p], kvstore=None) for p in alone]
-    for _ in range(3):
-        for ctx, share, p, single in zip(TWO, shares, alone, singles):
-            backward(both, w, share, ctx)
-            backward(single, p, share, ctx)
-            single.step(1)
-        both.step(1)
-    for ctx, p in zip(TWO, alone):
-        np.testing.assert_array_equal(value(w.data(ctx)), value(p.data(ctx)))
-    assert not np.array_equal(value(w.data(TWO[0])), value(w.data(TWO[1])))
 
 
 @pytest.mark.parametrize("call", ["step", "unscale", "clip_global_norm", "clip_value"])

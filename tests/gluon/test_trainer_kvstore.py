@@ -9,7 +9,7 @@ from mxnet import autograd
 
 from mxmp.errors import StaleGradientError, StateError, TrainerError
 from mxmp.gluon import Trainer, convert, restore
-from tests.gluon.trainer_tools import DTYPES, LOW, TWO, backward, loss_of, param, sgd, value
+from tests.gluon.trainer_tools import DTYPES, TWO, backward, loss_of, param, sgd, value
 
 
 def train(loss_scale, dtype, steps=3, optimizer="adam", **options):
@@ -53,34 +53,31 @@ def test_a_loss_that_was_not_scaled_is_refused_where_the_kvstore_updates():
         trainer.step(1)
 
 
-def test_a_dynamic_scale_is_refused():
-    w = param([1.0], ctx=TWO)
-    message = "update_on_kvstore=True updates weights inside the all-reduce.*a static loss scale, which then checks"
+def sparse():
+    return param(np.ones((3, 2)), stype="row_sparse", grad_stype="row_sparse")
+
+
+ON_KVSTORE = {"update_on_kvstore": True}
+NO_KVSTORE = "1 context: MXNet makes no kvstore there; leave update_on_kvstore out"
+DYNAMIC = "update_on_kvstore=True updates weights inside the all-reduce.*a static loss scale, which then checks"
+ASYNCHRONOUS = "kvstore 'dist_async' updates weights.*"
+REFUSED = {
+    "a dynamic scale": (TWO, {**ON_KVSTORE}, DYNAMIC),
+    "asynchronous, dynamic": (None, {"kvstore": "dist_async"}, ASYNCHRONOUS + "Leave update_on_kvstore out"),
+    "asynchronous, static": (None, {"kvstore": "dist_async", "loss_scale": 8}, ASYNCHRONOUS + "=True to go without"),
+    "row_sparse": (sparse, {}, "the kvstore of a row_sparse parameter updates weights"),
+    "one context": (None, {**ON_KVSTORE, "loss_scale": None, "kvstore": "device"}, NO_KVSTORE),
+    "no kvstore": (None, {**ON_KVSTORE, "loss_scale": None, "kvstore": None}, NO_KVSTORE),
+    "norms": (TWO, {**ON_KVSTORE, "loss_scale": 8, "optimizer": "lbsgd"}, "LBSGD needs gradients that are unscaled fir"),
+}
+
+
+@pytest.mark.parametrize("where, options, message", REFUSED.values(), ids=REFUSED)
+def test_a_trainer_is_refused_and_leaves_parameters_alone(where, options, message):
+    w = where() if callable(where) else param([1.0], ctx=where)
     with pytest.raises(TrainerError, match=message):
-        sgd(w, "dynamic", update_on_kvstore=True)
+        Trainer([w], **{"optimizer": "sgd", **options})
     assert w._trainer is None
-
-
-@pytest.mark.parametrize("loss_scale, cure", [("dynamic", "Leave update_on_kvstore out"), (8, "=True to go without")])
-def test_an_asynchronous_kvstore_is_refused_with_a_loss_scale(loss_scale, cure):
-    with pytest.raises(TrainerError, match=f"kvstore 'dist_async' updates weights.*{cure}"):
-        sgd(param([1.0]), loss_scale, kvstore="dist_async")
-
-
-def test_row_sparse_parameters_are_refused_with_a_loss_scale():
-    with pytest.raises(TrainerError, match="the kvstore of a row_sparse parameter updates weights"):
-        sgd(param(np.ones((3, 2)), stype="row_sparse", grad_stype="row_sparse"))
-
-
-@pytest.mark.parametrize("kvstore", ["device", None])
-def test_a_single_context_has_no_kvstore_to_update(kvstore):
-    with pytest.raises(TrainerError, match="1 context: MXNet makes no kvstore there; leave update_on_kvstore out"):
-        sgd(param([1.0]), None, kvstore=kvstore, update_on_kvstore=True)
-
-
-def test_an_optimizer_that_takes_norms_is_refused():
-    with pytest.raises(TrainerError, match="LBSGD needs gradients that are unscaled first"):
-        Trainer([param([1.0], ctx=TWO)], "lbsgd", loss_scale=8, update_on_kvstore=True)
 
 
 def test_a_dynamic_scale_cannot_be_set_where_the_kvstore_updates():
@@ -102,17 +99,6 @@ def test_calls_that_need_gradients_are_refused_where_the_kvstore_updates():
     ):
         with pytest.raises(TrainerError, match="cannot be used where the kvstore updates"):
             call()
-
-
-@pytest.mark.parametrize("dtype", LOW)
-def test_masters_work_where_the_kvstore_updates(dtype):
-    w = param([1.0], dtype, ctx=TWO)
-    trainer = sgd(w, None, lr=1e-4, update_on_kvstore=True)
-    for _ in range(100):
-        for ctx in TWO:
-            backward(trainer, w, 1, ctx)
-        assert trainer.step(2)
-    assert value(w.data(TWO[1]))[0] == pytest.approx(0.99, abs=2.0**-8)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -159,13 +145,6 @@ def test_no_scale_can_be_set_for_an_optimizer_that_takes_norms():
     trainer = Trainer([param([1.0], ctx=TWO)], "lbsgd", loss_scale=None, update_on_kvstore=True)
     with pytest.raises(TrainerError, match="LBSGD needs gradients that are unscaled first"):
         trainer.loss_scale = 8
-
-
-def test_a_refused_trainer_leaves_parameters_alone():
-    w = param([1.0], ctx=TWO)
-    with pytest.raises(TrainerError):
-        Trainer([w], "lbsgd", loss_scale=8, update_on_kvstore=True)
-    assert w._trainer is None
 
 
 def test_a_second_step_needs_a_backward_where_the_kvstore_updates():

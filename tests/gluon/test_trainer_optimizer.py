@@ -4,27 +4,14 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.dtypes import to_numpy
 from mxmp.errors import TrainerError
 from mxmp.gluon import convert
 from mxmp.gluon.trainer import Trainer
-from mxmp.loss_scale import DynamicLossScale
 from mxmp.masters.copies import keep_masters
 from mxmp.optimizer import MultiPrecision
 from tests.gluon.trainer_tools import LOW, TWO, backward, param, sgd, value
 
 # The optimizer.
-
-
-@pytest.mark.parametrize("dtype", LOW)
-def test_masters_are_the_default(dtype):
-    w = param([1.0], dtype)
-    trainer = sgd(w, 1, lr=1e-4)
-    for _ in range(100):
-        backward(trainer, w, 1)
-        trainer.step(1)
-    assert value(w.data())[0] == pytest.approx(0.99, abs=2.0**-8)
-    assert trainer.optimizer.multi_precision is True
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -58,18 +45,6 @@ def test_the_first_master_is_the_value_before_the_cast():
     assert trainer._updaters[0].states[0].master.asscalar() == np.float32(0.1)
 
 
-@pytest.mark.parametrize("dtype", LOW)
-def test_set_data_between_steps_counts(dtype):
-    w = param([1.0], dtype)
-    trainer = sgd(w)
-    backward(trainer, w, 0.5)
-    trainer.step(1)
-    w.set_data(mx.nd.amp_cast(mx.nd.array([4.0]), dtype=to_numpy(dtype)))
-    backward(trainer, w, 0.5)
-    trainer.step(1)
-    assert value(w.data()) == [3.5]
-
-
 def test_an_optimizer_instance_is_wrapped():
     inner = mx.optimizer.SGD(learning_rate=1.0)
     trainer = Trainer([param([1.0])], inner)
@@ -87,20 +62,6 @@ def test_options_beside_an_instance_are_refused():
     with pytest.raises(TrainerError, match=r"optimizer_params has \['wd'\], but the optimizer is an instance"):
         Trainer([param([1.0])], inner, {"wd": 0.1})
     assert Trainer([param([1.0])], inner, {"multi_precision": False}).optimizer.masters is False
-
-
-def test_an_optimizer_that_adds_gradients_up_gets_true_ones():
-    def run(loss_scale):
-        w = param([1.0, 2.0])
-        options = {"learning_rate": 0.1, "warmup_strategy": "lars", "momentum": 0.9}
-        trainer = Trainer([w], "lbsgd", options, loss_scale=loss_scale)
-        for x in (0.5, 0.25, 1.0):
-            backward(trainer, w, [x, -x])
-            trainer.step(1)
-        return w.data().asnumpy()
-
-    growing = DynamicLossScale(init_scale=2.0**10, growth_interval=1)
-    np.testing.assert_array_equal(run(growing), run(None))
 
 
 def test_an_error_of_the_optimizer_ends_the_window(monkeypatch):

@@ -13,7 +13,6 @@ from mxmp.errors import TrainerError
 from mxmp.gluon.trainer import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from tests.gluon.trainer_tools import (
-    DTYPES,
     LOW,
     backward,
     loss_of,
@@ -70,6 +69,7 @@ def test_scale_loss_keeps_the_mode_of_the_block():
 Pair = namedtuple("Pair", "left right")
 
 
+@pytest.mark.behaviour("nested losses")
 @pytest.mark.parametrize(
     "build",
     [
@@ -145,28 +145,7 @@ def test_several_losses_of_one_window_add_up():
     assert w.data().asscalar() == -3
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_windows_accumulate_at_one_scale(dtype):
-    w = param([0.0], dtype, grad_req="add")
-    trainer = sgd(w, DynamicLossScale(init_scale=2.0**10, growth_interval=1))
-    for step in (1, 2, 3):
-        for x in (0.25, 0.5, 0.25):
-            backward(trainer, w, x)
-        assert trainer.step(1)
-        w.zero_grad()
-        assert value(w.data()) == [-step]
-        assert trainer.loss_scale.value == 2.0 ** (10 + step)
-
-
-def test_accumulated_gradients_are_unscaled_once():
-    w = param([0.0], grad_req="add")
-    trainer = sgd(w)
-    backward(trainer, w, 1)
-    backward(trainer, w, 1)
-    trainer.unscale()
-    assert w.grad().asscalar() == 2
-
-
+@pytest.mark.behaviour("gradient penalty")
 def test_gradient_penalty():
     w = param([0.0])
     trainer = sgd(w)
@@ -221,6 +200,7 @@ def test_one_joint_loss_for_two_trainers():
     assert (value(a.data()), value(b.data())) == ([-1], [-1])
 
 
+@pytest.mark.behaviour("two models")
 def test_one_of_two_trainers_can_skip_alone():
     a, b = param([0.0], name="a"), param([0.0], name="b")
     first, second = (sgd(each, DynamicLossScale(init_scale=2.0**16)) for each in (a, b))
@@ -249,6 +229,7 @@ def test_a_trainer_without_a_scale_can_share_a_scaled_loss():
         assert b.data().asscalar() == expected
 
 
+@pytest.mark.behaviour("two models")
 def test_two_models_with_two_losses_in_two_open_blocks():
     a, b = param([0.0], name="a"), param([0.0], name="b")
     first, second = sgd(a, 4), sgd(b, 8)

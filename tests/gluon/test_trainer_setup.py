@@ -95,21 +95,6 @@ def test_a_hook_may_change_the_learning_rate_and_the_scale():
     assert trainer.loss_scale.value == 16
 
 
-def test_the_schedule_counts_steps_that_were_taken():
-    w = param([0.0])
-    schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
-    trainer = Trainer([w], "sgd", {"learning_rate": 1.0, "lr_scheduler": schedule}, loss_scale=8)
-    rates = []
-    for bad in (False, True, True, False, False):
-        backward(trainer, w, 1)
-        if bad:
-            w.grad()[:] = np.inf
-        trainer.step(1)
-        rates.append(trainer.learning_rate)
-    plain = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
-    assert rates == [plain(1), plain(1), plain(1), plain(2), plain(3)]
-
-
 def test_what_is_no_trainer_is_refused():
     with pytest.raises(TrainerError, match="expected a gluon Trainer, found a Module; for a Module use"):
         Trainer.adopt(mx.mod.Module(mx.sym.var("data"), label_names=None))

@@ -9,7 +9,7 @@ from mxnet import autograd
 from mxmp.arrays.casts import round_into, to_float32
 from mxmp.dtypes import to_numpy
 from mxmp.gluon.trainer import Trainer
-from mxmp.training import state_file, states
+from tests.freeze import freeze, freeze_optimizer
 
 DTYPES = ["float32", "float16", "bfloat16"]
 LOW = DTYPES[1:]
@@ -62,17 +62,9 @@ def sgd(params, loss_scale="dynamic", lr=1.0, **kwargs):
 
 def snapshot(trainer):
     """Return everything that a skipped step must leave alone, bit for bit."""
-    arrays = {}
-    inner = trainer.optimizer.inner
-    tree = [
-        [p.data(ctx).asnumpy().tobytes() for p in trainer._params for ctx in p.list_ctx()],
-        [state_file.encode(updater.states, arrays) for updater in trainer._updaters],
-        inner.num_update,
-        {device: dict(counts) for device, counts in inner._all_index_update_counts.items()},
-        states.encode_fields(inner, arrays),
-        states.encode_fields(inner.lr_scheduler, arrays),
-    ]
-    return tree, {name: array.tobytes() for name, array in arrays.items()}
+    weights = [p.list_data() for p in trainer._params]
+    states = [updater.states for updater in trainer._updaters]
+    return freeze([weights, states]), freeze_optimizer(trainer.optimizer.inner)
 
 
 def collapse(trainer, w, steps):

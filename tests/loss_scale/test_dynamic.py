@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mxmp.errors import LossScaleError
-from mxmp.loss_scale import DynamicLossScale, floor_message
+from mxmp.loss_scale import DynamicLossScale
+from mxmp.loss_scale.dynamic import floor_message
 
 
 def values(scale, outcomes):
@@ -77,6 +78,7 @@ TABLE = {
 }
 
 
+@pytest.mark.behaviour("growth and back-off", "overflows in a row")
 @pytest.mark.parametrize("options, outcomes, expected", TABLE.values(), ids=TABLE.keys())
 def test_dynamic_follows_the_table(options, outcomes, expected):
     assert run(DynamicLossScale(**options), outcomes) == expected
@@ -90,6 +92,7 @@ OTHER_VALUES = {
 }
 
 
+@pytest.mark.behaviour("a scale that stays finite", "a custom minimum", "hysteresis and floor")
 @pytest.mark.parametrize("options, outcomes, expected", OTHER_VALUES.values(), ids=OTHER_VALUES.keys())
 def test_dynamic_keeps_to_bounds_and_factors(options, outcomes, expected):
     assert values(DynamicLossScale(**options), outcomes) == expected
@@ -126,6 +129,7 @@ class MegatronScaler:
             self.scale *= 2.0
 
 
+@pytest.mark.behaviour("hysteresis and floor")
 @given(st.lists(st.booleans(), max_size=100), st.integers(1, 4), st.integers(1, 4))
 def test_dynamic_matches_megatron(outcomes, interval, hysteresis):
     theirs = MegatronScaler(2.0**8, 1.0, interval, hysteresis)
@@ -137,6 +141,7 @@ def test_dynamic_matches_megatron(outcomes, interval, hysteresis):
         assert ours.value == theirs.scale
 
 
+@pytest.mark.behaviour("an exact scale")
 @given(st.lists(st.booleans(), max_size=60))
 def test_dynamic_is_init_times_powers_of_the_factors(outcomes):
     scale = DynamicLossScale(init_scale=2.0**16, growth_interval=3, max_scale=2.0**126, min_scale=2.0**-126)
@@ -159,6 +164,7 @@ def random_scale(draw, **options):
     return (low, first, high, up, down, hysteresis), DynamicLossScale(**factors, **bounds, **options)
 
 
+@pytest.mark.behaviour("a scale that stays finite", "hysteresis and floor")
 def test_dynamic_never_leaves_its_bounds_in_a_hundred_thousand_steps():
     """Against whole exponents: growing adds, backing off subtracts, both stop at their bound."""
     draw, floors, ceilings = random.Random(7), 0, 0
@@ -181,6 +187,7 @@ def test_dynamic_never_leaves_its_bounds_in_a_hundred_thousand_steps():
     assert floors > 1000 and ceilings > 1000  # both were met
 
 
+@pytest.mark.behaviour("overflows in a row")
 def test_dynamic_gives_up_after_the_chosen_number_of_steps_at_the_floor_whatever_its_options():
     draw = random.Random(8)
     for _ in range(200):
@@ -229,6 +236,7 @@ def test_floor_message_names_the_first_bad_gradient():
     )
 
 
+@pytest.mark.behaviour("an interval below the tracker", "a scale that is none", "a wrong back-off", "no growth interval")
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

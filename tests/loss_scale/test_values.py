@@ -15,6 +15,7 @@ from mxmp.errors import LossScaleError, MxmpError
 from mxmp.loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, parse
 
 
+@pytest.mark.behaviour("a scale that is none")
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 2.0**127, "x", None, False])
 def test_static_refuses_what_is_no_factor(value):
     with pytest.raises(LossScaleError):
@@ -125,6 +126,7 @@ def dynamic_scales(draw):
     )
 
 
+@pytest.mark.behaviour("a custom minimum")
 @given(st.one_of(dynamic_scales(), powers.map(StaticLossScale), st.just(NoOpLossScale())))
 def test_every_field_survives_a_dict(scale):
     text = json.dumps(scale.to_dict(), allow_nan=False)
@@ -182,6 +184,7 @@ def test_to_dict_has_every_field():
     }
 
 
+@pytest.mark.behaviour("an interval below the tracker", "a NaN in a state")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

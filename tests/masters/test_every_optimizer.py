@@ -129,6 +129,7 @@ def everything(trainer, params):
     return freeze([params, [updater.states for updater in trainer._updaters], vars(trainer.optimizer.inner)])
 
 
+@pytest.mark.behaviour("an infinite step")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_skipped_step_leaves_every_bit(name, dtype):

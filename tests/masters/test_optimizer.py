@@ -281,11 +281,13 @@ def test_pickled_updater_states_go_on():
     np.testing.assert_array_equal(other.states[0].master.asnumpy(), updater.states[0].master.asnumpy())
 
 
+@pytest.mark.behaviour("wrapping twice")
 def test_wrapping_twice_is_refused():
     with pytest.raises(TrainerError, match="the optimizer SGD is wrapped in MultiPrecision already; wrap it"):
         MultiPrecision(MultiPrecision(mx.optimizer.SGD()))
 
 
+@pytest.mark.behaviour("wrong optimizer arguments")
 def test_wrapping_something_else_is_refused():
     with pytest.raises(TrainerError, match="got 'sgd'; expected an mx.optimizer.Optimizer"):
         MultiPrecision("sgd")

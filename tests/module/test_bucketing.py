@@ -90,18 +90,6 @@ def test_all_buckets_have_one_scale():
     assert module._buckets[KEYS[1]].loss_scale.value == 16
 
 
-def test_unscale_and_clip_work_on_the_current_bucket():
-    module = ready(policy="float32", loss_scale=32)
-    module.forward_backward(batch(KEYS[1], 1))
-    module.unscale()
-    assert 0 < module.clip_global_norm(1e-3)
-    assert module.update()
-    module.forward_backward(batch(KEYS[0], 1))
-    module.discard_grads()
-    with pytest.raises(TrainerError, match="no backward has run since the last update"):
-        module.update()
-
-
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 def test_resumed_buckets_are_bit_identical(policy, tmp_path):
     prefix = str(tmp_path / "model")

@@ -9,6 +9,7 @@ from mxnet import autograd, gluon
 
 import mxmp
 from mxmp.loss_scale import NoOpLossScale
+from tests.freeze import freeze_saved
 from tests.module.tools import batches, bits, grads, params_of, ready, scale, values
 
 EPS = float(np.finfo(np.float16).eps)
@@ -88,8 +89,9 @@ def test_multi_precision_decides_over_masters(masters):
     train(module, 4)
     after = [a[0].asnumpy() for a in module._exec_group.param_arrays]
     assert all(np.array_equal(a, b) for a, b in zip(before, after) if a.ndim == 2) or masters
-    states = module._training.updaters[0].states.values()
-    assert all((state.master is not None) == masters for state in states)
+    header, _ = freeze_saved(module.save_optimizer_states)
+    (states,) = header["states"]
+    assert [state["master"][0] is not None for _, state in states["dict"]] == [masters] * 4
 
 
 class Mlp(gluon.HybridBlock):

@@ -69,43 +69,6 @@ def test_a_module_whose_parameters_are_all_fixed_steps_without_them():
     assert bits(values(module)) == bits(before)
 
 
-MISUSE = {
-    "update": (lambda m: m.update(), "update: no backward has run since the last update"),
-    "unscale": (lambda m: m.unscale(), "unscale: no backward has run"),
-    "clip": (lambda m: m.clip_global_norm(1), "clip_global_norm: no backward has run"),
-    "max_norm": (lambda m: m.clip_global_norm(0), "max_norm=0; expected a positive number"),
-}
-
-
-@pytest.mark.parametrize("call", MISUSE)
-def test_calls_before_backward_are_errors(call):
-    action, message = MISUSE[call]
-    with pytest.raises(TrainerError, match=message):
-        action(ready())
-
-
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        (lambda m, b: (m.unscale(), m.unscale()), "unscaled already; call unscale once, then update"),
-        (lambda m, b: (m.unscale(), m.forward_backward(b)), "backward came after the gradients were unscaled"),
-        (lambda m, b: setattr(m, "loss_scale", 2), "setting loss_scale came between backward and step"),
-        (lambda m, b: m.save_optimizer_states("x"), "save_optimizer_states came between backward and step"),
-        (lambda m, b: m.save_checkpoint("x", 0, True), "save_checkpoint came between backward and step"),
-        (lambda m, b: m.load_optimizer_states("x"), "load_optimizer_states came between backward and step"),
-    ],
-    ids=["unscale twice", "backward after unscale", "scale", "save", "checkpoint", "load"],
-)
-def test_calls_between_backward_and_update_that_would_mix_scales_are_errors(action, message):
-    module, batch = ready(loss_scale=16), batches()[0]
-    module.forward_backward(batch)
-    with pytest.raises(TrainerError, match=message):
-        action(module, batch)
-    module.discard_grads()
-    module.forward_backward(batch)
-    assert module.update()
-
-
 def test_a_module_without_a_scale_is_as_lenient_as_mxnet():
     module = ready(policy="float32")
     module.forward_backward(batches()[0])

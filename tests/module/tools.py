@@ -7,7 +7,7 @@ import numpy as np
 
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.module import Module
-from mxmp.training import state_file, states
+from tests.freeze import freeze, freeze_optimizer, freeze_saved
 
 TWO = [mx.cpu(0), mx.cpu(1)]
 
@@ -97,19 +97,9 @@ def bits(arrays):
 
 
 def trace(module):
-    """Return everything that a skipped step must leave alone, bit for bit."""
-    training, arrays = module._training, {}
-    inner = training.optimizer.inner
-    group = module._exec_group
-    tree = [
-        [[a.asnumpy().tobytes() for a in each] for each in group.param_arrays],
-        [state_file.encode(updater.states, arrays) for updater in training.updaters],
-        inner.num_update,
-        {device: dict(counts) for device, counts in inner._all_index_update_counts.items()},
-        states.encode_fields(inner, arrays),
-        states.encode_fields(inner.lr_scheduler, arrays),
-    ]
-    return tree, {name: array.tobytes() for name, array in arrays.items()}
+    """Return everything that a skipped step must leave alone, bit for bit; between steps only."""
+    weights = module._exec_group.param_arrays
+    return freeze_saved(module.save_optimizer_states), freeze_optimizer(module._optimizer.inner), freeze(weights)
 
 
 def poison(module):

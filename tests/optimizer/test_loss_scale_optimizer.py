@@ -11,15 +11,12 @@ import pytest
 from mxnet import autograd, gluon
 
 import mxmp
-from mxmp.arrays.casts import round_into, to_float32
 from mxmp.dtypes import to_numpy
-from mxmp.errors import LossScaleError, NonFiniteLossError, StateError, TrainerError
-from mxmp.loss_scale import LARGEST_SCALE, DynamicLossScale, StaticLossScale
+from mxmp.errors import LossScaleError, StateError, TrainerError
 from mxmp.optimizer import LossScaleOptimizer, MultiPrecision
-from mxmp.training import state_file, states
-
-TWO = [mx.cpu(0), mx.cpu(1)]
-LOW = ["float16", "bfloat16"]
+from mxmp.training import state_file
+from tests.freeze import freeze, freeze_saved
+from tests.gluon.trainer_tools import TWO, param, value
 
 
 def sgd(lr=1.0, **kwargs):
@@ -33,17 +30,6 @@ def weight(values, dtype="float32", ctx=None):
         low = mx.nd.amp_cast(wide, dtype=to_numpy(dtype))
     low.attach_grad()
     return low
-
-
-def param(values, ctx=None, name="w", **kwargs):
-    result = gluon.Parameter(name, shape=np.shape(values), **kwargs)
-    result.initialize(init=mx.init.Zero(), ctx=ctx)
-    result.set_data(mx.nd.array(values))
-    return result
-
-
-def value(array):
-    return to_float32(array).asnumpy()
 
 
 def backward(optimizer, weights, x=1.0):
@@ -67,21 +53,6 @@ def spoil(optimizer, weights, bad=np.inf):
     return optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(grads), weights))
 
 
-def snapshot(optimizer, weights):
-    """Return everything that a skipped step must leave alone, bit for bit."""
-    arrays = {}
-    inner = optimizer.inner_optimizer
-    tree = [
-        [w.asnumpy().tobytes() for w in weights],
-        state_file.encode(optimizer._state_updater.states, arrays),
-        inner.num_update,
-        {device: dict(counts) for device, counts in inner._all_index_update_counts.items()},
-        states.encode_fields(inner, arrays),
-        states.encode_fields(inner.lr_scheduler, arrays),
-    ]
-    return tree, {name: array.tobytes() for name, array in arrays.items()}
-
-
 # The loss scale: up, down, iterations.
 
 
@@ -91,40 +62,6 @@ def test_defaults_are_those_of_keras():
     assert optimizer.loss_scale == optimizer.initial_scale == 2.0**15
     assert optimizer.dynamic_growth_steps == 2000
     assert optimizer.iterations == optimizer.skipped_steps == 0
-
-
-def test_a_static_scale_stays():
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd(), dynamic=False, initial_scale=8)
-    assert (optimizer.dynamic, optimizer.loss_scale, optimizer.initial_scale) == (False, 8.0, 8.0)
-    assert optimizer.dynamic_growth_steps is None
-    assert step(optimizer, [w]) and not spoil(optimizer, [w])
-    assert optimizer.loss_scale == 8.0
-
-
-def test_the_scale_doubles_after_its_growth_steps():
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd(), initial_scale=2, dynamic_growth_steps=3)
-    seen = []
-    for _ in range(7):
-        assert step(optimizer, [w])
-        seen.append(optimizer.loss_scale)
-    assert seen == [2, 2, 4, 4, 4, 8, 8]
-    assert optimizer.initial_scale == 2.0
-    assert optimizer.iterations == 7
-
-
-def test_an_infinite_step_is_skipped_and_halves_the_scale():
-    w = weight([1.0, 2.0])
-    optimizer = LossScaleOptimizer(sgd(), initial_scale=8, dynamic_growth_steps=2)
-    assert step(optimizer, [w])
-    assert spoil(optimizer, [w]) is False
-    assert (optimizer.loss_scale, optimizer.iterations, optimizer.skipped_steps) == (4.0, 1, 1)
-    assert optimizer.last_step_skipped
-    assert value(w).tolist() == [0.0, 1.0]
-    assert step(optimizer, [w]) is True  # the count of finite steps began anew
-    assert (optimizer.loss_scale, optimizer.iterations, optimizer.consecutive_skips) == (4.0, 2, 0)
-    assert step(optimizer, [w]) and optimizer.loss_scale == 8.0
 
 
 def test_the_scale_does_not_fall_below_1():
@@ -137,9 +74,9 @@ def test_the_scale_does_not_fall_below_1():
 def test_the_scale_grows_beyond_2_to_24_as_in_keras():
     w = weight([1.0])
     optimizer = LossScaleOptimizer(sgd(), initial_scale=2.0**24, dynamic_growth_steps=1)
-    step(optimizer, [w], 2.0**-10)
-    assert optimizer.loss_scale == 2.0**25
-    assert optimizer._scaler.loss_scale.max_scale == LARGEST_SCALE
+    for exponent in (25, 26):
+        step(optimizer, [w], 2.0**-10)
+        assert optimizer.loss_scale == 2.0**exponent
 
 
 def test_gradients_that_never_recover_raise():
@@ -154,70 +91,7 @@ def test_gradients_that_never_recover_raise():
     assert value(w).tolist() == [1.0]
 
 
-@pytest.mark.parametrize("make", [lambda: sgd(momentum=0.9, wd=0.1), lambda: mx.optimizer.Adam(learning_rate=0.1)])
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_a_skipped_step_leaves_no_trace(make, bad):
-    weights = [weight([1.0, 2.0]), weight([[3.0], [4.0]], "float16")]
-    inner = make()
-    inner.lr_scheduler = mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.1)
-    optimizer = LossScaleOptimizer(inner)
-    step(optimizer, weights, 2.0**-6)
-    before = snapshot(optimizer, weights)
-    assert not spoil(optimizer, weights, bad)
-    assert snapshot(optimizer, weights) == before
-    step(optimizer, weights, 2.0**-6)
-    assert snapshot(optimizer, weights) != before
-
-
-def test_a_loss_that_is_not_finite_is_an_error():
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd())
-    with pytest.raises(NonFiniteLossError, match="the loss itself is NaN or inf"):
-        step(optimizer, [w], np.nan)
-    assert value(w).tolist() == [1.0] and optimizer.loss_scale == 2.0**15
-    assert step(optimizer, [w])
-
-
 # The gradients.
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "nag", "rmsprop", "lbsgd"])
-def test_updates_are_those_of_the_inner_optimizer(name):
-    """A power of two changes no bit; the oracle is MXNet's updater on gradients that never were scaled."""
-    rng = np.random.RandomState(0)
-    start = [rng.normal(size=shape).astype(np.float32) for shape in ((3, 4), (5,))]
-    ours, theirs = ([weight(x) for x in start] for _ in range(2))
-    optimizer = LossScaleOptimizer(mx.optimizer.create(name, learning_rate=0.1))
-    plain = mx.optimizer.create(name, learning_rate=0.1)
-    updater = mx.optimizer.get_updater(plain)
-    for _ in range(4):
-        x = float(rng.normal())
-        assert step(optimizer, ours, x)
-        updater([0, 1], [mx.nd.full(w.shape, np.float32(x)) for w in theirs], theirs)
-    for a, b in zip(ours, theirs):
-        np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
-    assert optimizer.iterations == plain.num_update == 4
-
-
-@pytest.mark.parametrize("dtype", LOW)
-def test_low_precision_weights_have_float32_masters(dtype):
-    """1000 updates of 1e-4 each would all be lost in the weight; so would gradients be that small."""
-    w = weight([1.0], dtype)
-    optimizer = LossScaleOptimizer(sgd(lr=1e-3), initial_scale=2.0**10)
-    for _ in range(100):
-        assert step(optimizer, [w], 0.01)
-    exact = mx.nd.array([1.0 - 100 * 1e-5])
-    expected = weight([0.0], dtype)
-    round_into(exact, expected)
-    assert value(w) == value(expected)
-
-
-@pytest.mark.parametrize("dtype", LOW)
-def test_low_precision_gradients_are_unscaled_in_float32(dtype):
-    """2**-30 is 0 in float16."""
-    optimizer = LossScaleOptimizer(sgd(), initial_scale=2.0**20)
-    (grad,) = optimizer.get_unscaled_gradients(backward(optimizer, [weight([1.0], dtype)], 2.0**-30))
-    assert grad.dtype == np.float32 and grad.asnumpy() == 2.0**-30
 
 
 def test_unscaling_keeps_the_given_gradients_and_nones():
@@ -253,6 +127,7 @@ def test_sparse_gradients_are_unscaled_checked_and_applied():
         assert table.asnumpy().tolist() == [[1, 1], [-1, -1], [1, 1], [1, 1]]
 
 
+@pytest.mark.behaviour("clipping in Keras")
 @pytest.mark.parametrize("inner", [sgd(clip_gradient=1.0), sgd()], ids=["clipped inside", "clipped by the user"])
 def test_an_inf_that_is_clipped_still_skips(inner):
     w = weight([1.0, 2.0])
@@ -276,42 +151,15 @@ def test_clipping_sees_true_gradients():
     np.testing.assert_allclose(value(w), [-0.6, -0.8], rtol=1e-6)
 
 
-def test_a_gradient_that_the_user_spoils_after_unscaling_skips():
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd())
-    assert not step(optimizer, [w], change=lambda grads: [g * np.inf for g in grads])
-
-
-def test_several_losses_accumulate_at_one_scale():
-    w = weight([0.0])
-    w.attach_grad(grad_req="add")
-    optimizer = LossScaleOptimizer(sgd(), initial_scale=16)
-    for x in (1.0, 2.0):
-        grads = backward(optimizer, [w], x)
-    assert grads[0].asscalar() == 48.0
-    assert optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(grads), [w]))
-    assert value(w) == [-3.0]
-
-
-def test_a_step_reads_once_on_the_host(monkeypatch):
-    weights = [weight([1.0]), weight(np.ones((70, 70))), weight([1.0], "float16")]
-    optimizer = LossScaleOptimizer(sgd())
-    step(optimizer, weights, 2.0**-6)
-    reads = []
-    read = mx.nd.NDArray.asnumpy
-    monkeypatch.setattr(mx.nd.NDArray, "asnumpy", lambda self: reads.append(self.shape) or read(self))
-    step(optimizer, weights, 2.0**-6)
-    assert len(reads) == 1
-
-
 def test_numpy_arrays_are_taken_too():
     with mx.util.np_shape(True), mx.util.np_array(True):
         w = mx.np.array([1.0, 2.0])
         w.attach_grad()
         optimizer = LossScaleOptimizer(sgd())
         with autograd.record():
-            scaled = optimizer.get_scaled_loss((w * 2).sum())
-        scaled.backward()
+            scaled = optimizer.get_scaled_loss([(w * 2).sum(), w * 0])
+        assert [(type(each), each.shape) for each in scaled] == [(mx.np.ndarray, ()), (mx.np.ndarray, (2,))]
+        autograd.backward(scaled)
         grads = optimizer.get_unscaled_gradients([w.grad])
         assert isinstance(grads[0], mx.np.ndarray)
         assert optimizer.apply_gradients(zip(grads, [w]))
@@ -332,32 +180,6 @@ def on_two(optimizer, p, values, bad=None):
         p.list_grad()[bad][:] = np.nan
     grads = optimizer.get_unscaled_gradients([p.list_grad()])
     return optimizer.apply_gradients(zip(grads, [p]))
-
-
-def test_gradients_of_all_contexts_are_summed():
-    p = param([1.0, 1.0], TWO)
-    optimizer = LossScaleOptimizer(sgd())
-    assert on_two(optimizer, p, (2.0, 3.0))
-    assert [w.asnumpy().tolist() for w in p.list_data()] == [[-4.0, -4.0]] * 2
-    assert optimizer.iterations == 1
-
-
-@pytest.mark.parametrize("bad", [0, 1])
-def test_a_nan_on_one_context_skips_all(bad):
-    p = param([1.0, 1.0], TWO)
-    optimizer = LossScaleOptimizer(sgd(momentum=0.9))
-    assert not on_two(optimizer, p, (2.0, 3.0), bad)
-    assert [w.asnumpy().tolist() for w in p.list_data()] == [[1.0, 1.0]] * 2
-    assert (optimizer.loss_scale, optimizer.iterations) == (2.0**14, 0)
-
-
-def test_contexts_stay_alike_where_the_optimizer_draws_noise():
-    p = param(np.ones(50), TWO)
-    optimizer = LossScaleOptimizer(mx.optimizer.SGLD(learning_rate=0.1))
-    for _ in range(3):
-        assert on_two(optimizer, p, (2.0, 3.0))
-    first, second = (w.asnumpy() for w in p.list_data())
-    assert np.array_equal(first, second) and len(np.unique(first)) == 50
 
 
 def test_multipliers_of_parameters_count():
@@ -418,6 +240,7 @@ def test_masters_of_all_contexts_are_those_of_the_first():
 # Calls out of turn.
 
 
+@pytest.mark.behaviour("forgotten calls")
 def test_forgetting_to_scale_is_named():
     w = weight([1.0])
     optimizer = LossScaleOptimizer(sgd())
@@ -427,6 +250,7 @@ def test_forgetting_to_scale_is_named():
         optimizer.apply_gradients([(w.grad, w)])
 
 
+@pytest.mark.behaviour("forgotten calls")
 def test_forgetting_to_unscale_is_named():
     w = weight([1.0])
     optimizer = LossScaleOptimizer(sgd())
@@ -461,7 +285,7 @@ def test_gradients_that_are_scaled_still_are_named(choose, initial_scale):
 
 @pytest.mark.parametrize("ctx", [TWO[:1], TWO], ids=["one context", "two"])
 def test_gradients_of_parameters_that_were_not_unscaled_are_named(ctx):
-    first, second = param([1.0], ctx, "a"), param([1.0], ctx, "b")
+    first, second = param([1.0], ctx=ctx, name="a"), param([1.0], ctx=ctx, name="b")
     optimizer = LossScaleOptimizer(sgd())
     with autograd.record():
         scaled = optimizer.get_scaled_loss([first.data(c) + second.data(c) for c in ctx])
@@ -496,103 +320,20 @@ def test_weights_may_have_no_gradient_of_their_own():
     assert value(plain).tolist() == [-2.0]
 
 
-@pytest.mark.parametrize(
-    ("run", "message"),
-    [
-        (lambda loss, scaled: None, "no backward was called on loss times the loss scale"),
-        (lambda loss, scaled: loss.backward(), "backward was called on loss itself, not on loss times the loss scale"),
-        (lambda loss, scaled: loss.backward(retain_graph=True), "no backward was called on loss times the loss scale"),
-    ],
-    ids=["none", "of the loss", "of the loss, retained"],
-)
-@pytest.mark.parametrize("scale", [8, 1])
-def test_a_missing_backward_is_named(run, message, scale):
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd(), dynamic=False, initial_scale=scale)
-    with autograd.record():
-        loss = (w * 3).sum()
-        scaled = optimizer.get_scaled_loss(loss)
-    run(loss, scaled)
-    with pytest.raises(TrainerError, match=f"^{message}.* Call discard_grads to start the step again"):
-        optimizer.get_unscaled_gradients([w.grad])
-    optimizer.discard_grads()
-    assert step(optimizer, [w])
-    assert value(w).tolist() == [0.0]
-
-
-def test_each_of_several_losses_needs_a_backward():
-    w = weight([1.0])
+def test_in_the_middle_of_a_step_it_is_not_handed_over():
     optimizer = LossScaleOptimizer(sgd())
-    with autograd.record():
-        first, second = optimizer.get_scaled_loss([(w * 3).sum(), (w * 2).sum()])
-    first.backward()
-    with pytest.raises(TrainerError, match=r"no backward was called on loss\[1\]"):
-        optimizer.get_unscaled_gradients([w.grad])
-    second.backward()
-    assert optimizer.get_unscaled_gradients([w.grad])
+    backward(optimizer, [weight([1.0])])
+    with pytest.raises(TrainerError, match="hand_over came between get_scaled_loss and apply_gradients"):
+        optimizer.hand_over("Trainer")
 
 
-def test_unscaling_twice_is_named():
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd())
-    grads = optimizer.get_unscaled_gradients(backward(optimizer, [w]))
-    with pytest.raises(TrainerError, match="get_unscaled_gradients: the gradients of this step are unscaled already"):
-        optimizer.get_unscaled_gradients(grads)
-    assert optimizer.apply_gradients(zip(grads, [w]))
-
-
-def test_scaling_after_unscaling_is_named():
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd())
-    optimizer.get_unscaled_gradients(backward(optimizer, [w]))
-    with pytest.raises(TrainerError, match="get_scaled_loss came after get_unscaled_gradients"):
-        backward(optimizer, [w])
-
-
-def test_scaling_a_scaled_loss_is_named():
-    optimizer = LossScaleOptimizer(sgd())
-    scaled = optimizer.get_scaled_loss([mx.nd.ones(1)])
-    with pytest.raises(TrainerError, match="get_scaled_loss: the loss is scaled already"):
-        optimizer.get_scaled_loss(scaled[0])
-
-
-@pytest.mark.parametrize("unscaled", [False, True])
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda o, f: setattr(o, "loss_scale", 2.0), "setting loss_scale"),
-        (lambda o, f: o.save_states(f), "save_states"),
-        (lambda o, f: o.load_states(f), "load_states"),
-        (lambda o, f: o.hand_over("Trainer"), "hand_over"),
-    ],
-)
-def test_a_change_in_the_middle_of_a_step_is_named(call, name, unscaled, tmp_path):
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd())
-    grads = backward(optimizer, [w])
-    if unscaled:
-        optimizer.get_unscaled_gradients(grads)
-    with pytest.raises(TrainerError, match=f"{name} came between get_scaled_loss and apply_gradients"):
-        call(optimizer, str(tmp_path / "x"))
-    assert optimizer.loss_scale == 2.0**15
-
-
-def test_discarding_gives_a_step_up():
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd())
-    optimizer.get_unscaled_gradients(backward(optimizer, [w]))
-    optimizer.discard_grads()
-    assert value(w) == [1.0] and optimizer.skipped_steps == 0
-    assert step(optimizer, [w])
-
-
-@pytest.mark.parametrize(("dynamic", "expected"), [(True, DynamicLossScale), (False, StaticLossScale)])
-def test_the_scale_may_be_set_between_steps(dynamic, expected):
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_scale_that_is_set_is_of_the_kind_that_it_was(dynamic):
     w = weight([1.0])
     optimizer = LossScaleOptimizer(sgd(), dynamic, initial_scale=8)
     step(optimizer, [w])
     optimizer.loss_scale = 64
-    assert optimizer.loss_scale == 64.0 and isinstance(optimizer._scaler.loss_scale, expected)
+    assert optimizer.loss_scale == 64.0 and optimizer.dynamic is dynamic
     assert backward(optimizer, [w])[0].asscalar() == 64.0
     optimizer.discard_grads()
     with pytest.raises(LossScaleError, match="scale=-1.0 is no loss scale"):
@@ -603,6 +344,7 @@ def test_the_scale_may_be_set_between_steps(dynamic, expected):
 # Wrong arguments.
 
 
+@pytest.mark.behaviour("wrong optimizer arguments")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -626,11 +368,13 @@ def test_wrong_arguments_are_named(arguments, message):
         LossScaleOptimizer(sgd(), **arguments)
 
 
+@pytest.mark.behaviour("wrong optimizer arguments")
 def test_what_is_no_optimizer_is_named():
     with pytest.raises(TrainerError, match="inner is 'sgd'; expected an mx.optimizer.Optimizer"):
         LossScaleOptimizer("sgd")
 
 
+@pytest.mark.behaviour("wrapping twice")
 def test_wrapping_twice_is_refused():
     optimizer = LossScaleOptimizer(sgd())
     with pytest.raises(TrainerError, match="inner is a LossScaleOptimizer, which has a loss scale already"):
@@ -690,9 +434,10 @@ def test_wrong_pairs_are_named_and_change_nothing(pairs, message):
     optimizer = ready([w])
     with pytest.raises(TrainerError, match=message):
         optimizer.apply_gradients(pairs(w))
-    assert optimizer._weights == [] and optimizer.inner_optimizer.param_dict == {}
+    assert optimizer.inner_optimizer.param_dict == {}
     assert optimizer.apply_gradients([(mx.nd.ones(2), w)])
     assert value(w).tolist() == [0.0, 1.0]
+    assert len(freeze_saved(optimizer.save_states)[0]["params"]) == 1
 
 
 def test_weights_must_be_the_same_in_every_step():
@@ -716,13 +461,13 @@ def test_a_weight_that_comes_twice_in_a_later_step_is_named():
 
 
 def test_build_adds_weights_in_order():
-    first, second = weight([1.0]), weight([2.0])
+    first, second = weight([1.0]), weight([[2.0]])
     optimizer = LossScaleOptimizer(sgd())
     optimizer.build([first])
     optimizer.build([second, first])
     assert step(optimizer, [second, first])
-    assert (value(first), value(second)) == ([0.0], [1.0])
-    assert [w is x for w, x in zip(optimizer._weights, [first, second])] == [True, True]
+    assert (value(first), value(second)) == ([0.0], [[1.0]])
+    assert [param["shape"] for param in freeze_saved(optimizer.save_states)[0]["params"]] == [[1], [1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -857,34 +602,13 @@ def adam():
     return mx.optimizer.Adam(learning_rate=0.1, lr_scheduler=mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1))
 
 
-def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
-    fname = str(tmp_path / "optimizer.states")
-    weights, optimizer = make_weights(), LossScaleOptimizer(adam(), initial_scale=8, dynamic_growth_steps=2)
-    for _ in range(3):
-        step(optimizer, weights, 0.3)
-    spoil(optimizer, weights)
-    optimizer.save_states(fname)
-    resumed, other = [w.copy() for w in weights], LossScaleOptimizer(adam())
-    for w in resumed:
-        w.attach_grad()
-    other.build(resumed)
-    other.load_states(fname)
-    assert snapshot(other, resumed) == snapshot(optimizer, weights)
-    assert (other.loss_scale, other.iterations, other.skipped_steps) == (8.0, 3, 1)
-    assert (other.initial_scale, other.dynamic_growth_steps) == (8.0, 2)
-    for _ in range(3):
-        assert step(optimizer, weights, 0.7) and step(other, resumed, 0.7)
-    assert snapshot(other, resumed) == snapshot(optimizer, weights)
-    assert other.loss_scale == optimizer.loss_scale
-
-
 def test_states_of_parameters_are_saved_by_name(tmp_path):
     fname = str(tmp_path / "optimizer.states")
-    p = param([1.0, 1.0], TWO)
+    p = param([1.0, 1.0], ctx=TWO)
     optimizer = LossScaleOptimizer(sgd(momentum=0.9))
     on_two(optimizer, p, (2.0, 3.0))
     optimizer.save_states(fname)
-    again, other = param(p.data(TWO[0]).asnumpy(), TWO), LossScaleOptimizer(sgd(momentum=0.9))
+    again, other = param(p.data(TWO[0]).asnumpy(), ctx=TWO), LossScaleOptimizer(sgd(momentum=0.9))
     other.build([again])
     other.load_states(fname)
     on_two(optimizer, p, (2.0, 3.0))
@@ -906,7 +630,7 @@ def test_states_that_do_not_fit_change_nothing(tmp_path):
     optimizer.save_states(fname)
     other, others = LossScaleOptimizer(adam()), [weight([1.0, 2.0, 3.0]), weight([3.0], "float16")]
     step(other, others)
-    before = snapshot(other, others)
+    before = freeze([freeze_saved(other.save_states), others])
     with pytest.raises(StateError, match="the shape of parameter 'weight 0'"):
         other.load_states(fname)
-    assert snapshot(other, others) == before and other.loss_scale == 2.0**15
+    assert freeze([freeze_saved(other.save_states), others]) == before and other.loss_scale == 2.0**15

@@ -234,6 +234,7 @@ IMPOSSIBLE = {
 }
 
 
+@pytest.mark.behaviour("refused by name")
 @pytest.mark.parametrize("text, policy, message", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
 def test_impossible_override_is_an_error_that_names_the_node(text, policy, message):
     with pytest.raises(PolicyError, match=message):

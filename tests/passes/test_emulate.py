@@ -30,6 +30,7 @@ def convolution_symbol(kernel, num_filter, groups=1, **options):
     return mx.sym.Convolution(data, weight, name="conv", **options)
 
 
+@pytest.mark.behaviour("bits of casts by hand")
 @pytest.mark.parametrize("draw, slack", [(few_bits, 0), (grid, 72 * 16 * EPS32)], ids=["few bits", "random"])
 @pytest.mark.parametrize("shape, kernel, options", CONVOLUTIONS.values(), ids=CONVOLUTIONS.keys())
 def test_convolution_and_its_gradients(shape, kernel, options, draw, slack, rng):
@@ -89,6 +90,7 @@ ELEMENTWISE = {
 }
 
 
+@pytest.mark.behaviour("bits of casts by hand")
 @pytest.mark.parametrize("op", ELEMENTWISE)
 def test_elementwise_operators_are_bit_exact(op, rng):
     x, y = (np.exp2(rng.uniform(-14, 15, (64, 64))) * rng.choice((-1, 1), (64, 64)) for _ in range(2))

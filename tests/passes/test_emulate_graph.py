@@ -141,6 +141,7 @@ class TwiceProp(mx.operator.CustomOpProp):
         return Twice()
 
 
+@pytest.mark.behaviour("custom operators")
 def test_an_operator_without_rule_runs_in_float16_itself(rng):
     x = grid(rng, 100)
     low = mx.sym.Cast(data, dtype="float16", name="low")

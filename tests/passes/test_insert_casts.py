@@ -93,6 +93,7 @@ def test_parameters_are_stored_low_only_where_all_readers_are():
     assert "tied_cast_float16 = Cast(tied)" in found and "w_cast" not in found
 
 
+@pytest.mark.behaviour("labels and indices")
 def test_integers_and_labels_are_never_cast():
     text = """
         ids = null()
@@ -108,6 +109,7 @@ def test_integers_and_labels_are_never_cast():
     assert "loss = SoftmaxOutput(d_output_cast_float32, label)" in found
 
 
+@pytest.mark.behaviour("labels and indices")
 def test_float_indices_are_never_cast():
     assert "ids_cast" not in insert("ids = null()\nw = null()\ne = Embedding(ids, w)\nd = dot(e, w)\nreturn d")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,6 +156,7 @@ def test_pins_are_never_moved():
     assert found.low == {1, 3} and found.casts == 4
 
 
+@pytest.mark.behaviour("one cast of a weight")
 def test_a_shared_tensor_is_cast_once():
     nodes = [Node("null", "data"), *(Node("op", f"n{i}", inputs=(Entry(0),)) for i in range(3))]
     verdicts = (Verdict(KEEP, "variable"), *(Verdict(LOW, "", RULE) for _ in range(3)))

@@ -130,6 +130,7 @@ softmax_cross_entropy _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_Mu
 _contrib_MultiProposal _contrib_ROIAlign ROIPooling""".split()
 
 
+@pytest.mark.behaviour("refused by name")
 @pytest.mark.parametrize("op", REFUSED)
 def test_mxnet_refuses_low_precision_where_the_rule_has_none(op):
     example = next(example for example in EXAMPLES if example.op == op)

@@ -57,6 +57,7 @@ def test_graphs_have_the_canonical_name():
     assert found == [REGISTRY["identity"], REGISTRY["elemwise_add"]] == ["_copy", "elemwise_add"]
 
 
+@pytest.mark.behaviour("one list per operator")
 def test_every_registered_operator_has_a_rule_or_a_reason():
     assert len(REGISTRY) > 1100 and len(OPERATORS) > 850
     forward = {op for op in OPERATORS if not BACKWARD.search(op)}
@@ -68,6 +69,7 @@ def test_every_rule_is_for_a_registered_operator_by_the_name_that_graphs_have():
     assert [op for op in RULES.ops() if BACKWARD.search(op)] == []
 
 
+@pytest.mark.behaviour("one list per operator")
 def test_reasons_do_not_overlap():
     assert sum(map(len, WITHOUT_RULE.values())) == len(set().union(*WITHOUT_RULE.values()))
 

@@ -144,6 +144,7 @@ def test_the_networks_own_casts_stay():
     np.testing.assert_allclose(result[1][0, :2].asnumpy(), np.exp([1.0, 2.0]), rtol=1e-6)
 
 
+@pytest.mark.behaviour("float64 and integers")
 def test_a_float64_branch_gives_what_it_gave():
     x = mx.sym.var("x")
     wide = mx.sym.sum(mx.sym.Cast(x, dtype="float64", name="wide") + 2.0**40, axis=1, name="total")
@@ -155,6 +156,7 @@ def test_a_float64_branch_gives_what_it_gave():
     np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.behaviour("float64 and integers")
 def test_an_integer_branch_gives_what_it_gave():
     """2049 is no float16 number."""
     x = mx.sym.var("x")
@@ -189,6 +191,7 @@ class _Double(mx.operator.CustomOp):
         self.assign(out_data[0], req[0], in_data[0] * 2)
 
 
+@pytest.mark.behaviour("custom operators")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_custom_operator_reads_and_gives_float32(policy):
     net = dense(mx.sym.Custom(dense(mx.sym.var("x"), "a"), op_type="mxmp_tests_double", name="double"), "b")
@@ -202,6 +205,7 @@ def test_a_custom_operator_reads_and_gives_float32(policy):
     assert nodes_of(found.symbol)["double"].attrs == nodes_of(net)["double"].attrs
 
 
+@pytest.mark.behaviour("custom operators")
 def test_a_custom_operator_runs():
     net = mx.sym.Custom(dense(mx.sym.var("x")), op_type="mxmp_tests_double", name="double")
     values = {"x": mx.nd.ones((4, 6)), "fc_weight": mx.nd.ones((6, 6))}

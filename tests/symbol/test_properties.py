@@ -112,6 +112,7 @@ def test_one_operator_has_exactly_two_casts():
     assert casts(found) == [("x", "float16"), ("fc_float16", "float32")]
 
 
+@pytest.mark.behaviour("the widest dtype")
 def test_deny_carries_through_infer_operators():
     """exp -> sum is a softmax in parts: a float16 sum behind an exponential overflows."""
     net = dense(mx.sym.sum(mx.sym.exp(dense(mx.sym.var("x"), "a"), name="exp"), axis=1, keepdims=True, name="sum"), "b")
@@ -145,6 +146,7 @@ def test_low_precision_spreads_sideways_through_clear_operators():
     assert {found[name] for name in ("a", "join", "act", "side", "b")} == {"float16"}
 
 
+@pytest.mark.behaviour("one cast of a weight")
 def test_a_tensor_used_several_times_has_one_cast():
     x = mx.sym.var("x")
     net = mx.sym.Group([dense(x, f"fc{i}") for i in range(3)])

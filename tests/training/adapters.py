@@ -1,0 +1,513 @@
+"""Everything that makes training steps, behind one interface: what `test_step` runs its behaviours over.
+
+Each adapter trains parameters whose gradients are told: the loss is the sum of ``w * x`` over them, so that the
+gradient of ``w`` is ``x``. Only public calls are made, and MXNet's own attributes read.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon.contrib.estimator import BatchEnd, Estimator
+
+import mxmp
+from mxmp import amp
+from mxmp.arrays.casts import to_float32
+from mxmp.loss_scale import DynamicLossScale, parse
+from tests.freeze import freeze, freeze_optimizer, freeze_saved
+from tests.gluon.trainer_tools import param
+
+CONTEXTS = [mx.cpu(0), mx.cpu(1)]
+THIN = ("dtype", "contexts", "bad", "damage")
+START = {"a": [0.5, -1.5], "b": [2.0]}
+
+
+def product(F, x, weights):
+    """Return the sum of the products of each weight (1, n) with its columns of x (rows, all n), (rows, 1)."""
+    total, begin = 0, 0
+    for name, values in START.items():
+        end = begin + len(values)
+        part = F.slice_axis(x, axis=1, begin=begin, end=end)
+        one = F.FullyConnected(part, weights[name], num_hidden=1, no_bias=True, flatten=False)
+        total, begin = (one if begin == 0 else F.elemwise_add(total, one)), end
+    return total
+
+
+def in_dtype(array, dtype):
+    """Return a float32 array rounded to a dtype, to nearest even."""
+    return array if dtype == np.float32 else mx.nd.amp_cast(array, dtype=dtype)
+
+
+class Adapter:
+    """One way to train ``START``.
+
+    Args:
+        loss_scale: A `LossScale` or what one is made from.
+        optimizer: Name of an optimizer of MXNet.
+        options: Of the optimizer.
+        dtype: In which the parameters are stored.
+        contexts: How many.
+        kvstore: Of several contexts.
+        grad_req: Of all parameters.
+    """
+
+    lacks: dict = {}  # what it cannot do, and why
+    names: dict = {}  # calls that have another name than gluon's Trainer's
+    sums_early = True  # unscaled gradients are those that the step takes, summed over contexts
+    waits = False
+    thin = ()  # loops of which one value will do, as it steps through another adapter
+    smallest = 2.0**-30  # that a gradient of low precision may show; 0 in float16
+
+    def __init__(
+        self,
+        loss_scale="dynamic",
+        optimizer="sgd",
+        options=None,
+        dtype="float32",
+        contexts=1,
+        kvstore="device",
+        grad_req="write",
+    ):
+        self.contexts = CONTEXTS[:contexts]
+        self.dtype, self.kvstore, self.grad_req, self.given = dtype, kvstore, grad_req, parse(loss_scale)
+        self.values = {name: np.asarray(value, np.float32) for name, value in START.items()}
+        if options is None:
+            options = {"learning_rate": 1.0}
+        self.make(optimizer, {**options})
+
+    def rows(self, x):
+        """Return a gradient per parameter for each context: from a number for all, or numbers by name."""
+        x = x if isinstance(x, list) else [x] * len(self.contexts)
+        named = [each if isinstance(each, dict) else dict.fromkeys(self.values, each) for each in x]
+        return [
+            {
+                name: np.broadcast_to(np.asarray(each[name], np.float32), value.shape)
+                for name, value in self.values.items()
+            }
+            for each in named
+        ]
+
+    def matrix(self, x):
+        """Return the rows as one array (contexts, n)."""
+        return np.array([np.concatenate(list(row.values())) for row in self.rows(x)])
+
+    def spoil(self, bad=np.inf, name="a", place=-1):
+        """Make the first number of a gradient on one context ``bad``, as an overflow would."""
+        array = self.gradients()[name][place]
+        values = to_float32(array).asnumpy()
+        values.reshape(-1)[0] = bad
+        array[:] = in_dtype(mx.nd.array(values, ctx=array.ctx), array.dtype)
+
+    def unscale(self):
+        self.owner.unscale()
+
+    def clip(self, max_norm):
+        return self.owner.clip_global_norm(max_norm)
+
+    def step(self):
+        return self.owner.step(1)
+
+    def discard(self):
+        self.owner.discard_grads()
+
+    def save(self, fname):
+        getattr(self.owner, self.names.get("save_states", "save_states"))(fname)
+
+    def load(self, fname):
+        getattr(self.owner, self.names.get("load_states", "load_states"))(fname)
+
+    def set_scale(self, spec):
+        self.owner.loss_scale = spec
+
+    def run(self, x=0.25, bad=None, **where):
+        """Take one step, whose gradient is spoilt; return whether it was taken."""
+        self.backward(x)
+        if bad is not None:
+            self.spoil(bad, **where)
+        return self.step()
+
+    def trace(self):
+        """Return all that a skipped step must leave alone, bit for bit; between steps only."""
+        return freeze_saved(self.save), freeze_optimizer(self.optimizer), freeze(self.weights())
+
+    def read(self):
+        """Return the parameters as float32 numbers on the first context."""
+        return {name: to_float32(arrays[0]).asnumpy().reshape(-1) for name, arrays in self.weights().items()}
+
+    def alike(self):
+        """Return whether all contexts have the same parameters, bit for bit."""
+        return all(freeze(arrays[0]) == freeze(each) for arrays in self.weights().values() for each in arrays)
+
+    scale = property(lambda self: self.owner.loss_scale.value)
+    counts = property(
+        lambda self: (self.owner.last_step_skipped, self.owner.consecutive_skips, self.owner.skipped_steps)
+    )
+
+
+class Parameters(Adapter):
+    """What trains parameters of Gluon."""
+
+    def make_params(self):
+        self.params = [
+            param(value, self.dtype, ctx=self.contexts, name=name, grad_req=self.grad_req)
+            for name, value in self.values.items()
+        ]
+
+    def losses(self, x):
+        """Return the loss on each context, in float32."""
+        found = []
+        for ctx, row in zip(self.contexts, self.rows(x)):
+            parts = [mx.nd.Cast(p.data(ctx), dtype="float32") * mx.nd.array(row[p.name], ctx=ctx) for p in self.params]
+            found.append(mx.nd.concat(*parts, dim=0).sum())
+        return found
+
+    def weights(self):
+        return {p.name: p.list_data() for p in self.params}
+
+    def gradients(self):
+        return {p.name: p.list_grad() for p in self.params}
+
+    def zero(self):
+        for p in self.params:
+            p.zero_grad()
+
+    def set_weight(self, name, values):
+        (p,) = (p for p in self.params if p.name == name)
+        p.set_data(in_dtype(mx.nd.array(values).reshape(p.shape), p.data().dtype))
+
+
+class Trainer(Parameters):
+    """`mxmp.gluon.Trainer`."""
+
+    def make(self, optimizer, options):
+        self.make_params()
+        self.owner = self.make_trainer(optimizer, options)
+
+    def make_trainer(self, optimizer, options):
+        return mxmp.gluon.Trainer(self.params, optimizer, options, self.kvstore, loss_scale=self.given)
+
+    def scale_loss(self, loss):
+        return self.owner.scale_loss(loss)
+
+    def backward(self, x=0.25):
+        with autograd.record():
+            losses = self.losses(x)
+        with self.scale_loss(losses) as scaled:
+            autograd.backward(scaled)
+
+    def scale_twice(self):
+        with self.scale_loss(self.losses(0.5)) as scaled, self.scale_loss(scaled):
+            pass
+
+    def scale_and(self, run):
+        """Scale a loss, and run what is given instead of its backward."""
+        with autograd.record():
+            losses = self.losses(0.5)
+        with self.scale_loss(losses) as scaled:
+            run(losses, scaled)
+
+    optimizer = property(lambda self: self.owner.optimizer.inner)
+
+
+class ContribAmp(Trainer):
+    """A trainer of MXNet with `mxmp.amp.init_trainer`, as contrib.amp's users have it."""
+
+    thin = THIN
+
+    def make_trainer(self, optimizer, options):
+        trainer = gluon.Trainer(self.params, optimizer, options, self.kvstore)
+        amp.init()
+        try:
+            amp.init_trainer(trainer, self.given)
+        finally:
+            amp.disable()
+        return trainer
+
+    def scale_loss(self, loss):
+        return amp.scale_loss(loss, self.owner)
+
+    def unscale(self):
+        amp.unscale(self.owner)
+
+
+class Apex(Trainer):
+    """`mxmp.initialize` with two losses, each with a scale of its own; the second is in use."""
+
+    thin = THIN
+    lacks = {
+        "None": "amp.initialize wants a level without a loss scale, O0, for that",
+        "one read of a skip": "a second one sees which of the losses overflowed",
+    }
+
+    def make_trainer(self, optimizer, options):
+        trainer = gluon.Trainer(self.params, optimizer, options, self.kvstore)
+        net = gluon.nn.HybridSequential()
+        amp.initialize(net, trainer, "O1", num_losses=2, loss_scale=self.given)
+        return trainer
+
+    def scale_loss(self, loss):
+        return amp.scale_loss(loss, self.owner, loss_id=1)
+
+    @property
+    def scale(self):
+        return amp.state_dict(self.owner)["loss_scaler0"]["loss_scales"][1]["value"]
+
+
+class Shared(Trainer):
+    """A trainer whose scale is a `SharedLossScale`, updated after each step."""
+
+    thin = THIN
+    lacks = {"log": "the scale does not move at the step; `test_shared_loss_scale` has its lines"}
+
+    def make_trainer(self, optimizer, options):
+        self.shared = mxmp.gluon.SharedLossScale(self.given)
+        return mxmp.gluon.Trainer(self.params, optimizer, options, self.kvstore, loss_scale=self.shared)
+
+    def step(self):
+        taken = self.owner.step(1)
+        self.shared.update()
+        return taken
+
+
+class Keras(Parameters):
+    """`mxmp.optimizer.LossScaleOptimizer`."""
+
+    names = {
+        "scale_loss": "get_scaled_loss",
+        "unscale": "get_unscaled_gradients",
+        "step": "apply_gradients",
+    }
+    lacks = {
+        "None": "Keras's optimizer always has a scale",
+        "options": "Keras's optimizer has a growth interval, but no factors, bounds or floor",
+        "clip": "Keras's optimizer clips nothing by itself: users clip what get_unscaled_gradients returns",
+        "kvstore": "it sums over contexts itself",
+    }
+    sums_early = False
+    waits = True  # for arrays whose memory it compares
+
+    def make(self, optimizer, options):
+        self.make_params()
+        inner = mx.optimizer.create(optimizer, **options)
+        dynamic = isinstance(self.given, DynamicLossScale)
+        steps = self.given.growth_interval if dynamic else None
+        self.owner = mxmp.optimizer.LossScaleOptimizer(inner, dynamic, self.given.value, steps)
+        self.owner.build(self.params)
+        self.unscaled = None
+
+    def backward(self, x=0.25):
+        with autograd.record():
+            scaled = self.owner.get_scaled_loss(self.losses(x))
+        autograd.backward(scaled)
+
+    def scale_twice(self):
+        self.owner.get_scaled_loss(self.owner.get_scaled_loss(self.losses(0.5)))
+
+    def scale_and(self, run):
+        with autograd.record():
+            losses = self.losses(0.5)
+            scaled = self.owner.get_scaled_loss(losses)
+        run(losses, scaled)
+        self.unscale()
+
+    def gradients(self):
+        return dict(zip(self.values, self.unscaled)) if self.unscaled else super().gradients()
+
+    def unscale(self):
+        self.unscaled = self.owner.get_unscaled_gradients([p.list_grad() for p in self.params])
+
+    def step(self):
+        if self.unscaled is None:
+            self.unscale()
+        grads, self.unscaled = self.unscaled, None
+        return self.owner.apply_gradients(zip(grads, self.params))
+
+    def discard(self):
+        self.unscaled = None
+        self.owner.discard_grads()
+
+    optimizer = property(lambda self: self.owner.inner_optimizer)
+
+    @property
+    def scale(self):
+        return self.owner.loss_scale
+
+
+class Module(Adapter):
+    """`mxmp.module.Module`."""
+
+    names = {
+        "step": "update",
+        "save_states": "save_optimizer_states",
+        "load_states": "load_optimizer_states",
+    }
+    lacks = {
+        "nesting": "backward scales by itself",
+        "one read of a skip": "a second one sees whether the outputs of the loss were finite",
+        "losses": "it sees the outputs of its last forward pass alone",
+        "bfloat16": "runs on processors with AVX-512 only",
+    }
+    smallest = 2.0**-24  # its data is of low precision too
+
+    def make(self, optimizer, options):
+        rescale = {"rescale_grad": 1.0}  # MXNet divides by the batch otherwise
+        self.owner = self.make_module(policy={"float32": "float32", "float16": "O2"}[self.dtype], loss_scale=self.given)
+        width = sum(map(len, self.values.values()))
+        self.owner.bind([("data", (len(self.contexts), width))], grad_req=self.grad_req)
+        args = {f"{name}_weight": mx.nd.array(value.reshape(1, -1)) for name, value in self.values.items()}
+        self.owner.init_params(arg_params=args, aux_params={})
+        self.owner.init_optimizer(self.kvstore, optimizer, {**options, **rescale})
+
+    def make_module(self, **kwargs):
+        return mxmp.module.Module(self.symbol(), label_names=None, context=self.contexts, **kwargs)
+
+    def symbol(self):
+        weights = {name: mx.sym.var(f"{name}_weight") for name in self.values}
+        return mx.sym.MakeLoss(product(mx.sym, mx.sym.var("data"), weights), name="loss")
+
+    def batch(self, x):
+        return mx.io.DataBatch([mx.nd.array(self.matrix(x))], [])
+
+    def backward(self, x=0.25):
+        self.owner.forward_backward(self.batch(x))
+
+    def _arrays(self, arrays):
+        group = self.group
+        found = dict(zip(group.param_names, getattr(group, arrays)))
+        return {name: found[f"{name}_weight"] for name in self.values}
+
+    group = property(lambda self: self.owner._exec_group)
+
+    def weights(self):
+        return self._arrays("param_arrays")
+
+    def gradients(self):
+        return self._arrays("grad_arrays")
+
+    def zero(self):
+        for arrays in self.gradients().values():
+            for array in arrays:
+                array[:] = 0
+
+    def set_weight(self, name, values):
+        args, aux = self.owner.get_params()
+        args = {**args, f"{name}_weight": mx.nd.array(np.reshape(values, (1, -1)))}
+        self.owner.set_params(args, aux)
+
+    def step(self):
+        return self.owner.update()
+
+    optimizer = property(lambda self: self.owner._optimizer.inner)
+
+
+class Bucketing(Module):
+    """`mxmp.module.BucketingModule`, in its two buckets in turn."""
+
+    thin = THIN
+    turn = 0
+
+    def make_module(self, **kwargs):
+        def sym_gen(key):
+            return self.symbol(), ("data",), None
+
+        return mxmp.module.BucketingModule(sym_gen, 0, context=self.contexts, **kwargs)
+
+    def batch(self, x):
+        batch = super().batch(x)
+        batch.bucket_key = self.turn
+        batch.provide_data, batch.provide_label = [mx.io.DataDesc("data", batch.data[0].shape)], None
+        return batch
+
+    def step(self):
+        taken = super().step()
+        self.turn = 1 - self.turn
+        return taken
+
+    group = property(lambda self: self.owner._curr_module._exec_group)
+    optimizer = property(lambda self: self.owner._curr_module._optimizer.inner)
+
+
+class Product(gluon.HybridBlock):
+    """A net of these weights."""
+
+    def __init__(self, values):
+        super().__init__(prefix="")
+        for name, value in values.items():
+            setattr(self, name, self.params.get(name, shape=(1, len(value))))
+
+    def hybrid_forward(self, F, x, **weights):
+        return product(F, x, weights)
+
+
+class Sum(gluon.loss.Loss):
+    """The sum of the outputs."""
+
+    def __init__(self):
+        super().__init__(None, 0)
+
+    def hybrid_forward(self, F, pred, label):
+        return F.sum(pred)
+
+
+class Between(BatchEnd):
+    """Calls a function between backward and the step."""
+
+    priority = -3000
+
+    def __init__(self, function):
+        self.function = function
+
+    def batch_end(self, estimator, *args, **kwargs):
+        self.function()
+
+
+class Fit(Parameters):
+    """An Estimator with `MixedPrecisionHandler`: each step is a fit of one batch."""
+
+    thin = (*THIN, "scale", "optimizer", "kvstore", "spec", "at_floor")  # it is slow
+    _SCRIPT = "a fit makes backward and step at once"
+    lacks = {
+        "calls": _SCRIPT,
+        "accumulation": _SCRIPT,
+        "one read": "metrics read the loss on the host",
+        "bfloat16": "runs on processors with AVX-512 only",
+    }
+
+    def make(self, optimizer, options):
+        self.net = Product(self.values)
+        self.net.initialize(ctx=self.contexts)
+        self.params = [self.net.collect_params()[name] for name in self.values]
+        for p in self.params:
+            p.set_data(mx.nd.array(self.values[p.name].reshape(1, -1)))
+        options["rescale_grad"] = len(self.contexts)  # the step divides by the batch
+        plain = gluon.Trainer(self.params, optimizer, options, self.kvstore)
+        metric = mx.metric.Loss()
+        self.estimator = Estimator(self.net, Sum(), train_metrics=metric, trainer=plain, context=self.contexts)
+        self.estimator.logger.handlers.clear()
+        self.estimator.logger.addHandler(logging.NullHandler())
+        policy = {"float32": "float32", "float16": "O2"}[self.dtype]
+        self.handler = mxmp.estimator.MixedPrecisionHandler(policy, self.given)
+        self.estimator.max_epoch, self.estimator.max_batch = 1, None
+        self.handler.train_begin(self.estimator)
+
+    def backward(self, x=0.25):
+        self.x, self.between = x, []
+
+    def spoil(self, *args, **kwargs):
+        self.between.append(lambda: super(Fit, self).spoil(*args, **kwargs))
+
+    def step(self):
+        rows = mx.nd.array(self.matrix(self.x))
+        handlers = [self.handler, Between(lambda: [function() for function in self.between])]
+        data = gluon.data.DataLoader(gluon.data.ArrayDataset(rows, mx.nd.zeros(len(rows))), len(rows))
+        self.estimator.fit(data, epochs=1, event_handlers=handlers)
+        return not self.owner.last_step_skipped
+
+    owner = property(lambda self: self.estimator.trainer)
+    optimizer = property(lambda self: self.owner.optimizer.inner)
+
+
+ADAPTERS = [Trainer, ContribAmp, Apex, Shared, Keras, Module, Bucketing, Fit]
