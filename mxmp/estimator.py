@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, List, Sequence, Union
+from typing import Any, List, Union
 
 import numpy as np
 from mxnet import autograd, gluon
-from mxnet.gluon.contrib.estimator import (
-    BatchEnd,
-    BatchProcessor,
-    EpochBegin,
-    EpochEnd,
-    Estimator,
-    TrainBegin,
-)
+from mxnet.gluon.contrib.estimator import BatchEnd, BatchProcessor, EpochBegin, EpochEnd, Estimator, TrainBegin
 
 from .arrays.casts import is_low_precision
 from .errors import TrainerError
 from .gluon import Trainer, restore
 from .gluon.adoption import adoptable
 from .gluon.api import convert_all
-from .gluon.tree import descendants
+from .gluon.lookup import descendants
 from .loss_scale import LossScale, NoOpLossScale, parse
 from .masters.copies import new_master
 from .masters.optimizer import MasterState
@@ -34,19 +27,12 @@ _ATTRIBUTE = "_mxmp_mixed_precision"
 
 @dataclasses.dataclass
 class _Applied:
-    """Record of what a handler changed on an estimator, kept as its attribute.
-
-    Attributes:
-        nets: The converted nets.
-        trainer: The trainer that was made mxmp's.
-        loss_scale_before: The loss scale that it had.
-        loss_scale: The loss scale that the handler gave it, at its start.
-    """
+    """Record of what a handler changed on an estimator, kept as its attribute."""
 
     nets: List[gluon.Block]
     trainer: Any
     loss_scale_before: LossScale
-    loss_scale: LossScale
+    loss_scale: LossScale  # what the handler gave the trainer, at its start
 
 
 class ScalingBatchProcessor(BatchProcessorBase):
@@ -64,7 +50,6 @@ class ScalingBatchProcessor(BatchProcessorBase):
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        """Return the inner processor's attribute."""
         if name == "inner":  # not set yet, while unpickling
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -78,16 +63,7 @@ class ScalingBatchProcessor(BatchProcessorBase):
         return self.inner.evaluate_batch(estimator, val_batch, batch_axis)
 
     def fit_batch(self, estimator: Estimator, train_batch: Any, batch_axis: int = 0) -> Any:
-        """Run forward and backward on a batch, as MXNet's ``fit_batch`` but with the losses scaled.
-
-        Args:
-            estimator: The estimator; its trainer is mxmp's.
-            train_batch: Data and labels of a batch.
-            batch_axis: Axis along which the batch is split over the contexts.
-
-        Returns:
-            Lists of data, labels, predictions and losses, one item per context.
-        """
+        """Run forward and backward on a batch, as MXNet's ``fit_batch`` but with the losses scaled."""
         data, label = self.mx_split_batch(train_batch, estimator.context, batch_axis)
         with autograd.record():
             pred = [estimator.net(x) for x in data]
@@ -136,37 +112,26 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         self.policy = Policy.parse(policy)
         follows = isinstance(loss_scale, str) and loss_scale == "policy"
         self.loss_scale = parse(self.policy.loss_scale if follows else loss_scale)
-        self._first_batch = True
-        self._epoch = 0
-        self._skipped = 0
+        self._first_batch, self._epoch, self._skipped = True, 0, 0
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Convert the estimator to mixed precision, or change nothing.
-
-        Raises:
-            TrainerError: If it is no Estimator, or its trainer cannot check gradients before it
-                updates; see `mxmp.gluon.Trainer.adopt`.
-            PolicyError: If a pattern of the policy matches nothing in a net.
-            ConvertError: If a net cannot be converted.
-        """
+        """Convert the estimator, or change nothing and raise as `mxmp.gluon.Trainer.adopt` or `mxmp.gluon.convert`."""
         _require_estimator(estimator, "MixedPrecisionHandler")
         _drop_unfinished(estimator.trainer)
         adoptable(estimator.trainer, self.loss_scale, Trainer)
         nets = _nets(estimator)
         convert_all(nets, self.policy)
         if not isinstance(estimator.trainer, Trainer):
-            _restore_all(nets)  # a trainer that has stepped is adopted while its parameters are float32
+            for net in nets:  # a trainer that has stepped is adopted while its parameters are float32
+                restore(net)
         self._adopt(estimator, nets)
         convert_all(nets, self.policy)
-        if _has_stock_fit(estimator.batch_processor):
+        if getattr(estimator.batch_processor.fit_batch, "__func__", None) is BatchProcessor.fit_batch:
             estimator.batch_processor = ScalingBatchProcessor(estimator.batch_processor)
         self._first_batch, self._epoch = True, 0
-        estimator.logger.info(
-            "MixedPrecisionHandler: policy %s; losses are scaled by %s, now %g",
-            self.policy,
-            type(self.loss_scale).__name__,
-            estimator.trainer.loss_scale.value,
-        )
+        text = "MixedPrecisionHandler: policy %s; losses are scaled by %s, now %g"
+        scale = estimator.trainer.loss_scale.value
+        estimator.logger.info(text, self.policy, type(self.loss_scale).__name__, scale)
 
     def epoch_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
         """Store the number of skipped steps so far; a checkpoint may have been loaded since `train_begin`."""
@@ -183,12 +148,8 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         trainer = estimator.trainer
         skipped = trainer.skipped_steps - self._skipped
         if skipped:
-            estimator.logger.info(
-                "[Epoch %d] MixedPrecisionHandler: %d steps skipped, their gradients were not finite; loss scale %g",
-                self._epoch,
-                skipped,
-                trainer.loss_scale.value,
-            )
+            text = "[Epoch %d] MixedPrecisionHandler: %d steps skipped, their gradients were not finite; loss scale %g"
+            estimator.logger.info(text, self._epoch, skipped, trainer.loss_scale.value)
         self._epoch += 1
 
     @staticmethod
@@ -207,7 +168,8 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         if applied is None:
             return
         _drop_unfinished(applied.trainer)
-        _restore_all(applied.nets)
+        for net in applied.nets:
+            restore(net)
         _convert_states(applied.trainer)
         applied.trainer.loss_scale = applied.loss_scale_before
         if isinstance(estimator.batch_processor, ScalingBatchProcessor):
@@ -242,28 +204,14 @@ def _nets(estimator: Estimator) -> List[gluon.Block]:
     return [val_net, net] if any(block is net for block in descendants(val_net)) else [net, val_net]
 
 
-def _restore_all(nets: Sequence[gluon.Block]) -> None:
-    for net in nets:
-        restore(net)
-
-
-def _has_stock_fit(processor: Any) -> bool:
-    return getattr(processor.fit_batch, "__func__", None) is BatchProcessor.fit_batch
-
-
 def _drop_unfinished(trainer: Any) -> None:
     """Discard the gradients that an interrupted fit left between backward and step."""
-    if isinstance(trainer, Trainer):
-        window = trainer._scaler.window
-        if not window.is_ready:
-            trainer.discard_grads()
+    if isinstance(trainer, Trainer) and not trainer._scaler.window.is_ready:
+        trainer.discard_grads()
 
 
 def _convert_states(trainer: Trainer) -> None:
-    """Convert the optimizer's states to the present dtypes of their parameters.
-
-    The inner state is that of a float32 weight either way, so that nothing of it is lost.
-    """
+    """Convert the optimizer's states to their parameters' present dtypes; the inner ones are float32 either way."""
     for number, updater in enumerate(updaters(trainer)):
         for index, state in updater.states.items():
             param = params(trainer)[index]

@@ -6,22 +6,35 @@ References:
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import mxnet as mx
 
+from .. import dtypes
 from ..arrays.casts import is_low_precision
 from ..errors import LossScaleError
 from ..gluon import Trainer
 from ..gluon.adoption import adoptable
 from ..gluon.api import convert_all
+from ..loss_scale import DynamicLossScale, LossScale, parse
 from ..masters.copies import sync_master_from_weight
 from ..mxnet_private.parameters import is_deferred, is_initialized
 from ..mxnet_private.trainers import params as params_of
 from ..mxnet_private.trainers import updaters as updaters_of
-from .apex_properties import Settings, parse_settings
-from .operators import AmpError
+from ..policy import Policy, did_you_mean
+from .operators import AmpError, canonical_dtype
 from .trainers import adopt, as_list, require_trainer
+
+_LEVELS = ("O0", "O1", "O2", "O3")
+_FLAGS = ("keep_batchnorm_fp32", "master_weights")
+_SCALES = ("loss_scale", "min_loss_scale", "max_loss_scale")
+_PROPERTIES = ("cast_model_type", "cast_model_outputs", *_FLAGS, *_SCALES)
+
+# Properties of Apex that mean nothing here, and why.
+_ABSENT = {
+    "patch_torch_functions": "mxmp patches no functions; operators are cast one by one at O1, and at no other level",
+    "verbosity": "mxmp writes to Python's logging; set the level of the logger 'mxmp'",
+}
 
 
 def initialize(
@@ -76,23 +89,22 @@ def initialize(
         >>> trainer.loss_scale
         StaticLossScale(value=128.0)
     """
-    settings = parse_settings(opt_level if enabled else "O0", overrides if enabled else {})
+    settings = _parse_settings(opt_level if enabled else "O0", overrides if enabled else {})
     if isinstance(num_losses, bool) or not isinstance(num_losses, int) or num_losses < 1:
         raise AmpError(f"num_losses={num_losses!r}: expected a whole number from 1 on.")
     nets, given = as_list(models), [] if optimizers is None else as_list(optimizers)
     for each in given:
         if isinstance(each, mx.optimizer.Optimizer):
             _require_pairs(nets, given)
-            for net in nets:
-                _require_initialized(net)
         else:
             _require_trainer(each, settings, overrides.get("master_weights"))
     if enabled:
         convert_all(nets, settings.policy)
-    trainers = [
-        _make_trainer(nets[i], each, settings) if isinstance(each, mx.optimizer.Optimizer) else each
-        for i, each in enumerate(given)
-    ]
+    trainers = list(given)
+    for i, each in enumerate(given):
+        if isinstance(each, mx.optimizer.Optimizer):
+            params, options = nets[i].collect_params(), {"multi_precision": settings.masters}
+            trainers[i] = Trainer(params, each, options, loss_scale=settings.loss_scale)
     for trainer in trainers:
         adopt(trainer, settings.loss_scale, settings.masters, num_losses)
     if optimizers is None:
@@ -165,33 +177,27 @@ def load_state_dict(state: Dict[str, Any], optimizers: Any = None) -> None:
 
 
 def _require_pairs(nets: List[Any], optimizers: List[Any]) -> None:
+    """Check that there is an optimizer for each net, and that a trainer of its parameters can be made."""
     if len(nets) != len(optimizers):
         raise AmpError(
             f"{len(optimizers)} optimizers for {len(nets)} nets: it is not clear which trains what; give Trainers."
         )
+    for net in nets:
+        for param in net.collect_params().values() if isinstance(net, mx.gluon.Block) else ():
+            if not is_initialized(param) and not is_deferred(param):
+                raise AmpError(
+                    f"parameter '{param.name}' is not initialized, so that no trainer can be made of the optimizer; "
+                    f"call initialize of block '{net.name}' first."
+                )
 
 
-def _require_initialized(net: Any) -> None:
-    for param in net.collect_params().values() if isinstance(net, mx.gluon.Block) else ():
-        if not is_initialized(param) and not is_deferred(param):
-            raise AmpError(
-                f"parameter '{param.name}' is not initialized, so that no trainer can be made of the optimizer; call "
-                f"initialize of block '{net.name}' first."
-            )
-
-
-def _require_trainer(trainer: Any, settings: Settings, wanted: Optional[Any]) -> None:
+def _require_trainer(trainer: Any, settings: _Settings, wanted: Optional[Any]) -> None:
     adoptable(trainer, settings.loss_scale, Trainer)
     if wanted is not None and isinstance(trainer, Trainer) and trainer.optimizer.masters != settings.masters:
         raise AmpError(
             f"master_weights={wanted}, but the trainer was made with multi_precision={trainer.optimizer.masters}; "
             f"leave master_weights out, or make the trainer anew."
         )
-
-
-def _make_trainer(net: Any, optimizer: mx.optimizer.Optimizer, settings: Settings) -> Trainer:
-    options = {"multi_precision": settings.masters}
-    return Trainer(net.collect_params(), optimizer, options, loss_scale=settings.loss_scale)
 
 
 def _master(trainer: Trainer, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArray:
@@ -207,3 +213,71 @@ def _master(trainer: Trainer, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArra
     if trainer._scaler.window.is_unscaled:
         mx.autograd.mark_variables([master], [params_of(trainer)[index].list_grad()[0]])
     return master
+
+
+class _Settings(NamedTuple):
+    """The settings that a level and its overrides stand for."""
+
+    policy: Policy
+    loss_scale: LossScale
+    masters: bool  # whether low precision parameters have float32 masters
+
+
+def _parse_settings(level: str, overrides: Dict[str, Any]) -> _Settings:
+    """Return the settings for a level and its overrides; AmpError if one is unknown or makes no sense there."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    for name in given:
+        if name in _ABSENT:
+            raise AmpError(f"{name}: {_ABSENT[name]}; leave it out.")
+        if name not in _PROPERTIES:
+            raise AmpError(f"unknown property {name!r}{did_you_mean(name, _PROPERTIES)}.")
+    if level not in _LEVELS:
+        raise AmpError(f"opt_level={level!r}: expected one of {', '.join(_LEVELS)}; the letter O, not a zero.")
+    _check_for_level(level, given)
+    policy = Policy.parse(level)
+    if level in ("O2", "O3") and "cast_model_type" in given:
+        dtype = given["cast_model_type"]
+        policy = policy.replace(param_dtype=dtype, compute_dtype=dtype)
+        if policy.compute_dtype == dtypes.BFLOAT16:  # it has float32's range
+            policy = policy.replace(loss_scale=None)
+    if "keep_batchnorm_fp32" in given:
+        policy = policy.replace(keep_batchnorm_fp32=_flag("keep_batchnorm_fp32", given))
+    if "cast_model_outputs" in given:
+        policy = policy.replace(output_dtype=given["cast_model_outputs"])
+    masters = _flag("master_weights", given) if "master_weights" in given else level != "O3"
+    return _Settings(policy, _loss_scale(policy, given), masters)
+
+
+def _check_for_level(level: str, given: Dict[str, Any]) -> None:
+    """Raise an AmpError if a property has no effect at a level."""
+    dtype = canonical_dtype("cast_model_type", given["cast_model_type"]) if "cast_model_type" in given else None
+    if level in ("O2", "O3"):
+        if dtype == dtypes.FLOAT32:
+            raise AmpError(f"cast_model_type=float32 at {level} leaves nothing in low precision; use O0.")
+        return
+    kept = "everything is float32" if level == "O0" else "parameters stay float32 and operators are cast one by one"
+    if dtype not in (None, dtypes.FLOAT32):
+        raise AmpError(f"cast_model_type={dtype} makes no sense at {level}, where {kept}; use O2 or O3.")
+    for name in _FLAGS:
+        if name in given:
+            raise AmpError(f"{name} makes no sense at {level}, where {kept}; use O2 or O3, or leave it out.")
+
+
+def _loss_scale(policy: Policy, given: Dict[str, Any]) -> LossScale:
+    spec = given.get("loss_scale", policy.loss_scale)
+    if not isinstance(spec, LossScale):
+        spec = policy.replace(loss_scale=spec).loss_scale  # which refuses what makes no sense
+    bounds: Dict[str, Any] = {name.replace("_loss", ""): float(given[name]) for name in _SCALES[1:] if name in given}
+    if not bounds:
+        return parse(spec)
+    if spec != "dynamic":
+        raise AmpError(f"min_loss_scale and max_loss_scale are for loss_scale='dynamic'; it is {spec!r}.")
+    return DynamicLossScale(**bounds)
+
+
+def _flag(name: str, given: Dict[str, Any]) -> bool:
+    flags = {True: True, False: False, "True": True, "False": False}  # as text too, for command lines
+    value = given[name]
+    if isinstance(value, (bool, str)) and value in flags:
+        return flags[value]
+    raise AmpError(f"{name}={value!r}: expected True or False.")

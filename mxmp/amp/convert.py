@@ -104,13 +104,8 @@ def convert_model(
     request.require_excluded([sym])
     found = symbol.convert_model(sym, arg_params, aux_params, request.policy(sym))
     for change in found.changes:
-        _LOG.warning(
-            "parameter '%s': %d values clamped to %s's range, %d became zero",
-            change.name,
-            change.clamped,
-            request.dtype,
-            change.underflowed,
-        )
+        text = "parameter '%s': %d values clamped to %s's range, %d became zero"
+        _LOG.warning(text, change.name, change.clamped, request.dtype, change.underflowed)
     return found.symbol, found.arg_params, found.aux_params
 
 
@@ -196,14 +191,9 @@ def convert_bucketing_module(
     symbols = {key: bucket.symbol for key, bucket in buckets(bucketing_mod).items()}
     request.require_excluded(symbols.values())
     params = [{name: array.copy() for name, array in each.items()} for each in bucketing_mod.get_params()]
+    options = {**made_with(bucketing_mod), "request": request, "logger": bucketing_mod.logger}
     result: BucketingModule = _Buckets.load_dict(
-        symbols,
-        sym_gen(bucketing_mod),
-        default_key(bucketing_mod),
-        *params,
-        request=request,
-        logger=bucketing_mod.logger,
-        **made_with(bucketing_mod),
+        symbols, sym_gen(bucketing_mod), default_key(bucketing_mod), *params, **options
     )
     return result
 

@@ -12,8 +12,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Set
 from mxnet import gluon
 
 from ..gluon.conversion import Conversion
-from ..gluon.lookup import conversion_of, conversions_of
-from ..gluon.tree import blocks_in, descendants
+from ..gluon.lookup import blocks_in, conversion_of, conversions_of, descendants
 from ..mxnet_private.blocks import call_cached_op
 from ..optimizer.gradient_pairs import leaves
 from ..policy import Policy
@@ -22,7 +21,6 @@ from .operators import AmpError
 from .request import Request, make_request
 
 _LOG = logging.getLogger(__name__)
-
 _NAME = call_cached_op.name
 
 
@@ -35,63 +33,58 @@ class _Conversion(Conversion):
 
     def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
         """Hybridize as asked; a net that is not hybridized is not converted."""
-        if not active:
+        if active:
+            super().hybridize(active, *args, **kwargs)
+        else:
             self.remove()
             self.net.hybridize(active, *args, **kwargs)
-        else:
-            super().hybridize(active, *args, **kwargs)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Take the state of a copied net, which `disable` gives back as it does the others."""
         super().__setstate__(state)
         present = installed_hook()
         if present is not None:
-            present.adopt(self)
+            with present.lock:
+                present.conversions.add(self)
 
     def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Any:
         return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol))
 
 
 class _Hook:
-    """The hook in place of HybridBlock's method, with the conversions that it made.
-
-    Attributes:
-        request: What `init` was asked for.
-        original: The method.
-        excluded: Ids of the nets within ``disable_casts``, which run in float32.
-    """
+    """The hook in place of HybridBlock's method, with the conversions that it made."""
 
     def __init__(self, request: Request, original: Callable[..., Any]) -> None:
         self.request = request
         self.original = original
-        self.excluded: Set[int] = set()
+        self.excluded: Set[int] = set()  # ids of the nets within `disable_casts`, which run in float32
         self._process = os.getpid()
-        self._lock = threading.RLock()
-        self._conversions: weakref.WeakSet[_Conversion] = weakref.WeakSet()
+        self.lock = threading.RLock()
+        self.conversions: weakref.WeakSet[_Conversion] = weakref.WeakSet()
         self._looked = False
+
+    def install(self) -> None:
+        """Put a method in the place of HybridBlock's, which holds this object."""
+
+        def call(net: gluon.HybridBlock, *args: Any) -> Any:
+            return self.call(net, *args)
+
+        call.hook = self  # type: ignore[attr-defined]
+        setattr(gluon.HybridBlock, _NAME, call)
 
     def call(self, net: gluon.HybridBlock, *args: Any) -> Any:
         """Run a hybridized net, converted from its first call on."""
         if conversion_of(net) is None and self._wants(net):
-            with self._lock:
+            with self.lock:
                 if conversion_of(net) is None:
                     conversion = _Conversion(net, self.request)
                     conversion.install()
-                    self._conversions.add(conversion)
+                    self.conversions.add(conversion)
             return call_cached_op(net, *args)
         return self.original(net, *args)
 
-    def adopt(self, conversion: _Conversion) -> None:
-        """Add a conversion to those that `disable` undoes."""
-        with self._lock:
-            self._conversions.add(conversion)
-
     def _wants(self, net: gluon.HybridBlock) -> bool:
-        """Return whether a net is to be converted.
-
-        Not in a process that was forked from this one, such as a DataLoader's worker; nor if parts
-        of it were converted by hand.
-        """
+        """Return whether a net is to be converted: not in a forked process, nor if parts were converted by hand."""
         by_hand = (each for each in conversions_of(descendants(net)) if not isinstance(each, _Conversion))
         return os.getpid() == self._process and id(net) not in self.excluded and not any(by_hand)
 
@@ -100,7 +93,7 @@ class _Hook:
         if self._looked:
             return
         self._looked = True  # at the first loss alone: it takes as long as what was recorded of it is large
-        if not self._conversions and not any(map(came_through_graph, leaves(loss))):
+        if not self.conversions and not any(map(came_through_graph, leaves(loss))):
             _LOG.warning(
                 "amp.init has converted no net so far: it reaches nets that are hybridized; call net.hybridize(), or "
                 "mxmp.gluon.convert"
@@ -108,7 +101,7 @@ class _Hook:
 
     def undo(self) -> None:
         """Remove the conversions that are still installed."""
-        for conversion in list(self._conversions):
+        for conversion in list(self.conversions):
             if conversion_of(conversion.net) is conversion:
                 conversion.remove()
 
@@ -143,7 +136,7 @@ def init(
     )
     present = installed_hook()
     if present is None:
-        _install(_Hook(request, getattr(gluon.HybridBlock, _NAME)))
+        _Hook(request, getattr(gluon.HybridBlock, _NAME)).install()
         _LOG.info("nets that are hybridized run in %s from now on", request.dtype)
     elif present.request != request:
         raise AmpError(f"amp.init was called before, with other arguments ({present.request}); call amp.disable first.")
@@ -193,11 +186,3 @@ def disable_casts(*nets: gluon.Block) -> Iterator[None]:
 def installed_hook() -> Optional[_Hook]:
     """Return the hook that `init` installed, which is the only place where its state is kept."""
     return getattr(getattr(gluon.HybridBlock, _NAME), "hook", None)
-
-
-def _install(hook: _Hook) -> None:
-    def call(net: gluon.HybridBlock, *args: Any) -> Any:
-        return hook.call(net, *args)
-
-    call.hook = hook  # type: ignore[attr-defined]  # the only place where its state is kept
-    setattr(gluon.HybridBlock, _NAME, call)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, NoReturn, Tuple
 
 from mxnet.base import MXNetError, c_str, check_call, py_str
 
@@ -20,31 +20,24 @@ class AmpError(PolicyError, AssertionError):
     """An argument of `mxmp.amp` makes no sense; contrib.amp raises AssertionError for the like."""
 
 
-def low_precision(target_dtype: Any) -> str:
-    """Return the name of a ``target_dtype``.
-
-    Raises:
-        AmpError: If it is neither float16 nor bfloat16, however they are spelled.
-    """
+def canonical_dtype(argument: str, value: Any) -> str:
+    """Return the name of a dtype that was given as an argument; AmpError if it is unknown."""
     try:
-        name = dtypes.canonical(target_dtype)
+        return dtypes.canonical(value)
     except DtypeError as e:
-        raise AmpError(f"target_dtype: {e}") from e
+        raise AmpError(f"{argument}: {e}") from e
+
+
+def low_precision(target_dtype: Any) -> str:
+    """Return the name of a ``target_dtype``; AmpError if it is neither float16 nor bfloat16, however spelled."""
+    name = canonical_dtype("target_dtype", target_dtype)
     if name not in dtypes.LOW_PRECISION:
         raise AmpError(f"target_dtype={name!r}: expected float16 or bfloat16.")
     return name
 
 
 def canonical_op(argument: str, name: Any) -> str:
-    """Return the name that an operator has in graphs: 'Concat' for 'concat'.
-
-    Args:
-        argument: What the name was given in, for the message.
-        name: The operator's name, or another name of it.
-
-    Raises:
-        AmpError: If MXNet has no such operator.
-    """
+    """Return the name that an operator has in graphs: 'Concat' for 'concat'; AmpError if MXNet has no such operator."""
     if not isinstance(name, str):
         raise AmpError(f"{argument}: {name!r} is no name of an operator.")
     try:
@@ -156,11 +149,7 @@ def _needs_float32(rule: Rule, low: str) -> bool:
 
 
 def _describe(op: str) -> Tuple[str, List[str]]:
-    """Return an operator's name in graphs and the names of its inputs.
-
-    Raises:
-        MXNetError: If there is no such operator.
-    """
+    """Return an operator's name in graphs and the names of its inputs; MXNetError if there is none."""
     handle = ctypes.c_void_p()
     check_call(library.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
     name, description, key, returns = (ctypes.c_char_p() for _ in range(4))
@@ -170,3 +159,39 @@ def _describe(op: str) -> Tuple[str, List[str]]:
     check_call(library.MXSymbolGetAtomicSymbolInfo(handle, ctypes.byref(name), *map(ctypes.byref, rest)))
     arguments = [(py_str(names[i]), py_str(types[i])) for i in range(count.value)]
     return str(py_str(name.value)), [each for each, kind in arguments if "Symbol" in kind]
+
+
+def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """Raise an AmpError that says what to do instead."""
+    raise AmpError(
+        "mxmp.amp.lists cannot be changed in place: nothing would come of it. Give target_dtype_ops, "
+        "fp32_ops or conditional_fp32_ops a changed copy, such as [*lists.symbol_fp16.FP32_FUNCS, 'relu']."
+    )
+
+
+class FixedList(List[Any]):
+    """A list whose changes are errors; its copies, slices and sums are plain lists."""
+
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
+
+
+class FixedDict(Dict[str, Any]):
+    """A dict whose changes are errors."""
+
+    update = pop = popitem = clear = setdefault = _refuse
+    __setitem__ = __delitem__ = __ior__ = _refuse
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def fixed_lists(dtype: str) -> Tuple[Any, ...]:
+    """Return the seven lists of operators for a dtype, in the order of contrib.amp's files."""
+    first = (list_lp16_ops, list_lp16_fp32_ops, list_lp16_use_fp32_params)
+    others = (list_fp32_ops, list_conditional_fp32_ops, list_widest_type_cast, list_loss_output_functions)
+    lists = [listed(dtype) for listed in (*first, *others)]
+    return tuple(FixedDict(each) if isinstance(each, dict) else FixedList(each) for each in lists)

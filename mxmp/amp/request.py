@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 from dataclasses import dataclass
 from typing import Any, FrozenSet, Iterable, List, Optional, Tuple
 
@@ -15,32 +16,19 @@ from ..symbol import to_graph
 from .operators import AmpError, canonical_op, low_precision
 
 _ALLOWED = frozenset(rule.op for rule in RULES if rule.category == ALLOW)
-
-# What stands in for them depends on shapes, so that rules decide.
-_REPLACED = frozenset(rule.op for rule in RULES if rule.stand_ins)
+_REPLACED = frozenset(rule.op for rule in RULES if rule.stand_ins)  # rules decide, by shapes, what stands in for them
 
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments that `init` and the conversions share, checked.
-
-    Attributes:
-        dtype: The low precision.
-        target_ops: Operators to run in it; no other matrix product or convolution then does. None
-            for those that mxmp has rules for.
-        fp32_ops: Operators to run in float32, besides those that need it.
-        conditions: (operator, attribute, values): to run in float32 where the attribute is given
-            with one of the values.
-        excluded: Names of nodes to run in float32.
-        store: Whether parameters are stored in low precision.
-    """
+    """Arguments that `init` and the conversions share, checked; `convert_symbol` explains them."""
 
     dtype: str
-    target_ops: Optional[FrozenSet[str]] = None
-    fp32_ops: FrozenSet[str] = frozenset()
-    conditions: Tuple[Tuple[str, str, FrozenSet[str]], ...] = ()
-    excluded: FrozenSet[str] = frozenset()
-    store: bool = False
+    target_ops: Optional[FrozenSet[str]]
+    fp32_ops: FrozenSet[str]
+    conditions: Tuple[Tuple[str, str, FrozenSet[str]], ...]
+    excluded: FrozenSet[str]
+    store: bool
 
     def base(self) -> Policy:
         """Return the policy without overrides for operators."""
@@ -53,16 +41,13 @@ class Request:
     def policy(self, symbol: Any) -> Policy:
         """Return the policy for one network: with overrides for what it has, and none for what it lacks."""
         nodes = operators_of(symbol)
-        ops = {op: dtype for op in {node.op for node in nodes} for dtype in [self._dtype_of(op)] if dtype}
+        dtype_of = {op: self._dtype_of(op) for op in {node.op for node in nodes}}
+        ops = {op: dtype for op, dtype in dtype_of.items() if dtype}
         names = {node.name for node in nodes if node.name in self.excluded or self._meets_condition(node)}
         return self.base().replace(ops=ops, names={glob.escape(name): dtypes.FLOAT32 for name in names})
 
     def require_excluded(self, symbols: Iterable[Any]) -> None:
-        """Check that some network has each excluded name.
-
-        Raises:
-            AmpError: It has the name and the nearest ones.
-        """
+        """Raise an AmpError with the nearest names if no network has one of the excluded names."""
         known = {node.name for symbol in symbols for node in operators_of(symbol)}
         for name in sorted(self.excluded - known):
             raise AmpError(
@@ -89,18 +74,16 @@ def make_request(
     store: bool = False,
     target_argument: str = "target_dtype_ops",
 ) -> Request:
-    """Return the checked arguments of a function of contrib.amp.
-
-    Raises:
-        AmpError: If one is malformed, an operator is unknown, or it stands in two lists.
-    """
+    """Return the checked arguments; AmpError if one is malformed, or an operator is unknown or in two lists."""
     conditions = tuple(_condition(each) for each in _sequence("conditional_fp32_ops", conditional_fp32_ops))
     lists = {
         target_argument: _ops(target_argument, target_ops),
         "fp32_ops": _ops("fp32_ops", fp32_ops),
         "conditional_fp32_ops": frozenset(op for op, _, _ in conditions),
     }
-    _require_disjoint(lists)
+    for (first, ops), (second, others) in itertools.combinations(lists.items(), 2):
+        if ops & others:
+            raise AmpError(f"operator {min(ops & others)!r} is in both {first} and {second}; keep it in one.")
     names = _sequence("excluded_sym_names", excluded)
     for name in names:
         if not isinstance(name, str) or not name.strip() or any(mark in name for mark in ",="):
@@ -110,7 +93,7 @@ def make_request(
 
 
 def operators_of(symbol: Any) -> List[Node]:
-    """Return the nodes of a symbol that are no variables, bodies of control flow and no casts of mxmp included."""
+    """Return the operators of a symbol, with those in bodies of control flow, without casts of mxmp."""
     graph: Graph = EraseCasts()(to_graph(symbol)).graph
     return graph.operators()
 
@@ -131,19 +114,10 @@ def _condition(value: Any) -> Tuple[str, str, FrozenSet[str]]:
     try:
         op, attribute, values = value
     except (TypeError, ValueError):
-        op, attribute, values = None, None, None
+        op = attribute = values = None
     if not isinstance(attribute, str) or not isinstance(values, (list, tuple)):
         raise AmpError(
             f"conditional_fp32_ops: {value!r} is no (operator, attribute, list of values), such as "
             f"('Activation', 'act_type', ['softrelu'])."
         )
     return canonical_op("conditional_fp32_ops", op), attribute, frozenset(map(str, values))
-
-
-def _require_disjoint(lists: Any) -> None:
-    names = list(lists)
-    for i, first in enumerate(names):
-        for second in names[i + 1 :]:
-            both = sorted(lists[first] & lists[second])
-            if both:
-                raise AmpError(f"operator {both[0]!r} is in both {first} and {second}; keep it in one.")

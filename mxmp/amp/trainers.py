@@ -68,7 +68,11 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_uns
         source.select(loss_id)
     scale = min(trainer.loss_scale.value for trainer in trainers)
     for trainer, _ in several:
-        _rescale_gradients(trainer, scale)
+        # A step's gradients have one scale at any time, in their dtype: exact in float32, float16 may lose bits.
+        scaler = trainer._scaler
+        if scaler.window.is_scaled:
+            scale_in_place(trainer._gradients.fresh_grads(), scale / scaler.window.scale)
+            scaler.window = scaler.window.rescaled(scale)
     with trainers[0].scale_loss(loss, *trainers[1:]) as scaled:
         yield scaled
     for trainer, source in several:
@@ -118,14 +122,3 @@ def _losses_of(trainer: Any) -> List[LossScalePerLoss]:
     """Return the loss scales of a trainer that has one for each of its losses, else nothing."""
     source = trainer._scaler.source if isinstance(trainer, Trainer) else None
     return [source] if isinstance(source, LossScalePerLoss) else []
-
-
-def _rescale_gradients(trainer: Trainer, scale: float) -> None:
-    """Multiply the gradients of a step to another scale, in their dtype, so that it has one at any time.
-
-    Exact in float32, while float16 gradients may overflow or lose bits.
-    """
-    scaler = trainer._scaler
-    if scaler.window.is_scaled:
-        scale_in_place(trainer._gradients.fresh_grads(), scale / scaler.window.scale)
-        scaler.window = scaler.window.rescaled(scale)

@@ -5,7 +5,7 @@ from .devices import check_devices as check_devices
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
-from .gradients import measure_gradients as measure_gradients
-from .magnitudes import Magnitudes as Magnitudes
+from .measure import Magnitudes as Magnitudes
+from .measure import measure_gradients as measure_gradients
+from .measure import measure_ranges as measure_ranges
 from .processor import runs_bfloat16 as runs_bfloat16
-from .ranges import measure_ranges as measure_ranges

@@ -25,29 +25,21 @@ from .processor import Processor, describe_bfloat16, read_processor, runs_bfloat
 
 _LOG = logging.getLogger(__name__)
 
-# float16 matrix products in tensor cores: Volta and later.
-TENSOR_CORES: Capability = (7, 0)
-# The Turing chips TU116 and TU117 have the number of those with tensor cores; their cards, by name.
+TENSOR_CORES: Capability = (7, 0)  # float16 matrix products in them: Volta and later
+BFLOAT16: Capability = (8, 0)  # bfloat16 in them: Ampere and later
 _TURING: Capability = (7, 5)
+# The Turing chips TU116 and TU117 have the number of those with tensor cores; their cards, by name.
 _BARE = re.compile(r"\b(GTX 16\d\d|MX[45]50|T[456]00|T550|T1[02]00|T2000|CMP 30HX)\b")
-# bfloat16 in tensor cores: Ampere and later.
-BFLOAT16: Capability = (8, 0)
 
 TIMEOUT = 10.0  # seconds; a hanging driver must not hang the check
 
 
 class Gpu(NamedTuple):
-    """A graphics card.
+    """A graphics card."""
 
-    Attributes:
-        index: Its number, as nvidia-smi counts; CUDA may count otherwise.
-        name: Its model name.
-        capability: Its compute capability (major, minor); None if the driver does not tell.
-    """
-
-    index: int  # type: ignore[assignment]  # it hides tuple.index
+    index: int  # type: ignore[assignment]  # as nvidia-smi counts, CUDA may do otherwise; it hides tuple.index
     name: str
-    capability: Optional[Capability]
+    capability: Optional[Capability]  # None if the driver does not tell
 
 
 @dataclass(frozen=True)
@@ -100,29 +92,16 @@ def check_devices(policy: Union[str, Policy], library: Union[str, Path, None] = 
 
 
 def read_gpus() -> List[Gpu]:
-    """Return the NVIDIA cards of this machine, as ``nvidia-smi`` lists them; none where it cannot.
-
-    Older drivers do not know ``compute_cap``; their cards come without a capability.
-    """
+    """Return the NVIDIA cards of this machine, as ``nvidia-smi`` lists them; none where it cannot."""
     lines = _query("name,compute_cap")
-    if lines is None:
-        lines = _query("name")
-        return [Gpu(index, line.strip(), None) for index, line in enumerate(lines or [])]
-    gpus = []
-    for index, line in enumerate(lines):
-        name, _, capability = line.rpartition(",")
-        gpus.append(Gpu(index, name.strip(), _capability(capability)))
-    return gpus
+    if lines is None:  # an older driver
+        return [Gpu(index, line.strip(), None) for index, line in enumerate(_query("name") or [])]
+    cards = [line.rpartition(",") for line in lines]
+    return [Gpu(index, name.strip(), _capability(number)) for index, (name, _, number) in enumerate(cards)]
 
 
 def check_gpu(gpu: Gpu, dtype: str, code: GpuCode = RELEASED) -> Finding:
-    """Return whether a card runs a dtype in hardware.
-
-    Args:
-        gpu: The card.
-        dtype: The policy's compute dtype, canonical.
-        code: What MXNet's library holds for GPUs; the released wheels' unless given.
-    """
+    """Return whether a card runs a canonical dtype in hardware, with the code that MXNet's library holds for GPUs."""
     device = f"GPU {gpu.index} ({gpu.name})"
     if gpu.capability is None:
         known = f"its driver does not tell its compute capability; this MXNet has {code}"
@@ -134,13 +113,7 @@ def check_gpu(gpu: Gpu, dtype: str, code: GpuCode = RELEASED) -> Finding:
 
 
 def check_cpu(processor: Processor, dtype: str, runs: bool) -> Finding:
-    """Return whether a processor runs a dtype in hardware.
-
-    Args:
-        processor: The processor.
-        dtype: The policy's compute dtype, canonical.
-        runs: Whether MXNet runs bfloat16 there; see `runs_bfloat16`.
-    """
+    """Return whether a processor runs a canonical dtype in hardware; ``runs`` is what `runs_bfloat16` says."""
     device = f"CPU ({processor.name})"
     if dtype == dtypes.FLOAT32:
         return Finding(device, True, f"{device}: float32 runs as ever.")
@@ -197,10 +170,9 @@ def _query(fields: str) -> Optional[List[str]]:
     command = [program, f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT)
-    except subprocess.TimeoutExpired:
-        _LOG.warning("nvidia-smi gave no answer within %g s; the GPUs of this machine are not known.", TIMEOUT)
-        return []
-    except OSError as e:
-        _LOG.warning("nvidia-smi does not run (%s); the GPUs of this machine are not known.", e)
+    except (subprocess.TimeoutExpired, OSError) as e:
+        hangs = isinstance(e, subprocess.TimeoutExpired)
+        reason = f"gave no answer within {TIMEOUT:g} s" if hangs else f"does not run ({e})"
+        _LOG.warning("nvidia-smi %s; the GPUs of this machine are not known.", reason)
         return []
     return [line for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else None

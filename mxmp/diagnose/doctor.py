@@ -6,19 +6,21 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Collection, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import mxnet as mx
 import numpy as np
 
 from .. import compat
 from ..compat import site_file
+from ..dtypes import BFLOAT16, FLOAT16
 from ..errors import DependencyError
 from ..policy import Policy
 from .devices import Finding, check_devices
-from .environment import CPU, GPU, Setting, read_settings
 from .fatbin import read_gpu_code
 from .processor import BFLOAT16_FLAGS, read_processor
+
+GPU, CPU = "GPU", "CPU"
 
 _INSTRUCTIONS = ("avx512bw", *BFLOAT16_FLAGS)  # MXNet runs bfloat16 from the first on
 _FEATURES = {"CUDA": "CUDA", "CUDNN": "cuDNN", "NCCL": "NCCL", "MKLDNN": "oneDNN", "DIST_KVSTORE": "parameter server"}
@@ -93,9 +95,8 @@ def examine(
     parsed = Policy.parse(policy)
     library = library or mx.libinfo.find_lib_path()[0]
     findings = check_devices(parsed, library)
-    kinds = {_kind(finding) for finding in findings}
     environ = os.environ if environ is None else environ
-    settings = read_settings(environ, parsed.compute_dtype, kinds)
+    settings = read_settings(environ, parsed.compute_dtype, set(map(_kind, findings)))
     checks = [
         Check("Python", platform.python_version()),  # these fit, or mxmp would not have been imported
         Check("numpy", np.__version__),
@@ -105,7 +106,7 @@ def examine(
         _gpu_code(library),
         _instructions(),
         *_devices(findings),
-        *(Check(setting.name, setting.found, setting.ok, setting.advice) for setting in settings),
+        *(Check(*setting[:4]) for setting in settings),
     ]
     return Diagnosis(str(parsed), parsed.compute_dtype, _running(findings, settings), tuple(checks))
 
@@ -162,3 +163,94 @@ def _instructions() -> Check:
 def _devices(findings: List[Finding]) -> List[Check]:
     checks = [Check(_kind(finding), finding.message, finding.ok, finding.advice) for finding in findings]
     return checks if any(check.what == GPU for check in checks) else [Check(GPU, "none"), *checks]
+
+
+class Setting(NamedTuple):
+    """An environment variable of this process, and what to do about it."""
+
+    name: str
+    found: str  # its value, or what holds as it has none
+    ok: Optional[bool]  # False if it keeps a policy out of the hardware of `devices`, None if a change is worth while
+    advice: str
+    devices: str  # the kind that it is for, `GPU` or `CPU`
+
+
+def read_settings(environ: Mapping[str, str], dtype: str, devices: Collection[str] = (GPU, CPU)) -> List[Setting]:
+    """Return the environment variables that change how a canonical dtype runs on the devices that there are.
+
+    Example:
+        >>> read_settings({"MXNET_FC_TRUE_FP16": "1"}, "float16")[3].advice
+        'Unset it: matrix products would add up in float16, in place of float32.'
+    """
+    settings = []
+    for variable in _VARIABLES:
+        value = environ.get(variable.name)
+        found = f"not set, which is {variable.default}" if value is None else repr(value)
+        hurts = dtype in variable.dtypes and variable.devices in devices and variable.hurts(value)
+        ok, advice = (variable.ok, variable.advice) if hurts else (True, "")
+        settings.append(Setting(variable.name, found, ok, advice, variable.devices))
+    return settings
+
+
+def _is_off(value: Optional[str]) -> bool:
+    return value is not None and value.strip().lower() in ("0", "false")
+
+
+def _is_on(value: Optional[str]) -> bool:
+    return bool(value) and not _is_off(value)  # MXNet takes an empty value for none
+
+
+def _hides_all(value: Optional[str]) -> bool:
+    """Return whether CUDA sees no card: it reads the list up to the first number that is none."""
+    return value is not None and value.partition(",")[0].strip() in ("", "-1")
+
+
+def _is_limit(value: Optional[str]) -> bool:
+    return bool(value) and str(value).strip().upper() != "ALL"
+
+
+class _Variable(NamedTuple):
+    """A variable: the dtypes that it changes, which of its values hurt, how much, and what to do then."""
+
+    name: str
+    default: str
+    devices: str
+    dtypes: Tuple[str, ...]
+    hurts: Callable[[Optional[str]], bool]
+    ok: Optional[bool]
+    advice: str
+
+
+_LOW = (FLOAT16, BFLOAT16)
+
+# The calls of dmlc::GetEnv in MXNet's src/ at tag 1.9.1: operator/nn/softmax-inl.h, operator/nn/layer_norm.cu,
+# operator/tensor/broadcast_reduce_op.h (norm alone), operator/nn/cudnn/cudnn_convolution-inl.h, common/cuda_utils.h,
+# operator/linalg_impl.h and operator/nn/mkldnn/mkldnn_base-inl.h; NVIDIA, "CUDA C++ Programming Guide", CUDA
+# environment variables; oneDNN's documentation, "CPU Dispatcher Control".
+_VARIABLES = [
+    _Variable(
+        "MXNET_SAFE_ACCUMULATION", "0", GPU, (FLOAT16,), lambda value: not _is_on(value), None,
+        "Set it to 1: softmax, LayerNorm and norm in float16, as under O3, then sum in float32; nothing else heeds it.",
+    ),
+    _Variable(
+        "MXNET_CUDNN_AUTOTUNE_DEFAULT", "1", GPU, _LOW, _is_off, None,
+        "Unset it, so that cuDNN times its algorithms; 0 is for inputs whose shapes keep changing.",
+    ),
+    _Variable(
+        "MXNET_CUDA_ALLOW_TENSOR_CORE", "1", GPU, (FLOAT16,), _is_off, False,
+        "Unset it: it keeps float16 off the tensor cores.",
+    ),
+    _Variable(
+        "MXNET_FC_TRUE_FP16", "0", GPU, (FLOAT16,), _is_on, None,
+        "Unset it: matrix products would add up in float16, in place of float32.",
+    ),
+    _Variable("CUDA_VISIBLE_DEVICES", "all", GPU, _LOW, _hides_all, False, "Unset it: it hides every GPU from MXNet."),
+    _Variable(
+        "MXNET_MKLDNN_ENABLED", "1", CPU, (BFLOAT16,), _is_off, False,
+        "Unset it: on a CPU MXNet has bfloat16 through oneDNN alone.",
+    ),
+    _Variable(
+        "DNNL_MAX_CPU_ISA", "ALL", CPU, (BFLOAT16,), _is_limit, None,
+        "Unset it, unless oneDNN is to leave newer instructions unused.",
+    ),
+]  # fmt: skip

@@ -28,8 +28,7 @@ from typing import FrozenSet, Iterator, NamedTuple, Tuple, Union
 
 from ..errors import DependencyError
 
-Capability = Tuple[int, int]
-"""Compute capability, (major, minor)."""
+Capability = Tuple[int, int]  # compute capability, (major, minor)
 
 PTX, MACHINE_CODE = 1, 2
 
@@ -45,14 +44,9 @@ _ALIGNMENT = 8
 
 
 class Image(NamedTuple):
-    """GPU code for one architecture.
+    """GPU code for one architecture."""
 
-    Attributes:
-        kind: ``PTX`` or ``MACHINE_CODE``.
-        capability: The compute capability that it was compiled for.
-    """
-
-    kind: int
+    kind: int  # `PTX` or `MACHINE_CODE`
     capability: Capability
 
     def runs_on(self, card: Capability) -> bool:
@@ -62,13 +56,9 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True)
 class GpuCode:
-    """The GPU code in a library.
+    """The GPU code in a library."""
 
-    Attributes:
-        modules: The images of each container, those of equal ones once; empty for a CPU build.
-    """
-
-    modules: FrozenSet[FrozenSet[Image]] = frozenset()
+    modules: FrozenSet[FrozenSet[Image]] = frozenset()  # the images of each container; empty for a CPU build
 
     def runs_on(self, card: Capability) -> bool:
         """Return whether a card runs every module; kernels of the others would fail."""
@@ -92,10 +82,7 @@ RELEASED = GpuCode(frozenset([frozenset(Image(MACHINE_CODE, c) for c in ((5, 0),
 
 
 def read_gpu_code(library: Union[str, Path]) -> GpuCode:
-    """Return the GPU code in a library, which is empty if it was built without CUDA.
-
-    Args:
-        library: Path of a shared library for 64-bit Linux, such as libmxnet.so.
+    """Return the GPU code in a shared library for 64-bit Linux, none if it was built without CUDA.
 
     Raises:
         DependencyError: If it cannot be read, is no such library, or is truncated or damaged.

@@ -17,15 +17,10 @@ BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16")
 
 
 class Processor(NamedTuple):
-    """A processor's name and instruction sets.
-
-    Attributes:
-        name: Model name, or 'unknown processor'.
-        flags: Names of its instruction sets as Linux spells them; empty if unknown.
-    """
+    """A processor's name and instruction sets."""
 
     name: str
-    flags: frozenset[str]
+    flags: frozenset[str]  # its instruction sets as Linux spells them; empty if unknown
 
     @property
     def native_bfloat16(self) -> bool | None:
@@ -36,9 +31,7 @@ class Processor(NamedTuple):
 def read_processor(cpuinfo: Path = CPUINFO) -> Processor:
     """Return the first processor that a file like /proc/cpuinfo lists.
 
-    Args:
-        cpuinfo: The file. Where it is missing (systems other than Linux) or lists no flags
-            (some virtual machines), name and flags are unknown.
+    Without one (systems other than Linux) or flags in it (some virtual machines), name and flags are unknown.
 
     Example:
         >>> read_processor(Path("no such file")).native_bfloat16 is None
@@ -70,12 +63,7 @@ def runs_bfloat16() -> bool:
 
 
 def describe_bfloat16(processor: Processor, runs: bool) -> str:
-    """Return one sentence on how bfloat16 runs on a processor.
-
-    Args:
-        processor: The processor.
-        runs: Whether it runs there at all.
-    """
+    """Return one sentence on how bfloat16 runs on a processor; ``runs`` is whether it does at all."""
     if not runs:
         return f"bfloat16 does not run on this processor ({processor.name}): MXNet needs AVX-512 for it."
     if processor.native_bfloat16 is None:

@@ -17,7 +17,6 @@ from ..passes import Facts
 from ..rules.core import value_of
 
 MULTIPLE = 8
-
 BATCH = "batch"
 
 _Shape = Optional[Tuple[int, ...]]
@@ -25,51 +24,37 @@ _Sizes = Dict[str, Optional[int]]
 
 
 class Uneven(NamedTuple):
-    """A layer with sizes that are no multiples of 8.
-
-    Attributes:
-        name: The node's name.
-        op: Its operator.
-        sizes: These sizes by what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out per group';
-            'state', 'head', 'length', 'key length'; or the sides of a product, (rows, inner) x (inner, columns).
-        padded: Whether cuDNN pads the channels, which costs a copy.
-    """
+    """A layer with sizes that are no multiples of 8."""
 
     name: str
     op: str
+    # By what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out per group'; 'state', 'head',
+    # 'length', 'key length'; or the sides of a product, (rows, inner) x (inner, columns).
     sizes: Mapping[str, int]
-    padded: bool = False
+    padded: bool = False  # whether cuDNN pads the channels, which costs a copy
 
 
 def uneven_layers(graph: Graph, facts: Facts, layers: Collection[Tuple[str, str]]) -> Tuple[Uneven, ...]:
-    """Return the layers whose sizes are no multiples of 8, as far as shapes are known.
+    """Return those of the float16 layers (name, operator) whose sizes are no multiples of 8, as far as known.
 
     ``tensordot`` and ``einsum`` are left out: what products they make is up to MXNet.
-
-    Args:
-        graph: A network.
-        facts: What MXNet infers about it.
-        layers: (name, operator) of those that compute in float16.
     """
     found = []
     for position, node in enumerate(graph.nodes):
         measure = _MEASURES.get(node.op)
         if measure and (node.name, node.op) in layers:
-            sizes = measure(node, [_shape(facts, entry.node, entry.index) for entry in node.inputs])
+            shapes = [facts.shapes.get((entry.node, entry.index)) for entry in node.inputs]
+            known = [None if shape is None else tuple(max(size, 0) for size in shape) for shape in shapes]
+            sizes = measure(node, known)  # 0 where a size is unknown
             uneven = {what: size for what, size in sizes.items() if size and size % MULTIPLE}
             if uneven:
-                padded = measure is _convolution and _is_padded(node) and set(uneven) != {BATCH}
+                plain = _layout(node).startswith("NC") and _number(node, "num_group", 1) == 1
+                padded = measure is _convolution and plain and set(uneven) != {BATCH}
                 found.append(Uneven(node.name, node.op, uneven, padded))
         for number, body in enumerate(node.subgraphs):
             if (position, number) in facts.bodies:
                 found.extend(uneven_layers(body, facts.bodies[position, number], layers))
     return tuple(found)
-
-
-def _shape(facts: Facts, node: int, index: int) -> _Shape:
-    """Return a shape whose sizes are 0 where they are unknown."""
-    shape = facts.shapes.get((node, index))
-    return None if shape is None else tuple(max(size, 0) for size in shape)
 
 
 def _number(node: Node, key: str, default: int = 0) -> int:
@@ -84,10 +69,6 @@ def _flag(node: Node, key: str, default: bool = False) -> bool:
 
 def _layout(node: Node) -> str:
     return str(value_of(dict(node.attrs), "layout") or "NC")
-
-
-def _is_padded(node: Node) -> bool:
-    return _layout(node).startswith("NC") and _number(node, "num_group", 1) == 1
 
 
 def _at(shape: _Shape, axis: int) -> Optional[int]:
@@ -143,19 +124,14 @@ def _cross_attention(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     }
 
 
+_ATTENTION = "_contrib_interleaved_matmul_"
+
 _MEASURES: Dict[str, Callable[[Node, Sequence[_Shape]], _Sizes]] = {
-    "Convolution": _convolution,
-    "Convolution_v1": _convolution,
-    "Deconvolution": _convolution,
+    **dict.fromkeys(["Convolution", "Convolution_v1", "Deconvolution"], _convolution),
     "FullyConnected": _fully_connected,
     "RNN": _rnn,
-    "dot": _dot,
-    "_np_dot": _dot,
-    "batch_dot": _matrices,
-    "_linalg_gemm2": _matrices,
-    "_npi_matmul": _matrices,
-    "_contrib_interleaved_matmul_selfatt_qk": _self_attention,
-    "_contrib_interleaved_matmul_selfatt_valatt": _self_attention,
-    "_contrib_interleaved_matmul_encdec_qk": _cross_attention,
-    "_contrib_interleaved_matmul_encdec_valatt": _cross_attention,
+    **dict.fromkeys(["dot", "_np_dot"], _dot),
+    **dict.fromkeys(["batch_dot", "_linalg_gemm2", "_npi_matmul"], _matrices),
+    **dict.fromkeys([f"{_ATTENTION}selfatt_qk", f"{_ATTENTION}selfatt_valatt"], _self_attention),
+    **dict.fromkeys([f"{_ATTENTION}encdec_qk", f"{_ATTENTION}encdec_valatt"], _cross_attention),
 }

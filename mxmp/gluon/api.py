@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+import functools
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from mxnet import gluon
 
 from .. import dtypes
 from ..errors import ConvertError
-from ..policy import Policy
+from ..mxnet_private import blocks
+from ..policy import Policy, check_matches
 from ..report import Report, merge
-from . import storage, tree
+from ..symbol import Converted, convert_graph
+from . import storage
 from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
-from .float32 import float32_report, forget_float32, remember_float32
-from .lookup import conversion_of, conversions_of, suspended
-from .overrides import OverrideCheck
-from .siblings import Siblings
+from .lookup import Siblings, blocks_in, conversion_of, conversions_of, descendants, roots, suspended
+
+_FLOAT32 = "_mxmp_float32"
+"""Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
 
 
 def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> gluon.Block:
@@ -46,28 +49,28 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
             no bfloat16 kernels; a call with inputs on one says the same.
     """
     policy = Policy.parse(policy, **changes)
-    found = tree.roots(net)
+    found = roots(net)
     for root in found:
         storage.refuse_cast(root)
     regions = find_regions(net)
     if all(_is_current(conversion_of(root), policy, regions) for root in found):
         return net
-    replaced = conversions_of(tree.blocks_in(*found))
+    replaced = conversions_of(blocks_in(*found))
     with suspended(replaced):
         conversions = [Conversion(root, policy, regions) for root in found]
         siblings = Siblings()  # they may share parameters
         for conversion in conversions:
             siblings.add(conversion)
-        OverrideCheck(policy, tree.prefixes(net), conversions)
+        _OverrideCheck(policy, sorted({block.prefix for block in blocks_in(net) if block.prefix}), conversions)
     for conversion in replaced:
         conversion.remove()
     try:
         for conversion in conversions:
-            forget_float32(conversion.net)
+            vars(conversion.net).pop(_FLOAT32, None)
             if policy.is_mixed or conversion.erases_casts:
                 conversion.install()
             else:
-                remember_float32(conversion.net, conversion.policy, conversion.early)
+                vars(conversion.net)[_FLOAT32] = policy, conversion.early and conversion.early.report
     except Exception:
         for conversion in conversions_of(found):
             conversion.remove()
@@ -79,7 +82,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
 
 def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:
     """Convert several nets, or leave all of them as they were; raises as `convert`."""
-    known = tree.blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
+    known = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
     before = [(conversion.net, conversion.policy) for conversion in conversions_of(known)]
     done: List[gluon.Block] = []
     try:
@@ -124,11 +127,11 @@ def restore(net: gluon.Block) -> gluon.Block:
     Parameters that were stored in low precision become float32; their exact values come back
     where they have not changed since.
     """
-    blocks = tree.blocks_in(net)
-    for conversion in conversions_of(blocks):
+    inside = blocks_in(net)
+    for conversion in conversions_of(inside):
         conversion.remove()
-    for block in blocks:
-        forget_float32(block)
+    for block in inside:
+        vars(block).pop(_FLOAT32, None)
     return net
 
 
@@ -139,9 +142,9 @@ def report(net: gluon.Block) -> Report:
         ConvertError: If the net is not converted, or has to see one batch first.
     """
     found = []
-    for block in tree.blocks_in(net):
+    for block in blocks_in(net):
         conversion = conversion_of(block)
-        each = float32_report(block) if conversion is None else conversion.report()
+        each = _float32_report(block) if conversion is None else conversion.report()
         if each is not None:
             found.append(each)
     if not found:
@@ -159,13 +162,13 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
         ConvertError: If the net is not converted or has not seen a batch yet.
     """
     conversion = conversion_of(net)
-    inside = [c.net.name for c in conversions_of(tree.descendants(net))] if conversion is None else []
-    if inside:
-        raise ConvertError(
-            f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in it: "
-            f"{', '.join(inside)}."
-        )
     if conversion is None:
+        inside = ", ".join(each.net.name for each in conversions_of(descendants(net)))
+        if inside:
+            raise ConvertError(
+                f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in "
+                f"it: {inside}."
+            )
         raise ConvertError(f"block '{net.name}' is not converted; use net.export.")
     conversion.export(path, epoch)
     return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
@@ -174,3 +177,43 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
 def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions) -> bool:
     """Return whether a conversion is what ``convert`` would install."""
     return type(conversion) is Conversion and conversion.policy == policy and conversion.regions == regions
+
+
+def _float32_report(net: gluon.Block) -> Optional[Report]:
+    """Return the report of a net that has a float32 policy, None if it has none."""
+    policy, known = vars(net).get(_FLOAT32, (None, None))
+    if policy is None or known is not None:
+        return known  # type: ignore[no-any-return]
+    graph = blocks.cached_graph(net)
+    if not graph:
+        raise ConvertError(
+            f"block '{net.name}' is float32, and its inputs are not known; hybridize it and run one batch before its "
+            f"report."
+        )
+    return convert_graph(graph[1], policy).report
+
+
+class _OverrideCheck:
+    """Checks that each pattern of a policy matches something, once all graphs of a net are known.
+
+    Here if they are known already; else the conversions add them when they are called.
+    """
+
+    def __init__(self, policy: Policy, prefixes: Sequence[str], conversions: Sequence[Any]) -> None:
+        self.policy = policy
+        self.prefixes = prefixes
+        self.nodes: Dict[int, List[Tuple[str, str]]] = {}
+        self.count = len(conversions)
+        for number, conversion in enumerate(conversions):
+            conversion.on_converted = functools.partial(self.add, number)
+            if conversion.early is not None:
+                conversion.on_converted(conversion.early)
+
+    def add(self, number: int, converted: Converted) -> None:
+        """Add the graph of one conversion; raise a PolicyError if it was the last and a pattern matches nothing."""
+        if not self.count:
+            return
+        self.nodes.setdefault(number, []).extend((row.op, row.name) for row in converted.report.rows)
+        if len(self.nodes) == self.count:
+            check_matches(self.policy, [node for nodes in self.nodes.values() for node in nodes], self.prefixes)
+            self.nodes, self.count = {}, 0  # what matches once need not be looked for again

@@ -1,8 +1,7 @@
 """Hooks on a converted block: building its graph, calling it, tracing it in another net, hybridizing it.
 
-A HybridBlock runs what its ``_get_graph`` returns (python/mxnet/gluon/block.py at tag 1.9.1).
-The hooks stand on the one instance: what they return is what runs, what ``export`` writes and
-what hybridizing again rebuilds. No function of MXNet is changed.
+A HybridBlock runs what its ``_get_graph`` returns (python/mxnet/gluon/block.py at tag 1.9.1). The hooks stand on the
+one instance: what they return runs, is exported, and is rebuilt by hybridizing. No function of MXNet is changed.
 """
 
 from __future__ import annotations
@@ -18,34 +17,23 @@ from ..mxnet_private import blocks
 from ..mxnet_private.arrays import compose
 from ..scaling import loss_heads
 from ..symbol.contexts import require_kernels
-from . import copies, storage
-from .calls import as_input, on_cpu
+from . import storage
 from .file_hooks import FileHooks
-from .graphs import ConvertedGraph, GraphCache, op_hook_on
+from .graphs import ConvertedGraph, GraphCache, as_input, on_cpu, op_hook_on, split_inputs
 from .lookup import as_written, conversion_of, net_method, suspended
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision
-from .tracing import split_inputs
 
 
 class BlockHooks(FileHooks):
-    """The methods of a conversion that replace its net's methods.
+    """The methods of a conversion that replace its net's methods."""
 
-    Attributes:
-        was_active: Whether the net is hybridized as far as its user knows.
-        given_graph: What ``_get_graph`` gives while a cached operator is built; None else.
-        plain_trainer: The check for a trainer that is not mxmp's.
-        params: The net's parameters; None before they are asked for.
-        is_initialized: Whether the parameters have values, stored in the dtypes that the policy gives them.
-        params_recorded: Whether autograd may hold the parameters.
-    """
-
-    was_active: bool
-    given_graph: Optional[Tuple[Any, Any]]
+    was_active: bool  # whether the net is hybridized as far as its user knows
+    given_graph: Optional[Tuple[Any, Any]]  # what ``_get_graph`` gives while a cached operator is built; None else
     plain_trainer: PlainTrainerCheck
-    params: Optional[List[gluon.Parameter]]
-    is_initialized: bool
-    params_recorded: bool
+    params: Optional[List[gluon.Parameter]]  # the net's; None before they are asked for
+    is_initialized: bool  # whether the parameters have values, stored in the dtypes that the policy gives them
+    params_recorded: bool  # whether autograd may hold the parameters
 
     @net_method
     def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
@@ -129,7 +117,7 @@ class BlockHooks(FileHooks):
         between two calls of one ``record``.
         """
         with precision(POLICY):  # a region holds for a call, not for what is stored
-            copies.attach_gradients(self._params())
+            storage.attach_gradients(self._params())
             self._graph_for(args)  # a net that cannot be traced says so, before MXNet infers shapes
             storage.initialize(self.net, args)
             for sibling in self.siblings.conversions:

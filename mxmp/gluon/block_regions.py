@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Set, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
 import mxnet as mx
 from mxnet import gluon
@@ -17,27 +17,20 @@ from ..passes.attributes import PRECISION_ATTR
 from ..passes.verdict import LOW
 from ..policy import Policy
 from ..symbol import from_graph, to_graph
+from .lookup import blocks_in
 from .precision import POLICY, current_region, precision
-from .tree import blocks_in
 
 _ATTRIBUTE = "_mxmp_policy"
 _ENTRANCES = ("forward", "unroll")
 
 
 class BlockRegion(NamedTuple):
-    """The region that a block runs in, its own or that of the nearest block around it.
+    """The region that a block runs in, its own or that of the nearest block around it."""
 
-    Attributes:
-        region: As for ``precision``.
-        dtype: The compute dtype that it was given with, None for any.
-        owner: The block that it was given to, by id.
-        name: Its name.
-    """
-
-    region: str
-    dtype: Optional[str]
-    owner: int
-    name: str
+    region: str  # as for `precision`
+    dtype: Optional[str]  # the compute dtype that it was given with, None for any
+    owner: int  # the id of the block that it was given to
+    name: str  # of that block
 
 
 BlockRegions = Dict[int, BlockRegion]
@@ -93,33 +86,22 @@ def _dtype(block: gluon.Block, policy: Policy) -> str:
 
 
 def find_regions(net: gluon.Block) -> BlockRegions:
-    """Return the regions of a net's blocks, itself included.
-
-    A block that stands in several places under different regions has none: what calls it decides.
-    """
+    """Return the regions of a net's blocks; one that stands under different ones has none: what calls it decides."""
     found: Dict[int, Set[Optional[BlockRegion]]] = {}
-    _find_regions(net, None, found)
-    agreed = {block: next(iter(regions)) for block, regions in found.items() if len(regions) == 1}
-    return {block: own for block, own in agreed.items() if own is not None}
-
-
-def _find_regions(
-    block: gluon.Block, inherited: Optional[BlockRegion], found: Dict[int, Set[Optional[BlockRegion]]]
-) -> None:
-    given = vars(block).get(_ATTRIBUTE)
-    own = inherited if given is None else BlockRegion(given[0], given[1], id(block), block.name)
-    if own not in found.setdefault(id(block), set()):
-        found[id(block)].add(own)
-        for child in blocks.children(block):
-            _find_regions(child, own, found)
+    waiting: List[Tuple[gluon.Block, Optional[BlockRegion]]] = [(net, None)]
+    while waiting:
+        block, inherited = waiting.pop()
+        given = vars(block).get(_ATTRIBUTE)
+        own = inherited if given is None else BlockRegion(given[0], given[1], id(block), block.name)
+        if own not in found.setdefault(id(block), set()):
+            found[id(block)].add(own)
+            waiting += [(child, own) for child in reversed(blocks.children(block))]
+    agreed = {number: next(iter(regions)) for number, regions in found.items() if len(regions) == 1}
+    return {number: own for number, own in agreed.items() if own is not None}
 
 
 def check_regions(regions: BlockRegions, policy: Policy) -> None:
-    """Check that a net with this policy can have these regions for its blocks.
-
-    Raises:
-        PolicyError: Naming the first block that asks for another low precision dtype.
-    """
+    """Raise a PolicyError that names the first block whose region asks for another low precision dtype."""
     for own in regions.values():
         if own.dtype not in (None, policy.compute_dtype):
             raise PolicyError(
@@ -132,9 +114,8 @@ def check_regions(regions: BlockRegions, policy: Policy) -> None:
 def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
     """Trace a net and the blocks in it in their own regions within this context.
 
-    A block is entered through ``forward`` or ``unroll``, whoever calls it: a parent may call the
-    blocks within one that has a region past it. What that block itself calls is in its region already,
-    where ``hybrid_forward`` may have opened another one.
+    A block is entered through ``forward`` or ``unroll``, whoever calls it: a parent may call the blocks
+    within one that has a region. What that block itself calls is in its region already.
     """
     inside: List[int] = []
     kept = []
@@ -166,7 +147,7 @@ def _within_region(block: gluon.Block, name: str, own: Optional[BlockRegion], in
 
 @contextlib.contextmanager
 def _entered(own: Optional[BlockRegion], inside: List[int]) -> Iterator[None]:
-    """Enter a block's region unless its block is being traced already; its id is in ``inside`` then."""
+    """Enter a region unless its block is being traced already; its id is in ``inside`` then."""
     if own is None or own.owner in inside:
         yield
         return
@@ -178,15 +159,12 @@ def _entered(own: Optional[BlockRegion], inside: List[int]) -> Iterator[None]:
         inside.pop()
 
 
-def _source_in_region(block: gluon.Block) -> ContextManager[None]:
+@contextlib.contextmanager
+def _source_in_region(block: gluon.Block) -> Iterator[None]:
     """Put the operators of a SymbolBlock, which exist already, in the current region within this context."""
     if not isinstance(block, gluon.SymbolBlock) or current_region() is None:
-        return contextlib.nullcontext()
-    return _put_source_in_region(block)
-
-
-@contextlib.contextmanager
-def _put_source_in_region(block: gluon.SymbolBlock) -> Iterator[None]:
+        yield
+        return
     inputs, symbol = source = blocks.cached_graph(block)
     blocks.cached_graph.set(block, (inputs, in_current_region(symbol)))
     try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import threading
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 import mxnet as mx
 from mxnet import gluon
@@ -15,32 +16,29 @@ from ..mxnet_private import blocks
 from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, to_graph
-from . import block_regions, copies, storage, tracing
+from . import block_regions, storage
 from .block_hooks import BlockHooks
 from .graphs import GraphCache
-from .lookup import ATTRIBUTE, REPLACED, conversion_of, converted_class, plain_class
+from .lookup import ATTRIBUTE, REPLACED, Siblings, blocks_in, conversion_of, converted_class, plain_class
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, precision
-from .siblings import Siblings
+from .traced_net import trace_early
 
 _REDUCE = "__reduce_ex__"
 
+# What a net holds for its graphs; a cached operator cannot be copied.
+_GRAPHS = (blocks.cached_graph.name, blocks.cached_op.name, blocks.cached_op_args.name)
+
 
 class Conversion(BlockHooks):
-    """The mixed precision of one HybridBlock: its policy, its graphs and the hooks on the block.
-
-    Args:
-        net: The block.
-        policy: The policy.
-        regions: What ``set_policy`` said about the net and the blocks in it; looked up unless given.
-    """
+    """The mixed precision of one HybridBlock: its policy, its graphs and the hooks on the block."""
 
     suspension: threading.local
 
     def __init__(
         self, net: gluon.HybridBlock, policy: Policy, regions: Optional[block_regions.BlockRegions] = None
     ) -> None:
-        """Trace and convert the net if its inputs can be guessed; change nothing."""
+        """Trace and convert the net if its inputs can be guessed; change nothing. Regions are looked up if None."""
         self.net = net
         self.policy = policy
         self.regions = block_regions.find_regions(net) if regions is None else regions
@@ -49,9 +47,9 @@ class Conversion(BlockHooks):
         self.on_converted = None
         vars(self).update(_fresh_state(net, policy))
         previous = conversion_of(net)
-        self.own_graph = blocks.cached_graph(net) if isinstance(net, gluon.SymbolBlock) else None
-        if previous is not None and previous.own_graph is not None:
-            self.own_graph = previous.own_graph
+        self.own_graph = previous.own_graph if previous else None
+        if self.own_graph is None and isinstance(net, gluon.SymbolBlock):
+            self.own_graph = blocks.cached_graph(net)
         self.was_active = previous.was_active if previous else blocks.is_active(net)
         if policy.param_dtype != dtypes.FLOAT32 and mx.util.is_np_array():
             raise ConvertError(
@@ -68,7 +66,7 @@ class Conversion(BlockHooks):
             if self.own_graph is not None:
                 return self._convert(self._trace(())[1], {}, {})
             with block_regions.entered(self.net, self.regions):
-                symbol = tracing.trace_early(self.net)
+                symbol = trace_early(self.net)
         try:
             return None if symbol is None else self._convert(symbol, {}, {})
         except InferenceError:
@@ -110,7 +108,7 @@ class Conversion(BlockHooks):
         for name in (*REPLACED.values(), _REDUCE, ATTRIBUTE):
             vars(self.net).pop(name, None)
         self.net.__class__ = plain_class(self.net)
-        copies.attach_gradients(self._params())
+        storage.attach_gradients(self._params())
         for param in self.stored:
             storage.store_float32(param)
         # What autograd held of them is void, so that they are stored anew where this is installed again.
@@ -132,21 +130,32 @@ class Conversion(BlockHooks):
         return getattr(self.suspension, "count", 0) > 0
 
     def reduce_net(self, protocol: Any) -> Tuple[Any, ...]:
-        """Return the net's state for pickle and copy, as ``__reduce_ex__`` does."""
+        """Return the net's state for pickle and copy, as ``__reduce_ex__``, without graphs: a copy makes its own."""
         with self.siblings.lock:
-            return copies.reduce_net(self.net, protocol)
+            for block in blocks_in(self.net)[1:]:  # which may have been called by itself
+                if isinstance(block, gluon.HybridBlock) and blocks.cached_op(block) is not None:
+                    blocks.clear_cached_op(block)
+            kind: Any = type(self.net)
+            make, args, state, *rest = kind.__reduce_ex__(self.net, protocol)
+            if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle finds the plain class alone, by its name
+                make, args = _make_empty, (plain_class(self.net), *args[1:])
+            if isinstance(state, dict):
+                state = {name: value for name, value in state.items() if name not in _GRAPHS}
+            return (make, args, state, *rest)
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the state for copies, which make graphs of their own."""
-        return copies.copied_state(self, _fresh_state(self.net, self.policy))
+        left_out = _fresh_state(self.net, self.policy)
+        state = {name: value for name, value in vars(self).items() if name not in left_out}
+        return {**state, "regions": _pack_regions(self.net, self.regions), "own_graph": _pack_graph(self.own_graph)}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Restore a copied state; the net may have no attributes yet."""
         vars(self).update(state)
-        self.regions, self.own_graph = copies.unpack_regions(self.regions), copies.unpack_graph(self.own_graph)
+        self.regions, self.own_graph = _unpack_regions(self.regions), _unpack_graph(self.own_graph)
         vars(self).update(_fresh_state(self.net, self.policy))
         self.siblings.add(self)
-        copies.empty_graphs(self.net, self.own_graph)
+        vars(self.net).update(zip(_GRAPHS, (self.own_graph or (), None, [])))  # which `_reduce_net` left out
         self.net.__class__ = converted_class(plain_class(self.net))
 
 
@@ -162,3 +171,34 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "params_recorded": False,
         "suspension": threading.local(),
     }
+
+
+def _make_empty(kind: Type[gluon.HybridBlock], *args: Any) -> gluon.HybridBlock:
+    return kind.__new__(kind, *args)
+
+
+def _pack_graph(graph: Optional[Tuple[Any, Any]]) -> Any:
+    """Return the graph of a SymbolBlock for pickle, with the ``amp_cast`` nodes that a pickled Symbol loses."""
+    return None if graph is None else (graph[0], type(graph[1]), graph[1].tojson(remove_amp_cast=False))
+
+
+def _unpack_graph(packed: Any) -> Optional[Tuple[Any, Any]]:
+    """Return the graph that `_pack_graph` packed."""
+    if packed is None:
+        return None
+    inputs, kind, text = packed
+    symbol = mx.sym.load_json(text)
+    return inputs, symbol if isinstance(symbol, kind) and kind is mx.sym.Symbol else symbol.as_np_ndarray()
+
+
+def _pack_regions(
+    net: gluon.HybridBlock, regions: block_regions.BlockRegions
+) -> List[Tuple[gluon.Block, block_regions.BlockRegion, Optional[gluon.Block]]]:
+    """Return the regions of a net's blocks with the blocks themselves, since copies have other ids."""
+    by_id = {id(block): block for block in blocks_in(net)}
+    return [(by_id[i], region, by_id.get(region.owner)) for i, region in regions.items() if i in by_id]
+
+
+def _unpack_regions(packed: Any) -> block_regions.BlockRegions:
+    """Return the regions that `_pack_regions` packed, by the ids of the copied blocks."""
+    return {id(block): region if owner is None else region._replace(owner=id(owner)) for block, region, owner in packed}

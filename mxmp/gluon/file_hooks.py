@@ -17,8 +17,6 @@ from . import storage
 from .lookup import net_method
 from .traced_net import TracedNet
 
-Arrays = Dict[str, Any]
-
 
 class FileHooks(TracedNet):
     """The methods of a conversion that replace those of its net which write and read files."""
@@ -27,12 +25,7 @@ class FileHooks(TracedNet):
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
         """Write the converted net, its casts included, for plain MXNet: both files or neither.
 
-        Where training and inference have different graphs, that of inference is written if the
-        net has been called for inference; of several the one that ran last.
-
-        Raises:
-            ConvertError: If the net has not seen a batch yet, or the folder is missing.
-            CheckpointError: If a file cannot be written; then nothing is changed.
+        The graph of inference if the net has been called for inference; of several the one that ran last.
         """
         if not self.graphs.ops:
             raise ConvertError(
@@ -84,11 +77,7 @@ class FileHooks(TracedNet):
 
 
 def save(filename: str, write: Callable[[str], None]) -> None:
-    """Write a file of parameters through ``write``, which is given the name to write to.
-
-    Raises:
-        CheckpointError: If the file cannot be written; then what was there is as it was.
-    """
+    """Write a file of parameters through ``write``, which is given the name to write to, whole or not at all."""
     if not is_local(filename):
         write(filename)
         return
@@ -102,14 +91,8 @@ def save(filename: str, write: Callable[[str], None]) -> None:
         require_whole(name)
 
 
-def values_for(symbol: Any, params: Iterable[Tuple[bool, gluon.Parameter]]) -> Tuple[Arrays, Arrays]:
-    """Return the arguments and the auxiliary states of a symbol.
-
-    Args:
-        symbol: What a net runs.
-        params: What its cached operator is given: whether it is an input, and the parameter else.
-    """
+def values_for(symbol: Any, params: Iterable[Tuple[bool, gluon.Parameter]]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Return the arguments and auxiliary states among (is it an input, the parameter else) of a cached operator."""
     found = {param.name: parameters.reduced(param) for is_input, param in params if not is_input}
-    groups = (symbol.list_arguments(), symbol.list_auxiliary_states())
-    args, aux = ({name: found[name] for name in group if name in found} for group in groups)
-    return args, aux
+    aux = {name: found.pop(name) for name in symbol.list_auxiliary_states() if name in found}
+    return {name: found[name] for name in symbol.list_arguments() if name in found}, aux

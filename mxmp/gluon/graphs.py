@@ -1,14 +1,16 @@
-"""Cache of the traced and converted graphs of one net, by the signature of a call; it is bounded."""
+"""Signatures of calls, and the bounded cache of the traced and converted graphs that one net has for them."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from mxnet import gluon
+import mxnet as mx
+from mxnet import autograd, gluon
 
+from .. import dtypes
 from ..graph import Graph, without_versions
 from ..lru_cache import LRUCache
 from ..mxnet_private import blocks
@@ -16,36 +18,87 @@ from ..scaling.loss_heads import loss_heads
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
 from ..symbol.outcomes import ShapeOutcomes
-from .calls import CallSignature, on_cpu
+from .precision import current_region
 
-MAX_CALLS = 4096
-"""Signatures of calls that are remembered; where verdicts depend on shapes, each shape is one."""
+Shape = Tuple[int, ...]
 
-MAX_GRAPHS = 32
-"""Converted graphs that are kept, each with its cached operators."""
+MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
+MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
+
+
+class CallSignature(NamedTuple):
+    """The properties of a call that decide which graph it runs."""
+
+    training: bool
+    nesting: str  # of its inputs
+    region: Optional[str]  # the innermost around it, None outside of regions
+    types: Tuple[Any, ...]
+    shapes: Optional[Tuple[Any, ...]]  # None where no verdict depends on them
+
+
+def signature_of(net: gluon.Block, args: Tuple[Any, ...], shaped: bool) -> CallSignature:
+    """Return the signature of a call of a net now, with these inputs; ``shaped`` if their shapes matter."""
+    flat, nesting = blocks.flatten(args, "input")
+    types, shapes = (tuple(getattr(a, name, None) for a in flat) for name in ("dtype", "shape"))
+    # Layers of gluon.rnn note here whether they were called without states, and then return none.
+    nesting = nesting, getattr(net, "skip_states", None)
+    return CallSignature(autograd.is_training(), str(nesting), current_region(), types, shapes if shaped else None)
+
+
+def split_inputs(args: Tuple[Any, ...]) -> List[Any]:
+    """Return the arrays or symbols among possibly nested arguments, None left out."""
+    flat, _ = blocks.flatten(args, "input")
+    return [item for item in flat if item is not None]
+
+
+def on_cpu() -> bool:
+    """Return whether the current context is a CPU."""
+    return bool(mx.context.current_context().device_type != "gpu")
+
+
+def known_inputs(inputs: Sequence[Any], args: Tuple[Any, ...]) -> Tuple[Dict[str, Shape], Dict[str, str]]:
+    """Return shapes and dtypes, by name, of those inputs that are arrays."""
+    arrays = [(s.name, a) for s, a in zip(inputs, split_inputs(args)) if isinstance(a, mx.nd.NDArray)]
+    return {name: a.shape for name, a in arrays}, {name: dtypes.canonical(a.dtype) for name, a in arrays}
+
+
+def known_shapes(inputs: Dict[str, Shape], params: Dict[str, Any]) -> Dict[str, Shape]:
+    """Return the shapes of inputs and parameters; none where those of the inputs are not known."""
+    if not inputs:
+        return {}
+    known = {name: p.shape for name, p in params.items() if p.shape and all(size > 0 for size in p.shape)}
+    return {**known, **inputs}
+
+
+def as_input(arg: Any) -> Any:
+    """Return an input, or nested inputs, for a cached graph: low precision as float32, shared CPU memory as CPU.
+
+    A cached graph wants all on one context, also what a DataLoader's workers give (cpu_shared).
+    """
+    if isinstance(arg, (list, tuple)):
+        items = [as_input(item) for item in arg]
+        return type(arg)(*items) if hasattr(arg, "_fields") else type(arg)(items)
+    if not isinstance(arg, mx.nd.NDArray):
+        return arg
+    if arg.ctx.device_type in ("cpu_shared", "cpu_pinned"):
+        arg = arg.as_in_context(mx.cpu())
+    if dtypes.canonical(arg.dtype) in dtypes.LOW_PRECISION:
+        # The operator: the gradients of astype and amp_cast are lost under grad_req='add'.
+        return (mx.npx.cast if isinstance(arg, mx.np.ndarray) else mx.nd.Cast)(arg, dtype=dtypes.FLOAT32)
+    return arg
 
 
 @dataclass(frozen=True, eq=False)
 class TracedGraph:
-    """The graph that a net was traced to, for calls whose signatures differ in shapes alone or not at all.
+    """The graph that a net was traced to, for calls whose signatures differ in shapes alone or not at all."""
 
-    Attributes:
-        graph: The traced graph, to tell whether two calls have the same one.
-        inputs: The symbols of its inputs.
-        symbol: Its symbol.
-        formats: How the net's inputs and outputs are nested.
-        types: Dtypes of its inputs by name.
-        params: The parameters that it reads, by name.
-        outcomes: Evaluates the conditions on shapes in it.
-    """
-
-    graph: Graph
-    inputs: Any
+    graph: Graph  # without versions, to tell whether two calls have the same one
+    inputs: Any  # symbols
     symbol: Any
-    formats: Tuple[Any, Any]
-    types: Dict[str, str]
-    params: Dict[str, Any]
-    outcomes: ShapeOutcomes
+    formats: Tuple[Any, Any]  # how inputs and outputs are nested
+    types: Dict[str, str]  # dtypes of its inputs by name
+    params: Dict[str, Any]  # those that it reads, by name
+    outcomes: ShapeOutcomes  # evaluates the conditions on shapes in it
 
     def converts_like(self, other: TracedGraph) -> bool:
         """Return whether another traced graph has the same conversions."""
@@ -54,16 +107,10 @@ class TracedGraph:
 
 @dataclass(frozen=True, eq=False)
 class ConvertedGraph:
-    """A converted graph of a net.
-
-    Attributes:
-        traced: The graph that it was converted from.
-        outcome: The outcomes of the conditions on shapes.
-        converted: The conversion.
-    """
+    """A converted graph of a net."""
 
     traced: TracedGraph
-    outcome: Tuple[Any, ...]
+    outcome: Tuple[Any, ...]  # of the conditions on shapes
     converted: Converted
 
     @functools.cached_property
@@ -84,7 +131,7 @@ class ConvertedGraph:
 
     @functools.cached_property
     def names_on_cpu(self) -> NetworkNames:
-        """The net's names of its tensors, for op hooks on a CPU."""
+        """The same on a CPU."""
         return NetworkNames(self.converted, self.converted.on_cpu(), on_cpu=True)
 
 
@@ -109,14 +156,11 @@ class GraphCache:
     A call is looked up by its signature, shapes included where verdicts depend on them. New shapes
     cost one shape inference, and a conversion only where the conditions on shapes turn out as they
     have not before. A graph's casts are placed by the shapes that it was first made for.
-
-    Attributes:
-        shaped: Whether the verdicts on one of the graphs depend on shapes.
-        ops: The cached operators, with their arguments, by graph (its id) and whether for a CPU.
     """
 
     def __init__(self) -> None:
-        self.shaped = False
+        self.shaped = False  # whether the verdicts on one of the graphs depend on shapes
+        # The cached operators, with their arguments, by graph (its id) and whether for a CPU.
         self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}
         self._calls: LRUCache[ConvertedGraph] = LRUCache(MAX_CALLS)
         self._traced: LRUCache[TracedGraph] = LRUCache(MAX_GRAPHS)
@@ -152,9 +196,8 @@ class GraphCache:
     def add_converted(self, traced: TracedGraph, outcome: Tuple[Any, ...], converted: Converted) -> ConvertedGraph:
         """Keep a conversion; return the graph, an earlier one of the same trace if it is equal."""
         alike = (each for each in self._converted.items().values() if each.traced is traced)
-        graph = next((each for each in alike if each.converted.graph == converted.graph), None)
-        if graph is None:
-            graph = ConvertedGraph(traced, outcome, converted)
+        new = ConvertedGraph(traced, outcome, converted)
+        graph = next((each for each in alike if each.converted.graph == converted.graph), new)
         self._converted.put((traced, outcome), graph)
         self._forget_others()
         return graph

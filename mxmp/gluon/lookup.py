@@ -1,43 +1,73 @@
-"""Find the conversion of a block, suspend it, and list the methods that it replaces."""
+"""Find the blocks of a net and their conversions, suspend these, and say what they replace and share."""
 
 from __future__ import annotations
 
 import functools
+import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Sequence, Type
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple, Type
 
 from mxnet import gluon
 
+from ..errors import ConvertError
 from ..mxnet_private import blocks
-from .tree import blocks_in
 
-ATTRIBUTE = "_mxmp_conversion"
-"""Where a block holds its conversion."""
-
-PLAIN_CLASS = "_mxmp_plain_class"
-"""Where the class of a converted net holds the one that it was written in."""
+ATTRIBUTE = "_mxmp_conversion"  # where a block holds its conversion
+PLAIN_CLASS = "_mxmp_plain_class"  # where the class of a converted net holds the one that it was written in
 
 _PRIVATE = (blocks.get_graph, blocks.build_cache, blocks.call_cached_op, blocks.clear_cached_op)
-_PUBLIC = (
-    "hybridize",
-    "hybrid_forward",
-    "forward",
-    "save_parameters",
-    "save_params",
-    "load_parameters",
-    "export",
-    "cast",
-    "summary",
-)
-REPLACED = {**{name: name for name in _PUBLIC}, **{method.name.lstrip("_"): method.name for method in _PRIVATE}}
+_CALLS = ("hybridize", "hybrid_forward", "forward", "cast", "summary")
+_FILES = ("save_parameters", "save_params", "load_parameters", "export")
+REPLACED = {**{name: name for name in _CALLS + _FILES}, **{each.name.lstrip("_"): each.name for each in _PRIVATE}}
 """The methods of a block that its conversion replaces, by the name of the conversion's method."""
 
 
-def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a conversion's method that replaces one of its net's: one thread at a time runs it.
+def blocks_in(*nets: gluon.Block) -> List[gluon.Block]:
+    """Return nets and every block below them, each once, from the top down."""
+    found: Dict[int, gluon.Block] = {}
+    waiting = list(nets)
+    while waiting:
+        block = waiting.pop(0)
+        if id(block) not in found:
+            found[id(block)] = block
+            waiting += blocks.children(block)
+    return list(found.values())
 
-    The net's graph is handed to MXNet in the net's attributes, hence the lock. Where the calling
-    thread has suspended the conversion, the net's own method runs.
+
+def descendants(block: gluon.Block) -> List[gluon.Block]:
+    """Return every block below a block, each once."""
+    return blocks_in(block)[1:]
+
+
+def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
+    """Return the outermost blocks of a net that have a graph: HybridBlocks with ``hybrid_forward``."""
+    if not isinstance(net, gluon.Block):
+        raise ConvertError(f"expected a Gluon block, found {type(net).__name__}.")
+    found: Dict[int, gluon.HybridBlock] = {}
+    waiting = [net]
+    while waiting:
+        block = waiting.pop()
+        if isinstance(block, gluon.HybridBlock) and _has_graph(block):
+            found[id(block)] = block
+        else:
+            waiting += reversed(blocks.children(block))
+    if not found:
+        raise ConvertError(
+            f"block '{net.name}' ({type(net).__name__}) holds no HybridBlock, so there is no graph to convert."
+        )
+    return list(found.values())
+
+
+def _has_graph(block: gluon.HybridBlock) -> bool:
+    """Return whether a HybridBlock can be traced; one that overrides ``forward`` alone runs eagerly."""
+    own = type(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
+    return own or isinstance(block, gluon.SymbolBlock)
+
+
+def net_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a conversion's method that replaces one of its net's; the net's own runs where a thread suspended it.
+
+    One thread at a time: the net's graph is handed to MXNet in the net's attributes, hence the lock.
     """
 
     @functools.wraps(method)
@@ -83,8 +113,7 @@ def conversion_of(block: gluon.Block) -> Any:
 
 def conversions_of(among: Sequence[gluon.Block]) -> List[Any]:
     """Return the conversions of those blocks that have one."""
-    found = (conversion_of(block) for block in among)
-    return [conversion for conversion in found if conversion is not None]
+    return [conversion_of(block) for block in among if ATTRIBUTE in vars(block)]
 
 
 @contextmanager
@@ -112,3 +141,21 @@ def as_written(net: gluon.HybridBlock) -> Iterator[None]:
         finally:
             for block, was_active in active:
                 blocks.is_active.set(block, was_active)
+
+
+class Siblings:
+    """The conversions of one call of ``convert``, which may share parameters; copies have siblings of their own."""
+
+    def __init__(self) -> None:
+        self.conversions: List[Any] = []
+        self.recorded: Set[int] = set()  # ids of the parameters that autograd may hold, which must keep their dtypes
+        self.lock = threading.RLock()  # held while a net is called, or changed
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        """Return what pickle and copy make new ones from: empty ones, to which the copied conversions are added."""
+        return Siblings, ()
+
+    def add(self, conversion: Any) -> None:
+        """Add a conversion; it leaves the siblings that it had."""
+        self.conversions.append(conversion)
+        conversion.siblings = self

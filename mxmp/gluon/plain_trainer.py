@@ -17,7 +17,6 @@ from .storage import dtype_of
 from .trainer_setup import TrainerSetup
 
 _LOG = logging.getLogger(__name__)
-
 _ATTRIBUTE = "_mxmp_warned"
 
 
@@ -25,10 +24,6 @@ class PlainTrainerCheck:
     """Checks at calls 1, 2, 4, 8, ... for a trainer of a net's parameters, until there is one.
 
     A parameter knows its trainer. One that becomes a trainer of mxmp must have done so before the call.
-
-    Args:
-        net: The net.
-        policy: Its policy.
     """
 
     def __init__(self, net: gluon.Block, policy: Policy) -> None:
@@ -51,15 +46,12 @@ class PlainTrainerCheck:
             missing = self._missing(trainer, trained)
             if missing:
                 setattr(trainer, _ATTRIBUTE, True)
-                _LOG.warning(
+                kind = "mx.gluon.Trainer" if type(trainer) is gluon.Trainer else type(trainer).__name__
+                text = (
                     "block '%s' is converted (%s), but parameter '%s' is updated by a plain %s: %s. Use "
-                    "mxmp.gluon.Trainer, or call mxmp.gluon.Trainer.adopt(trainer), or amp.init_trainer(trainer).",
-                    self._net.name,
-                    self._policy,
-                    param.name,
-                    "mx.gluon.Trainer" if type(trainer) is gluon.Trainer else type(trainer).__name__,
-                    "; ".join(missing),
+                    "mxmp.gluon.Trainer, or call mxmp.gluon.Trainer.adopt(trainer), or amp.init_trainer(trainer)."
                 )
+                _LOG.warning(text, self._net.name, self._policy, param.name, kind, "; ".join(missing))
 
     def _missing(self, trainer: gluon.Trainer, trained: Sequence[gluon.Parameter]) -> List[str]:
         """Return what a trainer fails to do for its parameters."""

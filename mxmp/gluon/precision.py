@@ -15,13 +15,10 @@ from ..passes.attributes import PRECISION_ATTR
 from ..passes.verdict import LOW
 from ..scaling.second_derivative import second_derivative_error
 
-POLICY = "policy"
-"""Where the net's policy decides, as outside of all regions."""
-
-_LAZY = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+POLICY = "policy"  # where the net's policy decides, as outside of all regions
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
+_LAZY = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 _KNOWN = (dtypes.FLOAT32, LOW, POLICY, *dtypes.LOW_PRECISION)
 
 

@@ -15,27 +15,23 @@ from ..masters.copies import exact_value, forget_masters, keep_masters, keeps_ma
 from ..mxnet_private import blocks, parameters
 from ..mxnet_private.parameters import ParameterBase, is_deferred, is_initialized
 from ..symbol.params import round_to
-from .tree import blocks_in
+from .lookup import blocks_in
 
-# Attribute of a low precision parameter that holds the class it had before.
-_CLASS = "_mxmp_class"
+_CLASS = "_mxmp_class"  # attribute of a low precision parameter that holds the class it had before
 
 
 class LowPrecisionParameter(ParameterBase):
-    """A parameter stored in low precision, whose saved, loaded and set values are float32.
+    """A parameter stored in low precision, whose saved, loaded and set values are float32: its master's.
 
-    What is saved is the float32 master; float32 values that are loaded or set are rounded to
-    nearest even, and become the master. `store_low` gives a parameter this class, `store_float32`
-    takes it away.
+    Values that are loaded or set are rounded to nearest even. `store_low` gives a parameter this class.
     """
 
     def mx_reduce(self) -> mx.nd.NDArray:
         """Return the float32 value on the CPU, the mean over contexts that have values of their own."""
         with autograd.pause():
             values = [value.copyto(mx.cpu()) for value in exact_values(self)]
-            first, *others = values
-            alike = all((value == first).min().asscalar() for value in others)
-            return first if alike else mx.nd.add_n(*values) / len(values)
+            alike = all((value == values[0]).min().asscalar() for value in values[1:])
+            return values[0] if alike else mx.nd.add_n(*values) / len(values)
 
     def mx_load_value(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Load a value of any floating point dtype; it is stored in the dtype that this parameter has."""
@@ -64,11 +60,7 @@ class LowPrecisionParameter(ParameterBase):
         return _make_empty, (vars(self)[_CLASS],), vars(self)
 
     def set_data(self, data: Any) -> None:
-        """Set the value on all contexts.
-
-        Args:
-            data: An NDArray or a numpy array of the parameter's shape, of any dtype.
-        """
+        """Set the value on all contexts, from an NDArray or a numpy array of any dtype."""
         wide = _to_float32(data)
         super().set_data(round_to(wide, dtype_of(self)))
         if self.mx_arrays is not None:
@@ -114,7 +106,7 @@ def as_stored(params: Iterable[gluon.Parameter]) -> Iterator[None]:
 
 
 def dtype_of(param: gluon.Parameter) -> str:
-    """Return the name of a parameter's dtype."""
+    """Return the canonical name of a parameter's dtype."""
     return dtypes.canonical(param.dtype)
 
 
@@ -132,17 +124,21 @@ def initialize(net: gluon.Block, args: Tuple[Any, ...]) -> None:
             parameters.finish_deferred_init(param)
 
 
+def attach_gradients(params: Iterable[gluon.Parameter]) -> None:
+    """Attach the gradients of copied parameters again, which MXNet's copies of them lose."""
+    for param in params:
+        arrays, gradients = parameters.arrays(param), parameters.gradients(param)
+        if arrays is not None and gradients is not None and any(array.grad is None for array in arrays):
+            autograd.mark_variables(arrays, gradients, param.grad_req)
+
+
 def cast_by_hand(net: gluon.Block) -> List[gluon.Parameter]:
     """Return the parameters that ``net.cast`` has put in low precision, those of SymbolBlocks left out."""
     return [param for param in _plain_params(net) if dtype_of(param) in dtypes.LOW_PRECISION]
 
 
 def refuse_cast(net: gluon.Block) -> None:
-    """Refuse a net all of whose parameters ``net.cast`` has put in low precision, norms left out.
-
-    Raises:
-        ConvertError: Naming one of them.
-    """
+    """Raise a ConvertError if ``net.cast`` has put all of a net's parameters in low precision, norms left out."""
     found = cast_by_hand(net)
     if found and all(param in found for param in _plain_params(net, norms=False)):
         raise ConvertError(f"block '{net.name}': {cast_advice(found[0])}")
@@ -167,16 +163,11 @@ def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]
 
 
 def store_low(param: gluon.Parameter, dtype: str) -> None:
-    """Store an initialized float32 parameter in low precision, rounded to nearest even.
-
-    It becomes a `LowPrecisionParameter`. Its float32 values are kept beside it as the master copy,
-    unless it is not trained.
-    """
+    """Store an initialized float32 parameter in low precision; of one that is trained, as a master too."""
     exact = param.list_data()
-    rounded = [round_to(array, dtype) for array in exact]
     if param.grad_req != "null":
         keep_masters(param, exact)
-    _replace(param, dtype, rounded)
+    _replace(param, dtype, [round_to(array, dtype) for array in exact])
     vars(param)[_CLASS] = type(param)
     param.__class__ = _low_class(type(param))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+import mxnet as mx
 from mxnet import gluon
 
 from .. import dtypes
-from ..errors import ConvertError, InferenceError
+from ..errors import ConvertError, InferenceError, MxmpError
 from ..graph import without_versions
 from ..mxnet_private import blocks
 from ..mxnet_private.parameters import is_initialized
@@ -15,41 +18,24 @@ from ..policy import Policy
 from ..symbol import Converted, convert_graph, to_graph
 from ..symbol.outcomes import ShapeOutcomes
 from . import block_regions, storage
-from .calls import known_inputs, known_shapes, signature_of
-from .graphs import ConvertedGraph, GraphCache, TracedGraph
-from .lookup import REPLACED, conversions_of, suspended
+from .graphs import ConvertedGraph, GraphCache, TracedGraph, known_inputs, known_shapes, signature_of
+from .lookup import REPLACED, Siblings, conversions_of, descendants, suspended
 from .precision import current_region
-from .siblings import Siblings
-from .tracing import trace_error
-from .tree import descendants
 
 
 class TracedNet:
-    """The graphs of a net under a policy; `BlockHooks` make the net run them.
-
-    Attributes:
-        net: The net.
-        policy: Its policy.
-        regions: What ``set_policy`` said about the net and the blocks in it.
-        own_graph: The inputs and the symbol of a SymbolBlock; None of a net that is traced.
-        graphs: The graphs.
-        current: The graph that ran last outside of regions.
-        on_converted: Called with each conversion, None if not needed.
-        siblings: The conversions that may share parameters with this one.
-        stored: The parameters that this one has put in low precision.
-        early: The conversion for inputs of unknown shape; None if the net must be called first.
-    """
+    """The graphs of a net under a policy; `BlockHooks` make the net run them."""
 
     net: gluon.HybridBlock
     policy: Policy
-    regions: block_regions.BlockRegions
-    own_graph: Any
+    regions: block_regions.BlockRegions  # what `set_policy` said about the net and the blocks in it
+    own_graph: Any  # the inputs and the symbol of a SymbolBlock; None of a net that is traced
     graphs: GraphCache
-    current: Optional[ConvertedGraph]
-    on_converted: Optional[Callable[[Converted], None]]
+    current: Optional[ConvertedGraph]  # what ran last outside of regions
+    on_converted: Optional[Callable[[Converted], None]]  # called with each conversion
     siblings: Siblings
-    stored: List[gluon.Parameter]
-    early: Optional[Converted]
+    stored: List[gluon.Parameter]  # what this conversion has put in low precision
+    early: Optional[Converted]  # for inputs of unknown shape; None if the net must be called first
 
     def original(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the method of the net's class that a hook replaces; ``name`` is the hook's."""
@@ -103,8 +89,7 @@ class TracedNet:
             with suspended([self, *conversions_of(descendants(self.net))]), block_regions.entered(
                 self.net, self.regions
             ):
-                graph: Tuple[Any, Any] = self.original("get_graph", *args)
-                return graph
+                return tuple(self.original("get_graph", *args))
         except Exception as e:
             raise trace_error(self.net, e) from e
         finally:
@@ -112,12 +97,9 @@ class TracedNet:
 
     def _convert_for_symbols(self, args: Tuple[Any, ...]) -> Tuple[Converted, Any, Any]:
         """Return the net converted for symbols of unknown shape, its inputs and output format."""
-        state = blocks.graph_state(self.net)  # with the scope that is entered; tracing enters it again
-        try:
+        with blocks.graph_kept(self.net):  # with the scope that is entered; tracing enters it again
             inputs, symbol = self._trace(args)
             out_format = blocks.out_format(self.net)
-        finally:
-            blocks.restore_graph_state(self.net, state)
         converted = self._convert(symbol, {}, {})
         if not all(is_initialized(self.net.collect_params()[name]) for name in converted.low_params):
             converted = self._convert(symbol, {}, {}, self.policy.replace(param_dtype=dtypes.FLOAT32))
@@ -151,3 +133,64 @@ class TracedNet:
         if len(self.stored) > count:
             self.graphs.keep_only(converted)
             self.current = self.current if self.graphs.holds(self.current) else None
+
+
+def trace_early(net: gluon.HybridBlock) -> Optional[Any]:
+    """Return the net's symbol for inputs that its signature suggests, None where it cannot be traced like this.
+
+    A guess, which serves to report errors before the first batch: nothing is built on it.
+    """
+    if isinstance(net, gluon.SymbolBlock):
+        return blocks.cached_graph(net)[1]
+    count = _input_count(net)
+    names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
+    try:
+        params = {name: param.var() for name, param in blocks.registered_params(net).items()}
+        with net.name_scope():
+            out = type(net).hybrid_forward(net, mx.sym, *(mx.sym.var(name) for name in names), **params)
+        outputs, _ = blocks.flatten(out, "output")
+        return mx.sym.Group(outputs)
+    except Exception:
+        return None
+
+
+def _input_count(net: gluon.HybridBlock) -> int:
+    own = blocks.registered_params(net)
+    parameters = list(inspect.signature(type(net).hybrid_forward).parameters.values())[2:]
+    inputs = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and p.name not in own]
+    return max(1, len(inputs))
+
+
+def trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:
+    """Return the error for a net whose ``hybrid_forward`` failed on symbols; it names the block."""
+    block, function = _failing_block(error, net)
+    where = f"block '{block.name}' ({type(block).__name__})"
+    if function is not None:
+        return ConvertError(
+            f"{where}: its forward hook {function!r} fails: {type(error).__name__}: {str(error).rstrip('.')}. Hooks on "
+            f"the blocks within a converted net run once, when it is traced, and on symbols. Detach it, or register it "
+            f"on '{net.name}' itself, where it gets arrays."
+        )
+    if isinstance(error, MxmpError):
+        return ConvertError(f"{where}: {error}")
+    text = f"{where} cannot be traced: {type(error).__name__}: {str(error).rstrip('.')}."
+    if isinstance(error, TypeError) and "positional argument" in text:
+        return ConvertError(text)
+    return ConvertError(
+        f"{text} Its hybrid_forward must work on symbols: no shapes, no values, no indexing. Rewrite it, or convert "
+        f"the blocks around it."
+    )
+
+
+def _failing_block(error: Exception, found: gluon.Block) -> Tuple[gluon.Block, Optional[str]]:
+    """Return the innermost block whose method raised an error, and the name of its hook, None if it was no hook."""
+    hook: Optional[str] = None
+    lines = traceback.extract_tb(error.__traceback__)
+    for (frame, _), line in zip(traceback.walk_tb(error.__traceback__), lines):
+        block, name = frame.f_locals.get("self"), frame.f_code.co_name
+        if name in ("hybrid_forward", "forward") and isinstance(block, gluon.Block):
+            found, hook = block, None
+        elif frame.f_code is gluon.Block.__call__.__code__ and (line.line or "").startswith("hook("):
+            function = frame.f_locals["hook"]
+            found, hook = block, getattr(function, "__qualname__", None) or type(function).__qualname__
+    return found, hook

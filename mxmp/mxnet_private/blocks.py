@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+import contextlib
+from typing import Any, Iterator, List, Tuple
 
 from mxnet import gluon
 
@@ -68,13 +69,12 @@ def set_op(block: gluon.HybridBlock, op: Any, args: List[Any]) -> None:
     cached_op_args.set(block, args)
 
 
-def graph_state(block: gluon.HybridBlock) -> Tuple[Any, ...]:
-    """Return a block's graph, formats and scope, which `restore_graph_state` takes."""
-    return cached_graph(block), formats(block), dict(vars(_scope(block)))
-
-
-def restore_graph_state(block: gluon.HybridBlock, state: Tuple[Any, ...]) -> None:
-    """Put a block's graph, formats and scope back, which tracing has changed."""
-    graph, nesting, scope = state
-    set_graph(block, graph, nesting)
-    vars(_scope(block)).update(scope)
+@contextlib.contextmanager
+def graph_kept(block: gluon.HybridBlock) -> Iterator[None]:
+    """Put a block's graph, formats and scope, which tracing changes, back at the end of this context."""
+    graph, nesting, scope = cached_graph(block), formats(block), dict(vars(_scope(block)))
+    try:
+        yield
+    finally:
+        set_graph(block, graph, nesting)
+        vars(_scope(block)).update(scope)

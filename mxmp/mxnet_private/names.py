@@ -11,24 +11,16 @@ import mxnet as mx
 
 from ..errors import DependencyError
 
-EXPECTED = "1.9.1"
-"""The version of MXNet whose private names these are."""
+EXPECTED = "1.9.1"  # the version of MXNet whose private names these are
 
 
 class PrivateName(NamedTuple):
-    """A private name that mxmp relies on.
+    """A private name that mxmp relies on."""
 
-    Attributes:
-        owner: The class or module of MXNet that has it.
-        name: The name.
-        purpose: What it is relied on for.
-        is_assigned: Whether instances of the class have it; what its methods name then counts as there.
-    """
-
-    owner: Any
+    owner: Any  # the class or module of MXNet that has it
     name: str
-    purpose: str
-    is_assigned: bool = False
+    purpose: str  # what it is relied on for
+    is_assigned: bool = False  # whether instances of the class have it; what its methods name then counts as there
 
     @property
     def label(self) -> str:
@@ -43,18 +35,10 @@ class PrivateName(NamedTuple):
 
 
 REGISTERED: List[PrivateName] = []
-"""All of them, in the order of their registration."""
 
 
 class attribute(property):
-    """An attribute of MXNet's objects: a function of any of them, or a property in a class that inherits.
-
-    Example::
-
-        cached_graph = attribute(gluon.HybridBlock, "_cached_graph", "...")
-        inputs, symbol = cached_graph(net)
-        cached_graph.set(net, ())
-    """
+    """An attribute of MXNet's objects: a function of any of them, or a property in a class that inherits."""
 
     def __init__(self, owner: Any, name: str, purpose: str) -> None:
         _register(owner, name, purpose, is_assigned=True)
@@ -82,8 +66,7 @@ class method:
         return getattr(called_on, self.name)(*args, **kwargs)
 
 
-OVERRIDES: Dict[type, Dict[str, str]] = {}
-"""Of each class with overrides, the private names by those given here."""
+OVERRIDES: Dict[type, Dict[str, str]] = {}  # of each class with overrides, the private names by those given here
 
 
 class _Override:
@@ -93,7 +76,6 @@ class _Override:
         self.name, self.purpose = name, purpose
 
     def __set_name__(self, base: type, public: str) -> None:
-        """Put the two methods in the class."""
         name = self.name
 
         def arriving(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,11 +94,6 @@ def override(owner: Any, name: str, purpose: str) -> Any:
     """Register a method that MXNet calls; in a base class the call arrives under the name given there.
 
     What stands under that name calls MXNet's own, so that a method of ours reaches it by ``super()``.
-
-    Example::
-
-        class TrainerBase(gluon.Trainer):
-            mx_init_kvstore = override(gluon.Trainer, "_init_kvstore", "...")
     """
     _register(owner, name, purpose)
     return _Override(name, purpose)
@@ -129,11 +106,7 @@ def global_name(module: Optional[ModuleType], name: str, purpose: str) -> Any:
 
 
 def check(version: str = mx.__version__) -> None:
-    """Check that MXNet has all names registered so far.
-
-    Raises:
-        DependencyError: Naming all that are missing, the version of MXNet found and the one expected.
-    """
+    """Check that MXNet has all names registered so far; raise a DependencyError that names those that are missing."""
     missing = sorted({entry.label for entry in REGISTERED if not entry.is_there})
     if missing:
         raise DependencyError(

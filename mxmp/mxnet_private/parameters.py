@@ -48,17 +48,10 @@ def is_deferred(param: gluon.Parameter) -> bool:
 
 
 def checked_arrays(param: gluon.Parameter) -> List[Any]:
-    """Return the values on each context, dense or sparse.
-
-    Raises:
-        DeferredInitializationError: MXNet's, if it has none before the first call.
-        RuntimeError: MXNet's, if it is not initialized.
-    """
-    values: List[Any] = _checked(param, arrays(param), list)
-    return values
+    """Return the values on each context, dense or sparse; raise MXNet's error if there are none (yet)."""
+    return list(_checked(param, arrays(param), list))
 
 
 def checked_gradients(param: gluon.Parameter) -> List[Any]:
     """Return the gradients on each context, dense or sparse; raises as `checked_arrays`."""
-    values: List[Any] = _checked(param, gradients(param), list)
-    return values
+    return list(_checked(param, gradients(param), list))

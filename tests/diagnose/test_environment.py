@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mxmp.diagnose.environment import CPU, GPU, read_settings
+from mxmp.diagnose.doctor import CPU, GPU, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from .fixed import fixed_lists
+from ..operators import fixed_lists
 
-(
-    BF16_FUNCS,
-    BF16_FP32_FUNCS,
-    BF16_USE_FP32_PARAMS,
-    FP32_FUNCS,
-    CONDITIONAL_FP32_FUNCS,
-    WIDEST_TYPE_CASTS,
-    LOSS_OUTPUT_FUNCTIONS,
-) = fixed_lists("bfloat16")
+_LISTS = fixed_lists("bfloat16")
+BF16_FUNCS, BF16_FP32_FUNCS, BF16_USE_FP32_PARAMS = _LISTS[:3]
+FP32_FUNCS, CONDITIONAL_FP32_FUNCS, WIDEST_TYPE_CASTS, LOSS_OUTPUT_FUNCTIONS = _LISTS[3:]
