@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any, Collection, Dict, List
 
 from ..errors import GraphError
-from .core import VARIABLE
+from .core import HINT, VARIABLE
 from .serde import check_graph_fields, read_json
-from .verify import HINT
 
 # The fields that nnvm's reader accepts (3rdparty/tvm/nnvm/src/pass/saveload_json.cc), older spellings included.
 _NODE_KEYS = frozenset(
@@ -20,15 +19,9 @@ _NODE_KEYS = frozenset(
 
 
 def check_json(text: str, operators: Collection[str]) -> None:
-    """Check that a text is a symbol's JSON, whatever version wrote it.
+    """Check that a text is a symbol's JSON, whatever version wrote it; ``operators`` are all of this MXNet.
 
-    Args:
-        text: The text.
-        operators: Names of all operators of this MXNet.
-
-    Raises:
-        GraphError: If it is no JSON or no symbol, or naming the first node that is malformed, out of
-            order or of an unknown operator.
+    Raises GraphError if it is not, naming the first node that is malformed, out of order or of an unknown operator.
     """
     _check_graph(read_json(text), frozenset(operators) | {VARIABLE})
 

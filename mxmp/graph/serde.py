@@ -1,7 +1,8 @@
 """Conversion between nnvm JSON and Graph, both ways, without loss.
 
-Reads what MXNet 1.9.1 writes (``Symbol.tojson(remove_amp_cast=False)``); older formats are upgraded by MXNet itself
-when it loads them. The format is nnvm's SaveJSON pass (3rdparty/tvm/nnvm/src/pass/saveload_json.cc at tag 1.9.1).
+Reads what MXNet 1.9.1 writes (``Symbol.tojson(remove_amp_cast=False)``); MXNet itself upgrades what versions 0.8 to 1.8
+wrote when it loads it (src/nnvm/legacy_json_util.cc at tag 1.9.1). The format is nnvm's SaveJSON pass
+(3rdparty/tvm/nnvm/src/pass/saveload_json.cc).
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import re
 from typing import Any, Dict, List, Match
 
 from ..errors import GraphError
-from .core import Entry, Graph, Node, make_attrs
-from .verify import HINT, verify
+from .core import HINT, Entry, Graph, Node, make_attrs, verify
 
 _NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps"}
 _NEEDED_KEYS = {"op", "name", "inputs"}
@@ -21,11 +21,7 @@ _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
 
 
 def from_json(text: str) -> Graph:
-    """Return the graph that a symbol's JSON describes, verified.
-
-    Raises:
-        GraphError: If the text is no JSON, lacks a field, or describes no valid graph.
-    """
+    """Return the graph that a symbol's JSON describes; GraphError if it is no JSON or no valid graph."""
     graph = _graph_from(read_json(text))
     verify(graph)
     return graph
@@ -39,8 +35,7 @@ def to_json(graph: Graph) -> str:
 def read_json(text: str) -> Any:
     """Return the data of JSON that MXNet wrote, which has control characters in strings as they are.
 
-    Raises:
-        GraphError: If it is no JSON, or has a zero byte, where MXNet would stop reading.
+    Raises GraphError if it is no JSON, or has a zero byte, where MXNet would stop reading.
     """
     try:
         if "\0" in text:
@@ -51,11 +46,7 @@ def read_json(text: str) -> Any:
 
 
 def check_graph_fields(data: Any) -> None:
-    """Check that JSON data is a graph: an object with lists of nodes and heads, and no unknown fields.
-
-    Raises:
-        GraphError: If it is not.
-    """
+    """Raise GraphError unless data is an object with lists of nodes and heads, and no unknown fields."""
     if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in ("nodes", "heads")):
         raise GraphError("not a symbol's JSON: it has no 'nodes' and 'heads'.")
     if not data.keys() <= _GRAPH_KEYS:

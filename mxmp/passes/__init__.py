@@ -9,9 +9,9 @@ from .erase_casts import EraseCasts as EraseCasts
 from .erase_casts import is_converted as is_converted
 from .facts import Facts as Facts
 from .fold_casts import FoldCasts as FoldCasts
-from .guard_amp_casts import GuardAmpCasts as GuardAmpCasts
-from .guard_gradient_sums import GuardGradientSums as GuardGradientSums
-from .guard_layouts import GuardLayouts as GuardLayouts
+from .guards import GuardAmpCasts as GuardAmpCasts
+from .guards import GuardGradientSums as GuardGradientSums
+from .guards import GuardLayouts as GuardLayouts
 from .insert_casts import InsertCasts as InsertCasts
 from .place import Placement as Placement
 from .place import place as place

@@ -11,12 +11,7 @@ from ..graph import Graph, verify
 
 
 class PassResult(NamedTuple):
-    """The result of a pass.
-
-    Attributes:
-        graph: The new graph, or the same one.
-        modified: Whether the graph differs from the one that the pass was given.
-    """
+    """The new graph, and whether it differs from the one that the pass was given."""
 
     graph: Graph
     modified: bool
@@ -24,19 +19,14 @@ class PassResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """A graph transformation whose fields are its options.
-
-    Subclasses give ``name`` and ``run``, and may check the graph before (``requires``). A pass has no side effects.
-    """
+    """A graph transformation whose fields are its options; it has no side effects."""
 
     name: ClassVar[str]
 
     def __call__(self, graph: Graph) -> PassResult:
-        """Run the pass, and check the graph before and after it.
+        """Verify the graph and run the pass.
 
-        Raises:
-            GraphError: If the graph given is malformed.
-            PassError: If the pass cannot deal with it, or its result is malformed.
+        Raises GraphError for a malformed graph, PassError if the pass cannot deal with it or its result is malformed.
         """
         verify(graph)
         return self.apply(graph)
@@ -62,12 +52,7 @@ class Pass(ABC):
 
 @dataclass(frozen=True)
 class Sequential(Pass):
-    """Runs passes one after the other.
-
-    Attributes:
-        passes: In order.
-        callback: Called with each pass and its result; for dumps between passes.
-    """
+    """Runs passes in order, and calls ``callback`` with each pass and its result, for dumps between passes."""
 
     name: ClassVar[str] = "sequential"
     passes: Tuple[Pass, ...] = ()

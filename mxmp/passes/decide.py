@@ -1,15 +1,16 @@
-"""The verdict on one node by itself: overrides, kernels, its rule's category and condition."""
+"""The verdict on one node by itself: overrides, kernels, its rule's category and condition; what shapes change."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from .. import dtypes
 from ..errors import PolicyError
 from ..graph import Entry, Graph, Node
 from ..policy import Policy
-from ..rules import ALLOW, CLEAR, DENY, Call, Rule, RuleSet
+from ..rules import ALLOW, CLEAR, DENY, RULES, Call, Rule, RuleSet
+from ..rules.conditions import SHAPE_CONDITIONS
 from .attributes import PRECISION_ATTR
 from .exact_values import EXACT
 from .facts import CAST_OPS, Facts
@@ -28,17 +29,8 @@ def decide(
 ) -> Verdict:
     """Return the verdict on one node, whatever its neighbours run in.
 
-    Args:
-        graph: The graph.
-        position: The node's position.
-        policy: The policy.
-        facts: What MXNet infers about the graph.
-        rules: The table of operators.
-        last: Whether the node is in the last layer, and that is to be float32.
-        exact: Whether the node carries values that must be exact.
-
-    Raises:
-        PolicyError: If an override asks for what MXNet has no kernel for; it names the node.
+    ``last`` says whether it is in a last layer that is to be float32, ``exact`` whether it carries values that must be
+    exact. Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for.
     """
     node = graph.nodes[position]
     if node.is_variable:
@@ -160,3 +152,39 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
         if dtype != dtypes.FLOAT32:
             return f"{kind} {number} is {dtype} already"
     return None
+
+
+def depends_on_shapes(graph: Graph, dtype: str, rules: RuleSet = RULES) -> bool:
+    """Return whether the verdicts on a graph may change with the shapes of its inputs."""
+    return bool(_shape_dependent(graph, dtype, rules)) or any(
+        depends_on_shapes(body, dtype, rules) for node in graph.nodes for body in node.subgraphs
+    )
+
+
+def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES) -> Tuple[Any, ...]:
+    """Return a key of the decisions that depend on shapes: where it is equal, so are the verdicts on a graph.
+
+    Gluon converts a net once per outcome, not once per shape of its inputs. The graph is one without casts of mxmp; of
+    the facts, those on bodies included, only shapes are looked at.
+    """
+    found: List[Any] = []
+    for position, rule in _shape_dependent(graph, dtype, rules):
+        node = graph.nodes[position]
+        call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
+        found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
+    for position, node in enumerate(graph.nodes):
+        for number, body in enumerate(node.subgraphs):
+            if (position, number) in facts.bodies:
+                found.append(shape_outcome(body, dtype, facts.bodies[position, number], rules))
+    return tuple(found)
+
+
+def _shape_dependent(graph: Graph, dtype: str, rules: RuleSet) -> List[Tuple[int, Rule]]:
+    """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
+    found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
+    return [(i, rule) for i, rule in found if rule and _reads_shapes(rule, dtype, rules)]
+
+
+def _reads_shapes(rule: Rule, dtype: str, rules: RuleSet) -> bool:
+    conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
+    return (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype)
