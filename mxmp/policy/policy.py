@@ -19,8 +19,8 @@ from .fields import (
     dtype_field,
     loss_scale_field,
     override_field,
+    parse_fields,
 )
-from .text import parse_fields
 
 
 @dataclass(frozen=True)
@@ -150,17 +150,14 @@ class Policy:
     def _check(self) -> None:
         low = self.compute_dtype
         if self.param_dtype not in (dtypes.FLOAT32, low):
-            raise PolicyError(
-                f"param_dtype={self.param_dtype!r} with compute_dtype={low!r} makes no sense: parameters are "
-                f"stored in float32 or in the dtype that they are computed in."
-            )
+            self._refuse("param_dtype", "parameters are stored in float32 or in the dtype that they are computed in.")
         if self.output_dtype not in (dtypes.FLOAT32, low):
-            raise PolicyError(
-                f"output_dtype={self.output_dtype!r} with compute_dtype={low!r} makes no sense: outputs come in "
-                f"float32 or in the compute dtype."
-            )
-        if not self.is_mixed:
-            self._check_float32()
+            self._refuse("output_dtype", "outputs come in float32 or in the compute dtype.")
+        for field in FLAG_FIELDS:
+            if getattr(self, field) and not self.is_mixed:
+                self._refuse(field, "everything is float32 already.")
+        if self.loss_scale not in (None, 1.0) and not self.is_mixed:
+            self._refuse("loss_scale", "float32 gradients need no scaling. Set compute_dtype, or leave loss_scale out.")
         for field in OVERRIDE_FIELDS.values():
             for key, dtype in getattr(self, field):
                 if dtype not in (dtypes.FLOAT32, low):
@@ -169,17 +166,9 @@ class Policy:
                         f"use {' or '.join(sorted({low, dtypes.FLOAT32}))}."
                     )
 
-    def _check_float32(self) -> None:
-        for field in FLAG_FIELDS:
-            if getattr(self, field):
-                raise PolicyError(
-                    f"{field}=True with compute_dtype='float32' makes no sense: everything is float32 already."
-                )
-        if self.loss_scale not in (None, 1.0):
-            raise PolicyError(
-                f"loss_scale={self.loss_scale!r} with compute_dtype='float32' makes no sense: float32 gradients "
-                f"need no scaling. Set compute_dtype, or leave loss_scale out."
-            )
+    def _refuse(self, field: str, why: str) -> None:
+        value = f"{field}={getattr(self, field)!r}"
+        raise PolicyError(f"{value} with compute_dtype={self.compute_dtype!r} makes no sense: {why}")
 
 
 def block_pattern(key: str) -> str:
@@ -188,15 +177,9 @@ def block_pattern(key: str) -> str:
 
 
 def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequence[str] = ()) -> None:
-    """Check that every override of a policy applies to something.
+    """Raise PolicyError, with the nearest names, if an override of a policy applies to nothing.
 
-    Args:
-        policy: The policy.
-        nodes: (operator, name) of every operator node of the network.
-        blocks: Prefixes of the network's Gluon blocks, named in the message.
-
-    Raises:
-        PolicyError: Naming the first pattern that matches nothing, and the nearest names.
+    ``nodes`` are (operator, name) of every operator node of the network, ``blocks`` the prefixes of its Gluon blocks.
     """
     names = [name for _, name in nodes]
     known_ops = {op for op, _ in nodes}

@@ -16,24 +16,23 @@ from ..passes.plan import Plan
 from ..passes.verdict import FLOAT32, FREE, KEEP, Verdict
 from ..policy import Policy
 from ..rules import RULES
-from .casts import casts_at, count_activations, inserted_casts, positions, widely_read
+from .counts import (
+    activation_bytes,
+    cast_bytes,
+    casts_at,
+    count_activations,
+    inserted_casts,
+    positions,
+    widely_read,
+)
 from .report import AS_IT_WAS, Report, Row
-from .sizes import activation_bytes, cast_bytes
 
 AS_CONVERTED = "as converted"
 """The policy of a report on a network of which only the conversion is known."""
 
 
 def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: Graph) -> Report:
-    """Return the report on a conversion.
-
-    Args:
-        policy: The policy.
-        before: The graph before insertion, which facts and plan are about.
-        facts: What MXNet inferred about it.
-        plan: What ``InsertCasts.plan`` decided.
-        after: The converted graph.
-    """
+    """Return the report on a conversion by a plan; the facts are on the graph before it."""
     sizes = activation_bytes(before, facts), activation_bytes(before, facts, plan)
     return _report(str(policy), _Planned(before, facts, after, policy, plan), *sizes)
 
@@ -41,14 +40,9 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
 def report_converted(before: Graph, facts: Facts, after: Graph, after_facts: Facts) -> Report:
     """Return the report on a network that was converted earlier, under an unknown policy.
 
-    The precisions are those of the tensors that the operators read. The reasons are those of the
-    rules alone; where they do not lead to the precision, a policy overruled them, and the row says so.
-
-    Args:
-        before: The graph without the casts of mxmp, as ``EraseCasts`` gives it.
-        facts: What MXNet infers about it.
-        after: The graph as it was converted.
-        after_facts: What MXNet infers about that.
+    The precisions are those of the tensors that the operators read. The reasons are those of the rules alone; where
+    they do not lead to the precision, a policy overruled them, and the row says so. The graph before is without the
+    casts of mxmp, as ``EraseCasts`` gives it.
     """
     verdicts = classify(before, _plainest_policy(after, after_facts), facts, RULES)
     sizes = activation_bytes(before, facts), activation_bytes(after, after_facts)
@@ -57,14 +51,7 @@ def report_converted(before: Graph, facts: Facts, after: Graph, after_facts: Fac
 
 @dataclass(frozen=True)
 class _Conversion(ABC):
-    """A graph, or a body of one, before and after its conversion.
-
-    Attributes:
-        graph: The graph before.
-        facts: What MXNet infers about it.
-        after: The graph after.
-        where: Where each node of the one is in the other.
-    """
+    """A graph, or a body of one, with its facts, and what it was converted to; ``where`` maps positions."""
 
     graph: Graph
     facts: Facts

@@ -14,7 +14,7 @@ from ..mxnet_private.arrays import executor_symbol
 from ..passes import EraseCasts
 from ..passes.emulate import emulated_entries
 from ..passes.facts import Named
-from ..report.casts import positions
+from ..report.counts import positions
 from .inference import output_names, to_graph
 from .rewrite import Converted
 
