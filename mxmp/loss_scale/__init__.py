@@ -15,5 +15,4 @@ from .base import NoOpLossScale as NoOpLossScale
 from .base import StaticLossScale as StaticLossScale
 from .dynamic import AT_FLOOR as AT_FLOOR
 from .dynamic import DynamicLossScale as DynamicLossScale
-from .dynamic import floor_message as floor_message
 from .parsing import parse as parse

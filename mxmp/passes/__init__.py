@@ -1,7 +1,6 @@
 """Internal: passes over a graph: decide (classify, place), edit (insert, fold, erase casts), emulate."""
 
 from .base import Pass as Pass
-from .base import PassResult as PassResult
 from .base import Sequential as Sequential
 from .classify import classify as classify
 from .emulate import Emulate as Emulate
@@ -13,7 +12,6 @@ from .guards import GuardAmpCasts as GuardAmpCasts
 from .guards import GuardGradientSums as GuardGradientSums
 from .guards import GuardLayouts as GuardLayouts
 from .insert_casts import InsertCasts as InsertCasts
-from .place import Placement as Placement
 from .place import place as place
 from .plan import Plan as Plan
 from .plan import make_plan as make_plan

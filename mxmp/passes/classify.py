@@ -62,8 +62,7 @@ class _Classifier:
     out_of_range: Set[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        nodes = range(len(self.graph.nodes))
-        self.out_of_range = {i for i in nodes if self.facts.is_out_of_range(self.graph, i)}
+        self.out_of_range = self.facts.nodes_out_of_range(self.graph)
 
     def run(self) -> Tuple[Verdict, ...]:
         verdicts = [self._verdict(position, node) for position, node in enumerate(self.graph.nodes)]
@@ -80,17 +79,13 @@ class _Classifier:
             return self._enter(position, node, bodies)
         last, exact = position in self.last, position in self.exact.pins
         verdict = decide(self.graph, position, self.policy, self.facts, self.rules, last, exact)
-        verdict = self._pin_named(position, verdict)
+        if position in self.named and self.policy.output_dtype == dtypes.FLOAT32 and verdict.label in (LOW, FREE):
+            verdict = Verdict(FLOAT32, NAMED, verdict.rule)
         verdict = self._pin_out_of_range(position, node, verdict)
         verdict = self._pin_tainted(position, node, verdict)
         if verdict.label == FREE and position in self.named:
             return Verdict(LOW, NAMED, verdict.rule)
         return verdict
-
-    def _pin_named(self, position: int, verdict: Verdict) -> Verdict:
-        """Pin what gives float32 outputs of the network under names that no cast can have."""
-        float32 = position in self.named and self.policy.output_dtype == dtypes.FLOAT32
-        return Verdict(FLOAT32, NAMED, verdict.rule) if float32 and verdict.label in (LOW, FREE) else verdict
 
     def _pin_out_of_range(self, position: int, node: Node, verdict: Verdict) -> Verdict:
         """Pin what gives or reads values beyond the low precision dtype's range."""
@@ -157,13 +152,9 @@ def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
     A cast's output is called ``<name>_output``; what some operators call theirs (SliceChannel's
     ``<name>_output0``) can be kept only by giving that output in the dtype that is wanted.
     """
-    found = set()
-    for head in graph.heads:
-        if not graph.nodes[head.node].is_variable:
-            name = facts.output_names.get((head.node, head.index), "_output")  # unknown: taken for the common one
-            if not name.endswith("_output"):
-                found.add(head.node)
-    return frozenset(found)
+    heads = (head for head in graph.heads if not graph.nodes[head.node].is_variable)
+    names = {head: facts.output_names.get(head.key, "_output") for head in heads}  # unknown: taken for the common one
+    return frozenset(head.node for head, name in names.items() if not name.endswith("_output"))
 
 
 def _carriers(graph: Graph, verdicts: Sequence[Verdict], facts: Facts) -> Set[int]:

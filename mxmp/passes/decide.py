@@ -19,6 +19,8 @@ from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
 NO_RULE = "no rule for this operator"
 """The reason given for an operator that the table does not have."""
 
+_Wanted = Optional[Tuple[str, str]]  # the dtype that an override asks for, and what the override is
+
 _SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStorageType)
 
 _BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
@@ -50,14 +52,7 @@ def decide(
 
 
 def _by_rule(
-    node: Node,
-    rule: Rule,
-    call: Call,
-    wanted: Optional[Tuple[str, str]],
-    policy: Policy,
-    rules: RuleSet,
-    last: bool,
-    exact: bool,
+    node: Node, rule: Rule, call: Call, wanted: _Wanted, policy: Policy, rules: RuleSet, last: bool, exact: bool
 ) -> Verdict:
     """Return the verdict on a node of float32 data: what is asked for first, then kernels, then the category."""
     low = call.dtype
@@ -100,14 +95,14 @@ def _widens(rule: Rule, call: Call) -> str:
     return rule.widens if call.attrs.get(rule.widens) in (None, "None") else ""
 
 
-def _override(node: Node, policy: Policy) -> Optional[Tuple[str, str]]:
+def _override(node: Node, policy: Policy) -> _Wanted:
     region = node.get(PRECISION_ATTR)
     if region is not None and policy.is_mixed:
         return (policy.compute_dtype if region == LOW else region), f"precision {region!r} (region or set_policy)"
     return policy.override(node.op, node.name)
 
 
-def _without_rule(node: Node, wanted: Optional[Tuple[str, str]]) -> Verdict:
+def _without_rule(node: Node, wanted: _Wanted) -> Verdict:
     if node.op in CAST_OPS:
         return Verdict(KEEP, "explicit cast")
     if wanted and wanted[0] != dtypes.FLOAT32:
@@ -181,10 +176,11 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
 
 def _shape_dependent(graph: Graph, dtype: str, rules: RuleSet) -> List[Tuple[int, Rule]]:
     """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
-    found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
-    return [(i, rule) for i, rule in found if rule and _reads_shapes(rule, dtype, rules)]
-
-
-def _reads_shapes(rule: Rule, dtype: str, rules: RuleSet) -> bool:
-    conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
-    return (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype)
+    found = []
+    for position, node in enumerate(graph.nodes):
+        rule = rules.find(node.op, dict(node.attrs))
+        if rule is not None:
+            conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
+            if (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype):
+                found.append((position, rule))
+    return found

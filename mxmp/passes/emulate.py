@@ -101,11 +101,11 @@ class _Emulator:
             if node.op in CAST_OPS:
                 self._cast(position, node)
             elif (position, 0) in self.facts.bodies or (self.is_body and node.is_variable):
-                self._on_grid(position, node)
+                self._copy(position, node, self.on_grid)
             elif rule is not None and node.get("dtype") != dtypes.FLOAT16:
                 self._emulated(position, node, rule)
             else:
-                self._native(position, node)
+                self._copy(position, node, self.real)  # no rule: in its own dtypes
         if self.is_body:
             return self.builder.finish(self._as_grid(head) for head in self.graph.heads)
         heads = [self._as_real(head) for head in self.graph.heads]
@@ -145,23 +145,15 @@ class _Emulator:
                 result = Entry(new, index)
                 self.on_grid[entry.key] = result if stays_on_grid else self._round_result(entry, result)
 
-    def _on_grid(self, position: int, node: Node) -> None:
-        """Copy a control flow node, its bodies emulated, or a variable of a body."""
-        bodies = tuple(
-            _Emulator(body, self.facts.bodies[position, number], self.rules, is_body=True).run()
-            for number, body in enumerate(node.subgraphs)
-        )
-        inputs = tuple(self._as_grid(entry) for entry in node.inputs)
-        self._record(position, self.builder.copy(position, node.rewired(inputs, bodies)), self.on_grid)
-
-    def _native(self, position: int, node: Node) -> None:
-        """Copy an operator that mxmp has no rule for, in its own dtypes."""
-        inputs = tuple(self._as_real(entry) for entry in node.inputs)
-        self._record(position, self.builder.copy(position, node.rewired(inputs)), self.real)
-
-    def _record(self, position: int, new: int, forms: _Forms) -> None:
-        """Note the form in which a copied node gives its float16 outputs."""
-        for index in range(self.graph.nodes[position].num_outputs):
+    def _copy(self, position: int, node: Node, forms: _Forms) -> None:
+        """Copy a node, its inputs and float16 outputs in one form, the bodies of control flow emulated."""
+        read, bodies = self._as_real, node.subgraphs
+        if forms is self.on_grid:
+            read = self._as_grid
+            facts = (self.facts.bodies[position, number] for number in range(len(bodies)))
+            bodies = tuple(_Emulator(*each, self.rules, is_body=True).run() for each in zip(bodies, facts))
+        new = self.builder.copy(position, node.rewired(tuple(map(read, node.inputs)), bodies))
+        for index in range(node.num_outputs):
             if self._is_float16(Entry(position, index)):
                 forms[position, index] = Entry(new, index)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Dict, FrozenSet, Mapping, Optional, Tuple
+from typing import Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key, Node
@@ -62,10 +62,10 @@ class Facts:
         found = {node.name: self.dtype(Entry(i)) for i, node in enumerate(graph.nodes) if node.is_variable}
         return {name: dtype for name, dtype in found.items() if dtype is not None}
 
-    def is_out_of_range(self, graph: Graph, position: int) -> bool:
-        """Return whether an output of a node has values beyond the low precision dtype's range."""
-        entries = (Entry(position, index) for index in range(graph.nodes[position].num_outputs))
-        return bool(self.out_of_range) and any(self.output_name(graph, entry) in self.out_of_range for entry in entries)
+    def nodes_out_of_range(self, graph: Graph) -> Set[int]:
+        """Return the nodes with an output that has values beyond the low precision dtype's range."""
+        outputs = ((i, Entry(i, index)) for i, node in enumerate(graph.nodes) for index in range(node.num_outputs))
+        return {i for i, entry in outputs if self.out_of_range and self.output_name(graph, entry) in self.out_of_range}
 
     def output_name(self, graph: Graph, entry: Entry) -> str:
         """Return the name that MXNet gives to an entry."""

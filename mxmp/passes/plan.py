@@ -172,8 +172,8 @@ def _low_outputs(bodies: Sequence[Body], plans: Mapping[int, Plan], facts: Mappi
     """Return the outputs of a control flow node that its bodies give in low precision."""
     found: Set[int] = set()
     for number, plan in plans.items():
-        for head, entry in enumerate(bodies[number].graph.heads):
-            gives_low = plan.gives_low(entry.node, entry.index) and facts[number].dtype(entry) == dtypes.FLOAT32
-            if head in plan.any_heads and gives_low:
+        for head in plan.any_heads:
+            entry = bodies[number].graph.heads[head]
+            if plan.gives_low(entry.node, entry.index) and facts[number].dtype(entry) == dtypes.FLOAT32:
                 found.add(head)
     return frozenset(found)

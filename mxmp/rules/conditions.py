@@ -63,16 +63,12 @@ def scalars_representable(*keys: str) -> Condition:
             return reason
         for key in keys:
             value = value_of(call.attrs, key)
-            if isinstance(value, (int, float)) and not _has_eight_bits(value):
+            finite = isinstance(value, (int, float)) and math.isfinite(value)
+            if finite and not (math.frexp(value)[0] * 256).is_integer():  # bfloat16's significand has eight bits
                 return f"{key}={value:g} is none of bfloat16's values, and MXNet truncates it"
         return None
 
     return condition
-
-
-def _has_eight_bits(value: float) -> bool:
-    """Return whether the significand of a number fits bfloat16's, which has eight bits."""
-    return not math.isfinite(value) or (math.frexp(value)[0] * 256).is_integer()
 
 
 def short_reduction(call: Call) -> Optional[str]:

@@ -6,7 +6,8 @@ import abc
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 from ..errors import LossScaleError
-from ..loss_scale import DynamicLossScale, LossScale, floor_message
+from ..loss_scale import DynamicLossScale, LossScale
+from ..loss_scale.dynamic import floor_message
 
 if TYPE_CHECKING:
     from .scaler import Scaler
