@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from typing import Any, Dict, cast, final
+from typing import Any, ClassVar, Dict, cast, final
 
 from ..errors import LossScaleError
 from .base import LossScale, count, factor, real
@@ -81,6 +81,7 @@ class DynamicLossScale(LossScale, kind="dynamic"):
     hysteresis_tracker: int = cast(int, None)
     floor_skips: int = 0
     warming_up: bool = cast(bool, None)
+    _OLD_DEFAULTS: ClassVar[Dict[str, Any]] = {"warming_up": False}  # there was no warm-up
 
     def __post_init__(self) -> None:
         """Validate and normalise every field."""
@@ -192,10 +193,6 @@ class DynamicLossScale(LossScale, kind="dynamic"):
             floor_skips=floor_skips,
             warming_up=False,
         )
-
-    @classmethod
-    def _defaults_of_old_states(cls) -> Dict[str, Any]:
-        return {"warming_up": False}  # there was no warm-up
 
 
 def floor_message(skips: int, min_scale: float, first_bad: str = "") -> str:

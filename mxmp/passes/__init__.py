@@ -13,7 +13,6 @@ from .guards import GuardGradientSums as GuardGradientSums
 from .guards import GuardLayouts as GuardLayouts
 from .insert_casts import InsertCasts as InsertCasts
 from .place import place as place
-from .plan import Plan as Plan
 from .plan import make_plan as make_plan
 from .scale_loss import ScaleLoss as ScaleLoss
 from .verdict import Verdict as Verdict

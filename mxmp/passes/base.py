@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Callable, ClassVar, NamedTuple, Optional, Tuple
+from typing import Callable, ClassVar, NamedTuple, NoReturn, Optional, Tuple
 
 from ..errors import GraphError, PassError
 from ..graph import Graph, verify
@@ -44,6 +44,10 @@ class Pass(ABC):
 
     def requires(self, graph: Graph) -> None:  # noqa: B027 - optional
         """Raise PassError if the pass cannot deal with this graph."""
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise PassError, which names the pass."""
+        raise PassError(f"pass {self.name}: {why}")
 
     @abstractmethod
     def run(self, graph: Graph) -> Graph:

@@ -72,14 +72,12 @@ class _Sweep:
             positions[position] = positions.get(position, frozenset()) | {index}
         return ExactValues(frozenset(self.pins), positions, bodies)
 
-    # ------------------------------------------------------------------ forward
-
     def forward(self, rounded: AbstractSet[int], positions: AbstractSet[int]) -> None:
         """Find the entries that products have rounded and those that hold positions, given such variables."""
         self.rounded, self.positions = {(i, 0) for i in rounded}, {(i, 0) for i in positions}
         for position, node in enumerate(self.graph.nodes):
             rule = self.found[position]
-            bodies = bodies_of(node) if node.subgraphs else ()
+            bodies = bodies_of(node)
             if node.is_variable:
                 continue
             if bodies:
@@ -132,15 +130,13 @@ class _Sweep:
                 self.rounded.update((position, i) for i, head in enumerate(heads) if head in sweep.rounded)
                 self.positions.update((position, i) for i, head in enumerate(heads) if head in sweep.positions)
 
-    # ------------------------------------------------------------------ backward
-
     def backward(self, wanted: Mapping[Key, int]) -> None:
         """Find the operators to pin, given what is required of entries."""
         for key, what in wanted.items():
             self._require(Entry(*key), what)
         for position in reversed(range(len(self.graph.nodes))):
             node, rule, what = self.graph.nodes[position], self.found[position], self.strongest.get(position, 0)
-            bodies = bodies_of(node) if node.subgraphs else ()
+            bodies = bodies_of(node)
             if bodies:
                 self._leave(position, node, bodies)
             elif node.op in CAST_OPS:

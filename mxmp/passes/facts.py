@@ -75,5 +75,5 @@ class Facts:
 def declared_dtype(node: Node) -> Optional[str]:
     """Return the dtype that a variable or a cast declares, None for any other node."""
     if node.is_variable:
-        return dtypes.from_flag(node.get("__dtype__", "") or "")
+        return dtypes.from_flag(node.get("__dtype__") or "")
     return node.get("dtype") if node.op in CAST_OPS else None

@@ -15,12 +15,11 @@ from .facts import CAST_OPS, declared_dtype
 
 @dataclass(frozen=True)
 class FoldCasts(Pass):
-    """Rewires the readers of casts that are redundant.
+    """Rewires the readers of casts that are redundant, of those that mxmp inserted.
 
-    A cast is redundant if an earlier cast of the same tensor gives the same dtype, or if it takes back an exact
-    widening: float16 to float32 to float16 is the identity, while float32 to float16 to float32 is a rounding and
-    stays. Only casts that mxmp inserted are dropped; the network's own are absorbed: they give what an inserted cast
-    would.
+    A cast is redundant if an earlier cast of the same tensor, maybe the network's own, gives the same dtype, or if it
+    takes back an exact widening: float16 to float32 to float16 is the identity; float32 to float16 to float32 is a
+    rounding and stays.
     """
 
     name: ClassVar[str] = "fold-casts"

@@ -103,16 +103,12 @@ def _share(builder: GraphBuilder, entry: Entry, readers: int, heads: int) -> Lis
     if readers + heads <= _MOST_SUMMED:
         return [entry] * readers
     sources = _share(builder, entry, -(-readers // _MOST_SUMMED), heads)
-    node = builder.nodes[entry.node]
-    copies = [_identity(builder, node, source) for source in sources]
+    node, copies = builder.nodes[entry.node], []
+    for source in sources:
+        name = builder.unique(f"{node.name}_share")
+        attrs = make_attrs({_SHARE_ATTR: name, **device_attrs(node)})  # all equal, MXNet would make them one (CSE)
+        copies.append(Entry(builder.add(Node("_copy", name, attrs, (source,)))))
     return [copies[reader // _MOST_SUMMED] for reader in range(readers)]
-
-
-def _identity(builder: GraphBuilder, node: Node, entry: Entry) -> Entry:
-    """Add an identity that differs from the others in an attribute, or MXNet would make them one (CSE)."""
-    name = builder.unique(f"{node.name}_share")
-    attrs = make_attrs({_SHARE_ATTR: name, **device_attrs(node)})
-    return Entry(builder.add(Node("_copy", name, attrs, (entry,))))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Dict, Optional, Tuple
 
 from .. import dtypes
-from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..policy import Policy
 from ..rules import RULES, RuleSet
@@ -46,7 +45,7 @@ class InsertCasts(Pass):
         """Refuse a graph that has been converted already."""
         for node in graph.nodes:
             if node.get(MARK_ATTR) is not None:
-                raise PassError(f"pass {self.name}: node {node} is a cast of mxmp; erase the casts first.")
+                self.refuse(f"node {node} is a cast of mxmp; erase the casts first.")
             for body in node.subgraphs:
                 self.requires(body)
 

@@ -84,15 +84,9 @@ def place(
 ) -> Placement:
     """Return the cheapest placement that keeps every pin, in bytes, or in casts if a shape is missing.
 
-    Args:
-        graph: The graph.
-        verdicts: One per node, from ``classify``.
-        facts: Dtypes and shapes.
-        low_params: Positions of parameters that are stored in low precision.
-        output_low: Whether the graph's float32 outputs are wanted in low precision, but for positions.
-        any_heads: Numbers of the outputs that may have either precision.
-        free_params: Positions of parameters that may be stored in either precision; those that are
-            cheaper so are among the low of the result.
+    The parameters ``low_params``, by position, are stored in low precision; ``free_params`` may be stored in either:
+    those that are cheaper so are among the low of the result. ``output_low`` says whether the graph's float32 outputs
+    are wanted in low precision, but for positions; ``any_heads`` are the numbers of the outputs that may have either.
     """
     demands = [
         None if number in any_heads else output_low and head.index not in verdicts[head.node].positions

@@ -39,7 +39,8 @@ class Plan:
 
     def gives_low(self, position: int, index: int) -> bool:
         """Return whether a node gives one of its outputs in low precision."""
-        return self.verdicts[position].gives_low(index, position in self.placement.low)
+        verdict, low = self.verdicts[position], position in self.placement.low
+        return index in verdict.low_outputs or (low and verdict.output_in_precision(index))
 
     def output_dtype(self, head: Entry, policy: Policy) -> str:
         """Return the dtype of a float32 output of the graph: positions are float32 whatever the policy says."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Dict, FrozenSet, Optional
 
 from .. import dtypes
-from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import VARIABLE, make_attrs
 from ..rules import RULES
@@ -52,35 +51,29 @@ class ScaleLoss(Pass):
     def requires(self, graph: Graph) -> None:
         """Refuse graphs whose gradient cannot be scaled as a whole."""
         if any(node.name == self.variable for node in graph.nodes):
-            raise PassError(
-                f"pass {self.name}: the graph has a node '{self.variable}' already; rename it, or erase the loss scale."
-            )
+            self.refuse(f"the graph has a node '{self.variable}' already; rename it, or erase the loss scale.")
         for node in graph.operators():
             if node.op == _PENALTY:
-                raise PassError(
-                    f"pass {self.name}: node {node} adds a penalty to the gradient that cannot be scaled; "
+                self.refuse(
+                    f"node {node} adds a penalty to the gradient that cannot be scaled; "
                     f"write the penalty as a loss under make_loss."
                 )
         for body in (body for node in graph.nodes for body in node.subgraphs):
             for node in filter(is_loss_head, body.operators()):
-                raise PassError(
-                    f"pass {self.name}: node {node} is a loss head inside of a control flow operator; move it out."
-                )
+                self.refuse(f"node {node} is a loss head inside of a control flow operator; move it out.")
         self._check_user_ops(graph)
 
     def _check_user_ops(self, graph: Graph) -> None:
         known = {node.name for node in graph.nodes if node.op in _USER_OPS}
         for name in sorted(self.custom - known):
-            raise PassError(
-                f"pass {self.name}: the graph has no Custom operator '{name}'; check the names in loss_heads."
-            )
+            self.refuse(f"the graph has no Custom operator '{name}'; check the names in loss_heads.")
         for head in graph.heads:
             node = graph.nodes[head.node]
             if node.name in known - self.custom:
-                raise PassError(
-                    f"pass {self.name}: output {node} is an operator of yours, of which mxmp cannot know whether it is "
-                    f"a loss head. If it ignores the gradient of its output (need_top_grad=False), name it in "
-                    f"loss_heads; else put an identity behind it."
+                self.refuse(
+                    f"output {node} is an operator of yours, of which mxmp cannot know whether it is a loss head. If it "
+                    f"ignores the gradient of its output (need_top_grad=False), name it in loss_heads; else put an "
+                    f"identity behind it."
                 )
 
     def run(self, graph: Graph) -> Graph:
@@ -105,9 +98,7 @@ class ScaleLoss(Pass):
         """Return an entry with the value of x whose gradient is scaled in float32."""
         dtype = self.facts.dtype(head.inputs[0]) or dtypes.FLOAT32
         if dtype not in dtypes.PRECISIONS:
-            raise PassError(
-                f"pass {self.name}: node {head} reads {dtype}, whose gradient cannot be scaled; cast it to float32."
-            )
+            self.refuse(f"node {head} reads {dtype}, whose gradient cannot be scaled; cast it to float32.")
 
         def add(op: str, what: str, *inputs: Entry, **attrs: str) -> Entry:
             attrs = {**attrs, **device_attrs(head), MARK_ATTR: SCALE_MARK}

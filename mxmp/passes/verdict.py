@@ -55,7 +55,3 @@ class Verdict:
     def reads_low(self, port: int, low: bool) -> bool:
         """Return whether an input is wanted in low precision, given whether the node runs in it."""
         return port in self.low_ports or (low and self.input_in_precision(port))
-
-    def gives_low(self, index: int, low: bool) -> bool:
-        """Return whether an output comes in low precision, given whether the node runs in it."""
-        return index in self.low_outputs or (low and self.output_in_precision(index))

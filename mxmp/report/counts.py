@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Node
@@ -27,11 +27,6 @@ def inserted_casts(graph: Graph) -> List[Node]:
         for body in node.subgraphs:
             found.extend(inserted_casts(body))
     return found
-
-
-def count_activations(inserted: Sequence[Node], facts: Facts) -> int:
-    """Return how many inserted casts read an activation or input, no parameter."""
-    return sum(1 for source in inserted if not (source.is_variable and source.name in facts.params))
 
 
 def widely_read(graph: Graph) -> Tuple[Tuple[str, int], ...]:

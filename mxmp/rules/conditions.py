@@ -128,25 +128,13 @@ def taps_on_data(call: Call) -> Optional[str]:
     return None
 
 
+_LOW = frozenset(dtypes.LOW_PRECISION)
+
 SHAPE_CONDITIONS: Dict[Condition, FrozenSet[str]] = {
     taps_on_data: frozenset({dtypes.BFLOAT16}),
-    **dict.fromkeys(
-        (
-            short_reduction,
-            short_windows,
-            small_magnification,
-            sums.short_products,
-            short_gemm2,
-            sums.short_gradients,
-            sums.short_broadcast_to,
-            sums.short_broadcast_like,
-            sums.short_slopes,
-            sums.short_upsampling,
-            sums.few_rows,
-            sums.few_points,
-        ),
-        frozenset(dtypes.LOW_PRECISION),
-    ),
+    **dict.fromkeys((short_reduction, short_windows, small_magnification, short_gemm2), _LOW),
+    **dict.fromkeys((sums.short_products, sums.short_gradients, sums.short_slopes, sums.short_upsampling), _LOW),
+    **dict.fromkeys((sums.short_broadcast_to, sums.short_broadcast_like, sums.few_rows, sums.few_points), _LOW),
 }
 """The conditions that read shapes, with the dtypes for which they do."""
 

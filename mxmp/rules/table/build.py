@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Tuple
+from typing import Any, Dict, Tuple
 
 from ... import dtypes
 from ..conditions import scalars_in_range, scalars_representable
@@ -11,8 +11,6 @@ from ..core import CLEAR, EVERY, GIVEN, INFER, Condition, Rule
 Rules = Tuple[Rule, ...]
 
 BFLOAT16_ALONE = frozenset({dtypes.BFLOAT16})
-_FLOAT16_ALONE = frozenset({dtypes.FLOAT16})
-_NEITHER: FrozenSet[str] = frozenset()
 
 
 def rules(category: str, ops: str, no_bfloat16: bool = False, no_low: bool = False, **fields: Any) -> Rules:
@@ -24,9 +22,9 @@ def rules(category: str, ops: str, no_bfloat16: bool = False, no_low: bool = Fal
     is a sound kernel in neither low precision.
     """
     if no_low:
-        fields["dtypes"] = _NEITHER
+        fields["dtypes"] = frozenset()
     elif no_bfloat16:
-        fields["dtypes"] = _FLOAT16_ALONE
+        fields["dtypes"] = frozenset({dtypes.FLOAT16})
     return tuple(Rule(op, category, **fields) for op in ops.split())
 
 

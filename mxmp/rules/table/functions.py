@@ -8,7 +8,6 @@ from .build import TYPED, Rules, moves, rules, scalar_rules, short_sums, variant
 
 _SUM = "exponentials and their sum"
 _LENGTHS = variant("use_length", "True")
-
 _STEEP = "steep where float16 and bfloat16 are coarse"
 
 FUNCTIONS: Rules = (

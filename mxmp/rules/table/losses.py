@@ -6,7 +6,6 @@ from ..core import DENY
 from .build import Rules, never_cast, rules
 
 _HEADS = "SoftmaxOutput SVMOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput"
-
 _DENSITY = "logarithms and exponentials"
 
 LOSSES: Rules = (

@@ -19,7 +19,6 @@ _LENGTHS = variant("use_sequence_length", "True")
 _GEMM2: Dict[str, Any] = {"stand_ins": ((2, "dot"), (3, "batch_dot")), "stand_in_defaults": (("axis", "-2"),)}
 
 _POSITIONS = "adds positions and offsets in the dtype of the data"  # contrib/nn/deformable_im2col.cuh
-
 _SOLVER = "a decomposition or solver"  # in float32 and float64 alone
 
 PRODUCTS: Rules = (

@@ -7,7 +7,6 @@ from ..core import DENY, INFER
 from .build import BFLOAT16_ALONE, TYPED, Rules, moves, never_cast, rules
 
 _IN_DATA_DTYPE = "accumulates in the dtype of the data"
-
 _STATISTICS = "statistics in the dtype of the data"
 
 REDUCTIONS: Rules = (

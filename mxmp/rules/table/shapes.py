@@ -11,7 +11,6 @@ from .build import TYPED, Rules, moves, never_cast, rules, scalar_rules, short_s
 COUNTS = "positions and counts above 2048 are no float16 integers"  # nor those above 256 bfloat16 ones
 
 _IN_PLACE = "writes into its input"
-
 _COUNTS: Dict[str, Any] = {"reason": COUNTS, "positions": True, "no_bfloat16": True}
 
 SHAPES: Rules = (

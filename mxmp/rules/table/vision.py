@@ -9,7 +9,6 @@ from .build import Rules, moves, never_cast, rules, short_sums, variant
 
 # float16 has no half pixels above 1024, so coordinates are float32 even where MXNet has a kernel.
 _BOXES = "box coordinates"
-
 _PREPROCESSING = """
     _image_to_tensor _image_normalize _image_resize _image_crop _image_adjust_lighting _image_flip_left_right
     _image_flip_top_bottom _image_random_flip_left_right _image_random_flip_top_bottom _image_random_lighting
