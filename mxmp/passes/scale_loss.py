@@ -71,8 +71,8 @@ class ScaleLoss(Pass):
             node = graph.nodes[head.node]
             if node.name in known - self.custom:
                 self.refuse(
-                    f"output {node} is an operator of yours, of which mxmp cannot know whether it is a loss head. If it "
-                    f"ignores the gradient of its output (need_top_grad=False), name it in loss_heads; else put an "
+                    f"output {node} is an operator of yours, of which mxmp cannot know whether it is a loss head. If "
+                    f"it ignores the gradient of its output (need_top_grad=False), name it in loss_heads; else put an "
                     f"identity behind it."
                 )
 
