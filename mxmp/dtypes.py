@@ -1,8 +1,7 @@
 """Names, aliases and limits of the dtypes that mxmp deals with.
 
-Everywhere else in mxmp a dtype is its full name as a string ('float16', 'bfloat16',
-'float32', ...); this module is where other spellings become that name. numpy is imported when one of its
-dtypes is first asked for: the command line reads policies without it.
+Everywhere else in mxmp a dtype is its full name as a string ('float16', 'bfloat16', 'float32', ...). numpy is imported
+when one of its dtypes is first asked for: the command line reads policies without it.
 """
 
 from __future__ import annotations
@@ -27,46 +26,20 @@ LOW_PRECISION = (FLOAT16, BFLOAT16)
 PRECISIONS = (*LOW_PRECISION, FLOAT32)
 """The dtypes that a policy can name."""
 
-ITEM_BYTES = {
-    FLOAT16: 2,
-    BFLOAT16: 2,
-    FLOAT32: 4,
-    "float64": 8,
-    "uint8": 1,
-    "int8": 1,
-    "int32": 4,
-    "int64": 8,
-    "bool": 1,
-}
+ITEM_BYTES = dict(float16=2, bfloat16=2, float32=4, float64=8, uint8=1, int8=1, int32=4, int64=8, bool=1)
 """Bytes per element, for every dtype that MXNet 1.9.1 knows."""
 
 _ALIASES = {
-    "half": FLOAT16,
-    "fp16": FLOAT16,
-    "f16": FLOAT16,
-    "bf16": BFLOAT16,
-    "float": FLOAT32,
-    "single": FLOAT32,
-    "fp32": FLOAT32,
-    "f32": FLOAT32,
-    "double": "float64",
-    "fp64": "float64",
-    "f64": "float64",
+    **dict.fromkeys(("half", "fp16", "f16"), FLOAT16),
+    **dict.fromkeys(("bf16",), BFLOAT16),
+    **dict.fromkeys(("float", "single", "fp32", "f32"), FLOAT32),
+    **dict.fromkeys(("double", "fp64", "f64"), "float64"),
 }
 
 # MXNet's type flags (3rdparty/mshadow/mshadow/base.h, TypeFlag, at tag 1.9.1); they are how
 # nnvm JSON writes the dtype of a variable (attribute __dtype__).
-_FLAGS = {
-    "0": FLOAT32,
-    "1": "float64",
-    "2": FLOAT16,
-    "3": "uint8",
-    "4": "int32",
-    "5": "int8",
-    "6": "int64",
-    "7": "bool",
-    "12": BFLOAT16,
-}
+_FLAGS = dict(zip("01234567", (FLOAT32, "float64", FLOAT16, "uint8", "int32", "int8", "int64", "bool")))
+_FLAGS["12"] = BFLOAT16
 _FLAG_OF = {name: flag for flag, name in _FLAGS.items()}
 
 
@@ -77,14 +50,7 @@ def __getattr__(name: str) -> Any:
 
 
 class FloatLimits(NamedTuple):
-    """Limits of a floating point format.
-
-    Attributes:
-        max: Largest finite value.
-        tiny: Smallest positive normal value.
-        smallest_subnormal: Smallest positive value.
-        eps: Distance from 1.0 to the next larger value.
-    """
+    """Largest finite, smallest normal and smallest positive value; distance from 1.0 to the next larger one."""
 
     max: float
     tiny: float
@@ -100,14 +66,7 @@ _LIMITS = {
 
 
 def canonical(dtype: Any) -> str:
-    """Return the full name of a dtype given as name, alias or numpy dtype.
-
-    Args:
-        dtype: 'float16', 'fp16', ``np.float16``, ``np.dtype('float16')``, MXNet's numpy
-            stand-in for bfloat16, and so on for every dtype of MXNet.
-
-    Raises:
-        DtypeError: If it is no dtype of MXNet 1.9.1.
+    """Return the full name of a dtype of MXNet, given as name, alias or numpy dtype; DtypeError if it is none.
 
     Example:
         >>> import numpy as np

@@ -35,14 +35,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_fields(what: str, data: object, fields: Iterable[str], error: type[MxmpError]) -> None:
-    """Check that the data of a saved state is a dict with just these fields.
-
-    Args:
-        what: The state, for the message.
-        data: The data.
-        fields: Names of the fields.
-        error: The error to raise if it is not.
-    """
+    """Raise an error, in which ``what`` names the state, unless a saved state is a dict with just these fields."""
     if not isinstance(data, Mapping):
         raise error(f"{what} is {data!r}; expected a dict.")
     expected = set(fields)

@@ -1,15 +1,16 @@
 """Internal: an immutable nnvm graph: what MXNet's symbols are made of, without MXNet."""
 
-from .check import check_json as check_json
 from .core import VARIABLE as VARIABLE
 from .core import Entry as Entry
 from .core import Graph as Graph
 from .core import GraphBuilder as GraphBuilder
+from .core import Key as Key
 from .core import Node as Node
 from .core import in_written_order as in_written_order
+from .core import verify as verify
 from .core import without_versions as without_versions
+from .serde import check_json as check_json
 from .serde import from_json as from_json
 from .serde import to_json as to_json
 from .text import from_text as from_text
 from .text import to_text as to_text
-from .verify import verify as verify

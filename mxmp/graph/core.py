@@ -1,26 +1,35 @@
-"""Graph, Node and Entry: an immutable nnvm graph, and a builder that makes new ones."""
+"""Graph, Node and Entry: an immutable nnvm graph; a builder that makes new ones; what every graph keeps to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
+from ..errors import GraphError
+
+HINT = "The file is truncated or was edited by hand."
+
+Key = Tuple[int, int]
+"""What tells entries apart but for versions: position of the node, number of the output."""
+
 VARIABLE = "null"
 """The operator name that nnvm gives to variables (inputs, parameters, auxiliary states)."""
 
 
 class Entry(NamedTuple):
-    """One output of one node, as nnvm's NodeEntry.
+    """One output of the node at a position, as nnvm's NodeEntry.
 
-    Attributes:
-        node: Position of the producing node in ``Graph.nodes``.
-        index: Which of the node's outputs.
-        version: How often a variable had been written when it is read; nnvm counts it for auxiliary states.
+    ``version`` is how often a variable had been written when it is read; nnvm counts it for auxiliary states.
     """
 
     node: int
     index: int = 0  # type: ignore[assignment]  # nnvm's word; it hides tuple.index
     version: int = 0
+
+    @property
+    def key(self) -> Key:
+        """Node and output, without the version."""
+        return self.node, self.index
 
 
 Attrs = Tuple[Tuple[str, str], ...]
@@ -28,16 +37,10 @@ Attrs = Tuple[Tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Node:
-    """One operator call or variable.
+    """One operator call or variable; MXNet does not require its name to be unique.
 
-    Attributes:
-        op: Operator name, or ``VARIABLE``.
-        name: The node's name; MXNet does not require it to be unique.
-        attrs: Attributes as sorted pairs of strings; ``get`` looks one up.
-        inputs: The entries that it reads, in the operator's order.
-        num_outputs: Number of outputs, hidden ones included (BatchNorm has 3).
-        subgraphs: Bodies of control flow operators.
-        control_deps: Positions of nodes that must run before this one.
+    ``attrs`` are sorted by key, ``num_outputs`` counts hidden outputs too (BatchNorm has 3), ``subgraphs`` are the
+    bodies of control flow operators, ``control_deps`` the positions of nodes that must run before this one.
     """
 
     op: str
@@ -60,10 +63,7 @@ class Node:
 
     def get(self, key: str, default: str | None = None) -> str | None:
         """Return an attribute's text, or ``default``."""
-        for found, value in self.attrs:
-            if found == key:
-                return value
-        return default
+        return next((value for found, value in self.attrs if found == key), default)
 
     def rewired(self, inputs: Tuple[Entry, ...], subgraphs: Optional[Tuple["Graph", ...]] = None) -> "Node":
         """Return this node with other inputs, and other bodies if they are given."""
@@ -88,12 +88,9 @@ def make_attrs(attrs: Mapping[str, str]) -> Attrs:
 
 @dataclass(frozen=True)
 class Graph:
-    """An nnvm graph: nodes in topological order, and the entries that it returns.
+    """An nnvm graph: every node after all of its inputs, and the outputs.
 
-    Attributes:
-        nodes: Every node after all of its inputs.
-        heads: The outputs, in order.
-        metadata: The JSON text of the graph's own attributes (the MXNet version that wrote it).
+    ``metadata`` is the JSON text of the graph's own attributes (the MXNet version that wrote it).
     """
 
     nodes: Tuple[Node, ...]
@@ -103,9 +100,7 @@ class Graph:
     def entry_name(self, entry: Entry) -> str:
         """Return the name that MXNet's ``list_outputs`` gives to an entry.
 
-        A variable's entry carries the variable's name, a single output ``<node>_output``. An
-        operator with several outputs names them itself, which JSON does not tell; those read
-        ``<node>_output<index>``, as MXNet's default has it.
+        An operator with several outputs names them itself, which JSON does not tell: MXNet's default is taken.
         """
         node = self.nodes[entry.node]
         if node.is_variable:
@@ -123,12 +118,12 @@ class Graph:
                 found.extend(body.operators())
         return found
 
-    def consumers(self) -> Dict[Tuple[int, int], List[Tuple[int, int]]]:
-        """Return, per (node, output index), the (node, input position) pairs that read it."""
-        found: Dict[Tuple[int, int], List[Tuple[int, int]]] = {}
+    def consumers(self) -> Dict[Key, List[Tuple[int, int]]]:
+        """Return, per entry, the (node, input position) pairs that read it."""
+        found: Dict[Key, List[Tuple[int, int]]] = {}
         for position, node in enumerate(self.nodes):
             for port, entry in enumerate(node.inputs):
-                found.setdefault((entry.node, entry.index), []).append((position, port))
+                found.setdefault(entry.key, []).append((position, port))
         return found
 
 
@@ -174,11 +169,10 @@ class GraphBuilder:
     """
 
     def __init__(self, source: Graph) -> None:
-        """Start an empty graph with the source's metadata."""
         self.nodes: List[Node] = []
         self.names: Set[str] = {node.name for node in source.nodes}
         self._source = source
-        self._map: Dict[Tuple[int, int], Entry] = {}
+        self._map: Dict[Key, Entry] = {}
         self._positions: Dict[int, int] = {}
 
     def add(self, node: Node) -> int:
@@ -191,10 +185,7 @@ class GraphBuilder:
         return Entry(self.add(Node(op, self.unique(name), make_attrs(attrs), inputs)))
 
     def copy(self, position: int, node: Node) -> int:
-        """Append the new form of an old node; its outputs replace the old node's outputs.
-
-        Control dependencies are given as in the source and mapped here.
-        """
+        """Append the new form of an old node, its control dependencies as in the source; they are mapped here."""
         deps = tuple(self._positions[dep] for dep in node.control_deps)
         new = self.add(replace(node, control_deps=deps) if deps else node)
         self._positions[position] = new
@@ -204,12 +195,16 @@ class GraphBuilder:
 
     def mapped(self, entry: Entry) -> Entry:
         """Return the new entry of an old one, with the old one's version."""
-        new = self._map[entry.node, entry.index]
+        new = self._map[entry.key]
         return new if new.version == entry.version else new._replace(version=entry.version)
+
+    def inputs(self, node: Node) -> Tuple[Entry, ...]:
+        """Return the new entries of what an old node reads."""
+        return tuple(map(self.mapped, node.inputs))
 
     def redirect(self, entry: Entry, new: Entry) -> None:
         """Map an old entry to another new entry from here on."""
-        self._map[entry.node, entry.index] = new
+        self._map[entry.key] = new
         self._positions.setdefault(entry.node, new.node)
 
     def unique(self, name: str) -> str:
@@ -221,7 +216,50 @@ class GraphBuilder:
         self.names.add(candidate)
         return candidate
 
-    def finish(self, heads: Iterable[Entry]) -> Graph:
-        """Return the graph, with heads given as new entries."""
-        new = tuple(heads)  # may add nodes
+    def finish(self, heads: Optional[Iterable[Entry]] = None) -> Graph:
+        """Return the graph, with heads given as new entries; if not given, those that the old ones have become."""
+        new = tuple(map(self.mapped, self._source.heads) if heads is None else heads)  # may add nodes
         return Graph(tuple(self.nodes), new, self._source.metadata)
+
+
+def verify(graph: Graph) -> None:
+    """Raise GraphError, naming the first bad node, unless a graph is well formed.
+
+    Every node comes after what it reads, every entry exists, variables read nothing, and the graph returns something.
+    """
+    nodes = graph.nodes
+    for position, node in enumerate(nodes):
+        sound = not (node.is_variable and node.inputs) and node.num_outputs >= 1
+        for number, index, _ in node.inputs:
+            sound = sound and 0 <= number < position and 0 <= index < nodes[number].num_outputs
+        if not sound or node.control_deps or node.subgraphs:
+            _verify_node(graph, position, node)
+    if not graph.heads:
+        raise GraphError("the graph has no outputs.")
+    for number, head in enumerate(graph.heads):
+        _verify_entry(graph, head, len(graph.nodes), f"output {number} of the graph")
+
+
+def _verify_node(graph: Graph, position: int, node: Node) -> None:
+    if node.is_variable and node.inputs:
+        raise GraphError(f"node {node}: a variable cannot have inputs. {HINT}")
+    if node.num_outputs < 1:
+        raise GraphError(f"node {node}: found {node.num_outputs} outputs, expected at least one. {HINT}")
+    for port, entry in enumerate(node.inputs):
+        _verify_entry(graph, entry, position, f"node {node}: input {port}")
+    for dep in node.control_deps:
+        _verify_entry(graph, Entry(dep), position, f"node {node}: a control dependency")
+    for sub in node.subgraphs:
+        verify(sub)
+
+
+def _verify_entry(graph: Graph, entry: Entry, limit: int, where: str) -> None:
+    if not 0 <= entry.node < len(graph.nodes):
+        raise GraphError(f"{where} refers to node {entry.node}, but the graph has {len(graph.nodes)} nodes. {HINT}")
+    producer = graph.nodes[entry.node]
+    if entry.node >= limit:
+        raise GraphError(f"{where} refers to node {producer}, which comes later or is itself. {HINT}")
+    if not 0 <= entry.index < producer.num_outputs:
+        raise GraphError(
+            f"{where} refers to output {entry.index} of node {producer}, which has {producer.num_outputs}. {HINT}"
+        )

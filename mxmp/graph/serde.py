@@ -1,46 +1,49 @@
-"""Conversion between nnvm JSON and Graph, both ways, without loss.
+"""Conversion between nnvm JSON and Graph, both ways, without loss; checks of JSON before MXNet loads it.
 
-Reads what MXNet 1.9.1 writes (``Symbol.tojson(remove_amp_cast=False)``); older formats are upgraded by MXNet itself
-when it loads them. The format is nnvm's SaveJSON pass (3rdparty/tvm/nnvm/src/pass/saveload_json.cc at tag 1.9.1).
+Reads what MXNet 1.9.1 writes (``Symbol.tojson(remove_amp_cast=False)``); MXNet itself upgrades what versions 0.8 to 1.8
+wrote when it loads it (src/nnvm/legacy_json_util.cc at tag 1.9.1). The format is nnvm's SaveJSON pass
+(3rdparty/tvm/nnvm/src/pass/saveload_json.cc); what is malformed makes MXNet abort, read beyond its arrays or name no
+node.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, Dict, List, Match
+from typing import Any, Collection, Dict, List, Match
 
 from ..errors import GraphError
-from .core import Entry, Graph, Node, make_attrs
-from .verify import HINT, verify
+from .core import HINT, VARIABLE, Entry, Graph, Node, make_attrs, verify
 
 _NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps"}
 _NEEDED_KEYS = {"op", "name", "inputs"}
 _GRAPH_KEYS = {"nodes", "arg_nodes", "node_row_ptr", "heads", "attrs"}  # all that any version of MXNet wrote
+# The fields that nnvm's reader accepts (3rdparty/tvm/nnvm/src/pass/saveload_json.cc), older spellings included.
+_ALL_NODE_KEYS = _NODE_KEYS | {"attr", "param", "backward_source_id"}
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
 
 
 def from_json(text: str) -> Graph:
-    """Return the graph that a symbol's JSON describes, verified.
-
-    Raises:
-        GraphError: If the text is no JSON, lacks a field, or describes no valid graph.
-    """
-    graph = _graph_from(read_json(text))
+    """Return the graph that a symbol's JSON describes; GraphError if it is no JSON or no valid graph."""
+    graph = _graph_from(_read_json(text))
     verify(graph)
     return graph
 
 
 def to_json(graph: Graph) -> str:
-    """Return JSON that ``mxnet.sym.load_json`` reads."""
-    return write_json(_graph_to(graph))
+    r"""Return JSON that ``mxnet.sym.load_json`` reads: with its five escapes and every other character as it is.
+
+    Those are ``\r``, ``\n``, ``\t``, the quote's and the backslash's (JSONReader in
+    3rdparty/dmlc-core/include/dmlc/json.h); ``\u00e9`` is an error.
+    """
+    text = json.dumps(_graph_to(graph), ensure_ascii=False)  # without indent: ten times faster
+    return _ESCAPE.sub(_unescaped, text) if any(mark in text for mark in ("\\u00", "\\b", "\\f")) else text
 
 
-def read_json(text: str) -> Any:
+def _read_json(text: str) -> Any:
     """Return the data of JSON that MXNet wrote, which has control characters in strings as they are.
 
-    Raises:
-        GraphError: If it is no JSON, or has a zero byte, where MXNet would stop reading.
+    MXNet would stop reading at a zero byte.
     """
     try:
         if "\0" in text:
@@ -50,26 +53,12 @@ def read_json(text: str) -> Any:
         raise GraphError(f"not a symbol's JSON: {e}. The file is truncated or no symbol file.") from e
 
 
-def check_graph_fields(data: Any) -> None:
-    """Check that JSON data is a graph: an object with lists of nodes and heads, and no unknown fields.
-
-    Raises:
-        GraphError: If it is not.
-    """
+def _check_graph_fields(data: Any) -> None:
+    """Raise GraphError unless data is an object with lists of nodes and heads, and no unknown fields."""
     if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in ("nodes", "heads")):
         raise GraphError("not a symbol's JSON: it has no 'nodes' and 'heads'.")
     if not data.keys() <= _GRAPH_KEYS:
         raise GraphError(f"the graph has unknown fields {sorted(data.keys() - _GRAPH_KEYS)}. {HINT}")
-
-
-def write_json(data: Any) -> str:
-    r"""Return JSON that MXNet reads: with its five escapes and every other character as it is.
-
-    Those are ``\r``, ``\n``, ``\t``, the quote's and the backslash's (JSONReader in
-    3rdparty/dmlc-core/include/dmlc/json.h); ``\u00e9`` is an error.
-    """
-    text = json.dumps(data, ensure_ascii=False)  # without indent: ten times faster
-    return _ESCAPE.sub(_unescaped, text) if any(mark in text for mark in ("\\u00", "\\b", "\\f")) else text
 
 
 def _unescaped(match: Match[str]) -> str:
@@ -80,7 +69,7 @@ def _unescaped(match: Match[str]) -> str:
 
 
 def _graph_from(data: Any) -> Graph:
-    check_graph_fields(data)
+    _check_graph_fields(data)
     counts = _output_counts(data)
     nodes = tuple(_node_from(i, node, counts[i]) for i, node in enumerate(data["nodes"]))
     heads = tuple(Entry(*head) for head in data["heads"])
@@ -140,3 +129,69 @@ def _node_to(node: Node) -> Dict[str, Any]:
     if node.control_deps:
         data["control_deps"] = list(node.control_deps)
     return data
+
+
+def check_json(text: str, operators: Collection[str]) -> None:
+    """Check that a text is a symbol's JSON, whatever version wrote it; ``operators`` are all of this MXNet.
+
+    Raises GraphError if it is not, naming the first node that is malformed, out of order or of an unknown operator.
+    """
+    _check_data(_read_json(text), frozenset(operators) | {VARIABLE})
+
+
+def _check_data(data: Any, operators: Collection[str]) -> None:
+    _check_graph_fields(data)
+    nodes = data["nodes"]
+    for position, node in enumerate(nodes):
+        _check_node(position, node, nodes, operators)
+    if not data["heads"]:
+        raise GraphError("the graph has no outputs.")
+    for number, head in enumerate(data["heads"]):
+        _check_entry(f"output {number} of the graph", head, len(nodes), nodes)
+
+
+def _check_node(position: int, node: Any, nodes: List[Any], operators: Collection[str]) -> None:
+    if not isinstance(node, dict) or not all(isinstance(node.get(key), str) for key in ("op", "name")):
+        raise GraphError(f"node {position}: found {_short(node)}, expected 'op', 'name' and 'inputs'. {HINT}")
+    where = f"node '{node['name']}' ({node['op']})"
+    if node["op"] not in operators:
+        raise GraphError(
+            f"{where}: this MXNet has no operator '{node['op']}'. If it comes from a library, load that with "
+            f"mx.library.load first."
+        )
+    if not node.keys() <= _ALL_NODE_KEYS:
+        raise GraphError(f"{where} has unknown fields {sorted(node.keys() - _ALL_NODE_KEYS)}. {HINT}")
+    for key in ("attrs", "attr", "param"):
+        if not _is_texts(node.get(key, {})):
+            raise GraphError(f"{where}: '{key}' is {_short(node[key])}; expected names and texts. {HINT}")
+    for key, default in (("inputs", None), ("control_deps", []), ("subgraphs", [])):
+        if not isinstance(node.get(key, default), list):
+            raise GraphError(f"{where}: '{key}' is {_short(node.get(key))}; expected a list. {HINT}")
+    if node["op"] == VARIABLE and node["inputs"]:
+        raise GraphError(f"{where}: a variable cannot have inputs. {HINT}")
+    for port, entry in enumerate(node["inputs"]):
+        _check_entry(f"{where}: input {port}", entry, position, nodes)
+    for before in node.get("control_deps", ()):
+        if type(before) is not int or not 0 <= before < position:
+            raise GraphError(f"{where}: 'control_deps' has {_short(before)}; expected nodes before it. {HINT}")
+    for body in node.get("subgraphs", ()):
+        _check_data(body, operators)
+
+
+def _check_entry(where: str, entry: Any, limit: int, nodes: List[Any]) -> None:
+    if not isinstance(entry, list) or not 2 <= len(entry) <= 3 or not all(type(n) is int and n >= 0 for n in entry):
+        raise GraphError(f"{where} is {_short(entry)}; expected [node, output] or [node, output, version]. {HINT}")
+    if entry[0] >= len(nodes):
+        raise GraphError(f"{where} refers to node {entry[0]}, but the graph has {len(nodes)} nodes. {HINT}")
+    if entry[0] >= limit:
+        later: Dict[str, Any] = nodes[entry[0]] if isinstance(nodes[entry[0]], dict) else {}
+        raise GraphError(f"{where} refers to node '{later.get('name')}', which comes later or is itself. {HINT}")
+
+
+def _is_texts(attrs: Any) -> bool:
+    return isinstance(attrs, dict) and all(isinstance(value, str) for value in attrs.values())
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

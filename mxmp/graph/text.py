@@ -18,8 +18,7 @@ import re
 from typing import Dict, List
 
 from ..errors import GraphError
-from .core import Attrs, Entry, Graph, Node, make_attrs
-from .verify import verify
+from .core import Attrs, Entry, Graph, Node, make_attrs, verify
 
 _LINE = re.compile(r"^(?P<name>\S+) = (?P<op>\w+)\((?P<inputs>[^)]*)\)(?: \{(?P<attrs>.*)\})?(?: x(?P<outs>\d+))?$")
 
@@ -37,11 +36,7 @@ def to_text(graph: Graph) -> str:
 
 
 def from_text(text: str) -> Graph:
-    """Return the graph that the text describes, verified.
-
-    Raises:
-        GraphError: Naming the line that cannot be read.
-    """
+    """Return the graph that the text describes; GraphError names the line that cannot be read."""
     nodes: List[Node] = []
     positions: Dict[str, int] = {}
     heads: List[Entry] = []

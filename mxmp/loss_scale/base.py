@@ -24,6 +24,7 @@ class LossScale(abc.ABC):
     value: float
     _KINDS: ClassVar[Dict[str, Type[LossScale]]] = {}
     _kind: ClassVar[str]
+    _OLD_DEFAULTS: ClassVar[Dict[str, Any]] = {}  # fields that states of older versions lack
 
     def __init_subclass__(cls, kind: str = "", **kwargs: Any) -> None:
         """Register a kind of loss scale that `from_dict` can make."""
@@ -76,17 +77,12 @@ class LossScale(abc.ABC):
         cls = LossScale._KINDS.get(kind) if isinstance(kind, str) else None
         if cls is None:
             raise LossScaleError(f"a loss scale's state has kind {kind!r}; expected 'noop', 'static' or 'dynamic'.")
-        fields = {**cls._defaults_of_old_states(), **{name: value for name, value in data.items() if name != "kind"}}
+        fields = {**cls._OLD_DEFAULTS, **{name: value for name, value in data.items() if name != "kind"}}
         check_fields(f"the state of a {kind} loss scale", fields, _fields(cls), LossScaleError)
         for name, value in fields.items():
             if value is None:  # would silently mean the default
                 raise LossScaleError(f"{name} is null in a loss scale's state; expected a value.")
         return cls(**fields)
-
-    @classmethod
-    def _defaults_of_old_states(cls) -> Dict[str, Any]:
-        """Return the fields that states of older versions lack."""
-        return {}
 
 
 def _fields(cls: Type[LossScale]) -> List[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from typing import Any, Dict, cast, final
+from typing import Any, ClassVar, Dict, cast, final
 
 from ..errors import LossScaleError
 from .base import LossScale, count, factor, real
@@ -81,6 +81,7 @@ class DynamicLossScale(LossScale, kind="dynamic"):
     hysteresis_tracker: int = cast(int, None)
     floor_skips: int = 0
     warming_up: bool = cast(bool, None)
+    _OLD_DEFAULTS: ClassVar[Dict[str, Any]] = {"warming_up": False}  # there was no warm-up
 
     def __post_init__(self) -> None:
         """Validate and normalise every field."""
@@ -133,9 +134,9 @@ class DynamicLossScale(LossScale, kind="dynamic"):
             raise LossScaleError(f"unknown at_floor {self.at_floor!r}; expected 'raise', 'warn' or 'hold'.")
 
     def _check_state(self) -> None:
+        bounds = f"[min_scale={self.min_scale}, max_scale={self.max_scale}]"
         for name in ("init_scale", "value"):
             if not self.min_scale <= getattr(self, name) <= self.max_scale:
-                bounds = f"[min_scale={self.min_scale}, max_scale={self.max_scale}]"
                 raise LossScaleError(f"{name}={getattr(self, name)} lies outside {bounds}.")
         if self.growth_tracker >= self.growth_interval:
             raise LossScaleError(
@@ -193,18 +194,11 @@ class DynamicLossScale(LossScale, kind="dynamic"):
             warming_up=False,
         )
 
-    @classmethod
-    def _defaults_of_old_states(cls) -> Dict[str, Any]:
-        return {"warming_up": False}  # there was no warm-up
-
 
 def floor_message(skips: int, min_scale: float, first_bad: str = "") -> str:
-    """Return the message for gradients that stay non-finite at the floor.
+    """Return the message for gradients that stay non-finite at the floor for ``skips`` steps in a row.
 
-    Args:
-        skips: Non-finite steps in a row at the floor.
-        min_scale: The floor.
-        first_bad: Where the gradients went bad, if known: "'fc1_weight' at step 1312".
+    ``first_bad`` says where the gradients went bad, if known: "'fc1_weight' at step 1312".
     """
     where = f"; first bad gradient: {first_bad}" if first_bad else ""
     return (

@@ -1,7 +1,6 @@
 """Internal: passes over a graph: decide (classify, place), edit (insert, fold, erase casts), emulate."""
 
 from .base import Pass as Pass
-from .base import PassResult as PassResult
 from .base import Sequential as Sequential
 from .classify import classify as classify
 from .emulate import Emulate as Emulate
@@ -9,13 +8,11 @@ from .erase_casts import EraseCasts as EraseCasts
 from .erase_casts import is_converted as is_converted
 from .facts import Facts as Facts
 from .fold_casts import FoldCasts as FoldCasts
-from .guard_amp_casts import GuardAmpCasts as GuardAmpCasts
-from .guard_gradient_sums import GuardGradientSums as GuardGradientSums
-from .guard_layouts import GuardLayouts as GuardLayouts
+from .guards import GuardAmpCasts as GuardAmpCasts
+from .guards import GuardGradientSums as GuardGradientSums
+from .guards import GuardLayouts as GuardLayouts
 from .insert_casts import InsertCasts as InsertCasts
-from .place import Placement as Placement
 from .place import place as place
-from .plan import Plan as Plan
 from .plan import make_plan as make_plan
 from .scale_loss import ScaleLoss as ScaleLoss
 from .verdict import Verdict as Verdict

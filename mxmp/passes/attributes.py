@@ -41,8 +41,6 @@ attributes."""
 PRECISION_ATTR = "__mxmp_precision__"
 """Precision that ``mxmp.gluon.precision`` and ``set_policy`` ask for, for the operators of a region or block."""
 
-_DEVICE_ATTRS = ("__ctx_group__",)
-
 
 def replaced(node: Node) -> Tuple[str, Dict[str, str]]:
     """Return the operator that a node stands in for, with its attributes; its own if it is no stand-in."""
@@ -55,4 +53,4 @@ def replaced(node: Node) -> Tuple[str, Dict[str, str]]:
 
 def device_attrs(node: Node) -> Dict[str, str]:
     """Return the attributes that say on which device a node runs, which a node inserted beside it gets too."""
-    return {key: value for key, value in node.attrs if key in _DEVICE_ATTRS}
+    return {key: value for key, value in node.attrs if key == "__ctx_group__"}

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Callable, ClassVar, NamedTuple, Optional, Tuple
+from typing import Callable, ClassVar, NamedTuple, NoReturn, Optional, Tuple
 
 from ..errors import GraphError, PassError
 from ..graph import Graph, verify
 
 
 class PassResult(NamedTuple):
-    """The result of a pass.
-
-    Attributes:
-        graph: The new graph, or the same one.
-        modified: Whether the graph differs from the one that the pass was given.
-    """
+    """The new graph, and whether it differs from the one that the pass was given."""
 
     graph: Graph
     modified: bool
@@ -24,19 +19,14 @@ class PassResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """A graph transformation whose fields are its options.
-
-    Subclasses give ``name`` and ``run``, and may check the graph before (``requires``). A pass has no side effects.
-    """
+    """A graph transformation whose fields are its options; it has no side effects."""
 
     name: ClassVar[str]
 
     def __call__(self, graph: Graph) -> PassResult:
-        """Run the pass, and check the graph before and after it.
+        """Verify the graph and run the pass.
 
-        Raises:
-            GraphError: If the graph given is malformed.
-            PassError: If the pass cannot deal with it, or its result is malformed.
+        Raises GraphError for a malformed graph, PassError if the pass cannot deal with it or its result is malformed.
         """
         verify(graph)
         return self.apply(graph)
@@ -55,6 +45,10 @@ class Pass(ABC):
     def requires(self, graph: Graph) -> None:  # noqa: B027 - optional
         """Raise PassError if the pass cannot deal with this graph."""
 
+    def refuse(self, why: str) -> NoReturn:
+        """Raise PassError, which names the pass."""
+        raise PassError(f"pass {self.name}: {why}")
+
     @abstractmethod
     def run(self, graph: Graph) -> Graph:
         """Return the new graph."""
@@ -62,12 +56,7 @@ class Pass(ABC):
 
 @dataclass(frozen=True)
 class Sequential(Pass):
-    """Runs passes one after the other.
-
-    Attributes:
-        passes: In order.
-        callback: Called with each pass and its result; for dumps between passes.
-    """
+    """Runs passes in order, and calls ``callback`` with each pass and its result, for dumps between passes."""
 
     name: ClassVar[str] = "sequential"
     passes: Tuple[Pass, ...] = ()

@@ -13,7 +13,6 @@ from .control_flow import Body, bodies_of
 from .decide import decide
 from .exact_values import EXACT, ExactValues, find_exact_values
 from .facts import Facts
-from .last_layer import last_layer
 from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
 
 NAMED = "its outputs have names of their own"
@@ -23,20 +22,17 @@ NAMED = "its outputs have names of their own"
 def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tuple[Verdict, ...]:
     """Return a verdict for every node of a graph, the bodies of control flow included.
 
-    Deny operators taint what reads them: an infer operator that reads, directly or through clear
-    operators, the output of a deny operator (or of another tainted one) is pinned to float32. Within a
-    loop its state carries the taint into the next iteration. What is float32 only because MXNet
-    has no other kernel for it passes a taint on, and taints nothing itself.
+    Deny operators taint what reads them: an infer operator that reads, directly or through clear operators, the output
+    of a deny operator (or of another tainted one) is pinned to float32. Within a loop its state carries the taint into
+    the next iteration. What is float32 only because MXNet has no other kernel for it passes a taint on, and taints
+    nothing itself.
 
     Clear operators that carry a variable's own values to where float32 is wanted are pinned too (a detector's anchor
-    boxes, sliced and concatenated): rounding them would gain nothing and lose half pixels.
+    boxes, sliced and concatenated): rounding them would gain nothing and lose half pixels. Positions and what is read
+    as integers are exact under every policy (``exact_values``). With ``policy.last_layer_fp32`` the last layer is
+    pinned to float32, unless an override says otherwise.
 
-    Positions and what is read as integers are exact under every policy (``exact_values``).
-
-    With ``policy.last_layer_fp32`` the last layer is pinned to float32, unless an override says otherwise.
-
-    Raises:
-        PolicyError: If an override asks for what MXNet has no kernel for; it names the node.
+    Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for.
     """
     last = last_layer(graph, rules) if policy.last_layer_fp32 else frozenset()
     exact = find_exact_values(graph, rules)
@@ -49,7 +45,6 @@ class _Classifier:
 
     Attributes:
         last: Positions of the operators of the last layer, if that is to be float32.
-        exact: The values of the graph that must be exact.
         named: Positions of nodes whose outputs have names that no cast can have.
         tainted: Positions of nodes that a deny operator has tainted; at first, of a body, those of the
             variables that stand for something tainted.
@@ -67,8 +62,7 @@ class _Classifier:
     out_of_range: Set[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        nodes = range(len(self.graph.nodes))
-        self.out_of_range = {i for i in nodes if self.facts.is_out_of_range(self.graph, i)}
+        self.out_of_range = self.facts.nodes_out_of_range(self.graph)
 
     def run(self) -> Tuple[Verdict, ...]:
         verdicts = [self._verdict(position, node) for position, node in enumerate(self.graph.nodes)]
@@ -85,17 +79,13 @@ class _Classifier:
             return self._enter(position, node, bodies)
         last, exact = position in self.last, position in self.exact.pins
         verdict = decide(self.graph, position, self.policy, self.facts, self.rules, last, exact)
-        verdict = self._pin_named(position, verdict)
+        if position in self.named and self.policy.output_dtype == dtypes.FLOAT32 and verdict.label in (LOW, FREE):
+            verdict = Verdict(FLOAT32, NAMED, verdict.rule)
         verdict = self._pin_out_of_range(position, node, verdict)
         verdict = self._pin_tainted(position, node, verdict)
         if verdict.label == FREE and position in self.named:
             return Verdict(LOW, NAMED, verdict.rule)
         return verdict
-
-    def _pin_named(self, position: int, verdict: Verdict) -> Verdict:
-        """Pin what gives float32 outputs of the network under names that no cast can have."""
-        float32 = position in self.named and self.policy.output_dtype == dtypes.FLOAT32
-        return Verdict(FLOAT32, NAMED, verdict.rule) if float32 and verdict.label in (LOW, FREE) else verdict
 
     def _pin_out_of_range(self, position: int, node: Node, verdict: Verdict) -> Verdict:
         """Pin what gives or reads values beyond the low precision dtype's range."""
@@ -162,13 +152,9 @@ def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
     A cast's output is called ``<name>_output``; what some operators call theirs (SliceChannel's
     ``<name>_output0``) can be kept only by giving that output in the dtype that is wanted.
     """
-    found = set()
-    for head in graph.heads:
-        if not graph.nodes[head.node].is_variable:
-            name = facts.output_names.get((head.node, head.index), "_output")  # unknown: taken for the common one
-            if not name.endswith("_output"):
-                found.add(head.node)
-    return frozenset(found)
+    heads = (head for head in graph.heads if not graph.nodes[head.node].is_variable)
+    names = {head: facts.output_names.get(head.key, "_output") for head in heads}  # unknown: taken for the common one
+    return frozenset(head.node for head, name in names.items() if not name.endswith("_output"))
 
 
 def _carriers(graph: Graph, verdicts: Sequence[Verdict], facts: Facts) -> Set[int]:
@@ -190,3 +176,33 @@ def _carriers(graph: Graph, verdicts: Sequence[Verdict], facts: Facts) -> Set[in
 def _data_inputs(node: Node, verdict: Verdict) -> List[Entry]:
     """Return the inputs that are wanted in the precision that the node runs in."""
     return [entry for port, entry in enumerate(node.inputs) if verdict.input_in_precision(port)]
+
+
+def last_layer(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
+    """Return the operators of the last layer, by position.
+
+    For each output these are the ``allow`` operators that are met first on the way back from it, on every path that
+    values take, and all operators behind them. A loop or condition with one in a body ends the way too: the last layer
+    is within it then, found from the outputs of the body.
+    """
+    found: Set[int] = set()
+    waiting = [head.node for head in graph.heads]
+    while waiting:
+        position = waiting.pop()
+        node = graph.nodes[position]
+        if node.is_variable or position in found:
+            continue
+        found.add(position)
+        if not _is_layer(node, rules):
+            rule = rules.find(node.op, dict(node.attrs))
+            waiting += [e.node for port, e in enumerate(node.inputs) if rule is None or rule.reads(port)]
+    return frozenset(found)
+
+
+def _is_layer(node: Node, rules: RuleSet) -> bool:
+    """Return whether a node is an allow operator, or has one in a body."""
+    rule = rules.find(node.op, dict(node.attrs))
+    if rule is not None and rule.category == ALLOW:
+        return True
+    bodies = (body.graph for body in bodies_of(node) if not body.is_condition)
+    return any(_is_layer(inner, rules) for body in bodies for inner in body.nodes)

@@ -7,22 +7,20 @@ which for which (``ForeachParam``, ``WhileLoopParam`` and ``CondParam`` in src/o
 from __future__ import annotations
 
 import ast
-from typing import Callable, Dict, FrozenSet, NamedTuple, Tuple
+from typing import FrozenSet, NamedTuple, Tuple
 
 from ..graph import Graph, Node
+
+_Locs = Tuple[int, ...]
 
 
 class Body(NamedTuple):
     """One body of a control flow node. Its heads are the outputs of the node, but for a condition's.
 
-    Attributes:
-        graph: The body.
-        ports: For each of its variables, in order, the input of the node that it stands for.
-        states: Pairs (variable, head) of a loop's state: what a head gives is what the variable
-            holds in the next iteration.
-        fixed_heads: Heads that keep their dtype: states, and those that another body gives too.
-        sliced: Variables that hold a slice of what the node reads.
-        is_condition: Whether it is a condition, which is left unchanged.
+    ``ports`` are the inputs of the node that its variables stand for, in order, and ``sliced`` the variables that hold
+    a slice of one. ``states`` are pairs (variable, head) of a loop's state: what the head gives is what the variable
+    holds in the next iteration. ``fixed_heads`` keep their dtype: states, and those that another body gives too. A
+    condition is left unchanged.
     """
 
     graph: Graph
@@ -47,47 +45,32 @@ def _foreach(node: Node) -> Tuple[Body, ...]:
     (graph,) = node.subgraphs
     data, states, remain = (_locs(node, key) for key in ("in_data_locs", "in_state_locs", "remain_locs"))
     ports = {variable: port for port, variable in enumerate(data + states + remain)}
-    count = len(graph.heads)
-    first = count - len(states)
-    body = Body(
-        graph,
-        ports=tuple(ports[variable] for variable in range(len(ports))),
-        states=tuple((variable, first + i) for i, variable in enumerate(states)),
-        fixed_heads=frozenset(range(first, count)),
-        sliced=frozenset(data),
-    )
-    return (body,)
+    return (_loop(graph, tuple(ports[variable] for variable in range(len(ports))), states, frozenset(data)),)
 
 
 def _while_loop(node: Node) -> Tuple[Body, ...]:
     condition, function = node.subgraphs
-    variables = _locs(node, "func_var_locs")
-    count = len(function.heads)
-    first = count - len(variables)
-    body = Body(
-        function,
-        ports=_locs(node, "func_input_locs"),
-        states=tuple((variable, first + i) for i, variable in enumerate(variables)),
-        fixed_heads=frozenset(range(first, count)),
-    )
+    body = _loop(function, _locs(node, "func_input_locs"), _locs(node, "func_var_locs"))
     return (Body(condition, _locs(node, "cond_input_locs"), is_condition=True), body)
+
+
+def _loop(graph: Graph, ports: _Locs, variables: _Locs, sliced: FrozenSet[int] = frozenset()) -> Body:
+    """Return the body of a loop, whose last heads are the next values of the variables that hold its state."""
+    state_heads = range(len(graph.heads) - len(variables), len(graph.heads))
+    return Body(graph, ports, tuple(zip(variables, state_heads)), frozenset(state_heads), sliced)
 
 
 def _cond(node: Node) -> Tuple[Body, ...]:
     condition, *branches = node.subgraphs
     locs = (_locs(node, key) for key in ("then_input_locs", "else_input_locs"))
-    count = len(branches[0].heads)
-    found = (Body(g, ports, (), frozenset(range(count))) for g, ports in zip(branches, locs))
+    fixed = frozenset(range(len(branches[0].heads)))
+    found = (Body(graph, ports, fixed_heads=fixed) for graph, ports in zip(branches, locs))
     return (Body(condition, _locs(node, "cond_input_locs"), is_condition=True), *found)
 
 
-def _locs(node: Node, key: str) -> Tuple[int, ...]:
+def _locs(node: Node, key: str) -> _Locs:
     value = ast.literal_eval(node.get(key) or "()")
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-_READERS: Dict[str, Callable[[Node], Tuple[Body, ...]]] = {
-    "_foreach": _foreach,
-    "_while_loop": _while_loop,
-    "_cond": _cond,
-}
+_READERS = {"_foreach": _foreach, "_while_loop": _while_loop, "_cond": _cond}

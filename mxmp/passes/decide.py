@@ -1,15 +1,16 @@
-"""The verdict on one node by itself: overrides, kernels, its rule's category and condition."""
+"""The verdict on one node by itself: overrides, kernels, its rule's category and condition; what shapes change."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from .. import dtypes
 from ..errors import PolicyError
 from ..graph import Entry, Graph, Node
 from ..policy import Policy
-from ..rules import ALLOW, CLEAR, DENY, Call, Rule, RuleSet
+from ..rules import ALLOW, CLEAR, DENY, RULES, Call, Rule, RuleSet
+from ..rules.conditions import SHAPE_CONDITIONS
 from .attributes import PRECISION_ATTR
 from .exact_values import EXACT
 from .facts import CAST_OPS, Facts
@@ -17,6 +18,8 @@ from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
 
 NO_RULE = "no rule for this operator"
 """The reason given for an operator that the table does not have."""
+
+_Wanted = Optional[Tuple[str, str]]  # the dtype that an override asks for, and what the override is
 
 _SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStorageType)
 
@@ -28,17 +31,8 @@ def decide(
 ) -> Verdict:
     """Return the verdict on one node, whatever its neighbours run in.
 
-    Args:
-        graph: The graph.
-        position: The node's position.
-        policy: The policy.
-        facts: What MXNet infers about the graph.
-        rules: The table of operators.
-        last: Whether the node is in the last layer, and that is to be float32.
-        exact: Whether the node carries values that must be exact.
-
-    Raises:
-        PolicyError: If an override asks for what MXNet has no kernel for; it names the node.
+    ``last`` says whether it is in a last layer that is to be float32, ``exact`` whether it carries values that must be
+    exact. Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for.
     """
     node = graph.nodes[position]
     if node.is_variable:
@@ -58,14 +52,7 @@ def decide(
 
 
 def _by_rule(
-    node: Node,
-    rule: Rule,
-    call: Call,
-    wanted: Optional[Tuple[str, str]],
-    policy: Policy,
-    rules: RuleSet,
-    last: bool,
-    exact: bool,
+    node: Node, rule: Rule, call: Call, wanted: _Wanted, policy: Policy, rules: RuleSet, last: bool, exact: bool
 ) -> Verdict:
     """Return the verdict on a node of float32 data: what is asked for first, then kernels, then the category."""
     low = call.dtype
@@ -108,14 +95,14 @@ def _widens(rule: Rule, call: Call) -> str:
     return rule.widens if call.attrs.get(rule.widens) in (None, "None") else ""
 
 
-def _override(node: Node, policy: Policy) -> Optional[Tuple[str, str]]:
+def _override(node: Node, policy: Policy) -> _Wanted:
     region = node.get(PRECISION_ATTR)
     if region is not None and policy.is_mixed:
         return (policy.compute_dtype if region == LOW else region), f"precision {region!r} (region or set_policy)"
     return policy.override(node.op, node.name)
 
 
-def _without_rule(node: Node, wanted: Optional[Tuple[str, str]]) -> Verdict:
+def _without_rule(node: Node, wanted: _Wanted) -> Verdict:
     if node.op in CAST_OPS:
         return Verdict(KEEP, "explicit cast")
     if wanted and wanted[0] != dtypes.FLOAT32:
@@ -160,3 +147,40 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
         if dtype != dtypes.FLOAT32:
             return f"{kind} {number} is {dtype} already"
     return None
+
+
+def depends_on_shapes(graph: Graph, dtype: str, rules: RuleSet = RULES) -> bool:
+    """Return whether the verdicts on a graph may change with the shapes of its inputs."""
+    return bool(_shape_dependent(graph, dtype, rules)) or any(
+        depends_on_shapes(body, dtype, rules) for node in graph.nodes for body in node.subgraphs
+    )
+
+
+def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES) -> Tuple[Any, ...]:
+    """Return a key of the decisions that depend on shapes: where it is equal, so are the verdicts on a graph.
+
+    Gluon converts a net once per outcome, not once per shape of its inputs. The graph is one without casts of mxmp; of
+    the facts, those on bodies included, only shapes are looked at.
+    """
+    found: List[Any] = []
+    for position, rule in _shape_dependent(graph, dtype, rules):
+        node = graph.nodes[position]
+        call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
+        found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
+    for position, node in enumerate(graph.nodes):
+        for number, body in enumerate(node.subgraphs):
+            if (position, number) in facts.bodies:
+                found.append(shape_outcome(body, dtype, facts.bodies[position, number], rules))
+    return tuple(found)
+
+
+def _shape_dependent(graph: Graph, dtype: str, rules: RuleSet) -> List[Tuple[int, Rule]]:
+    """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
+    found = []
+    for position, node in enumerate(graph.nodes):
+        rule = rules.find(node.op, dict(node.attrs))
+        if rule is not None:
+            conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
+            if (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype):
+                found.append((position, rule))
+    return found

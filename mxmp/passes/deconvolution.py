@@ -26,10 +26,7 @@ _SIZES = ("adj", "kernel", "pad", "stride", "target_shape")
 def trainable_deconvolution(builder: GraphBuilder, node: Node, weight: Optional[Tuple[int, ...]]) -> Node:
     """Return the float64 node that replaces a Deconvolution; nodes in front of it are added to the graph.
 
-    Args:
-        builder: Builds the graph.
-        node: The node, rewired to the new graph's entries, all float32.
-        weight: Shape of its weight, if known.
+    The node is rewired to the new graph's entries, all float32; ``weight`` is the shape of its weight, if known.
     """
     kernel, dilate = (_sizes(node, key) for key in ("kernel", "dilate"))
     node = node.rewired(tuple(_add(builder, node, "Cast", entry, dtype="float64") for entry in node.inputs))
@@ -56,8 +53,8 @@ def _spread(builder: GraphBuilder, node: Node, kernel: Tuple[int, ...], dilate: 
 def _by_planes(builder: GraphBuilder, node: Node, kernel: Tuple[int, ...]) -> Node:
     """Return the last node of a Deconvolution of volumes (N, C, D, H, W).
 
-    The depth of the kernel counts as filters first. Then one of a single dimension, whose constant
-    weight says how far in depth each of them lies, sums them.
+    The depth of the kernel counts as filters first. Then one of a single dimension, whose constant weight says how far
+    in depth each of them lies, sums them.
     """
     data, weight, *bias = node.inputs
     depth, filters = kernel[0], int(_value(node, "num_filter"))

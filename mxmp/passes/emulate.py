@@ -26,17 +26,14 @@ from typing import ClassVar, Dict, List, Set, Tuple
 import numpy as np
 
 from .. import dtypes
-from ..graph import Entry, Graph, GraphBuilder, Node
+from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..rules import RULES, Rule, RuleSet
 from ..rules.conditions import value_of
 from .base import Pass
 from .deconvolution import trainable_deconvolution
-from .facts import CAST_OPS, Facts
+from .facts import CAST_OPS, Facts, Named
 
-Named = Tuple[str, int]
-"""A node's name and the number of an output."""
-
-_Forms = Dict[Tuple[int, int], Entry]
+_Forms = Dict[Key, Entry]
 
 # Operators whose gradients are copies of the one that they get.
 _SUMS = {"elemwise_add", "add_n"}
@@ -44,12 +41,7 @@ _SUMS = {"elemwise_add", "add_n"}
 
 @dataclass(frozen=True)
 class Emulate(Pass):
-    """Rewrites a graph with float16 tensors so that it runs on CPU.
-
-    Attributes:
-        facts: Dtypes of the graph's entries, as MXNet infers them.
-        rules: The table of operators, which says what stays on the float16 grid.
-    """
+    """Rewrites a graph with float16 tensors, which ``facts`` tell, so that it runs on CPU."""
 
     name: ClassVar[str] = "emulate"
     facts: Facts = field(default_factory=lambda: Facts({}))
@@ -60,12 +52,11 @@ class Emulate(Pass):
         return _Emulator(graph, self.facts, self.rules).run() if _has_float16(self.facts) else graph
 
 
-def emulated_entries(graph: Graph, facts: Facts, rules: RuleSet = RULES) -> Dict[Tuple[int, int], Tuple[Named, Named]]:
-    """Return the entries of the emulated graph that hold the values of a graph's entries, by (position, output).
+def emulated_entries(graph: Graph, facts: Facts, rules: RuleSet = RULES) -> Dict[Key, Tuple[Named, Named]]:
+    """Return the entries of the emulated graph that hold the values of a graph's entries.
 
-    Returns:
-        For each entry, by node name and output: what the operator gives in float32, and what that is
-        rounded to; the same twice where nothing is rounded. Nothing where there is no float16.
+    Of each, by node name and output: what the operator gives in float32, and what that is rounded to; the same twice
+    where nothing is rounded. Nothing where there is no float16.
     """
     if not _has_float16(facts):
         return {}
@@ -102,7 +93,7 @@ class _Emulator:
         self.on_grid: _Forms = {}
         self.real: _Forms = {}
         self.readers = graph.consumers()
-        self.heads = {(head.node, head.index) for head in graph.heads}
+        self.heads = {head.key for head in graph.heads}
 
     def run(self) -> Graph:
         for position, node in enumerate(self.graph.nodes):
@@ -110,11 +101,11 @@ class _Emulator:
             if node.op in CAST_OPS:
                 self._cast(position, node)
             elif (position, 0) in self.facts.bodies or (self.is_body and node.is_variable):
-                self._on_grid(position, node)
+                self._copy(position, node, self.on_grid)
             elif rule is not None and node.get("dtype") != dtypes.FLOAT16:
                 self._emulated(position, node, rule)
             else:
-                self._native(position, node)
+                self._copy(position, node, self.real)  # no rule: in its own dtypes
         if self.is_body:
             return self.builder.finish(self._as_grid(head) for head in self.graph.heads)
         heads = [self._as_real(head) for head in self.graph.heads]
@@ -150,27 +141,19 @@ class _Emulator:
         stays_on_grid = rule.preserves_grid and all(data)
         for index in range(node.num_outputs):
             entry = Entry(position, index)
-            if self._is_float16(entry) and ((position, index) in self.readers or (position, index) in self.heads):
+            if self._is_float16(entry) and (entry.key in self.readers or entry.key in self.heads):
                 result = Entry(new, index)
-                self.on_grid[position, index] = result if stays_on_grid else self._round_result(entry, result)
+                self.on_grid[entry.key] = result if stays_on_grid else self._round_result(entry, result)
 
-    def _on_grid(self, position: int, node: Node) -> None:
-        """Copy a control flow node, its bodies emulated, or a variable of a body."""
-        bodies = tuple(
-            _Emulator(body, self.facts.bodies[position, number], self.rules, is_body=True).run()
-            for number, body in enumerate(node.subgraphs)
-        )
-        inputs = tuple(self._as_grid(entry) for entry in node.inputs)
-        self._record(position, self.builder.copy(position, node.rewired(inputs, bodies)), self.on_grid)
-
-    def _native(self, position: int, node: Node) -> None:
-        """Copy an operator that mxmp has no rule for, in its own dtypes."""
-        inputs = tuple(self._as_real(entry) for entry in node.inputs)
-        self._record(position, self.builder.copy(position, node.rewired(inputs)), self.real)
-
-    def _record(self, position: int, new: int, forms: _Forms) -> None:
-        """Note the form in which a copied node gives its float16 outputs."""
-        for index in range(self.graph.nodes[position].num_outputs):
+    def _copy(self, position: int, node: Node, forms: _Forms) -> None:
+        """Copy a node, its inputs and float16 outputs in one form, the bodies of control flow emulated."""
+        read, bodies = self._as_real, node.subgraphs
+        if forms is self.on_grid:
+            read = self._as_grid
+            facts = (self.facts.bodies[position, number] for number in range(len(bodies)))
+            bodies = tuple(_Emulator(*each, self.rules, is_body=True).run() for each in zip(bodies, facts))
+        new = self.builder.copy(position, node.rewired(tuple(map(read, node.inputs)), bodies))
+        for index in range(node.num_outputs):
             if self._is_float16(Entry(position, index)):
                 forms[position, index] = Entry(new, index)
 
@@ -186,10 +169,9 @@ class _Emulator:
         """Return an old entry in one of the two forms, by a cast to a dtype from the other if need be."""
         if not self._is_float16(entry):
             return self.builder.mapped(entry)
-        key = (entry.node, entry.index)
-        if key not in forms:
-            forms[key] = self._add_cast(others[key], dtype, self.graph.nodes[entry.node])
-        return forms[key]
+        if entry.key not in forms:
+            forms[entry.key] = self._add_cast(others[entry.key], dtype, self.graph.nodes[entry.node])
+        return forms[entry.key]
 
     def _round_result(self, old: Entry, new: Entry) -> Entry:
         """Round the result of an operator, and its gradient unless that is on the grid already.
@@ -197,9 +179,8 @@ class _Emulator:
         The gradient of a BatchNorm that nothing but a sum reads is a copy of the sum's, which was
         rounded there: in a residual network one rounding in five that the backward pass is spared.
         """
-        node, key = self.graph.nodes[old.node], (old.node, old.index)
-        readers = self.readers.get(key, [])
-        summed = len(readers) == 1 and key not in self.heads and self.graph.nodes[readers[0][0]].op in _SUMS
+        node, readers = self.graph.nodes[old.node], self.readers.get(old.key, [])
+        summed = len(readers) == 1 and old.key not in self.heads and self.graph.nodes[readers[0][0]].op in _SUMS
         return (self._round_forward if summed and node.op == "BatchNorm" else self._round)(new, node)
 
     def _round_forward(self, entry: Entry, node: Node) -> Entry:
@@ -214,17 +195,13 @@ class _Emulator:
         return self.builder.insert(op, f"{node.name}_{op.lower()}", *inputs)
 
     def _round(self, entry: Entry, node: Node) -> Entry:
-        down = self._add_cast(entry, dtypes.FLOAT16, node)
-        return self._add_cast(down, dtypes.FLOAT32, node)
+        return self._add_cast(self._add_cast(entry, dtypes.FLOAT16, node), dtypes.FLOAT32, node)
 
     def _add_cast(self, entry: Entry, dtype: str, node: Node) -> Entry:
         return self.builder.insert("Cast", f"{node.name}_as_{dtype}", entry, dtype=dtype)
 
     def _keep_names(self, heads: List[Entry]) -> None:
-        """Give the nodes of the new outputs the names of the old ones.
-
-        An operator that has such a name already, because casts read it now, gets another.
-        """
+        """Name the nodes of the new outputs as the old ones; an operator that has such a name gets another."""
         renamed: Set[int] = set()
         for old, new in zip(self.graph.heads, heads):
             name = self.graph.nodes[old.node].name

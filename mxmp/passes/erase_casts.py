@@ -20,10 +20,7 @@ _Widening = Tuple[str, str, Entry]  # operator, name, what is widened
 
 @dataclass(frozen=True)
 class EraseCasts(Pass):
-    """Removes every cast that ``InsertCasts`` inserted and restores names and declared dtypes.
-
-    Casts that the network had by itself stay.
-    """
+    """Removes the casts that ``InsertCasts`` inserted, not the network's own; restores names and declared dtypes."""
 
     name: ClassVar[str] = "erase-casts"
 
@@ -31,7 +28,7 @@ class EraseCasts(Pass):
         """Return the graph as it was before insertion."""
         if not is_converted(graph):
             return graph
-        names = _original_names(graph)
+        names = {node.inputs[0].node: node.name for node in graph.nodes if node.get(MARK_ATTR) == HEAD_MARK}
         builder = GraphBuilder(graph)
         widenings: Dict[_Widening, Entry] = {}
         early: Set[_Widening] = set()  # those restored for a reader that comes before them
@@ -46,24 +43,18 @@ class EraseCasts(Pass):
                 builder.redirect(Entry(position), widenings[widening])
                 continue
             inputs = self._original_inputs(graph, node, builder, widenings, early)
-            node = _original_attrs(node)
-            bodies = tuple(self.run(body) for body in node.subgraphs)
-            node = replace(node, name=names[position]) if position in names else node
-            new = builder.copy(position, node.rewired(inputs, bodies))
+            node = replace(_original_attrs(node), name=names.get(position, node.name))
+            new = builder.copy(position, node.rewired(inputs, tuple(map(self.run, node.subgraphs))))
             if widening is not None:
                 widenings.setdefault(widening, Entry(new))
-        return builder.finish(builder.mapped(head) for head in graph.heads)
+        return builder.finish()
 
     @staticmethod
     def _original_inputs(
-        graph: Graph,
-        node: Node,
-        builder: GraphBuilder,
-        widenings: Dict[_Widening, Entry],
-        early: Set[_Widening],
+        graph: Graph, node: Node, builder: GraphBuilder, widenings: Dict[_Widening, Entry], early: Set[_Widening]
     ) -> Tuple[Entry, ...]:
         """Return the inputs that a node had before casts were inserted and folded."""
-        inputs = [builder.mapped(entry) for entry in node.inputs]
+        inputs = [*builder.inputs(node)]
         for port, *widening in json.loads(node.get(ABSORBED_ATTR) or "[]"):
             if not widening:
                 inputs[port] = builder.mapped(graph.nodes[node.inputs[port].node].inputs[0])
@@ -107,10 +98,6 @@ def is_converted(graph: Graph) -> bool:
         any(key.startswith("__mxmp") for key, _ in node.attrs) or any(is_converted(body) for body in node.subgraphs)
         for node in graph.nodes
     )
-
-
-def _original_names(graph: Graph) -> Dict[int, str]:
-    return {node.inputs[0].node: node.name for node in graph.nodes if node.get(MARK_ATTR) == HEAD_MARK}
 
 
 def _original_attrs(node: Node) -> Node:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import AbstractSet, Dict, FrozenSet, Mapping, Sequence, Set, Tuple
 
 from .. import dtypes
-from ..graph import Entry, Graph, Node
+from ..graph import Entry, Graph, Key, Node
 from ..rules import ALLOW, CLEAR, EVERY, INFER, Rule, RuleSet
 from .control_flow import Body, bodies_of
 from .facts import CAST_OPS
@@ -24,17 +24,13 @@ _POSITIONS, _UNROUNDED, _INTEGER = 1, 2, 3
 """What is required of an entry: that positions in it stay exact, that what no product has rounded does, or that it
 is taken for an integer, so that its last step is float32 too. The greater includes the smaller."""
 
-_Key = Tuple[int, int]
-
 
 @dataclass(frozen=True)
 class ExactValues:
     """The values of a graph that must be exact, and the operators to run in float32 for them.
 
-    Attributes:
-        pins: Positions of the operators to run in float32.
-        positions: Nodes that give positions, with the numbers of the outputs that hold them.
-        bodies: The same of the bodies of control flow nodes, by (node, number of the body).
+    ``pins`` are the positions of those operators, ``positions`` the nodes that give positions with the numbers of the
+    outputs that hold them, ``bodies`` the same of the bodies of control flow nodes, by (node, number of the body).
     """
 
     pins: FrozenSet[int] = frozenset()
@@ -46,29 +42,25 @@ def find_exact_values(graph: Graph, rules: RuleSet) -> ExactValues:
     """Return the values of a graph that must be exact, those in bodies of control flow included."""
     sweep = _Sweep(graph, rules)
     sweep.forward(frozenset(), frozenset())
-    sweep.backward({(head.node, head.index): _POSITIONS for head in graph.heads})
+    sweep.backward({head.key: _POSITIONS for head in graph.heads})
     return sweep.result()
 
 
 class _Sweep:
     """A sweep forward and one back over a graph or a body.
 
-    Attributes:
-        rounded: Entries that descend from a product, which has rounded them.
-        positions: Entries that hold positions.
-        required: What is required of entries.
-        strongest: The most that is required of a node's outputs.
-        pins: Positions of the operators to run in float32.
-        inner: The sweeps over bodies.
+    ``rounded`` entries descend from a product, which has rounded them, ``positions`` hold positions; ``required`` is
+    what is required of entries, ``strongest`` the most of a node's outputs, ``pins`` are the operators to run in
+    float32, ``inner`` the sweeps over bodies.
     """
 
     def __init__(self, graph: Graph, rules: RuleSet) -> None:
         self.graph = graph
         self.found = [rules.find(node.op, dict(node.attrs)) for node in graph.nodes]
         self.rules = rules
-        self.rounded: Set[_Key] = set()
-        self.positions: Set[_Key] = set()
-        self.required: Dict[_Key, int] = {}
+        self.rounded: Set[Key] = set()
+        self.positions: Set[Key] = set()
+        self.required: Dict[Key, int] = {}
         self.strongest: Dict[int, int] = {}
         self.pins: Set[int] = set()
         self.inner: Dict[Tuple[int, int], _Sweep] = {}
@@ -80,14 +72,12 @@ class _Sweep:
             positions[position] = positions.get(position, frozenset()) | {index}
         return ExactValues(frozenset(self.pins), positions, bodies)
 
-    # ------------------------------------------------------------------ forward
-
     def forward(self, rounded: AbstractSet[int], positions: AbstractSet[int]) -> None:
         """Find the entries that products have rounded and those that hold positions, given such variables."""
         self.rounded, self.positions = {(i, 0) for i in rounded}, {(i, 0) for i in positions}
         for position, node in enumerate(self.graph.nodes):
             rule = self.found[position]
-            bodies = bodies_of(node) if node.subgraphs else ()
+            bodies = bodies_of(node)
             if node.is_variable:
                 continue
             if bodies:
@@ -104,7 +94,7 @@ class _Sweep:
 
     def _pass_on(self, position: int, node: Node, is_integer: bool) -> None:
         """Pass on what a cast, or an operator without a rule, reads; a cast to integers ends all rounding before it."""
-        keys = [(entry.node, entry.index) for entry in node.inputs]
+        keys = [entry.key for entry in node.inputs]
         outputs = [(position, i) for i in range(node.num_outputs)]
         if not is_integer and any(key in self.rounded for key in keys):
             self.rounded.update(outputs)
@@ -112,7 +102,7 @@ class _Sweep:
             self.positions.update(outputs)
 
     def _compute(self, position: int, node: Node, rule: Rule) -> None:
-        keys = [(entry.node, entry.index) for port, entry in enumerate(node.inputs) if rule.reads(port)]
+        keys = [entry.key for port, entry in enumerate(node.inputs) if rule.reads(port)]
         outputs = [(position, i) for i in range(node.num_outputs) if i not in rule.keep_outputs]
         rounded = any(key in self.rounded for key in keys) and not rule.truth
         if rounded:
@@ -124,11 +114,11 @@ class _Sweep:
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
         for number, body in enumerate(bodies):
             sweep = self.inner[position, number] = _Sweep(body.graph, self.rules)
-            keys = [(node.inputs[port].node, node.inputs[port].index) for port in body.ports]
+            keys = [node.inputs[port].key for port in body.ports]
             marks = [
                 {v for v, key in zip(body.variables(), keys) if key in of} for of in (self.rounded, self.positions)
             ]
-            heads = [(head.node, head.index) for head in body.graph.heads]
+            heads = [head.key for head in body.graph.heads]
             while True:
                 sweep.forward(*marks)
                 states = [(body.variables()[variable], heads[head]) for variable, head in body.states]
@@ -140,15 +130,13 @@ class _Sweep:
                 self.rounded.update((position, i) for i, head in enumerate(heads) if head in sweep.rounded)
                 self.positions.update((position, i) for i, head in enumerate(heads) if head in sweep.positions)
 
-    # ------------------------------------------------------------------ backward
-
-    def backward(self, wanted: Mapping[_Key, int]) -> None:
+    def backward(self, wanted: Mapping[Key, int]) -> None:
         """Find the operators to pin, given what is required of entries."""
         for key, what in wanted.items():
             self._require(Entry(*key), what)
         for position in reversed(range(len(self.graph.nodes))):
             node, rule, what = self.graph.nodes[position], self.found[position], self.strongest.get(position, 0)
-            bodies = bodies_of(node) if node.subgraphs else ()
+            bodies = bodies_of(node)
             if bodies:
                 self._leave(position, node, bodies)
             elif node.op in CAST_OPS:
@@ -158,11 +146,8 @@ class _Sweep:
                 self._pin(position, node, rule, what)
 
     def _require(self, entry: Entry, what: int) -> None:
-        key = (entry.node, entry.index)
-        if what == _POSITIONS and key not in self.positions:
-            return
-        if what:
-            self.required[key] = max(what, self.required.get(key, 0))
+        if what > _POSITIONS or (what and entry.key in self.positions):
+            self.required[entry.key] = max(what, self.required.get(entry.key, 0))
             self.strongest[entry.node] = max(what, self.strongest.get(entry.node, 0))
 
     def _read(self, node: Node, rule: Rule) -> None:
@@ -179,9 +164,9 @@ class _Sweep:
             self.pins.add(position)
         if rule.positions or rule.category == ALLOW:
             return
-        rounded = any((entry.node, entry.index) in self.rounded for entry in inputs)
+        rounded = any(entry.key in self.rounded for entry in inputs)
         holds = any((position, i) in self.positions for i in range(node.num_outputs))
-        holds |= rule.truth and any((entry.node, entry.index) in self.positions for entry in inputs)  # compares them
+        holds |= rule.truth and any(entry.key in self.positions for entry in inputs)  # compares them
         if what < _INTEGER and rounded:
             what = _POSITIONS if what and holds else 0
         elif not what and holds:
@@ -197,7 +182,7 @@ class _Sweep:
         """Require what the bodies require; in loops counters stay exact in every iteration."""
         for number, body in enumerate(bodies):
             sweep = self.inner[position, number]
-            heads = [(head.node, head.index) for head in body.graph.heads]
+            heads = [head.key for head in body.graph.heads]
             outer = [self.required.get((position, i), 0) for i in range(len(heads))]
             wanted = [_UNROUNDED] * len(heads) if body.is_condition else outer
             while True:
@@ -205,15 +190,11 @@ class _Sweep:
                     held = sweep.required.get((body.variables()[variable], 0), 0)
                     wanted[head] = max(wanted[head], held, _UNROUNDED)
                 before = dict(sweep.required)
-                sweep.backward(_strongest(heads, wanted))
+                sweep.backward({key: max(w for other, w in zip(heads, wanted) if other == key) for key in heads})
                 if sweep.required == before:
                     break
             for variable, port in zip(body.variables(), body.ports):
                 self._require(node.inputs[port], sweep.required.get((variable, 0), 0))
-
-
-def _strongest(keys: Sequence[_Key], wanted: Sequence[int]) -> Dict[_Key, int]:
-    return {key: max(what for other, what in zip(keys, wanted) if other == key) for key in keys}
 
 
 def _is_float(node: Node) -> bool:

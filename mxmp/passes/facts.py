@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Dict, FrozenSet, Mapping, Optional, Tuple
+from typing import Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from .. import dtypes
-from ..graph import Entry, Graph
+from ..graph import Entry, Graph, Key, Node
 
-EntryKey = Tuple[int, int]
+Named = Tuple[str, int]
+"""A node's name and the number of an output."""
+
+CAST_OPS = ("Cast", "amp_cast")
+"""Operators whose one purpose is another dtype."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts on the entries of one graph, keyed by (node, output index).
+    """Facts on the entries of one graph.
 
     Attributes:
-        dtypes: Inferred dtype; an entry that is missing keeps what it has.
-        shapes: Inferred shape; missing where unknown.
-        output_names: Names of the entries as MXNet's ``list_outputs`` has them.
+        dtypes: An entry that is missing keeps what it has.
+        shapes: Missing where unknown.
+        output_names: Names as MXNet's ``list_outputs`` has them.
         params: Names of the variables that are parameters, whose storage a policy may choose.
         out_of_range: Names of the entries, parameters among them, with values beyond the range of the
             low precision dtype: what gives and what reads them stays in float32.
         bodies: Facts on the bodies of control flow nodes, by (node, number of the body).
     """
 
-    dtypes: Mapping[EntryKey, str]
-    shapes: Mapping[EntryKey, Tuple[int, ...]] = field(default_factory=dict)
-    output_names: Mapping[EntryKey, str] = field(default_factory=dict)
+    dtypes: Mapping[Key, str]
+    shapes: Mapping[Key, Tuple[int, ...]] = field(default_factory=dict)
+    output_names: Mapping[Key, str] = field(default_factory=dict)
     params: FrozenSet[str] = frozenset()
     out_of_range: FrozenSet[str] = frozenset()
     bodies: Mapping[Tuple[int, int], "Facts"] = field(default_factory=dict)
@@ -37,15 +41,15 @@ class Facts:
     def assume_float32(cls, graph: Graph) -> "Facts":
         """Return facts on a float32 network whose shapes are unknown: the dtypes that it declares, else float32."""
         keys = [(position, index) for position, node in enumerate(graph.nodes) for index in range(node.num_outputs)]
-        return cls({key: _declared_dtype(graph, key[0]) or dtypes.FLOAT32 for key in keys})
+        return cls({key: declared_dtype(graph.nodes[key[0]]) or dtypes.FLOAT32 for key in keys})
 
     def dtype(self, entry: Entry) -> Optional[str]:
         """Return the dtype of an entry, None if unknown."""
-        return self.dtypes.get((entry.node, entry.index))
+        return self.dtypes.get(entry.key)
 
     def shape(self, entry: Entry) -> Optional[Tuple[int, ...]]:
         """Return the shape of an entry, None if unknown or partly unknown."""
-        shape = self.shapes.get((entry.node, entry.index))
+        shape = self.shapes.get(entry.key)
         return shape if shape is not None and all(size > 0 for size in shape) else None
 
     def size(self, entry: Entry) -> Optional[int]:
@@ -58,24 +62,18 @@ class Facts:
         found = {node.name: self.dtype(Entry(i)) for i, node in enumerate(graph.nodes) if node.is_variable}
         return {name: dtype for name, dtype in found.items() if dtype is not None}
 
-    def is_out_of_range(self, graph: Graph, position: int) -> bool:
-        """Return whether an output of a node has values beyond the low precision dtype's range."""
-        entries = (Entry(position, index) for index in range(graph.nodes[position].num_outputs))
-        return bool(self.out_of_range) and any(self.output_name(graph, entry) in self.out_of_range for entry in entries)
+    def nodes_out_of_range(self, graph: Graph) -> Set[int]:
+        """Return the nodes with an output that has values beyond the low precision dtype's range."""
+        outputs = ((i, Entry(i, index)) for i, node in enumerate(graph.nodes) for index in range(node.num_outputs))
+        return {i for i, entry in outputs if self.out_of_range and self.output_name(graph, entry) in self.out_of_range}
 
     def output_name(self, graph: Graph, entry: Entry) -> str:
         """Return the name that MXNet gives to an entry."""
-        return self.output_names.get((entry.node, entry.index)) or graph.entry_name(entry)
+        return self.output_names.get(entry.key) or graph.entry_name(entry)
 
 
-def _declared_dtype(graph: Graph, position: int) -> Optional[str]:
-    node = graph.nodes[position]
+def declared_dtype(node: Node) -> Optional[str]:
+    """Return the dtype that a variable or a cast declares, None for any other node."""
     if node.is_variable:
-        return dtypes.from_flag(node.get("__dtype__", "") or "")
-    if node.op in CAST_OPS:
-        return node.get("dtype")
-    return None
-
-
-CAST_OPS = ("Cast", "amp_cast")
-"""Operators whose one purpose is another dtype."""
+        return dtypes.from_flag(node.get("__dtype__") or "")
+    return node.get("dtype") if node.op in CAST_OPS else None

@@ -1,8 +1,4 @@
-"""Removal of casts that repeat another or change nothing.
-
-Only casts that mxmp inserted are dropped; casts of the network's own are absorbed: what an
-inserted cast would give, an equal cast that the network has already gives as well.
-"""
+"""Removal of casts that repeat another or change nothing."""
 
 from __future__ import annotations
 
@@ -14,16 +10,16 @@ from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
 from .attributes import ABSORBED_ATTR, CAST_MARK, MARK_ATTR
 from .base import Pass
-from .facts import CAST_OPS
+from .facts import CAST_OPS, declared_dtype
 
 
 @dataclass(frozen=True)
 class FoldCasts(Pass):
-    """Rewires the readers of casts that are redundant.
+    """Rewires the readers of casts that are redundant, of those that mxmp inserted.
 
-    A cast is redundant if an earlier cast of the same tensor gives the same dtype, or if it
-    takes back an exact widening: float16 to float32 to float16 is the identity, while float32
-    to float16 to float32 is a rounding and stays.
+    A cast is redundant if an earlier cast of the same tensor, maybe the network's own, gives the same dtype, or if it
+    takes back an exact widening: float16 to float32 to float16 is the identity; float32 to float16 to float32 is a
+    rounding and stays.
     """
 
     name: ClassVar[str] = "fold-casts"
@@ -52,7 +48,7 @@ class _Folder:
             # A cast at an output stays: only nodes can say what they would have read.
             if node.get(MARK_ATTR) != CAST_MARK or position in self.heads or not self._fold(position, node):
                 self._emit(position)
-        return self.builder.finish(self.builder.mapped(head) for head in self.graph.heads)
+        return self.builder.finish()
 
     def _fold(self, position: int, node: Node) -> bool:
         """Replace a cast by another node that gives the same, and return whether there is one."""
@@ -76,30 +72,22 @@ class _Folder:
         """Return the low precision entry that a cast's source widens, if the cast only undoes that."""
         if source.op not in CAST_OPS or source.attrs != (("dtype", dtypes.FLOAT32),):
             return None
-        before = self._dtype(source.inputs[0])
-        return source.inputs[0] if before == _cast_dtype(node) and before in dtypes.LOW_PRECISION else None
+        before = declared_dtype(self.builder.nodes[source.inputs[0].node])
+        return source.inputs[0] if before == node.get("dtype") and before in dtypes.LOW_PRECISION else None
 
     def _emit(self, position: int) -> None:
         if position in self.emitted:
             return
         self.emitted.add(position)
         node = self.graph.nodes[position]
-        inputs = tuple(self.builder.mapped(entry) for entry in node.inputs)
+        inputs = self.builder.inputs(node)
         absorbed = [[port, *self.absorbed[e]] for port, e in enumerate(node.inputs) if e in self.absorbed]
         if absorbed:
             node = node.with_attrs({ABSORBED_ATTR: json.dumps(absorbed)})  # for EraseCasts
-        bodies = tuple(_Folder(body).run() for body in node.subgraphs)
-        new = self.builder.copy(position, node.rewired(inputs, bodies))
+        new = self.builder.copy(position, node.rewired(inputs, tuple(_Folder(body).run() for body in node.subgraphs)))
         how = _conversion(node)
         if how is not None:
             self.known.setdefault((inputs[0], how), Entry(new))
-
-    def _dtype(self, entry: Entry) -> Optional[str]:
-        """Return the dtype of an entry of the new graph where a cast or a variable declares it."""
-        node = self.builder.nodes[entry.node]
-        if node.is_variable:
-            return dtypes.from_flag(node.get("__dtype__", "") or "")
-        return _cast_dtype(node)
 
 
 def _own_casts(graph: Graph) -> Dict[Tuple[Entry, str], int]:
@@ -112,15 +100,10 @@ def _own_casts(graph: Graph) -> Dict[Tuple[Entry, str], int]:
     return found
 
 
-def _cast_dtype(node: Node) -> Optional[str]:
-    """Return the dtype that a cast casts to, None for any other node."""
-    return node.get("dtype") if node.op in CAST_OPS else None
-
-
 def _conversion(node: Node) -> Optional[str]:
-    """Return a key that is equal for casts with equal results.
+    """Return a key that is equal for casts with equal results, None for any other node.
 
     ``Cast`` truncates to bfloat16 where ``amp_cast`` rounds; to other dtypes both give the same.
     """
-    dtype = _cast_dtype(node)
+    dtype = node.get("dtype") if node.op in CAST_OPS else None
     return f"{node.op}:{dtype}" if dtype == dtypes.BFLOAT16 else dtype

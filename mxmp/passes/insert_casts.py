@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Dict, Optional, Tuple
 
 from .. import dtypes
-from ..errors import PassError
-from ..graph import Entry, Graph, GraphBuilder, Node
+from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..policy import Policy
 from ..rules import RULES, RuleSet
 from .attributes import (
@@ -30,16 +29,10 @@ _OUTPUT = "_output"
 
 @dataclass(frozen=True)
 class InsertCasts(Pass):
-    """Rewrites a float32 graph so that it runs under a policy.
+    """Rewrites a float32 graph so that it runs under a policy; ``EraseCasts`` is the inverse.
 
-    Every tensor is cast once to the dtype that some of its readers want; outputs come in the
-    policy's output dtype and keep their names. ``EraseCasts`` is the inverse.
-
-    Attributes:
-        policy: The policy.
-        facts: What MXNet infers about the graph; None takes every entry for float32 of unknown shape.
-        rules: The table of operators.
-        plan: What was decided already; None decides it here.
+    Every tensor is cast once to the dtype that some of its readers want; outputs come in the policy's output dtype and
+    keep their names. Without ``facts`` every entry counts as float32 of unknown shape, without a ``plan`` one is made.
     """
 
     name: ClassVar[str] = "insert-casts"
@@ -52,7 +45,7 @@ class InsertCasts(Pass):
         """Refuse a graph that has been converted already."""
         for node in graph.nodes:
             if node.get(MARK_ATTR) is not None:
-                raise PassError(f"pass {self.name}: node {node} is a cast of mxmp; erase the casts first.")
+                self.refuse(f"node {node} is a cast of mxmp; erase the casts first.")
             for body in node.subgraphs:
                 self.requires(body)
 
@@ -76,7 +69,7 @@ class _Inserter:
         self.plan = plan
         self.is_body = is_body
         self.builder = GraphBuilder(graph)
-        self.casts: Dict[Tuple[int, int, str], Entry] = {}
+        self.casts: Dict[Tuple[Key, str], Entry] = {}
 
     def run(self) -> Graph:
         for position, node in enumerate(self.graph.nodes):
@@ -146,7 +139,7 @@ class _Inserter:
             )
 
     def _cast(self, entry: Entry, dtype: str, reader: int) -> Entry:
-        key = (entry.node, entry.index, dtype)
+        key = (entry.key, dtype)
         if key not in self.casts:
             name = f"{self.facts.output_name(self.graph, entry)}_cast_{dtype}"
             device = {**device_attrs(self.graph.nodes[reader]), **device_attrs(self.graph.nodes[entry.node])}
@@ -172,16 +165,13 @@ class _Inserter:
             if all(self._is_cast(other) for other in self.graph.heads if other.node == head.node):
                 self._swap_names(head, cast)
         elif not producer.is_variable and name.endswith(_OUTPUT):
-            self._rename(cast, name[: -len(_OUTPUT)])
+            name = name[: -len(_OUTPUT)]
+            if name not in self.builder.names:
+                self.builder.nodes[cast.node] = replace(self.builder.nodes[cast.node], name=self.builder.unique(name))
         return cast
 
     def _is_cast(self, head: Entry) -> bool:
         return self._dtype(head) not in (None, self.plan.output_dtype(head, self.policy))
-
-    def _rename(self, cast: Entry, name: str) -> None:
-        if name not in self.builder.names:
-            self.builder.names.add(name)
-            self.builder.nodes[cast.node] = replace(self.builder.nodes[cast.node], name=name)
 
     def _swap_names(self, head: Entry, cast: Entry) -> None:
         """Give the cast the name of the node it reads, so that the output keeps its name."""
@@ -197,7 +187,7 @@ class _Inserter:
 def cast_op(dtype: str, low_dtype: str) -> str:
     """Return the operator that casts between float32 and a low precision dtype.
 
-    ``Cast`` survives saving and ONNX export, and rounds to float16 as it should. To bfloat16 it
-    truncates; ``amp_cast`` rounds to nearest even there, and is fast (oneDNN).
+    ``Cast`` survives saving and ONNX export, and rounds to float16 as it should. To bfloat16 it truncates; ``amp_cast``
+    rounds to nearest even there, and is fast (oneDNN).
     """
     return "amp_cast" if dtypes.BFLOAT16 in (dtype, low_dtype) else "Cast"

@@ -23,7 +23,7 @@ import igraph
 
 from .. import dtypes
 from ..errors import PassError
-from ..graph import Entry, Graph
+from ..graph import Entry, Graph, Key
 from .facts import Facts
 from .verdict import FREE, LOW, Verdict
 
@@ -41,14 +41,12 @@ _EXACT = 2**53  # igraph's capacities are doubles: integers are exact up to here
 
 @dataclass(frozen=True)
 class Placement:
-    """Which nodes run in low precision, and the proof that no cheaper choice exists.
+    """Which nodes run in low precision, by position, and the proof that no cheaper choice exists.
 
     Attributes:
-        low: Positions of the nodes that run in low precision.
         casts: Tensors that change dtype, so the number of casts.
         cost: Objective beyond the unavoidable: bytes that free nodes move in float32 rather than low precision, plus
-            bytes that casts move; or the number of casts when ``in_bytes`` is False.
-        in_bytes: Whether all sizes were known. If not, casts are counted.
+            bytes that casts move; or the number of casts when ``in_bytes`` is False, as not all sizes are known.
         flow: Value of the maximum flow in the same unit: a lower bound, equal to ``cost``.
         cast_bytes: Bytes that the casts read and write in one forward pass; None if a size is unknown.
     """
@@ -65,12 +63,8 @@ class Placement:
 class _Tensor:
     """One tensor of the placement problem.
 
-    Attributes:
-        entry: The tensor.
-        producer: The node that decides its dtype: the position of a free node or parameter, ``_SOURCE``
-            (float32) or ``_SINK`` (low precision).
-        readers: The nodes that need it in their dtype, likewise.
-        size: Number of elements, None if unknown.
+    ``producer`` is the node that decides its dtype: the position of a free node or parameter, ``_SOURCE`` (float32) or
+    ``_SINK`` (low precision). ``readers`` need it in their dtype, likewise. ``size`` counts elements, None if unknown.
     """
 
     entry: Entry
@@ -88,17 +82,11 @@ def place(
     any_heads: FrozenSet[int] = frozenset(),
     free_params: FrozenSet[int] = frozenset(),
 ) -> Placement:
-    """Return the cheapest placement that keeps every pin.
+    """Return the cheapest placement that keeps every pin, in bytes, or in casts if a shape is missing.
 
-    Args:
-        graph: The graph.
-        verdicts: One per node, from ``classify``.
-        facts: Shapes decide the bytes; if one is missing, casts are counted in place of bytes.
-        low_params: Positions of parameters that are stored in low precision.
-        output_low: Whether the graph's float32 outputs are wanted in low precision, but for positions.
-        any_heads: Numbers of the outputs that may have either precision.
-        free_params: Positions of parameters that may be stored in either precision; those that are
-            cheaper so are among the low of the result.
+    The parameters ``low_params``, by position, are stored in low precision; ``free_params`` may be stored in either:
+    those that are cheaper so are among the low of the result. ``output_low`` says whether the graph's float32 outputs
+    are wanted in low precision, but for positions; ``any_heads`` are the numbers of the outputs that may have either.
     """
     demands = [
         None if number in any_heads else output_low and head.index not in verdicts[head.node].positions
@@ -127,14 +115,14 @@ def _tensors(
     demands: Sequence[Optional[bool]],
 ) -> List[_Tensor]:
     """Return the float32 tensors of a graph, with the nodes that decide their dtype and those that need one."""
-    readers: Dict[Tuple[int, int], Set[int]] = {}
+    readers: Dict[Key, Set[int]] = {}
     for position, node in enumerate(graph.nodes):
         for port, entry in enumerate(node.inputs):
-            readers.setdefault((entry.node, entry.index), set())
+            sides = readers.setdefault(entry.key, set())
             if not verdicts[position].accepts_any(port):
-                readers[entry.node, entry.index].add(_reading_side(position, port, verdicts))
+                sides.add(_reading_side(position, port, verdicts))
     for head, low in zip(graph.heads, demands):
-        sides = readers.setdefault((head.node, head.index), set())
+        sides = readers.setdefault(head.key, set())
         if low is not None:
             sides.add(_SINK if low else _SOURCE)
     tensors = []
@@ -159,15 +147,11 @@ def _reading_side(position: int, port: int, verdicts: Sequence[Verdict]) -> int:
 
 
 def _side(position: int, verdicts: Sequence[Verdict]) -> int:
-    label = verdicts[position].label
-    if label == FREE:
-        return position
-    return _SINK if label == LOW else _SOURCE
+    return {FREE: position, LOW: _SINK}.get(verdicts[position].label, _SOURCE)
 
 
 def _is_cast(tensor: _Tensor, low: Set[int]) -> bool:
-    sides = {side == _SINK or side in low for side in (tensor.producer, *tensor.readers)}
-    return len(sides) == 2
+    return len({side == _SINK or side in low for side in (tensor.producer, *tensor.readers)}) == 2
 
 
 class _Network:
@@ -200,20 +184,16 @@ class _Network:
     def _cast_cost(self, tensor: _Tensor) -> int:
         return _CAST_UNITS * (tensor.size or 0) if self.in_bytes else 1
 
-    def _weight(self, tensor: _Tensor) -> int:
-        return self._cast_cost(tensor) * self.scale + (1 if self.in_bytes else 0)
-
-    def _vertex(self, key: int) -> int:
-        return self.vertices.setdefault(key, len(self.vertices))
-
     def _arc(self, start: int, end: int, capacity: Optional[int]) -> None:
         if start == end or start == _SINK or end == _SOURCE or capacity == 0:
             return
-        self.edges.append((self._vertex(start), self._vertex(end)))
+        for key in (start, end):
+            self.vertices.setdefault(key, len(self.vertices))
+        self.edges.append((self.vertices[start], self.vertices[end]))
         self.capacities.append(capacity)
 
     def _add_tensor(self, tensor: _Tensor) -> None:
-        weight = self._weight(tensor)
+        weight = self._cast_cost(tensor) * self.scale + (1 if self.in_bytes else 0)
         others = tensor.readers - {tensor.producer}
         if len(others) == 1:
             (reader,) = others
@@ -256,10 +236,9 @@ class _Network:
                 reached_from[start].append(end)
         seen, stack = {1}, [1]
         while stack:
-            for vertex in reached_from[stack.pop()]:
-                if vertex not in seen:
-                    seen.add(vertex)
-                    stack.append(vertex)
+            new = set(reached_from[stack.pop()]) - seen
+            seen |= new
+            stack += new
         return seen
 
     def cost(self, low: Set[int]) -> int:

@@ -21,8 +21,6 @@ class Plan:
     """The decisions on a graph, made before it is edited.
 
     Attributes:
-        verdicts: One per node.
-        placement: Which nodes run in low precision.
         low_params: Positions of the parameters to store in low precision; of a body, of the
             variables that enter it in low precision.
         bodies: The plans of the bodies of control flow nodes, by (node, number of the body).
@@ -41,7 +39,8 @@ class Plan:
 
     def gives_low(self, position: int, index: int) -> bool:
         """Return whether a node gives one of its outputs in low precision."""
-        return self.verdicts[position].gives_low(index, position in self.placement.low)
+        verdict, low = self.verdicts[position], position in self.placement.low
+        return index in verdict.low_outputs or (low and verdict.output_in_precision(index))
 
     def output_dtype(self, head: Entry, policy: Policy) -> str:
         """Return the dtype of a float32 output of the graph: positions are float32 whatever the policy says."""
@@ -60,16 +59,11 @@ def make_plan(
     stored: FrozenSet[str] = frozenset(),
     final: bool = False,
 ) -> Plan:
-    """Return the plan for a graph under a policy.
+    """Return the plan for a graph without casts of mxmp.
 
-    Args:
-        graph: A graph without casts of mxmp.
-        policy: The policy.
-        facts: What MXNet infers about the graph.
-        rules: The table of operators.
-        stored: Names of parameters that are stored in low precision already.
-        final: Whether the storage of parameters is decided on this graph alone, once and for all. Otherwise a parameter
-            that a free operator reads stays float32, because that operator's label may change with the shapes.
+    ``stored`` names parameters that are stored in low precision already. ``final`` says whether the storage of
+    parameters is decided on this graph alone, once and for all. Otherwise a parameter that a free operator reads stays
+    float32, because that operator's label may change with the shapes.
     """
     verdicts, bodies = _plan_bodies(graph, classify(graph, policy, facts, rules), facts, policy)
     low_params: FrozenSet[int] = frozenset()
@@ -106,15 +100,12 @@ def _read_low_only(
 def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:
     """Return the network's own amp_casts of variables to a dtype: the variable that each reads, by its position.
 
-    They give the same of a variable that is stored in that dtype, as contrib.amp stores it then. A ``Cast``
-    to bfloat16 truncates, and does not.
+    They give the same of a variable that is stored in that dtype, as contrib.amp stores it then. A ``Cast`` to bfloat16
+    truncates, and does not.
     """
-    found = {i: node.inputs[0].node for i, node in enumerate(graph.nodes) if node.op == "amp_cast"}
-    return {
-        i: source
-        for i, source in found.items()
-        if graph.nodes[i].get("dtype") == dtype and graph.nodes[source].is_variable
-    }
+    casts = (i for i, node in enumerate(graph.nodes) if node.op == "amp_cast" and node.get("dtype") == dtype)
+    found = {i: graph.nodes[i].inputs[0].node for i in casts}
+    return {i: source for i, source in found.items() if graph.nodes[source].is_variable}
 
 
 def _plan_bodies(
@@ -154,15 +145,12 @@ def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts, named: F
 
 
 def _low_ports(bodies: Sequence[Body], plans: Mapping[int, Plan], facts: Mapping[int, Facts]) -> FrozenSet[int]:
-    """Return the inputs that all bodies read in low precision only.
-
-    They are cast once, in front of a loop, rather than in every iteration.
-    """
+    """Return the inputs that all bodies read in low precision only: cast once, not in every iteration."""
     low: Set[int] = set()
     exact: Set[int] = set()
+    wanted: FrozenSet[int]
     for number, body in enumerate(bodies):
-        variables = body.variables()
-        wanted: FrozenSet[int] = frozenset()
+        variables, wanted = body.variables(), frozenset()
         if number in plans:
             plan = plans[number]
             candidates = set(variables) - {variables[variable] for variable, _ in body.states}
@@ -185,8 +173,8 @@ def _low_outputs(bodies: Sequence[Body], plans: Mapping[int, Plan], facts: Mappi
     """Return the outputs of a control flow node that its bodies give in low precision."""
     found: Set[int] = set()
     for number, plan in plans.items():
-        for head, entry in enumerate(bodies[number].graph.heads):
-            gives_low = plan.gives_low(entry.node, entry.index) and facts[number].dtype(entry) == dtypes.FLOAT32
-            if head in plan.any_heads and gives_low:
+        for head in plan.any_heads:
+            entry = bodies[number].graph.heads[head]
+            if plan.gives_low(entry.node, entry.index) and facts[number].dtype(entry) == dtypes.FLOAT32:
                 found.add(head)
     return frozenset(found)

@@ -14,11 +14,10 @@ The scale is an input of shape (1,): it changes from step to step without a new 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Dict, FrozenSet, Optional
 
 from .. import dtypes
-from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import VARIABLE, make_attrs
 from ..rules import RULES
@@ -37,15 +36,11 @@ _PENALTY = "IdentityAttachKLSparseReg"
 
 @dataclass(frozen=True)
 class ScaleLoss(Pass):
-    """Scales the gradient of every loss head by an input of the graph.
+    """Scales the gradient of every loss head of a converted graph by ``variable``, a new input: float32, shape (1,).
 
-    To be run on a converted graph. ``EraseCasts`` takes out what it puts in; of the variable then
-    nothing is left that any output depends on.
-
-    Attributes:
-        facts: Dtypes of the graph's entries; one that is unknown counts as float32.
-        variable: Name of the new input; float32, shape (1,).
-        custom: Names of the user's own operators (``Custom``) that are loss heads.
+    ``facts`` tell dtypes of entries; one that is unknown counts as float32. ``custom`` names the user's own operators
+    (``Custom``) that are loss heads. ``EraseCasts`` takes out what it puts in; of the variable then nothing is left
+    that any output depends on.
     """
 
     name: ClassVar[str] = "scale-loss"
@@ -56,35 +51,29 @@ class ScaleLoss(Pass):
     def requires(self, graph: Graph) -> None:
         """Refuse graphs whose gradient cannot be scaled as a whole."""
         if any(node.name == self.variable for node in graph.nodes):
-            raise PassError(
-                f"pass {self.name}: the graph has a node '{self.variable}' already; rename it, or erase the loss scale."
-            )
+            self.refuse(f"the graph has a node '{self.variable}' already; rename it, or erase the loss scale.")
         for node in graph.operators():
             if node.op == _PENALTY:
-                raise PassError(
-                    f"pass {self.name}: node {node} adds a penalty to the gradient that cannot be scaled; "
+                self.refuse(
+                    f"node {node} adds a penalty to the gradient that cannot be scaled; "
                     f"write the penalty as a loss under make_loss."
                 )
-        for node in (node for outer in graph.nodes for body in outer.subgraphs for node in body.operators()):
-            if is_loss_head(node):
-                raise PassError(
-                    f"pass {self.name}: node {node} is a loss head inside of a control flow operator; move it out."
-                )
+        for body in (body for node in graph.nodes for body in node.subgraphs):
+            for node in filter(is_loss_head, body.operators()):
+                self.refuse(f"node {node} is a loss head inside of a control flow operator; move it out.")
         self._check_user_ops(graph)
 
     def _check_user_ops(self, graph: Graph) -> None:
         known = {node.name for node in graph.nodes if node.op in _USER_OPS}
         for name in sorted(self.custom - known):
-            raise PassError(
-                f"pass {self.name}: the graph has no Custom operator '{name}'; check the names in loss_heads."
-            )
+            self.refuse(f"the graph has no Custom operator '{name}'; check the names in loss_heads.")
         for head in graph.heads:
             node = graph.nodes[head.node]
             if node.name in known - self.custom:
-                raise PassError(
-                    f"pass {self.name}: output {node} is an operator of yours, of which mxmp cannot know whether it is "
-                    f"a loss head. If it ignores the gradient of its output (need_top_grad=False), name it in "
-                    f"loss_heads; else put an identity behind it."
+                self.refuse(
+                    f"output {node} is an operator of yours, of which mxmp cannot know whether it is a loss head. If "
+                    f"it ignores the gradient of its output (need_top_grad=False), name it in loss_heads; else put an "
+                    f"identity behind it."
                 )
 
     def run(self, graph: Graph) -> Graph:
@@ -93,25 +82,23 @@ class ScaleLoss(Pass):
         scale: Optional[Entry] = None
         scaled: Dict[Entry, Entry] = {}
         for position, node in enumerate(graph.nodes):
-            inputs = [builder.mapped(entry) for entry in node.inputs]
+            inputs = [*builder.inputs(node)]
             if is_loss_head(node) or node.name in self.custom:
                 data = node.inputs[0]
                 if scale is None:
-                    scale = Entry(builder.add(_scale_variable(self.variable, node)))
+                    attrs = {"__shape__": "(1,)", "__dtype__": dtypes.to_flag(dtypes.FLOAT32), **device_attrs(node)}
+                    scale = Entry(builder.add(Node(VARIABLE, self.variable, make_attrs(attrs))))
                 if data not in scaled:
-                    scaled[data] = self._scaled(builder, graph, position, inputs[0], scale)
+                    scaled[data] = self._scaled(builder, node, inputs[0], scale)
                 inputs[0] = scaled[data]
-            builder.copy(position, replace(node, inputs=tuple(inputs)))
-        return builder.finish(builder.mapped(head) for head in graph.heads)
+            builder.copy(position, node.rewired(tuple(inputs)))
+        return builder.finish()
 
-    def _scaled(self, builder: GraphBuilder, graph: Graph, position: int, x: Entry, scale: Entry) -> Entry:
+    def _scaled(self, builder: GraphBuilder, head: Node, x: Entry, scale: Entry) -> Entry:
         """Return an entry with the value of x whose gradient is scaled in float32."""
-        head = graph.nodes[position]
         dtype = self.facts.dtype(head.inputs[0]) or dtypes.FLOAT32
         if dtype not in dtypes.PRECISIONS:
-            raise PassError(
-                f"pass {self.name}: node {head} reads {dtype}, whose gradient cannot be scaled; cast it to float32."
-            )
+            self.refuse(f"node {head} reads {dtype}, whose gradient cannot be scaled; cast it to float32.")
 
         def add(op: str, what: str, *inputs: Entry, **attrs: str) -> Entry:
             attrs = {**attrs, **device_attrs(head), MARK_ATTR: SCALE_MARK}
@@ -133,8 +120,3 @@ def is_loss_head(node: Node) -> bool:
     """Return whether a node starts the backward pass itself and ignores the gradient of its output."""
     rule = RULES.find(node.op, dict(node.attrs))
     return rule is not None and rule.loss_head
-
-
-def _scale_variable(name: str, head: Node) -> Node:
-    attrs = {"__shape__": "(1,)", "__dtype__": dtypes.to_flag(dtypes.FLOAT32), **device_attrs(head)}
-    return Node(VARIABLE, name, make_attrs(attrs))

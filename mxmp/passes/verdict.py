@@ -16,12 +16,9 @@ KEEP = "keep"
 
 @dataclass(frozen=True)
 class Verdict:
-    """The precision that one node is to run in, and why.
+    """The precision that one node is to run in (``label``), and why (one phrase, for the report).
 
     Attributes:
-        label: ``FLOAT32``, ``LOW``, ``FREE`` or ``KEEP``.
-        reason: One phrase, for the report.
-        rule: The operator's rule, if it has one.
         taints: Whether, in float32, its values are unsafe for what follows in low precision.
         widens: Attribute with which this node reads low precision data and gives float32, so that
             its first input needs no cast; empty if it has none.
@@ -58,7 +55,3 @@ class Verdict:
     def reads_low(self, port: int, low: bool) -> bool:
         """Return whether an input is wanted in low precision, given whether the node runs in it."""
         return port in self.low_ports or (low and self.input_in_precision(port))
-
-    def gives_low(self, index: int, low: bool) -> bool:
-        """Return whether an output comes in low precision, given whether the node runs in it."""
-        return index in self.low_outputs or (low and self.output_in_precision(index))

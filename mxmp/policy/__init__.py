@@ -12,6 +12,6 @@ References:
 """
 
 from ..errors import did_you_mean as did_you_mean
+from .fields import PRESETS as PRESETS
 from .policy import Policy as Policy
 from .policy import check_matches as check_matches
-from .text import PRESETS as PRESETS

@@ -1,12 +1,12 @@
-"""The fields of a policy: their names in text, and functions that check and normalise their values."""
+"""The fields of a policy: their names in text and presets, and functions that check and normalise their values."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, Mapping, Tuple, Union
+from typing import Any, Dict, Iterable, Mapping, Tuple, Union
 
 from .. import dtypes
-from ..errors import DtypeError, PolicyError
+from ..errors import DtypeError, PolicyError, did_you_mean
 
 Overrides = Tuple[Tuple[str, str], ...]
 LossScaleSpec = Union[None, str, float]
@@ -56,3 +56,68 @@ def loss_scale_field(value: Any) -> LossScaleSpec:
     if not 0 < number < math.inf:
         raise PolicyError(f"loss_scale={value!r}: expected None, 'dynamic' or a positive, finite number.")
     return number
+
+
+def parse_fields(spec: str) -> Dict[str, Any]:
+    """Return the fields that a comma-separated text sets, those of its preset among them; PolicyError or DtypeError."""
+    fields: Dict[str, Any] = {}
+    for number, item in enumerate(part.strip() for part in spec.split(",")):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals:
+            if number:
+                raise PolicyError(f"{item!r} is no 'field=value' pair")
+            fields.update(_preset(item))
+        elif ":" in key:
+            _parse_override(fields, key, value)
+        else:
+            fields.update(_parse_field(key, value))
+    return fields
+
+
+def _parse_field(key: str, value: str) -> Dict[str, Any]:
+    field = DTYPE_FIELDS.get(key, key)
+    if field in DTYPE_FIELDS.values():
+        return {field: dtypes.canonical(value)}
+    if field in FLAG_FIELDS:
+        if value not in ("True", "False"):
+            raise PolicyError(f"{key}={value}: expected True or False")
+        return {field: value == "True"}
+    if field in ("loss_scale", "out_of_range"):
+        return {field: value}
+    known = [*DTYPE_FIELDS, *FLAG_FIELDS, "loss_scale", "out_of_range", *(f"{k}:<name>" for k in OVERRIDE_FIELDS)]
+    raise PolicyError(f"unknown field {key!r}{did_you_mean(key, known)}")
+
+
+def _parse_override(fields: Dict[str, Any], key: str, value: str) -> None:
+    kind, _, target = key.partition(":")
+    if kind not in OVERRIDE_FIELDS or not target:
+        raise PolicyError(f"unknown override {key!r}; expected op:<name>, name:<pattern> or block:<pattern>")
+    targets = fields.setdefault(OVERRIDE_FIELDS[kind], {})
+    if target in targets:
+        raise PolicyError(f"{kind} {target!r} is given twice")
+    targets[target] = dtypes.canonical(value)
+
+
+def _preset(name: str) -> Dict[str, Any]:
+    found = {known.lower(): fields for known, fields in PRESETS.items()}.get(name.lower())
+    if found is None:
+        raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}")
+    return found
+
+
+def _fields(param: str, compute: str, output: str, **others: Any) -> Dict[str, Any]:
+    return {"param_dtype": param, "compute_dtype": compute, "output_dtype": output, **others}
+
+
+PRESETS: Dict[str, Dict[str, Any]] = {
+    "O0": _fields("float32", "float32", "float32"),
+    "O1": _fields("float32", "float16", "float32", loss_scale="dynamic"),
+    "O2": _fields("float16", "float16", "float32", loss_scale="dynamic"),
+    "O3": _fields("float16", "float16", "float32", pure=True),
+    "mixed_float16": _fields("float32", "float16", "float32", loss_scale="dynamic"),
+    "mixed_bfloat16": _fields("float32", "bfloat16", "float32"),
+    "float16": _fields("float16", "float16", "float16", pure=True),
+    "bfloat16": _fields("bfloat16", "bfloat16", "bfloat16", pure=True),
+    "float32": _fields("float32", "float32", "float32"),
+}
+"""Fields of each named policy. O0 to O3 as in Apex, the others as in Keras."""

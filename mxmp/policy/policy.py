@@ -9,18 +9,7 @@ from typing import Any, Optional, Sequence, Tuple, Union
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError, did_you_mean
-from .fields import (
-    DTYPE_FIELDS,
-    FLAG_FIELDS,
-    OUT_OF_RANGE,
-    OVERRIDE_FIELDS,
-    LossScaleSpec,
-    Overrides,
-    dtype_field,
-    loss_scale_field,
-    override_field,
-)
-from .text import parse_fields
+from . import fields
 
 
 @dataclass(frozen=True)
@@ -62,23 +51,24 @@ class Policy:
     last_layer_fp32: bool = False
     pure: bool = False
     out_of_range: str = "clamp"
-    ops: Overrides = ()
-    names: Overrides = ()
-    blocks: Overrides = ()
-    loss_scale: LossScaleSpec = None
+    ops: fields.Overrides = ()
+    names: fields.Overrides = ()
+    blocks: fields.Overrides = ()
+    loss_scale: fields.LossScaleSpec = None
 
     def __post_init__(self) -> None:
         """Normalise every field and check the fields against each other."""
-        for field in DTYPE_FIELDS.values():
-            object.__setattr__(self, field, dtype_field(field, getattr(self, field)))
-        for field in OVERRIDE_FIELDS.values():
-            object.__setattr__(self, field, override_field(field, getattr(self, field)))
-        for field in FLAG_FIELDS:
+        for field in fields.DTYPE_FIELDS.values():
+            object.__setattr__(self, field, fields.dtype_field(field, getattr(self, field)))
+        for field in fields.OVERRIDE_FIELDS.values():
+            object.__setattr__(self, field, fields.override_field(field, getattr(self, field)))
+        for field in fields.FLAG_FIELDS:
             if not isinstance(getattr(self, field), bool):
                 raise PolicyError(f"{field}={getattr(self, field)!r}: expected True or False.")
-        if self.out_of_range not in OUT_OF_RANGE:
-            raise PolicyError(f"out_of_range={self.out_of_range!r}: expected {' or '.join(map(repr, OUT_OF_RANGE))}.")
-        object.__setattr__(self, "loss_scale", loss_scale_field(self.loss_scale))
+        if self.out_of_range not in fields.OUT_OF_RANGE:
+            expected = " or ".join(map(repr, fields.OUT_OF_RANGE))
+            raise PolicyError(f"out_of_range={self.out_of_range!r}: expected {expected}.")
+        object.__setattr__(self, "loss_scale", fields.loss_scale_field(self.loss_scale))
         self._check()
 
     @property
@@ -117,18 +107,18 @@ class Policy:
         if not isinstance(spec, str):
             raise PolicyError(f"expected a policy or its name, such as 'O1'; found a {type(spec).__name__}.")
         try:
-            fields = parse_fields(spec)
+            given = fields.parse_fields(spec)
         except (PolicyError, DtypeError) as e:
             where = f" in policy {spec!r}" if "=" in spec else ""
             raise PolicyError(f"{str(e).rstrip('.')}{where}.") from e
-        return cls(**fields).replace(**changes)
+        return cls(**given).replace(**changes)
 
     def __str__(self) -> str:
-        items = [f"{short}={getattr(self, field)}" for short, field in DTYPE_FIELDS.items()]
-        items += [f"{field}=True" for field in FLAG_FIELDS if getattr(self, field)]
-        if self.out_of_range != OUT_OF_RANGE[0]:
+        items = [f"{short}={getattr(self, field)}" for short, field in fields.DTYPE_FIELDS.items()]
+        items += [f"{field}=True" for field in fields.FLAG_FIELDS if getattr(self, field)]
+        if self.out_of_range != fields.OUT_OF_RANGE[0]:
             items.append(f"out_of_range={self.out_of_range}")
-        for short, field in OVERRIDE_FIELDS.items():
+        for short, field in fields.OVERRIDE_FIELDS.items():
             items += [f"{short}:{key}={dtype}" for key, dtype in getattr(self, field)]
         if self.loss_scale is not None:
             items.append(f"loss_scale={self.loss_scale}")
@@ -150,18 +140,15 @@ class Policy:
     def _check(self) -> None:
         low = self.compute_dtype
         if self.param_dtype not in (dtypes.FLOAT32, low):
-            raise PolicyError(
-                f"param_dtype={self.param_dtype!r} with compute_dtype={low!r} makes no sense: parameters are "
-                f"stored in float32 or in the dtype that they are computed in."
-            )
+            self._refuse("param_dtype", "parameters are stored in float32 or in the dtype that they are computed in.")
         if self.output_dtype not in (dtypes.FLOAT32, low):
-            raise PolicyError(
-                f"output_dtype={self.output_dtype!r} with compute_dtype={low!r} makes no sense: outputs come in "
-                f"float32 or in the compute dtype."
-            )
-        if not self.is_mixed:
-            self._check_float32()
-        for field in OVERRIDE_FIELDS.values():
+            self._refuse("output_dtype", "outputs come in float32 or in the compute dtype.")
+        for field in fields.FLAG_FIELDS:
+            if getattr(self, field) and not self.is_mixed:
+                self._refuse(field, "everything is float32 already.")
+        if self.loss_scale not in (None, 1.0) and not self.is_mixed:
+            self._refuse("loss_scale", "float32 gradients need no scaling. Set compute_dtype, or leave loss_scale out.")
+        for field in fields.OVERRIDE_FIELDS.values():
             for key, dtype in getattr(self, field):
                 if dtype not in (dtypes.FLOAT32, low):
                     raise PolicyError(
@@ -169,17 +156,9 @@ class Policy:
                         f"use {' or '.join(sorted({low, dtypes.FLOAT32}))}."
                     )
 
-    def _check_float32(self) -> None:
-        for field in FLAG_FIELDS:
-            if getattr(self, field):
-                raise PolicyError(
-                    f"{field}=True with compute_dtype='float32' makes no sense: everything is float32 already."
-                )
-        if self.loss_scale not in (None, 1.0):
-            raise PolicyError(
-                f"loss_scale={self.loss_scale!r} with compute_dtype='float32' makes no sense: float32 gradients "
-                f"need no scaling. Set compute_dtype, or leave loss_scale out."
-            )
+    def _refuse(self, field: str, why: str) -> None:
+        value = f"{field}={getattr(self, field)!r}"
+        raise PolicyError(f"{value} with compute_dtype={self.compute_dtype!r} makes no sense: {why}")
 
 
 def block_pattern(key: str) -> str:
@@ -188,15 +167,9 @@ def block_pattern(key: str) -> str:
 
 
 def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequence[str] = ()) -> None:
-    """Check that every override of a policy applies to something.
+    """Raise PolicyError, with the nearest names, if an override of a policy applies to nothing.
 
-    Args:
-        policy: The policy.
-        nodes: (operator, name) of every operator node of the network.
-        blocks: Prefixes of the network's Gluon blocks, named in the message.
-
-    Raises:
-        PolicyError: Naming the first pattern that matches nothing, and the nearest names.
+    ``nodes`` are (operator, name) of every operator node of the network, ``blocks`` the prefixes of its Gluon blocks.
     """
     names = [name for _, name in nodes]
     known_ops = {op for op, _ in nodes}

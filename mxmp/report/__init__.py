@@ -1,11 +1,9 @@
 """What a conversion decided and why, in casts and bytes, as a table or JSON."""
 
-from .legend import legend as legend
-from .make import AS_CONVERTED as AS_CONVERTED
+from .counts import variable_bytes as variable_bytes
 from .make import make_report as make_report
 from .make import report_converted as report_converted
-from .report import AS_IT_WAS as AS_IT_WAS
 from .report import Report as Report
 from .report import Row as Row
+from .report import legend as legend
 from .report import merge as merge
-from .sizes import variable_bytes as variable_bytes

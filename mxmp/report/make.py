@@ -16,55 +16,34 @@ from ..passes.plan import Plan
 from ..passes.verdict import FLOAT32, FREE, KEEP, Verdict
 from ..policy import Policy
 from ..rules import RULES
-from .casts import casts_at, count_activations, inserted_casts, positions, widely_read
+from . import counts
 from .report import AS_IT_WAS, Report, Row
-from .sizes import activation_bytes, cast_bytes
 
 AS_CONVERTED = "as converted"
 """The policy of a report on a network of which only the conversion is known."""
 
 
 def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: Graph) -> Report:
-    """Return the report on a conversion.
-
-    Args:
-        policy: The policy.
-        before: The graph before insertion, which facts and plan are about.
-        facts: What MXNet inferred about it.
-        plan: What ``InsertCasts.plan`` decided.
-        after: The converted graph.
-    """
-    sizes = activation_bytes(before, facts), activation_bytes(before, facts, plan)
+    """Return the report on a conversion by a plan; the facts are on the graph before it."""
+    sizes = counts.activation_bytes(before, facts), counts.activation_bytes(before, facts, plan)
     return _report(str(policy), _Planned(before, facts, after, policy, plan), *sizes)
 
 
 def report_converted(before: Graph, facts: Facts, after: Graph, after_facts: Facts) -> Report:
     """Return the report on a network that was converted earlier, under an unknown policy.
 
-    The precisions are those of the tensors that the operators read. The reasons are those of the
-    rules alone; where they do not lead to the precision, a policy overruled them, and the row says so.
-
-    Args:
-        before: The graph without the casts of mxmp, as ``EraseCasts`` gives it.
-        facts: What MXNet infers about it.
-        after: The graph as it was converted.
-        after_facts: What MXNet infers about that.
+    The precisions are those of the tensors that the operators read. The reasons are those of the rules alone; where
+    they do not lead to the precision, a policy overruled them, and the row says so. The graph before is without the
+    casts of mxmp, as ``EraseCasts`` gives it.
     """
     verdicts = classify(before, _plainest_policy(after, after_facts), facts, RULES)
-    sizes = activation_bytes(before, facts), activation_bytes(after, after_facts)
+    sizes = counts.activation_bytes(before, facts), counts.activation_bytes(after, after_facts)
     return _report(AS_CONVERTED, _Converted(before, facts, after, verdicts, after_facts), *sizes)
 
 
 @dataclass(frozen=True)
 class _Conversion(ABC):
-    """A graph, or a body of one, before and after its conversion.
-
-    Attributes:
-        graph: The graph before.
-        facts: What MXNet infers about it.
-        after: The graph after.
-        where: Where each node of the one is in the other.
-    """
+    """A graph, or a body of one, with its facts, and what it was converted to; ``where`` maps positions."""
 
     graph: Graph
     facts: Facts
@@ -72,7 +51,7 @@ class _Conversion(ABC):
     where: Mapping[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "where", positions(self.graph, self.after))
+        object.__setattr__(self, "where", counts.positions(self.graph, self.after))
 
     @abstractmethod
     def decision(self, position: int) -> Tuple[str, str]:
@@ -84,7 +63,7 @@ class _Conversion(ABC):
 
     def rows(self) -> Iterator[Row]:
         """Yield a row for each operator, those of a node's bodies behind its own."""
-        casts = casts_at(self.graph, self.facts, self.after, self.where)
+        casts = counts.casts_at(self.graph, self.facts, self.after, self.where)
         for position, node in enumerate(self.graph.nodes):
             if node.is_variable:
                 continue
@@ -138,16 +117,16 @@ class _Converted(_Conversion):
 def _report(policy: str, conversion: _Conversion, old: Optional[int], new: Optional[int]) -> Report:
     """Return a report, given the bytes of the activations before and after."""
     facts, after, rows = conversion.facts, conversion.after, tuple(conversion.rows())
-    inserted = inserted_casts(after)
+    inserted = counts.inserted_casts(after)
     return Report(
         policy=policy,
         rows=rows,
         casts=len(inserted),
-        activation_casts=count_activations(inserted, facts),
-        cast_bytes=cast_bytes(facts, after, conversion.where),
+        activation_casts=sum(not (source.is_variable and source.name in facts.params) for source in inserted),
+        cast_bytes=counts.cast_bytes(facts, after, conversion.where),
         activation_bytes=None if old is None or new is None else (old, new),
         without_rule=tuple(sorted({row.op for row in rows if row.reason == NO_RULE})),
-        widely_read=widely_read(after),
+        widely_read=counts.widely_read(after),
     )
 
 

@@ -1,7 +1,6 @@
 """Internal: the precisions that each MXNet operator may run in, by category, port and condition."""
 
 from .core import ALLOW as ALLOW
-from .core import CATEGORIES as CATEGORIES
 from .core import CLEAR as CLEAR
 from .core import DENY as DENY
 from .core import EVERY as EVERY

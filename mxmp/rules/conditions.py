@@ -63,16 +63,12 @@ def scalars_representable(*keys: str) -> Condition:
             return reason
         for key in keys:
             value = value_of(call.attrs, key)
-            if isinstance(value, (int, float)) and not _has_eight_bits(value):
+            finite = isinstance(value, (int, float)) and math.isfinite(value)
+            if finite and not (math.frexp(value)[0] * 256).is_integer():  # bfloat16's significand has eight bits
                 return f"{key}={value:g} is none of bfloat16's values, and MXNet truncates it"
         return None
 
     return condition
-
-
-def _has_eight_bits(value: float) -> bool:
-    """Return whether the significand of a number fits bfloat16's, which has eight bits."""
-    return not math.isfinite(value) or (math.frexp(value)[0] * 256).is_integer()
 
 
 def short_reduction(call: Call) -> Optional[str]:
@@ -81,9 +77,7 @@ def short_reduction(call: Call) -> Optional[str]:
     if shape is None:
         return "the length of the reduction is unknown"
     length = math.prod(shape[axis] for axis in _reduced_axes(call.attrs, len(shape)))
-    if length > MAX_REDUCTION:
-        return f"it reduces {length} elements, more than {MAX_REDUCTION}"
-    return None
+    return f"it reduces {length} elements, more than {MAX_REDUCTION}" if length > MAX_REDUCTION else None
 
 
 def short_windows(call: Call) -> Optional[str]:
@@ -94,15 +88,13 @@ def short_windows(call: Call) -> Optional[str]:
     output = value_of(call.attrs, "output_size") or (1,)
     height, width = (output, output) if isinstance(output, int) else (output[0], output[-1])
     length = math.ceil(shape[2] / height) * math.ceil(shape[3] / width)
-    if length > MAX_REDUCTION:
-        return f"its windows have {length} elements, more than {MAX_REDUCTION}"
-    return None
+    return f"its windows have {length} elements, more than {MAX_REDUCTION}" if length > MAX_REDUCTION else None
 
 
 def small_magnification(call: Call) -> Optional[str]:
     """Forbid resizing by more than ``MAX_MAGNIFICATION``, or by an unknown factor."""
-    factors = [_magnification(call, side, axis) for side, axis in (("height", 2), ("width", 3))]
-    for factor in factors:
+    for side, axis in (("height", 2), ("width", 3)):
+        factor = _magnification(call, side, axis)
         if factor is None:
             return "the magnification is unknown"
         if factor > MAX_MAGNIFICATION:
@@ -110,13 +102,11 @@ def small_magnification(call: Call) -> Optional[str]:
     return None
 
 
-_alpha_in_range = scalars_in_range("alpha")
-
-
 def short_gemm2(call: Call) -> Optional[str]:
     """Forbid a factor out of range, and sums that are too long for the ``batch_dot`` that stands in for it."""
     shape = known_shape(call, 0)
-    return _alpha_in_range(call) or (sums.short_products(call) if shape is not None and len(shape) > 2 else None)
+    batched = shape is not None and len(shape) > 2
+    return scalars_in_range("alpha")(call) or (sums.short_products(call) if batched else None)
 
 
 def taps_on_data(call: Call) -> Optional[str]:
@@ -138,25 +128,13 @@ def taps_on_data(call: Call) -> Optional[str]:
     return None
 
 
+_LOW = frozenset(dtypes.LOW_PRECISION)
+
 SHAPE_CONDITIONS: Dict[Condition, FrozenSet[str]] = {
     taps_on_data: frozenset({dtypes.BFLOAT16}),
-    **dict.fromkeys(
-        (
-            short_reduction,
-            short_windows,
-            small_magnification,
-            sums.short_products,
-            short_gemm2,
-            sums.short_gradients,
-            sums.short_broadcast_to,
-            sums.short_broadcast_like,
-            sums.short_slopes,
-            sums.short_upsampling,
-            sums.few_rows,
-            sums.few_points,
-        ),
-        frozenset(dtypes.LOW_PRECISION),
-    ),
+    **dict.fromkeys((short_reduction, short_windows, small_magnification, short_gemm2), _LOW),
+    **dict.fromkeys((sums.short_products, sums.short_gradients, sums.short_slopes, sums.short_upsampling), _LOW),
+    **dict.fromkeys((sums.short_broadcast_to, sums.short_broadcast_like, sums.few_rows, sums.few_points), _LOW),
 }
 """The conditions that read shapes, with the dtypes for which they do."""
 
@@ -180,6 +158,4 @@ def _reduced_axes(attrs: Mapping[str, str], ndim: int) -> Tuple[int, ...]:
     if not isinstance(axis, int) and not axis:
         return tuple(range(ndim))  # 'exclude' or not
     axes = {a % ndim for a in ((axis,) if isinstance(axis, int) else axis)}
-    if value_of(attrs, "exclude"):
-        axes = set(range(ndim)) - axes
-    return tuple(sorted(axes))
+    return tuple(set(range(ndim)) - axes if value_of(attrs, "exclude") else axes)

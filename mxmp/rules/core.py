@@ -58,13 +58,7 @@ def _parsed(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an operator: what conditions decide by.
-
-    Attributes:
-        attrs: The node's attributes.
-        shapes: Shape of each input, None where unknown.
-        dtype: The low precision dtype in question.
-    """
+    """One call of an operator, what conditions decide by: shapes of inputs, None where unknown, and the low dtype."""
 
     attrs: Mapping[str, str]
     shapes: Tuple[Shape, ...]
@@ -83,11 +77,9 @@ Condition = Callable[[Call], Optional[str]]
 
 @dataclass(frozen=True)
 class Rule:
-    """The precisions that one operator, or one variant of it, may run in.
+    """The precisions that one operator (by its name in the graph, no alias), or one variant of it, may run in.
 
     Attributes:
-        op: The operator's name in the graph (not an alias).
-        category: One of ``CATEGORIES``.
         keep: Inputs that are never cast: indices, labels, lengths, and the float32 parameters
             and statistics of BatchNorm. ``EVERY`` where none may be.
         any: Inputs whose dtype does not matter, so no cast is ever made for them.
@@ -106,7 +98,6 @@ class Rule:
         positions: Whether it gives positions or counts, which no low precision holds: under every policy it
             runs in float32, and so does what carries them on.
         truth: Whether it gives 0 and 1 alone.
-        reason: Why the operator is in its category, for the report.
         widens: Attribute with which the operator reads low precision data, and computes in and gives
             float32; empty if it has none. It saves a cast.
         stand_ins: Operators that compute the same where this one has no low precision kernel, or none whose sums
@@ -162,11 +153,8 @@ class Rule:
     def stand_in(self, call: Call) -> str:
         """Return the operator to put in this one's place in low precision, empty if there is none for a call."""
         shape = call.shapes[self.stand_in_port] if call.shapes else None
-        if shape is None or not all(
-            key not in call.attrs or _is(call.attrs, key, v) for key, v in self.stand_in_defaults
-        ):
-            return ""
-        return dict(self.stand_ins).get(len(shape), "")
+        fits = all(key not in call.attrs or _is(call.attrs, key, value) for key, value in self.stand_in_defaults)
+        return "" if shape is None or not fits else dict(self.stand_ins).get(len(shape), "")
 
     def forbids(self, call: Call) -> Optional[str]:
         """Return the reason why a call must stay in float32 under every policy but a pure one, or None."""
@@ -177,9 +165,8 @@ class Rule:
 class RuleSet:
     """All rules, found by operator.
 
-    Raises:
-        RuleError: If an operator has two rules for the same attributes, or a rule behind one that
-            is for all of its attributes and more.
+    Raises RuleError if an operator has two rules for the same attributes, or a rule behind one that is for all of its
+    attributes and more.
     """
 
     rules: Tuple[Rule, ...]
@@ -198,10 +185,7 @@ class RuleSet:
 
     def find(self, op: str, attrs: Mapping[str, str]) -> Optional[Rule]:
         """Return the rule for an operator with these attributes, or None if there is none."""
-        for rule in self._by_op.get(op, ()):
-            if rule.matches(attrs):
-                return rule
-        return None
+        return next((rule for rule in self._by_op.get(op, ()) if rule.matches(attrs)), None)
 
     def stand_in(self, rule: Rule, call: Call) -> str:
         """Return what to put in an operator's place, empty if nothing does the same in ``call.dtype``."""

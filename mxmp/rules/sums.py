@@ -53,10 +53,10 @@ def short_products(call: Call) -> Optional[str]:
     a, b = known_shape(call, 0), known_shape(call, 1)
     if a is None or b is None:
         return "the length of the product is unknown"
-    length = max(_product_lengths(a, b, *_transposed(call)))
-    if length > MAX_PRODUCT:
-        return f"it or its gradient sums {length} products in {call.dtype}, more than {MAX_PRODUCT}"
-    return None
+    transposed = (bool(value_of(call.attrs, key)) for key in ("transpose_a", "transpose_b"))
+    length = max(_product_lengths(a, b, *transposed))
+    text = f"it or its gradient sums {length} products in {call.dtype}, more than {MAX_PRODUCT}"
+    return text if length > MAX_PRODUCT else None
 
 
 def short_gradients(call: Call) -> Optional[str]:
@@ -121,15 +121,13 @@ def few_points(call: Call) -> Optional[str]:
 
 
 def _gradient_of(call: Call, length: int) -> Optional[str]:
-    if length <= MAX_GRADIENT:
-        return None
-    return f"its gradient sums {length} terms in {call.dtype}, more than {MAX_GRADIENT}"
+    text = f"its gradient sums {length} terms in {call.dtype}, more than {MAX_GRADIENT}"
+    return text if length > MAX_GRADIENT else None
 
 
 def _running_sum(call: Call, length: int) -> Optional[str]:
-    if length <= MAX_RUNNING_SUM:
-        return None
-    return f"its gradient sums up to {length} terms in {call.dtype}, more than {MAX_RUNNING_SUM}"
+    text = f"its gradient sums up to {length} terms in {call.dtype}, more than {MAX_RUNNING_SUM}"
+    return text if length > MAX_RUNNING_SUM else None
 
 
 def _product_lengths(a: Sequence[int], b: Sequence[int], transpose_a: bool, transpose_b: bool) -> Tuple[int, int, int]:
@@ -150,10 +148,6 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> Tuple[int, ...]:
     ndim = max(len(shape) for shape in shapes)
     padded = [(1,) * (ndim - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(max(sizes) for sizes in zip(*padded))
-
-
-def _transposed(call: Call) -> Tuple[bool, bool]:
-    return bool(value_of(call.attrs, "transpose_a")), bool(value_of(call.attrs, "transpose_b"))
 
 
 def _axes(call: Call, key: str, ndim: int) -> Sequence[int]:

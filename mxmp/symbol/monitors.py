@@ -12,8 +12,9 @@ from .. import dtypes
 from ..graph import Graph
 from ..mxnet_private.arrays import executor_symbol
 from ..passes import EraseCasts
-from ..passes.emulate import Named, emulated_entries
-from ..report.casts import positions
+from ..passes.emulate import emulated_entries
+from ..passes.facts import Named
+from ..report.counts import positions
 from .inference import output_names, to_graph
 from .rewrite import Converted
 

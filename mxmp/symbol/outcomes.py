@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, FrozenSet, Tuple
 
 from ..passes import EraseCasts, Facts
-from ..passes.shape_outcomes import depends_on_shapes, shape_outcome
+from ..passes.decide import depends_on_shapes, shape_outcome
 from .inference import Dtypes, ShapeInference, Shapes, from_graph, infer_facts, to_graph
 from .rewrite import input_dtypes
 

@@ -21,7 +21,7 @@ from ..passes import (
     Sequential,
     make_plan,
 )
-from ..passes.guard_gradient_sums import bfloat16_entries
+from ..passes.guards import bfloat16_entries
 from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Report, make_report

@@ -7,7 +7,7 @@ import pytest
 from mxmp.errors import PolicyError
 from mxmp.graph import from_text
 from mxmp.passes import Facts, classify
-from mxmp.passes.shape_outcomes import depends_on_shapes, shape_outcome
+from mxmp.passes.decide import depends_on_shapes, shape_outcome
 from mxmp.passes.verdict import FLOAT32, FREE, KEEP, LOW
 from mxmp.policy import Policy
 from mxmp.rules import RULES

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mxmp.graph import from_text
-from mxmp.passes.shape_outcomes import depends_on_shapes
+from mxmp.passes.decide import depends_on_shapes
 from mxmp.rules import RULES, Call
 from mxmp.rules.conditions import SHAPE_CONDITIONS
 

@@ -12,19 +12,12 @@ from __future__ import annotations
 from ..core import RuleSet
 from .elementwise import ELEMENTWISE
 from .functions import FUNCTIONS
-from .linalg import LINALG
 from .losses import LOSSES
 from .never_cast import NEVER_CAST
 from .products import PRODUCTS
-from .random import RANDOM
 from .reductions import REDUCTIONS
-from .rows import ROWS
 from .shapes import SHAPES
 from .vision import VISION
 
-_COMPUTING = PRODUCTS + ELEMENTWISE + FUNCTIONS + REDUCTIONS + LINALG
-_MOVING = SHAPES + ROWS + VISION
-_OTHERS = LOSSES + RANDOM + NEVER_CAST
-
-RULES = RuleSet(_COMPUTING + _MOVING + _OTHERS)
+RULES = RuleSet(PRODUCTS + ELEMENTWISE + FUNCTIONS + REDUCTIONS + SHAPES + VISION + LOSSES + NEVER_CAST)
 """The rules of mxmp."""

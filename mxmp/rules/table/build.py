@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Tuple
+from typing import Any, Dict, Tuple
 
 from ... import dtypes
 from ..conditions import scalars_in_range, scalars_representable
@@ -11,26 +11,20 @@ from ..core import CLEAR, EVERY, GIVEN, INFER, Condition, Rule
 Rules = Tuple[Rule, ...]
 
 BFLOAT16_ALONE = frozenset({dtypes.BFLOAT16})
-_FLOAT16_ALONE = frozenset({dtypes.FLOAT16})
-_NEITHER: FrozenSet[str] = frozenset()
 
 
 def rules(category: str, ops: str, no_bfloat16: bool = False, no_low: bool = False, **fields: Any) -> Rules:
-    """Return one rule for each of the operators that ``ops`` names, alike but for the name.
+    """Return one rule for each of the operators that ``ops`` names, alike but for the name; ``fields`` are Rule's.
 
-    Args:
-        category: One of ``CATEGORIES``.
-        ops: Names of operators, with spaces between them.
-        no_bfloat16: Whether MXNet's bfloat16 kernel on CPU is missing ('Unknown type enum 12', a failed check), aborts
-            the process or gives wrong numbers. Most of MXNet's own kernels truncate, which makes every result, or the
-            sum in a gradient, some 0.3 % too small: a bias that adds up over layers. oneDNN's kernels round.
-        no_low: Whether MXNet has a sound kernel in neither low precision.
-        **fields: Other fields of ``Rule``.
+    ``no_bfloat16`` says that MXNet's bfloat16 kernel on CPU is missing ('Unknown type enum 12', a failed check), aborts
+    the process or gives wrong numbers. Most of MXNet's own kernels truncate, which makes every result, or the sum in a
+    gradient, some 0.3 % too small: a bias that adds up over layers. oneDNN's kernels round. ``no_low`` says that there
+    is a sound kernel in neither low precision.
     """
     if no_low:
-        fields["dtypes"] = _NEITHER
+        fields["dtypes"] = frozenset()
     elif no_bfloat16:
-        fields["dtypes"] = _FLOAT16_ALONE
+        fields["dtypes"] = frozenset({dtypes.FLOAT16})
     return tuple(Rule(op, category, **fields) for op in ops.split())
 
 

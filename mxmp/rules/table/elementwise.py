@@ -9,7 +9,8 @@ from .build import BFLOAT16_ALONE, Rules, compares, moves, never_cast, rules, sc
 # The gradient of what is broadcast is a sum.
 _BROADCAST = short_sums(short_gradients)
 
-_ARITHMETIC = (
+ELEMENTWISE: Rules = (
+    # Arithmetic:
     *rules(INFER, "elemwise_add add_n"),
     # MXNet's own bfloat16 kernels cut off what does not fit; see ``rules`` in build.py.
     *rules(INFER, "elemwise_sub elemwise_mul elemwise_div _scatter_elemwise_div _grad_add", no_bfloat16=True),
@@ -17,27 +18,20 @@ _ARITHMETIC = (
     *rules(INFER, "_npi_add _npi_subtract _npi_multiply", no_bfloat16=True, **_BROADCAST),
     # numpy's division takes bfloat16 for an integer, and means to give float32.
     *rules(INFER, "_npi_true_divide", no_bfloat16=True, **_BROADCAST),
-    *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar", no_bfloat16=True),
-    *scalar_rules(INFER, "scalar", "_mul_scalar _div_scalar", no_bfloat16=True),
+    *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar _mul_scalar", no_bfloat16=True),
+    *scalar_rules(INFER, "scalar", "_div_scalar _scatter_plus_scalar _scatter_minus_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_npi_multiply_scalar _npi_true_divide_scalar", no_bfloat16=True),
-    *scalar_rules(INFER, "scalar", "_scatter_plus_scalar _scatter_minus_scalar", no_bfloat16=True),
     # Their bfloat16 gradients are 0.
     *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_mod_scalar _rmod_scalar _npi_mod_scalar _npi_rmod_scalar", no_bfloat16=True),
     *rules(INFER, "_npi_diff", no_bfloat16=True),
     *scalar_rules(INFER, "to_begin_scalar to_end_scalar", "_npi_ediff1d", no_bfloat16=True),
-)
-
-_ROUNDING = (
-    *rules(INFER, "floor ceil round rint fix trunc sign", preserves_grid=True),
+    # Rounding:
+    *rules(INFER, "floor ceil round rint fix trunc sign _contrib_round_ste _contrib_sign_ste", preserves_grid=True),
     *rules(INFER, "_npi_floor _npi_ceil _npi_rint _npi_fix _npi_trunc _npi_sign", preserves_grid=True),
-    *rules(INFER, "_contrib_round_ste _contrib_sign_ste", preserves_grid=True),
     *rules(INFER, "_npi_around", dtypes=BFLOAT16_ALONE),  # refuses float16
-)
-
-# The answers are 0 and 1; those of numpy's operators are booleans.
-_COMPARISONS = (
+    # Comparisons: The answers are 0 and 1; those of numpy's operators are booleans.
     *compares("broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal broadcast_lesser"),
     *compares("broadcast_lesser_equal _equal _not_equal _greater _greater_equal _lesser _lesser_equal"),
     *compares("_equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar", scalars="scalar"),
@@ -47,9 +41,7 @@ _COMPARISONS = (
     *scalar_rules(INFER, "scalar", "_npi_equal_scalar _npi_not_equal_scalar", keep_outputs=(0,), truth=True),
     *scalar_rules(INFER, "scalar", "_npi_greater_scalar _npi_greater_equal_scalar", keep_outputs=(0,), truth=True),
     *scalar_rules(INFER, "scalar", "_npi_less_scalar _npi_less_equal_scalar", keep_outputs=(0,), truth=True),
-)
-
-_LOGIC = (
+    # Logic:
     *compares("_logical_and _logical_or _logical_xor logical_not"),
     *compares("broadcast_logical_and broadcast_logical_or broadcast_logical_xor"),
     *compares("_logical_and_scalar _logical_or_scalar _logical_xor_scalar", scalars="scalar"),
@@ -60,10 +52,7 @@ _LOGIC = (
     *never_cast(
         DENY, "_npi_bitwise_and_scalar _npi_bitwise_or_scalar _npi_bitwise_xor_scalar _npi_lcm_scalar", "integers"
     ),
-)
-
-# By value, or by a condition of any dtype.
-_SELECTION = (
+    # Selection: By value, or by a condition of any dtype.
     *moves("abs negative _npi_absolute _npi_negative _maximum _minimum"),
     *moves("broadcast_maximum broadcast_minimum _npi_copysign", no_bfloat16=True, **_BROADCAST),
     *moves("_maximum_scalar _minimum_scalar _npi_copysign_scalar _npi_rcopysign_scalar", scalars="scalar"),
@@ -76,5 +65,3 @@ _SELECTION = (
     *scalar_rules(INFER, "x y", "_npi_where_scalar2", keep=(0,), keep_outputs=(0,)),
     *rules(DENY, "_npi_nan_to_num", reason="what it puts for inf depends on the dtype", no_bfloat16=True),
 )
-
-ELEMENTWISE: Rules = _ARITHMETIC + _ROUNDING + _COMPARISONS + _LOGIC + _SELECTION

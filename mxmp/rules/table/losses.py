@@ -6,8 +6,10 @@ from ..core import DENY
 from .build import Rules, never_cast, rules
 
 _HEADS = "SoftmaxOutput SVMOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput"
+_DENSITY = "logarithms and exponentials"
 
-_LOSSES = (
+LOSSES: Rules = (
+    # Losses:
     # They want labels in the dtype of the data, and labels above 2048 are no float16 integers.
     *rules(DENY, _HEADS, keep=(1,), reason="loss head", no_low=True, loss_head=True),
     *rules(DENY, "softmax_cross_entropy", keep=(1,), reason="loss", no_low=True),
@@ -16,14 +18,8 @@ _LOSSES = (
     *rules(DENY, "make_loss", reason="loss", loss_head=True),
     *rules(DENY, "MakeLoss", reason="loss", no_bfloat16=True, loss_head=True),
     *never_cast(DENY, "IdentityAttachKLSparseReg _contrib_hawkesll", "loss"),
-)
-
-_DENSITY = "logarithms and exponentials"
-
-_DENSITIES = (
+    # Densities:
     *never_cast(DENY, "_random_pdf_uniform _random_pdf_normal _random_pdf_gamma _random_pdf_exponential", _DENSITY),
     *never_cast(DENY, "_random_pdf_poisson _random_pdf_negative_binomial _random_pdf_dirichlet", _DENSITY),
     *never_cast(DENY, "_random_pdf_generalized_negative_binomial", _DENSITY),
 )
-
-LOSSES: Rules = _LOSSES + _DENSITIES

@@ -1,12 +1,20 @@
-"""Operators that move values or make constants: reshaping, joining, slicing, ranges."""
+"""Operators that move values or make constants: reshaping, joining, slicing, ranges, rows read and written by index."""
 
 from __future__ import annotations
 
-from ..core import CLEAR, DENY, INFER
-from ..sums import short_broadcast_like, short_broadcast_to, short_copies
-from .build import TYPED, Rules, moves, never_cast, rules, scalar_rules, short_sums
+from typing import Any, Dict
 
-_SHAPES = (
+from ..core import CLEAR, DENY, INFER
+from ..sums import few_points, few_rows, short_broadcast_like, short_broadcast_to, short_copies
+from .build import TYPED, Rules, moves, never_cast, rules, scalar_rules, short_sums, variant
+
+COUNTS = "positions and counts above 2048 are no float16 integers"  # nor those above 256 bfloat16 ones
+
+_IN_PLACE = "writes into its input"
+_COUNTS: Dict[str, Any] = {"reason": COUNTS, "positions": True, "no_bfloat16": True}
+
+SHAPES: Rules = (
+    # Shapes:
     *moves("Flatten Reshape SwapAxis expand_dims squeeze"),
     *moves("_np_reshape _npx_reshape _np_squeeze _np_atleast_1d _np_atleast_2d _np_atleast_3d"),
     *moves("transpose", no_bfloat16=True),  # aborts
@@ -17,37 +25,28 @@ _SHAPES = (
     *moves("BlockGrad _copy _np_copy"),
     *moves("_identity_with_attr_like_rhs", shape_only=(1,)),
     *moves("amp_multicast"),  # the identity on inputs of one dtype
-)
-
-_BROADCASTS = (
+    # Broadcasts:
     # In bfloat16 the sums of their gradients cut off what does not fit.
     *moves("broadcast_axis tile repeat", no_bfloat16=True, **short_sums(short_copies)),
     *moves("broadcast_to _npi_broadcast_to", no_bfloat16=True, **short_sums(short_broadcast_to)),
     *moves("broadcast_like", any=(1,), no_bfloat16=True, **short_sums(short_broadcast_like)),
     *moves("slice_like reshape_like", any=(1,)),  # the shape alone
     *rules(CLEAR, "shape_array size_array _contrib_index_array _npi_diag_indices_from", any=(0,), keep_outputs=(0,)),
-)
-
-_JOINS = (
+    # Joins:
     *moves("Concat stack _rnn_param_concat"),
     *moves("_npi_concatenate _npi_stack _npi_vstack _npi_column_stack"),
     # Behind a cast a bound symbol does not infer their shapes (HStackShape in numpy/np_matrix_op.cc).
     *moves("_npi_hstack _npi_dstack", no_low=True),
     *moves("SliceChannel _split_v2 _npi_hsplit _npi_dsplit"),
-)
-
-_SLICES = (
+    # Slices:
     *moves("slice slice_axis _slice_assign"),
     *moves("Crop", shape_only=(1,), no_low=True),  # refuses both
     *moves("_slice_assign_scalar", scalars="scalar"),
     *moves("diag _np_diag _np_diagflat _np_diagonal _npi_tril"),
     *moves("Pad", scalars="constant_value", no_bfloat16=True),
     *moves("_npi_pad", scalars="constant_value"),
-)
-
-# The dtype of what they make is an attribute. Those with a value are infer, so that one beyond the
-# range of float16 (a mask of -1e9) keeps what computes with it in float32.
-_CONSTANTS = (
+    # Constants: The dtype of what they make is an attribute. Those with a value are infer, so that one beyond the range
+    # of float16 (a mask of -1e9) keeps what computes with it in float32.
     *rules(CLEAR, "_zeros _ones _npi_zeros _npi_ones _zeros_without_dtype", keep_outputs=(0,)),
     *rules(CLEAR, "_eye _npi_eye _npi_identity _npi_hanning _npi_hamming _npi_blackman", keep_outputs=(0,)),
     *scalar_rules(INFER, "value", "_full", keep_outputs=(0,)),
@@ -55,15 +54,33 @@ _CONSTANTS = (
     *moves("ones_like zeros_like", shape_only=(0,)),
     *scalar_rules(INFER, "fill_value", "_npi_full_like", when=TYPED, any=(0,), keep_outputs=(0,)),
     *scalar_rules(INFER, "fill_value", "_npi_full_like", shape_only=(0,), preserves_grid=True),
-)
-
-COUNTS = "positions and counts above 2048 are no float16 integers"  # nor those above 256 bfloat16 ones
-
-_RANGES = (
+    # Ranges:
     *rules(DENY, "_arange _npi_arange _linspace _npi_indices", keep_outputs=(0,), reason=COUNTS, positions=True),
     *rules(DENY, "_npi_logspace", keep_outputs=(0,), reason="power"),
     *rules(DENY, "_contrib_arange_like", shape_only=(0,), reason=COUNTS, positions=True, no_bfloat16=True),
     *never_cast(DENY, "_ravel_multi_index _unravel_index", COUNTS, positions=True),
+    # Rows read by index:
+    # In bfloat16 the gradient of a row read 5000 times is 256, a running sum that has stopped.
+    *moves("Embedding", keep=(0,), no_bfloat16=True, **short_sums(few_rows)),
+    *moves("take", keep=(1,), no_bfloat16=True, **short_sums(few_rows)),
+    *moves("gather_nd", keep=(1,), no_bfloat16=True, **short_sums(few_points)),
+    *moves("pick batch_take _contrib_boolean_mask", keep=(1,)),
+    # Rows written by index:
+    *moves("scatter_nd _contrib_index_copy _npi_delete", keep=(1,)),
+    *moves("_npi_insert_scalar _npi_insert_slice", scalars="val"),
+    *moves("_npi_insert_tensor", scalars="val", keep=(2,)),
+    *never_cast(DENY, "_scatter_set_nd _npi_boolean_mask_assign_scalar _npi_boolean_mask_assign_tensor", _IN_PLACE),
+    # Sequences:
+    *moves("SequenceMask", scalars="value", keep=(1,)),
+    *moves("SequenceReverse SequenceLast", keep=(1,)),
+    # Positions:
+    *rules(DENY, "argmax argmin argmax_channel", **_COUNTS),
+    *rules(DENY, "_npi_argmax _npi_argmin", keep_outputs=(0,), **_COUNTS),
+    *rules(DENY, "topk", when=variant("ret_typ", "value"), reason=COUNTS, no_bfloat16=True),
+    *rules(DENY, "topk", when=variant("ret_typ", "mask"), reason=COUNTS, no_bfloat16=True),
+    *rules(DENY, "topk", when=variant("ret_typ", "both"), keep_outputs=(1,), **_COUNTS),
+    *rules(DENY, "topk", keep_outputs=(0,), **_COUNTS),
+    *rules(DENY, "sort", reason="MXNet sorts no float16", no_low=True),
+    *rules(DENY, "argsort", keep_outputs=(0,), reason="MXNet sorts no float16", positions=True, no_low=True),
+    *never_cast(DENY, "_npx_nonzero _npi_unique", COUNTS, positions=True),
 )
-
-SHAPES: Rules = _SHAPES + _BROADCASTS + _JOINS + _SLICES + _CONSTANTS + _RANGES

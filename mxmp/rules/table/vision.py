@@ -7,9 +7,17 @@ from ..core import DENY, GIVEN, INFER
 from ..sums import short_upsampling
 from .build import Rules, moves, never_cast, rules, short_sums, variant
 
-_NEAREST = variant("sample_type", "nearest")
+# float16 has no half pixels above 1024, so coordinates are float32 even where MXNet has a kernel.
+_BOXES = "box coordinates"
+_PREPROCESSING = """
+    _image_to_tensor _image_normalize _image_resize _image_crop _image_adjust_lighting _image_flip_left_right
+    _image_flip_top_bottom _image_random_flip_left_right _image_random_flip_top_bottom _image_random_lighting
+    _image_random_brightness _image_random_contrast _image_random_saturation _image_random_hue
+    _image_random_color_jitter
+"""
 
-_POOLING = (
+VISION: Rules = (
+    # Pooling:
     *rules(INFER, "Pooling", when=variant("pool_type", "sum"), no_bfloat16=True),
     *rules(DENY, "Pooling", when=variant("pool_type", "lp"), reason="powers and a root", no_bfloat16=True),
     # oneDNN, which has the bfloat16 kernels, wants a kernel even where global_pool makes it needless.
@@ -26,33 +34,17 @@ _POOLING = (
     *rules(INFER, "_contrib_AdaptiveAvgPooling2D", condition=short_windows, no_bfloat16=True),
     # ... and the gradient behind a magnification by 8 by 28%.
     *rules(INFER, "_contrib_BilinearResize2D", shape_only=(1,), condition=small_magnification, no_bfloat16=True),
-    *moves("UpSampling", when=_NEAREST, no_bfloat16=True, **short_sums(short_upsampling)),
+    *moves("UpSampling", when=variant("sample_type", "nearest"), no_bfloat16=True, **short_sums(short_upsampling)),
     *rules(INFER, "UpSampling", no_bfloat16=True),
-)
-
-# float16 has no half pixels above 1024, so coordinates are float32 even where MXNet has a kernel.
-_BOXES = "box coordinates"
-
-_COORDINATES = (
+    # Coordinates:
     *rules(DENY, "BilinearSampler GridGenerator SpatialTransformer", reason="coordinates", no_low=True),
     *rules(DENY, "_contrib_box_nms _contrib_box_iou _contrib_bipartite_matching", reason=_BOXES, no_low=True),
-    *rules(DENY, "_contrib_box_decode _contrib_box_encode", reason=_BOXES, no_low=True),
     *rules(DENY, "_contrib_MultiBoxPrior", shape_only=(0,), reason=_BOXES, no_low=True),
-    *rules(DENY, "_contrib_MultiBoxDetection", reason=_BOXES, no_low=True),
+    *rules(DENY, "_contrib_box_decode _contrib_box_encode _contrib_MultiBoxDetection", reason=_BOXES, no_low=True),
     # MultiBoxTargetOp::Backward (src/operator/contrib/multibox_target-inl.h) writes the gradient of cls_pred alone.
     *rules(DENY, "_contrib_MultiBoxTarget", reason=_BOXES, no_low=True, unwritten_gradient=True),
     *rules(DENY, "_contrib_Proposal _contrib_MultiProposal", reason=_BOXES, no_low=True),
     *rules(DENY, "ROIPooling _contrib_ROIAlign _contrib_RROIAlign", keep=(1,), reason=_BOXES, no_low=True),
     *rules(DENY, "_contrib_PSROIPooling _contrib_DeformablePSROIPooling", keep=(1,), reason=_BOXES, no_low=True),
+    *never_cast(DENY, _PREPROCESSING, "preprocesses pictures"),
 )
-
-_PREPROCESSING = """
-    _image_to_tensor _image_normalize _image_resize _image_crop _image_adjust_lighting _image_flip_left_right
-    _image_flip_top_bottom _image_random_flip_left_right _image_random_flip_top_bottom _image_random_lighting
-    _image_random_brightness _image_random_contrast _image_random_saturation _image_random_hue
-    _image_random_color_jitter
-"""
-
-_IMAGES = never_cast(DENY, _PREPROCESSING, "preprocesses pictures")
-
-VISION: Rules = _POOLING + _COORDINATES + _IMAGES

@@ -1,0 +1,160 @@
+"""Workarounds for defects of MXNet 1.9.1 on CPU. Like emulation they are for running only, and never saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Dict, FrozenSet, Iterator, List
+
+from .. import dtypes
+from ..graph import Entry, Graph, GraphBuilder, Key, Node
+from ..graph.core import make_attrs
+from ..rules.conditions import value_of
+from .attributes import device_attrs
+from .base import Pass
+from .facts import Facts, Named
+
+_SHARE_ATTR = "__mxmp_share__"
+
+_MOST_SUMMED = 7  # one less than MXNET_EXEC_INPLACE_GRAD_SUM_CAP
+
+# Operators that give their outputs or gradients a layout of their own.
+_CHOOSE_LAYOUTS = ("Convolution", "Deconvolution", "Pooling")
+
+# Operators whose gradient is reshaped in place (_backward_reshape, _backward_copy) ...
+_BACKWARD = frozenset({"Reshape", "expand_dims", "reshape_like", "_np_reshape", "_npx_reshape"})
+
+# ... those that reshape in place themselves, and those that do so with more than four axes.
+_FORWARD = frozenset({"reshape_like", "_np_reshape", "_npx_reshape"})
+_FORWARD_VOLUMES = frozenset({"Reshape", "expand_dims", "Flatten"})
+
+# Operators whose output and whose gradient have the default layout, whatever surrounds them.
+_DEFAULT_LAYOUT = frozenset({"amp_cast", "Cast", "FullyConnected", "SwapAxis", "transpose"})
+
+
+@dataclass(frozen=True)
+class GuardAmpCasts(Pass):
+    """Puts an identity in front of every amp_cast whose gradient may be added to another.
+
+    That is one that reads a variable, whose ``grad_req`` is the user's, or a tensor with other readers, whose gradients
+    MXNet may add up in place. On CPU the backward pass of amp_cast ignores the request to add to a gradient (kAddTo):
+    AMPCastExCPU (src/operator/tensor/amp_cast.cc) computes into a temporary that it never commits, and with
+    ``grad_req='add'`` the gradient of a weight that is cast to bfloat16 stays zero. An identity in front takes the
+    request and adds as it should. To be removed when MXNet's amp_cast commits its output.
+    """
+
+    name: ClassVar[str] = "guard-amp-casts"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph with identities."""
+        readers = graph.consumers()
+        builder = GraphBuilder(graph)
+        for position, node in enumerate(graph.nodes):
+            inputs = builder.inputs(node)
+            if node.op == "amp_cast":
+                source = node.inputs[0]
+                if graph.nodes[source.node].is_variable or len(readers[source.key]) > 1:
+                    inputs = (builder.insert("_copy", f"{node.name}_guard", inputs[0]),)
+            builder.copy(position, node.rewired(inputs, tuple(map(self.run, node.subgraphs))))
+        return builder.finish()
+
+
+@dataclass(frozen=True)
+class GuardGradientSums(Pass):
+    """Lets no more than seven readers share a bfloat16 tensor: each seven read an identity of it.
+
+    A tensor's gradient is the sum of those of its readers. MXNet adds up to seven with one add_n, which sums in
+    float32 and rounds once. From eight on it chains additions of two (AggregateGradient in
+    src/executor/graph_executor.cc), whose bfloat16 kernel truncates at every step: the weights of an LSTM that is
+    unrolled over 35 steps get gradients that are 4 % too small. With identities gradients are summed by sevens, and
+    those sums by sevens, each rounded once. To be removed when MXNet's ``_grad_add`` rounds.
+
+    ``entries`` are the bfloat16 entries of the graph and of its bodies, as ``bfloat16_entries`` finds them.
+    """
+
+    name: ClassVar[str] = "guard-gradient-sums"
+    entries: FrozenSet[Named] = frozenset()
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph with identities."""
+        readers = graph.consumers()
+        heads = [head.key for head in graph.heads]
+        builder = GraphBuilder(graph)
+        shares: Dict[Key, Iterator[Entry]] = {}
+        for position, node in enumerate(graph.nodes):
+            inputs = tuple(next(shares[e.key]) if e.key in shares else builder.mapped(e) for e in node.inputs)
+            new = builder.copy(position, node.rewired(inputs, tuple(map(self.run, node.subgraphs))))
+            for key in ((position, index) for index in range(node.num_outputs)):
+                counts = len(readers.get(key, ())), heads.count(key)
+                if (node.name, key[1]) in self.entries and counts[0] and sum(counts) > _MOST_SUMMED:
+                    shares[key] = iter(_share(builder, Entry(new, key[1]), *counts))
+        return builder.finish()
+
+
+def bfloat16_entries(graph: Graph, facts: Facts) -> FrozenSet[Named]:
+    """Return the names of a graph's bfloat16 entries, those within bodies of control flow included."""
+    found = {(graph.nodes[i].name, index) for (i, index), dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16}
+    for (position, number), body in facts.bodies.items():
+        found |= bfloat16_entries(graph.nodes[position].subgraphs[number], body)
+    return frozenset(found)
+
+
+def _share(builder: GraphBuilder, entry: Entry, readers: int, heads: int) -> List[Entry]:
+    """Return the entry that each reader is to read in place of a shared one; heads keep the shared one and its name."""
+    if readers + heads <= _MOST_SUMMED:
+        return [entry] * readers
+    sources = _share(builder, entry, -(-readers // _MOST_SUMMED), heads)
+    node, copies = builder.nodes[entry.node], []
+    for source in sources:
+        name = builder.unique(f"{node.name}_share")
+        attrs = make_attrs({_SHARE_ATTR: name, **device_attrs(node)})  # all equal, MXNet would make them one (CSE)
+        copies.append(Entry(builder.add(Node("_copy", name, attrs, (source,)))))
+    return [copies[reader // _MOST_SUMMED] for reader in range(readers)]
+
+
+@dataclass(frozen=True)
+class GuardLayouts(Pass):
+    """Puts a copy between an operator that reshapes in place and one that may choose a layout of its own.
+
+    Beside an array's shape MXNet keeps the layout that oneDNN has given to its memory. An operator that reshapes in
+    place leaves that layout as it was (SetupDefaultBlobsOut in src/common/exec_utils.h, MKLDNNReshapeForward in
+    src/operator/nn/mkldnn/mkldnn_reshape.cc): the array then has the new shape, and a layout for the old one. amp_cast
+    cannot read it ("could not create a primitive descriptor for a reorder primitive"), nor can what widens bfloat16
+    within an operator (FallBackCompute in src/operator/nn/mkldnn/mkldnn_base.cc); others read it wrongly, in float32
+    too. It happens to the gradient of Reshape in front of a convolution, as in PixelShuffle, and to Reshape itself
+    behind a convolution of volumes. To be removed when MXNet drops the layout.
+
+    The copy is SwapAxis of an axis with itself, which copies into the default layout, forward and
+    backward, and never in place. Graphs without convolutions and pooling stay as they are.
+    """
+
+    name: ClassVar[str] = "guard-layouts"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph with copies."""
+        kernels = [value_of(dict(node.attrs), "kernel") for node in graph.operators() if node.op in _CHOOSE_LAYOUTS]
+        volumes = any(isinstance(kernel, tuple) and len(kernel) == 3 for kernel in kernels)
+        return _guarded(graph, _FORWARD | _FORWARD_VOLUMES if volumes else _FORWARD) if kernels else graph
+
+
+def _guarded(graph: Graph, forward: FrozenSet[str]) -> Graph:
+    readers = graph.consumers()
+    builder = GraphBuilder(graph)
+    copies: Dict[int, Entry] = {}  # by the position of what they copy
+    for position, node in enumerate(graph.nodes):
+        inputs = tuple(copies.get(entry.node, builder.mapped(entry)) for entry in node.inputs)
+        if node.op in forward and not _has_default_layout(graph.nodes[node.inputs[0].node]):
+            inputs = (_copy(builder, node, "input", inputs[0]), *inputs[1:])
+        bodies = tuple(_guarded(body, forward) for body in node.subgraphs)
+        new = builder.copy(position, node.rewired(inputs, bodies))
+        ahead = (graph.nodes[reader] for reader, _ in readers.get((position, 0), ()))
+        if node.op in _BACKWARD and not all(map(_has_default_layout, ahead)):
+            copies[position] = _copy(builder, node, "output", Entry(new))
+    return builder.finish()
+
+
+def _has_default_layout(node: Node) -> bool:
+    return node.is_variable or node.op in _DEFAULT_LAYOUT
+
+
+def _copy(builder: GraphBuilder, node: Node, what: str, entry: Entry) -> Entry:
+    return builder.insert("SwapAxis", f"{node.name}_{what}_guard", entry, dim1="0", dim2="0", **device_attrs(node))

@@ -1,0 +1,122 @@
+"""What a report counts: casts, where they are, and the bytes of variables, activations and casts."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+
+from .. import dtypes
+from ..graph import Entry, Graph, Node
+from ..passes.attributes import CAST_MARK, FACTOR_MARK, HEAD_MARK, MARK_ATTR, replaced
+from ..passes.facts import Facts
+from ..passes.plan import Plan
+
+MANY_READERS = 32
+"""Readers of one cast beyond which a report warns: the gradients of 64 have overflowed float16."""
+
+_CAST_MARKS = (CAST_MARK, HEAD_MARK)
+
+_LOW_BYTES = dtypes.ITEM_BYTES[dtypes.FLOAT16]  # bfloat16 is as small
+
+
+def inserted_casts(graph: Graph) -> List[Node]:
+    """Return the node that each inserted cast reads, bodies included."""
+    found = []
+    for node in graph.nodes:
+        if node.get(MARK_ATTR) in _CAST_MARKS:
+            found.append(graph.nodes[node.inputs[0].node])
+        for body in node.subgraphs:
+            found.extend(inserted_casts(body))
+    return found
+
+
+def widely_read(graph: Graph) -> Tuple[Tuple[str, int], ...]:
+    """Return name and number of readers of each tensor that is cast once for more than ``MANY_READERS``."""
+    consumers = graph.consumers()
+    found = []
+    for position, node in enumerate(graph.nodes):
+        if node.get(MARK_ATTR) == CAST_MARK and node.get("dtype") in dtypes.LOW_PRECISION:
+            readers = len(consumers.get((position, 0), ()))
+            if readers > MANY_READERS:
+                found.append((graph.entry_name(node.inputs[0]), readers))
+    return tuple(found)
+
+
+def positions(before: Graph, after: Graph) -> Dict[int, int]:
+    """Return the position of each node of a graph in the converted graph; both are in the order that MXNet writes."""
+    original = {node.inputs[0].node: node.name for node in after.nodes if node.get(MARK_ATTR) == HEAD_MARK}
+    waiting: Dict[Tuple[str, str], List[int]] = {}
+    for position in reversed(range(len(after.nodes))):
+        node = after.nodes[position]
+        if node.get(MARK_ATTR) is None:
+            waiting.setdefault((replaced(node)[0], original.get(position, node.name)), []).append(position)
+    found = {}
+    for position, node in enumerate(before.nodes):
+        if waiting.get((node.op, node.name)):  # not a cast of the network's own that nothing reads any more
+            found[position] = waiting[node.op, node.name].pop()
+    return found
+
+
+def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]) -> Dict[int, Tuple[str, ...]]:
+    """Return the casts at each node of a graph, by its position before the conversion."""
+    source = {new: old for old, new in where.items()}
+    for position, node in enumerate(after.nodes):
+        for entry in node.inputs:
+            if after.nodes[entry.node].get(MARK_ATTR) == FACTOR_MARK and position in source:
+                source[entry.node] = source[position]
+    pairs = [(i, entry) for i, node in enumerate(after.nodes) for entry in node.inputs]
+    pairs += [(after.nodes[head.node].inputs[0].node, head) for head in after.heads if after.nodes[head.node].inputs]
+    found: Dict[int, Dict[str, None]] = {}
+    for position, entry in pairs:
+        cast = after.nodes[entry.node]
+        if cast.get(MARK_ATTR) in _CAST_MARKS and position in source:
+            tensor = cast.inputs[0]
+            name = facts.output_name(before, tensor._replace(node=source[tensor.node]))
+            found.setdefault(source[position], {})[f"{name} to {cast.get('dtype')}"] = None
+    return {position: tuple(casts) for position, casts in found.items()}
+
+
+def variable_bytes(graph: Graph, facts: Facts, names: Iterable[str]) -> Optional[int]:
+    """Return the bytes of the variables of these names, None if one's shape or dtype is unknown."""
+    wanted = frozenset(names)
+    found = (Entry(i) for i, node in enumerate(graph.nodes) if node.is_variable and node.name in wanted)
+    return total(_entry_bytes(facts, entry) for entry in found)
+
+
+def _entry_bytes(facts: Facts, entry: Entry, low: bool = False) -> Optional[int]:
+    """Return the bytes of one tensor, None if its shape or dtype is unknown."""
+    size, dtype = facts.size(entry), facts.dtype(entry)
+    return None if size is None or dtype is None else size * (_LOW_BYTES if low else dtypes.ITEM_BYTES[dtype])
+
+
+def total(values: Iterable[Optional[int]]) -> Optional[int]:
+    """Return the sum, None if one of the values is unknown."""
+    known = list(values)
+    return None if None in known else sum(value or 0 for value in known)
+
+
+def activation_bytes(graph: Graph, facts: Facts, plan: Optional[Plan] = None) -> Optional[int]:
+    """Return the bytes of all activations but the casts of mxmp, None if a shape or dtype is unknown.
+
+    ``plan`` says what is to be in low precision, where that is not in the graph yet.
+    """
+    read = set(graph.consumers()) | {(head.node, head.index) for head in graph.heads}
+    sizes = []
+    for position, index in read:
+        node = graph.nodes[position]
+        if not node.is_variable and node.get(MARK_ATTR) is None:
+            low = plan is not None and plan.gives_low(position, index)
+            sizes.append(_entry_bytes(facts, Entry(position, index), low))
+    return total(sizes)
+
+
+def cast_bytes(facts: Facts, after: Graph, where: Mapping[int, int]) -> Optional[int]:
+    """Return the bytes that the casts of a converted graph read and write; ``facts`` are on the graph before.
+
+    None if a shape is unknown, or if some stand in a body, which may run any number of times.
+    """
+    if any(inserted_casts(body) for node in after.nodes for body in node.subgraphs):
+        return None
+    source = {new: old for old, new in where.items()}
+    tensors = (node.inputs[0] for node in after.nodes if node.get(MARK_ATTR) in _CAST_MARKS)
+    sizes = [facts.size(tensor._replace(node=source[tensor.node])) for tensor in tensors]
+    return total(None if size is None else size * (dtypes.ITEM_BYTES[dtypes.FLOAT32] + _LOW_BYTES) for size in sizes)
