@@ -17,7 +17,7 @@ from ..errors import ConvertError
 from ..mxnet_private import blocks
 from ..mxnet_private.arrays import compose
 from ..scaling import loss_heads
-from ..symbol.contexts import require_kernels
+from ..symbol.arguments import require_kernels
 from . import copies, storage
 from .calls import as_input, on_cpu
 from .file_hooks import FileHooks

@@ -15,7 +15,7 @@ from ..mxnet_private import blocks
 from ..scaling.loss_heads import loss_heads
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
-from ..symbol.outcomes import ShapeOutcomes
+from ..symbol.rewrite import ShapeOutcomes
 from .calls import CallSignature, on_cpu
 
 MAX_CALLS = 4096

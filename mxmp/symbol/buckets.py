@@ -9,8 +9,7 @@ from ..errors import ConvertError
 from ..policy import Policy
 from ..report import Report
 from .arguments import PolicyLike, check_params, make_model
-from .params import Change, widened
-from .shared_params import convert_sharing
+from .params import Change, convert_sharing, widened
 
 
 @dataclass(frozen=True)

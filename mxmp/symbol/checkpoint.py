@@ -33,11 +33,7 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
-    """Return the names of a checkpoint's files: symbol and parameters.
-
-    Raises:
-        CheckpointError: If the epoch is no whole number from 0 on.
-    """
+    """Return the names of a checkpoint's files, of symbol and parameters, if the epoch is a whole number from 0 on."""
     if type(epoch) is not int or epoch < 0:
         raise CheckpointError(f"epoch={epoch!r}: expected a whole number from 0 on, as in '{prefix}-0007.params'.")
     return f"{prefix}-symbol.json", f"{prefix}-{epoch:04d}.params"
@@ -57,11 +53,7 @@ def describe_epochs(prefix: str) -> str:
 
 
 def params_file_of(prefix: str, epoch: int) -> str:
-    """Return the name of a file of parameters that is there.
-
-    Raises:
-        CheckpointError: If it is not; the message has the epochs that are.
-    """
+    """Return the name of a file of parameters that is there; a CheckpointError has the epochs that are."""
     file = checkpoint_files(prefix, epoch)[1]
     if not os.path.lexists(file):
         found = describe_epochs(prefix)
@@ -70,11 +62,7 @@ def params_file_of(prefix: str, epoch: int) -> str:
 
 
 def check_out_prefix(prefix: str, out_prefix: str) -> None:
-    """Check, before any work, where a converted checkpoint is to be written.
-
-    Raises:
-        CheckpointError: If it is the checkpoint itself, or the folder is missing.
-    """
+    """Refuse, before any work, to write over the checkpoint itself or into a missing folder."""
     if os.path.realpath(prefix) == os.path.realpath(out_prefix):
         raise CheckpointError(f"out_prefix={out_prefix!r} is the prefix of the checkpoint itself; give another.")
     require_folder(out_prefix)
@@ -166,11 +154,7 @@ def save_checkpoint(
 
 
 def save_params(file: str, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
-    """Write a checkpoint's file of parameters, whole or not at all.
-
-    Raises:
-        CheckpointError: If it cannot be written.
-    """
+    """Write a checkpoint's file of parameters, whole or not at all."""
     with saving(f"{file}: the parameters", file) as (name,):
         write_arrays(name, named_arrays(arg_params, aux_params))
 

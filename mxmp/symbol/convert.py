@@ -1,7 +1,7 @@
 """What users of the Symbolic API call: conversion of a symbol, a model or a checkpoint.
 
 Each is one pass through the same pipeline: `arguments` checks what is given, `rewrite` converts the graph,
-`shared_params` stores the parameters that go with it, and `checkpoint` reads and writes files. ``mxmp convert``
+`params` stores the parameters that go with it, and `checkpoint` reads and writes files. ``mxmp convert``
 calls `convert_checkpoint`.
 """
 
@@ -12,12 +12,11 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, T
 
 from ..policy import Policy
 from ..report import Report
-from . import params as values
 from .arguments import PolicyLike, check_params, known_dtypes, make_model, param_names, require_symbol
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
 from .inference import infer_facts, to_graph
+from .params import Change, convert_sharing, require_matches, stored_low_before, total_bytes, widened
 from .rewrite import convert_graph, emulated, input_dtypes
-from .shared_params import convert_sharing, require_matches
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class ConvertedModel:
     arg_params: Dict[str, Any]
     aux_params: Dict[str, Any]
     report: Report
-    changes: Tuple[values.Change, ...]
+    changes: Tuple[Change, ...]
     out_of_range: Tuple[str, ...]
     param_bytes: Tuple[int, int]
     widened: Dict[str, str]
@@ -141,11 +140,11 @@ def convert_model(
     parsed = Policy.parse(policy, **changes)
     model = make_model(sym, shapes, dtypes, ranges)
     check_params(sym, arg_params, aux_params, model.shapes)
-    args, aux = values.widened(sym, arg_params), dict(aux_params)
+    args, aux = widened(sym, arg_params), dict(aux_params)
     (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, parsed)
-    before, after = (values.total_bytes(params) + values.total_bytes(aux) for params in (args, stored))
-    widened = values.stored_low_before(arg_params, stored)
-    return ConvertedModel(found.symbol, stored, aux, found.report, changed, out_of_range, (before, after), widened)
+    before, after = (total_bytes(params) + total_bytes(aux) for params in (args, stored))
+    low_before = stored_low_before(arg_params, stored)
+    return ConvertedModel(found.symbol, stored, aux, found.report, changed, out_of_range, (before, after), low_before)
 
 
 def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
@@ -212,5 +211,3 @@ def convert_checkpoint(
     on_stage("write")
     save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)
     return model
-
-

@@ -21,11 +21,7 @@ _INCOMPLETE = "FileStream.Write incomplete"  # as MXNet says it, where it notice
 
 
 def load_arrays(file: str) -> Arrays:
-    """Return what ``mx.nd.save`` wrote: arrays by name, or a list.
-
-    Raises:
-        CheckpointError: If the file is missing, damaged or something else; it names the entry.
-    """
+    """Return what ``mx.nd.save`` wrote; a CheckpointError names the entry of a damaged file."""
     file = os.fspath(file)
     check_arrays_file(file)
     try:
@@ -39,11 +35,7 @@ def load_arrays(file: str) -> Arrays:
 
 
 def write_arrays(file: str, arrays: Arrays) -> None:
-    """Write arrays by name or a list of them, as ``mx.nd.save``, and check that all of it was written.
-
-    Raises:
-        OSError: If not.
-    """
+    """Write arrays, as ``mx.nd.save``, and raise OSError if not all of it was written."""
     values = arrays.values() if isinstance(arrays, dict) else arrays
     for array in values:
         array.wait_to_read()  # MXNet writes the shape of sparse values before it waits for them
@@ -64,10 +56,6 @@ def require_whole(file: str) -> None:
 
 
 def write_symbol(file: str, symbol: Any, remove_amp_cast: bool = False) -> None:
-    """Write a symbol's JSON, as ``Symbol.save``.
-
-    Raises:
-        OSError: If that fails.
-    """
+    """Write a symbol's JSON, as ``Symbol.save``, and raise OSError if that fails."""
     with open(file, "w", encoding="utf-8", newline="\n") as stream:
         stream.write(symbol.tojson(remove_amp_cast=remove_amp_cast))

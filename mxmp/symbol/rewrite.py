@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, FrozenSet, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Optional, Set, Tuple
 
 from .. import dtypes
 from ..errors import ConvertError, InferenceError
@@ -21,12 +21,15 @@ from ..passes import (
     Sequential,
     make_plan,
 )
+from ..passes.attributes import MARK_ATTR
+from ..passes.control_flow import bodies_of
 from ..passes.guard_gradient_sums import bfloat16_entries
 from ..passes.plan import Plan
+from ..passes.shape_outcomes import depends_on_shapes, shape_outcome
 from ..policy import Policy
 from ..report import Report, make_report
-from .inference import Dtypes, Shapes, from_graph, infer_facts, infer_variables, to_graph
-from .params import read_low
+from ..rules import CLEAR, RULES
+from .inference import Dtypes, Shapes, add_shapes, entries_of, from_graph, infer_facts, infer_variables, to_graph
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,28 @@ def emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
     return from_graph(result.graph, symbol) if result.modified else symbol
 
 
+def read_low(graph: Graph) -> FrozenSet[str]:
+    """Return the variables whose values reach a cast to low precision, at once or through clear operators."""
+    carried: Dict[int, FrozenSet[str]] = {}
+    found: Set[str] = set()
+    for position, node in enumerate(graph.nodes):
+        if node.is_variable:
+            carried[position] = frozenset([node.name])
+            continue
+        names = frozenset().union(*(carried.get(entry.node, frozenset()) for entry in node.inputs))
+        if node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION:
+            found |= names
+        for body in bodies_of(node):
+            inside = read_low(body.graph)
+            for variable, port in zip(body.variables(), body.ports):
+                if body.graph.nodes[variable].name in inside:
+                    found |= carried.get(node.inputs[port].node, frozenset())
+        rule = RULES.find(node.op, dict(node.attrs))
+        if rule is not None and rule.category == CLEAR:
+            carried[position] = names
+    return frozenset(found)
+
+
 def input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Dtypes:
     """Return the dtypes of variables, float32 for those that neither declare nor imply another.
 
@@ -142,3 +167,36 @@ def _check_outputs(policy: Policy, plan: Plan, before: Tuple[Graph, Facts], afte
                 f"node {after[0].nodes[new.node]}: output {number} of the converted network is {found}, expected "
                 f"{expected}; this is a bug in mxmp."
             )
+
+
+class ShapeOutcomes:
+    """Tells for given shapes which conditions on shapes hold in a network, by one shape inference.
+
+    Two calls of a converted net need two conversions only where this differs. The arguments are those of
+    `convert_graph`; ``dtype`` is the low precision dtype in question.
+    """
+
+    def __init__(self, symbol: Any, dtype: str, types: Dtypes, params: FrozenSet[str]) -> None:
+        erased = EraseCasts()(to_graph(symbol))
+        self._graph, self._dtype = erased.graph, dtype
+        self.depends = depends_on_shapes(self._graph, dtype)
+        if self.depends:
+            source = from_graph(self._graph, symbol) if erased.modified else symbol
+            self._graph = to_graph(source) if erased.modified else self._graph
+            self._internals = source.get_internals()
+            self._entries = entries_of(self._internals)
+            self._known = self._facts(source, types, params)
+
+    def _facts(self, source: Any, types: Dtypes, params: FrozenSet[str]) -> Facts:
+        """Return the dtypes of what bodies of control flow read, which their shape inference needs."""
+        if not any(node.subgraphs for node in self._graph.nodes):
+            return Facts({})
+        known = input_dtypes(source, self._graph, {}, types, params)
+        return replace(infer_facts(source, self._graph, {}, known, params), bodies={})
+
+    def __call__(self, shapes: Shapes) -> Tuple[Any, ...]:
+        """Return the outcomes of all conditions for given shapes of variables; nothing where there are none."""
+        if not self.depends:
+            return ()
+        facts = add_shapes(self._internals, self._entries, self._graph, self._known, shapes)
+        return shape_outcome(self._graph, self._dtype, facts)
