@@ -23,10 +23,7 @@ _FULL_PATHS = (3, 9)  # from here on Python names a script by its full path
 class Program(BaseException):
     """What is to run in place of the command line; raised so that nothing of the command line is around it.
 
-    Args:
-        name: A file, a folder or zip file with a ``__main__.py``, '-', or the name of a module.
-        args: Its arguments.
-        is_module: Whether it is the name of a module.
+    It is a file, a folder or zip file with a ``__main__.py``, '-', or the name of a module.
     """
 
     def __init__(self, name: str, args: Sequence[str], is_module: bool = False) -> None:

@@ -10,12 +10,9 @@ import click
 from ... import __version__
 from ...errors import MxmpError, mxnet_reason, visible
 from ..interrupts import INTERRUPTED, LINE
-from .convert import convert
-from .doctor import doctor
-from .inspect import inspect
-from .launch import launch
-from .run import run
-from .site import site
+from .environment import doctor, site
+from .models import convert, inspect
+from .programs import launch, run
 
 
 class CommandLine(click.Group):
@@ -46,12 +43,8 @@ def commands() -> None:
     """Mixed precision for Apache MXNet: convert checkpoints, look at what a conversion decides and at the machine."""
 
 
-commands.add_command(convert)
-commands.add_command(doctor)
-commands.add_command(inspect)
-commands.add_command(launch)
-commands.add_command(run)
-commands.add_command(site)
+for command in (convert, doctor, inspect, launch, run, site):
+    commands.add_command(command)
 
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:

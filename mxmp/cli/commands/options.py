@@ -29,11 +29,6 @@ class Prefix(ParamType):
     name = "prefix"
 
     def __init__(self, read: bool = False) -> None:
-        """Initialize.
-
-        Args:
-            read: Whether there have to be files of it.
-        """
         self._read = read
 
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> str:
@@ -135,11 +130,7 @@ _MODEL_OPTIONS: List[Callable[[Any], Any]] = [
 def make_policy(
     text: str, keep_float32: Sequence[str], output_dtype: Optional[str], out_of_range: Optional[str]
 ) -> Policy:
-    """Return the policy that the options describe.
-
-    Raises:
-        click.UsageError: If they do not describe one.
-    """
+    """Return the policy that the options describe."""
     changes = {"output_dtype": output_dtype, "out_of_range": out_of_range}
     try:
         policy = Policy.parse(text, **{field: value for field, value in changes.items() if value is not None})
