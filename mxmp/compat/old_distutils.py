@@ -11,9 +11,6 @@ from typing import List, Union
 class LooseVersion:
     """A version as a list of numbers and words, which are compared one by one.
 
-    Args:
-        text: The version, like ``"1.26.4"``.
-
     Example:
         >>> LooseVersion("1.9.1") < LooseVersion("1.17"), LooseVersion("1.9.1") >= "1.9"
         (True, True)

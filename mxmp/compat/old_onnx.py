@@ -25,22 +25,9 @@ IR_VERSION = 8
 onnx 1.13 writes: runtimes refuse one that is newer than they are."""
 
 _DTYPES = {  # onnx/mapping.py at tag v1.13.1; MXNet has no dtype for what has joined since
-    "FLOAT": "float32",
-    "UINT8": "uint8",
-    "INT8": "int8",
-    "UINT16": "uint16",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "STRING": "object",
-    "BOOL": "bool",
-    "FLOAT16": "float16",
-    "DOUBLE": "float64",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "COMPLEX64": "complex64",
-    "COMPLEX128": "complex128",
-    "BFLOAT16": "float32",
+    **{name.upper(): name for name in "uint8 uint16 uint32 uint64 int8 int16 int32 int64 bool float16".split()},
+    **{"FLOAT": "float32", "DOUBLE": "float64", "BFLOAT16": "float32", "STRING": "object"},
+    **{"COMPLEX64": "complex64", "COMPLEX128": "complex128"},
 }
 
 

@@ -57,11 +57,7 @@ def of(module: ModuleType) -> ModuleType:
 
 
 def stand_in(name: str) -> Any:
-    """Return what MXNet gets for a dotted name in place of the module that Python imports, None for the same.
-
-    Raises:
-        ImportError: If the package is not installed.
-    """
+    """Return what MXNet gets for a dotted name in place of the module that Python imports, None for the same."""
     package, _, part = name.partition(".")
     if part and package in _TABLES:
         view = _views.get(package) or of(importlib.import_module(package))
