@@ -133,18 +133,14 @@ class EmptyTuple(Tuple[()]):
 
 _TOBYTES = {"tostring": "tobytes"}  # a method of arrays, removed in numpy 2.3: pack with several labels, pack_img
 _EMPTY = {(): EmptyTuple()}  # ``if size == ()``: numpy 2.2 and later refuse the truth of an empty array
-_CHANGES: Dict[str, Mapping[Any, Any]] = {
+CODE: Dict[str, Mapping[Any, Any]] = {
     "mxnet.recordio": _TOBYTES,
     "mxnet.ndarray.numpy.random": _EMPTY,
     "mxnet.ndarray.numpy_extension.random": _EMPTY,
     "mxnet.symbol.numpy.random": _EMPTY,
     "mxnet.symbol.numpy_extension.random": _EMPTY,
 }
-
-
-def code_of_module(name: str) -> Mapping[Any, Any]:
-    """Return what a module has in place of names (texts) and constants; nothing for a module that stays as it is."""
-    return _CHANGES.get(name, {})
+"""What modules have in place of names (texts) and constants in their code."""
 
 
 def changed_code(code: CodeType, changes: Mapping[Any, Any]) -> CodeType:

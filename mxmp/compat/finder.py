@@ -61,9 +61,8 @@ class Loader:
         name = module.__name__
         own = changes.builtins_of_module(name)  # no names of the module, which `from module import *` would hand on
         vars(module)["__builtins__"] = {**_BUILTINS, **own} if own else _BUILTINS
-        code_changes = changes.code_of_module(name)
-        if code_changes:
-            exec(changes.changed_code(self._loader.get_code(name), code_changes), vars(module))
+        if name in changes.CODE:
+            exec(changes.changed_code(self._loader.get_code(name), changes.CODE[name]), vars(module))
         else:
             self._loader.exec_module(module)
 

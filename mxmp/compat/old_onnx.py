@@ -35,11 +35,20 @@ def names(onnx: ModuleType) -> Dict[str, Any]:
     """Return the parts of onnx that MXNet gets in place of its own, by name."""
     from onnx import checker, defs, helper
 
+    def check_graph(graph: Any) -> None:
+        context = onnx.checker.C.CheckerContext()
+        context.ir_version, context.opset_imports = IR_VERSION, {"": OPSET}
+        checker.check_graph(graph, context)
+
+    def make_model(graph: Any) -> Any:
+        opset = helper.make_operatorsetid("", OPSET)
+        return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION)
+
     return {
         "mapping": _mapping(onnx),
-        "checker": View(checker, {"check_graph": _check_graph(checker)}),
+        "checker": View(checker, {"check_graph": check_graph}),
         "defs": View(defs, {"onnx_opset_version": lambda: OPSET}),
-        "helper": View(helper, {"make_model": _make_model(helper)}),
+        "helper": View(helper, {"make_model": make_model}),
     }
 
 
@@ -49,20 +58,3 @@ def _mapping(onnx: Any) -> SimpleNamespace:
     dtypes = {int(getattr(onnx.TensorProto, name)): np.dtype(dtype) for name, dtype in _DTYPES.items()}
     codes = {dtype: code for code, dtype in dtypes.items() if code != onnx.TensorProto.BFLOAT16}
     return SimpleNamespace(TENSOR_TYPE_TO_NP_TYPE=dtypes, NP_TYPE_TO_TENSOR_TYPE=codes)
-
-
-def _check_graph(checker: Any) -> Any:
-    def check_graph(graph: Any) -> None:
-        context = checker.C.CheckerContext()
-        context.ir_version, context.opset_imports = IR_VERSION, {"": OPSET}
-        checker.check_graph(graph, context)
-
-    return check_graph
-
-
-def _make_model(helper: Any) -> Any:
-    def make_model(graph: Any) -> Any:
-        opset = helper.make_operatorsetid("", OPSET)
-        return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION)
-
-    return make_model

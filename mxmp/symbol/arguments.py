@@ -169,7 +169,7 @@ def blaming_params(sym: Any, params: Mapping[str, Any], shapes: Mapping[str, Tup
         if match is None:
             raise
         for name in _read_by(sym, match.group(1)):
-            found, wanted = map(_sizes, match.groups()[1:])
+            found, wanted = (tuple(map(int, re.findall(r"-?\d+", text))) for text in match.groups()[1:])
             if name in params and name not in shapes and params[name].shape == found:
                 given = ", ".join(f"{each} {shape}" for each, shape in shapes.items())
                 raise ParamsError(
@@ -203,10 +203,6 @@ def _read_by(sym: Any, name: str) -> List[str]:
     nodes = to_graph(sym).nodes
     inputs = [nodes[entry.node] for node in nodes if node.name == name for entry in node.inputs]
     return [node.name for node in inputs if node.is_variable]
-
-
-def _sizes(text: str) -> Tuple[int, ...]:
-    return tuple(int(size) for size in re.findall(r"-?\d+", text))
 
 
 def _require_mapping(argument: str, value: Any) -> Mapping[str, Any]:

@@ -122,12 +122,16 @@ def _store(policy: Policy, found: Sequence[Converted], args: Arrays) -> Tuple[Di
     low = _union(each.low_params for each in found)
     cast = _union(each.cast_params for each in found) if policy.is_mixed else frozenset()
     for name, array in args.items():
-        if name in low:
-            stored[name], change = _store_low(name, array, policy.param_dtype)
-        elif name in cast and dtypes.canonical(array.dtype) == dtypes.FLOAT32:
-            stored[name], change = _clamp_float32(name, array, policy.compute_dtype)
-        else:
+        is_cast = name in cast and dtypes.canonical(array.dtype) == dtypes.FLOAT32
+        if name not in low and not is_cast:
             continue
+        dtype = policy.param_dtype if name in low else policy.compute_dtype
+        change = _survey(name, array.asnumpy(), dtype)
+        if change.clamped:
+            array = _clamp(array, dtype)
+        elif name not in low and dtype == dtypes.BFLOAT16 and array.ndim > 2:
+            array = array.copy()  # out of a layout of oneDNN's, which a cast to bfloat16 cannot read
+        stored[name] = round_to(array, dtype) if name in low else array
         if change.clamped or change.underflowed:
             changes.append(change)
     return stored, tuple(changes)
@@ -142,24 +146,6 @@ def _read_exactly(graph: Graph) -> FrozenSet[str]:
     readers = [node for node in graph.nodes if node.get(MARK_ATTR) is None]
     entries = [entry for node in readers for entry in node.inputs] + list(graph.heads)
     return frozenset(graph.nodes[entry.node].name for entry in entries if graph.nodes[entry.node].is_variable)
-
-
-def _store_low(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
-    """Return a float32 array in low precision, rounded to nearest even, and the values that changed beyond that."""
-    change = _survey(name, array.asnumpy(), dtype)
-    return round_to(_clamp(array, dtype) if change.clamped else array, dtype), change
-
-
-def _clamp_float32(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
-    """Return a float32 array with its values in the range of a low precision dtype, and what casts do to them.
-
-    A weight that oneDNN may have given a layout of its own, which a cast to bfloat16 cannot read, is copied into
-    the default one.
-    """
-    change = _survey(name, array.asnumpy(), dtype)
-    if change.clamped:
-        return _clamp(array, dtype), change
-    return (array.copy() if dtype == dtypes.BFLOAT16 and array.ndim > 2 else array), change
 
 
 def _clamp(array: Any, dtype: str) -> Any:

@@ -90,9 +90,7 @@ def convert_graph(
         PolicyError: If an override cannot be met.
     """
     shapes = shapes or {}
-    erased = EraseCasts()(to_graph(symbol))
-    source = from_graph(erased.graph, symbol) if erased.modified else symbol
-    graph = to_graph(source) if erased.modified else erased.graph
+    source, graph = _without_casts(symbol)
     types = input_dtypes(source, graph, shapes, types or {}, params)
     facts = replace(infer_facts(source, graph, shapes, types, params), out_of_range=out_of_range)
     plan = make_plan(graph, policy, facts, stored=stored, final=final)
@@ -107,6 +105,15 @@ def convert_graph(
         raise ConvertError(f"the converted network does not type-check: {e}") from e
     _check_outputs(policy, plan, (graph, facts), (after, new_facts))
     return Converted(result, after, new_facts, low_params, make_report(policy, graph, facts, plan, after))
+
+
+def _without_casts(symbol: Any) -> Tuple[Any, Graph]:
+    """Return a symbol, and its graph, as they were before mxmp converted it, if it did."""
+    erased = EraseCasts()(to_graph(symbol))
+    if not erased.modified:
+        return symbol, erased.graph
+    source = from_graph(erased.graph, symbol)
+    return source, to_graph(source)
 
 
 def emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
@@ -177,12 +184,10 @@ class ShapeOutcomes:
     """
 
     def __init__(self, symbol: Any, dtype: str, types: Dtypes, params: FrozenSet[str]) -> None:
-        erased = EraseCasts()(to_graph(symbol))
-        self._graph, self._dtype = erased.graph, dtype
+        source, self._graph = _without_casts(symbol)
+        self._dtype = dtype
         self.depends = depends_on_shapes(self._graph, dtype)
         if self.depends:
-            source = from_graph(self._graph, symbol) if erased.modified else symbol
-            self._graph = to_graph(source) if erased.modified else self._graph
             self._internals = source.get_internals()
             self._entries = entries_of(self._internals)
             self._known = self._facts(source, types, params)

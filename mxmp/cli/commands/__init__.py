@@ -32,7 +32,8 @@ class CommandLine(click.Group):
             click.echo(LINE, err=True)
             ctx.exit(INTERRUPTED)
         except Exception as e:
-            if not _is_mxnets(e):
+            mxnet = sys.modules.get("mxnet.base")  # not imported here, only to know its error
+            if mxnet is None or not isinstance(e, mxnet.MXNetError):
                 raise
             _fail(ctx, f"MXNet: {mxnet_reason(e)}")
 
@@ -50,9 +51,3 @@ for command in (convert, doctor, inspect, launch, run, site):
 def _fail(ctx: click.Context, message: str) -> NoReturn:
     click.echo(f"mxmp: error: {visible(message)}", err=True)
     ctx.exit(1)
-
-
-def _is_mxnets(error: Exception) -> bool:
-    """Return whether an error is an MXNetError, without importing MXNet to know."""
-    mxnet = sys.modules.get("mxnet.base")
-    return mxnet is not None and isinstance(error, mxnet.MXNetError)

@@ -69,7 +69,10 @@ def inspect_converted(symbol: Any, params: Params, shapes: Shapes, types: Dtypes
     with blaming_params(symbol, {**params[0], **params[1]} if params else {}, known_shapes(symbol, shapes)):
         before = convert_graph(symbol, Policy(), *known)  # in float32, which takes out the casts
     graph = to_graph(symbol)
-    facts = infer_facts(symbol, graph, known.shapes, _undeclared(graph, before), known.params)
+    declared = {node.name for node in graph.nodes if node.declares_dtype}
+    found = before.facts.variable_dtypes(before.graph)  # the dtypes left to be inferred are the same as without casts
+    undeclared = {name: dtype for name, dtype in found.items() if name not in declared}
+    facts = infer_facts(symbol, graph, known.shapes, undeclared, known.params)
     views = (before.graph, before.facts), (graph, facts)
     if params is None:
         sizes = _param_bytes(symbol, known.params, *views)
@@ -100,13 +103,6 @@ def _known(symbol: Any, params: Params, shapes: Shapes, types: Dtypes) -> _Known
     return _Known(*model.known(args, aux), frozenset(args))
 
 
-def _undeclared(graph: Graph, before: Converted) -> Dict[str, str]:
-    """Return the dtypes of the variables that leave theirs to be inferred: the same as without casts."""
-    declared = {node.name for node in graph.nodes if node.declares_dtype}
-    found = before.facts.variable_dtypes(before.graph)
-    return {name: dtype for name, dtype in found.items() if name not in declared}
-
-
 def _param_bytes(
     symbol: Any, params: FrozenSet[str], before: Tuple[Graph, Facts], after: Tuple[Graph, Facts]
 ) -> Optional[Tuple[int, int]]:
@@ -127,7 +123,8 @@ def run(
         begin("load")
         symbol_file, _ = checkpoint_files(prefix, 0)
         symbol = load_symbol(symbol_file)
-        file = _params_file(prefix, epoch)
+        epochs = saved_epochs(prefix) if epoch is None else [epoch]
+        file = params_file_of(prefix, epochs[0]) if len(epochs) == 1 else None  # not clear which to count
         params = None if file is None else load_params(file)
         begin("inspect")
         with naming_files(symbol_file, file):
@@ -141,14 +138,6 @@ def run(
         click.echo(json.dumps({**asdict(found.report), **values, "uneven": uneven}, indent=2))
     else:
         _print(found, policy.compute_dtype, prefix)
-
-
-def _params_file(prefix: str, epoch: Optional[int]) -> Optional[str]:
-    """Return the file with the parameters to count, if it is clear which."""
-    if epoch is not None:
-        return params_file_of(prefix, epoch)
-    epochs = saved_epochs(prefix)
-    return params_file_of(prefix, epochs[0]) if len(epochs) == 1 else None
 
 
 def _print(found: Inspection, dtype: str, prefix: str) -> None:
