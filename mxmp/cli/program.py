@@ -45,7 +45,7 @@ class Program(BaseException):
         except SystemExit:
             raise
         except BaseException as e:
-            sys.excepthook = _hook(sys.excepthook, _without_ours(e.__traceback__))
+            sys.excepthook = _hook(sys.excepthook, e.__traceback__)
             raise
         sys.exit()
 
@@ -91,15 +91,10 @@ def _set_path(first: str, always: bool = False) -> None:
         sys.path.insert(0, first)
 
 
-def _without_ours(traceback: Optional[TracebackType]) -> Optional[TracebackType]:
-    """Return a traceback from the program's first frame on; None if it has none."""
+def _hook(hook: Callable[..., Any], traceback: Optional[TracebackType]) -> Callable[..., Any]:
+    """Return a hook for the error that ends the process, which gives it the traceback from the program's frames on."""
     while traceback is not None and traceback.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
         traceback = traceback.tb_next
-    return traceback
-
-
-def _hook(hook: Callable[..., Any], traceback: Optional[TracebackType]) -> Callable[..., Any]:
-    """Return a hook for the error that ends the process: Python's, or the program's own, with another traceback."""
 
     def show(kind: Any, error: BaseException, _: Any) -> None:
         hook(kind, error.with_traceback(traceback), traceback)

@@ -5,7 +5,7 @@ others, get views with these names; numpy, Python and MXNet's files stay as they
 that fit, nothing is done.
 
 - `finder` finds their modules and runs each with builtins of its own, whose ``__import__`` gives the views.
-- `views` has the views of numpy, scipy and onnx; `old_numpy`, `old_scipy` and `old_onnx` have the names in them, and
+- `views` has the views of numpy, scipy and onnx; `old_numpy` and `old_onnx` have most of the names in them, and
   `old_distutils` stands in for a module of Python.
 - `changes` has what single modules get: a ``str``, ``int`` or ``object``; other calls and constants.
 - `site_file` writes the file of ``mxmp site``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _PYTHON_WITHOUT_DISTUTILS = (3, 12)
 # What MXNet gets views of, and where their names are.
-_TABLES = {"numpy": ".old_numpy", "onnx": ".old_onnx", "scipy": ".old_scipy"}
+_TABLES = {"numpy": ".old_numpy", "onnx": ".old_onnx", "scipy": ".views"}
 _views: Dict[str, ModuleType] = {}
 
 PACKAGES = (*_TABLES, "distutils")
@@ -43,6 +43,12 @@ class View(ModuleType):
 
     def __repr__(self) -> str:
         return f"<mxmp's view of {vars(self)['_module']!r}>"
+
+
+def names(scipy: ModuleType) -> Dict[str, Any]:
+    """Return ``scipy.sparse.csr``, which MXNet reads: SciPy 1.8 and later warn of it, and SciPy 2 will have none."""
+    sparse = importlib.import_module("scipy.sparse")
+    return {"sparse": View(sparse, {"csr": SimpleNamespace(csr_matrix=sparse.csr_matrix)})}
 
 
 def of(module: ModuleType) -> ModuleType:

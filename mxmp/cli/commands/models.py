@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Optional
 
 import click
 
 from .. import work
-from .options import Prefix, make_policy, model_options
+from .options import check_prefix, make_policy, model_options
 
 
 @click.command()
-@click.argument("prefix", type=Prefix(read=True))
+@click.argument("prefix", callback=partial(check_prefix, read=True))
 @click.argument("epoch", type=click.IntRange(min=0))
-@click.option("-o", "--out", metavar="OUT", type=Prefix(), required=True, help="Prefix of the files to write.")
+@click.option("-o", "--out", metavar="OUT", callback=check_prefix, required=True, help="Prefix of the files to write.")
 @click.option("--policy", "text", default="O2", show_default=True, help="The policy; O2 stores weights in float16.")
 @model_options
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
@@ -31,7 +32,7 @@ def convert(prefix: str, epoch: int, out: str, text: str, shapes: Any, types: An
 
 
 @click.command()
-@click.argument("prefix", type=Prefix(read=True))
+@click.argument("prefix", callback=partial(check_prefix, read=True))
 @click.option("--epoch", type=click.IntRange(min=0), help="Epoch of the parameters; the only one there unless given.")
 @click.option("--policy", "text", help="The policy; O2 unless given, or what a converted network has.")
 @model_options
