@@ -111,7 +111,8 @@ class WriteOut(Pass):
                 node = _softmax(node, builder)
             elif node.op in _HEADS:
                 node = Node(_HEADS[node.op], node.name, (), node.inputs[:1])
-            if _has_constants(node) and self.facts.dtype(old.inputs[0]) == dtypes_.FLOAT16:
+            is_gelu = node.op == "LeakyReLU" and node.get("act_type") == "gelu"
+            if (is_gelu or node.op in _WITH_CONSTANTS) and self.facts.dtype(old.inputs[0]) == dtypes_.FLOAT16:
                 node = self._in_float32(old, node, builder)
             elif node.op in _MADE_OF_CONSTANTS and node.get("dtype") == dtypes_.FLOAT16:
                 node = _cast_to_float16(node.with_attrs({**dict(node.attrs), "dtype": dtypes_.FLOAT32}), builder)
@@ -151,11 +152,6 @@ def _overhangs(node: Node) -> bool:
     pads = value_of(dict(node.attrs), "pad") or (0,)
     full = node.get("pooling_convention") == "full" and node.get("pool_type") == "avg"
     return full and not any(pads if isinstance(pads, tuple) else (pads,))
-
-
-def _has_constants(node: Node) -> bool:
-    is_gelu = node.op == "LeakyReLU" and node.get("act_type") == "gelu"
-    return is_gelu or node.op in _WITH_CONSTANTS
 
 
 def _softmax(node: Node, builder: GraphBuilder) -> Node:

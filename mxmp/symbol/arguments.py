@@ -6,7 +6,7 @@ import contextlib
 import math
 import operator
 import re
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 
@@ -168,7 +168,9 @@ def blaming_params(sym: Any, params: Mapping[str, Any], shapes: Mapping[str, Tup
         match = _SHAPES_DIFFER.match(str(e))
         if match is None:
             raise
-        for name in _read_by(sym, match.group(1)):
+        nodes = to_graph(sym).nodes
+        read = [nodes[entry.node] for node in nodes if node.name == match.group(1) for entry in node.inputs]
+        for name in (node.name for node in read if node.is_variable):
             found, wanted = (tuple(map(int, re.findall(r"-?\d+", text))) for text in match.groups()[1:])
             if name in params and name not in shapes and params[name].shape == found:
                 given = ", ".join(f"{each} {shape}" for each, shape in shapes.items())
@@ -196,13 +198,6 @@ def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) 
 
 def _device_type(context: mx.Context) -> str:
     return str(context.device_type)
-
-
-def _read_by(sym: Any, name: str) -> List[str]:
-    """Return the variables that nodes of a name read."""
-    nodes = to_graph(sym).nodes
-    inputs = [nodes[entry.node] for node in nodes if node.name == name for entry in node.inputs]
-    return [node.name for node in inputs if node.is_variable]
 
 
 def _require_mapping(argument: str, value: Any) -> Mapping[str, Any]:

@@ -21,7 +21,6 @@ from ..graph import check_json
 
 _EPOCH = re.compile(r"-(\d{4}|[1-9]\d{4,})\.params")
 _NOT_WHOLE = "what was written is not whole; is the disk full?"
-_INCOMPLETE = "FileStream.Write incomplete"  # as MXNet says it, where it notices
 
 Arrays = Union[Dict[str, Any], List[Any]]
 
@@ -133,7 +132,8 @@ def write_arrays(file: str, arrays: Arrays) -> None:
     try:
         (mx.npx.save if is_numpy else mx.nd.save)(file, arrays)
     except mx.MXNetError as e:
-        raise OSError(_NOT_WHOLE if _INCOMPLETE in str(e) else mxnet_reason(e)) from e
+        noticed = "FileStream.Write incomplete" in str(e)
+        raise OSError(_NOT_WHOLE if noticed else mxnet_reason(e)) from e
     require_whole(file)
 
 

@@ -190,14 +190,10 @@ class ShapeOutcomes:
         if self.depends:
             self._internals = source.get_internals()
             self._entries = entries_of(self._internals)
-            self._known = self._facts(source, types, params)
-
-    def _facts(self, source: Any, types: Dtypes, params: FrozenSet[str]) -> Facts:
-        """Return the dtypes of what bodies of control flow read, which their shape inference needs."""
-        if not any(node.subgraphs for node in self._graph.nodes):
-            return Facts({})
-        known = input_dtypes(source, self._graph, {}, types, params)
-        return replace(infer_facts(source, self._graph, {}, known, params), bodies={})
+            self._known = Facts({})
+            if any(node.subgraphs for node in self._graph.nodes):  # shapes in bodies need the dtypes of what these read
+                known = input_dtypes(source, self._graph, {}, types, params)
+                self._known = infer_facts(source, self._graph, {}, known, params)
 
     def __call__(self, shapes: Shapes) -> Tuple[Any, ...]:
         """Return the outcomes of all conditions for given shapes of variables; nothing where there are none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Any, NoReturn, Optional, Sequence
+from typing import NoReturn, Optional, Sequence
 
 import click
 
@@ -82,7 +82,8 @@ def launch(
         addresses = [address.strip() for address in hosts.split(",")]
         _print_commands(jobs.plan(command, workers, servers, addresses, port or 9091), addresses)
         return
-    before = signal.signal(signal.SIGTERM, _terminated)
+    # It ends like a program that a signal ended, but not before the processes have.
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with raising():
             end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
@@ -100,8 +101,3 @@ def _print_commands(processes: Sequence[jobs.Process], addresses: Sequence[str])
             if process.host == address:
                 click.echo(f"{process} &  # {process.name}")
         click.echo("wait")
-
-
-def _terminated(number: int, frame: Any) -> NoReturn:
-    """End like a program that a signal ended, but not before the processes have."""
-    sys.exit(128 + number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import click
 
@@ -12,13 +12,13 @@ from ... import dtypes
 from ...diagnose.tensor_cores import BATCH, MULTIPLE, Uneven, uneven_layers
 from ...graph import Graph
 from ...passes import Facts, is_converted
-from ...policy import Policy, check_matches
+from ...policy import Policy
 from ...report import Report, report_converted, variable_bytes
 from ...symbol import Converted, convert_graph, convert_model, infer_facts, load_params, load_symbol, to_graph
 from ...symbol.arguments import blaming_params, check_params, known_shapes, make_model, param_names
 from ...symbol.checkpoint import checkpoint_files, describe_epochs, naming_files, params_file_of, saved_epochs
 from ...symbol.inference import Dtypes, Shapes
-from ...symbol.params import Change, total_bytes, widened
+from ...symbol.params import Change, require_matches, total_bytes, widened
 from .output import pairs_table, progress, rounded_lines, stdout, value_lines
 
 _NARROW = 80  # columns of a terminal, below which names would be broken
@@ -27,14 +27,6 @@ _UNEVEN = f"no multiple of {MULTIPLE}"
 
 Params = Optional[Tuple[Dict[str, Any], Dict[str, Any]]]
 """Arguments and auxiliary states."""
-
-
-class _Known(NamedTuple):
-    """What is known about a network's variables, as ``convert_graph`` takes it."""
-
-    shapes: Shapes
-    types: Dtypes
-    params: FrozenSet[str]
 
 
 @dataclass(frozen=True)
@@ -57,8 +49,8 @@ def inspect_policy(symbol: Any, params: Params, policy: Policy, shapes: Shapes, 
         report = replace(model.report, param_bytes=model.param_bytes)
         return Inspection(report, model.changes, model.out_of_range, _uneven(report, before, params), model.widened)
     found = convert_graph(symbol, policy, *known, final=True)
-    check_matches(policy, [(row.op, row.name) for row in found.report.rows])
-    sizes = _param_bytes(symbol, known.params, (before.graph, before.facts), (found.graph, found.facts))
+    require_matches(policy, [found])
+    sizes = _param_bytes(symbol, known[-1], (before.graph, before.facts), (found.graph, found.facts))
     report = replace(found.report, param_bytes=sizes)
     return Inspection(report, uneven=_uneven(report, before, params))
 
@@ -72,10 +64,10 @@ def inspect_converted(symbol: Any, params: Params, shapes: Shapes, types: Dtypes
     declared = {node.name for node in graph.nodes if node.declares_dtype}
     found = before.facts.variable_dtypes(before.graph)  # the dtypes left to be inferred are the same as without casts
     undeclared = {name: dtype for name, dtype in found.items() if name not in declared}
-    facts = infer_facts(symbol, graph, known.shapes, undeclared, known.params)
+    facts = infer_facts(symbol, graph, known[0], undeclared, known[-1])
     views = (before.graph, before.facts), (graph, facts)
     if params is None:
-        sizes = _param_bytes(symbol, known.params, *views)
+        sizes = _param_bytes(symbol, known[-1], *views)
     else:
         args, aux = params
         sizes = total_bytes({**widened(symbol, args), **aux}), total_bytes({**args, **aux})
@@ -93,14 +85,14 @@ def _uneven(report: Report, before: Converted, params: Params) -> Tuple[Uneven, 
     return uneven_layers(before.graph, facts, layers)
 
 
-def _known(symbol: Any, params: Params, shapes: Shapes, types: Dtypes) -> _Known:
-    """Return what is known about a network's variables once casts are taken out, as ``convert_model`` does."""
+def _known(symbol: Any, params: Params, shapes: Shapes, types: Dtypes) -> Tuple[Shapes, Dtypes, FrozenSet[str]]:
+    """Return a network's shapes, dtypes and names of parameters once casts are taken out, as ``convert_graph`` does."""
     model = make_model(symbol, shapes, types)
     if params is None:
-        return _Known(model.shapes, model.dtypes, param_names(symbol, model.shapes, None))
+        return model.shapes, model.dtypes, param_names(symbol, model.shapes, None)
     args, aux = widened(symbol, params[0]), params[1]
     check_params(symbol, args, aux, model.shapes)
-    return _Known(*model.known(args, aux), frozenset(args))
+    return (*model.known(args, aux), frozenset(args))
 
 
 def _param_bytes(
