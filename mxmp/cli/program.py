@@ -17,8 +17,6 @@ from .interrupts import as_python
 STDIN = "-"
 """The name of a script that comes from standard input."""
 
-_FULL_PATHS = (3, 9)  # from here on Python names a script by its full path
-
 
 class Program(BaseException):
     """What is to run in place of the command line; raised so that nothing of the command line is around it.
@@ -50,7 +48,8 @@ class Program(BaseException):
         sys.exit()
 
     def _run(self, main: ModuleType) -> None:
-        path = os.path.join(os.getcwd(), self._name) if sys.version_info >= _FULL_PATHS else self._name
+        names_full_path = sys.version_info >= (3, 9)  # of a script; Python 3.8 does not
+        path = os.path.join(os.getcwd(), self._name) if names_full_path else self._name
         if self._is_module:
             _set_path(os.getcwd())
             sys.argv[0] = "-m"  # until the module is found

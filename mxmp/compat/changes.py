@@ -32,13 +32,7 @@ class Text(str, metaclass=_TextType):
 
 
 def attribute_text(value: Any) -> str:
-    """Return an operator's attribute as MXNet's library parses it.
-
-    Example:
-        >>> import numpy as np
-        >>> attribute_text((np.int64(2), None, 3))
-        '(2, None, 3)'
-    """
+    """Return an operator's attribute as MXNet's library parses it: ``(np.int64(2), None)`` as '(2, None)'."""
     text = str(value)
     return _written(value) if "np." in text and type(value) in (tuple, list) else text
 

@@ -11,9 +11,9 @@ from .convert import convert_buckets as convert_buckets
 from .convert import convert_checkpoint as convert_checkpoint
 from .convert import convert_model as convert_model
 from .convert import convert_symbol as convert_symbol
-from .convert import on_cpu as on_cpu
 from .inference import from_graph as from_graph
 from .inference import infer_facts as infer_facts
 from .inference import to_graph as to_graph
 from .rewrite import Converted as Converted
 from .rewrite import convert_graph as convert_graph
+from .rewrite import on_cpu as on_cpu

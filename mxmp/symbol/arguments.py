@@ -27,8 +27,6 @@ _SHAPES_DIFFER = re.compile(
     r"inferred shape=[\[(](.*?)[\])]"
 )
 
-_LARGEST_SIZE = 2**31 - 1
-
 HEADROOM = 2.0
 """How many times larger than measured a value may come to be; a calibration does not see all data."""
 
@@ -89,7 +87,7 @@ def known_shapes(sym: Any, shapes: Optional[Any]) -> Dict[str, Tuple[int, ...]]:
             raise ConvertError(f"shapes: {name!r} has shape {shape!r}; expected a tuple of integers.") from None
         if any(size < 0 for size in found[name]):
             raise ConvertError(f"shapes: {name!r} has shape {found[name]}; a size cannot be negative.")
-        if math.prod(found[name]) >= _LARGEST_SIZE and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
+        if math.prod(found[name]) >= 2**31 - 1 and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
             raise ConvertError(
                 f"shapes: {name!r} has shape {found[name]}; this MXNet has tensors below 2**31 elements."
             )

@@ -13,11 +13,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, S
 from ..errors import ConvertError
 from ..policy import Policy
 from ..report import Report
-from .arguments import PolicyLike, check_params, known_dtypes, make_model, param_names, require_symbol
+from .arguments import PolicyLike, check_params, make_model, param_names
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
-from .inference import infer_facts, to_graph
 from .params import Change, convert_sharing, require_matches, stored_low_before, total_bytes, widened
-from .rewrite import convert_graph, emulated, input_dtypes
+from .rewrite import convert_graph
 
 
 @dataclass(frozen=True)
@@ -146,25 +145,6 @@ def convert_model(
     before, after = (total_bytes(params) + total_bytes(aux) for params in (args, stored))
     low_before = stored_low_before(arg_params, stored)
     return ConvertedModel(found.symbol, stored, aux, found.report, changed, out_of_range, (before, after), low_before)
-
-
-def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
-    """Return a symbol that computes on a CPU, which has no float16 products, what another computes on a GPU.
-
-    It has the same inputs, parameters in float16 included, outputs and names: float32 arithmetic
-    with every result rounded to float16. It is for running, not for saving. For training take
-    ``mxmp.module.Module``, which does this by itself.
-
-    Args:
-        sym: A converted symbol; it is not changed.
-        dtypes: Dtypes of inputs that are not float32 and do not declare theirs.
-
-    Raises:
-        ConvertError: If ``sym`` is no symbol; InferenceError if it does not type-check.
-    """
-    known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
-    types = input_dtypes(sym, graph, {}, known, frozenset())
-    return emulated(sym, graph, infer_facts(sym, graph, {}, types, frozenset()))
 
 
 def convert_checkpoint(

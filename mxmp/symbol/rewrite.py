@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, Dict, FrozenSet, Optional, Set, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from .. import dtypes
 from ..errors import ConvertError, InferenceError
@@ -29,6 +29,7 @@ from ..passes.shape_outcomes import depends_on_shapes, shape_outcome
 from ..policy import Policy
 from ..report import Report, make_report
 from ..rules import CLEAR, RULES
+from .arguments import known_dtypes, require_symbol
 from .inference import Dtypes, Shapes, add_shapes, entries_of, from_graph, infer_facts, infer_variables, to_graph
 
 
@@ -57,7 +58,7 @@ class Converted:
 
     def on_cpu(self) -> Any:
         """Return the symbol that runs on CPU: float16 emulated, bfloat16 casts guarded. Never saved."""
-        return emulated(self.symbol, self.graph, self.facts)
+        return _emulated(self.symbol, self.graph, self.facts)
 
 
 def convert_graph(
@@ -116,7 +117,26 @@ def _without_casts(symbol: Any) -> Tuple[Any, Graph]:
     return source, to_graph(source)
 
 
-def emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
+def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
+    """Return a symbol that computes on a CPU, which has no float16 products, what another computes on a GPU.
+
+    It has the same inputs, parameters in float16 included, outputs and names: float32 arithmetic
+    with every result rounded to float16. It is for running, not for saving. For training take
+    ``mxmp.module.Module``, which does this by itself.
+
+    Args:
+        sym: A converted symbol; it is not changed.
+        dtypes: Dtypes of inputs that are not float32 and do not declare theirs.
+
+    Raises:
+        ConvertError: If ``sym`` is no symbol; InferenceError if it does not type-check.
+    """
+    known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
+    types = input_dtypes(sym, graph, {}, known, frozenset())
+    return _emulated(sym, graph, infer_facts(sym, graph, {}, types, frozenset()))
+
+
+def _emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
     """Return the symbol that computes on a CPU what another computes on a GPU."""
     sums = GuardGradientSums(bfloat16_entries(graph, facts))
     result = Sequential((Emulate(facts), sums, GuardLayouts(), GuardAmpCasts()))(graph)
