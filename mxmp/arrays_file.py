@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from typing import Any, BinaryIO, NoReturn, Tuple
+from typing import Any, BinaryIO, Iterable, NoReturn, Tuple
 
 import numpy as np
 
@@ -32,12 +32,8 @@ Shape = Tuple[int, ...]
 def check_arrays_file(file: str) -> int:
     """Check that a file is one of arrays, and that what it declares is there; return the number of arrays.
 
-    Args:
-        file: A file of this machine.
-
-    Raises:
-        CheckpointError: If it is missing, damaged or something else. The message names the entry, as a
-            number from 0 (the names stand at the end of the file), what it declares and what is there.
+    The CheckpointError names the entry, as a number from 0 (the names stand at the end of the file), what it
+    declares and what is there.
     """
     if not os.path.isfile(file):
         raise CheckpointError(f"{file}: {'a folder' if os.path.isdir(file) else 'there is no such file'}.")
@@ -51,14 +47,11 @@ def check_arrays_file(file: str) -> int:
 
 
 class _Walk:
-    """Reads the structure of a file, record by record.
-
-    Attributes:
-        where: What is being read, for errors.
-    """
+    """Reads the structure of a file, record by record."""
 
     def __init__(self, file: str, stream: BinaryIO, size: int) -> None:
-        self._file, self._stream, self._size, self.where = file, stream, size, "the header"
+        self._file, self._stream, self._size = file, stream, size
+        self._where = "the header"  # what is being read, for errors
 
     def run(self) -> int:
         magic, _ = self._numbers("QQ")
@@ -66,11 +59,11 @@ class _Walk:
             self._fail(f"found {magic:#x}, expected {_LIST_MAGIC:#x}, which a file of mx.nd.save begins with")
         count = self._count("arrays", _SMALLEST_ENTRY)
         for number in range(count):
-            self.where = f"entry {number}"
+            self._where = f"entry {number}"
             self._entry()
         self._names(count)
         if self._left:
-            self.where = "the end"
+            self._where = "the end"
             self._fail(f"found {self._left} bytes more, expected none")
         return count
 
@@ -80,7 +73,7 @@ class _Walk:
 
     def _fail(self, text: str) -> NoReturn:
         hint = "The file is truncated, damaged, or no file of parameters."
-        raise CheckpointError(f"{self._file}: {self.where}: {text}. {hint}")
+        raise CheckpointError(f"{self._file}: {self._where}: {text}. {hint}")
 
     def _numbers(self, form: str) -> Tuple[int, ...]:
         """Read little-endian numbers."""
@@ -115,11 +108,15 @@ class _Walk:
         (axes,) = self._numbers("i")
         return self._shape(axes)
 
-    def _item_bytes(self) -> int:
+    def _flag(self, what: str, known: Iterable[int]) -> int:
+        """Read a number, of what ``what`` says with braces in its place, that is one of those known."""
         (flag,) = self._numbers("i")
-        if flag not in _ITEM_BYTES:
-            self._fail(f"found the dtype number {flag}, expected one of {sorted(_ITEM_BYTES)}")
-        return _ITEM_BYTES[flag]
+        if flag not in known:
+            self._fail(f"found the {what.format(flag)}, expected one of {sorted(known)}")
+        return flag
+
+    def _item_bytes(self) -> int:
+        return _ITEM_BYTES[self._flag("dtype number {}", _ITEM_BYTES)]
 
     def _context(self) -> None:
         device, number = self._numbers("ii")
@@ -137,16 +134,17 @@ class _Walk:
 
     def _versioned(self, magic: int) -> None:
         """Walk over an array of MXNet 1.0 and later: shapes, place, dtypes, then all values."""
-        (storage,) = self._numbers("i")
-        if storage not in _AUXILIARY:
-            self._fail(f"found the storage type {storage}, expected one of {sorted(_AUXILIARY)}")
+        storage = self._flag("storage type {}", _AUXILIARY)
         stored = self._sized_shape() if _AUXILIARY[storage] else None
         shape = self._sized_shape()
         if not shape and magic == _V2:
             return  # an empty NDArray, without values
         self._context()
         values = (shape if stored is None else stored), self._item_bytes()
-        indices = [(self._index_dtype(), self._sized_shape()) for _ in range(_AUXILIARY[storage])]
+        indices = []
+        for _ in range(_AUXILIARY[storage]):
+            dtype = _INDEX_DTYPES[self._flag("dtype number {} of indices", _INDEX_DTYPES)]
+            indices.append((dtype, self._sized_shape()))
         self._skip(*values)
         if stored is None:
             return
@@ -154,12 +152,6 @@ class _Walk:
         if not (_rows_fit if storage == _ROW_SPARSE else _csr_fits)(shape, stored, *found):
             sizes = [len(each) for each in found]
             self._fail(f"{stored} values and {sizes} indices that do not fit a sparse array of the shape {shape}")
-
-    def _index_dtype(self) -> str:
-        (flag,) = self._numbers("i")
-        if flag not in _INDEX_DTYPES:
-            self._fail(f"found the dtype number {flag} of indices, expected one of {sorted(_INDEX_DTYPES)}")
-        return _INDEX_DTYPES[flag]
 
     def _indices(self, dtype: str, shape: Shape) -> np.ndarray[Any, Any]:
         """Read the indices of a sparse array, which MXNet follows wherever they lead."""
@@ -171,13 +163,13 @@ class _Walk:
         return np.frombuffer(self._stream.read(shape[0] * item_bytes), dtype)
 
     def _names(self, count: int) -> None:
-        self.where = "the names"
+        self._where = "the names"
         names = self._count("names", _SMALLEST_NAME)
         if names not in (0, count):
             self._fail(f"found {names}, expected {count}, one for each array, or none")
         seen = set()
         for number in range(names):
-            self.where = f"the name of entry {number}"
+            self._where = f"the name of entry {number}"
             size = self._count("bytes", 1)
             try:
                 name = self._stream.read(size).decode("utf-8")

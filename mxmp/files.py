@@ -32,13 +32,8 @@ def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
     If the block raises, or one file cannot take its place, nothing is left behind and what stood at
     the paths is as it was. What a link leads to is replaced, not the link. A file that existed keeps
     its permissions, a new one gets those of the process's umask. When this returns, files and names are
-    on the disk, as far as the file system says so.
-
-    Args:
-        *paths: Where the files are to stand, all in folders that exist.
-
-    Raises:
-        OSError: If a folder is missing, a path is no file that can be written, or nothing was written to one.
+    on the disk, as far as the file system says so. An OSError says that a path is no file that can be
+    written, or that nothing was written to one; a missing folder is a CheckpointError.
     """
     targets = tuple(os.path.realpath(path) for path in paths)
     for target in targets:
@@ -46,7 +41,7 @@ def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
     with contextlib.ExitStack() as stack:
         for target in targets:
             _remove_abandoned(target)
-        modes = [_mode(target) for target in targets]
+        modes = [stat.S_IMODE(os.stat(each).st_mode) if os.path.lexists(each) else None for each in targets]
         names = tuple(stack.enter_context(_temporary(target, mode)) for target, mode in zip(targets, modes))
         yield names
         for name, mode in zip(names, modes):
@@ -59,16 +54,9 @@ def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
 
 @contextlib.contextmanager
 def saving(what: str, *paths: str) -> Iterator[Tuple[str, ...]]:
-    """Do what `replacing` does, with one error that says what could not be written, and why.
+    """Do what `replacing` does, with one CheckpointError that says what could not be written, and why.
 
     A file that is saved within the block, under one of the temporary names, fails as part of this one.
-
-    Args:
-        what: What the files are, such as 'net: the checkpoint'.
-        *paths: As for `replacing`.
-
-    Raises:
-        CheckpointError: If the files cannot be written, or the block raises an OSError.
     """
     try:
         with replacing(*paths) as names:
@@ -86,11 +74,7 @@ def is_local(path: str) -> bool:
 
 
 def require_folder(path: str) -> None:
-    """Check, before any work, that the folder of a file or prefix exists.
-
-    Raises:
-        CheckpointError: If not.
-    """
+    """Check, before any work, that the folder of a file or prefix exists."""
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise CheckpointError(f"{path}: there is no folder {folder}; make it first.")
@@ -105,11 +89,6 @@ def _require_writable(path: str) -> None:
         raise OSError(errno.EINVAL, f"{path} is no regular file, so none can take its place")
     if os.path.lexists(path) and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, f"{path} is write-protected")
-
-
-def _mode(path: str) -> Optional[int]:
-    """Return the permissions of a file that exists."""
-    return stat.S_IMODE(os.stat(path).st_mode) if os.path.lexists(path) else None
 
 
 @contextlib.contextmanager

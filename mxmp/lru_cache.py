@@ -1,7 +1,4 @@
-"""A dictionary of bounded size that drops the least recently used item.
-
-``functools.lru_cache`` caches the calls of a function; it can neither list its items nor drop some of them.
-"""
+"""A dictionary of bounded size; ``functools.lru_cache`` can neither list its items nor drop some of them."""
 
 from __future__ import annotations
 

@@ -28,26 +28,16 @@ def check() -> None:
 
     Versions are read as text: that of MXNet from its libinfo.py, which holds for each of its wheels
     (mxnet, mxnet-cu112, ...), whatever their distribution is called, and for a build from source,
-    which has no metadata.
-
-    Raises:
-        DependencyError: If MXNet is missing or not 1.9.x, or numpy is missing or below 1.21. The message has the
-            command that installs the right one on this Python.
+    which has no metadata. A DependencyError has the command that installs the right one on this Python.
     """
-    _check_numpy(numpy_version())
-    _check_mxnet(_folder("mxnet"))
-
-
-def _check_numpy(version: Optional[str]) -> None:
+    version = numpy_version()
     if version is None:
         raise DependencyError(f"numpy is not installed; run: {_install_numpy()}")
     if () < release(version) < _OLDEST_NUMPY:
         raise DependencyError(
             f"numpy {version} is installed, but mxmp needs numpy 1.21 or later; run: {_install_numpy()}"
         )
-
-
-def _check_mxnet(folder: Optional[str]) -> None:
+    folder = _folder("mxnet")
     if folder is None:
         raise DependencyError(f"MXNet is not installed; run: {_install_mxnet()}")
     version = _read_version(folder, "libinfo.py")
@@ -89,10 +79,7 @@ def numpy_version() -> Optional[str]:
 
 
 def _folder(package: str) -> Optional[str]:
-    """Return the folder of a package, or None.
-
-    A namespace package (a folder that an uninstall left behind) has no origin: not installed.
-    """
+    """Return the folder of a package; None also for a namespace package, a folder that an uninstall left behind."""
     spec = find_spec(package)
     return None if spec is None or spec.origin is None else os.path.dirname(spec.origin)
 

@@ -15,7 +15,7 @@ import pytest
 
 from mxmp.arrays_file import check_arrays_file
 from mxmp.errors import CheckpointError
-from mxmp.symbol.io import load_arrays, write_arrays
+from mxmp.symbol.checkpoint import load_arrays, write_arrays
 from mxmp.symbol.params import round_to
 from tests.symbol.refusals import refused
 

@@ -18,10 +18,6 @@ def main(args: Optional[Sequence[str]] = None, prog_name: str = "mxmp") -> NoRet
 
     From here on Ctrl-C ends it with one line and the exit code 130. Before, while Python starts and finds this
     function, it is Python's to handle, and so it is for a program that ``mxmp run`` runs.
-
-    Args:
-        args: The arguments; those of the process unless given.
-        prog_name: What help and errors call the program.
     """
     end_at_once()
     from .commands import commands

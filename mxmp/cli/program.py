@@ -17,16 +17,11 @@ from .interrupts import as_python
 STDIN = "-"
 """The name of a script that comes from standard input."""
 
-_FULL_PATHS = (3, 9)  # from here on Python names a script by its full path
-
 
 class Program(BaseException):
     """What is to run in place of the command line; raised so that nothing of the command line is around it.
 
-    Args:
-        name: A file, a folder or zip file with a ``__main__.py``, '-', or the name of a module.
-        args: Its arguments.
-        is_module: Whether it is the name of a module.
+    It is a file, a folder or zip file with a ``__main__.py``, '-', or the name of a module.
     """
 
     def __init__(self, name: str, args: Sequence[str], is_module: bool = False) -> None:
@@ -48,12 +43,13 @@ class Program(BaseException):
         except SystemExit:
             raise
         except BaseException as e:
-            sys.excepthook = _hook(sys.excepthook, _without_ours(e.__traceback__))
+            sys.excepthook = _hook(sys.excepthook, e.__traceback__)
             raise
         sys.exit()
 
     def _run(self, main: ModuleType) -> None:
-        path = os.path.join(os.getcwd(), self._name) if sys.version_info >= _FULL_PATHS else self._name
+        names_full_path = sys.version_info >= (3, 9)  # of a script; Python 3.8 does not
+        path = os.path.join(os.getcwd(), self._name) if names_full_path else self._name
         if self._is_module:
             _set_path(os.getcwd())
             sys.argv[0] = "-m"  # until the module is found
@@ -94,15 +90,10 @@ def _set_path(first: str, always: bool = False) -> None:
         sys.path.insert(0, first)
 
 
-def _without_ours(traceback: Optional[TracebackType]) -> Optional[TracebackType]:
-    """Return a traceback from the program's first frame on; None if it has none."""
+def _hook(hook: Callable[..., Any], traceback: Optional[TracebackType]) -> Callable[..., Any]:
+    """Return a hook for the error that ends the process, which gives it the traceback from the program's frames on."""
     while traceback is not None and traceback.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
         traceback = traceback.tb_next
-    return traceback
-
-
-def _hook(hook: Callable[..., Any], traceback: Optional[TracebackType]) -> Callable[..., Any]:
-    """Return a hook for the error that ends the process: Python's, or the program's own, with another traceback."""
 
     def show(kind: Any, error: BaseException, _: Any) -> None:
         hook(kind, error.with_traceback(traceback), traceback)

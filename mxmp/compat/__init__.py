@@ -5,10 +5,9 @@ others, get views with these names; numpy, Python and MXNet's files stay as they
 that fit, nothing is done.
 
 - `finder` finds their modules and runs each with builtins of its own, whose ``__import__`` gives the views.
-- `views` has the views of numpy, scipy and onnx; `old_numpy`, `old_scipy` and `old_onnx` have the names in them, and
+- `views` has the views of numpy, scipy and onnx; `old_numpy` and `old_onnx` have most of the names in them, and
   `old_distutils` stands in for a module of Python.
-- `own_builtins` and `own_code` have what single modules get: a ``str``, ``int`` or ``object``; other calls and
-  constants.
+- `changes` has what single modules get: a ``str``, ``int`` or ``object``; other calls and constants.
 - `site_file` writes the file of ``mxmp site``.
 """
 
@@ -37,7 +36,14 @@ def install() -> None:
     if not needed() or installed():
         return
     if "mxnet" in sys.modules:
-        _warn_of_the_order()
+        import warnings
+
+        warnings.warn(
+            "MXNet was imported before mxmp and does without the names that mxmp gives it on this numpy and Python; "
+            "put the line `import mxmp` before the first import of mxnet",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     for package in PACKAGES:
         if package not in sys.modules:
             for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
@@ -56,14 +62,3 @@ def needed(python: Tuple[int, ...] = sys.version_info[:2], numpy: Optional[str] 
 def installed() -> bool:
     """Return whether modules of MXNet that are imported from here on get the views."""
     return any(isinstance(finder, Finder) for finder in sys.meta_path)
-
-
-def _warn_of_the_order() -> None:
-    import warnings
-
-    warnings.warn(
-        "MXNet was imported before mxmp and does without the names that mxmp gives it on this numpy and Python; "
-        "put the line `import mxmp` before the first import of mxnet",
-        RuntimeWarning,
-        stacklevel=4,
-    )

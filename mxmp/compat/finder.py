@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import sys
 
-from . import own_builtins, own_code, views
+from . import changes, views
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,21 +59,16 @@ class Loader:
     def exec_module(self, module: ModuleType) -> None:
         """Run the module (`importlib.abc.Loader`)."""
         name = module.__name__
-        own = own_builtins.of_module(name)  # no names of the module, which `from module import *` would hand on
+        own = changes.builtins_of_module(name)  # no names of the module, which `from module import *` would hand on
         vars(module)["__builtins__"] = {**_BUILTINS, **own} if own else _BUILTINS
-        changes = own_code.of_module(name)
-        if changes:
-            exec(own_code.changed(self._loader.get_code(name), changes), vars(module))
+        if name in changes.CODE:
+            exec(changes.changed_code(self._loader.get_code(name), changes.CODE[name]), vars(module))
         else:
             self._loader.exec_module(module)
 
 
 def _import(
-    name: str,
-    globals: Any = None,
-    locals: Any = None,
-    fromlist: Optional[Sequence[str]] = (),
-    level: int = 0,
+    name: str, globals: Any = None, locals: Any = None, fromlist: Optional[Sequence[str]] = (), level: int = 0
 ) -> Any:
     """Import as Python does, but for what `views` has a view of or a stand-in for."""
     if level or name.partition(".")[0] not in views.PACKAGES:

@@ -9,15 +9,7 @@ from typing import List, Union
 
 @functools.total_ordering
 class LooseVersion:
-    """A version as a list of numbers and words, which are compared one by one.
-
-    Args:
-        text: The version, like ``"1.26.4"``.
-
-    Example:
-        >>> LooseVersion("1.9.1") < LooseVersion("1.17"), LooseVersion("1.9.1") >= "1.9"
-        (True, True)
-    """
+    """A version as a list of numbers and words, which are compared one by one, with another's or that of a text."""
 
     def __init__(self, text: str) -> None:
         self.vstring = text

@@ -17,22 +17,13 @@ if TYPE_CHECKING:
 
 _PYTHON_TYPES = ("bool", "int", "float", "complex", "object", "str")  # numpy 1.24; numpy 2 has another np.bool
 _CONSTANTS = {  # numpy 2.0
-    "Inf": float("inf"),
-    "Infinity": float("inf"),
-    "PINF": float("inf"),
-    "infty": float("inf"),
+    **dict.fromkeys(("Inf", "Infinity", "PINF", "infty"), float("inf")),
+    **dict.fromkeys(("NAN", "NaN"), float("nan")),
     "NINF": -float("inf"),
-    "NAN": float("nan"),
-    "NaN": float("nan"),
     "PZERO": 0.0,
     "NZERO": -0.0,
 }
-_SCALAR_TYPES = {  # numpy 2.0
-    "float_": "float64",
-    "complex_": "complex128",
-    "unicode_": "str_",
-    "string_": "bytes_",
-}
+_SCALAR_TYPES = {"float_": "float64", "complex_": "complex128", "unicode_": "str_", "string_": "bytes_"}  # numpy 2.0
 _FUNCTIONS = {  # numpy 2.0; trapz and in1d: 2.4
     "alltrue": "all",
     "sometrue": "any",
@@ -54,7 +45,7 @@ def names(numpy: ModuleType) -> Dict[str, Any]:
         **{name: _removed(name) for name in _FINANCIAL},
         "compat": SimpleNamespace(basestring=str),
         "in1d": _in1d(numpy),
-        "msort": _msort(numpy),
+        "msort": _named(lambda a: numpy.sort(a, axis=0), "msort", "As numpy.sort along the first axis."),
     }
     changed = {
         **{name: getattr(builtins, name) for name in _PYTHON_TYPES},
@@ -96,13 +87,6 @@ def _in1d(numpy: ModuleType) -> Callable[..., Any]:
         return numpy.isin(numpy.ravel(ar1), ar2, assume_unique=assume_unique, invert=invert)
 
     return _named(in1d, "in1d", "As numpy.isin, of a flat array.")
-
-
-def _msort(numpy: ModuleType) -> Callable[..., Any]:
-    def msort(a: Any) -> Any:
-        return numpy.sort(a, axis=0)
-
-    return _named(msort, "msort", "As numpy.sort along the first axis.")
 
 
 def _interpolating(numpy: ModuleType, name: str) -> Callable[..., Any]:

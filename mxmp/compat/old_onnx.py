@@ -25,22 +25,9 @@ IR_VERSION = 8
 onnx 1.13 writes: runtimes refuse one that is newer than they are."""
 
 _DTYPES = {  # onnx/mapping.py at tag v1.13.1; MXNet has no dtype for what has joined since
-    "FLOAT": "float32",
-    "UINT8": "uint8",
-    "INT8": "int8",
-    "UINT16": "uint16",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "STRING": "object",
-    "BOOL": "bool",
-    "FLOAT16": "float16",
-    "DOUBLE": "float64",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "COMPLEX64": "complex64",
-    "COMPLEX128": "complex128",
-    "BFLOAT16": "float32",
+    **{name.upper(): name for name in "uint8 uint16 uint32 uint64 int8 int16 int32 int64 bool float16".split()},
+    **{"FLOAT": "float32", "DOUBLE": "float64", "BFLOAT16": "float32", "STRING": "object"},
+    **{"COMPLEX64": "complex64", "COMPLEX128": "complex128"},
 }
 
 
@@ -48,11 +35,20 @@ def names(onnx: ModuleType) -> Dict[str, Any]:
     """Return the parts of onnx that MXNet gets in place of its own, by name."""
     from onnx import checker, defs, helper
 
+    def check_graph(graph: Any) -> None:
+        context = onnx.checker.C.CheckerContext()
+        context.ir_version, context.opset_imports = IR_VERSION, {"": OPSET}
+        checker.check_graph(graph, context)
+
+    def make_model(graph: Any) -> Any:
+        opset = helper.make_operatorsetid("", OPSET)
+        return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION)
+
     return {
         "mapping": _mapping(onnx),
-        "checker": View(checker, {"check_graph": _check_graph(checker)}),
+        "checker": View(checker, {"check_graph": check_graph}),
         "defs": View(defs, {"onnx_opset_version": lambda: OPSET}),
-        "helper": View(helper, {"make_model": _make_model(helper)}),
+        "helper": View(helper, {"make_model": make_model}),
     }
 
 
@@ -62,20 +58,3 @@ def _mapping(onnx: Any) -> SimpleNamespace:
     dtypes = {int(getattr(onnx.TensorProto, name)): np.dtype(dtype) for name, dtype in _DTYPES.items()}
     codes = {dtype: code for code, dtype in dtypes.items() if code != onnx.TensorProto.BFLOAT16}
     return SimpleNamespace(TENSOR_TYPE_TO_NP_TYPE=dtypes, NP_TYPE_TO_TENSOR_TYPE=codes)
-
-
-def _check_graph(checker: Any) -> Any:
-    def check_graph(graph: Any) -> None:
-        context = checker.C.CheckerContext()
-        context.ir_version, context.opset_imports = IR_VERSION, {"": OPSET}
-        checker.check_graph(graph, context)
-
-    return check_graph
-
-
-def _make_model(helper: Any) -> Any:
-    def make_model(graph: Any) -> Any:
-        opset = helper.make_operatorsetid("", OPSET)
-        return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION)
-
-    return make_model

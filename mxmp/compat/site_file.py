@@ -64,11 +64,7 @@ def is_outdated() -> bool:
 
 
 def write() -> None:
-    """Write the file, whole or not at all; one that is there as it should be is left as it is.
-
-    Raises:
-        SiteError: If it cannot be written, or there is such a file that is not mxmp's.
-    """
+    """Write the file, whole or not at all; one that is there as it should be is left as it is."""
     _require_ours()
     if is_on():
         return
@@ -80,11 +76,7 @@ def write() -> None:
 
 
 def remove() -> bool:
-    """Remove the file, if there is one, and return whether there was.
-
-    Raises:
-        SiteError: If it cannot be removed, or is not mxmp's.
-    """
+    """Remove the file, if there is one, and return whether there was."""
     _require_ours()
     try:
         os.remove(path())

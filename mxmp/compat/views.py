@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _PYTHON_WITHOUT_DISTUTILS = (3, 12)
 # What MXNet gets views of, and where their names are.
-_TABLES = {"numpy": ".old_numpy", "onnx": ".old_onnx", "scipy": ".old_scipy"}
+_TABLES = {"numpy": ".old_numpy", "onnx": ".old_onnx", "scipy": ".views"}
 _views: Dict[str, ModuleType] = {}
 
 PACKAGES = (*_TABLES, "distutils")
@@ -45,6 +45,12 @@ class View(ModuleType):
         return f"<mxmp's view of {vars(self)['_module']!r}>"
 
 
+def names(scipy: ModuleType) -> Dict[str, Any]:
+    """Return ``scipy.sparse.csr``, which MXNet reads: SciPy 1.8 and later warn of it, and SciPy 2 will have none."""
+    sparse = importlib.import_module("scipy.sparse")
+    return {"sparse": View(sparse, {"csr": SimpleNamespace(csr_matrix=sparse.csr_matrix)})}
+
+
 def of(module: ModuleType) -> ModuleType:
     """Return the view of numpy, scipy or onnx; any other module as it is."""
     name = module.__name__
@@ -57,11 +63,7 @@ def of(module: ModuleType) -> ModuleType:
 
 
 def stand_in(name: str) -> Any:
-    """Return what MXNet gets for a dotted name in place of the module that Python imports, None for the same.
-
-    Raises:
-        ImportError: If the package is not installed.
-    """
+    """Return what MXNet gets for a dotted name in place of the module that Python imports, None for the same."""
     package, _, part = name.partition(".")
     if part and package in _TABLES:
         view = _views.get(package) or of(importlib.import_module(package))

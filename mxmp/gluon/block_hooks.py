@@ -16,7 +16,7 @@ from ..errors import ConvertError
 from ..mxnet_private import blocks
 from ..mxnet_private.arrays import compose
 from ..scaling import loss_heads
-from ..symbol.contexts import require_kernels
+from ..symbol.arguments import require_kernels
 from . import storage
 from .file_hooks import FileHooks
 from .graphs import ConvertedGraph, GraphCache, as_input, on_cpu, op_hook_on, split_inputs

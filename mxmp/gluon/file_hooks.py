@@ -12,7 +12,7 @@ from ..errors import ConvertError, mxnet_reason
 from ..files import is_local, saving
 from ..mxnet_private import blocks, parameters
 from ..symbol import save_checkpoint
-from ..symbol.io import require_whole
+from ..symbol.checkpoint import require_whole
 from . import storage
 from .lookup import net_method
 from .traced_net import TracedNet

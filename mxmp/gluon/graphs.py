@@ -17,7 +17,7 @@ from ..mxnet_private import blocks
 from ..scaling.loss_heads import loss_heads
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
-from ..symbol.outcomes import ShapeOutcomes
+from ..symbol.rewrite import ShapeOutcomes
 from .precision import current_region
 
 Shape = Tuple[int, ...]

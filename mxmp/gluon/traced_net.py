@@ -16,7 +16,7 @@ from ..mxnet_private import blocks
 from ..mxnet_private.parameters import is_initialized
 from ..policy import Policy
 from ..symbol import Converted, convert_graph, to_graph
-from ..symbol.outcomes import ShapeOutcomes
+from ..symbol.rewrite import ShapeOutcomes
 from . import block_regions, storage
 from .graphs import ConvertedGraph, GraphCache, TracedGraph, known_inputs, known_shapes, signature_of
 from .lookup import REPLACED, Siblings, conversions_of, descendants, suspended

@@ -36,8 +36,8 @@ _IDLE = 2.0  # for a worker to end, or to begin to save
 _TELL = 1.0  # before the user is told what is waited for
 _SAVING = 30.0  # for workers that save
 
+# Runs a command until a pipe is closed; started by its path, so that neither mxmp nor MXNet is imported.
 _DIE_WITH_PARENT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("die_with_parent.py")))
-"""Runs a command until a pipe is closed; started by its path, so that neither mxmp nor MXNet is imported."""
 
 
 class End(NamedTuple):
@@ -92,12 +92,7 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
 
 
 class _Job:
-    """The processes that run.
-
-    Args:
-        folder: Holds a folder for each process, in which it says that it saves.
-        timeout: Seconds that the job may take; None for any number.
-    """
+    """The processes that run; ``folder`` holds one for each, in which it says that it saves."""
 
     def __init__(self, folder: str, timeout: Optional[float]) -> None:
         self._folder, self._timeout = folder, timeout
@@ -133,11 +128,11 @@ class _Job:
 
     def wait(self) -> End:
         """Wait until the workers are done, or something fails."""
-        while True:
-            end = self._end()
-            if end is not None:
-                return end
+        end = self._end()
+        while end is None:
             time.sleep(_POLL)
+            end = self._end()
+        return end
 
     def interrupt(self) -> End:
         """Send Ctrl-C to the workers, as a terminal would, and wait while one of them saves."""
@@ -183,9 +178,11 @@ class _Job:
     def _end(self) -> Optional[End]:
         """Return how the job has ended, None while it goes on."""
         codes = {name: process.poll() for name, process in self._running.items()}
-        failed = next(((name, code) for name, code in codes.items() if code), None)
-        if failed is not None:
-            return _failure(*failed)
+        for name, code in codes.items():
+            if code and code < 0:
+                return End(_SIGNALLED - code, f"{name} was ended by {signal.Signals(-code).name}; ended the others")
+            if code:
+                return End(code, f"{name} failed with exit code {code}; ended the others")
         if all(code == 0 for name, code in codes.items() if name.startswith("worker")):
             return End(0, "")
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -207,12 +204,6 @@ def _require_free(process: Process) -> None:
             listener.bind((process.host, int(port)))
         except OSError as e:
             raise LaunchError(f"{process.name}: port {port} of {process.host}: {e.strerror}; give another port.") from e
-
-
-def _failure(name: str, code: int) -> End:
-    if code < 0:
-        return End(_SIGNALLED - code, f"{name} was ended by {signal.Signals(-code).name}; ended the others")
-    return End(code, f"{name} failed with exit code {code}; ended the others")
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

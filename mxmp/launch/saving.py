@@ -47,12 +47,7 @@ def saves_on_interrupt() -> Iterator[None]:
 
 
 class SavingWorkers:
-    """Finds the workers that are saving, from the moment that this is made.
-
-    Args:
-        groups: Process groups by the names of workers.
-        folders: The folders in which they say that they save, likewise.
-    """
+    """Finds the workers that are saving, by process groups and the folders in which they say that they save."""
 
     def __init__(self, groups: Mapping[str, int], folders: Mapping[str, str]) -> None:
         self._groups, self._folders = groups, folders

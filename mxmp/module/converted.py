@@ -17,9 +17,9 @@ from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..scaling.scaler import Scaler
 from ..symbol import to_graph
-from ..symbol.contexts import require_kernels
+from ..symbol.arguments import require_kernels
 from ..symbol.monitors import NetworkNames, WatchedExecutor
-from ..symbol.outcomes import ShapeOutcomes
+from ..symbol.rewrite import ShapeOutcomes
 from .binding import LOSS_SCALE, Runnable, input_types, prepare
 from .params import Float32Params, host_zeros
 from .training import Training

@@ -10,8 +10,7 @@ import numpy as np
 from ..errors import CheckpointError
 from ..files import saving
 from ..symbol import load_checkpoint, load_params, load_symbol
-from ..symbol.checkpoint import checkpoint_files, named_arrays, save_params
-from ..symbol.io import load_arrays, write_arrays, write_symbol
+from ..symbol.checkpoint import checkpoint_files, load_arrays, named_arrays, save_params, write_arrays, write_symbol
 from .setup import OptimizerSetup
 
 

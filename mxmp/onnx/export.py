@@ -70,7 +70,10 @@ def export_model(
         model = onnx.load(written)
         model.opset_import[0].version, model.ir_version = OPSET, IR_VERSION
         _tidy(model.graph, onnx.numpy_helper)
-        _check(onnx, model)
+        try:
+            onnx.checker.check_model(model)
+        except onnx.checker.ValidationError as e:
+            raise ConvertError(f"onnx's checker refuses the model that came of the network: {e}") from e
         onnx.save(model, written)
     return file
 
@@ -78,10 +81,8 @@ def export_model(
 def _translate(sym: Any, symbol: Any, params: Mapping[str, Any], sizes: Any, types: Any, file: str) -> None:
     """Let MXNet's exporter write a symbol.
 
-    Raises:
-        DependencyError: If it does not find what it reads of onnx; without the views of `compat`, 1.19 lacks a part.
-        ConvertError: If it fails; its errors of all sorts (AttributeError, KeyError, AssertionError, ...)
-            say what it cannot translate, but not those of the file and of memory.
+    Errors of all sorts (AttributeError, KeyError, AssertionError, ...) say what it cannot translate, but not those of
+    the file and of memory. Without the views of `compat` onnx 1.19 lacks a part that it reads.
     """
     try:
         mx.onnx.export_model(symbol, params, sizes, types, file)
@@ -92,13 +93,6 @@ def _translate(sym: Any, symbol: Any, params: Mapping[str, Any], sizes: Any, typ
         raise DependencyError(f"onnx is not what MXNet's exporter reads ({e.__context__ or e}); {advice}.") from e
     except Exception as e:
         raise ConvertError(f"MXNet's exporter to ONNX cannot translate the network: {_reason(e, sym)}") from e
-
-
-def _check(onnx: Any, model: Any) -> None:
-    try:
-        onnx.checker.check_model(model)
-    except onnx.checker.ValidationError as e:
-        raise ConvertError(f"onnx's checker refuses the model that came of the network: {e}") from e
 
 
 def _tidy(graph: Any, helper: Any) -> None:

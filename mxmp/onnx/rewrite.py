@@ -20,15 +20,14 @@ from ..rules.core import value_of
 from ..symbol import from_graph, infer_facts, to_graph
 from ..symbol.arguments import require_symbol
 
-# The exporter gives onnx the bits of a float16 constant, and onnx 1.8 and later take them for its
-# value: x + 1 becomes x + 15360.
+# The exporter gives onnx the bits of a float16 constant, and onnx 1.8 and later take them for its value:
+# x + 1 becomes x + 15360. Those of the last line are float32 whatever they read, and so is GELU's.
 _WITH_CONSTANTS = frozenset(
     "_mul_scalar _minus_scalar _rminus_scalar _plus_scalar _div_scalar _rdiv_scalar _power_scalar _maximum_scalar "
     "_minimum_scalar _greater_scalar _lesser_scalar _equal_scalar clip Pad softmax log2 _linalg_gemm2 "
-    "_contrib_div_sqrt_dim _contrib_arange_like".split()
+    "_contrib_div_sqrt_dim _contrib_arange_like "
+    "LayerNorm SequenceMask _contrib_interleaved_matmul_selfatt_qk".split()
 )
-# Their constants are float32 whatever they read, and so is GELU's.
-_WITH_FLOAT32_CONSTANTS = frozenset("LayerNorm SequenceMask _contrib_interleaved_matmul_selfatt_qk".split())
 # Made of constants of the dtype that they name; and ONNX's Range has no float16.
 _MADE_OF_CONSTANTS = frozenset(("one_hot", "_arange"))
 # What MXNet takes for attributes that are left out, and the exporter does not.
@@ -91,11 +90,7 @@ def _infer(sym: Any, graph: Graph) -> Facts:
 
 @dataclass(frozen=True)
 class WriteOut(Pass):
-    """Replaces what MXNet's exporter translates to something else, by what it translates well.
-
-    Attributes:
-        facts: What MXNet infers about the graph.
-    """
+    """Replaces what MXNet's exporter translates to something else, by what it translates well."""
 
     name: ClassVar[str] = "write-out"
     facts: Facts
@@ -116,18 +111,18 @@ class WriteOut(Pass):
                 node = _softmax(node, builder)
             elif node.op in _HEADS:
                 node = Node(_HEADS[node.op], node.name, (), node.inputs[:1])
-            if _has_constants(node) and self.facts.dtype(old.inputs[0]) == dtypes_.FLOAT16:
+            is_gelu = node.op == "LeakyReLU" and node.get("act_type") == "gelu"
+            if (is_gelu or node.op in _WITH_CONSTANTS) and self.facts.dtype(old.inputs[0]) == dtypes_.FLOAT16:
                 node = self._in_float32(old, node, builder)
             elif node.op in _MADE_OF_CONSTANTS and node.get("dtype") == dtypes_.FLOAT16:
                 node = _cast_to_float16(node.with_attrs({**dict(node.attrs), "dtype": dtypes_.FLOAT32}), builder)
             builder.copy(position, node)
-        return builder.finish(self._head(graph, head, builder) for head in graph.heads)
-
-    @staticmethod
-    def _head(graph: Graph, head: Entry, builder: GraphBuilder) -> Entry:
-        """Return an output; the exporter drops those that are inputs too."""
-        node, entry = graph.nodes[head.node], builder.mapped(head)
-        return builder.insert("_copy", f"{node.name}_copy", entry) if node.is_variable else entry
+        heads = []
+        for head in graph.heads:
+            node, entry = graph.nodes[head.node], builder.mapped(head)
+            # The exporter drops outputs that are inputs too.
+            heads.append(builder.insert("_copy", f"{node.name}_copy", entry) if node.is_variable else entry)
+        return builder.finish(heads)
 
     def _in_float32(self, old: Node, node: Node, builder: GraphBuilder) -> Node:
         """Return the cast that takes back to float16 what a node computes in float32."""
@@ -159,18 +154,12 @@ def _overhangs(node: Node) -> bool:
     return full and not any(pads if isinstance(pads, tuple) else (pads,))
 
 
-def _has_constants(node: Node) -> bool:
-    is_gelu = node.op == "LeakyReLU" and node.get("act_type") == "gelu"
-    return is_gelu or node.op in _WITH_CONSTANTS or node.op in _WITH_FLOAT32_CONSTANTS
-
-
 def _softmax(node: Node, builder: GraphBuilder) -> Node:
     """Return what SoftmaxOutput computes in inference (src/operator/softmax_output-inl.h at tag 1.9.1)."""
     data = node.inputs[0]
-    if node.get("multi_output") in _TRUE:
-        return Node("softmax", node.name, make_attrs({"axis": "1"}), (data,))
-    if node.get("preserve_shape") in _TRUE:
-        return Node("softmax", node.name, make_attrs({"axis": "-1"}), (data,))
+    for attribute, axis in (("multi_output", "1"), ("preserve_shape", "-1")):
+        if node.get(attribute) in _TRUE:
+            return Node("softmax", node.name, make_attrs({"axis": axis}), (data,))
     flat = builder.insert("Flatten", f"{node.name}_flat", data)
     rows = builder.insert("softmax", f"{node.name}_rows", flat)
     return Node("reshape_like", node.name, (), (rows, data))

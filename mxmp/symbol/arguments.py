@@ -1,4 +1,4 @@
-"""Checks the symbols, shapes, dtypes and parameters that users give against each other."""
+"""Checks the symbols, shapes, dtypes, parameters and policies that users give, against each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import math
 import operator
 import re
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 
@@ -27,21 +27,12 @@ _SHAPES_DIFFER = re.compile(
     r"inferred shape=[\[(](.*?)[\])]"
 )
 
-_LARGEST_SIZE = 2**31 - 1
-
 HEADROOM = 2.0
 """How many times larger than measured a value may come to be; a calibration does not see all data."""
 
 
 class Model(NamedTuple):
-    """A symbol with what is known about its inputs.
-
-    Attributes:
-        symbol: The symbol.
-        shapes: Shapes of inputs by name.
-        dtypes: Dtypes of inputs by name.
-        ranges: Largest magnitudes of outputs and inputs by name, where they were measured.
-    """
+    """A symbol with what is known about its inputs; ``ranges`` has magnitudes measured, of outputs too."""
 
     symbol: Any
     shapes: Dict[str, Tuple[int, ...]]
@@ -82,11 +73,7 @@ def require_symbol(sym: Any) -> Any:
 
 
 def known_shapes(sym: Any, shapes: Optional[Any]) -> Dict[str, Tuple[int, ...]]:
-    """Return shapes by name from a dict, or pairs as in ``Module.data_shapes``.
-
-    Raises:
-        ConvertError: If a name is no variable of the symbol, or a shape is none.
-    """
+    """Return shapes by name from a dict, or pairs as in ``Module.data_shapes``."""
     found = {}
     try:
         pairs = shapes.items() if isinstance(shapes, Mapping) else [(pair[0], pair[1]) for pair in shapes or ()]
@@ -100,7 +87,7 @@ def known_shapes(sym: Any, shapes: Optional[Any]) -> Dict[str, Tuple[int, ...]]:
             raise ConvertError(f"shapes: {name!r} has shape {shape!r}; expected a tuple of integers.") from None
         if any(size < 0 for size in found[name]):
             raise ConvertError(f"shapes: {name!r} has shape {found[name]}; a size cannot be negative.")
-        if math.prod(found[name]) >= _LARGEST_SIZE and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
+        if math.prod(found[name]) >= 2**31 - 1 and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
             raise ConvertError(
                 f"shapes: {name!r} has shape {found[name]}; this MXNet has tensors below 2**31 elements."
             )
@@ -108,11 +95,7 @@ def known_shapes(sym: Any, shapes: Optional[Any]) -> Dict[str, Tuple[int, ...]]:
 
 
 def known_dtypes(sym: Any, dtypes: Optional[Mapping[str, Any]]) -> Dict[str, str]:
-    """Return dtypes by name.
-
-    Raises:
-        ConvertError: If a name is no variable of the symbol, or a dtype is none of MXNet's.
-    """
+    """Return MXNet's dtypes by the names of a symbol's variables."""
     found = {}
     for name, dtype in _require_mapping("dtypes", dtypes or {}).items():
         _require_variable(sym, name, "dtypes")
@@ -125,11 +108,7 @@ def known_dtypes(sym: Any, dtypes: Optional[Mapping[str, Any]]) -> Dict[str, str
 
 
 def known_ranges(sym: Any, ranges: Optional[Mapping[str, float]]) -> Dict[str, float]:
-    """Return magnitudes by the name of an output, such as 'conv0_output', or of a variable.
-
-    Raises:
-        ConvertError: If a name is none of the symbol's internals, or a magnitude is no number from 0 on.
-    """
+    """Return magnitudes by the name of an output, such as 'conv0_output', or of a variable."""
     found = {}
     names = set(sym.get_internals().list_outputs()) if ranges else set()
     for name, value in _require_mapping("ranges", ranges or {}).items():
@@ -158,10 +137,6 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
     """Check that parameters are arrays, and all there; their shapes are known once MXNet has inferred them.
 
     Parameters that the symbol does not have are let pass, as MXNet does.
-
-    Raises:
-        ConvertError: If a value is no dense NDArray.
-        ParamsError: If a parameter is missing.
     """
     for what, params in (("arg_params", arg_params), ("aux_params", aux_params)):
         for name, array in _require_mapping(what, params).items():
@@ -169,10 +144,6 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
                 raise ConvertError(
                     f"{what}: {name!r} is a {type(array).__name__}; expected an NDArray, not a sparse one."
                 )
-    _require_all(sym, arg_params, aux_params, shapes)
-
-
-def _require_all(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], shapes: Any) -> None:
     absent = [n for n in sym.list_arguments() if n not in arg_params and n not in shapes]
     for what, params, missing in (
         ("aux_params", aux_params, [n for n in sym.list_auxiliary_states() if n not in aux_params]),
@@ -183,29 +154,22 @@ def _require_all(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
             given = [*arg_params, *aux_params]
             if given and not set(given) & {*sym.list_arguments(), *sym.list_auxiliary_states()}:
                 raise ParamsError(f"{lacks}; those given, {_listed(given)}, seem to be another network's.")
-            raise ParamsError(f"{lacks}{_nearest(missing, params)}.")
+            raise ParamsError(f"{lacks}{did_you_mean(missing[0], params) if params else '; it is empty'}.")
 
 
 @contextlib.contextmanager
 def blaming_params(sym: Any, params: Mapping[str, Any], shapes: Mapping[str, Tuple[int, ...]]) -> Iterator[None]:
-    """Let an error of shape inference within the block name the parameter that has another shape.
-
-    Args:
-        sym: The symbol.
-        params: Arguments and auxiliary states by name.
-        shapes: Shapes of inputs.
-
-    Raises:
-        ParamsError: If it is a parameter's shape that MXNet refuses.
-    """
+    """Let an error of shape inference within the block name the parameter whose shape MXNet refuses: a ParamsError."""
     try:
         yield
     except InferenceError as e:
         match = _SHAPES_DIFFER.match(str(e))
         if match is None:
             raise
-        for name in _read_by(sym, match.group(1)):
-            found, wanted = map(_sizes, match.groups()[1:])
+        nodes = to_graph(sym).nodes
+        read = [nodes[entry.node] for node in nodes if node.name == match.group(1) for entry in node.inputs]
+        for name in (node.name for node in read if node.is_variable):
+            found, wanted = (tuple(map(int, re.findall(r"-?\d+", text))) for text in match.groups()[1:])
             if name in params and name not in shapes and params[name].shape == found:
                 given = ", ".join(f"{each} {shape}" for each, shape in shapes.items())
                 raise ParamsError(
@@ -215,27 +179,30 @@ def blaming_params(sym: Any, params: Mapping[str, Any], shapes: Mapping[str, Tup
         raise
 
 
-def _read_by(sym: Any, name: str) -> List[str]:
-    """Return the variables that nodes of a name read."""
-    nodes = to_graph(sym).nodes
-    inputs = [nodes[entry.node] for node in nodes if node.name == name for entry in node.inputs]
-    return [node.name for node in inputs if node.is_variable]
+def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) -> None:
+    """Refuse a policy that MXNet has no kernels for on one of the contexts: bfloat16 on a GPU.
+
+    ``where`` begins the ConvertError: it names what is to run.
+    """
+    if dtypes_.BFLOAT16 not in (policy.compute_dtype, policy.param_dtype, policy.output_dtype):
+        return
+    for context in contexts:
+        if _device_type(context) == "gpu":
+            raise ConvertError(
+                f"{where}: policy '{policy}' uses bfloat16 on {context}, but MXNet 1.9.1 has no bfloat16 kernels for "
+                f"GPUs. Take a float16 policy there, such as 'O1', or run on a CPU."
+            )
 
 
-def _sizes(text: str) -> Tuple[int, ...]:
-    return tuple(int(size) for size in re.findall(r"-?\d+", text))
+def _device_type(context: mx.Context) -> str:
+    return str(context.device_type)
 
 
 def _require_mapping(argument: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConvertError(
-            f"{argument} is {_described(value)}; expected a dict by the names of variables, {{}} for none."
-        )
+        found = "None" if value is None else f"a {type(value).__name__}"
+        raise ConvertError(f"{argument} is {found}; expected a dict by the names of variables, {{}} for none.")
     return value
-
-
-def _described(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _require_variable(sym: Any, name: Any, argument: str) -> None:
@@ -245,12 +212,4 @@ def _require_variable(sym: Any, name: Any, argument: str) -> None:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return _first([f"'{name}'" for name in names])
-
-
-def _first(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")
-
-
-def _nearest(missing: Sequence[str], given: Mapping[str, Any]) -> str:
-    return did_you_mean(missing[0], given) if given else "; it is empty"
+    return ", ".join(f"'{name}'" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

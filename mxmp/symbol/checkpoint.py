@@ -1,4 +1,8 @@
-"""Checkpoints: files of a symbol and its parameters, as ``mx.model.save_checkpoint`` writes them."""
+"""Checkpoints: files of a symbol and its parameters, as ``mx.model.save_checkpoint`` writes them.
+
+What MXNet writes on a full disk is cut off without an error: all of a symbol's file, the last 4 KiB of
+an arrays file. What it reads from a damaged file may take all memory (`mxmp.arrays_file`).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,19 @@ import contextlib
 import os
 import re
 from glob import escape, glob
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import mxnet as mx
 
+from ..arrays_file import check_arrays_file
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
 from ..files import require_folder, saving
 from ..graph import check_json
-from .io import load_arrays, write_arrays, write_symbol
 
 _EPOCH = re.compile(r"-(\d{4}|[1-9]\d{4,})\.params")
+_NOT_WHOLE = "what was written is not whole; is the disk full?"
+
+Arrays = Union[Dict[str, Any], List[Any]]
 
 
 class Checkpoint(NamedTuple):
@@ -33,11 +40,7 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
-    """Return the names of a checkpoint's files: symbol and parameters.
-
-    Raises:
-        CheckpointError: If the epoch is no whole number from 0 on.
-    """
+    """Return the names of a checkpoint's files, of symbol and parameters, if the epoch is a whole number from 0 on."""
     if type(epoch) is not int or epoch < 0:
         raise CheckpointError(f"epoch={epoch!r}: expected a whole number from 0 on, as in '{prefix}-0007.params'.")
     return f"{prefix}-symbol.json", f"{prefix}-{epoch:04d}.params"
@@ -57,11 +60,7 @@ def describe_epochs(prefix: str) -> str:
 
 
 def params_file_of(prefix: str, epoch: int) -> str:
-    """Return the name of a file of parameters that is there.
-
-    Raises:
-        CheckpointError: If it is not; the message has the epochs that are.
-    """
+    """Return the name of a file of parameters that is there; a CheckpointError has the epochs that are."""
     file = checkpoint_files(prefix, epoch)[1]
     if not os.path.lexists(file):
         found = describe_epochs(prefix)
@@ -70,11 +69,7 @@ def params_file_of(prefix: str, epoch: int) -> str:
 
 
 def check_out_prefix(prefix: str, out_prefix: str) -> None:
-    """Check, before any work, where a converted checkpoint is to be written.
-
-    Raises:
-        CheckpointError: If it is the checkpoint itself, or the folder is missing.
-    """
+    """Refuse, before any work, to write over the checkpoint itself or into a missing folder."""
     if os.path.realpath(prefix) == os.path.realpath(out_prefix):
         raise CheckpointError(f"out_prefix={out_prefix!r} is the prefix of the checkpoint itself; give another.")
     require_folder(out_prefix)
@@ -112,6 +107,48 @@ def load_symbol(file: str) -> Any:
         raise CheckpointError(f"{file}: {e}") from e
     except mx.MXNetError as e:
         raise CheckpointError(f"{file}: MXNet cannot load it: {mxnet_reason(e)}") from e
+
+
+def load_arrays(file: str) -> Arrays:
+    """Return what ``mx.nd.save`` wrote; a CheckpointError names the entry of a damaged file."""
+    file = os.fspath(file)
+    check_arrays_file(file)
+    try:
+        arrays: Arrays = mx.nd.load(file)
+        for array in arrays.values() if isinstance(arrays, dict) else arrays:
+            if min(array.shape, default=0) < 0:
+                raise ValueError(f"a size of the shape {array.shape} is beyond what this MXNet counts")
+    except (mx.MXNetError, ValueError, OSError) as e:
+        raise CheckpointError(f"{file}: MXNet cannot load it: {mxnet_reason(e)}") from e
+    return arrays
+
+
+def write_arrays(file: str, arrays: Arrays) -> None:
+    """Write arrays, as ``mx.nd.save``, and raise OSError if not all of it was written."""
+    values = arrays.values() if isinstance(arrays, dict) else arrays
+    for array in values:
+        array.wait_to_read()  # MXNet writes the shape of sparse values before it waits for them
+    is_numpy = any(isinstance(array, mx.np.ndarray) for array in values)
+    try:
+        (mx.npx.save if is_numpy else mx.nd.save)(file, arrays)
+    except mx.MXNetError as e:
+        noticed = "FileStream.Write incomplete" in str(e)
+        raise OSError(_NOT_WHOLE if noticed else mxnet_reason(e)) from e
+    require_whole(file)
+
+
+def require_whole(file: str) -> None:
+    """Raise OSError if a file of arrays that MXNet has just written is cut off."""
+    try:
+        check_arrays_file(file)
+    except CheckpointError as e:
+        raise OSError(_NOT_WHOLE) from e
+
+
+def write_symbol(file: str, symbol: Any, remove_amp_cast: bool = False) -> None:
+    """Write a symbol's JSON, as ``Symbol.save``, and raise OSError if that fails."""
+    with open(file, "w", encoding="utf-8", newline="\n") as stream:
+        stream.write(symbol.tojson(remove_amp_cast=remove_amp_cast))
 
 
 def load_params(file: str) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -166,11 +203,7 @@ def save_checkpoint(
 
 
 def save_params(file: str, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
-    """Write a checkpoint's file of parameters, whole or not at all.
-
-    Raises:
-        CheckpointError: If it cannot be written.
-    """
+    """Write a checkpoint's file of parameters, whole or not at all."""
     with saving(f"{file}: the parameters", file) as (name,):
         write_arrays(name, named_arrays(arg_params, aux_params))
 

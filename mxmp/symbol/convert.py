@@ -1,23 +1,22 @@
-"""What users of the Symbolic API call: conversion of a symbol, a model or a checkpoint.
+"""What users of the Symbolic API call: conversion of a symbol, a model, a checkpoint or a set of buckets.
 
 Each is one pass through the same pipeline: `arguments` checks what is given, `rewrite` converts the graph,
-`shared_params` stores the parameters that go with it, and `checkpoint` reads and writes files. ``mxmp convert``
+`params` stores the parameters that go with it, and `checkpoint` reads and writes files. ``mxmp convert``
 calls `convert_checkpoint`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Tuple
 
+from ..errors import ConvertError
 from ..policy import Policy
 from ..report import Report
-from . import params as values
-from .arguments import PolicyLike, check_params, known_dtypes, make_model, param_names, require_symbol
+from .arguments import PolicyLike, check_params, make_model, param_names
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
-from .inference import infer_facts, to_graph
-from .rewrite import convert_graph, emulated, input_dtypes
-from .shared_params import convert_sharing, require_matches
+from .params import Change, convert_sharing, require_matches, stored_low_before, total_bytes, widened
+from .rewrite import convert_graph
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class ConvertedModel:
     arg_params: Dict[str, Any]
     aux_params: Dict[str, Any]
     report: Report
-    changes: Tuple[values.Change, ...]
+    changes: Tuple[Change, ...]
     out_of_range: Tuple[str, ...]
     param_bytes: Tuple[int, int]
     widened: Dict[str, str]
@@ -141,30 +140,11 @@ def convert_model(
     parsed = Policy.parse(policy, **changes)
     model = make_model(sym, shapes, dtypes, ranges)
     check_params(sym, arg_params, aux_params, model.shapes)
-    args, aux = values.widened(sym, arg_params), dict(aux_params)
+    args, aux = widened(sym, arg_params), dict(aux_params)
     (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, parsed)
-    before, after = (values.total_bytes(params) + values.total_bytes(aux) for params in (args, stored))
-    widened = values.stored_low_before(arg_params, stored)
-    return ConvertedModel(found.symbol, stored, aux, found.report, changed, out_of_range, (before, after), widened)
-
-
-def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
-    """Return a symbol that computes on a CPU, which has no float16 products, what another computes on a GPU.
-
-    It has the same inputs, parameters in float16 included, outputs and names: float32 arithmetic
-    with every result rounded to float16. It is for running, not for saving. For training take
-    ``mxmp.module.Module``, which does this by itself.
-
-    Args:
-        sym: A converted symbol; it is not changed.
-        dtypes: Dtypes of inputs that are not float32 and do not declare theirs.
-
-    Raises:
-        ConvertError: If ``sym`` is no symbol; InferenceError if it does not type-check.
-    """
-    known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
-    types = input_dtypes(sym, graph, {}, known, frozenset())
-    return emulated(sym, graph, infer_facts(sym, graph, {}, types, frozenset()))
+    before, after = (total_bytes(params) + total_bytes(aux) for params in (args, stored))
+    low_before = stored_low_before(arg_params, stored)
+    return ConvertedModel(found.symbol, stored, aux, found.report, changed, out_of_range, (before, after), low_before)
 
 
 def convert_checkpoint(
@@ -214,3 +194,86 @@ def convert_checkpoint(
     return model
 
 
+@dataclass(frozen=True)
+class ConvertedBuckets:
+    """The symbols of a BucketingModule, converted, with one set of parameters.
+
+    Attributes:
+        models: (symbol, data_names, label_names) by bucket.
+        arg_params: Arguments of all of them, in the dtypes that they want.
+        aux_params: Auxiliary states.
+        reports: What was decided, by bucket.
+        changes: As ``ConvertedModel.changes``.
+        out_of_range: As ``ConvertedModel.out_of_range``.
+    """
+
+    models: Dict[Any, Tuple[Any, Any, Any]]
+    arg_params: Dict[str, Any]
+    aux_params: Dict[str, Any]
+    reports: Dict[Any, Report]
+    changes: Tuple[Change, ...]
+    out_of_range: Tuple[str, ...]
+
+    @property
+    def unfit(self) -> Tuple[str, ...]:
+        """The same as `out_of_range`, by its old name."""
+        return self.out_of_range
+
+    def sym_gen(self, bucket_key: Any) -> Tuple[Any, Any, Any]:
+        """Return a bucket's symbol and names, as BucketingModule asks for them.
+
+        Raises:
+            ConvertError: If the bucket was not converted.
+        """
+        if bucket_key not in self.models:
+            raise ConvertError(f"bucket {bucket_key!r} was not converted; known: {list(self.models)}.")
+        return self.models[bucket_key]
+
+
+def convert_buckets(
+    sym_gen: Callable[[Any], Tuple[Any, Any, Any]],
+    buckets: Iterable[Any],
+    arg_params: Mapping[str, Any],
+    aux_params: Mapping[str, Any],
+    policy: PolicyLike = "O1",
+    shapes: Optional[Mapping[Any, Any]] = None,
+    **changes: Any,
+) -> ConvertedBuckets:
+    """Convert all buckets of a BucketingModule, with one set of parameters.
+
+    A parameter is stored in low precision only if every bucket that has it wants it so.
+
+    Args:
+        sym_gen: The module's: from a bucket's key to (symbol, data_names, label_names).
+        buckets: The keys of all buckets.
+        arg_params: Arguments of all buckets, NDArrays by name.
+        aux_params: Auxiliary states, likewise.
+        policy: A policy or its text.
+        shapes: Shapes of inputs by bucket.
+        **changes: Fields of the policy that overrule it.
+
+    Raises:
+        ConvertError: If there is no bucket, or the parameters do not fit.
+        PolicyError: If the policy does not parse, or one of its patterns matches nothing.
+    """
+    keys = list(buckets)
+    if not keys:
+        raise ConvertError("buckets is empty; give the key of every bucket.")
+    parsed = Policy.parse(policy, **changes)
+    generated = {key: sym_gen(key) for key in keys}
+    models = []
+    for key, (symbol, _, _) in generated.items():
+        models.append(make_model(symbol, (shapes or {}).get(key)))
+        check_params(symbol, arg_params, aux_params, models[-1].shapes)
+    args, aux = dict(arg_params), dict(aux_params)
+    for model in models:
+        args = widened(model.symbol, args)
+    found, stored, changed, out_of_range = convert_sharing(models, args, aux, parsed)
+    return ConvertedBuckets(
+        {key: (each.symbol, *generated[key][1:]) for key, each in zip(keys, found)},
+        stored,
+        aux,
+        {key: each.report for key, each in zip(keys, found)},
+        changed,
+        out_of_range,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, Sequence, Tuple
 
 import mxnet as mx
 
@@ -18,6 +18,7 @@ from ..passes.control_flow import Body, bodies_of
 
 Shapes = Mapping[str, Tuple[int, ...]]
 Dtypes = Mapping[str, str]
+Entries = Sequence[Tuple[int, int]]
 
 _OPERATOR = re.compile(r"Error in operator ([^:]+):")
 
@@ -47,73 +48,48 @@ def infer_facts(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params
         InferenceError: If MXNet's inference fails; the message names the node.
     """
     internals = symbol.get_internals()
-    keys = _entries(internals)
-    # MXNet cannot be told that an input is bfloat16 (python/mxnet/symbol/symbol.py looks it up by
-    # numpy type, which bfloat16 has none of); the variable's own __dtype__ says it.
-    known = {name: dtypes.to_numpy(t) for name, t in types.items() if t != dtypes.BFLOAT16}
-    found = _infer(internals.infer_type_partial, known, "dtypes")
-    sizes = _infer(internals.infer_shape_partial, dict(shapes), "shapes") if shapes else None
+    entries = entries_of(internals)
+    _, found, _ = _infer(internals.infer_type_partial, _to_numpy(types), "dtypes")
     facts = Facts(
-        dtypes={key: dtypes.canonical(t) for key, t in zip(keys, found or ()) if t is not None},
-        shapes={key: tuple(s) for key, s in zip(keys, sizes or ()) if s},
-        output_names=dict(zip(keys, internals.list_outputs())),
+        dtypes={entry: dtypes.canonical(t) for entry, t in zip(entries, found or ()) if t is not None},
+        output_names=dict(zip(entries, internals.list_outputs())),
         params=params,
     )
-    bodies = _infer_bodies(graph, facts)
-    return replace(facts, bodies=bodies) if bodies else facts
+    return add_shapes(internals, entries, graph, facts, shapes)
 
 
-class ShapeInference:
-    """The shape inference of one symbol for one set of shapes after the other.
+def add_shapes(internals: Any, entries: Entries, graph: Graph, facts: Facts, shapes: Shapes) -> Facts:
+    """Return facts about a graph with the shapes that MXNet infers, of its bodies too; with none, unknown ones.
 
-    Args:
-        symbol: The symbol.
-        graph: Its graph, as ``to_graph`` gives it.
-        facts: What is known beside shapes; for the shapes in bodies of control flow the dtypes of what
-            they read.
+    Shapes in bodies of control flow need the dtypes of what these read, which ``facts`` must have. An
+    InferenceError names the node that MXNet's inference fails at.
     """
-
-    def __init__(self, symbol: Any, graph: Graph, facts: Facts) -> None:
-        self._graph, self._known = graph, facts
-        self._internals = symbol.get_internals()
-        self._keys = _entries(self._internals)
-
-    def __call__(self, shapes: Shapes) -> Facts:
-        """Return the facts with the shapes that MXNet infers from those of some variables; with none, unknown ones.
-
-        Raises:
-            InferenceError: If MXNet's inference fails; the message names the node.
-        """
-        sizes = _infer(self._internals.infer_shape_partial, dict(shapes), "shapes") if shapes else None
-        facts = replace(self._known, shapes={key: tuple(s) for key, s in zip(self._keys, sizes or ()) if s})
-        bodies = _infer_bodies(self._graph, facts)
-        return replace(facts, bodies=bodies) if bodies else facts
+    _, sizes, _ = _infer(internals.infer_shape_partial, shapes, "shapes") if shapes else (None, None, None)
+    facts = replace(facts, shapes={entry: tuple(size) for entry, size in zip(entries, sizes or ()) if size})
+    return replace(facts, bodies=_infer_bodies(graph, facts))
 
 
 def infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
-    """Return the dtypes that MXNet infers for variables from those of some of them; what is unknown is left out.
-
-    Raises:
-        InferenceError: If MXNet's inference fails; the message names the node.
-    """
-    known = {name: dtypes.to_numpy(t) for name, t in types.items() if t != dtypes.BFLOAT16}
-    args, _, states = _inferred(symbol.infer_type_partial, known, "dtypes")
+    """Return the dtypes that MXNet infers for variables from those of some of them; what is unknown is left out."""
+    args, _, states = _infer(symbol.infer_type_partial, _to_numpy(types), "dtypes")
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     return {name: dtypes.canonical(t) for name, t in zip(names, (*(args or ()), *(states or ()))) if t is not None}
 
 
-def output_names(symbol: Any) -> Dict[Tuple[int, int], str]:
-    """Return the names of all outputs of a symbol's nodes, by (node, output index)."""
-    internals = symbol.get_internals()
-    return dict(zip(_entries(internals), internals.list_outputs()))
+def _to_numpy(types: Dtypes) -> Dict[str, Any]:
+    """Return the dtypes of inputs that MXNet can be told; of bfloat16 only a variable's own __dtype__ tells.
+
+    python/mxnet/symbol/symbol.py looks dtypes up by numpy type, which bfloat16 has none of.
+    """
+    return {name: dtypes.to_numpy(t) for name, t in types.items() if t != dtypes.BFLOAT16}
 
 
-def _entries(internals: Any) -> Tuple[Tuple[int, int], ...]:
+def entries_of(internals: Any) -> Entries:
     """Return the (node, output index) of each output of a symbol's internals."""
     text = internals.tojson(remove_amp_cast=False)
     key = '"heads": '  # of the whole graph, which stands behind those of all bodies; the nodes are known
     heads, _ = json.JSONDecoder().raw_decode(text, text.rindex(key) + len(key))
-    return tuple((node, index) for node, index, *_ in heads)
+    return [(node, index) for node, index, *_ in heads]
 
 
 def _infer_bodies(graph: Graph, facts: Facts) -> Dict[Tuple[int, int], Facts]:
@@ -125,13 +101,10 @@ def _infer_bodies(graph: Graph, facts: Facts) -> Dict[Tuple[int, int], Facts]:
             types = [facts.dtype(entry) for entry in inputs]
             if None in types:
                 continue
-            sizes = [_body_shape(body, i, facts.shape(entry)) for i, entry in enumerate(inputs)]
+            sizes = [facts.shape(entry) for entry in inputs]
+            sizes = [size[1:] if size and i in body.sliced else size for i, size in enumerate(sizes)]
             found[position, number] = _infer_body(body, types, sizes, graph.metadata)
     return found
-
-
-def _body_shape(body: Body, variable: int, shape: Optional[Tuple[int, ...]]) -> Optional[Tuple[int, ...]]:
-    return shape[1:] if shape is not None and variable in body.sliced else shape
 
 
 def _infer_body(body: Body, types: Any, sizes: Any, metadata: str) -> Facts:
@@ -149,12 +122,7 @@ def _infer_body(body: Body, types: Any, sizes: Any, metadata: str) -> Facts:
     return infer_facts(from_graph(graph), graph, shapes, {}, frozenset())
 
 
-def _infer(function: Any, known: Dict[str, Any], what: str) -> Any:
-    """Return what MXNet infers of the outputs."""
-    return _inferred(function, known, what)[1]
-
-
-def _inferred(function: Any, known: Dict[str, Any], what: str) -> Any:
+def _infer(function: Any, known: Mapping[str, Any], what: str) -> Any:
     """Return what MXNet infers of the arguments, outputs and auxiliary states."""
     try:
         return function(**known)

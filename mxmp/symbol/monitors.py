@@ -9,32 +9,24 @@ import mxnet as mx
 from mxnet.base import NDArrayHandle
 
 from .. import dtypes
-from ..graph import Graph
 from ..mxnet_private.arrays import executor_symbol
 from ..passes import EraseCasts
 from ..passes.emulate import emulated_entries
 from ..passes.facts import Named
 from ..report.counts import positions
-from .inference import output_names, to_graph
+from .inference import entries_of, to_graph
 from .rewrite import Converted
 
 Callback = Callable[..., None]
 
 
 class _Own(NamedTuple):
-    """An output of an operator of the network.
-
-    Attributes:
-        entry: The node's position in the network, and the output.
-        label: What MXNet calls it there.
-        op: The operator there.
-        rounded: Whether another node rounds it, whose value counts.
-    """
+    """An output of an operator of the network, with MXNet's name for it."""
 
     entry: Tuple[int, int]
     label: str
     op: str
-    rounded: bool
+    rounded: bool  # by another node, whose value counts
 
 
 class NetworkNames:
@@ -42,12 +34,8 @@ class NetworkNames:
 
     An operator reports its outputs as ``<node>_output``, or by what else it calls them, and for all
     that is rounded behind it the rounded value stands: it takes the label of the last report of
-    its operator. So there is one of these for each executor.
-
-    Args:
-        converted: The converted graph, a loss scale included.
-        running: The symbol that runs.
-        on_cpu: Whether it is for a CPU, where float16 is emulated.
+    its operator. So there is one of these for each executor. It is made of the converted graph, a loss
+    scale included, and the symbol that runs, on a CPU with float16 emulated.
     """
 
     def __init__(self, converted: Converted, running: Any, on_cpu: bool) -> None:
@@ -68,22 +56,12 @@ class NetworkNames:
                 same = (graph.nodes[key[0]].name, index)
                 computed, rounded = places.get(key, (same, same))
                 self._operators[computed[0]] = node.name, node.op
-                self._add((position, index), node.name, node.op, computed, rounded, strings)
+                for text in strings.get(computed, ()):
+                    label = node.name + text[len(computed[0]) :]
+                    self._own[text] = _Own((position, index), label, node.op, rounded != computed)
+                if rounded != computed:
+                    self._rounded.update(dict.fromkeys(strings.get(rounded, ()), (position, index)))
         self._all = {node.name for node in to_graph(running).nodes}
-
-    def _add(
-        self,
-        entry: Tuple[int, int],
-        name: str,
-        op: str,
-        computed: Named,
-        rounded: Named,
-        strings: Dict[Named, Set[str]],
-    ) -> None:
-        for text in strings.get(computed, ()):
-            self._own[text] = _Own(entry, name + text[len(computed[0]) :], op, rounded != computed)
-        if rounded != computed:
-            self._rounded.update(dict.fromkeys(strings.get(rounded, ()), entry))
 
     def find(self, text: str) -> Optional[Tuple[str, Optional[str]]]:
         """Return the label of what is reported under a name, and its operator; None for what mxmp put in."""
@@ -135,16 +113,10 @@ class NetworkNames:
 
 
 class WatchedExecutor:
-    """An executor as ``mx.mon.Monitor`` takes it, with the names of the network and float32 values.
-
-    Args:
-        executor: The executor.
-        names: Finds the names.
-    """
+    """An executor as ``mx.mon.Monitor`` takes it, with the names of the network and float32 values."""
 
     def __init__(self, executor: Any, names: NetworkNames) -> None:
-        self._executor = executor
-        self._names = names
+        self._executor, self._names = executor, names
         executor_symbol.set(self, _Variables(executor_symbol(executor), names))  # which the Monitor reads
 
     def __getattr__(self, name: str) -> Any:
@@ -187,9 +159,9 @@ class _Variables:
 
 def _strings(symbol: Any) -> Dict[Named, Set[str]]:
     """Return what executors and cached operators may call the outputs of a symbol's nodes."""
-    graph: Graph = to_graph(symbol)
+    graph, internals = to_graph(symbol), symbol.get_internals()
     found: Dict[Named, Set[str]] = {}
-    for (position, index), name in output_names(symbol).items():
+    for (position, index), name in zip(entries_of(internals), internals.list_outputs()):
         node = graph.nodes[position]
         found.setdefault((node.name, index), set()).update((name, f"{node.name}_{index}"))
     return found

@@ -1,20 +1,25 @@
-"""Stores parameters in the dtypes of a converted graph, and counts the values that this changes."""
+"""Converts symbols that share one set of parameters, and stores these in the dtypes that all of them want.
+
+It is one symbol of a model, or one for each bucket. The values that low precision changes are counted.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Mapping, Set, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
 from .. import dtypes
 from ..arrays.casts import amp_cast
-from ..graph import Graph
+from ..errors import ParamsError
+from ..graph import Entry, Graph
 from ..passes.attributes import DECLARED_ATTR, MARK_ATTR
-from ..passes.control_flow import bodies_of
-from ..rules import CLEAR, RULES
+from ..policy import Policy, check_matches
+from .arguments import Model, blaming_params
+from .rewrite import Converted, convert_graph
 
 Arrays = Mapping[str, Any]
 
@@ -37,59 +42,113 @@ class Change:
     underflowed: int = 0
 
 
-def beyond_range(arrays: Arrays, dtype: str) -> FrozenSet[str]:
-    """Return the names of float32 arrays with finite values beyond a dtype's range. Waits for them."""
-    return frozenset(name for name, array in arrays.items() if _survey(name, array.asnumpy(), dtype).clamped)
+class SharedConversion(NamedTuple):
+    """Converted symbols and the parameters that they share; `ConvertedModel` says what the fields are."""
+
+    symbols: Sequence[Converted]
+    arg_params: Dict[str, Any]
+    changes: Tuple[Change, ...]
+    out_of_range: Tuple[str, ...]
 
 
-def read_low(graph: Graph) -> FrozenSet[str]:
-    """Return the variables whose values reach a cast to low precision, at once or through clear operators."""
-    carried: Dict[int, FrozenSet[str]] = {}
-    found: Set[str] = set()
-    for position, node in enumerate(graph.nodes):
-        if node.is_variable:
-            carried[position] = frozenset([node.name])
+def convert_sharing(models: Sequence[Model], args: Arrays, aux: Arrays, policy: Policy) -> SharedConversion:
+    """Convert symbols and store their parameters, given in float32, in the dtypes that all of them want.
+
+    A symbol that needs a parameter in float32 decides for all: they are converted again until they agree.
+    """
+    allowed = frozenset(args)
+    out_of_range: FrozenSet[str] = frozenset()
+    while True:
+        found = [_convert(model, args, aux, policy, allowed, out_of_range) for model in models]
+        more = _find_out_of_range(policy, found, args) - out_of_range
+        refused = _wanted_in_float32(found)
+        if not more and not refused:
+            require_matches(policy, found)
+            return SharedConversion(found, *_store(policy, found, args), tuple(sorted(out_of_range)))
+        out_of_range, allowed = out_of_range | more, allowed - refused
+
+
+def require_matches(policy: Policy, found: Sequence[Converted]) -> None:
+    """Raise a PolicyError if one of the policy's patterns matches no operator of the symbols."""
+    check_matches(policy, [(row.op, row.name) for each in found for row in each.report.rows])
+
+
+def _convert(
+    model: Model, args: Arrays, aux: Arrays, policy: Policy, allowed: FrozenSet[str], out_of_range: FrozenSet[str]
+) -> Converted:
+    shapes, types = model.known(args, aux)
+    out_of_range |= model.beyond_range(policy)
+    with blaming_params(model.symbol, {**args, **aux}, model.shapes):
+        found = convert_graph(model.symbol, policy, shapes, types, allowed, out_of_range=out_of_range, final=True)
+    _check_shapes(found, shapes)
+    return found
+
+
+def _check_shapes(found: Converted, shapes: Mapping[str, Tuple[int, ...]]) -> None:
+    """Check shapes that MXNet's inference overwrites, those of BatchNorm's parameters for example."""
+    for position, node in enumerate(found.graph.nodes):
+        wanted = found.facts.shape(Entry(position)) if node.is_variable else None
+        if wanted is not None and shapes.get(node.name, wanted) != wanted:
+            raise ParamsError(
+                f"'{node.name}' has shape {shapes[node.name]}, not {wanted}, as the symbol wants: "
+                f"the parameters are another network's, or an input has another shape."
+            )
+
+
+def _find_out_of_range(policy: Policy, found: Sequence[Converted], args: Arrays) -> FrozenSet[str]:
+    """Return the parameters beyond the low precision dtype's range whose readers must stay in float32."""
+    if not policy.is_mixed:
+        return frozenset()
+    stored_low = _union(each.low_params for each in found)
+    candidates = stored_low | _union(each.cast_params for each in found)
+    if policy.out_of_range == "clamp":
+        candidates = (candidates & _union(_read_exactly(each.graph) for each in found)) - stored_low
+    names = candidates & set(args)
+    return frozenset(name for name in names if _survey(name, args[name].asnumpy(), policy.compute_dtype).clamped)
+
+
+def _wanted_in_float32(found: Sequence[Converted]) -> FrozenSet[str]:
+    """Return the parameters that some symbols want in low precision and others in float32."""
+    return frozenset(
+        name
+        for name in _union(each.low_params for each in found)
+        if any(name not in each.low_params and name in each.symbol.list_arguments() for each in found)
+    )
+
+
+def _store(policy: Policy, found: Sequence[Converted], args: Arrays) -> Tuple[Dict[str, Any], Tuple[Change, ...]]:
+    """Return the parameters in the dtypes that converted symbols want, and what became of their values."""
+    stored, changes = dict(args), []
+    low = _union(each.low_params for each in found)
+    cast = _union(each.cast_params for each in found) if policy.is_mixed else frozenset()
+    for name, array in args.items():
+        is_cast = name in cast and dtypes.canonical(array.dtype) == dtypes.FLOAT32
+        if name not in low and not is_cast:
             continue
-        names = frozenset().union(*(carried.get(entry.node, frozenset()) for entry in node.inputs))
-        if node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION:
-            found |= names
-        for body in bodies_of(node):
-            inside = read_low(body.graph)
-            for variable, port in zip(body.variables(), body.ports):
-                if body.graph.nodes[variable].name in inside:
-                    found |= carried.get(node.inputs[port].node, frozenset())
-        rule = RULES.find(node.op, dict(node.attrs))
-        if rule is not None and rule.category == CLEAR:
-            carried[position] = names
-    return frozenset(found)
+        dtype = policy.param_dtype if name in low else policy.compute_dtype
+        change = _survey(name, array.asnumpy(), dtype)
+        if change.clamped:
+            array = _clamp(array, dtype)
+        elif name not in low and dtype == dtypes.BFLOAT16 and array.ndim > 2:
+            array = array.copy()  # out of a layout of oneDNN's, which a cast to bfloat16 cannot read
+        stored[name] = round_to(array, dtype) if name in low else array
+        if change.clamped or change.underflowed:
+            changes.append(change)
+    return stored, tuple(changes)
 
 
-def read_exactly(graph: Graph) -> FrozenSet[str]:
+def _union(sets: Any) -> FrozenSet[str]:
+    return frozenset().union(*sets)
+
+
+def _read_exactly(graph: Graph) -> FrozenSet[str]:
     """Return the variables that something else than a cast of mxmp reads, or that are outputs."""
     readers = [node for node in graph.nodes if node.get(MARK_ATTR) is None]
     entries = [entry for node in readers for entry in node.inputs] + list(graph.heads)
     return frozenset(graph.nodes[entry.node].name for entry in entries if graph.nodes[entry.node].is_variable)
 
 
-def store_low(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
-    """Return a float32 array in low precision, rounded to nearest even, and the values that changed beyond that."""
-    change = _survey(name, array.asnumpy(), dtype)
-    return round_to(clamp(array, dtype) if change.clamped else array, dtype), change
-
-
-def clamp_float32(name: str, array: Any, dtype: str) -> Tuple[Any, Change]:
-    """Return a float32 array with its values in the range of a low precision dtype, and what casts do to them.
-
-    A weight that oneDNN may have given a layout of its own, which a cast to bfloat16 cannot read, is copied into
-    the default one.
-    """
-    change = _survey(name, array.asnumpy(), dtype)
-    if change.clamped:
-        return clamp(array, dtype), change
-    return (array.copy() if dtype == dtypes.BFLOAT16 and array.ndim > 2 else array), change
-
-
-def clamp(array: Any, dtype: str) -> Any:
+def _clamp(array: Any, dtype: str) -> Any:
     """Return an array with finite values beyond a dtype's range replaced by its largest, with their sign."""
     values = array.asnumpy()
     limit = dtypes.limits(dtype).max
@@ -131,11 +190,9 @@ def stored_low_before(before: Arrays, after: Arrays) -> Dict[str, str]:
 
 
 def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:
-    """Return parameters as they were before mxmp stored some in low precision, but for the rounding.
+    """Return a symbol's parameters as they were before mxmp stored some in low precision, but for the rounding.
 
-    Args:
-        symbol: What they belong to; its variables say which were stored.
-        arrays: The parameters by name.
+    The symbol's variables say which were stored.
     """
     low = [name for name, array in arrays.items() if dtypes.canonical(array.dtype) in dtypes.LOW_PRECISION]
     declared = {name: attrs.get(DECLARED_ATTR) for name, attrs in symbol.attr_dict().items()} if low else {}

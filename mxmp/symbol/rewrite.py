@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, FrozenSet, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from .. import dtypes
 from ..errors import ConvertError, InferenceError
@@ -21,12 +21,16 @@ from ..passes import (
     Sequential,
     make_plan,
 )
+from ..passes.attributes import MARK_ATTR
+from ..passes.control_flow import bodies_of
+from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.guards import bfloat16_entries
 from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Report, make_report
-from .inference import Dtypes, Shapes, from_graph, infer_facts, infer_variables, to_graph
-from .params import read_low
+from ..rules import CLEAR, RULES
+from .arguments import known_dtypes, require_symbol
+from .inference import Dtypes, Shapes, add_shapes, entries_of, from_graph, infer_facts, infer_variables, to_graph
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Converted:
 
     def on_cpu(self) -> Any:
         """Return the symbol that runs on CPU: float16 emulated, bfloat16 casts guarded. Never saved."""
-        return emulated(self.symbol, self.graph, self.facts)
+        return _emulated(self.symbol, self.graph, self.facts)
 
 
 def convert_graph(
@@ -87,9 +91,7 @@ def convert_graph(
         PolicyError: If an override cannot be met.
     """
     shapes = shapes or {}
-    erased = EraseCasts()(to_graph(symbol))
-    source = from_graph(erased.graph, symbol) if erased.modified else symbol
-    graph = to_graph(source) if erased.modified else erased.graph
+    source, graph = _without_casts(symbol)
     types = input_dtypes(source, graph, shapes, types or {}, params)
     facts = replace(infer_facts(source, graph, shapes, types, params), out_of_range=out_of_range)
     plan = make_plan(graph, policy, facts, stored=stored, final=final)
@@ -106,11 +108,61 @@ def convert_graph(
     return Converted(result, after, new_facts, low_params, make_report(policy, graph, facts, plan, after))
 
 
-def emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
+def _without_casts(symbol: Any) -> Tuple[Any, Graph]:
+    """Return a symbol, and its graph, as they were before mxmp converted it, if it did."""
+    erased = EraseCasts()(to_graph(symbol))
+    if not erased.modified:
+        return symbol, erased.graph
+    source = from_graph(erased.graph, symbol)
+    return source, to_graph(source)
+
+
+def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
+    """Return a symbol that computes on a CPU, which has no float16 products, what another computes on a GPU.
+
+    It has the same inputs, parameters in float16 included, outputs and names: float32 arithmetic
+    with every result rounded to float16. It is for running, not for saving. For training take
+    ``mxmp.module.Module``, which does this by itself.
+
+    Args:
+        sym: A converted symbol; it is not changed.
+        dtypes: Dtypes of inputs that are not float32 and do not declare theirs.
+
+    Raises:
+        ConvertError: If ``sym`` is no symbol; InferenceError if it does not type-check.
+    """
+    known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
+    types = input_dtypes(sym, graph, {}, known, frozenset())
+    return _emulated(sym, graph, infer_facts(sym, graph, {}, types, frozenset()))
+
+
+def _emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
     """Return the symbol that computes on a CPU what another computes on a GPU."""
     sums = GuardGradientSums(bfloat16_entries(graph, facts))
     result = Sequential((Emulate(facts), sums, GuardLayouts(), GuardAmpCasts()))(graph)
     return from_graph(result.graph, symbol) if result.modified else symbol
+
+
+def read_low(graph: Graph) -> FrozenSet[str]:
+    """Return the variables whose values reach a cast to low precision, at once or through clear operators."""
+    carried: Dict[int, FrozenSet[str]] = {}
+    found: Set[str] = set()
+    for position, node in enumerate(graph.nodes):
+        if node.is_variable:
+            carried[position] = frozenset([node.name])
+            continue
+        names = frozenset().union(*(carried.get(entry.node, frozenset()) for entry in node.inputs))
+        if node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION:
+            found |= names
+        for body in bodies_of(node):
+            inside = read_low(body.graph)
+            for variable, port in zip(body.variables(), body.ports):
+                if body.graph.nodes[variable].name in inside:
+                    found |= carried.get(node.inputs[port].node, frozenset())
+        rule = RULES.find(node.op, dict(node.attrs))
+        if rule is not None and rule.category == CLEAR:
+            carried[position] = names
+    return frozenset(found)
 
 
 def input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Dtypes:
@@ -142,3 +194,30 @@ def _check_outputs(policy: Policy, plan: Plan, before: Tuple[Graph, Facts], afte
                 f"node {after[0].nodes[new.node]}: output {number} of the converted network is {found}, expected "
                 f"{expected}; this is a bug in mxmp."
             )
+
+
+class ShapeOutcomes:
+    """Tells for given shapes which conditions on shapes hold in a network, by one shape inference.
+
+    Two calls of a converted net need two conversions only where this differs. The arguments are those of
+    `convert_graph`; ``dtype`` is the low precision dtype in question.
+    """
+
+    def __init__(self, symbol: Any, dtype: str, types: Dtypes, params: FrozenSet[str]) -> None:
+        source, self._graph = _without_casts(symbol)
+        self._dtype = dtype
+        self.depends = depends_on_shapes(self._graph, dtype)
+        if self.depends:
+            self._internals = source.get_internals()
+            self._entries = entries_of(self._internals)
+            self._known = Facts({})
+            if any(node.subgraphs for node in self._graph.nodes):  # shapes in bodies need the dtypes of what these read
+                known = input_dtypes(source, self._graph, {}, types, params)
+                self._known = infer_facts(source, self._graph, {}, known, params)
+
+    def __call__(self, shapes: Shapes) -> Tuple[Any, ...]:
+        """Return the outcomes of all conditions for given shapes of variables; nothing where there are none."""
+        if not self.depends:
+            return ()
+        facts = add_shapes(self._internals, self._entries, self._graph, self._known, shapes)
+        return shape_outcome(self._graph, self._dtype, facts)

@@ -8,7 +8,7 @@ import mxnet as mx
 import pytest
 
 from mxmp import Policy
-from mxmp.cli.work.network_report import inspect_converted, inspect_policy
+from mxmp.cli.work.inspect import inspect_converted, inspect_policy
 from mxmp.passes import is_converted
 from mxmp.symbol import convert_model, convert_symbol, to_graph
 from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, network, params, save, table

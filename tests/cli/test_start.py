@@ -84,7 +84,7 @@ main(sys.argv[2:])
     "module",
     [
         "click",
-        "mxmp.cli.commands.launch",
+        "mxmp.cli.commands.programs",
         f"numpy.{'_core' if np.__version__ >= '2' else 'core'}._multiarray_umath",  # extensions make an ImportError of an exception
         "numpy.random.mtrand",
         "mxnet.libinfo",

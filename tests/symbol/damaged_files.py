@@ -15,7 +15,7 @@ import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a ne
 import mxnet as mx
 
 from mxmp.errors import CheckpointError
-from mxmp.symbol.io import load_arrays
+from mxmp.symbol.checkpoint import load_arrays
 
 ROOM = 1 << 30  # bytes of addresses beyond what the process has
 

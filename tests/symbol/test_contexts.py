@@ -10,7 +10,7 @@ from mxnet import gluon
 import mxmp
 from mxmp import amp
 from mxmp.errors import ConvertError
-from mxmp.symbol import contexts
+from mxmp.symbol import arguments
 
 GPU = mx.cpu(1)
 REFUSAL = r"uses bfloat16 on cpu\(1\), but MXNet 1.9.1 has no bfloat16 kernels for GPUs. Take a float16 policy"
@@ -18,8 +18,8 @@ REFUSAL = r"uses bfloat16 on cpu\(1\), but MXNet 1.9.1 has no bfloat16 kernels f
 
 @pytest.fixture(autouse=True)
 def second_cpu_is_a_gpu(monkeypatch):
-    real = contexts.device_type
-    monkeypatch.setattr(contexts, "device_type", lambda context: "gpu" if context == GPU else real(context))
+    real = arguments._device_type
+    monkeypatch.setattr(arguments, "_device_type", lambda context: "gpu" if context == GPU else real(context))
 
 
 def dense(ctx, in_units=4, **options):

@@ -10,12 +10,9 @@ import click
 from ... import __version__
 from ...errors import MxmpError, mxnet_reason, visible
 from ..interrupts import INTERRUPTED, LINE
-from .convert import convert
-from .doctor import doctor
-from .inspect import inspect
-from .launch import launch
-from .run import run
-from .site import site
+from .environment import doctor, site
+from .models import convert, inspect
+from .programs import launch, run
 
 
 class CommandLine(click.Group):
@@ -35,7 +32,8 @@ class CommandLine(click.Group):
             click.echo(LINE, err=True)
             ctx.exit(INTERRUPTED)
         except Exception as e:
-            if not _is_mxnets(e):
+            mxnet = sys.modules.get("mxnet.base")  # not imported here, only to know its error
+            if mxnet is None or not isinstance(e, mxnet.MXNetError):
                 raise
             _fail(ctx, f"MXNet: {mxnet_reason(e)}")
 
@@ -46,20 +44,10 @@ def commands() -> None:
     """Mixed precision for Apache MXNet: convert checkpoints, look at what a conversion decides and at the machine."""
 
 
-commands.add_command(convert)
-commands.add_command(doctor)
-commands.add_command(inspect)
-commands.add_command(launch)
-commands.add_command(run)
-commands.add_command(site)
+for command in (convert, doctor, inspect, launch, run, site):
+    commands.add_command(command)
 
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:
     click.echo(f"mxmp: error: {visible(message)}", err=True)
     ctx.exit(1)
-
-
-def _is_mxnets(error: Exception) -> bool:
-    """Return whether an error is an MXNetError, without importing MXNet to know."""
-    mxnet = sys.modules.get("mxnet.base")
-    return mxnet is not None and isinstance(error, mxnet.MXNetError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from glob import escape, glob
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import click
 
@@ -17,73 +17,44 @@ _FILE_OF_PREFIX = re.compile(r"(.+)(-symbol\.json|-\d{4,}\.params)")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-if TYPE_CHECKING:
-    ParamType = click.ParamType[Any]  # from click 8.2 on, in the stubs alone
-else:
-    ParamType = click.ParamType
+
+def check_prefix(ctx: click.Context, param: click.Parameter, text: str, read: bool = False) -> str:
+    """Return the prefix of a checkpoint's files, folder included; with ``read`` there have to be such files."""
+    match = _FILE_OF_PREFIX.fullmatch(text)
+    if match:
+        raise click.BadParameter(f"{text!r} is a file; give its prefix, {match.group(1)!r}.", ctx, param)
+    if read and os.path.isdir(text) and not os.path.exists(f"{text}-symbol.json"):
+        found = sorted(glob(f"{escape(os.path.join(text, ''))}*-symbol.json"))
+        names = ", ".join(repr(file[: -len("-symbol.json")]) for file in found[:5]) or "none"
+        raise click.BadParameter(f"{text!r} is a folder; the prefixes in it: {names}.", ctx, param)
+    if not text or text.endswith("/"):
+        raise click.BadParameter(f"{text!r} is a folder; put a name behind it, such as '{text}net'.", ctx, param)
+    return text
 
 
-class Prefix(ParamType):
-    """What the names of a checkpoint's files begin with, folder included."""
-
-    name = "prefix"
-
-    def __init__(self, read: bool = False) -> None:
-        """Initialize.
-
-        Args:
-            read: Whether there have to be files of it.
-        """
-        self._read = read
-
-    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> str:
-        """Return the prefix, or say what it is of a file's full name."""
-        text = str(value)
-        match = _FILE_OF_PREFIX.fullmatch(text)
-        if match:
-            self.fail(f"{text!r} is a file; give its prefix, {match.group(1)!r}.", param, ctx)
-        if self._read and os.path.isdir(text) and not os.path.exists(f"{text}-symbol.json"):
-            found = sorted(glob(f"{escape(os.path.join(text, ''))}*-symbol.json"))
-            names = ", ".join(repr(file[: -len("-symbol.json")]) for file in found[:5]) or "none"
-            self.fail(f"{text!r} is a folder; the prefixes in it: {names}.", param, ctx)
-        if not text or text.endswith("/"):
-            self.fail(f"{text!r} is a folder; put a name behind it, such as '{text}net'.", param, ctx)
-        return text
+def _read_shape(text: str) -> Tuple[str, Any]:
+    """Return (name, sizes) of a text such as 'data:1,3,224,224'."""
+    name, _, sizes = text.rpartition(":")
+    if not name or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", sizes):
+        raise click.BadParameter(f"{text!r} is no shape; expected one like 'data:1,3,224,224'.")
+    shape = tuple(int(size) for size in sizes.split(",") if size.strip())
+    if 0 in shape:
+        raise click.BadParameter(f"{text!r} has a size of 0; every size is 1 or more.")
+    return name, shape
 
 
-class Shape(ParamType):
-    """``name:sizes``, such as ``data:1,3,224,224``."""
-
-    name = "name:sizes"
-
-    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
-        """Return (name, sizes)."""
-        name, _, sizes = value.rpartition(":")
-        if not name or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", sizes):
-            self.fail(f"{value!r} is no shape; expected one like 'data:1,3,224,224'.", param, ctx)
-        shape = tuple(int(size) for size in sizes.split(",") if size.strip())
-        if 0 in shape:
-            self.fail(f"{value!r} has a size of 0; every size is 1 or more.", param, ctx)
-        return name, shape
+def _read_dtype(text: str) -> Tuple[str, Any]:
+    """Return (name, dtype) of a text such as 'data:int32'."""
+    name, _, dtype = text.rpartition(":")
+    if not name:
+        raise click.BadParameter(f"{text!r} names no input; expected one like 'data:int32'.")
+    try:
+        return name, dtypes.canonical(dtype)
+    except DtypeError:
+        raise click.BadParameter(f"{text!r} has no dtype of MXNet; expected one like 'data:int32'.") from None
 
 
-class Dtype(ParamType):
-    """``name:dtype``, such as ``data:int32``."""
-
-    name = "name:dtype"
-
-    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
-        """Return (name, dtype)."""
-        name, _, dtype = value.rpartition(":")
-        if not name:
-            self.fail(f"{value!r} names no input; expected one like 'data:int32'.", param, ctx)
-        try:
-            return name, dtypes.canonical(dtype)
-        except DtypeError:
-            self.fail(f"{value!r} has no dtype of MXNet; expected one like 'data:int32'.", param, ctx)
-
-
-def once_each(ctx: click.Context, param: click.Parameter, pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
+def _once_each(ctx: click.Context, param: click.Parameter, pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
     """Return pairs as a dict, for options that may be repeated."""
     names = [name for name, _ in pairs]
     for name in names:
@@ -109,18 +80,20 @@ _MODEL_OPTIONS: List[Callable[[Any], Any]] = [
     click.option(
         "--shape",
         "shapes",
-        type=Shape(),
+        type=_read_shape,
+        metavar="NAME:SIZES",
         multiple=True,
-        callback=once_each,
+        callback=_once_each,
         help="Shape of an input: data:1,3,224,224. With the shapes of all inputs, casts are placed where they move "
         "the fewest bytes. Repeatable.",
     ),
     click.option(
         "--dtype",
         "types",
-        type=Dtype(),
+        type=_read_dtype,
+        metavar="NAME:DTYPE",
         multiple=True,
-        callback=once_each,
+        callback=_once_each,
         help="Dtype of an input that is not float32: data:int32. Repeatable.",
     ),
     click.option("--output-dtype", metavar="DTYPE", help="Dtype of the outputs, in place of the policy's."),
@@ -135,11 +108,7 @@ _MODEL_OPTIONS: List[Callable[[Any], Any]] = [
 def make_policy(
     text: str, keep_float32: Sequence[str], output_dtype: Optional[str], out_of_range: Optional[str]
 ) -> Policy:
-    """Return the policy that the options describe.
-
-    Raises:
-        click.UsageError: If they do not describe one.
-    """
+    """Return the policy that the options describe."""
     changes = {"output_dtype": output_dtype, "out_of_range": out_of_range}
     try:
         policy = Policy.parse(text, **{field: value for field, value in changes.items() if value is not None})

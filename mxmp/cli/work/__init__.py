@@ -10,12 +10,7 @@ from ..interrupts import raising
 
 
 def run(command: str, *args: Any) -> Any:
-    """Import the module of a command, and return what its function ``run`` returns.
-
-    Args:
-        command: 'convert' for example.
-        *args: What ``run`` takes.
-    """
+    """Import the module of a command, 'convert' for example, and return what its function ``run`` returns."""
     logging.basicConfig(format="mxmp: %(levelname)s: %(message)s")
     work = import_module(f"{__package__}.{command}").run
     with raising():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any, Mapping, Sequence, Tuple
+from typing import Any, Mapping
 
 from ...errors import CheckpointError
 from ...policy import Policy
-from ...symbol import ConvertedModel, convert_checkpoint
+from ...symbol import convert_checkpoint
 from ...symbol.checkpoint import check_out_prefix, checkpoint_files
 from .output import pairs_table, progress, rounded_lines, stdout, value_lines
 
@@ -19,19 +19,11 @@ def run(
     """Convert the checkpoint of a prefix and an epoch, write it to another prefix and print what was done."""
     check_out_prefix(prefix, out)
     files = checkpoint_files(out, epoch)
-    _check_new(files, force)
-    with progress(3) as begin:
-        model = convert_checkpoint(prefix, epoch, out, policy, shapes, types, on_stage=begin)
-    _print_summary(policy, model, files)
-
-
-def _check_new(files: Sequence[str], force: bool) -> None:
     for file in files:
         if os.path.lexists(file) and not force:
             raise CheckpointError(f"{file}: it exists; give another prefix to -o, or --force to overwrite it.")
-
-
-def _print_summary(policy: Policy, model: ConvertedModel, files: Tuple[str, str]) -> None:
+    with progress(3) as begin:
+        model = convert_checkpoint(prefix, epoch, out, policy, shapes, types, on_stage=begin)
     pairs = [("policy", str(policy)), *replace(model.report, param_bytes=model.param_bytes).totals]
     pairs += value_lines(model.changes, model.out_of_range, policy.compute_dtype)
     pairs += [("note", warning) for warning in model.report.warnings]

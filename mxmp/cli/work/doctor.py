@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ...diagnose import Diagnosis, examine
+from ...diagnose import examine
 from ...policy import Policy
 from .output import stdout
 
@@ -24,12 +24,7 @@ def run(policy: Policy, as_json: bool) -> bool:
         checks = [check._asdict() for check in found.checks]
         values = {"policy": found.policy, "dtype": found.dtype, "ok": found.ok, "devices": found.devices}
         click.echo(json.dumps({**values, "checks": checks}, indent=2))
-    else:
-        _print(found)
-    return found.ok
-
-
-def _print(found: Diagnosis) -> None:
+        return found.ok
     table = Table(title=Text(f"mxmp doctor: {found.policy}"), box=box.SQUARE)
     for column in ("what", "found", "what to do"):
         table.add_column(column, overflow="fold")
@@ -38,3 +33,4 @@ def _print(found: Diagnosis) -> None:
     console = stdout(_FILE)
     console.print(table)
     console.print(str(found))
+    return found.ok

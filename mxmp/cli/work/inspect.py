@@ -1,51 +1,122 @@
-"""``mxmp inspect``: loads a network and prints its report."""
+"""``mxmp inspect``: what a policy decides about a network, or what a converted one contains, as a report."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import click
 
-from ...diagnose.tensor_cores import BATCH, MULTIPLE, Uneven
-from ...passes import is_converted
+from ... import dtypes
+from ...diagnose.tensor_cores import BATCH, MULTIPLE, Uneven, uneven_layers
+from ...graph import Graph
+from ...passes import Facts, is_converted
 from ...policy import Policy
-from ...symbol import load_params, load_symbol, to_graph
+from ...report import Report, report_converted, variable_bytes
+from ...symbol import Converted, convert_graph, convert_model, infer_facts, load_params, load_symbol, to_graph
+from ...symbol.arguments import blaming_params, check_params, known_shapes, make_model, param_names
 from ...symbol.checkpoint import checkpoint_files, describe_epochs, naming_files, params_file_of, saved_epochs
-from .network_report import Inspection, inspect_converted, inspect_policy
+from ...symbol.inference import Dtypes, Shapes
+from ...symbol.params import Change, require_matches, total_bytes, widened
 from .output import pairs_table, progress, rounded_lines, stdout, value_lines
 
 _NARROW = 80  # columns of a terminal, below which names would be broken
 
 _UNEVEN = f"no multiple of {MULTIPLE}"
 
+Params = Optional[Tuple[Dict[str, Any], Dict[str, Any]]]
+"""Arguments and auxiliary states."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What there is to show about a network: the fields of a `ConvertedModel`, and layers that waste tensor cores."""
+
+    report: Report
+    changes: Tuple[Change, ...] = ()
+    out_of_range: Tuple[str, ...] = ()
+    uneven: Tuple[Uneven, ...] = ()
+    widened: Mapping[str, str] = field(default_factory=dict)
+
+
+def inspect_policy(symbol: Any, params: Params, policy: Policy, shapes: Shapes, types: Dtypes) -> Inspection:
+    """Return what a policy decides about a network."""
+    model = None if params is None else convert_model(symbol, *params, policy, shapes, types)
+    known = _known(symbol, params, shapes, types)
+    before = convert_graph(symbol, Policy(), *known)
+    if model is not None:
+        report = replace(model.report, param_bytes=model.param_bytes)
+        return Inspection(report, model.changes, model.out_of_range, _uneven(report, before, params), model.widened)
+    found = convert_graph(symbol, policy, *known, final=True)
+    require_matches(policy, [found])
+    sizes = _param_bytes(symbol, known[-1], (before.graph, before.facts), (found.graph, found.facts))
+    report = replace(found.report, param_bytes=sizes)
+    return Inspection(report, uneven=_uneven(report, before, params))
+
+
+def inspect_converted(symbol: Any, params: Params, shapes: Shapes, types: Dtypes) -> Inspection:
+    """Return the precisions and casts of a network that was converted before."""
+    known = _known(symbol, params, shapes, types)
+    with blaming_params(symbol, {**params[0], **params[1]} if params else {}, known_shapes(symbol, shapes)):
+        before = convert_graph(symbol, Policy(), *known)  # in float32, which takes out the casts
+    graph = to_graph(symbol)
+    declared = {node.name for node in graph.nodes if node.declares_dtype}
+    found = before.facts.variable_dtypes(before.graph)  # the dtypes left to be inferred are the same as without casts
+    undeclared = {name: dtype for name, dtype in found.items() if name not in declared}
+    facts = infer_facts(symbol, graph, known[0], undeclared, known[-1])
+    views = (before.graph, before.facts), (graph, facts)
+    if params is None:
+        sizes = _param_bytes(symbol, known[-1], *views)
+    else:
+        args, aux = params
+        sizes = total_bytes({**widened(symbol, args), **aux}), total_bytes({**args, **aux})
+    report = replace(report_converted(*views[0], *views[1]), param_bytes=sizes)
+    return Inspection(report, uneven=_uneven(report, before, params))
+
+
+def _uneven(report: Report, before: Converted, params: Params) -> Tuple[Uneven, ...]:
+    """Return the layers to name, from a network's report, its graph without casts and what is stored."""
+    layers = {(row.name, row.op) for row in report.rows if row.precision == dtypes.FLOAT16}
+    arrays = {} if params is None else {**params[0], **params[1]}
+    nodes = enumerate(before.graph.nodes)
+    stored = {(i, 0): tuple(arrays[n.name].shape) for i, n in nodes if n.is_variable and n.name in arrays}
+    facts = replace(before.facts, shapes={**before.facts.shapes, **stored})
+    return uneven_layers(before.graph, facts, layers)
+
+
+def _known(symbol: Any, params: Params, shapes: Shapes, types: Dtypes) -> Tuple[Shapes, Dtypes, FrozenSet[str]]:
+    """Return a network's shapes, dtypes and names of parameters once casts are taken out, as ``convert_graph`` does."""
+    model = make_model(symbol, shapes, types)
+    if params is None:
+        return model.shapes, model.dtypes, param_names(symbol, model.shapes, None)
+    args, aux = widened(symbol, params[0]), params[1]
+    check_params(symbol, args, aux, model.shapes)
+    return (*model.known(args, aux), frozenset(args))
+
+
+def _param_bytes(
+    symbol: Any, params: FrozenSet[str], before: Tuple[Graph, Facts], after: Tuple[Graph, Facts]
+) -> Optional[Tuple[int, int]]:
+    names = params | frozenset(symbol.list_auxiliary_states())
+    old, new = variable_bytes(*before, names), variable_bytes(*after, names)
+    return None if old is None or new is None else (old, new)
+
 
 def run(
-    prefix: str,
-    epoch: Optional[int],
-    policy: Policy,
-    asked: bool,
-    shapes: Mapping[str, Any],
-    types: Mapping[str, str],
-    as_json: bool,
+    prefix: str, epoch: Optional[int], policy: Policy, asked: bool, shapes: Shapes, types: Dtypes, as_json: bool
 ) -> None:
     """Print what a policy decides about the network of a prefix, or what it holds.
 
-    Args:
-        prefix: The prefix.
-        epoch: Epoch of the parameters; the only one there if None.
-        policy: The policy.
-        asked: Whether it was asked for; without, a converted network is shown as it is.
-        shapes: Shapes of inputs.
-        types: Dtypes of inputs.
-        as_json: Whether to print JSON.
+    A converted network is shown as it is unless a policy was asked for. Without an epoch the parameters are those
+    of the only one there.
     """
     with progress(2) as begin:
         begin("load")
         symbol_file, _ = checkpoint_files(prefix, 0)
         symbol = load_symbol(symbol_file)
-        file = _params_file(prefix, epoch)
+        epochs = saved_epochs(prefix) if epoch is None else [epoch]
+        file = params_file_of(prefix, epochs[0]) if len(epochs) == 1 else None  # not clear which to count
         params = None if file is None else load_params(file)
         begin("inspect")
         with naming_files(symbol_file, file):
@@ -59,14 +130,6 @@ def run(
         click.echo(json.dumps({**asdict(found.report), **values, "uneven": uneven}, indent=2))
     else:
         _print(found, policy.compute_dtype, prefix)
-
-
-def _params_file(prefix: str, epoch: Optional[int]) -> Optional[str]:
-    """Return the file with the parameters to count, if it is clear which."""
-    if epoch is not None:
-        return params_file_of(prefix, epoch)
-    epochs = saved_epochs(prefix)
-    return params_file_of(prefix, epochs[0]) if len(epochs) == 1 else None
 
 
 def _print(found: Inspection, dtype: str, prefix: str) -> None:

@@ -21,12 +21,9 @@ _UNLIMITED = 10_000  # columns; a pipe has no width, and a name in one piece can
 
 
 def stdout(width: int = _UNLIMITED) -> Console:
-    """Return the console for results, as wide as the terminal.
+    """Return the console for results, as wide as the terminal or a variable COLUMNS says, else as given or as the text.
 
     What the terminal's encoding lacks is escaped, as Python does on stderr.
-
-    Args:
-        width: Columns where there is no terminal, nor a variable COLUMNS; as wide as the text unless given.
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -56,16 +53,11 @@ def pairs_table(pairs: Sequence[Tuple[str, str]]) -> Table:
 def value_lines(changes: Sequence[Change], out_of_range: Sequence[str], dtype: str) -> List[Tuple[str, str]]:
     """Return a line for each parameter whose values did not fit into low precision."""
     lines = [
-        (
-            "clamped",
-            f"{change.name}: {_values(change.clamped)} beyond {dtype}'s range, the largest {change.largest:g}",
-        )
-        for change in changes
-        if change.clamped
+        ("clamped", f"{each.name}: {_values(each.clamped)} beyond {dtype}'s range, the largest {each.largest:g}")
+        for each in changes
+        if each.clamped
     ]
-    lines += [
-        ("became zero", f"{change.name}: {_values(change.underflowed)}") for change in changes if change.underflowed
-    ]
+    lines += [("became zero", f"{each.name}: {_values(each.underflowed)}") for each in changes if each.underflowed]
     return lines + [("kept in float32", f"{name}: values beyond {dtype}'s range") for name in out_of_range]
 
 

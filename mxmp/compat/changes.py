@@ -1,16 +1,20 @@
-"""Replaces builtins of Python in single modules of MXNet and GluonCV, and in no others.
+"""What single modules of MXNet and GluonCV get in place of builtins of Python, and of names and constants of theirs.
 
 - ``str``: MXNet hands numbers to its library as text. Numpy 2 writes a tuple of its scalars as ``(np.int64(2),)``,
   where numpy 1 wrote ``(2,)``, which alone the library reads.
 - ``object``, the base of classes, of which numpy asks more than it did.
 - ``int``, which refuses arrays that it used to take.
+- Names and constants in their code that numpy removed, or no longer compares with.
 """
 
 from __future__ import annotations
 
+from typing import Any, Dict, Tuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from types import CodeType
+    from typing import Mapping, Optional
 
 
 class _TextType(type):
@@ -28,13 +32,7 @@ class Text(str, metaclass=_TextType):
 
 
 def attribute_text(value: Any) -> str:
-    """Return an operator's attribute as MXNet's library parses it.
-
-    Example:
-        >>> import numpy as np
-        >>> attribute_text((np.int64(2), None, 3))
-        '(2, None, 3)'
-    """
+    """Return an operator's attribute as MXNet's library parses it: ``(np.int64(2), None)`` as '(2, None)'."""
     text = str(value)
     return _written(value) if "np." in text and type(value) in (tuple, list) else text
 
@@ -67,9 +65,6 @@ class HostArray:
 
         A bfloat16 array, of which numpy knows the bits alone, comes as these, as ``asnumpy()`` returns it; with
         a dtype it comes as numbers.
-
-        Raises:
-            ValueError: If no copy may be made.
         """
         if copy is False:
             raise ValueError("an array of MXNet has no memory that numpy could share; use np.asarray, or asnumpy()")
@@ -109,7 +104,7 @@ _OWN: Dict[str, Dict[str, Any]] = {
 }
 
 
-def of_module(name: str) -> Dict[str, Any]:
+def builtins_of_module(name: str) -> Dict[str, Any]:
     """Return the builtins of its own that a module gets, but no ``str`` where numpy prints its scalars as numbers."""
     own = _OWN.get(name, {})
     if "str" not in own:
@@ -117,3 +112,39 @@ def of_module(name: str) -> Dict[str, Any]:
     import numpy as np
 
     return own if repr(np.int64(0)) != "0" else {key: value for key, value in own.items() if key != "str"}
+
+
+class EmptyTuple(Tuple[()]):
+    """``()``, which compares with numpy's scalars too: ``np.int64(2) == ()`` is an empty array, without a truth."""
+
+    __array_ufunc__ = None  # numpy leaves the comparison to this class
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, tuple) and tuple.__eq__(self, other)
+
+    __hash__ = tuple.__hash__
+
+
+_TOBYTES = {"tostring": "tobytes"}  # a method of arrays, removed in numpy 2.3: pack with several labels, pack_img
+_EMPTY = {(): EmptyTuple()}  # ``if size == ()``: numpy 2.2 and later refuse the truth of an empty array
+CODE: Dict[str, Mapping[Any, Any]] = {
+    "mxnet.recordio": _TOBYTES,
+    "mxnet.ndarray.numpy.random": _EMPTY,
+    "mxnet.ndarray.numpy_extension.random": _EMPTY,
+    "mxnet.symbol.numpy.random": _EMPTY,
+    "mxnet.symbol.numpy_extension.random": _EMPTY,
+}
+"""What modules have in place of names (texts) and constants in their code."""
+
+
+def changed_code(code: CodeType, changes: Mapping[Any, Any]) -> CodeType:
+    """Return the code of a module, and of all functions in it, with other names and constants."""
+    names = tuple(changes.get(name, name) for name in code.co_names)
+    constants = []
+    for constant in code.co_consts:
+        if isinstance(constant, type(code)):
+            constant = changed_code(constant, changes)
+        elif constant == () and () in changes:
+            constant = changes[()]
+        constants.append(constant)
+    return code.replace(co_names=names, co_consts=tuple(constants))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mxnet import gluon
 
 from mxmp import compat
-from mxmp.compat.own_builtins import HostArray, Text, attribute_text
+from mxmp.compat.changes import HostArray, Text, attribute_text
 
 WIDE, NARROW = np.int64, np.int32
 DATA = np.arange(24.0).reshape(2, 3, 4)

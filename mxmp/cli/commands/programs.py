@@ -1,15 +1,45 @@
-"""``mxmp launch``: the processes of a distributed job."""
+"""``mxmp run`` and ``mxmp launch``: a script with mxmp imported before MXNet, and the processes of a job."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from typing import Any, NoReturn, Optional, Sequence
+from typing import NoReturn, Optional, Sequence
 
 import click
 
 from ... import launch as jobs
 from ..interrupts import raising
+from ..program import STDIN, Program
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("script")
+@click.argument("args", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
+@click.pass_context
+def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool) -> NoReturn:
+    """Run SCRIPT as `python SCRIPT` does, where MXNet needs mxmp to be imported.
+
+    MXNet 1.9.1 by itself is for numpy below 1.24 and Python below 3.12. With a newer one it imports if
+    mxmp was imported before; for a script that cannot be changed, this command does it. Nothing else
+    differs from Python: arguments, exit codes, tracebacks, Ctrl-C. What follows SCRIPT is the script's; '-'
+    reads it from standard input.
+
+    Python processes that the script starts (subprocess, multiprocessing with 'spawn') are not reached, and fail:
+    `mxmp site on` reaches them.
+
+    \b
+    Examples:
+      mxmp run train.py --epochs 10
+      mxmp run -m package.train --epochs 10
+      mxmp launch -n 2 mxmp run train.py
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
+    if not is_module and script != STDIN and not os.path.exists(script):
+        hint = "; write `-m` before the name of a module" if "/" not in script and not script.endswith(".py") else ""
+        raise click.BadParameter(f"there is no file {script!r}{hint}.", ctx, param_hint="'SCRIPT'")
+    raise Program(script, args, is_module)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -52,7 +82,8 @@ def launch(
         addresses = [address.strip() for address in hosts.split(",")]
         _print_commands(jobs.plan(command, workers, servers, addresses, port or 9091), addresses)
         return
-    before = signal.signal(signal.SIGTERM, _terminated)
+    # It ends like a program that a signal ended, but not before the processes have.
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with raising():
             end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
@@ -70,8 +101,3 @@ def _print_commands(processes: Sequence[jobs.Process], addresses: Sequence[str])
             if process.host == address:
                 click.echo(f"{process} &  # {process.name}")
         click.echo("wait")
-
-
-def _terminated(number: int, frame: Any) -> NoReturn:
-    """End like a program that a signal ended, but not before the processes have."""
-    sys.exit(128 + number)

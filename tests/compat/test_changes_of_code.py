@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.compat import own_code
+from mxmp.compat import changes
 
 pytestmark = [  # numpy 1 has what MXNet does, and warns of it; there MXNet is left as it is
     pytest.mark.filterwarnings("ignore:tostring.. is deprecated"),
@@ -32,7 +32,7 @@ def test_an_image_is_packed():
 def test_calls_in_nested_functions_are_renamed():
     source = "def outer():\n    def inner(x):\n        return x.old() + x.other()\n    return inner\n"
     space = {}
-    exec(own_code.changed(compile(source, "test", "exec"), {"old": "new"}), space)
+    exec(changes.changed_code(compile(source, "test", "exec"), {"old": "new"}), space)
 
     class Value:
         def new(self):
@@ -78,7 +78,7 @@ def test_random_numbers_of_npx_and_of_symbols_take_such_a_size():
 
 
 def test_an_empty_tuple_is_one_in_all_else():
-    empty = own_code.EmptyTuple()
+    empty = changes.EmptyTuple()
     assert empty == () and () == empty and hash(empty) == hash(()) and repr(empty) == "()"
     assert [other == empty for other in (None, 2, (2,), np.int64(2), [])] == [False] * 5
     assert [other != empty for other in ((), (2,), np.int64(2))] == [False, True, True]
