@@ -71,13 +71,7 @@ def test_it_is_warned_of_once(warnings, policy, options, expected):
 
 @pytest.mark.parametrize(
     "policy",
-    [
-        "O0",
-        "O3",
-        "O1,loss_scale=None",
-        "O1,loss_scale=1",
-        pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16),
-    ],
+    ["O0", "O3", "O1,loss_scale=None", "O1,loss_scale=1", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)],
 )
 def test_nothing_is_said_where_nothing_is_lacking(warnings, policy):
     net = make(policy)

@@ -11,15 +11,7 @@ from mxmp.dtypes import to_numpy
 from mxmp.errors import LossScaleError, NonFiniteLossError
 from mxmp.gluon.trainer import Trainer
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
-from tests.gluon.trainer_tools import (
-    DTYPES,
-    KVSTORES,
-    TWO,
-    backward,
-    param,
-    sgd,
-    value,
-)
+from tests.gluon.trainer_tools import DTYPES, KVSTORES, TWO, backward, param, sgd, value
 
 # The plain loop, against mx.gluon.Trainer in float32.
 

@@ -7,17 +7,7 @@ from mxnet import autograd
 
 from mxmp.errors import LossScaleError, NonFiniteLossError, StaleGradientError
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import (
-    DTYPES,
-    KVSTORES,
-    TWO,
-    backward,
-    loss_of,
-    param,
-    sgd,
-    snapshot,
-    value,
-)
+from tests.gluon.trainer_tools import DTYPES, KVSTORES, TWO, backward, loss_of, param, sgd, snapshot, value
 
 # unscale.
 

@@ -10,14 +10,7 @@ from mxnet import autograd
 
 from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import (
-    backward,
-    loss_of,
-    param,
-    sgd,
-    snapshot,
-    value,
-)
+from tests.gluon.trainer_tools import backward, loss_of, param, sgd, snapshot, value
 
 # Misuse that only a trainer knows: every call out of turn is an error, and nothing is changed.
 
@@ -147,7 +140,9 @@ def test_discard_grads_discards_a_backward_after_unscale_too(stype):
         trainer.step(1)
 
 
-@pytest.mark.parametrize("call, name", [("step", "batch_size"), ("clip_global_norm", "max_norm"), ("clip_value", "max_value")])
+@pytest.mark.parametrize(
+    "call, name", [("step", "batch_size"), ("clip_global_norm", "max_norm"), ("clip_value", "max_value")]
+)
 @pytest.mark.parametrize("number", [0, -1.0, math.nan, None, "1", True])
 def test_what_is_no_positive_number_is_refused(call, name, number):
     w = param([1.0])

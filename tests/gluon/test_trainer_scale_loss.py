@@ -12,14 +12,7 @@ from mxmp.dtypes import to_numpy
 from mxmp.errors import TrainerError
 from mxmp.gluon.trainer import Trainer
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import (
-    LOW,
-    backward,
-    loss_of,
-    param,
-    sgd,
-    value,
-)
+from tests.gluon.trainer_tools import LOW, backward, loss_of, param, sgd, value
 
 # Scaling the loss.
 
@@ -72,13 +65,7 @@ Pair = namedtuple("Pair", "left right")
 @pytest.mark.behaviour("nested losses")
 @pytest.mark.parametrize(
     "build",
-    [
-        lambda a, b: [a, b],
-        lambda a, b: (a, b),
-        lambda a, b: [a, (b, [a])],
-        lambda a, b: Pair(a, [b]),
-        lambda a, b: [],
-    ],
+    [lambda a, b: [a, b], lambda a, b: (a, b), lambda a, b: [a, (b, [a])], lambda a, b: Pair(a, [b]), lambda a, b: []],
     ids=["list", "tuple", "nested", "namedtuple", "empty"],
 )
 def test_scale_loss_keeps_containers(build):

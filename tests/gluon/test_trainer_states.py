@@ -7,12 +7,7 @@ import pytest
 from mxmp.errors import StateError
 from mxmp.loss_scale import DynamicLossScale, LossScale
 from tests.freeze import scale_of
-from tests.gluon.trainer_tools import (
-    backward,
-    collapse,
-    param,
-    sgd,
-)
+from tests.gluon.trainer_tools import backward, collapse, param, sgd
 
 # Saving and loading.
 

@@ -12,20 +12,7 @@ from mxmp.errors import NonFiniteLossError, TrainerError
 from mxmp.loss_scale import NoOpLossScale
 from mxmp.module import Module
 from tests.freeze import freeze, freeze_saved, scale_of
-from tests.module.tools import (
-    TWO,
-    batches,
-    bits,
-    convnet,
-    mlp,
-    params_of,
-    plain,
-    ready,
-    scale,
-    trace,
-    train,
-    values,
-)
+from tests.module.tools import TWO, batches, bits, convnet, mlp, params_of, plain, ready, scale, trace, train, values
 
 KVSTORES = [None, "local", "device"]
 

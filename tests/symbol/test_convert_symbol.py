@@ -302,13 +302,7 @@ def test_a_name_that_is_taken_gets_a_number(taken):
 
 @pytest.mark.parametrize(
     "shapes",
-    [
-        {"x": (4, 6)},
-        {"x": [4, 6]},
-        {"x": (np.int64(4), np.int32(6))},
-        [("x", (4, 6))],
-        [mx.io.DataDesc("x", (4, 6))],
-    ],
+    [{"x": (4, 6)}, {"x": [4, 6]}, {"x": (np.int64(4), np.int32(6))}, [("x", (4, 6))], [mx.io.DataDesc("x", (4, 6))]],
     ids=["dict", "list", "numpy", "pairs", "DataDesc"],
 )
 def test_shapes_are_given_as_module_has_them(shapes):

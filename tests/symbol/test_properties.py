@@ -270,4 +270,3 @@ def test_a_forced_include_beats_an_exclude():
     assert set(precisions(excluded).values()) == {"float32"} and text(excluded.symbol) == text(net)
     both = convert(net, "O1,name:*=float32,name:soft=float16")
     assert precisions(both) == {"a": "float32", "soft": "float16"}
-

@@ -275,11 +275,7 @@ class Shared(Trainer):
 class Keras(Parameters):
     """`mxmp.optimizer.LossScaleOptimizer`."""
 
-    names = {
-        "scale_loss": "get_scaled_loss",
-        "unscale": "get_unscaled_gradients",
-        "step": "apply_gradients",
-    }
+    names = {"scale_loss": "get_scaled_loss", "unscale": "get_unscaled_gradients", "step": "apply_gradients"}
     lacks = {
         "None": "Keras's optimizer always has a scale",
         "options": "Keras's optimizer has a growth interval, but no factors, bounds or floor",
@@ -339,11 +335,7 @@ class Keras(Parameters):
 class Module(Adapter):
     """`mxmp.module.Module`."""
 
-    names = {
-        "step": "update",
-        "save_states": "save_optimizer_states",
-        "load_states": "load_optimizer_states",
-    }
+    names = {"step": "update", "save_states": "save_optimizer_states", "load_states": "load_optimizer_states"}
     lacks = {
         "nesting": "backward scales by itself",
         "one read of a skip": "a second one sees whether the outputs of the loss were finite",
