@@ -251,9 +251,7 @@ def test_defaults_and_labels_are_written_out_in_float32_too(build, shapes, tmp_p
 
 
 def test_windows_of_means_beyond_the_data_count_what_is_there(tmp_path):
-    symbol = mx.sym.Pooling(
-        var("x", "float32"), kernel=(2, 2), stride=(2, 2), pool_type="avg", pooling_convention="full"
-    )
+    symbol = mx.sym.Pooling(var("x", "float32"), kernel=(2, 2), stride=(2, 2), pool_type="avg", pooling_convention="full")
     values, declared = arguments(symbol, [(1, 2, 5, 5)])
     np.testing.assert_allclose(
         exported(symbol, values, declared, tmp_path), run_mxnet(symbol, values).asnumpy(), rtol=1e-5, atol=1e-6
@@ -264,7 +262,8 @@ def test_windows_of_means_beyond_the_data_count_what_is_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "head", ["SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput", "SVMOutput"]
+    "head",
+    ["SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput", "SVMOutput"],
 )
 def test_loss_heads_are_exported_without_their_labels(head, tmp_path):
     symbol = getattr(mx.sym, head)(mx.sym.var("x"), name="head")
@@ -333,25 +332,10 @@ def raising(error):
 @pytest.mark.parametrize(
     "part, error, expected, message",
     [
-        (
-            "exporter",
-            AssertionError("no"),
-            ConvertError,
-            "MXNet's exporter to ONNX cannot translate .*AssertionError no",
-        ),
+        ("exporter", AssertionError("no"), ConvertError, "MXNet's exporter to ONNX cannot translate .*AssertionError no"),
         ("exporter", KeyError("op"), ConvertError, "MXNet's exporter to ONNX cannot translate .*KeyError 'op'"),
-        (
-            "exporter",
-            ImportError("no mapping"),
-            DependencyError,
-            r"onnx is not what MXNet's exporter reads \(no mapping\)",
-        ),
-        (
-            "exporter",
-            OSError(28, "No space left"),
-            CheckpointError,
-            "net.onnx: the model cannot be written: .*No space",
-        ),
+        ("exporter", ImportError("no mapping"), DependencyError, r"onnx is not what MXNet's exporter reads \(no mapping\)"),
+        ("exporter", OSError(28, "No space left"), CheckpointError, "net.onnx: the model cannot be written: .*No space"),
         ("exporter", MemoryError(), MemoryError, "^$"),
         ("exporter", KeyboardInterrupt(), KeyboardInterrupt, "^$"),
         ("ours", KeyError("mine"), KeyError, "^'mine'$"),
