@@ -99,9 +99,7 @@ def by_hand(net, data, epochs, policy, **optimizer_params):
     trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", options, loss_scale=wanted)
     for _ in range(epochs):
         for pixels, labels in data:
-            with autograd.record():
-                loss = LOSS(net(pixels), labels)
-            with trainer.scale_loss(loss) as scaled:
+            with autograd.record(), trainer.scale_loss(LOSS(net(pixels), labels)) as scaled:
                 scaled.backward()
             trainer.step(len(pixels))
     return trainer

@@ -186,9 +186,8 @@ def test_a_converted_block_trains():
     params = found.collect_params()
     before = {name: p.data().asnumpy() for name, p in params.items()}
     trainer = mxmp.gluon.Trainer(params, "sgd", {"learning_rate": 0.1}, loss_scale=128)
-    with autograd.record():
-        with trainer.scale_loss(mx.nd.square(found(x)).mean()) as scaled:
-            scaled.backward()
+    with autograd.record(), trainer.scale_loss(mx.nd.square(found(x)).mean()) as scaled:
+        scaled.backward()
     assert trainer.step(1)
     moved = {name for name, value in before.items() if (params[name].data().asnumpy() != value).any()}
     assert "net_dense0_weight" in moved and not moved & {"net_conv0_weight", "net_dense0_bias"}

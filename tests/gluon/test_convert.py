@@ -404,9 +404,7 @@ def tied_step(policy, early):
     if not early:
         convert(net, policy)
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=8)
-    with autograd.record():
-        loss = net(mx.nd.array([[1, 2, 3]])).square().sum()
-    with trainer.scale_loss(loss) as scaled:
+    with autograd.record(), trainer.scale_loss(net(mx.nd.array([[1, 2, 3]])).square().sum()) as scaled:
         scaled.backward()
     assert trainer.step(1)
     return {name: p.data().astype("float32").asnumpy() for name, p in net.collect_params().items()}

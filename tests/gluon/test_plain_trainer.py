@@ -105,9 +105,7 @@ def test_trainers_of_mxmp_are_none_of_it(warnings, adopted):
     if adopted:
         mxmp.gluon.Trainer.adopt(trainer, 8)
     for _ in range(3):
-        with autograd.record():
-            loss = net(X).sum()
-        with trainer.scale_loss(loss) as scaled:
+        with autograd.record(), trainer.scale_loss(net(X).sum()) as scaled:
             scaled.backward()
         trainer.step(2)
     assert not warnings()
@@ -139,9 +137,7 @@ def test_inference_and_parts_that_are_not_trained_say_nothing(warnings):
     plain(net[0])
     trainer = mxmp.gluon.Trainer(net[1].collect_params(), "sgd", loss_scale=8)
     net(X)
-    with autograd.record():
-        loss = net(X).sum()
-    with trainer.scale_loss(loss) as scaled:
+    with autograd.record(), trainer.scale_loss(net(X).sum()) as scaled:
         scaled.backward()
     assert trainer.step(2) and not warnings()
 

@@ -215,9 +215,7 @@ def test_parameters_may_be_initialized_late():
     net = mx.gluon.nn.Dense(2)
     net.initialize(mx.init.One())
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
-    with autograd.record():
-        loss = net(mx.nd.array([[1.0, 2.0, 3.0]]))
-    with trainer.scale_loss(loss) as scaled:
+    with autograd.record(), trainer.scale_loss(net(mx.nd.array([[1.0, 2.0, 3.0]]))) as scaled:
         scaled.backward()
     assert trainer.step(1)
     np.testing.assert_array_equal(net.weight.data().asnumpy(), [[0, -1, -2]] * 2)
@@ -253,10 +251,8 @@ def test_batch_norm_outlives_a_forward_pass_that_overflows(bad, caplog):
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8)
 
     def forward(x):
-        with autograd.record():
-            loss = (net(x) ** 2).mean()
-            with trainer.scale_loss(loss) as scaled:
-                scaled.backward()
+        with autograd.record(), trainer.scale_loss((net(x) ** 2).mean()) as scaled:
+            scaled.backward()
 
     x = mx.nd.array(np.random.RandomState(0).rand(8, 3))
     forward(x)
@@ -284,8 +280,7 @@ def test_statistics_that_another_pass_destroyed_are_put_back_though_the_step_is_
     net.initialize()
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8)
     net.running_mean.data()[:] = np.nan
-    with autograd.record():
-        with trainer.scale_loss(net(mx.nd.random.uniform(shape=(4, 3))).sum()) as scaled:
-            scaled.backward()
+    with autograd.record(), trainer.scale_loss(net(mx.nd.random.uniform(shape=(4, 3))).sum()) as scaled:
+        scaled.backward()
     assert trainer.step(1)
     assert net.running_mean.data().asnumpy().tolist() == [0, 0, 0]

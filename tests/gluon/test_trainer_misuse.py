@@ -28,9 +28,7 @@ CALLS = {
 
 
 def in_block(trainer, w):
-    with autograd.record():
-        loss = loss_of(w, 1)
-    with trainer.scale_loss(loss) as scaled:
+    with autograd.record(), trainer.scale_loss(loss_of(w, 1)) as scaled:
         scaled.backward()
         yield
 

@@ -216,9 +216,7 @@ def test_a_converted_net_trains_as_with_a_trainer(policy):
             scaled = optimizer.get_scaled_loss(loss_fn(ours(x), y))
         scaled.backward()
         assert optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([p.grad() for p in params]), params))
-        with autograd.record():
-            loss = loss_fn(theirs(x), y)
-        with trainer.scale_loss(loss) as scaled:
+        with autograd.record(), trainer.scale_loss(loss_fn(theirs(x), y)) as scaled:
             scaled.backward()
         assert trainer.step(16)
     for a, b in zip(params, theirs.collect_params().values()):
@@ -566,9 +564,7 @@ def test_hand_over_gives_what_a_trainer_needs():
             call()
     w = param([1.0])
     trainer = mxmp.gluon.Trainer([w], multi, loss_scale=scale)
-    with autograd.record():
-        loss = w.data().sum()
-    with trainer.scale_loss(loss) as scaled:
+    with autograd.record(), trainer.scale_loss(w.data().sum()) as scaled:
         scaled.backward()
     assert w.grad().asscalar() == 64.0
     assert trainer.step(1) and w.data().asscalar() == 0.0
