@@ -6,6 +6,7 @@ gradient of ``w`` is ``x``. Only public calls are made, and MXNet's own attribut
 
 from __future__ import annotations
 
+import functools
 import logging
 
 import mxnet as mx
@@ -456,6 +457,13 @@ class Between(BatchEnd):
         self.function()
 
 
+@functools.lru_cache(maxsize=None)
+def loader(rows, columns):
+    """Return an array and a loader of its rows; there is one each, as to make a loader collects garbage."""
+    array = mx.nd.zeros((rows, columns))
+    return array, gluon.data.DataLoader(gluon.data.ArrayDataset(array, mx.nd.zeros(rows)), rows)
+
+
 class Fit(Parameters):
     """An Estimator with `MixedPrecisionHandler`: each step is a fit of one batch."""
 
@@ -492,9 +500,9 @@ class Fit(Parameters):
         self.between.append(lambda: super(Fit, self).spoil(*args, **kwargs))
 
     def step(self):
-        rows = mx.nd.array(self.matrix(self.x))
+        rows, data = loader(len(self.contexts), sum(len(value) for value in self.values.values()))
+        rows[:] = self.matrix(self.x)
         handlers = [self.handler, Between(lambda: [function() for function in self.between])]
-        data = gluon.data.DataLoader(gluon.data.ArrayDataset(rows, mx.nd.zeros(len(rows))), len(rows))
         self.estimator.fit(data, epochs=1, event_handlers=handlers)
         return not self.owner.last_step_skipped
 
