@@ -17,11 +17,12 @@ import secrets
 import shutil
 import stat
 import time
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Set, Tuple
 
 from .errors import CheckpointError
 
 _TRIES = 100  # of a temporary name; the first one is free but for a race with a process that cleans
+_WRITING: Set[str] = set()  # temporary names of this process, locked; a save within another writes to one
 
 
 @contextlib.contextmanager
@@ -50,7 +51,7 @@ def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
         yield names
         for name, mode in zip(names, modes):
             _finish(name, mode)
-        with _restoring(targets):
+        with _restoring([target for target in targets if target not in _WRITING]):
             for name, target in zip(names, targets):
                 os.replace(name, target)
         _flush_folders(targets)
@@ -115,12 +116,14 @@ def _mode(path: str) -> Optional[int]:
 def _temporary(path: str, mode: Optional[int]) -> Iterator[str]:
     """Make an empty file beside a path, locked, and remove it if it is there still at the end."""
     name, number = _create(path)
+    _WRITING.add(name)
     try:
         if mode is not None:
             os.fchmod(number, mode | stat.S_IRUSR | stat.S_IWUSR)  # before there is anything to read in it
         yield name
     finally:
         _remove(name)
+        _WRITING.discard(name)
         with contextlib.suppress(OSError):
             fcntl.flock(number, fcntl.LOCK_UN)  # for processes that were forked meanwhile too
         os.close(number)

@@ -8,9 +8,11 @@ import stat
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from mxmp import files
 from mxmp.errors import CheckpointError
 from mxmp.files import replacing, saving
 
@@ -230,3 +232,12 @@ def test_an_error_within_that_is_no_failed_write_stays_what_it_is(tmp_path):
     with pytest.raises(CheckpointError, match=r"^b: there is no such file$"):
         with saving("net: the states", str(tmp_path / "a")):
             raise CheckpointError("b: there is no such file")
+
+
+def test_a_file_that_is_saved_within_another_save_is_not_waited_for(tmp_path, monkeypatch):
+    """Its name is locked by the outer save, of the same process."""
+    (tmp_path / "states").write_text("old")
+    monkeypatch.setattr(files.time, "sleep", None)
+    with replacing(str(tmp_path / "states")) as (outer,), replacing(outer) as (inner,):
+        Path(inner).write_text("new")
+    assert (tmp_path / "states").read_text() == "new" and len(list(tmp_path.iterdir())) == 1

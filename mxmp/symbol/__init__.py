@@ -1,6 +1,6 @@
 """The Symbolic API: conversion of symbols, models and checkpoints."""
 
-from importlib import import_module as _import_module
+import importlib
 
 from .buckets import ConvertedBuckets as ConvertedBuckets
 from .buckets import convert_buckets as convert_buckets
@@ -27,4 +27,4 @@ def __getattr__(name: str) -> object:
     """Return what was public up to version 0.1."""
     if name not in _FORMERLY_PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_import_module(f"{__name__}.{_FORMERLY_PUBLIC[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_FORMERLY_PUBLIC[name]}"), name)

@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert, export, graphs, report, traced_net
-from mxmp.symbol import facts
+from mxmp.symbol import inference
 
 
 class Centered(gluon.HybridBlock):
@@ -57,7 +57,7 @@ def cached_ops(monkeypatch):
 
 @pytest.fixture
 def inferences(monkeypatch):
-    return Count(monkeypatch, facts.ShapeInference, "__call__")
+    return Count(monkeypatch, inference.ShapeInference, "__call__")
 
 
 def mean_precision(net):
