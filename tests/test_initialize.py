@@ -180,9 +180,6 @@ def test_initializing_again_replaces_the_level():
     assert learn(net, trainer)
 
 
-# ---------------------------------------------------------------------- master_params and state_dict
-
-
 def test_master_params_are_what_the_trainer_updates():
     net = make()
     exact = {name: p.data().asnumpy() for name, p in net.collect_params().items() if p.grad_req != "null"}
@@ -281,9 +278,6 @@ def test_states_between_backward_and_step_are_refused():
     for call in (lambda: amp.state_dict(trainer), lambda: amp.load_state_dict(state, trainer)):
         with pytest.raises(TrainerError, match="came between backward and step"):
             call()
-
-
-# ---------------------------------------------------------------------- what makes no sense
 
 
 @pytest.mark.parametrize(

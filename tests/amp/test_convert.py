@@ -148,9 +148,6 @@ def test_clamped_values_are_logged(caplog):
     assert "parameter 'fc_weight': 1 values clamped to float16's range, 1 became zero" in caplog.text
 
 
-# ---------------------------------------------------------------------- Gluon
-
-
 def ready():
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
@@ -254,9 +251,6 @@ def test_rnn_layers():
 def test_what_cannot_be_converted(call, message):
     with pytest.raises(ConvertError, match=message):
         call()
-
-
-# ---------------------------------------------------------------------- buckets
 
 
 def _unrolled(length):

@@ -129,9 +129,6 @@ def test_parameters_without_gradient_are_left_alone():
     assert frozen.data().asscalar() == 2.0
 
 
-# The scale over time.
-
-
 def overflow_above(limit, trainer, w):
     """Run one step whose gradients overflow iff the scale is above the limit."""
     backward(trainer, w, 1)
@@ -162,9 +159,6 @@ def test_loss_scale_is_a_value_object():
 def test_a_wrong_loss_scale_is_refused(spec):
     with pytest.raises(LossScaleError):
         sgd(param([1.0]), spec)
-
-
-# Skipping.
 
 
 @pytest.mark.behaviour("any bad value")
@@ -206,9 +200,6 @@ def test_row_sparse_gradients_are_checked_and_unscaled():
     assert w.grad().stype == "row_sparse"
     assert trainer.step(1)
     np.testing.assert_allclose(w.data().asnumpy()[1], [0.375, 0.375], rtol=1e-6)
-
-
-# Networks of other kinds.
 
 
 def test_parameters_may_be_initialized_late():

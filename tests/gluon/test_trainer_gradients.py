@@ -62,9 +62,6 @@ def test_unscale_without_a_scale_shows_float32():
     assert value(w.data()) == [0.5]
 
 
-# clip_global_norm.
-
-
 def test_without_a_kvstore_the_larger_norm_clips_all_contexts():
     w = param([0.0], ctx=TWO)
     trainer = sgd(w, kvstore=None)
@@ -123,9 +120,6 @@ def test_clip_value_of_row_sparse_gradients():
     assert value(w.data()).tolist() == [[0, 0], [-0.5, -0.5], [0, 0]]
 
 
-# update after allreduce_grads.
-
-
 @pytest.mark.parametrize("kvstore", KVSTORES)
 @pytest.mark.parametrize("finite", [True, False], ids=["taken", "skipped"])
 def test_update_checks_like_step(kvstore, finite):
@@ -152,9 +146,6 @@ def test_unscale_after_allreduce_grads_does_not_reduce_again():
     assert [g.asscalar() for g in w.list_grad()] == [2, 2]
     trainer.update(1)
     assert w.data(TWO[0]).asscalar() == -2
-
-
-# Stale gradients.
 
 
 def test_a_stale_gradient_is_an_error_that_names_the_parameter():

@@ -163,9 +163,6 @@ def test_an_exception_in_a_second_block_keeps_the_first_window():
     assert w.data().asscalar() == -1
 
 
-# Several trainers.
-
-
 def test_one_joint_loss_for_two_trainers():
     a, b = param([0.0], name="a"), param([0.0], "float16", name="b")
     first, second = sgd(a, 2.0**16), sgd(b, 2.0**8)

@@ -53,9 +53,6 @@ def spoil(optimizer, weights, bad=np.inf):
     return optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(grads), weights))
 
 
-# The loss scale: up, down, iterations.
-
-
 def test_defaults_are_those_of_keras():
     optimizer = LossScaleOptimizer(sgd())
     assert optimizer.dynamic is True
@@ -89,9 +86,6 @@ def test_gradients_that_never_recover_raise():
     ):
         spoil(optimizer, [w])
     assert value(w).tolist() == [1.0]
-
-
-# The gradients.
 
 
 def test_unscaling_keeps_the_given_gradients_and_nones():
@@ -166,9 +160,6 @@ def test_numpy_arrays_are_taken_too():
         assert w.asnumpy().tolist() == [-1.0, 0.0]
 
 
-# Parameters and several contexts.
-
-
 def on_two(optimizer, p, values, bad=None):
     losses = []
     with autograd.record():
@@ -233,9 +224,6 @@ def test_masters_of_all_contexts_are_those_of_the_first():
     assert net.weight.data(TWO[0]).asnumpy().tolist() == [[1.0, 1.0]]
     mxmp.gluon.restore(net)
     assert [w.asnumpy().tolist() for w in net.weight.list_data()] == [[[1 - 2.0**-13] * 2]] * 2
-
-
-# Calls out of turn.
 
 
 @pytest.mark.behaviour("forgotten calls")
@@ -337,9 +325,6 @@ def test_a_scale_that_is_set_is_of_the_kind_that_it_was(dynamic):
     with pytest.raises(LossScaleError, match="scale=-1.0 is no loss scale"):
         optimizer.loss_scale = -1
     assert optimizer.loss_scale == 64.0
-
-
-# Wrong arguments.
 
 
 @pytest.mark.behaviour("wrong optimizer arguments")
@@ -497,9 +482,6 @@ def test_what_is_no_gradient_is_named(grads, message):
     optimizer.get_unscaled_gradients([mx.nd.ones(1)])
 
 
-# Attributes, and who may use it.
-
-
 def test_other_attributes_are_the_inner_optimizers():
     inner = mx.optimizer.SGD(learning_rate=0.5, momentum=0.9)
     optimizer = LossScaleOptimizer(inner)
@@ -585,9 +567,6 @@ def test_an_optimizer_with_weights_is_not_handed_over(call):
     step(optimizer, [weight([1.0])])
     with pytest.raises(TrainerError, match="has weights of its own; make another one for the Trainer"):
         getattr(optimizer, call)("Trainer")
-
-
-# Saved states.
 
 
 def make_weights():

@@ -126,9 +126,6 @@ def test_write_obeys_the_umask(tmp_path):
     assert stat.S_IMODE(os.stat(fname).st_mode) == 0o644
 
 
-# Whole targets.
-
-
 class Run:
     """A trainer of parameters, which each context updates by itself."""
 
@@ -417,9 +414,6 @@ def test_the_log_tells_which_options_a_file_overrules(tmp_path, caplog):
     assert other.learning_rate == 0.05
     assert "lr=0.05 (not 0.001)" in caplog.text and "momentum" not in caplog.text
     assert "loss_scale=DynamicLossScale" in caplog.text and "(not StaticLossScale(value=128.0))" in caplog.text
-
-
-# Damage of every sort.
 
 
 def rewritten_arrays(fname, change):
