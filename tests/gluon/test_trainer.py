@@ -13,8 +13,6 @@ from mxmp.gluon.trainer import Trainer
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.gluon.trainer_tools import DTYPES, KVSTORES, TWO, backward, param, sgd, value
 
-# The plain loop, against mx.gluon.Trainer in float32.
-
 
 def network(ctx, hybridize):
     net = mx.gluon.nn.HybridSequential()

@@ -10,11 +10,8 @@ from mxnet import autograd
 
 from mxmp.dtypes import to_numpy
 from mxmp.errors import TrainerError
-from mxmp.gluon.trainer import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from tests.gluon.trainer_tools import LOW, backward, loss_of, param, sgd, value
-
-# Scaling the loss.
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside record", "outside record"])
@@ -33,17 +30,6 @@ def test_scale_loss_works_inside_and_outside_of_record(inside, run):
     assert w.grad().asscalar() == 24
     assert scaled.asscalar() == 24
     assert not autograd.is_recording()
-
-
-def test_scale_loss_of_a_hybridized_net_outside_record():
-    net = mx.gluon.nn.Dense(1, in_units=2, use_bias=False)
-    net.initialize(mx.init.One())
-    net.hybridize()
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
-    with autograd.record(), trainer.scale_loss(net(mx.nd.array([[1.0, 2.0]]))) as scaled:
-        scaled.backward()
-    trainer.step(1)
-    np.testing.assert_array_equal(net.weight.data().asnumpy(), [[0, -1]])
 
 
 def test_scale_loss_keeps_the_mode_of_the_block():

@@ -61,13 +61,6 @@ def test_defaults_are_those_of_keras():
     assert optimizer.iterations == optimizer.skipped_steps == 0
 
 
-def test_the_scale_does_not_fall_below_1():
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd(), initial_scale=2)
-    assert not any(spoil(optimizer, [w]) for _ in range(3))
-    assert optimizer.loss_scale == 1.0
-
-
 def test_the_scale_grows_beyond_2_to_24_as_in_keras():
     w = weight([1.0])
     optimizer = LossScaleOptimizer(sgd(), initial_scale=2.0**24, dynamic_growth_steps=1)
@@ -81,6 +74,7 @@ def test_gradients_that_never_recover_raise():
     optimizer = LossScaleOptimizer(sgd(), initial_scale=1)
     for _ in range(49):
         spoil(optimizer, [w])
+    assert optimizer.loss_scale == 1.0
     with pytest.raises(
         LossScaleError, match="non-finite for 50 steps in a row .* first bad gradient: 'weight 0' at step 50"
     ):
@@ -131,18 +125,6 @@ def test_an_inf_that_is_clipped_still_skips(inner):
     (grad,) = optimizer.get_unscaled_gradients(grads)
     assert optimizer.apply_gradients([(mx.nd.clip(grad, -1, 1), w)]) is False
     assert value(w).tolist() == [1.0, 2.0]
-
-
-def test_clipping_sees_true_gradients():
-    w = weight([0.0, 0.0])
-    optimizer = LossScaleOptimizer(sgd())
-
-    def clip(grads):
-        gluon.utils.clip_global_norm(grads, 1.0)
-        return grads
-
-    assert step(optimizer, [w], mx.nd.array([3.0, 4.0]), clip)
-    np.testing.assert_allclose(value(w), [-0.6, -0.8], rtol=1e-6)
 
 
 def test_numpy_arrays_are_taken_too():
@@ -306,13 +288,6 @@ def test_weights_may_have_no_gradient_of_their_own():
     assert value(plain).tolist() == [-2.0]
 
 
-def test_in_the_middle_of_a_step_it_is_not_handed_over():
-    optimizer = LossScaleOptimizer(sgd())
-    backward(optimizer, [weight([1.0])])
-    with pytest.raises(TrainerError, match="hand_over came between get_scaled_loss and apply_gradients"):
-        optimizer.hand_over("Trainer")
-
-
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_a_scale_that_is_set_is_of_the_kind_that_it_was(dynamic):
     w = weight([1.0])
@@ -431,16 +406,9 @@ def test_weights_must_be_the_same_in_every_step():
     grads = optimizer.get_unscaled_gradients(backward(optimizer, [w]))
     with pytest.raises(TrainerError, match="weight 0 is none of the 1 weights of this optimizer"):
         optimizer.apply_gradients(zip(grads, [w.reshape(2)]))
-    assert optimizer.apply_gradients(zip(grads, [w]))
-
-
-def test_a_weight_that_comes_twice_in_a_later_step_is_named():
-    w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd())
-    step(optimizer, [w])
-    (grad,) = optimizer.get_unscaled_gradients(backward(optimizer, [w]))
     with pytest.raises(TrainerError, match="a weight comes twice"):
-        optimizer.apply_gradients([(grad, w), (grad, w)])
+        optimizer.apply_gradients([(grads[0], w), (grads[0], w)])
+    assert optimizer.apply_gradients(zip(grads, [w]))
 
 
 def test_build_adds_weights_in_order():
@@ -562,9 +530,12 @@ def test_looking_at_the_parts_hands_nothing_over():
 
 
 @pytest.mark.parametrize("call", ["parts", "hand_over"])
-def test_an_optimizer_with_weights_is_not_handed_over(call):
-    optimizer = LossScaleOptimizer(sgd())
-    step(optimizer, [weight([1.0])])
+def test_a_used_optimizer_is_not_handed_over(call):
+    optimizer, w = LossScaleOptimizer(sgd()), weight([1.0])
+    grads = backward(optimizer, [w])
+    with pytest.raises(TrainerError, match="hand_over came between get_scaled_loss and apply_gradients"):
+        getattr(optimizer, call)("Trainer")
+    optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(grads), [w]))
     with pytest.raises(TrainerError, match="has weights of its own; make another one for the Trainer"):
         getattr(optimizer, call)("Trainer")
 
