@@ -35,32 +35,15 @@ def bits(array):
     return array.asnumpy().tobytes()
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        True,
-        3,
-        0.1,
-        float("inf"),
-        "text",
-        [1, [2.5, None]],
-        (1, ("a", False)),
-        {1: {"a": (2, [3])}, "b": 1e-300},
-        {},
-        (),
-    ],
-    ids=repr,
-)
+PLAIN = [None, True, 3, 0.1, float("inf"), np.float32(0.1), "text", {}, ()]
+NESTED = [[1, [2.5, None]], (1, ("a", False)), {1: {"a": (2, [3])}, "b": 1e-300}]
+
+
+@pytest.mark.parametrize("value", PLAIN + NESTED, ids=repr)
 def test_plain_values_survive_a_file(value, tmp_path):
     found = round_trip(value, tmp_path)
     assert found == value
     assert type(found) is type(value)
-
-
-def test_numpy_scalars_keep_their_dtype(tmp_path):
-    found = round_trip(np.float32(0.1), tmp_path)
-    assert (type(found), found) == (np.float32, np.float32(0.1))
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float64", "int32", "int64", "uint8", "int8"])
