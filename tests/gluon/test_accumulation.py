@@ -84,8 +84,7 @@ def test_sums_of_a_deeper_net_are_those_of_single_backwards(policy):
     def gradients(chosen):
         for image in chosen:
             with autograd.record():
-                loss = mx.nd.square(net(image) - 1).mean()
-            loss.backward()
+                mx.nd.square(net(image) - 1).mean().backward()
         return [value(p.grad()) for p in params]
 
     single = [gradients([image]) for image in images]
@@ -121,8 +120,7 @@ def test_without_scale_loss_too_nothing_is_saved_in_mid_window(call, tmp_path):
     net = dense("O1")
     trainer = sgd(net, None)
     with autograd.record():
-        loss = net(mx.nd.ones((2, 3))).sum()
-    loss.backward()
+        net(mx.nd.ones((2, 3))).sum().backward()
     with pytest.raises(
         TrainerError, match=f"^{call} came in the middle of an accumulation window: .*'{net.weight.name}'"
     ):

@@ -61,8 +61,7 @@ def dtypes_of(net):
 def train_step(net, x):
     """Return the gradient of every parameter as float32 arrays."""
     with autograd.record():
-        loss = (net(x) * mx.nd.arange(5)).sum()
-    loss.backward()
+        (net(x) * mx.nd.arange(5)).sum().backward()
     return {
         name: mx.nd.amp_cast(p.grad(), dtype="float32").asnumpy()
         for name, p in net.collect_params().items()
@@ -760,8 +759,7 @@ def test_gradients_of_a_float16_input_accumulate():
     x.attach_grad("add")
     for _ in range(3):
         with autograd.record():
-            out = net(x)
-        out.backward()
+            net(x).backward()
     assert (x.grad.asnumpy() == 3).all()
 
 

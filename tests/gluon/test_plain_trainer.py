@@ -39,8 +39,7 @@ def make(policy, prefix="net_"):
 def train(net, trainer, steps=5):
     for _ in range(steps):
         with autograd.record():
-            loss = net(X).sum()
-        loss.backward()
+            net(X).sum().backward()
         trainer.step(2)
 
 

@@ -54,8 +54,7 @@ def test_unscale_without_a_scale_shows_float32():
     w = param([1.0], "float16")
     trainer = sgd(w, None)
     with autograd.record():
-        loss = loss_of(w, 0.5)
-    loss.backward()
+        loss_of(w, 0.5).backward()
     trainer.unscale()
     assert (w.grad().dtype, w.grad().asscalar()) == (np.float32, 0.5)
     assert trainer.step(1)

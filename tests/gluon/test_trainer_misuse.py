@@ -35,8 +35,7 @@ def in_block(trainer, w):
 
 def not_scaled(trainer, w):
     with autograd.record():
-        loss = loss_of(w, 1)
-    loss.backward()
+        loss_of(w, 1).backward()
     yield
 
 
@@ -129,8 +128,7 @@ def test_discard_grads_discards_a_backward_after_unscale_too(stype):
     trainer = sgd(w, None)
     for x in (1, 100):
         with autograd.record():
-            loss = (mx.nd.Embedding(mx.nd.array([0]), w.data(), 2, 1, sparse_grad=stype != "default") * x).sum()
-        loss.backward()
+            (mx.nd.Embedding(mx.nd.array([0]), w.data(), 2, 1, sparse_grad=stype != "default") * x).sum().backward()
         if x == 1:
             trainer.unscale()
     trainer.discard_grads()
