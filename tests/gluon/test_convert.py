@@ -481,11 +481,6 @@ def test_export_before_the_first_call_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_export_of_an_unconverted_net_is_refused():
-    with pytest.raises(ConvertError, match="is not converted; use net.export"):
-        export(make(), "model")
-
-
 def test_net_on_a_symbol_gives_the_converted_symbol():
     net = make()
     convert(net, "O1")
@@ -633,9 +628,11 @@ def test_mxnets_own_cast_is_refused_on_a_converted_net():
         net.cast("float16")
 
 
-def test_report_of_an_unconverted_net():
+def test_report_and_export_of_an_unconverted_net_are_refused():
     with pytest.raises(ConvertError, match="is not converted; call convert first"):
         report(make())
+    with pytest.raises(ConvertError, match="is not converted; use net.export"):
+        export(make(), "model")
 
 
 def test_report_counts_casts_and_bytes():
