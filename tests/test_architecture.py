@@ -108,10 +108,8 @@ def convert_and_step():
 
 
 def _scaled_backward(net, trainer):
-    with autograd.record():
-        loss = net(mx.nd.ones((2, 4))).sum()
-        with trainer.scale_loss(loss) as scaled:
-            scaled.backward()
+    with autograd.record(), trainer.scale_loss(net(mx.nd.ones((2, 4))).sum()) as scaled:
+        scaled.backward()
 
 
 def fit():

@@ -99,9 +99,7 @@ def by_hand(net, data, epochs, policy, **optimizer_params):
     trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", options, loss_scale=wanted)
     for _ in range(epochs):
         for pixels, labels in data:
-            with autograd.record():
-                loss = LOSS(net(pixels), labels)
-            with trainer.scale_loss(loss) as scaled:
+            with autograd.record(), trainer.scale_loss(LOSS(net(pixels), labels)) as scaled:
                 scaled.backward()
             trainer.step(len(pixels))
     return trainer
@@ -117,9 +115,6 @@ class Spy(TrainBegin, BatchBegin, BatchEnd, EpochEnd):
 
     def batch_end(self, estimator, *args, **kwargs):
         return self.at_batch_end(estimator, **kwargs)
-
-
-# Training.
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -214,9 +209,6 @@ def test_the_loss_scale_is_the_policys_or_the_given_one(policy, loss_scale, expe
     assert estimator.trainer.loss_scale == expected
 
 
-# Validation and prediction.
-
-
 def test_validation_and_prediction_take_float32_during_and_after_a_fit(train_data, val_data):
     outputs = []
 
@@ -265,9 +257,6 @@ def test_a_validation_net_around_the_trained_one_leaves_that_converted(policy, t
     pixels = next(iter(val_data))[0]
     expected = mx.nd.softmax(net(pixels)).asnumpy()
     np.testing.assert_allclose(val_net(pixels).asnumpy(), expected, rtol=4 * 2**-11, atol=1e-6)
-
-
-# Batch processors.
 
 
 class Doubling(BatchProcessor):
@@ -323,9 +312,6 @@ def test_a_fit_batch_that_does_not_scale_is_told_so(train_data):
     estimator = make(batch_processor=Forgetful())
     with pytest.raises(TrainerError, match="the loss of this step was not scaled"):
         estimator.fit(train_data, batches=1, event_handlers=[MixedPrecisionHandler("O1")])
-
-
-# Further fits.
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
@@ -437,9 +423,6 @@ def test_gradients_of_an_interrupted_fit_are_dropped(train_data):
     assert_same(values(interrupted.net), values(fresh.net))
 
 
-# Other handlers.
-
-
 def test_early_stopping_stops(train_data, val_data):
     estimator = make()
     (monitor,) = [m for m in estimator.val_metrics if "accuracy" in m.name]
@@ -498,9 +481,6 @@ def test_skipped_steps_are_logged_per_epoch(train_data):
     ]
 
 
-# Restore.
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_restore_brings_float32_back(policy, train_data, val_data, digits):
     processor = BatchProcessor()
@@ -554,9 +534,6 @@ def test_restore_of_a_plain_estimator_does_nothing():
     before = dict(vars(estimator))
     MixedPrecisionHandler.restore(estimator)
     assert vars(estimator) == before
-
-
-# Bad input.
 
 
 def test_bad_arguments_are_refused_at_once():

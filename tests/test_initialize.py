@@ -180,9 +180,6 @@ def test_initializing_again_replaces_the_level():
     assert learn(net, trainer)
 
 
-# ---------------------------------------------------------------------- master_params and state_dict
-
-
 def test_master_params_are_what_the_trainer_updates():
     net = make()
     exact = {name: p.data().asnumpy() for name, p in net.collect_params().items() if p.grad_req != "null"}
@@ -276,16 +273,11 @@ def test_states_between_backward_and_step_are_refused():
     net = make()
     net, trainer = amp.initialize(net, trainer_of(net))
     state = amp.state_dict(trainer)
-    with autograd.record():
-        loss = net(x()).sum()
-    with amp.scale_loss(loss, trainer) as scaled:
+    with autograd.record(), amp.scale_loss(net(x()).sum(), trainer) as scaled:
         scaled.backward()
     for call in (lambda: amp.state_dict(trainer), lambda: amp.load_state_dict(state, trainer)):
         with pytest.raises(TrainerError, match="came between backward and step"):
             call()
-
-
-# ---------------------------------------------------------------------- what makes no sense
 
 
 @pytest.mark.parametrize(
@@ -363,9 +355,7 @@ def test_gradients_of_master_params_can_be_clipped_as_with_apex(level):
     w.initialize(mx.init.Zero())
     trainer = gluon.Trainer(w.collect_params(), "sgd", {"learning_rate": 1.0})
     w, trainer = amp.initialize(w, trainer, level, loss_scale=None if level == "O0" else 128)
-    with autograd.record():
-        loss = w(mx.nd.ones((1, 1)) * 100).sum()
-    with amp.scale_loss(loss, trainer) as scaled:
+    with autograd.record(), amp.scale_loss(w(mx.nd.ones((1, 1)) * 100).sum(), trainer) as scaled:
         scaled.backward()
     assert gluon.utils.clip_global_norm([p.grad for p in amp.master_params(trainer)], 1.0) == pytest.approx(100)
     assert trainer.step(1)

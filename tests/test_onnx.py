@@ -127,9 +127,6 @@ def test_exported_weights_have_the_dtype_that_the_policy_stores(policy, dtype, t
     assert len(convolutions) == 9 and {types[node.output[0]] for node in convolutions} == {TensorProto.FLOAT16}
 
 
-# ---------------------------------------------------------------- operator by operator
-
-
 def var(name, dtype):
     return mx.sym.var(name, dtype=dtype)
 
@@ -281,9 +278,6 @@ def test_an_output_that_is_an_input_is_exported(tmp_path):
     assert len(model.graph.output) == 2
 
 
-# ---------------------------------------------------------------- files and bad input
-
-
 def test_models_say_the_opset_of_their_operators_and_onnx_is_as_before(tmp_path):
     before = onnx.checker.DEFAULT_CONTEXT.opset_imports
     x = mx.sym.var("x")
@@ -392,9 +386,6 @@ def test_with_an_onnx_that_lacks_a_part_the_error_says_what_mends_it(has_views, 
     assert list(tmp_path.iterdir()) == []
 
 
-# ---------------------------------------------------------------- the symbol itself
-
-
 def test_outputs_keep_their_names_and_the_symbol_given_is_left_alone():
     symbol = convert_symbol(symbols.get_symbol("transformer", attention="interleaved"), "O3")
     before = symbol.tojson()
@@ -417,9 +408,6 @@ def test_bfloat16_is_refused():
         ConvertError, match=r"node 'data_cast_bfloat16' \(amp_cast\): .* drops every amp_cast; convert to"
     ):
         exportable(symbol)
-
-
-# ---------------------------------------------------------------- contrib.amp
 
 
 def exported_by_contrib(symbol, folder, **options):

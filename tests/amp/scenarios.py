@@ -154,11 +154,9 @@ def scale_after_resuming(amp):
 def float16_loss(amp):
     w = param()
     trainer = trainer_of(amp, w)
-    with autograd.record():
-        loss = mx.nd.Cast(w.data() * 384, dtype="float16")
-        with amp.scale_loss(loss, trainer) as scaled:
-            scaled.backward()
-            return float(scaled.asscalar())
+    with autograd.record(), amp.scale_loss(mx.nd.Cast(w.data() * 384, dtype="float16"), trainer) as scaled:
+        scaled.backward()
+        return float(scaled.asscalar())
 
 
 def gradients_of_two_dtypes(amp):

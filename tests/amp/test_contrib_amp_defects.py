@@ -105,15 +105,6 @@ def test_gradients_of_two_scales_are_never_added(theirs):
 
 
 # 7
-def test_gradients_of_micro_batches_add_up():
-    w = param(grad_req="add")
-    trainer = trainer_of(amp, w)
-    for _ in range(2):
-        backward(amp, trainer, lambda: w.data() * 1.0)
-    amp.unscale(trainer)
-    assert w.grad().asscalar() == 2
-
-
 # 8
 def test_clipping_does_not_hide_an_overflow(theirs):
     assert theirs["clip_elements_after_unscale"] == [0.0]

@@ -148,9 +148,6 @@ def test_clamped_values_are_logged(caplog):
     assert "parameter 'fc_weight': 1 values clamped to float16's range, 1 became zero" in caplog.text
 
 
-# ---------------------------------------------------------------------- Gluon
-
-
 def ready():
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
@@ -186,9 +183,8 @@ def test_a_converted_block_trains():
     params = found.collect_params()
     before = {name: p.data().asnumpy() for name, p in params.items()}
     trainer = mxmp.gluon.Trainer(params, "sgd", {"learning_rate": 0.1}, loss_scale=128)
-    with autograd.record():
-        with trainer.scale_loss(mx.nd.square(found(x)).mean()) as scaled:
-            scaled.backward()
+    with autograd.record(), trainer.scale_loss(mx.nd.square(found(x)).mean()) as scaled:
+        scaled.backward()
     assert trainer.step(1)
     moved = {name for name, value in before.items() if (params[name].data().asnumpy() != value).any()}
     assert "net_dense0_weight" in moved and not moved & {"net_conv0_weight", "net_dense0_bias"}
@@ -255,9 +251,6 @@ def test_rnn_layers():
 def test_what_cannot_be_converted(call, message):
     with pytest.raises(ConvertError, match=message):
         call()
-
-
-# ---------------------------------------------------------------------- buckets
 
 
 def _unrolled(length):

@@ -223,9 +223,7 @@ def test_disable_casts_between_steps_changes_nothing():
         mxmp.gluon.convert(net, "O2")
         trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}, loss_scale=128)
         for _ in range(3):
-            with autograd.record():
-                loss = net(x).square().mean()
-            with trainer.scale_loss(loss) as scaled:
+            with autograd.record(), trainer.scale_loss(net(x).square().mean()) as scaled:
                 scaled.backward()
             trainer.step(1)
             if evaluate:
@@ -297,9 +295,7 @@ def test_a_net_that_is_not_hybridized_is_warned_of(caplog):
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     amp.init_trainer(trainer, 8)
     for _ in range(2):
-        with autograd.record():
-            loss = net(mx.nd.ones((2, 3))).sum()
-        with amp.scale_loss(loss, trainer) as scaled:
+        with autograd.record(), amp.scale_loss(net(mx.nd.ones((2, 3))).sum(), trainer) as scaled:
             scaled.backward()
         trainer.step(1)
     assert caplog.text.count("amp.init has converted no net so far") == 1
@@ -312,8 +308,6 @@ def test_a_net_that_was_converted_by_hand_is_not_warned_of(caplog):
     mxmp.gluon.convert(net, "O1")
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     amp.init_trainer(trainer, 8)
-    with autograd.record():
-        loss = net(mx.nd.ones((2, 3))).sum()
-    with amp.scale_loss(loss, trainer) as scaled:
+    with autograd.record(), amp.scale_loss(net(mx.nd.ones((2, 3))).sum(), trainer) as scaled:
         scaled.backward()
     assert "amp.init has converted no net so far" not in caplog.text

@@ -169,9 +169,6 @@ def test_a_loss_id_needs_num_losses():
             pass
 
 
-# ---------------------------------------------------------------------- several losses
-
-
 HUGE = 1e35
 
 

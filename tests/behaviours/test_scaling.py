@@ -62,8 +62,7 @@ def test_training_is_gluons_while_all_is_saved_and_loaded_at_every_step(scaled, 
     for step in range(8):
         x = np.sin([step, 2 * step, 3 * step])
         with autograd.record():
-            loss = loss_of(plain, x)
-        loss.backward()
+            loss_of(plain, x).backward()
         reference.step(1)
         if scaled and step in (2, 5):
             backward(trainer, w, x)

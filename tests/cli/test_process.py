@@ -67,12 +67,5 @@ def test_a_narrow_terminal_breaks_no_name(tmp_path):
         lines = re.sub(r"\x1b\[[0-9;]*m", "", b"".join(read(terminal)).decode()).splitlines()
     assert process.returncode == 0
     assert max(map(len, lines)) <= 60
-    for word in (
-        "FullyConnected",
-        "softmax",
-        "conv_weight",
-        "loss_scale=dynamic",
-        "cheapest",
-        "allow: gains from low",
-    ):
+    for word in ("FullyConnected", "softmax", "conv_weight", "loss_scale=dynamic", "cheapest", "allow: gains from low"):
         assert any(word in line for line in lines), word

@@ -64,8 +64,6 @@ def test_importing_mxmp_imports_no_mxnet_until_a_part_is_used():
     assert python(code).stdout == "False True\n"
 
 
-# ---------------------------------------------------------------------- Ctrl-C
-
 AT_IMPORT = """
 import os, signal, sys
 

@@ -213,8 +213,6 @@ def test_parameters_of_a_record_iterator_may_be_numpys(tmp_path):
     assert [batch.data[0].shape for batch in batches] == [(2, 3, 8, 8)] * 2
 
 
-# ---------------------------------------------------------------- arrays and metrics
-
 with_views = pytest.mark.skipif(not compat.needed(), reason="numpy below 1.24 makes an array of objects")
 ARRAYS = {"nd": mx.nd.array, "np": mx.np.array}
 

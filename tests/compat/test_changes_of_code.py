@@ -45,20 +45,9 @@ def test_calls_in_nested_functions_are_renamed():
 
 
 SAMPLERS = {
-    "beta": (1.0, 2.0),
-    "chisquare": (2.0,),
-    "exponential": (),
-    "gamma": (2.0,),
-    "gumbel": (),
-    "logistic": (),
-    "lognormal": (),
-    "normal": (),
-    "pareto": (2.0,),
-    "power": (2.0,),
-    "rayleigh": (),
-    "uniform": (),
-    "weibull": (2.0,),
-    "choice": (5,),
+    **dict.fromkeys(["exponential", "gumbel", "logistic", "lognormal", "normal", "rayleigh", "uniform"], ()),
+    **dict.fromkeys(["chisquare", "gamma", "pareto", "power", "weibull"], (2.0,)),
+    **{"beta": (1.0, 2.0), "choice": (5,)},
 }
 
 

@@ -38,9 +38,6 @@ def one_node(op, **attributes):
     return helper.make_model(helper.make_graph([helper.make_node(op, ["x"], ["y"], **attributes)], op, [x], [y]))
 
 
-# ---------------------------------------------------------------- the mapping
-
-
 def expected_dtypes():
     """Return what onnx 1.13 has for each type: its own table, or what took its place, which knows bfloat16."""
     if hasattr(onnx, "mapping"):
@@ -70,9 +67,6 @@ def test_dtypes_have_the_types_of_onnx_1_13(view):
     assert view.mapping.NP_TYPE_TO_TENSOR_TYPE[np.dtype("float32")] == TensorProto.FLOAT  # and not BFLOAT16
 
 
-# ---------------------------------------------------------------- versions
-
-
 def test_models_are_made_in_the_version_of_the_operators_that_the_exporter_writes(view):
     model = view.helper.make_model(mean_graph())
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", old_onnx.OPSET)]
@@ -97,9 +91,6 @@ def test_graphs_are_checked_as_of_that_version_and_onnx_is_as_before(view):
     assert onnx.defs.onnx_opset_version() > old_onnx.OPSET
 
 
-# ---------------------------------------------------------------- how MXNet's modules get at it
-
-
 def imported(name, *fromlist):
     return finder._import(name, fromlist=fromlist)
 
@@ -121,9 +112,6 @@ def test_a_missing_onnx_is_an_import_error(monkeypatch):
     for name in ("onnx", "onnx.mapping"):
         with pytest.raises(ImportError, match="onnx"):
             imported(name, "TENSOR_TYPE_TO_NP_TYPE")
-
-
-# ---------------------------------------------------------------- MXNet's exporter and importer themselves
 
 
 def export(symbol, params, shapes, dtypes, folder):

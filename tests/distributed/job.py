@@ -30,9 +30,7 @@ def data(rank, step, features, outputs):
 
 def backward(net, trainer, batch, factor=1.0):
     inputs, targets = batch
-    with autograd.record():
-        loss = factor * ((net(inputs) - targets) ** 2).sum(axis=1)
-    with trainer.scale_loss(loss) as scaled:
+    with autograd.record(), trainer.scale_loss(factor * ((net(inputs) - targets) ** 2).sum(axis=1)) as scaled:
         scaled.backward()
 
 

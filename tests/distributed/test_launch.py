@@ -36,9 +36,6 @@ def ends(pid):
     return False
 
 
-# ---------------------------------------------------------------------- what runs
-
-
 def test_plan_tells_every_process_its_part():
     processes = plan(["python", "train.py"], 2, servers=3)
     assert [p.name for p in processes] == ["scheduler", "server 0", "server 1", "server 2", "worker 0", "worker 1"]
@@ -96,9 +93,6 @@ def test_free_ports_can_be_listened_on():
     for port in ports:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
-
-
-# ---------------------------------------------------------------------- how it runs
 
 
 def test_run_prints_every_line_with_its_process_in_front(capfd):

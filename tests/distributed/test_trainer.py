@@ -89,9 +89,7 @@ def test_parameters_of_unknown_shape_wait_for_the_first_step():
     net = gluon.nn.Dense(2, use_bias=False)
     net.initialize()
     trainer = sgd(dict(net.collect_params()), loss_scale=1.0, kvstore=KVStore(Second()))
-    with mx.autograd.record():
-        loss = net(mx.nd.ones((1, 3))).sum()
-    with trainer.scale_loss(loss) as scaled:
+    with mx.autograd.record(), trainer.scale_loss(net(mx.nd.ones((1, 3))).sum()) as scaled:
         scaled.backward()
     trainer.step(1)
     assert (net.weight.data().asnumpy() == 4).all()

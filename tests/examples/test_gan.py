@@ -37,9 +37,6 @@ def images():
     return next(Digits(16).train(8, 0, 0))
 
 
-# What is learned, and how it is measured.
-
-
 def test_the_digits_are_split_without_overlap():
     data = Digits(16)
     parts = [np.concatenate([batch.asnumpy() for batch in one]) for one in (data.train(100, 0, 0), data.test(100))]
@@ -89,9 +86,6 @@ def test_the_picture_has_the_images_in_rows(tmp_path):
     shown = imread(tmp_path / "grid.png")[:, :, 0] * 2 - 1
     expected = np.block([[images[0, 0], images[1, 0]], [images[2, 0], images[3, 0]]])
     np.testing.assert_allclose(shown, expected, atol=0.02)
-
-
-# A step.
 
 
 def plain_step(generator, discriminator, trainers, images):
@@ -147,9 +141,6 @@ def test_two_contexts_share_a_batch(images):
     assert np.isfinite(list(found.step(images).values())).all()
     (first, second) = found._generator[0].weight.list_data()
     np.testing.assert_array_equal(first.asnumpy(), second.asnumpy())
-
-
-# The script.
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])

@@ -40,9 +40,8 @@ def same(first, second):
 def train(net, steps=2):
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, loss_scale=128)
     for _ in range(steps):
-        with autograd.record():
-            with trainer.scale_loss((net(X) ** 2).mean()) as scaled:
-                scaled.backward()
+        with autograd.record(), trainer.scale_loss((net(X) ** 2).mean()) as scaled:
+            scaled.backward()
         assert trainer.step(1)
 
 
@@ -78,8 +77,7 @@ def test_restoring_either_leaves_the_other_converted(policy, how):
     assert np.array_equal(net(X).asnumpy(), plain(X).asnumpy())
     assert np.array_equal(other(X).asnumpy(), low)
     with autograd.record():
-        loss = plain(X).sum()
-    loss.backward()
+        plain(X).sum().backward()
     assert plain[0].weight.grad().asnumpy().any()
 
 

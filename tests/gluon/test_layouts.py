@@ -13,10 +13,7 @@ from mxmp.symbol import convert_model
 
 pytestmark = pytest.mark.bfloat16
 
-CONVERSIONS = {
-    "cast": lambda net: cast(net, "bfloat16"),
-    "convert": lambda net: convert(net, "mixed_bfloat16"),
-}
+CONVERSIONS = {"cast": lambda net: cast(net, "bfloat16"), "convert": lambda net: convert(net, "mixed_bfloat16")}
 BOUND = 0.03  # of the root mean square: two roundings of 2**-9 in each of a few layers
 
 

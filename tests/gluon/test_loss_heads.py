@@ -143,8 +143,6 @@ def test_a_mark_ends_with_the_window():
     trainer = Trainer(net.collect_params(), "sgd", loss_scale=8)
     trainer.discard_grads()
     mxmp.gluon.restore(net)
-    with autograd.record():
-        loss = net.body(X).sum()
-    with trainer.scale_loss(loss) as scaled:
+    with autograd.record(), trainer.scale_loss(net.body(X).sum()) as scaled:
         scaled.backward()
     assert trainer.step(1)

@@ -39,8 +39,7 @@ def make(policy, prefix="net_"):
 def train(net, trainer, steps=5):
     for _ in range(steps):
         with autograd.record():
-            loss = net(X).sum()
-        loss.backward()
+            net(X).sum().backward()
         trainer.step(2)
 
 
@@ -71,13 +70,7 @@ def test_it_is_warned_of_once(warnings, policy, options, expected):
 
 @pytest.mark.parametrize(
     "policy",
-    [
-        "O0",
-        "O3",
-        "O1,loss_scale=None",
-        "O1,loss_scale=1",
-        pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16),
-    ],
+    ["O0", "O3", "O1,loss_scale=None", "O1,loss_scale=1", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)],
 )
 def test_nothing_is_said_where_nothing_is_lacking(warnings, policy):
     net = make(policy)
@@ -111,9 +104,7 @@ def test_trainers_of_mxmp_are_none_of_it(warnings, adopted):
     if adopted:
         mxmp.gluon.Trainer.adopt(trainer, 8)
     for _ in range(3):
-        with autograd.record():
-            loss = net(X).sum()
-        with trainer.scale_loss(loss) as scaled:
+        with autograd.record(), trainer.scale_loss(net(X).sum()) as scaled:
             scaled.backward()
         trainer.step(2)
     assert not warnings()
@@ -145,9 +136,7 @@ def test_inference_and_parts_that_are_not_trained_say_nothing(warnings):
     plain(net[0])
     trainer = mxmp.gluon.Trainer(net[1].collect_params(), "sgd", loss_scale=8)
     net(X)
-    with autograd.record():
-        loss = net(X).sum()
-    with trainer.scale_loss(loss) as scaled:
+    with autograd.record(), trainer.scale_loss(net(X).sum()) as scaled:
         scaled.backward()
     assert trainer.step(2) and not warnings()
 

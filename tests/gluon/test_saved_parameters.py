@@ -103,9 +103,8 @@ def test_masters_follow_what_is_loaded(policy, before, tmp_path):
     trainer = train(net, steps=0 if before else 2, lr=0.0)
     net.load_parameters(str(tmp_path / "net"))
     trainer.set_learning_rate(0.0)
-    with autograd.record():
-        with trainer.scale_loss(net(IMAGES).sum()) as scaled:
-            scaled.backward()
+    with autograd.record(), trainer.scale_loss(net(IMAGES).sum()) as scaled:
+        scaled.backward()
     trainer.step(1)
     expected, found = values(other), values(net)
     for name in ("0.weight", "2.weight"):

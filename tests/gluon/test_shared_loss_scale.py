@@ -72,9 +72,7 @@ def test_a_trainer_may_sit_out_an_iteration():
 
 def test_one_loss_for_both():
     shared, (a, b), (first, second) = make(DynamicLossScale(init_scale=2.0**8))
-    with autograd.record():
-        loss = a.data() * b.data()
-    with first.scale_loss(loss, second) as scaled:
+    with autograd.record(), first.scale_loss(a.data() * b.data(), second) as scaled:
         scaled.backward()
     assert first.step(1) and second.step(1)
     shared.update()

@@ -40,8 +40,7 @@ def test_gradients_flow_into_the_low_precision_parameter(dtype):
     param = parameter()
     storage.store_low(param, dtype)
     with autograd.record():
-        loss = (mx.nd.amp_cast(param.data(), dtype="float32") * 3).sum()
-    loss.backward()
+        (mx.nd.amp_cast(param.data(), dtype="float32") * 3).sum().backward()
     assert dtypes.canonical(param.grad().dtype) == dtype
     assert (mx.nd.amp_cast(param.grad(), dtype="float32").asnumpy() == 3).all()
 

@@ -30,9 +30,6 @@ def make(norm=False):
     return net
 
 
-# ---------------------------------------------------------------------- float32 policies
-
-
 @pytest.mark.parametrize("policy", ["O0", "float32"])
 def test_the_report_of_a_float32_policy(policy):
     net = convert(make(), policy)
@@ -75,9 +72,6 @@ def test_the_float32_report_of_a_net_whose_inputs_are_unknown():
     assert [row.precision for row in report(net).rows] == ["float32"]
 
 
-# ---------------------------------------------------------------------- fields of the policy
-
-
 def test_fields_of_the_policy_as_keywords():
     net = convert(make(), "O1", last_layer_fp32=True)
     net(X)
@@ -92,9 +86,6 @@ def test_an_unknown_field_of_the_policy():
         convert(net, "O1", last_layer_fp23=True)
     with pytest.raises(ConvertError, match="not converted"):
         report(net)
-
-
-# ---------------------------------------------------------------------- MXNet's own cast
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -119,9 +110,6 @@ def test_a_net_that_was_cast_in_part_names_our_cast():
     net[0].cast("float16")
     with pytest.raises(InferenceError, match=r"net_first_fwd.*'net_first_weight' is float16.*mxmp\.gluon\.cast\(net"):
         convert(net, "O1")
-
-
-# ---------------------------------------------------------------------- hooks
 
 
 def failing(block, *args):
@@ -156,9 +144,6 @@ def test_a_hook_of_the_outermost_net_gets_arrays():
     convert(net, "O1")
     found = net(X).asnumpy()
     assert len(seen) == 1 and np.array_equal(seen[0], found)
-
-
-# ---------------------------------------------------------------------- recurrent cells
 
 
 def sequential(kind):
@@ -214,9 +199,6 @@ def test_a_dropout_cell_drops_when_it_trains():
     with autograd.record():
         outputs, states = cell.unroll(5, x, merge_outputs=True)
     assert set(np.unique(outputs.asnumpy())) == {0, 2} and states == []
-
-
-# ---------------------------------------------------------------------- what repr says
 
 
 def test_a_converted_net_says_what_it_is():

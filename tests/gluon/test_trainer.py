@@ -11,17 +11,7 @@ from mxmp.dtypes import to_numpy
 from mxmp.errors import LossScaleError, NonFiniteLossError
 from mxmp.gluon.trainer import Trainer
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
-from tests.gluon.trainer_tools import (
-    DTYPES,
-    KVSTORES,
-    TWO,
-    backward,
-    param,
-    sgd,
-    value,
-)
-
-# The plain loop, against mx.gluon.Trainer in float32.
+from tests.gluon.trainer_tools import DTYPES, KVSTORES, TWO, backward, param, sgd, value
 
 
 def network(ctx, hybridize):
@@ -112,19 +102,12 @@ def test_a_rescale_grad_of_the_user_is_kept():
 
 def test_learning_rate_can_be_read_and_set():
     w = param([1.0])
-    trainer = sgd(w)
+    trainer = sgd({"w": w})  # as MXNet's trainer takes it
     trainer.set_learning_rate(0.25)
     assert trainer.learning_rate == trainer.optimizer.lr == 0.25
     backward(trainer, w, 1)
     trainer.step(1)
     assert w.data().asscalar() == 0.75
-
-
-def test_params_may_be_a_dict():
-    w = param([1.0])
-    trainer = sgd({"w": w})
-    backward(trainer, w, 1)
-    assert trainer.step(1)
 
 
 def test_parameters_without_gradient_are_left_alone():
@@ -135,9 +118,6 @@ def test_parameters_without_gradient_are_left_alone():
     trainer.clip_global_norm(10)
     assert trainer.step(1)
     assert frozen.data().asscalar() == 2.0
-
-
-# The scale over time.
 
 
 def overflow_above(limit, trainer, w):
@@ -170,9 +150,6 @@ def test_loss_scale_is_a_value_object():
 def test_a_wrong_loss_scale_is_refused(spec):
     with pytest.raises(LossScaleError):
         sgd(param([1.0]), spec)
-
-
-# Skipping.
 
 
 @pytest.mark.behaviour("any bad value")
@@ -216,16 +193,11 @@ def test_row_sparse_gradients_are_checked_and_unscaled():
     np.testing.assert_allclose(w.data().asnumpy()[1], [0.375, 0.375], rtol=1e-6)
 
 
-# Networks of other kinds.
-
-
 def test_parameters_may_be_initialized_late():
     net = mx.gluon.nn.Dense(2)
     net.initialize(mx.init.One())
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
-    with autograd.record():
-        loss = net(mx.nd.array([[1.0, 2.0, 3.0]]))
-    with trainer.scale_loss(loss) as scaled:
+    with autograd.record(), trainer.scale_loss(net(mx.nd.array([[1.0, 2.0, 3.0]]))) as scaled:
         scaled.backward()
     assert trainer.step(1)
     np.testing.assert_array_equal(net.weight.data().asnumpy(), [[0, -1, -2]] * 2)
@@ -261,10 +233,8 @@ def test_batch_norm_outlives_a_forward_pass_that_overflows(bad, caplog):
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8)
 
     def forward(x):
-        with autograd.record():
-            loss = (net(x) ** 2).mean()
-            with trainer.scale_loss(loss) as scaled:
-                scaled.backward()
+        with autograd.record(), trainer.scale_loss((net(x) ** 2).mean()) as scaled:
+            scaled.backward()
 
     x = mx.nd.array(np.random.RandomState(0).rand(8, 3))
     forward(x)
@@ -292,8 +262,7 @@ def test_statistics_that_another_pass_destroyed_are_put_back_though_the_step_is_
     net.initialize()
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8)
     net.running_mean.data()[:] = np.nan
-    with autograd.record():
-        with trainer.scale_loss(net(mx.nd.random.uniform(shape=(4, 3))).sum()) as scaled:
-            scaled.backward()
+    with autograd.record(), trainer.scale_loss(net(mx.nd.random.uniform(shape=(4, 3))).sum()) as scaled:
+        scaled.backward()
     assert trainer.step(1)
     assert net.running_mean.data().asnumpy().tolist() == [0, 0, 0]

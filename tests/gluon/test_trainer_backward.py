@@ -86,9 +86,7 @@ def test_every_way_to_run_backward_counts(run, kind, dtype):
     net = dense(kind)
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=8)
     for number in (1, 2):
-        with autograd.record():
-            loss = mx.nd.Cast(net(mx.nd.array([[1.0, 2.0]])), dtype=dtype)
-        with trainer.scale_loss(loss) as scaled:
+        with autograd.record(), trainer.scale_loss(mx.nd.Cast(net(mx.nd.array([[1.0, 2.0]])), dtype=dtype)) as scaled:
             run(scaled, net.weight.data())
         assert trainer.step(1)
         assert net.weight.data().asnumpy().tolist() == [[1 - number, 1 - 2 * number]]
@@ -157,9 +155,7 @@ def test_a_loss_of_several_trainers(wrong):
     with pytest.raises(TrainerError, match=ANOTHER.format("ab"[wrong])):
         with first.scale_loss(loss, second):
             other.backward()
-    with autograd.record():
-        loss = loss_of([a, b], 1)
-    with first.scale_loss(loss, second) as scaled:
+    with autograd.record(), first.scale_loss(loss_of([a, b], 1), second) as scaled:
         scaled.backward()
     assert first.step(1) and second.step(1)
 
@@ -189,9 +185,7 @@ def test_a_trainer_without_a_scale_goes_on_in_a_window_that_has_one():
     """Its second loss is multiplied too, since its gradients are unscaled together."""
     a, b = param([0.0], name="a"), param([0.0], grad_req="add", name="b")
     scaling, plain = sgd(a, 8), sgd(b, None)
-    with autograd.record():
-        loss = loss_of([a, b], 1)
-    with scaling.scale_loss(loss, plain) as scaled:
+    with autograd.record(), scaling.scale_loss(loss_of([a, b], 1), plain) as scaled:
         scaled.backward()
     backward(plain, b, 2)
     assert scaling.step(1) and plain.step(1)

@@ -113,8 +113,7 @@ def test_a_context_without_a_batch_under_set_np():
         w = mx.gluon.Parameter("w", shape=(1,))
         w.initialize(mx.init.Zero(), ctx=TWO)
         trainer = Trainer([w], "sgd", {"learning_rate": 1.0}, kvstore="device", loss_scale=8)
-        with autograd.record():
-            with trainer.scale_loss(w.data(TWO[1]).sum()) as scaled:
-                scaled.backward()
+        with autograd.record(), trainer.scale_loss(w.data(TWO[1]).sum()) as scaled:
+            scaled.backward()
         assert trainer.step(1, ignore_stale_grad=True)
         assert [float(w.data(ctx)) for ctx in TWO] == [-1, -1]

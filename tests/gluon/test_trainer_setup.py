@@ -19,8 +19,7 @@ from tests.gluon.trainer_tools import KVSTORES, TWO, backward, loss_of, param, s
 def plain_step(trainer, w, x, contexts):
     for ctx in contexts:
         with autograd.record():
-            loss = loss_of(w, x, ctx)
-        loss.backward()
+            loss_of(w, x, ctx).backward()
     trainer.step(2)
 
 

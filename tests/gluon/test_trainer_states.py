@@ -7,14 +7,7 @@ import pytest
 from mxmp.errors import StateError
 from mxmp.loss_scale import DynamicLossScale, LossScale
 from tests.freeze import scale_of
-from tests.gluon.trainer_tools import (
-    backward,
-    collapse,
-    param,
-    sgd,
-)
-
-# Saving and loading.
+from tests.gluon.trainer_tools import backward, param, sgd
 
 
 def test_a_default_scale_resumes_its_warm_up(tmp_path):
@@ -44,19 +37,6 @@ def test_states_from_before_there_was_a_warm_up_load(tmp_path, monkeypatch):
     trainer = sgd(w)
     trainer.load_states(fname)
     assert trainer.loss_scale == DynamicLossScale(init_scale=2.0**16, value=2.0**9, growth_tracker=7)
-
-
-@pytest.mark.behaviour("a custom minimum")
-def test_load_states_brings_the_scaler_back(tmp_path):
-    w = param([1.0])
-    trainer = sgd(w, DynamicLossScale(init_scale=32, min_scale=0.5))
-    collapse(trainer, w, 3)
-    trainer.save_states(str(tmp_path / "s"))
-    other = sgd(param([1.0]), 7)
-    other.load_states(str(tmp_path / "s"))
-    assert other.loss_scale == trainer.loss_scale
-    assert other.loss_scale.min_scale == 0.5
-    assert (other.skipped_steps, other.consecutive_skips, other.last_step_skipped) == (3, 3, True)
 
 
 def test_states_of_gluon_are_refused_with_a_hint(tmp_path):

@@ -27,10 +27,7 @@ def test_entry_names_are_mxnets():
 
 @pytest.mark.parametrize(
     "text, message",
-    [
-        ("nonsense", "cannot read graph line 'nonsense'"),
-        ("a = relu(b)\nreturn a", "reads 'b', which no line before"),
-    ],
+    [("nonsense", "cannot read graph line 'nonsense'"), ("a = relu(b)\nreturn a", "reads 'b', which no line before")],
 )
 def test_bad_text_is_refused(text, message):
     with pytest.raises(GraphError, match=message):

@@ -78,20 +78,11 @@ def test_a_module_without_a_scale_is_as_lenient_as_mxnet():
     module.loss_scale = None
 
 
-@pytest.mark.parametrize(
-    ("call", "needed"),
-    [
-        ("update", "bind"),
-        ("install_monitor", "bind"),
-        ("reshape", "bind"),
-        ("init_params", "bind"),
-        ("backward", "bind"),
-    ],
-)
-def test_calls_before_bind_are_errors(call, needed):
+@pytest.mark.parametrize("call", ["update", "install_monitor", "reshape", "init_params", "backward"])
+def test_calls_before_bind_are_errors(call):
     module = Module(mlp())
     argument = {"install_monitor": [None], "reshape": [[]]}.get(call, [])
-    with pytest.raises(TrainerError, match=f"{call}: .*call {needed} first"):
+    with pytest.raises(TrainerError, match=f"{call}: .*call bind first"):
         getattr(module, call)(*argument)
 
 

@@ -74,8 +74,6 @@ def test_operands_are_rounded_before_the_product(rng):
     assert np.mean(float16(x @ w.T) != found.outputs[0]) > 0.1  # otherwise the line above proves little
 
 
-# One float32 operation: bit-exact.
-
 ELEMENTWISE = {
     "elemwise_add": np.add,
     "elemwise_sub": np.subtract,
@@ -188,9 +186,6 @@ def test_emulation_equals_the_float16_kernels_that_mxnet_has_on_cpu(op, rng):
 def test_mask_of_a_large_scalar_is_infinite_as_in_float16():
     found = Run(data + -1e9, {"data": np.zeros(2)}, forced("_plus_scalar"))
     np.testing.assert_array_equal(found.outputs[0], [-np.inf, -np.inf])
-
-
-# Operators with float32 parameters or inner sums.
 
 
 def batch_norm_inputs(rng, shape=(4, 3, 8, 8)):

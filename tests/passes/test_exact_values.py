@@ -165,9 +165,6 @@ def test_erasing_gives_the_original(policy):
     assert converted(found.symbol, {"x": (1, 5000)}, policy).graph == found.graph
 
 
-# ---------------------------------------------------------------------------- control flow
-
-
 def loop(steps, weight):
     """Count in a loop that computes with products beside it; positions are found in its body."""
 

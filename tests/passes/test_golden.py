@@ -189,9 +189,6 @@ def test_check_refuses_float16_accumulation():
         check(arrays, meta)
 
 
-# The recorder, as far as it goes without PyTorch.
-
-
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_operands_are_small_float16_and_always_the_same(case):
     arrays, again = record_golden.operands(case), record_golden.operands(case)

@@ -39,9 +39,6 @@ class Planned:
 LAYER = "x = null()\nw = null()\nd = dot(x, w)\n"
 
 
-# Ports.
-
-
 def test_low_operators_read_and_give_low():
     found = Planned(LAYER + "return d")
     assert found.low() == {"d"}
@@ -70,9 +67,6 @@ def test_what_has_no_rule_reads_and_gives_what_it_did():
 def test_outputs_wanted_low_need_no_cast():
     assert Planned(LAYER + "return d", O1).plan.casts() == 3  # x, w, and d back
     assert Planned(LAYER + "return d", O1.replace(output_dtype="float16")).plan.casts() == 2
-
-
-# Storage.
 
 
 @pytest.mark.parametrize("policy, stored, casts", [(O1, set(), 3), (O2, {"w"}, 2)], ids=["O1", "O2"])
@@ -140,9 +134,6 @@ def test_what_is_stored_low_already_stays_so():
 def test_float32_storage_takes_nothing_as_stored_low():
     found = Planned(LAYER + "return d", O1, params=["w"], stored=frozenset(["w"]))
     assert found.stored_low() == set()  # the caller widens them first
-
-
-# Control flow.
 
 
 def plan_of(symbol, policy=O1, shapes=None, params=()):

@@ -22,18 +22,8 @@ def forbids(condition, attrs, *shapes, dtype="float16"):
 @pytest.mark.parametrize(
     "text, value",
     [
-        ("3", 3),
-        ("-1e-05", -1e-5),
-        ("(2, 3)", (2, 3)),
-        ("[2,3]", [2, 3]),
-        ("(2L, -10L)", (2, -10)),  # Python 2's
-        ("NLC", "NLC"),
-        ("None", None),
-        ("True", True),
-        ("false", False),
-        ("relu", "relu"),
-        ("-inf", "-inf"),
-        ("", ""),
+        *[("3", 3), ("-1e-05", -1e-5), ("(2, 3)", (2, 3)), ("[2,3]", [2, 3]), ("(2L, -10L)", (2, -10))],  # Python 2's L
+        *[("None", None), ("True", True), ("false", False), *((text, text) for text in ("NLC", "relu", "-inf", ""))],
     ],
 )
 def test_value_of_reads_what_mxnet_writes(text, value):

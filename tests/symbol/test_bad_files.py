@@ -68,9 +68,6 @@ def named(graph, name):
     return None
 
 
-# Symbol files.
-
-
 def test_a_symbol_file_truncated_anywhere_is_named(files):
     whole = files.symbol_file.read_bytes()
     with nothing_written(files.folder):
@@ -234,9 +231,6 @@ def test_any_change_of_a_symbol_file_is_harmless_or_named(value, loop_files):
     assert len(paths) == 168 and converted < len(paths) / 2
 
 
-# Files of parameters.
-
-
 def test_a_file_of_parameters_truncated_anywhere_is_named(files):
     whole = files.params_file.read_bytes()
     with nothing_written(files.folder):
@@ -282,9 +276,6 @@ def test_a_file_that_is_missing_or_a_folder_is_named(lost, has_folder, message, 
 def test_another_epoch_is_a_missing_file(files):
     with refused(CheckpointError, "net-0007.params: there is no such file"):
         load_checkpoint(files.prefix, 7)
-
-
-# Parameters that do not fit.
 
 
 def rewritten(files, args, aux):

@@ -17,9 +17,6 @@ LAYER = mx.sym.relu(mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=6, name="f
 WEIGHTS, _ = params_of(LAYER, X)
 
 
-# Parameters.
-
-
 VALUES = {
     "numpy": (np.ones((6, 6), np.float32), "'fc_weight' is a ndarray; expected an NDArray"),
     "nothing": (None, "'fc_weight' is a NoneType"),
@@ -45,9 +42,6 @@ def test_parameters_that_are_no_dict_are_named(argument, value):
     given = {"arg_params": WEIGHTS, "aux_params": {}, argument: value}
     with refused(ConvertError, argument):
         convert_model(LAYER, given["arg_params"], given["aux_params"], "O2", X)
-
-
-# Arguments.
 
 
 @pytest.mark.parametrize("convert", [convert_symbol, lambda sym: convert_model(sym, {}, {})], ids=["symbol", "model"])
@@ -167,9 +161,6 @@ def test_a_wrong_policy_is_named(policy, changes, message):
         convert_model(LAYER, WEIGHTS, {}, policy, X, **changes)
 
 
-# Buckets.
-
-
 def test_no_buckets_at_all():
     with refused(ConvertError, "buckets is empty"):
         convert_buckets(lambda key: (LAYER, ["x"], None), [], WEIGHTS, {})
@@ -191,9 +182,6 @@ def test_parameters_that_one_bucket_lacks_are_named():
 def test_shapes_of_a_bucket_are_checked():
     with refused(ConvertError, "shapes: the symbol has no variable 'y'"):
         convert_buckets(lambda key: (LAYER, ["x"], None), [1], WEIGHTS, {}, shapes={1: {"y": (4, 6)}})
-
-
-# What a refusal leaves.
 
 
 REFUSED = {

@@ -136,9 +136,6 @@ def test_a_converted_checkpoint_converts_back(saved, tmp_path):
         np.testing.assert_allclose(array.asnumpy(), ARGS[name].asnumpy(), rtol=2**-11, atol=2**-25)
 
 
-# Where the result may go.
-
-
 @pytest.mark.parametrize("spelling", ["same", "dot", "folder and back", "symlink to the folder", "relative"])
 def test_the_checkpoint_itself_is_never_written_over(spelling, saved, tmp_path, monkeypatch):
     os.symlink(tmp_path, tmp_path / "link", target_is_directory=True)
@@ -172,9 +169,6 @@ def test_a_missing_folder_is_named(saved, tmp_path):
 def test_a_file_in_place_of_the_folder_is_named(saved, tmp_path):
     with nothing_written(tmp_path), refused(CheckpointError, "net-symbol.json"):
         convert_checkpoint(saved, 3, f"{saved}-symbol.json/low", "O2", SHAPES)
-
-
-# Whole or not at all.
 
 
 @pytest.fixture

@@ -63,11 +63,7 @@ def cond():
 
 
 NETWORKS = {"_foreach": foreach, "_while_loop": while_loop, "_cond": cond}
-INPUTS = {
-    "_foreach": ("data", "state"),
-    "_while_loop": ("x", "count"),
-    "_cond": ("x", "threshold"),
-}
+INPUTS = {"_foreach": ("data", "state"), "_while_loop": ("x", "count"), "_cond": ("x", "threshold")}
 
 
 def values_of(op):

@@ -41,9 +41,6 @@ def test_a_model_shows_no_values():
     assert repr(convert_model(LAYER, *params_of(LAYER, X), "O2", X)).startswith(shown)
 
 
-# Which dtype.
-
-
 def test_weights_get_the_dtype_of_their_readers():
     net, shapes = convolutional()
     args, aux = params_of(net, shapes)
@@ -125,9 +122,6 @@ def test_without_shapes_parameters_are_those_given():
     found = convert_model(LAYER, {"fc_weight": mx.nd.ones((6, 6))}, {}, "O2")
     assert dtypes_of(found.arg_params) == {"fc_weight": "float16"}
     assert found.report.cast_bytes is None
-
-
-# What becomes of values.
 
 
 def test_values_are_rounded_to_nearest_even():
@@ -256,9 +250,6 @@ def test_bytes_are_those_of_the_arrays(policy):
     assert (found.param_bytes[1] < found.param_bytes[0]) == (policy not in ("O0", "O1"))
 
 
-# Again.
-
-
 @pytest.mark.parametrize("policy", ["O1", "O2", "O3", pytest.param(BFLOAT16, marks=pytest.mark.bfloat16)])
 def test_converting_twice_is_converting_once(policy):
     net, shapes = convolutional()
@@ -279,9 +270,6 @@ def test_another_policy_replaces_the_first():
     for name, array in back.arg_params.items():
         rounded = args[name].astype("float16") if low.arg_params[name].dtype == np.float16 else args[name]
         np.testing.assert_array_equal(array.asnumpy(), rounded.astype("float32").asnumpy())
-
-
-# In plain MXNet.
 
 
 def test_a_model_unpacks_as_mxnets_functions_return_it():

@@ -22,9 +22,6 @@ def nodes_of(symbol):
     return {node.name: node for node in to_graph(symbol).nodes}
 
 
-# Outputs: names, order, dtypes.
-
-
 def _join(*parts):
     return mx.sym.Concat(*parts, dim=1, name="join")
 
@@ -104,9 +101,6 @@ def test_converted_networks_compute_nearly_the_same(net):
             np.testing.assert_allclose(result.asnumpy(), expected.asnumpy(), atol=4 * 8 * 2**-11, rtol=4 * 2**-11)
 
 
-# Dtypes of the network's own.
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_an_input_that_declares_another_dtype_keeps_it(dtype):
     net = mx.sym.Group([dense(mx.sym.var("y", dtype=dtype), "own"), dense(mx.sym.var("x"))])
@@ -167,9 +161,6 @@ def test_an_integer_branch_gives_what_it_gave():
     assert result.dtype == np.int32 and (result == 4098).all()
 
 
-# Custom operators.
-
-
 @mx.operator.register("mxmp_tests_double")
 class _DoubleProp(mx.operator.CustomOpProp):
     """A user's operator, which takes float32 and nothing else."""
@@ -211,9 +202,6 @@ def test_a_custom_operator_runs():
     values = {"x": mx.nd.ones((4, 6)), "fc_weight": mx.nd.ones((6, 6))}
     result = convert(net).on_cpu().bind(mx.cpu(), values, grad_req="null").forward()[0]
     np.testing.assert_array_equal(result.asnumpy(), np.full((4, 6), 12, np.float32))
-
-
-# Groups of contexts.
 
 
 def _in_two_groups():
@@ -272,9 +260,6 @@ def test_mxnet_binds_groups_to_their_contexts():
     np.testing.assert_allclose(result.asnumpy(), np.exp(second[first[[4, 0, 49], :1]].astype(np.float32)), rtol=1e-6)
 
 
-# Names.
-
-
 def test_nodes_of_one_name_stay_two_nodes():
     """MXNet does not require names to be unique, though its own float32 executor on CPU mixes these two up."""
     first = dense(mx.sym.var("x"), "twin", mx.sym.var("a"))
@@ -297,18 +282,9 @@ def test_a_name_that_is_taken_gets_a_number(taken):
     assert len(names) == len(set(names)) and {taken, f"{taken}1"} <= set(names)
 
 
-# Arguments.
-
-
 @pytest.mark.parametrize(
     "shapes",
-    [
-        {"x": (4, 6)},
-        {"x": [4, 6]},
-        {"x": (np.int64(4), np.int32(6))},
-        [("x", (4, 6))],
-        [mx.io.DataDesc("x", (4, 6))],
-    ],
+    [{"x": (4, 6)}, {"x": [4, 6]}, {"x": (np.int64(4), np.int32(6))}, [("x", (4, 6))], [mx.io.DataDesc("x", (4, 6))]],
     ids=["dict", "list", "numpy", "pairs", "DataDesc"],
 )
 def test_shapes_are_given_as_module_has_them(shapes):

@@ -45,9 +45,6 @@ def text(symbol):
     return symbol.tojson(remove_amp_cast=False)
 
 
-# Over every network.
-
-
 @pytest.mark.parametrize("name, policy", EVERY)
 def test_every_network_converts_soundly(name, policy):
     """One conversion for all of it, since the networks are many.
@@ -96,9 +93,6 @@ def assert_sound(found, policy, shapes):
     assert reads_low > 1
     heads = json.loads(text(found.symbol))["heads"]
     assert all(entries[node, index][0] != low_dtype for node, index, *_ in heads)
-
-
-# Placement.
 
 
 def test_no_allow_operator_leaves_the_graph_unchanged():
@@ -190,9 +184,6 @@ def test_dynamic_shapes_run_at_any_size():
         np.testing.assert_allclose(result, expected, atol=0.05)
 
 
-# Inputs.
-
-
 def test_integer_arguments_stay_integers():
     ids = mx.sym.var("ids", dtype="int32")
     rows = mx.sym.Embedding(ids, mx.sym.var("table"), input_dim=5000, output_dim=6, name="embed")
@@ -234,9 +225,6 @@ def test_shared_weights_in_either_order_of_use(order, policy):
         np.testing.assert_allclose(results["exp_output"], np.e, rtol=1e-6)  # not the exponential of a float16
 
 
-# Values.
-
-
 @pytest.mark.parametrize(
     "operator, fits, beyond",
     [
@@ -261,13 +249,9 @@ def test_reductions_on_both_sides_of_the_threshold(operator):
         assert precisions(convert(net))["reduced"] == expected
 
 
-# Overrides.
-
-
 def test_a_forced_include_beats_an_exclude():
     net = mx.sym.softmax(dense(mx.sym.var("x"), "a"), name="soft")
     excluded = convert(net, "O1,name:*=float32")
     assert set(precisions(excluded).values()) == {"float32"} and text(excluded.symbol) == text(net)
     both = convert(net, "O1,name:*=float32,name:soft=float16")
     assert precisions(both) == {"a": "float32", "soft": "float16"}
-

@@ -87,21 +87,12 @@ def check(symbol, net, shape):
     np.testing.assert_allclose(bound, expected, rtol=0, atol=256 * eps)
 
 
+SMALL = "alexnet resnet18_v1 resnet50_v1 resnet18_v1b resnet50_v1b resnet18_v2 resnet50_v2 resnext50_32x4d mobilenet0.25"
 ZOO = {
-    "alexnet": ("alexnet", 64),
-    "vgg11": ("vgg11", 32),
-    "vgg11_bn": ("vgg11_bn", 32),
+    **{name: (name, 64) for name in SMALL.split()},
+    **{"vgg11": ("vgg11", 32), "vgg11_bn": ("vgg11_bn", 32), "mobilenet_v2_1.0": ("mobilenetv2_1.0", 64)},
     "googlenet_bn": ("googlenet", 224),  # Gluon's last pooling has a window of 7
     "inception_v3": ("inceptionv3", 299),  # and of 8
-    "resnet18_v1": ("resnet18_v1", 64),
-    "resnet50_v1": ("resnet50_v1", 64),
-    "resnet18_v1b": ("resnet18_v1b", 64),
-    "resnet50_v1b": ("resnet50_v1b", 64),
-    "resnet18_v2": ("resnet18_v2", 64),
-    "resnet50_v2": ("resnet50_v2", 64),
-    "resnext50_32x4d": ("resnext50_32x4d", 64),
-    "mobilenet0.25": ("mobilenet0.25", 64),
-    "mobilenet_v2_1.0": ("mobilenetv2_1.0", 64),
     "densenet121": ("densenet121", 224),  # a window of 7
 }
 

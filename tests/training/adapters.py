@@ -6,6 +6,7 @@ gradient of ``w`` is ``x``. Only public calls are made, and MXNet's own attribut
 
 from __future__ import annotations
 
+import functools
 import logging
 
 import mxnet as mx
@@ -275,11 +276,7 @@ class Shared(Trainer):
 class Keras(Parameters):
     """`mxmp.optimizer.LossScaleOptimizer`."""
 
-    names = {
-        "scale_loss": "get_scaled_loss",
-        "unscale": "get_unscaled_gradients",
-        "step": "apply_gradients",
-    }
+    names = {"scale_loss": "get_scaled_loss", "unscale": "get_unscaled_gradients", "step": "apply_gradients"}
     lacks = {
         "None": "Keras's optimizer always has a scale",
         "options": "Keras's optimizer has a growth interval, but no factors, bounds or floor",
@@ -339,11 +336,7 @@ class Keras(Parameters):
 class Module(Adapter):
     """`mxmp.module.Module`."""
 
-    names = {
-        "step": "update",
-        "save_states": "save_optimizer_states",
-        "load_states": "load_optimizer_states",
-    }
+    names = {"step": "update", "save_states": "save_optimizer_states", "load_states": "load_optimizer_states"}
     lacks = {
         "nesting": "backward scales by itself",
         "one read of a skip": "a second one sees whether the outputs of the loss were finite",
@@ -464,6 +457,13 @@ class Between(BatchEnd):
         self.function()
 
 
+@functools.lru_cache(maxsize=None)
+def loader(rows, columns):
+    """Return an array and a loader of its rows; there is one each, as to make a loader collects garbage."""
+    array = mx.nd.zeros((rows, columns))
+    return array, gluon.data.DataLoader(gluon.data.ArrayDataset(array, mx.nd.zeros(rows)), rows)
+
+
 class Fit(Parameters):
     """An Estimator with `MixedPrecisionHandler`: each step is a fit of one batch."""
 
@@ -500,9 +500,9 @@ class Fit(Parameters):
         self.between.append(lambda: super(Fit, self).spoil(*args, **kwargs))
 
     def step(self):
-        rows = mx.nd.array(self.matrix(self.x))
+        rows, data = loader(len(self.contexts), sum(len(value) for value in self.values.values()))
+        rows[:] = self.matrix(self.x)
         handlers = [self.handler, Between(lambda: [function() for function in self.between])]
-        data = gluon.data.DataLoader(gluon.data.ArrayDataset(rows, mx.nd.zeros(len(rows))), len(rows))
         self.estimator.fit(data, epochs=1, event_handlers=handlers)
         return not self.owner.last_step_skipped
 

@@ -35,32 +35,15 @@ def bits(array):
     return array.asnumpy().tobytes()
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        True,
-        3,
-        0.1,
-        float("inf"),
-        "text",
-        [1, [2.5, None]],
-        (1, ("a", False)),
-        {1: {"a": (2, [3])}, "b": 1e-300},
-        {},
-        (),
-    ],
-    ids=repr,
-)
+PLAIN = [None, True, 3, 0.1, float("inf"), np.float32(0.1), "text", {}, ()]
+NESTED = [[1, [2.5, None]], (1, ("a", False)), {1: {"a": (2, [3])}, "b": 1e-300}]
+
+
+@pytest.mark.parametrize("value", PLAIN + NESTED, ids=repr)
 def test_plain_values_survive_a_file(value, tmp_path):
     found = round_trip(value, tmp_path)
     assert found == value
     assert type(found) is type(value)
-
-
-def test_numpy_scalars_keep_their_dtype(tmp_path):
-    found = round_trip(np.float32(0.1), tmp_path)
-    assert (type(found), found) == (np.float32, np.float32(0.1))
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float64", "int32", "int64", "uint8", "int8"])
@@ -124,9 +107,6 @@ def test_write_obeys_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE(os.stat(fname).st_mode) == 0o644
-
-
-# Whole targets.
 
 
 class Run:
@@ -417,9 +397,6 @@ def test_the_log_tells_which_options_a_file_overrules(tmp_path, caplog):
     assert other.learning_rate == 0.05
     assert "lr=0.05 (not 0.001)" in caplog.text and "momentum" not in caplog.text
     assert "loss_scale=DynamicLossScale" in caplog.text and "(not StaticLossScale(value=128.0))" in caplog.text
-
-
-# Damage of every sort.
 
 
 def rewritten_arrays(fname, change):

@@ -205,9 +205,6 @@ def test_a_learner_may_write_more_at_the_end(tmp_path, capsys):
     assert "more.txt" in "".join(capsys.readouterr().out.split())  # the table folds a long path
 
 
-# Several workers.
-
-
 def test_the_first_worker_evaluates_and_writes(tmp_path, capsys):
     _, history = train(options(tmp_path), workers=Pair(0))
     assert [sorted(epoch) for epoch in history.epochs] == [["loss", "step"]] * 2

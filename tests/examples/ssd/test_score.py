@@ -12,10 +12,7 @@ from examples.ssd.score import Detections, Score, draw_detections
 
 NAMES = ("ant", "bee")
 SIZE = 64
-OBJECTS = [
-    np.float32([[4, 4, 24, 24, 0], [30, 30, 60, 60, 1]]),
-    np.float32([[10, 10, 40, 30, 0]]),
-]
+OBJECTS = [np.float32([[4, 4, 24, 24, 0], [30, 30, 60, 60, 1]]), np.float32([[10, 10, 40, 30, 0]])]
 IMAGES = [np.zeros((3, SIZE, SIZE), np.float32)] * 2
 
 

@@ -23,9 +23,6 @@ from tests.examples.word_lm.small import (
 kinds = pytest.mark.parametrize("kind", list(LEARNERS))
 
 
-# The learners.
-
-
 @kinds
 def test_states_handed_on_give_what_one_long_text_gives(kind, tmp_path):
     found, _, batches = learner(kind)
@@ -129,9 +126,6 @@ def test_each_length_is_a_bucket():
     taken = {batch.words.shape[1] for batch in batches[:8]}
     assert len(taken) > 2
     assert set(found._module._buckets) == taken | {6}  # 6 is the longest, which is bound at the start
-
-
-# The scripts.
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List
+from typing import Any, Dict, List
 
 from .core import Example, same
 
@@ -61,85 +61,32 @@ def _random() -> List[Example]:
 
 
 def _quantized() -> List[Example]:
-    one = (1,)
-    ranges, byte = (one,) * 2, {0: "int8"}
-    both = {0: "int8", 1: "int8"}
+    """Return calls with one input of bytes, and with two, which come with the ranges of each."""
+    ranges = ((1,),) * 2
+    one: Dict[str, Any] = {"kinds": {0: "int8"}, "outputs": 3}
+    two: Dict[str, Any] = {"kinds": {0: "int8", 1: "int8"}, "outputs": 3}
+    calibrated = {"min_calib_range": -2.0, "max_calib_range": 2.0}
+    conv = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
+    rnn = (5, 2, 8), (4 * 6 * (8 + 6 + 2),), (1, 2, 6), (1, 2, 6)
+    both = "_contrib_quantized_elemwise_add _contrib_quantized_elemwise_mul"
+    table: Dict[str, Any] = {"kinds": {1: "int8"}, "input_dim": 5, "output_dim": 4, "outputs": 3}
     return [
         *same("_contrib_quantize", WEIGHT, *ranges, outputs=3),
         *same("_contrib_quantize_v2", WEIGHT, outputs=3),
-        *same("_contrib_quantize_asym", WEIGHT, outputs=3, min_calib_range=-2.0, max_calib_range=2.0),
-        *same("_contrib_dequantize", WEIGHT, *ranges, kinds=byte),
+        *same("_contrib_quantize_asym", WEIGHT, outputs=3, **calibrated),
+        *same("_contrib_dequantize", WEIGHT, *ranges, kinds=one["kinds"]),
         *same("_contrib_requantize", WEIGHT, *ranges, kinds={0: "int32"}, outputs=3),
         *same("_contrib_calibrate_entropy", (8,), (9,), num_quantized_bins=3, outputs=2),
-        *same(
-            "_contrib_quantized_conv",
-            (2, 4, 6, 6),
-            (4, 4, 3, 3),
-            *ranges,
-            *ranges,
-            kinds=both,
-            kernel=(3, 3),
-            num_filter=4,
-            no_bias=True,
-            outputs=3,
-        ),
-        *same(
-            "_contrib_quantized_fully_connected",
-            (2, 4),
-            (3, 4),
-            *ranges,
-            *ranges,
-            kinds=both,
-            num_hidden=3,
-            no_bias=True,
-            outputs=3,
-        ),
-        *same(
-            "_contrib_quantized_batch_norm",
-            (2, 4, 3, 3),
-            *((4,),) * 4,
-            *ranges,
-            kinds=byte,
-            min_calib_range=-2.0,
-            max_calib_range=2.0,
-            outputs=3,
-        ),
-        *same("_contrib_quantized_act", WEIGHT, *ranges, kinds=byte, act_type="relu", outputs=3),
-        *same("_contrib_quantized_pooling", (2, 4, 6, 6), *ranges, kinds=byte, kernel=(2, 2), outputs=3),
-        *same(
-            "_contrib_quantized_elemwise_add _contrib_quantized_elemwise_mul",
-            WEIGHT,
-            WEIGHT,
-            *ranges,
-            *ranges,
-            kinds=both,
-            outputs=3,
-        ),
-        *same("_contrib_quantized_concat", WEIGHT, WEIGHT, *ranges, *ranges, kinds=both, num_args=2, outputs=3),
-        *same("_contrib_quantized_flatten", WEIGHT, *ranges, kinds=byte, outputs=3),
-        *same(
-            "_contrib_quantized_embedding",
-            (2,),
-            (5, 4),
-            *ranges,
-            kinds={1: "int8"},
-            input_dim=5,
-            output_dim=4,
-            outputs=3,
-        ),
-        *same(
-            "_contrib_quantized_rnn",
-            (5, 2, 8),
-            (4 * 6 * (8 + 6 + 2),),
-            (1, 2, 6),
-            (1, 2, 6),
-            one,
-            one,
-            kinds={0: "uint8"},
-            mode="lstm",
-            state_size=6,
-            num_layers=1,
-        ),
+        *same("_contrib_quantized_conv", (2, 4, 6, 6), (4, 4, 3, 3), *ranges, *ranges, **two, **conv),
+        *same("_contrib_quantized_fully_connected", (2, 4), (3, 4), *ranges, *ranges, num_hidden=3, no_bias=True, **two),
+        *same("_contrib_quantized_batch_norm", (2, 4, 3, 3), *((4,),) * 4, *ranges, **one, **calibrated),
+        *same("_contrib_quantized_act", WEIGHT, *ranges, act_type="relu", **one),
+        *same("_contrib_quantized_pooling", (2, 4, 6, 6), *ranges, kernel=(2, 2), **one),
+        *same(both, WEIGHT, WEIGHT, *ranges, *ranges, **two),
+        *same("_contrib_quantized_concat", WEIGHT, WEIGHT, *ranges, *ranges, num_args=2, **two),
+        *same("_contrib_quantized_flatten", WEIGHT, *ranges, **one),
+        *same("_contrib_quantized_embedding", (2,), (5, 4), *ranges, **table),
+        *same("_contrib_quantized_rnn", *rnn, *ranges, kinds={0: "uint8"}, mode="lstm", state_size=6, num_layers=1),
     ]
 
 
