@@ -17,3 +17,8 @@ napoleon_use_ivar = True  # fields of named tuples are documented once
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say what arguments are
 suppress_warnings = ["myst.xref_missing"]  # links to files beside docs/, such as the README
+
+
+def setup(app):
+    """Leave out what `mxmp.mxnet_private` gives the classes that inherit from MXNet's."""
+    app.connect("autodoc-skip-member", lambda app, what, name, *rest: True if name.startswith("mx_") else None)

@@ -22,7 +22,7 @@ from typing import Iterator, List, Optional, Sequence, Set, Tuple
 from .errors import CheckpointError
 
 _TRIES = 100  # of a temporary name; the first one is free but for a race with a process that cleans
-_WRITING: Set[str] = set()  # temporary names of this process, locked; a save within another writes to one
+_WRITING: Set[str] = set()  # temporary names of this process, locked; a save within another writes to one as it is
 
 
 @contextlib.contextmanager
@@ -42,12 +42,16 @@ def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
         for target in targets:
             _remove_abandoned(target)
         modes = [stat.S_IMODE(os.stat(each).st_mode) if os.path.lexists(each) else None for each in targets]
-        names = tuple(stack.enter_context(_temporary(target, mode)) for target, mode in zip(targets, modes))
+        names = tuple(
+            target if target in _WRITING else stack.enter_context(_temporary(target, mode))
+            for target, mode in zip(targets, modes)
+        )
         yield names
         for name, mode in zip(names, modes):
             _finish(name, mode)
-        with _restoring([target for target in targets if target not in _WRITING]):
-            for name, target in zip(names, targets):
+        finished = [(name, target) for name, target in zip(names, targets) if name != target]
+        with _restoring([target for _, target in finished]):
+            for name, target in finished:
                 os.replace(name, target)
         _flush_folders(targets)
 

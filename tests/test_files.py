@@ -241,3 +241,12 @@ def test_a_file_that_is_saved_within_another_save_is_not_waited_for(tmp_path, mo
     with replacing(str(tmp_path / "states")) as (outer,), replacing(outer) as (inner,):
         Path(inner).write_text("new")
     assert (tmp_path / "states").read_text() == "new" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_another_writer_leaves_a_save_within_another_alone(tmp_path):
+    path = str(tmp_path / "states")
+    with replacing(path) as (outer,):
+        with replacing(outer) as (inner,):
+            Path(inner).write_text("new")
+        files._remove_abandoned(path)  # as another process does that writes the same file
+    assert Path(path).read_text() == "new"

@@ -9,11 +9,13 @@ import mxnet as mx
 
 from ..errors import StaleGradientError, TrainerError
 from ..masters.copies import forget_masters
-from ..mxnet_private import parameters
+from ..mxnet_private import parameters, trainers
 from ..mxnet_private.arrays import is_fresh
 from ..scaling import loss_heads
 from ..training.running_stats import Named
 from ..training.step import Update, Weights
+
+_fresh = is_fresh.read  # asked of every weight at every step
 
 
 class Gradients(Weights):
@@ -60,7 +62,7 @@ class Gradients(Weights):
         taken = None if self._taken is None else {id(update.weight) for group in self._taken for update in group}
         for param in self._trained():
             for data in parameters.checked_arrays(param):
-                fresh = is_fresh(data) if taken is None else id(data) in taken
+                fresh = _fresh(data) if taken is None else id(data) in taken
                 if not fresh or id(data) in cleared:
                     raise StaleGradientError(
                         f"{call}: the gradient of parameter '{param.name}' on context {data.ctx} has not "
@@ -87,7 +89,7 @@ class Gradients(Weights):
         try:
             yield
         finally:
-            found = next((param.name for param, data in waiting if is_fresh(data)), None)
+            found = next((param.name for param, data in waiting if _fresh(data)), None)
             self._overwritten = self._overwritten or found
             for _, data in waiting:
                 is_fresh.set(data, True)
@@ -107,14 +109,14 @@ class Gradients(Weights):
     def fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
         """Yield the parameters, with their arrays, whose gradient backward has written and nothing has used."""
         pairs = ((param, data) for param in self._trained() for data in parameters.checked_arrays(param))
-        return (pair for pair in pairs if is_fresh(pair[1]))
+        return (pair for pair in pairs if _fresh(pair[1]))
 
     def fresh_grads(self) -> List[mx.nd.NDArray]:
         """Return the gradients that are fresh."""
         found = []
         for param in self._trained():
             pairs = zip(parameters.checked_arrays(param), parameters.checked_gradients(param))
-            found += [grad for data, grad in pairs if is_fresh(data)]
+            found += [grad for data, grad in pairs if _fresh(data)]
         return found
 
     def discard(self) -> None:
@@ -158,7 +160,7 @@ class Gradients(Weights):
                         f"{len(taken)} of them; make the trainer anew after reset_ctx."
                     )
                 for group, (data, grad) in zip(taken, pairs):
-                    if is_fresh(data):
+                    if _fresh(data):
                         group.append(Update(index, grad, data))
                         is_fresh.set(data, False)
             self._taken = taken
@@ -182,6 +184,10 @@ class Gradients(Weights):
             for k, group in enumerate(self.groups())
         ]
 
+    def shows(self, index: int, grads: List[mx.nd.NDArray]) -> bool:
+        """Return whether nothing else was put in the place of a parameter's gradients since."""
+        return parameters.gradients(self._params[index]) is grads
+
     def accumulates(self, index: int) -> bool:
         """Return whether a parameter has ``grad_req='add'``."""
         return bool(self._params[index].grad_req == "add")
@@ -193,9 +199,9 @@ class Gradients(Weights):
         """
         for param in self._trained() if self.kvstore else ():
             weights = parameters.checked_arrays(param)
-            if any(is_fresh(data) for data in weights):
+            if any(_fresh(data) for data in weights):
                 for data, grad in zip(weights, param.list_grad()):
-                    if not is_fresh(data):
+                    if not _fresh(data):
                         grad = grad.as_nd_ndarray()
                         mx.nd.zeros_like(grad, out=grad)
                         is_fresh.set(data, True)
@@ -203,7 +209,7 @@ class Gradients(Weights):
 
     def reduce(self) -> None:
         """Sum the gradients over contexts and workers."""
-        self._trainer.mx_allreduce_grads()
+        trainers.allreduce_grads(self._trainer)
 
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
         """Give all contexts the weights of the first, whose masters are the only ones from now on."""

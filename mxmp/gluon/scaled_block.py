@@ -27,7 +27,7 @@ def scaled_block(loss: Any, trainers: Sequence[TrainerSetup]) -> Iterator[Any]:
         scaled = stack.enter_context(block)
         for trainer in trainers:
             if trainer._scaler.active:
-                trainer._step.keep_running_stats(trainer._gradients)
+                trainer._training_step.keep_running_stats(trainer._gradients.running_stats())
         yield scaled
 
 

@@ -19,7 +19,7 @@ class Trainer(TrainerSetup):
 
     Three things are added. The loss is scaled, and a step whose gradients are not finite is
     skipped without a trace: weights, optimizer states, update counts and schedule keep every
-    bit, and running statistics that the forward pass destroyed are put back. Float16 and
+    bit, and running statistics that the forward pass made non-finite are restored. Float16 and
     bfloat16 parameters have float32 masters (see `mxmp.optimizer.MultiPrecision`). Calls out of
     turn are errors that say what to do.
 
@@ -120,7 +120,7 @@ class Trainer(TrainerSetup):
                 "after the last backward, then step."
             )
         self._begin("unscale")
-        self._step.unscale(self._gradients)
+        self._training_step.unscale(self._gradients)
 
     def clip_global_norm(self, max_norm: float) -> float:
         """Scale the gradients down so that their global norm is at most ``max_norm``.
@@ -145,7 +145,7 @@ class Trainer(TrainerSetup):
         """
         require_positive("clip_global_norm: max_norm", max_norm)
         self._begin("clip_global_norm")
-        return self._step.clip_global_norm(self._gradients, max_norm)
+        return self._training_step.clip_global_norm(self._gradients, max_norm)
 
     def clip_value(self, max_value: float) -> None:
         """Bring every element of the gradients into [-max_value, max_value].
@@ -162,7 +162,7 @@ class Trainer(TrainerSetup):
         """
         require_positive("clip_value: max_value", max_value)
         self._begin("clip_value")
-        self._step.clip_value(self._gradients, max_value)
+        self._training_step.clip_value(self._gradients, max_value)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Reduce the gradients, check them and update the parameters, or skip.
@@ -200,7 +200,7 @@ class Trainer(TrainerSetup):
         if self._scaler.window.reduced:
             raise TrainerError("allreduce_grads: the gradients are reduced already; call update or step.")
         self._begin("allreduce_grads")
-        self._step.reduce(self._gradients)
+        self._training_step.reduce(self._gradients)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Check the gradients and update the parameters, or skip: `step` without reducing.
@@ -236,7 +236,7 @@ class Trainer(TrainerSetup):
             TrainerError: Inside a scale_loss block.
         """
         self._scaler.require_closed("discard_grads")
-        self._step.discard()
+        self._training_step.discard()
         self._gradients.discard()
 
     # The window.
@@ -262,9 +262,9 @@ class Trainer(TrainerSetup):
 
     def _finish(self, rescale: float) -> bool:
         """Update or skip, and call the hooks."""
-        self._step.reduce(self._gradients)
+        self._training_step.reduce(self._gradients)
         any_fresh = any(self._gradients.groups())
-        updated = self._step.run(self._gradients, rescale) and any_fresh
+        updated = self._training_step.run(self._gradients, rescale) and any_fresh
         self._call_hooks(updated)
         return updated
 

@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 class TrainerSetup(ScalerStatus, TrainerBase):
     """What `Trainer` is made of; its methods that are not called at every step."""
 
-    _step: Step
+    _training_step: Step
     # States of a kvstore that updates, while there is none.
     _kept_states: Dict[int, Any] = {}
 
@@ -116,7 +116,7 @@ class TrainerSetup(ScalerStatus, TrainerBase):
             settings["update_on_kvstore"] = update_choice(trainer, scaler.loss_scale)
             made = [(updater.states, updater.states_synced) for updater in trainers.updaters(trainer)]
             trainer.__class__ = kind
-            trainer.mx_init_optimizer(trainers.optimizer(trainer), {"multi_precision": multi_precision})
+            trainers.init_optimizer(trainer, trainers.optimizer(trainer), {"multi_precision": multi_precision})
             for updater, (present, synced) in zip(trainers.updaters(trainer), made):
                 updater.states, updater.states_synced = present, synced
         trainer._attach_scaler(scaler)
@@ -216,13 +216,13 @@ class TrainerSetup(ScalerStatus, TrainerBase):
         self._scaler = scaler
         scaler.validate = self._require_fitting
         scaler.source.attach(scaler)
-        if "_step" in vars(self):
-            self._step.scaler = scaler
+        if "_gradients" in vars(self):
+            self._training_step.scaler = scaler
             return
-        self._step, self._gradients = Step(scaler), Gradients(self)
+        self._training_step, self._gradients = Step(scaler), Gradients(self)
         self._step_hooks: Dict[int, Callable[[Any, bool], None]] = OrderedDict()
         if all(parameters.is_initialized(param) for param in self.mx_params):
-            self._step.keep_running_stats(self._gradients)
+            self._training_step.keep_running_stats(self._gradients.running_stats())
 
     def mx_init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
         """Make the optimizer, with masters, and the updaters."""
@@ -242,9 +242,9 @@ class TrainerSetup(ScalerStatus, TrainerBase):
 
     def _prepare(self) -> None:
         if not self.mx_is_kvstore_ready:
-            self.mx_init_kvstore()
+            trainers.init_kvstore(self)
         if self.mx_params_to_init:
-            self.mx_init_params()
+            trainers.init_params(self)
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
         """Raise if gradients would be updated unchecked, or scaled, where a loss scale forbids it."""

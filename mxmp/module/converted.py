@@ -11,8 +11,8 @@ from ..arrays.casts import to_float32
 from ..dtypes import BFLOAT16, canonical
 from ..errors import ConvertError, TrainerError
 from ..lru_cache import LRUCache
+from ..mxnet_private import modules
 from ..mxnet_private.arrays import parse_data_desc
-from ..mxnet_private.modules import group_exec_bytes
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..scaling.scaler import Scaler
@@ -68,8 +68,8 @@ class ConvertedModule(Float32Params):
         """
         if force_rebind and self.binded:
             if self.params_initialized and self.mx_params_dirty:
-                self.mx_sync_params_from_devices()
-            self.mx_reset_bind()
+                modules.sync_params_from_devices(self)
+            modules.reset_bind(self)
             self._end_window()
         if self.binded:
             self.logger.warning("Already bound, ignoring bind()")
@@ -186,7 +186,7 @@ class ConvertedModule(Float32Params):
         if runnable.has_loss_scale:
             write_loss_scale(group, 1.0)
         self._runnable, self.mx_exec_group = runnable, group
-        self.mx_total_exec_bytes = group_exec_bytes(group)
+        self.mx_total_exec_bytes = modules.group_exec_bytes(group)
 
     def _place_params(self, shared: Optional[ConvertedModule]) -> None:
         """Share the host's parameters, copy them to the devices, or make room for them."""

@@ -14,6 +14,7 @@ from ..optimizer.gradient_pairs import mapped
 from ..policy import Policy
 from ..report import Report
 from ..symbol.arguments import require_symbol
+from ..training.running_stats import Named
 from .converted import write_loss_scale
 from .saving import ModuleFiles
 from .setup import accumulates, make_scaler
@@ -147,7 +148,7 @@ class Module(ModuleFiles):
             out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
             out_grads = [to_float32(grad) * scale for grad in out_grads] if scale != 1.0 else out_grads
         if self._scaler.active and self._training is not None:
-            self._training.step.keep_running_stats(self._step_weights(self._training))
+            self._training.step.keep_running_stats(self._running_stats())
         super().backward(out_grads)
         self._backward_scale = scale
         if self._scaler.active or accumulates(self.mx_grad_req):
@@ -226,8 +227,12 @@ class Module(ModuleFiles):
         """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
         group, numbers = self.mx_exec_group, self._bound("update").loss_outputs
         losses = [executor.outputs[number] for executor in group.execs for number in numbers]
-        stats = [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
-        return BoundWeights(training, self._trained(), losses, stats)
+        return BoundWeights(training, self._trained(), losses, self._running_stats())
+
+    def _running_stats(self) -> Named:
+        """Return the running statistics by name, on every context."""
+        group = self.mx_exec_group
+        return [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
 
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated."""

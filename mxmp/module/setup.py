@@ -10,6 +10,7 @@ import mxnet as mx
 from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, parse
 from ..masters.optimizer import MultiPrecision
+from ..mxnet_private import modules
 from ..optimizer import LossScaleOptimizer
 from ..policy import Policy
 from ..scaling.scaler import Scaler, ScalerStatus
@@ -57,7 +58,7 @@ class OptimizerSetup(ScalerStatus, ConvertedModule):
             _, self.loss_scale = optimizer.peek_optimizer_and_scale("Module")
             optimizer, _ = optimizer.hand_over("Module")
         if self.mx_params_dirty:
-            self.mx_sync_params_from_devices()
+            modules.sync_params_from_devices(self)
         low = self._low_weights()
         refuse_compression(self.mx_compression_params, self._scaler.active, bool(low))
         store, capable = open_for_module(kvstore, self.mx_compression_params, len(self.mx_context), self.mx_arg_params)
@@ -98,11 +99,11 @@ class OptimizerSetup(ScalerStatus, ConvertedModule):
         if self._scaler is not shared._scaler:
             theirs = shared._scaler.validate
 
-            def refuse(loss_scale: LossScale) -> None:
+            def validate(loss_scale: LossScale) -> None:
                 theirs(loss_scale)
                 self._require_fitting(loss_scale)
 
-            shared._scaler.validate = refuse
+            shared._scaler.validate = validate
             super()._share_scaler(shared)
 
     def _require_fitting(self, loss_scale: LossScale) -> None:

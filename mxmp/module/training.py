@@ -104,6 +104,8 @@ class Training:
 class BoundWeights(Weights):
     """The weights of one module that backward wrote gradients of, with what its loss heads gave (``losses``)."""
 
+    flags_losses = False
+
     def __init__(
         self, training: Training, weights: Sequence[Weight], losses: Sequence[mx.nd.NDArray], running_stats: Named
     ) -> None:
@@ -113,7 +115,7 @@ class BoundWeights(Weights):
         self._losses, self._running_stats = losses, running_stats
 
     def groups(self) -> List[List[Update]]:
-        """Return all weights, for each context that has an updater."""
+        """Return all weights, for each context."""
         return [
             [Update(index, weight.grads[k], weight.arrays[k]) for index, weight in self._weights.items()]
             for k in range(self._contexts)

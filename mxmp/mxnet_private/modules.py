@@ -30,6 +30,11 @@ def made_with(module: mx.mod.BaseModule) -> Dict[str, Any]:
     return {name: of(module) for name, of in _OPTIONS.items()}
 
 
+# Called as MXNet calls them, so that a user's class that overrides one is asked.
+reset_bind = method(_Module, "_reset_bind", "forgets the executors")
+sync_params_from_devices = method(_Module, "_sync_params_from_devices", "copies values from the executors")
+
+
 class ModuleBase(mx.mod.Module):
     """A module whose private attributes have names, and whose private methods can be overridden."""
 

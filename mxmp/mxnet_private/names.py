@@ -42,12 +42,12 @@ class attribute(property):
 
     def __init__(self, owner: Any, name: str, purpose: str) -> None:
         _register(owner, name, purpose, is_assigned=True)
-        self.name, self._read = name, attrgetter(name)
-        super().__init__(self._read, self.set, doc=purpose)
+        self.name, self.read = name, attrgetter(name)
+        super().__init__(self.read, self.set, doc=purpose)
 
     def __call__(self, value_of: Any) -> Any:
         """Return the value that an object has."""
-        return self._read(value_of)
+        return self.read(value_of)
 
     def set(self, value_of: Any, value: Any) -> None:
         """Give an object another value."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mxnet import gluon
 
-from .names import attribute, override
+from .names import attribute, method, override
 
 _Trainer = gluon.Trainer
 
@@ -15,6 +15,13 @@ kvstore = attribute(_Trainer, "_kvstore", "the kvstore; None without one")
 kvstore_params = attribute(_Trainer, "_kvstore_params", "the kvstore and update_on_kvstore that were asked for")
 is_kvstore_ready = attribute(_Trainer, "_kv_initialized", "whether the kvstore is set up")
 updates_on_kvstore = attribute(_Trainer, "_update_on_kvstore", "whether the kvstore updates; None before it is set up")
+
+
+# Called as MXNet calls them, so that a user's class that overrides one is asked.
+init_optimizer = method(_Trainer, "_init_optimizer", "makes the optimizer and the updaters")
+init_kvstore = method(_Trainer, "_init_kvstore", "opens the kvstore before the first use")
+init_params = method(_Trainer, "_init_params", "gives the kvstore the parameters that are initialized by now")
+allreduce_grads = method(_Trainer, "_allreduce_grads", "sums gradients over contexts and workers")
 
 
 class TrainerBase(gluon.Trainer):
@@ -36,4 +43,3 @@ class TrainerBase(gluon.Trainer):
     mx_init_kvstore = override(_Trainer, "_init_kvstore", "opens the kvstore before the first use")
     mx_init_params = override(_Trainer, "_init_params", "gives the kvstore the parameters that are initialized by now")
     mx_reset_kvstore = override(_Trainer, "_reset_kvstore", "forgets the kvstore when states or contexts are loaded")
-    mx_allreduce_grads = override(_Trainer, "_allreduce_grads", "sums gradients over contexts and workers")

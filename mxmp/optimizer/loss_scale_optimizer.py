@@ -74,7 +74,7 @@ class LossScaleOptimizer(KerasOptimizer):
         tf.keras.mixed_precision.LossScaleOptimizer of TensorFlow 2.12.
     """
 
-    _own = ("_scaler", "_step", "_state_updater", "_weights", "_scaled", "_given", "_owner")
+    _own = ("_scaler", "_training_step", "_state_updater", "_weights", "_scaled", "_given", "_owner")
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class LossScaleOptimizer(KerasOptimizer):
         multi = wrapped(inner)
         self.__setstate__({"inner": multi.inner, "masters": multi.masters})
         self._scaler = Scaler(ScaleSource(value))
-        self._step = Step(self._scaler)
+        self._training_step = Step(self._scaler)
         self._state_updater = mx.optimizer.get_updater(multi)
         self._weights: List[Weight] = []  # in the order of their indices
         self._scaled: List[ScaledLoss] = []  # those of this window
@@ -191,13 +191,13 @@ class LossScaleOptimizer(KerasOptimizer):
         self.check_states((u.index, u.weight, self._state_updater.states.get(u.index)) for u in updates)
         self._set_weights(weights)
         self._scaled, self._given = [], []
-        return self._step.run(GivenGradients(self._state_updater, updates, weights), self.inner.rescale_grad)
+        return self._training_step.run(GivenGradients(self._state_updater, updates, weights), self.inner.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present step, after an error between its calls: nothing is updated."""
         self._require_own("discard_grads")
         self._scaled, self._given = [], []
-        self._step.discard()
+        self._training_step.discard()
 
     def build(self, var_list: Iterable[Any]) -> None:
         """Make weights known, in an order that saved states keep; `apply_gradients` does it by itself.
@@ -246,7 +246,7 @@ class LossScaleOptimizer(KerasOptimizer):
         Raises:
             TrainerError: If it has weights of its own, or an owner, or is in the middle of a step.
         """
-        self._require_ready("hand_over")
+        self._require_ready(f"giving it to a {owner}")
         if self._weights:
             raise TrainerError(f"this LossScaleOptimizer has weights of its own; make another one for the {owner}.")
         return self._state_updater.optimizer, self._scaler.loss_scale

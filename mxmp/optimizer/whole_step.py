@@ -1,4 +1,4 @@
-"""An optimizer that will not be used weight by weight."""
+"""An optimizer that rejects updates of single weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss heads inside of nets: no loss scale reaches their gradient, so whoever scales a loss refuses them."""
+"""Detection of loss heads within nets, which ignore the gradient of their output and so the loss scale."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ class Weights(abc.ABC):
     optimizer: MultiPrecision
     updaters: Sequence[mx.optimizer.Updater]
     kvstore: Any = None
+    flags_losses = True  # whether the window has a flag of the losses, which scale_loss makes
 
     @property
     def workers(self) -> Optional[KVStore]:
@@ -61,6 +62,10 @@ class Weights(abc.ABC):
     @abc.abstractmethod
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let the user see other arrays as gradients, by the index of their weight; `groups` has them from now on."""
+
+    def shows(self, index: int, grads: List[mx.nd.NDArray]) -> bool:
+        """Return whether the user still sees what `set_grads` was given, so that it is to be taken back."""
+        return True
 
     def accumulates(self, index: int) -> bool:
         """Return whether backward passes add to the gradient of a weight (``grad_req='add'``)."""
@@ -110,9 +115,9 @@ class Step:
         self._running_stats = RunningStats()
         self._shown: List[_Shown] = []
 
-    def keep_running_stats(self, weights: Weights) -> None:
+    def keep_running_stats(self, stats: Named) -> None:
         """Copy the running statistics, to restore them if a forward pass overflows; before backward."""
-        self._running_stats.keep(weights.running_stats())
+        self._running_stats.keep(stats)
 
     def reduce(self, weights: Weights) -> None:
         """Sum the gradients over contexts and workers, still scaled; once a window."""
@@ -123,7 +128,7 @@ class Step:
         loss_flag = scaler.window.loss_flag
         if workers is not None:
             self._show_float32(weights)  # sums over workers may exceed float16
-            if scaler.checks:  # a worker's loss decides for all
+            if scaler.checks and weights.flags_losses:  # a worker's loss decides for all
                 loss_flag = workers.agree(loss_flag)
         weights.reduce()
         scaler.window = scaler.window.after_reduce(loss_flag)
@@ -194,8 +199,10 @@ class Step:
 
     def discard(self) -> None:
         """Show the gradients' own arrays again and forget the window."""
-        self._hide_float32()
-        self.scaler.close_window()
+        try:
+            self._hide_float32()
+        finally:
+            self.scaler.close_window()
 
     def _unscaled(self, weights: Weights) -> List[List[Update]]:
         if not self.scaler.window.is_unscaled:
@@ -255,17 +262,13 @@ class Step:
 
     def _hide_float32(self) -> None:
         """Show the gradients' own arrays again; those that accumulate take over what was shown, zeros above all."""
-        for weights, originals, copies in self._shown:
-            weights.set_grads({i: originals[i] for i, shown in copies.items() if _same(weights.grads(i), shown)})
+        shown, self._shown = self._shown, []
+        for weights, originals, copies in shown:
+            weights.set_grads({index: originals[index] for index in copies if weights.shows(index, copies[index])})
             for index in filter(weights.accumulates, copies):
                 for copy, grad in zip(copies[index], originals[index]):
                     round_into(copy.as_nd_ndarray(), grad.as_nd_ndarray())
-        self._shown.clear()
 
 
 def _gradients(groups: Sequence[Sequence[Update]]) -> List[mx.nd.NDArray]:
     return [update.grad for group in groups for update in group]
-
-
-def _same(arrays: Sequence[mx.nd.NDArray], others: Sequence[mx.nd.NDArray]) -> bool:
-    return all(array is other for array, other in zip(arrays, others))

@@ -181,3 +181,16 @@ def test_without_a_scale_stale_gradients_are_as_in_gluon():
         trainer.step(1)
     assert trainer.step(1, ignore_stale_grad=True) is False
     assert w.data().asscalar() == 0
+
+
+@pytest.mark.parametrize("end", [lambda t: t.step(1), lambda t: t.discard_grads()], ids=["step", "discard"])
+def test_a_step_ends_though_a_gradient_is_gone(end):
+    w = param([1.0], dtype="float16")
+    trainer = sgd(w, 8)
+    backward(trainer, w, [2.0])
+    trainer.unscale()
+    w.grad_req = "null"
+    end(trainer)
+    w.grad_req = "write"
+    backward(trainer, w, [2.0])
+    assert trainer.step(1)

@@ -195,3 +195,32 @@ def test_contexts_that_will_drift_apart_are_logged(caplog):
     assert not caplog.records
     sgd(param([1.0], ctx=TWO), kvstore=None)
     assert "kvstore=None with 2 contexts: their gradients are not summed" in caplog.text
+
+
+class _Derived(mxmp.gluon.Trainer):
+    """A trainer of a user's, with hooks and names of his own."""
+
+    def __init__(self, *args, **kwargs):
+        self.calls, self._step = [], 0
+        super().__init__(*args, **kwargs)
+
+    def _init_kvstore(self):
+        self.calls.append("kvstore")
+        super()._init_kvstore()
+
+    def _init_params(self):
+        self.calls.append("params")
+        super()._init_params()
+
+    def _allreduce_grads(self):
+        self.calls.append("reduce")
+        super()._allreduce_grads()
+
+
+def test_hooks_of_a_derived_trainer_are_called_and_its_names_are_its_own():
+    w = param([1.0], ctx=TWO)
+    trainer = _Derived([w], "sgd", {"learning_rate": 1.0}, loss_scale=8)
+    for ctx in TWO:
+        backward(trainer, w, [0.5], ctx)
+    assert trainer.step(1) and trainer._step == 0
+    assert trainer.calls == ["kvstore", "params", "reduce"]

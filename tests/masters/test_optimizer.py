@@ -11,6 +11,7 @@ from mxmp.arrays.casts import round_into, to_float32
 from mxmp.dtypes import to_numpy
 from mxmp.errors import TrainerError
 from mxmp.masters.copies import keep_masters
+from mxmp.masters.optimizer import MasterState
 from mxmp.optimizer import MultiPrecision
 
 LOW = ["float16", "bfloat16"]
@@ -298,3 +299,9 @@ def test_a_cast_after_the_first_update_is_an_error(first, many):
 def test_only_lbsgd_needs_unscaled_gradients():
     needing = [n for n in OPTIMIZERS if MultiPrecision(make(n)).needs_unscaled_gradients]
     assert needing == ["lbsgd"]
+
+
+def test_a_pickle_of_version_0_1_finds_its_classes():
+    from mxmp.optimizer import multi_precision
+
+    assert (multi_precision.MultiPrecision, multi_precision.MasterState) == (MultiPrecision, MasterState)

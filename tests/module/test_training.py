@@ -165,3 +165,17 @@ def test_what_is_written_into_true_gradients_that_add_up_stays():
         arrays[0][:] = 0
     module.update()
     assert not any(arrays[0].asnumpy().any() for arrays in module._exec_group.grad_arrays)
+
+
+def test_a_gradient_that_is_replaced_after_unscale_is_used_once():
+    module = Module(mlp(), policy="O2", loss_scale=8)
+    module.bind([("data", (8, 6))], [("softmax_label", (8,))])
+    module.init_params()
+    module.init_optimizer()
+    module.forward_backward(batches()[0])
+    grads = module._exec_group.grad_arrays[0]
+    (own,) = grads
+    module.unscale()
+    grads[0] = grads[0] * 0.5
+    module.update()
+    assert grads[0] is own and own.dtype == np.float16

@@ -533,7 +533,7 @@ def test_looking_at_the_parts_hands_nothing_over():
 def test_a_used_optimizer_is_not_handed_over(call):
     optimizer, w = LossScaleOptimizer(sgd()), weight([1.0])
     grads = backward(optimizer, [w])
-    with pytest.raises(TrainerError, match="hand_over came between get_scaled_loss and apply_gradients"):
+    with pytest.raises(TrainerError, match="giving it to a .* came between get_scaled_loss and apply_gradients"):
         getattr(optimizer, call)("Trainer")
     optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(grads), [w]))
     with pytest.raises(TrainerError, match="has weights of its own; make another one for the Trainer"):
