@@ -63,7 +63,10 @@ class Node:
 
     def get(self, key: str, default: str | None = None) -> str | None:
         """Return an attribute's text, or ``default``."""
-        return next((value for found, value in self.attrs if found == key), default)
+        for found, value in self.attrs:  # a loop: the conversion asks 20,000 times
+            if found == key:
+                return value
+        return default
 
     def rewired(self, inputs: Tuple[Entry, ...], subgraphs: Optional[Tuple["Graph", ...]] = None) -> "Node":
         """Return this node with other inputs, and other bodies if they are given."""
