@@ -126,7 +126,7 @@ class Graph:
         found: Dict[Key, List[Tuple[int, int]]] = {}
         for position, node in enumerate(self.nodes):
             for port, entry in enumerate(node.inputs):
-                found.setdefault(entry.key, []).append((position, port))
+                found.setdefault(entry[:2], []).append((position, port))
         return found
 
 
@@ -198,7 +198,7 @@ class GraphBuilder:
 
     def mapped(self, entry: Entry) -> Entry:
         """Return the new entry of an old one, with the old one's version."""
-        new = self._map[entry.key]
+        new = self._map[entry[:2]]  # its key; asked for each input of each pass
         return new if new.version == entry.version else new._replace(version=entry.version)
 
     def inputs(self, node: Node) -> Tuple[Entry, ...]:
