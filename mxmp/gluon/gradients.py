@@ -8,7 +8,7 @@ from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
 import mxnet as mx
 
 from ..errors import StaleGradientError, TrainerError
-from ..masters.copies import forget_masters
+from ..masters.copies import copy_to_other_contexts
 from ..mxnet_private import parameters, trainers
 from ..mxnet_private.arrays import is_fresh
 from ..scaling import loss_heads
@@ -214,10 +214,7 @@ class Gradients(Weights):
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
         """Give all contexts the weights of the first, whose masters are the only ones from now on."""
         for index in indices if len(self.updaters) < len(self._trainer.mx_contexts) else ():
-            first, *others = self._params[index].list_data()
-            for other in others:
-                first.copyto(other)
-            forget_masters(self._params[index], but=first.ctx)
+            copy_to_other_contexts(self._params[index].list_data(), self._params[index])
 
     def release(self) -> None:
         """Forget the taken gradients."""

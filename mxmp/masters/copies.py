@@ -92,3 +92,12 @@ def _synced(master: Optional[mx.nd.NDArray], weight: mx.nd.NDArray) -> mx.nd.NDA
 
 def _kept(param: mx.gluon.Parameter) -> Dict[mx.Context, mx.nd.NDArray]:
     return getattr(param, _KEPT, {})
+
+
+def copy_to_other_contexts(arrays: Sequence[mx.nd.NDArray], param: Optional[mx.gluon.Parameter] = None) -> None:
+    """Give all contexts of a weight the value of the first, whose master is the only one that ``param`` keeps."""
+    first, *others = arrays
+    for other in others:
+        first.copyto(other)
+    if others and param is not None:
+        forget_masters(param, but=first.ctx)

@@ -125,6 +125,10 @@ class MultiPrecision(OptimizerBase):
             state = self.inner.create_state_multi_precision(index, to_float32(weight))
             return MasterState(None, state)
         master = new_master(weight, param)
+        return self.create_state_of_master(index, master)
+
+    def create_state_of_master(self, index: int, master: mx.nd.NDArray) -> MasterState:
+        """Return the state of a low precision weight whose float32 value is given; it is kept, not copied."""
         return MasterState(master, self.inner.create_state_multi_precision(index, master))
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 
 from ..distributed import KVStore
-from ..masters.copies import sync_master_from_weight
+from ..masters.copies import copy_to_other_contexts, sync_master_from_weight
 from ..masters.optimizer import MasterState, MultiPrecision
 from ..scaling.scaler import Scaler
 from ..training import states
@@ -80,10 +80,10 @@ class Training:
             elif self.optimizer.masters and index not in self.updaters[number].states:
                 master = value.copyto(array.ctx)
                 sync_master_from_weight(master, array)
-                inner = self.optimizer.inner.create_state_multi_precision(index, master)
-                self.updaters[number].states[index] = MasterState(master, inner)
+                self.updaters[number].states[index] = self.optimizer.create_state_of_master(index, master)
                 self.updaters[number].states_synced[index] = True
-        copy_to_others([weight], len(self.updaters))
+        if len(self.updaters) < len(weight.arrays):
+            copy_to_other_contexts(weight.arrays)
 
     # ------------------------------------------------------------------ states
 
@@ -149,7 +149,8 @@ class BoundWeights(Weights):
 
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
         """Give contexts without an updater the weights of those that have one."""
-        copy_to_others([self._weights[index] for index in indices], len(self.updaters))
+        for index in indices if len(self.updaters) < self._contexts else ():
+            copy_to_other_contexts(self._weights[index].arrays)
 
     def losses(self) -> Sequence[mx.nd.NDArray]:
         """Return what the loss heads gave, which says whether the loss itself is finite."""
@@ -158,10 +159,3 @@ class BoundWeights(Weights):
     def running_stats(self) -> Named:
         """Return the running statistics on every context."""
         return self._running_stats
-
-
-def copy_to_others(weights: Iterable[Weight], count: int) -> None:
-    """Give all contexts but the first ``count`` the weights of the first."""
-    for weight in weights:
-        for array in weight.arrays[count:]:
-            weight.arrays[0].copyto(array)

@@ -11,7 +11,7 @@ from mxnet.base import check_call
 from ..arrays.casts import is_low_precision, to_float32
 from ..dtypes import FLOAT32, PRECISIONS, canonical
 from ..errors import TrainerError
-from ..masters.copies import forget_masters
+from ..masters.copies import copy_to_other_contexts
 from ..mxnet_private import parameters
 from ..mxnet_private.arrays import library, multiply
 from ..training.state_header import Described
@@ -238,8 +238,5 @@ class GivenGradients(Weights):
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
         """Give all contexts the weights of the first, whose masters are the only ones from now on."""
         for index in indices:
-            first, *others = arrays_of(self._weights[index], index)
-            for other in others:
-                first.copyto(other)
-            if others and isinstance(self._weights[index], mx.gluon.Parameter):
-                forget_masters(self._weights[index], but=first.ctx)
+            weight = self._weights[index]
+            copy_to_other_contexts(arrays_of(weight, index), weight if isinstance(weight, mx.gluon.Parameter) else None)
