@@ -21,7 +21,7 @@ from ..scaling.shared import SharedLossScale, make_source
 from ..training import states
 from ..training.kvstores import (
     any_sparse,
-    broadcast_param,
+    init_param,
     choose_update,
     kvstore_updater,
     open_for_trainer,
@@ -273,13 +273,13 @@ class TrainerSetup(ScalerStatus, TrainerBase):
 
     def mx_init_params(self) -> None:
         """Give the kvstore the parameters that are initialized by now, and all workers those of worker 0."""
-        if not isinstance(self.mx_kvstore, KVStore):
-            super().mx_init_params()
-            return
-        for param in self.mx_params_to_init:
-            if not parameters.is_deferred(param):
-                broadcast_param(self.mx_kvstore, self.mx_param_indices[param.name], param)
-        self.mx_params_to_init = [param for param in self.mx_params_to_init if parameters.is_deferred(param)]
+        summed = self.mx_params_to_init if self.mx_kvstore and not self.mx_updates_on_kvstore else ()
+        ready = [param for param in summed if not parameters.is_deferred(param)]
+        done = {
+            param.name for param in ready if init_param(self.mx_kvstore, self.mx_param_indices[param.name], param)
+        }
+        self.mx_params_to_init = [param for param in self.mx_params_to_init if param.name not in done]
+        super().mx_init_params()
 
     def _updates_on_kvstore(self) -> bool:
         self._prepare()

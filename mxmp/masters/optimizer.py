@@ -149,7 +149,7 @@ class MultiPrecision(OptimizerBase):
         if not low:
             self.inner.update_multi_precision(index, weight, grad, state)
             return
-        wide = [self._wide(*each) for each in zip(indices, weights, states)]
+        wide = [self.wide(*each) for each in zip(indices, weights, states)]
         inner_states = [each.inner for each in states]
         if many:
             self.inner.update_multi_precision(index, wide, [to_float32(each) for each in grad], inner_states)
@@ -171,18 +171,25 @@ class MultiPrecision(OptimizerBase):
             if state is not None and isinstance(state, MasterState) != is_low_precision(weight):
                 raise self._cast_after_state(index)
 
-    def _wide(self, index: int, weight: mx.nd.NDArray, state: MasterState) -> mx.nd.NDArray:
-        """Return what the inner optimizer updates: the master, shared and brought up to date, or a copy."""
+    def share_master(self, index: int, weight: mx.nd.NDArray, state: MasterState) -> Optional[mx.nd.NDArray]:
+        """Return the master of a weight, on its context and shared with all who have the parameter; None without one."""
         if state.master is None:
-            return to_float32(weight)
+            return None
         if state.master.ctx != weight.ctx:  # where a kvstore or a loaded file differ
             state.master = state.master.as_in_context(weight.ctx)
             state.inner = mx.optimizer.Updater(self.inner).sync_state_context(state.inner, weight.ctx)
         param = self.inner.param_dict.get(index)
         if param is not None:
             state.master = shared_master(state.master, weight, param)
-        sync_master_from_weight(state.master, weight)
         return state.master
+
+    def wide(self, index: int, weight: mx.nd.NDArray, state: MasterState) -> mx.nd.NDArray:
+        """Return what the inner optimizer updates: the master, shared and brought up to date, or a copy."""
+        master = self.share_master(index, weight, state)
+        if master is None:
+            return to_float32(weight)
+        sync_master_from_weight(master, weight)
+        return master
 
     def _cast_after_state(self, index: int) -> TrainerError:
         param = self.inner.param_dict.get(index)

@@ -6,6 +6,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 
+from ..arrays.casts import to_float32
 from ..distributed import KVStore
 from ..masters.copies import copy_to_other_contexts, sync_master_from_weight
 from ..masters.optimizer import MasterState, MultiPrecision
@@ -60,7 +61,7 @@ class Training:
                 first = value.as_in_context(weight.arrays[0].ctx)
                 kvstore.broadcast(weight.name, first, [value, *weight.arrays])
             else:
-                kvstore.init(weight.name, weight.arrays[0])
+                kvstore.init(weight.name, to_float32(weight.arrays[0]))  # it sums in the dtype that it is given first
 
     # ------------------------------------------------------------------ masters
 

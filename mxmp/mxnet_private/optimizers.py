@@ -14,6 +14,7 @@ set_current_context = method(_Optimizer, "_set_current_context", "chooses the de
 update_count = method(_Optimizer, "_update_count", "counts an update of one index or several")
 learning_rates = method(_Optimizer, "_get_lrs", "gives the learning rates of indices")
 weight_decays = method(_Optimizer, "_get_wds", "gives the weight decays of indices")
+update_sgd = method(mx.optimizer.SGD, "_update_impl", "updates lists of weights by one kernel, with masters or without")
 
 
 class OptimizerBase(mx.optimizer.Optimizer):

@@ -6,11 +6,11 @@ from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
 
 import mxnet as mx
 
-from ..arrays.casts import is_low_precision, round_into
+from ..arrays.casts import is_low_precision, round_into, to_float32
 from ..distributed import KVStore, distributed
 from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, StaticLossScale
-from ..masters.copies import exact_value, forget_masters, keep_masters
+from ..masters.copies import copy_to_other_contexts, exact_value, forget_masters, keep_masters
 from ..masters.optimizer import MasterState, MultiPrecision, needs_unscaled_gradients
 from ..mxnet_private import arrays, parameters
 from ..mxnet_private.arrays import create_kvstore
@@ -164,7 +164,23 @@ def require_rescaled(loss_scale: LossScale, optimizer: mx.optimizer.Optimizer) -
 # ------------------------------------------------------------------ weights of the workers
 
 
-def broadcast_param(kvstore: KVStore, key: int, param: mx.gluon.Parameter) -> None:
+def init_param(kvstore: Any, key: int, param: mx.gluon.Parameter) -> bool:
+    """Give a kvstore that sums gradients a parameter, unless MXNet's trainer can do it; return whether it was done.
+
+    All workers get the value of worker 0.
+    """
+    if isinstance(kvstore, KVStore):
+        _broadcast_param(kvstore, key, param)
+        return True
+    weights = param.list_data()
+    if not isinstance(kvstore, mx.kv.KVStore) or not is_low_precision(weights[0]):
+        return False
+    kvstore.init(key, to_float32(weights[0]))  # it sums in the dtype that it is given first
+    copy_to_other_contexts(weights)
+    return True
+
+
+def _broadcast_param(kvstore: KVStore, key: int, param: mx.gluon.Parameter) -> None:
     """Give a parameter the value that it has on worker 0: its float32 master where it is low precision."""
     weights = param.list_data()
     if not is_low_precision(weights[0]) or param.grad_req == "null":

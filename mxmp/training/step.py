@@ -11,21 +11,14 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 import mxnet as mx
 
 from ..arrays.casts import copy_to_float32, is_low_precision, round_into
-from ..arrays.finite import all_finite, first_non_finite
+from ..arrays.finite import all_finite, first_non_finite, merge_flags
 from ..arrays.norms import clip_coefficient, scale_in_place
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError
 from ..masters.optimizer import MultiPrecision
+from ..masters.update import Update, masters_follow, update
 from ..scaling.scaler import Scaler, non_finite_loss
 from .running_stats import Named, RunningStats
-
-
-class Update(NamedTuple):
-    """What an ``mx.optimizer.Updater`` needs for one weight on one context, which is updated in place."""
-
-    index: int  # type: ignore[assignment]  # it hides tuple.index
-    grad: mx.nd.NDArray
-    weight: mx.nd.NDArray
 
 
 class Weights(abc.ABC):
@@ -126,10 +119,10 @@ class Step:
             return
         weights.prepare_reduce()
         loss_flag = scaler.window.loss_flag
-        if workers is not None:
-            self._show_float32(weights)  # sums over workers may exceed float16
-            if scaler.checks and weights.flags_losses:  # a worker's loss decides for all
-                loss_flag = workers.agree(loss_flag)
+        if weights.kvstore is not None:
+            self._show_float32(weights)  # sums over contexts and workers may exceed float16
+        if workers is not None and scaler.checks and weights.flags_losses:  # a worker's loss decides for all
+            loss_flag = workers.agree(loss_flag)
         weights.reduce()
         scaler.window = scaler.window.after_reduce(loss_flag)
 
@@ -221,6 +214,7 @@ class Step:
             finite = self.scaler.should_step(None)
         else:
             self._check_running_stats(weights)
+            self.scaler.window = self.scaler.window.with_masters(self._masters_follow(weights))
             finite = self.scaler.should_step(all_finite(grads))
         losses = () if finite else weights.losses()
         if losses:
@@ -235,6 +229,12 @@ class Step:
             flag = self._running_stats.check(weights.running_stats())
             self.scaler.window = self.scaler.window.with_stats(flag)
 
+    def _masters_follow(self, weights: Weights) -> Optional[mx.nd.NDArray]:
+        """Return a flag that is 1 if no weight was changed beside its master, None where each update looks itself."""
+        flags = [masters_follow(*pair) for pair in zip(weights.updaters, weights.groups())]
+        found = [flag for flag in flags if flag is not None]
+        return merge_flags(found) if found and len(found) == len(flags) else None
+
     def _update(self, weights: Weights, rescale: float, factor: float) -> None:
         """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""
         optimizer, updaters = weights.optimizer, weights.updaters
@@ -244,8 +244,7 @@ class Step:
         optimizer.rescale_grad = rescale * factor
         try:
             for updater, group in zip(updaters, groups):
-                if group:
-                    updater(*zip(*group))
+                update(updater, group, self.scaler.window.masters_follow)
         finally:
             optimizer.rescale_grad = rescale
         weights.copy_to_other_contexts([update.index for group in groups for update in group])

@@ -1,0 +1,107 @@
+"""Many arrays cast or compared in a few kernel launches: for a GPU, where each launch costs as much as a small array.
+
+MXNet has no cast of many arrays, but its SGD takes 60 weights at once, with float16 gradients and weights and float32
+masters (MultiSGDKernel in src/operator/optimizer_op-inl.h at tag 1.9.1):
+
+    mom = momentum * mom - lr * wd * w32 - lr * rescale_grad * float32(gradient)
+    w32 = w32 + mom
+    weight = round(w32)
+
+A learning rate of -1 adds the gradients to masters of zeros, which casts them to float32; one of 0 rounds the masters
+into the weights. Both are exact, but that -0 becomes 0, and with a rate of 0 an infinite master NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator, List, Sequence, Tuple
+
+import mxnet as mx
+
+from .casts import flat, pieces
+
+# The arrays of one launch: N of MultiSGDKernelParam.
+MOST_ARRAYS = 60
+# Elements that are compared at a time: 32 MiB in float16.
+_MOST_ELEMENTS = 2**24
+
+_Pair = Tuple[mx.nd.NDArray, mx.nd.NDArray]
+
+
+def on_gpu(array: mx.nd.NDArray) -> bool:
+    """Return whether an array lies on a GPU."""
+    return bool(array.ctx.device_type == "gpu")
+
+
+def chunks(items: Sequence, size: int = MOST_ARRAYS) -> Iterator[Sequence]:
+    """Yield parts of a sequence of at most ``size`` items."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
+    """Return dense float16 arrays of one context as float32, views of one array."""
+    wide = _views(mx.nd.zeros((sum(array.size for array in arrays),), ctx=arrays[0].ctx), arrays)
+    for group in chunks(list(zip(arrays, wide))):
+        lows = [low for low, _ in group]
+        _sgd(lows, lows, [master for _, master in group], lr=-1)
+    return wide
+
+
+def round_all(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]) -> None:
+    """Round float32 arrays to nearest even into float16 ones of the same shapes, which hold numbers, not NaN, before."""
+    for group in chunks(list(zip(weights, masters))):
+        lows = [low for low, _ in group]
+        _sgd(lows, lows, [master for _, master in group], lr=0)
+
+
+def all_rounded(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return a flag that is 1 if each float16 array is what its float32 one rounds to, else 0; no host read.
+
+    Exact for finite values; 0 if any is not finite, and then a float32 value beside a NaN is NaN too. Shape (1,),
+    float32.
+    """
+    groups = list(_comparable(masters, weights))
+    squares = mx.nd.empty((len(groups),), ctx=weights[0].ctx)
+    for number, group in enumerate(groups):
+        lows, wides = [low for _, low in group], [wide for wide, _ in group]
+        joined = mx.nd.empty((sum(low.size for low in lows),), ctx=squares.ctx, dtype=lows[0].dtype)
+        rounded = _views(joined, lows)
+        _sgd(rounded, lows, wides, lr=0)
+        # In float16, where a difference is 0 only of equal numbers: rounded - low.
+        inputs = [array for pair in zip(rounded, lows) for array in pair]
+        mx.nd.multi_sgd_update(*inputs, lrs=[1] * len(lows), wds=[0] * len(lows), num_weights=len(lows), out=rounded)
+        mx.nd.multi_sum_sq(joined, num_arrays=1, out=squares[number : number + 1])
+    return (squares if len(groups) == 1 else mx.nd.sum(squares)) == 0
+
+
+def _comparable(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]) -> Iterator[List[_Pair]]:
+    """Yield pairs of flat parts of the arrays, as many as one launch takes and few enough elements."""
+    group: List[_Pair] = []
+    room = _MOST_ELEMENTS
+    for master, weight in zip(masters, weights):
+        for part, low in zip(pieces(master, _MOST_ELEMENTS), pieces(weight, _MOST_ELEMENTS)):
+            if group and (len(group) == MOST_ARRAYS or low.size > room):
+                yield group
+                group, room = [], _MOST_ELEMENTS
+            group.append((part, low))
+            room -= low.size
+    yield group
+
+
+def _sgd(
+    weights: Sequence[mx.nd.NDArray], grads: Sequence[mx.nd.NDArray], masters: Sequence[mx.nd.NDArray], lr: float
+) -> None:
+    count = len(weights)
+    inputs = [array for triple in zip(weights, grads, masters) for array in triple]
+    options = {} if lr else {"clip_gradient": 1}  # 0 times a gradient of inf would be NaN
+    mx.nd.multi_mp_sgd_update(
+        *inputs, lrs=[lr] * count, wds=[0] * count, num_weights=count, out=list(weights), **options
+    )
+
+
+def _views(joined: mx.nd.NDArray, like: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
+    """Return parts of a one-dimensional array in the shapes of others."""
+    found, start = [], 0
+    for array in like:
+        found.append(joined[start : start + array.size].reshape(array.shape))
+        start += array.size
+    return found
