@@ -13,17 +13,22 @@ into the weights. Both are exact, but that -0 becomes 0, and with a rate of 0 an
 
 from __future__ import annotations
 
-from typing import Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple, TypeVar
 
 import mxnet as mx
 
-from .casts import flat, pieces
+from ..mxnet_private.arrays import multiply
+from .casts import pieces
 
 # The arrays of one launch: N of MultiSGDKernelParam.
 MOST_ARRAYS = 60
 # Elements that are compared at a time: 32 MiB in float16.
 _MOST_ELEMENTS = 2**24
 
+# The largest float16.
+_LARGEST = 65504
+
+_T = TypeVar("_T")
 _Pair = Tuple[mx.nd.NDArray, mx.nd.NDArray]
 
 
@@ -32,7 +37,7 @@ def on_gpu(array: mx.nd.NDArray) -> bool:
     return bool(array.ctx.device_type == "gpu")
 
 
-def chunks(items: Sequence, size: int = MOST_ARRAYS) -> Iterator[Sequence]:
+def chunks(items: Sequence[_T], size: int = MOST_ARRAYS) -> Iterator[Sequence[_T]]:
     """Yield parts of a sequence of at most ``size`` items."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
@@ -47,7 +52,7 @@ def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
 
 
 def round_all(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]) -> None:
-    """Round float32 arrays to nearest even into float16 ones of the same shapes, which hold numbers, not NaN, before."""
+    """Round float32 arrays to nearest even into float16 ones of the same shapes, which hold no NaN before."""
     for group in chunks(list(zip(weights, masters))):
         lows = [low for low, _ in group]
         _sgd(lows, lows, [master for _, master in group], lr=0)
@@ -69,6 +74,7 @@ def all_rounded(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArra
         # In float16, where a difference is 0 only of equal numbers: rounded - low.
         inputs = [array for pair in zip(rounded, lows) for array in pair]
         mx.nd.multi_sgd_update(*inputs, lrs=[1] * len(lows), wds=[0] * len(lows), num_weights=len(lows), out=rounded)
+        multiply(joined, scalar=_LARGEST, out=joined)  # on a CPU the smallest squares would be 0
         mx.nd.multi_sum_sq(joined, num_arrays=1, out=squares[number : number + 1])
     return (squares if len(groups) == 1 else mx.nd.sum(squares)) == 0
 
@@ -92,7 +98,7 @@ def _sgd(
 ) -> None:
     count = len(weights)
     inputs = [array for triple in zip(weights, grads, masters) for array in triple]
-    options = {} if lr else {"clip_gradient": 1}  # 0 times a gradient of inf would be NaN
+    options: Dict[str, Any] = {} if lr else {"clip_gradient": 1}  # 0 times a gradient of inf would be NaN
     mx.nd.multi_mp_sgd_update(
         *inputs, lrs=[lr] * count, wds=[0] * count, num_weights=count, out=list(weights), **options
     )

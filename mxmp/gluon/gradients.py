@@ -9,11 +9,12 @@ import mxnet as mx
 
 from ..errors import StaleGradientError, TrainerError
 from ..masters.copies import copy_to_other_contexts
+from ..masters.update import Update
 from ..mxnet_private import parameters, trainers
 from ..mxnet_private.arrays import is_fresh
 from ..scaling import loss_heads
 from ..training.running_stats import Named
-from ..training.step import Update, Weights
+from ..training.step import Weights
 
 _fresh = is_fresh.read  # asked of every weight at every step
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Optional
 import mxnet as mx
 from mxnet.gluon.utils import HookHandle
 
-from ..distributed import KVStore, distributed
+from ..distributed import distributed
 from ..errors import TrainerError
 from ..loss_scale import LossScale, parse
 from ..masters.optimizer import MultiPrecision
@@ -21,8 +21,8 @@ from ..scaling.shared import SharedLossScale, make_source
 from ..training import states
 from ..training.kvstores import (
     any_sparse,
-    init_param,
     choose_update,
+    init_param,
     kvstore_updater,
     open_for_trainer,
     require_known,

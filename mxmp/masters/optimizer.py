@@ -172,7 +172,7 @@ class MultiPrecision(OptimizerBase):
                 raise self._cast_after_state(index)
 
     def share_master(self, index: int, weight: mx.nd.NDArray, state: MasterState) -> Optional[mx.nd.NDArray]:
-        """Return the master of a weight, on its context and shared with all who have the parameter; None without one."""
+        """Return the master of a weight, on its context and shared by all who have the parameter; None without one."""
         if state.master is None:
             return None
         if state.master.ctx != weight.ctx:  # where a kvstore or a loaded file differ

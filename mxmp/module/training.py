@@ -10,11 +10,12 @@ from ..arrays.casts import to_float32
 from ..distributed import KVStore
 from ..masters.copies import copy_to_other_contexts, sync_master_from_weight
 from ..masters.optimizer import MasterState, MultiPrecision
+from ..masters.update import Update
 from ..scaling.scaler import Scaler
 from ..training import states
 from ..training.running_stats import Named
 from ..training.state_header import Described, Target
-from ..training.step import Step, Update, Weights
+from ..training.step import Step, Weights
 
 
 class Weight(NamedTuple):

@@ -12,10 +12,11 @@ from ..arrays.casts import is_low_precision, to_float32
 from ..dtypes import FLOAT32, PRECISIONS, canonical
 from ..errors import TrainerError
 from ..masters.copies import copy_to_other_contexts
+from ..masters.update import Update
 from ..mxnet_private import parameters
 from ..mxnet_private.arrays import library, multiply
 from ..training.state_header import Described
-from ..training.step import Update, Weights
+from ..training.step import Weights
 
 _FLOATS = (*PRECISIONS, "float64")
 

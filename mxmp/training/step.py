@@ -214,7 +214,7 @@ class Step:
             finite = self.scaler.should_step(None)
         else:
             self._check_running_stats(weights)
-            self.scaler.window = self.scaler.window.with_masters(self._masters_follow(weights))
+            self.scaler.window = self.scaler.window.with_masters(_masters_flag(weights))
             finite = self.scaler.should_step(all_finite(grads))
         losses = () if finite else weights.losses()
         if losses:
@@ -229,11 +229,13 @@ class Step:
             flag = self._running_stats.check(weights.running_stats())
             self.scaler.window = self.scaler.window.with_stats(flag)
 
-    def _masters_follow(self, weights: Weights) -> Optional[mx.nd.NDArray]:
-        """Return a flag that is 1 if no weight was changed beside its master, None where each update looks itself."""
-        flags = [masters_follow(*pair) for pair in zip(weights.updaters, weights.groups())]
-        found = [flag for flag in flags if flag is not None]
-        return merge_flags(found) if found and len(found) == len(flags) else None
+    def _masters_follow(self, weights: Weights) -> bool:
+        """Return whether no weight was changed beside its master, as far as the host knows or may read."""
+        window = self.scaler.window
+        if window.masters_flag is not None or window.finite is None:
+            return window.masters_follow
+        flag = _masters_flag(weights)  # the gradients were clipped, and weights may have been changed since
+        return flag is not None and bool(flag.asscalar() == 1.0)
 
     def _update(self, weights: Weights, rescale: float, factor: float) -> None:
         """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""
@@ -241,10 +243,11 @@ class Step:
         groups = weights.groups()[: len(updaters)]
         for updater, group in zip(updaters, groups):
             optimizer.check_states((index, weight, updater.states.get(index)) for index, _, weight in group)
+        follow = self._masters_follow(weights)
         optimizer.rescale_grad = rescale * factor
         try:
             for updater, group in zip(updaters, groups):
-                update(updater, group, self.scaler.window.masters_follow)
+                update(updater, group, follow)
         finally:
             optimizer.rescale_grad = rescale
         weights.copy_to_other_contexts([update.index for group in groups for update in group])
@@ -271,3 +274,10 @@ class Step:
 
 def _gradients(groups: Sequence[Sequence[Update]]) -> List[mx.nd.NDArray]:
     return [update.grad for group in groups for update in group]
+
+
+def _masters_flag(weights: Weights) -> Optional[mx.nd.NDArray]:
+    """Return a flag that is 1 if no weight was changed beside its master, None where each update looks itself."""
+    flags = [masters_follow(*pair) for pair in zip(weights.updaters, weights.groups())]
+    found = [flag for flag in flags if flag is not None]
+    return merge_flags(found) if found and len(found) == len(flags) else None

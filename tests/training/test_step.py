@@ -146,6 +146,35 @@ def test_contexts_are_summed_where_there_is_a_kvstore(make, kvstore):
     assert training.alike() == (kvstore is not None)
 
 
+@over("kvstore", dtype=["float16"], kvstore=["local", "device"])
+def test_low_precision_gradients_are_summed_over_contexts_in_float32(make, dtype, kvstore):
+    """Float16 has neither 120000 nor 2049."""
+    training = make(1, options={"learning_rate": 2.0**-22}, dtype=dtype, contexts=2, kvstore=kvstore)
+    steps = [[{"a": [60000, 2048], "b": 0}, {"a": [60000, 1], "b": 0}]] * 9
+    for x in steps:
+        assert training.run(x)
+    assert_weights(training, by_mxnet(steps, dtype=dtype, learning_rate=2.0**-22))
+    assert training.alike()
+
+
+@over("calls", "clip", contexts=[1, 2], optimizer=["sgd", "adam"])
+def test_all_weights_are_updated_together_as_one_after_the_other(make, contexts, optimizer, monkeypatch):
+    """As on a GPU: with a weight that is set between steps, and gradients that are clipped before one."""
+    traces = []
+    for on_gpu in (lambda array: False, lambda array: True):
+        monkeypatch.setattr("mxmp.masters.update.on_gpu", on_gpu)
+        training = make(4, optimizer, OPTIMIZERS[optimizer], "float16", contexts)
+        for number, x in enumerate(gradients(6, contexts)):
+            training.backward(x)
+            if number == 2:
+                training.set_weight("a", [3, -1])
+            if number > 3:
+                training.clip(0.5)
+            assert training.step()
+        traces.append(training.trace())
+    assert traces[0] == traces[1]
+
+
 @over(optimizer=["nadam", "sgld"])
 def test_contexts_stay_alike_where_the_optimizer_counts_calls_or_draws_noise(make, optimizer):
     training = make(4, optimizer, {"learning_rate": 0.125}, contexts=2)
