@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
 from .casts import is_low_precision, pieces, to_float32, wide_pieces
+from .together import chunks, on_gpu
 
-# multi_all_finite walks max(size) * count elements, and its kernel has room for 200 pointers
-# (src/operator/contrib/all_finite-inl.h at tag 1.9.1): good for many small arrays only.
+# The kernel of multi_all_finite has room for 200 pointers. On CPU it walks max(size) * count elements, which is good
+# for many small arrays only; on a GPU it stops at each array's end (src/operator/contrib/all_finite.cc, .cu and
+# -inl.h at tag 1.9.1).
 _SMALL = 4096
 _MOST_ARRAYS = 200
 
@@ -39,15 +42,15 @@ def all_finite(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
     for array in arrays:
         groups.setdefault(array.ctx, []).append(array.as_nd_ndarray())
     with mx.autograd.pause():
-        return merge_flags([_all_finite_on(ctx, group) for ctx, group in groups.items()])
+        return merge_flags([_all_finite_on_one(group) for group in groups.values()])
 
 
 def merge_flags(flags: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
     """Return a flag that is 1 if all flags are, on the context of the first."""
-    merged = flags[0]
-    for flag in flags[1:]:
-        merged = merged * flag.as_in_context(merged.ctx)
-    return merged
+    if len(flags) == 1:
+        return flags[0]
+    here = [flag.as_in_context(flags[0].ctx) for flag in flags]
+    return here[0] * here[1] if len(here) == 2 else mx.nd.add_n(*here) == len(here)
 
 
 def first_non_finite(named: Iterable[Tuple[str, mx.nd.NDArray]]) -> Optional[str]:
@@ -58,23 +61,32 @@ def first_non_finite(named: Iterable[Tuple[str, mx.nd.NDArray]]) -> Optional[str
     return None
 
 
-def _all_finite_on(ctx: mx.Context, arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    flag = mx.nd.ones((1,), ctx=ctx)
-    small: Dict[Any, List[mx.nd.NDArray]] = {}
+def _all_finite_on_one(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return what `all_finite` does for arrays of one context."""
+    largest = math.inf if on_gpu(arrays[0]) else _SMALL
+    together: Dict[Any, List[mx.nd.NDArray]] = {}
     zeros: List[mx.nd.NDArray] = []
     for array in arrays:
         if array.stype != "default":
             rows = to_float32(array)
             zeros.append(mx.nd.norm(rows * 0).astype("float32"))  # see _zero_products
-        elif array.size <= _SMALL and array.dtype in (np.float16, np.float32):
-            small.setdefault(array.dtype, []).append(array)
+        elif array.size <= largest and array.dtype in (np.float16, np.float32):
+            together.setdefault(array.dtype, []).append(array)
         else:
             zeros.extend(_zero_products(array))
-    for group in small.values():
-        for i in range(0, len(group), _MOST_ARRAYS):
-            chunk = group[i : i + _MOST_ARRAYS]
-            mx.nd.multi_all_finite(*chunk, num_arrays=len(chunk), init_output=False, out=flag)
-    return flag * (_total(zeros) == 0) if zeros else flag
+    flag = _checked_together([part for group in together.values() for part in chunks(group, _MOST_ARRAYS)])
+    if not zeros:
+        return flag
+    return _total(zeros) == 0 if flag is None else flag * (_total(zeros) == 0)
+
+
+def _checked_together(groups: Sequence[Sequence[mx.nd.NDArray]]) -> Optional[mx.nd.NDArray]:
+    """Return a flag that is 1 if all groups of arrays, each of one dtype, are finite; one operator for each."""
+    flag = None
+    for group in groups:
+        first = flag is None
+        flag = mx.nd.multi_all_finite(*group, num_arrays=len(group), init_output=first, out=flag)
+    return flag
 
 
 def _zero_products(array: mx.nd.NDArray) -> List[mx.nd.NDArray]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import TrainerError
 from ..mxnet_private.arrays import multiply
+from .together import on_gpu
 
 
 def sum_of_squares(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
@@ -17,30 +18,36 @@ def sum_of_squares(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
 
     Shape (1,), float32, on the device. It overflows to inf when the norm passes 1.8e19.
     """
+    arrays = [array.as_nd_ndarray() for array in arrays]
+    dense = [array for array in arrays if array.stype == "default"]
     with mx.autograd.pause():
-        squares = [_square_sum(array.as_nd_ndarray()) for array in arrays]
+        squares = [_row_squares(array) for array in arrays if array.stype != "default"]
+        if dense and on_gpu(dense[0]):
+            squares.append(_squares_together(dense))
+        else:
+            squares += map(_squares, dense)
         return squares[0] if len(squares) == 1 else mx.nd.add_n(*squares)
 
 
-def _square_sum(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    if array.stype != "default":
-        return mx.nd.square(mx.nd.norm(array)).astype("float32")
+def _row_squares(rows: mx.nd.NDArray) -> mx.nd.NDArray:
+    return mx.nd.square(mx.nd.norm(rows)).astype("float32")
+
+
+def _squares(array: mx.nd.NDArray) -> mx.nd.NDArray:
     flat = array.reshape(-1)
     # BLAS: faster and more accurate than multi_sum_sq, which adds one by one on CPU.
     return mx.nd.dot(flat, flat).astype("float32", copy=False)
+
+
+def _squares_together(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return the sum for all arrays by two operators; a GPU adds in blocks (src/operator/contrib/multi_sum_sq.cu)."""
+    return mx.nd.sum(mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)), axis=0, keepdims=True)
 
 
 def host_norm(arrays: Iterable[mx.nd.NDArray]) -> float:
     """Return the norm of all elements, computed on the host in float64; waits for the arrays."""
     squares = (np.square(array.asnumpy(), dtype=np.float64).sum() for array in arrays)
     return math.sqrt(sum(squares))
-
-
-def gather(flags: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return arrays of shape (1,) as one of shape (N,), on the context of the first."""
-    ctx = flags[0].ctx
-    with mx.autograd.pause():
-        return mx.nd.concat(*(flag.as_in_context(ctx) for flag in flags), dim=0)
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:

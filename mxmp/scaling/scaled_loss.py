@@ -77,7 +77,7 @@ class Factors:
 
 def _variable(like: mx.nd.NDArray, shape: Tuple[int, ...], scale: float) -> mx.nd.NDArray:
     with autograd.pause():
-        pair = [mx.nd.full(shape, scale, ctx=like.ctx, dtype=like.dtype) for _ in range(2)]
+        pair = mx.nd.full(shape, scale, ctx=like.ctx, dtype=like.dtype), mx.nd.empty(shape, like.ctx, like.dtype)
     value, grad = (each.as_np_ndarray() if isinstance(like, mx.np.ndarray) else each for each in pair)
     autograd.mark_variables([value], [grad])
     return value

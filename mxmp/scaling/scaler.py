@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import mxnet as mx
 
-from ..arrays.norms import gather, host_norm, sum_of_squares
+from ..arrays.norms import host_norm, sum_of_squares
 from ..errors import LossScaleError, NonFiniteLossError, TrainerError
 from ..loss_scale import LossScale, NoOpLossScale
 from .recorded_graph import GraphChecks
@@ -151,7 +151,7 @@ class Scaler:
         if self.window.finite is None:
             if flag is None or not self.checks:
                 return True
-            (finite,) = self._read(flag)
+            (finite,) = self._read([flag])
             self.window = self.window.decided(finite == 1.0)
         return bool(self.window.finite)
 
@@ -161,7 +161,7 @@ class Scaler:
         Those of a group lie on one context. Where gradients are checked it also decides the window, so that the step
         need not read again. Raises NonFiniteLossError if the loss itself was not finite.
         """
-        norms = [math.sqrt(square) for square in self._read(gather([sum_of_squares(group) for group in groups]))]
+        norms = [math.sqrt(square) for square in self._read([sum_of_squares(group) for group in groups])]
         if self.window.finite is None:
             # Squares overflow above 1.8e19: such gradients may be finite all the same.
             norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
@@ -169,8 +169,8 @@ class Scaler:
                 self.window = self.window.decided(all(map(math.isfinite, norms)))
         return math.nan if any(map(math.isnan, norms)) else max(norms)
 
-    def _read(self, value: mx.nd.NDArray) -> List[float]:
-        numbers, self.window = self.window.read(value)
+    def _read(self, values: Sequence[mx.nd.NDArray]) -> List[float]:
+        numbers, self.window = self.window.read(values)
         if self.window.loss_finite is False:
             raise non_finite_loss()
         return numbers

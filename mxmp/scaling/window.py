@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import mxnet as mx
-from mxnet import autograd
 
 from ..arrays.finite import merge_flags
+from ..arrays.together import gather
 from ..errors import TrainerError
 
 
@@ -130,19 +130,23 @@ class Window:
         """Return the window once it is known whether its gradients are finite; what was False stays False."""
         return self._with(finite=finite and self.finite is not False)
 
-    def read(self, value: mx.nd.NDArray) -> Tuple[List[float], Window]:
-        """Copy a float32 array of shape (N,) and the flags to the host, at once; return the N elements and the window.
+    def read(self, values: Sequence[mx.nd.NDArray]) -> Tuple[List[float], Window]:
+        """Copy float32 arrays of shape (1,) and the flags to the host, at once; return the numbers and the window.
 
-        Its ``finite`` is False if the gradients were not finite before they were unscaled, else None.
+        On a GPU an inf becomes a NaN. The window's ``finite`` is False if the gradients were not finite before they
+        were unscaled, else None.
         """
         named = {"loss": self.loss_flag, "grad": self.grad_flag, "stats": self.stats_flag, "masters": self.masters_flag}
-        flags: Dict[str, Any] = {name: flag for name, flag in named.items() if flag is not None}
-        parts = [value, *(flag.as_in_context(value.ctx) for flag in flags.values())]
-        with autograd.pause():
-            numbers = (mx.nd.concat(*parts, dim=0) if flags else value).asnumpy().tolist()
-        bad = {name for name, number in zip(flags, numbers[value.size :]) if number != 1.0}
-        found = {"loss_finite": "loss" not in bad, "finite": False if "grad" in bad else None}
-        return numbers[: value.size], self._with(**found, stats_lost="stats" in bad, masters_follow="masters" in flags and "masters" not in bad)
+        flags = {name: flag for name, flag in named.items() if flag is not None}
+        numbers: List[float] = gather([*values, *flags.values()]).asnumpy().tolist()
+        good = {name: number == 1.0 for name, number in zip(flags, numbers[len(values) :])}
+        window = self._with(
+            loss_finite=good.get("loss", True),
+            finite=None if good.get("grad", True) else False,
+            stats_lost=not good.get("stats", True),
+            masters_follow=good.get("masters", False),
+        )
+        return numbers[: len(values)], window
 
     def _with(self, **fields: Any) -> Window:
         return dataclasses.replace(self, **fields)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
+import numpy as np
 
-from ..arrays.finite import merge_flags
+from ..arrays.finite import all_finite, merge_flags
+from ..arrays.together import copy_all, on_gpu, views
 from ..dtypes import canonical
 from ..errors import NonFiniteLossError
 from ..scaling.skips import worth_a_line
@@ -25,28 +27,67 @@ class _Group(NamedTuple):
     arrays: List[mx.nd.NDArray]
 
 
+class _Joined:
+    """The last finite values of a group, element by element: of any dtype, and where some never were finite."""
+
+    def __init__(self, group: _Group) -> None:
+        self.values = _joined(group)
+
+    def keep(self, group: _Group) -> None:
+        """Copy every element that is finite."""
+        values = _joined(group)
+        mx.nd.where(_finite(values), values, self.values, out=self.values)
+
+    def check(self, group: _Group) -> mx.nd.NDArray:
+        """Return a flag that is 1 unless something was finite and is not any more, or was NaN from the beginning."""
+        lost = mx.nd.maximum(_finite(self.values) > _finite(_joined(group)), self.values != self.values)
+        return _is_nowhere(lost)
+
+
+class _Copied:
+    """The same for float32 values that were all finite when they were seen first, in as few operators as can be."""
+
+    def __init__(self, group: _Group) -> None:
+        self._copy = mx.nd.empty((sum(array.size for array in group.arrays),), ctx=group.arrays[0].ctx)
+        self._parts = views(self._copy, group.arrays)
+        copy_all(group.arrays, self._parts)
+        self.values = self._copy.copy()
+
+    def keep(self, group: _Group) -> None:
+        """Copy every element that is finite."""
+        copy_all(group.arrays, self._parts)  # the others are NaN in the copy
+        mx.nd.where(self._copy == self._copy, self._copy, self.values, out=self.values)
+
+    def check(self, group: _Group) -> mx.nd.NDArray:
+        """Return a flag that is 1 if all is finite."""
+        return all_finite(group.arrays)
+
+
 class RunningStats:
     """The last finite values of running statistics, to put back what a forward pass destroyed.
 
-    They are written before anybody knows that the pass overflowed, by forward or, as MXNet does on a
-    CPU, by backward; and an average with a NaN is NaN for ever. What was never finite, such as a mask
-    of -inf, is left alone.
+    They are written before anybody knows that the pass overflowed: by forward on a GPU, by backward on a CPU; and an
+    average with a NaN is NaN for ever. What was never finite, such as a mask of -inf, is left alone.
     """
 
     def __init__(self) -> None:
         # One array for all of a group: a copy of each would cost as much as they are many.
-        self._kept: Dict[object, mx.nd.NDArray] = {}
+        self._kept: Dict[object, Union[_Joined, _Copied]] = {}
         self._seen: Tuple[List[mx.nd.NDArray], List[_Group]] = [], []
         self._put_back = 0  # how often
 
     def keep(self, named: Named) -> None:
-        """Copy every element that is finite; to be called before a backward pass. No host read."""
+        """Copy every element that is finite; to be called before a backward pass.
+
+        No host read, but for one on a GPU where statistics are seen the first time.
+        """
         with mx.autograd.pause():
             for group in self._groups(named):
-                values = _joined(group)
-                kept = self._kept.setdefault(group.key, values)
-                if kept is not values:
-                    mx.nd.where(_finite(values), values, kept, out=kept)
+                kept = self._kept.get(group.key)
+                if kept is None:
+                    self._kept[group.key] = _Copied(group) if _fits_copied(group) else _Joined(group)
+                else:
+                    kept.keep(group)
 
     def check(self, named: Named) -> Optional[mx.nd.NDArray]:
         """Return a flag that is 1 unless something was finite and is not any more, None without statistics.
@@ -56,11 +97,8 @@ class RunningStats:
         flags = []
         with mx.autograd.pause():
             for group in self._groups(named):
-                values, kept = _joined(group), self._kept.get(group.key)
-                # An inf from the beginning may be meant, a NaN never is.
-                lost = values != values if kept is None else _finite(kept) > _finite(values)
-                lost = lost if kept is None else mx.nd.maximum(lost, kept != kept)
-                flags.append((mx.nd.sum(lost.astype("float32")) == 0).reshape((1,)))
+                kept = self._kept.get(group.key)
+                flags.append(_has_no_nan(group) if kept is None else kept.check(group))
             return merge_flags(flags) if flags else None
 
     def restore(self, named: Named) -> None:
@@ -70,7 +108,8 @@ class RunningStats:
         """
         lost_names = []
         for group in self._groups(named):
-            kept = self._kept.get(group.key)
+            found = self._kept.get(group.key)
+            kept = None if found is None else found.values
             start = 0
             for name, array in zip(group.names, group.arrays):
                 end = start + array.size
@@ -110,9 +149,26 @@ class RunningStats:
         return groups
 
 
+def _fits_copied(group: _Group) -> bool:
+    """Return whether `_Copied` is the better for a group, and can be used; a host read."""
+    first = group.arrays[0]
+    return bool(on_gpu(first) and first.dtype == np.float32 and all_finite(group.arrays).asscalar() == 1.0)
+
+
 def _joined(group: _Group) -> mx.nd.NDArray:
     return mx.nd.concat(*group.arrays, dim=0) if len(group.arrays) > 1 else group.arrays[0].copy()
 
 
 def _finite(array: mx.nd.NDArray) -> mx.nd.NDArray:
     return array * 0 == 0
+
+
+def _has_no_nan(group: _Group) -> mx.nd.NDArray:
+    """Return a flag for statistics that were never kept: an inf from the beginning may be meant, a NaN never is."""
+    values = _joined(group)
+    return _is_nowhere(values != values)
+
+
+def _is_nowhere(mask: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return a flag, shape (1,), that is 1 if no element of a mask is 1."""
+    return (mx.nd.sum(mask.astype("float32")) == 0).reshape((1,))

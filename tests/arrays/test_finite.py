@@ -20,6 +20,13 @@ def nd(values, dtype="float32", ctx=None):
     return array.astype(dtype)
 
 
+@pytest.fixture(params=["cpu", "gpu"])
+def device(request, monkeypatch):
+    """Check arrays on the CPU as they are checked on a device."""
+    monkeypatch.setattr(finite, "on_gpu", lambda _: request.param == "gpu")
+    return request.param
+
+
 def finite_on_host(arrays) -> bool:
     return all_finite(arrays).asscalar() == 1.0
 
@@ -28,7 +35,7 @@ def finite_on_host(arrays) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 4096, 4097, 9000], ids=str)
 @pytest.mark.parametrize("bad", [None, np.inf, -np.inf, np.nan], ids=str)
-def test_all_finite_finds_one_bad_value_anywhere(dtype, size, bad):
+def test_all_finite_finds_one_bad_value_anywhere(device, dtype, size, bad):
     for position in {0, size // 2, size - 1}:
         values = np.full(size, 0.5, np.float32)
         if bad is not None:
@@ -43,7 +50,7 @@ def test_all_finite_returns_one_flag_on_the_first_context():
 
 @pytest.mark.behaviour("any bad value")
 @pytest.mark.parametrize("bad_at", range(8))
-def test_all_finite_mixes_dtypes_and_contexts(bad_at):
+def test_all_finite_mixes_dtypes_and_contexts(device, bad_at):
     arrays = [nd(np.ones((3, 5)), dtype, ctx) for dtype in DTYPES for ctx in (mx.cpu(0), mx.cpu(1))]
     assert finite_on_host(arrays)
     bad = np.ones((3, 5), np.float32)
@@ -52,7 +59,7 @@ def test_all_finite_mixes_dtypes_and_contexts(bad_at):
     assert not finite_on_host(arrays)
 
 
-def test_all_finite_raises_no_alarm_on_huge_values():
+def test_all_finite_raises_no_alarm_on_huge_values(device):
     huge = np.finfo(np.float32).max
     small, large = nd([huge] * 10), nd(np.full(5000, huge, np.float32))
     assert finite_on_host([small, large, nd([65504.0] * 10, "float16"), nd([3e38] * 10, "bfloat16")])
@@ -60,7 +67,7 @@ def test_all_finite_raises_no_alarm_on_huge_values():
     assert not np.isfinite((large * large).sum().asscalar())  # what isfinite(sum) would have said
 
 
-def test_all_finite_takes_more_arrays_than_the_kernel_has_room_for():
+def test_all_finite_takes_more_arrays_than_the_kernel_has_room_for(device):
     arrays = [nd([1.0, 2.0]) for _ in range(450)]
     assert finite_on_host(arrays)
     for i in (0, 199, 200, 449):
@@ -79,7 +86,7 @@ def test_all_finite_takes_large_arrays_in_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_all_finite_reads_row_sparse_arrays(dtype):
+def test_all_finite_reads_row_sparse_arrays(device, dtype):
     def rows(values):
         return mx.nd.sparse.row_sparse_array((values, [0, 3]), shape=(6, 2)).astype(dtype)
 
@@ -139,10 +146,24 @@ def test_all_finite_agrees_with_numpy(values):
     assert finite_on_host([nd(padded)]) == bool(np.isfinite(padded).all())
 
 
+def test_all_finite_on_a_gpu_is_one_operator_for_each_dtype(monkeypatch):
+    monkeypatch.setattr(finite, "on_gpu", lambda _: True)
+    calls = []
+    operator = mx.nd.multi_all_finite
+    monkeypatch.setattr(mx.nd, "multi_all_finite", lambda *a, **kw: calls.append(len(a)) or operator(*a, **kw))
+    monkeypatch.setattr(mx.nd, "dot", None)
+    large, small = nd(np.ones(9000)), nd([1.0], "float16")
+    assert finite_on_host([large, small, nd([2.0]), nd(np.ones(9000), "float16")]) and calls == [2, 2]
+
+
 def test_merge_flags_is_one_only_if_all_are():
     one, zero = mx.nd.ones((1,)), mx.nd.zeros((1,), ctx=mx.cpu(1))
     assert merge_flags([one, one]).asscalar() == 1
-    assert merge_flags([one, zero, one]).asscalar() == 0
+    assert merge_flags([zero]) is zero
+    for flags in ([one, zero], [one, zero, one], [zero, one, one, zero]):
+        merged = merge_flags(flags)
+        assert (merged.asscalar(), merged.shape, merged.ctx) == (0, (1,), flags[0].ctx)
+    assert merge_flags([one] * 5).asscalar() == 1
 
 
 def test_first_non_finite_names_the_first():

@@ -5,6 +5,7 @@ import dataclasses
 import mxnet as mx
 import pytest
 
+from mxmp.arrays import together
 from mxmp.errors import TrainerError
 from mxmp.scaling.window import Stage, Window
 
@@ -47,17 +48,42 @@ def test_flags_of_several_losses_are_one():
     assert Window().scaled(8.0).loss_flag is None
 
 
-def test_read_tells_the_flags_apart():
-    window = Window().scaled(8.0, ONE).unscaled(ZERO).with_stats(ZERO)
-    numbers, window = window.read(mx.nd.array([3, 4]))
+@pytest.fixture(params=["cpu", "gpu"])
+def device(request, monkeypatch):
+    """Gather flags on the CPU as it is done on a device."""
+    monkeypatch.setattr(together, "on_gpu", lambda _: request.param == "gpu")
+
+
+@pytest.mark.parametrize("bad", [None, "loss", "grad", "stats", "masters"])
+def test_read_tells_the_flags_apart(bad, device):
+    loss, grad, stats, masters = (ZERO if bad == name else ONE for name in ("loss", "grad", "stats", "masters"))
+    window = Window().scaled(8.0, loss).unscaled(grad).with_stats(stats).with_masters(masters)
+    numbers, window = window.read([mx.nd.array([3]), mx.nd.array([4])])
     assert numbers == [3, 4]
-    assert (window.loss_finite, window.finite, window.stats_lost) == (True, False, True)
+    assert window.loss_finite == (bad != "loss")
+    assert window.finite is (False if bad == "grad" else None)
+    assert window.stats_lost == (bad == "stats")
+    assert window.masters_follow == (bad != "masters")
 
 
-def test_read_gathers_flags_of_other_contexts():
+def test_what_no_flag_tells_is_taken_for_fine_but_masters_are_not():
+    numbers, window = Window().with_stats(None).with_masters(None).read([ONE])
+    assert numbers == [1]
+    assert (window.loss_finite, window.finite, window.stats_lost, window.masters_follow) == (True, None, False, False)
+
+
+def test_read_gathers_flags_of_other_contexts(device):
     flag = mx.nd.ones((1,), ctx=mx.cpu(1))
-    numbers, window = Window().scaled(8.0, flag).unscaled(flag).read(mx.nd.array([3, 4]))
-    assert numbers == [3, 4] and window.finite is None
+    numbers, window = Window().scaled(8.0, flag).unscaled(flag).read([mx.nd.array([3])])
+    assert numbers == [3] and window.finite is None
+
+
+def test_read_copies_to_the_host_once(device, monkeypatch):
+    copies = []
+    asnumpy = mx.nd.NDArray.asnumpy
+    monkeypatch.setattr(mx.nd.NDArray, "asnumpy", lambda array: copies.append(array.size) or asnumpy(array))
+    Window().scaled(8.0, ONE).unscaled(ONE).with_stats(ONE).with_masters(ONE).read([ONE])
+    assert copies == [5]
 
 
 def test_what_was_not_finite_stays_so():

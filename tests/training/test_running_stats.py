@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mxmp.errors import NonFiniteLossError
+from mxmp.training import running_stats
 from mxmp.training.running_stats import RunningStats
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
@@ -17,6 +18,13 @@ CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 def named(mean=1.0, var=2.0, dtype="float32"):
     values = ("mean", mean), ("var", var)
     return [(name, mx.nd.full((3,), value, ctx=ctx, dtype=dtype)) for ctx in CONTEXTS for name, value in values]
+
+
+@pytest.fixture(params=["cpu", "gpu"], autouse=True)
+def device(request, monkeypatch):
+    """Keep statistics on the CPU as they are kept on a device."""
+    monkeypatch.setattr(running_stats, "on_gpu", lambda _: request.param == "gpu")
+    return request.param
 
 
 def values(arrays):
@@ -85,6 +93,69 @@ def test_a_nan_from_the_beginning_is_an_error():
         assert statistics.check(arrays).asscalar() == 0
         with pytest.raises(NonFiniteLossError, match="'mean' are NaN: a forward pass overflowed before the first step"):
             statistics.restore(arrays)
+
+
+def test_statistics_that_were_made_finite_after_the_error_are_kept_again():
+    statistics, arrays = RunningStats(), named(mean=np.nan)
+    statistics.keep(arrays)
+    with pytest.raises(NonFiniteLossError):
+        statistics.restore(arrays)
+    for _, array in arrays:
+        array[:] = 5
+    statistics.keep(arrays)
+    assert statistics.check(arrays).asscalar() == 1
+    arrays[0][1][:] = np.inf
+    assert statistics.check(arrays).asscalar() == 0
+    statistics.restore(arrays)
+    assert values(arrays)[0] == [5, 5, 5]
+
+
+def test_statistics_that_a_user_sets_between_two_steps_are_those_put_back():
+    statistics, arrays = RunningStats(), named()
+    statistics.keep(arrays)
+    arrays[0][1][:] = 7  # loaded
+    statistics.keep(arrays)
+    arrays[0][1][1] = np.nan
+    statistics.restore(arrays)
+    assert values(arrays)[0] == [7, 7, 7]
+
+
+def test_each_pass_of_a_step_keeps_what_it_has_not_destroyed():
+    statistics, arrays = RunningStats(), named()
+    for number in range(3, 6):
+        arrays[0][1][:] = number
+        statistics.keep(arrays)
+    arrays[0][1][:] = [np.inf, 6, np.nan]
+    statistics.keep(arrays)
+    assert statistics.check(arrays).asscalar() == 0
+    statistics.restore(arrays)
+    assert values(arrays)[0] == [5, 6, 5]
+
+
+def test_what_was_never_kept_is_lost_only_where_it_is_nan():
+    arrays = [("mask", mx.nd.array([0, -np.inf])), *named()]
+    assert RunningStats().check(arrays).asscalar() == 1
+    arrays[1][1][0] = np.nan
+    assert RunningStats().check(arrays).asscalar() == 0
+
+
+def test_on_a_gpu_statistics_are_read_on_the_host_once_and_kept_in_few_operators(monkeypatch):
+    monkeypatch.setattr(running_stats, "on_gpu", lambda _: True)
+    arrays = [(f"mean{i}", mx.nd.full((3,), i)) for i in range(130)]
+    reads, asnumpy = [], mx.nd.NDArray.asnumpy
+    monkeypatch.setattr(mx.nd.NDArray, "asnumpy", lambda array: reads.append(array.size) or asnumpy(array))
+    statistics = RunningStats()
+    statistics.keep(arrays)
+    assert reads == [1]
+    with monkeypatch.context() as patch:
+        copies, copy = [], mx.nd.multi_sgd_update
+        patch.setattr(mx.nd, "multi_sgd_update", lambda *a, **kw: copies.append(len(a)) or copy(*a, **kw))
+        patch.setattr(mx.nd, "concat", None)
+        for _ in range(2):
+            statistics.keep(arrays)
+            flag = statistics.check(arrays)
+    assert copies == [120, 120, 20] * 2 and reads == [1]
+    assert flag.asscalar() == 1
 
 
 def test_without_statistics_there_is_nothing_to_do():

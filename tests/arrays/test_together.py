@@ -1,0 +1,61 @@
+"""Copies of many arrays by the operator of an optimizer are exact; on CPU, where the operator exists too."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.arrays import together
+from mxmp.arrays.together import chunks, copy_all, gather, views
+
+FLOAT32 = np.finfo(np.float32)
+
+
+def bits(array):
+    return array.asnumpy().view(np.uint32)
+
+
+def test_chunks_have_everything_in_order():
+    assert list(chunks([1, 2, 3, 4, 5], 2)) == [[1, 2], [3, 4], [5]]
+    assert list(chunks([], 2)) == []
+
+
+def test_views_share_the_memory_of_the_whole():
+    joined = mx.nd.arange(7)
+    first, second = views(joined, [mx.nd.ones((2, 2)), mx.nd.ones((3,))])
+    assert first.asnumpy().tolist() == [[0, 1], [2, 3]] and second.asnumpy().tolist() == [4, 5, 6]
+    first[:] = 9
+    assert joined.asnumpy().tolist() == [9, 9, 9, 9, 4, 5, 6]
+
+
+@pytest.mark.parametrize("count", [1, 60, 61, 130])
+def test_copy_all_copies_every_bit_of_finite_values(count):
+    draw = np.random.RandomState(count)
+    sizes = draw.randint(1, 300, count)
+    # Any exponent, subnormal numbers among them.
+    values = [draw.randint(0, 0x7F800000, size).astype(np.uint32).view(np.float32) for size in sizes]
+    sources = [mx.nd.array(value * draw.choice([-1, 1], value.shape)) for value in values]
+    sources[0][0] = FLOAT32.max
+    joined = mx.nd.full((int(sizes.sum()),), np.nan)  # what was there does not matter
+    copy_all(sources, views(joined, sources))
+    assert (bits(joined) == np.concatenate([bits(source) for source in sources])).all()
+
+
+def test_copy_all_makes_zeros_positive_and_what_is_not_finite_nan():
+    source, target = mx.nd.array([-0.0, 1, np.inf, 2, -np.inf, np.nan, 3]), mx.nd.zeros((7,))
+    copy_all([source], [target])
+    np.testing.assert_array_equal(target.asnumpy(), [0, 1, np.nan, 2, np.nan, np.nan, 3])
+    assert bits(target)[0] == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_gather_joins_numbers_of_several_contexts(device, monkeypatch):
+    monkeypatch.setattr(together, "on_gpu", lambda _: device == "gpu")
+    joined = gather([mx.nd.array([1]), mx.nd.array([2], ctx=mx.cpu(1)), mx.nd.array([1e38])])
+    assert joined.context == mx.cpu(0)
+    np.testing.assert_array_equal(joined.asnumpy(), np.float32([1, 2, 1e38]))
+
+
+def test_no_array_of_this_machine_lies_on_a_gpu():
+    assert not together.on_gpu(mx.nd.ones((1,)))
