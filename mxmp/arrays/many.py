@@ -13,39 +13,27 @@ into the weights. Both are exact, but that -0 becomes 0, and with a rate of 0 an
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Sequence, Tuple, TypeVar
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import mxnet as mx
 
 from ..mxnet_private.arrays import multiply
 from .casts import pieces
+from .together import MOST_ARRAYS, chunks, views
 
-# The arrays of one launch: N of MultiSGDKernelParam.
-MOST_ARRAYS = 60
 # Elements that are compared at a time: 32 MiB in float16.
 _MOST_ELEMENTS = 2**24
 
 # The largest float16.
 _LARGEST = 65504
 
-_T = TypeVar("_T")
 _Pair = Tuple[mx.nd.NDArray, mx.nd.NDArray]
-
-
-def on_gpu(array: mx.nd.NDArray) -> bool:
-    """Return whether an array lies on a GPU."""
-    return bool(array.ctx.device_type == "gpu")
-
-
-def chunks(items: Sequence[_T], size: int = MOST_ARRAYS) -> Iterator[Sequence[_T]]:
-    """Yield parts of a sequence of at most ``size`` items."""
-    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
     """Return dense float16 arrays of one context as float32, views of one array."""
-    wide = _views(mx.nd.zeros((sum(array.size for array in arrays),), ctx=arrays[0].ctx), arrays)
-    for group in chunks(list(zip(arrays, wide))):
+    wide = views(mx.nd.zeros((sum(array.size for array in arrays),), ctx=arrays[0].ctx), arrays)
+    for group in chunks(list(zip(arrays, wide)), MOST_ARRAYS):
         lows = [low for low, _ in group]
         _sgd(lows, lows, [master for _, master in group], lr=-1)
     return wide
@@ -53,7 +41,7 @@ def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
 
 def round_all(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]) -> None:
     """Round float32 arrays to nearest even into float16 ones of the same shapes, which hold no NaN before."""
-    for group in chunks(list(zip(weights, masters))):
+    for group in chunks(list(zip(weights, masters)), MOST_ARRAYS):
         lows = [low for low, _ in group]
         _sgd(lows, lows, [master for _, master in group], lr=0)
 
@@ -69,7 +57,7 @@ def all_rounded(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArra
     for number, group in enumerate(groups):
         lows, wides = [low for _, low in group], [wide for wide, _ in group]
         joined = mx.nd.empty((sum(low.size for low in lows),), ctx=squares.ctx, dtype=lows[0].dtype)
-        rounded = _views(joined, lows)
+        rounded = views(joined, lows)
         _sgd(rounded, lows, wides, lr=0)
         # In float16, where a difference is 0 only of equal numbers: rounded - low.
         inputs = [array for pair in zip(rounded, lows) for array in pair]
@@ -102,12 +90,3 @@ def _sgd(
     mx.nd.multi_mp_sgd_update(
         *inputs, lrs=[lr] * count, wds=[0] * count, num_weights=count, out=list(weights), **options
     )
-
-
-def _views(joined: mx.nd.NDArray, like: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
-    """Return parts of a one-dimensional array in the shapes of others."""
-    found, start = [], 0
-    for array in like:
-        found.append(joined[start : start + array.size].reshape(array.shape))
-        start += array.size
-    return found

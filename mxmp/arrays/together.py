@@ -15,7 +15,7 @@ from mxnet import autograd
 T = TypeVar("T")
 
 # The arrays of one launch: N of MultiSGDKernelParam.
-_MOST_ARRAYS = 60
+MOST_ARRAYS = 60
 
 
 def on_gpu(array: mx.nd.NDArray) -> bool:
@@ -39,7 +39,7 @@ def views(joined: mx.nd.NDArray, like: Sequence[mx.nd.NDArray]) -> List[mx.nd.ND
 
 def copy_all(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
     """Copy dense arrays into others of their shapes, dtype and context, 60 in a launch; inf becomes NaN."""
-    for group in chunks(list(zip(sources, targets)), _MOST_ARRAYS):
+    for group in chunks(list(zip(sources, targets)), MOST_ARRAYS):
         count = len(group)
         inputs = [array for source, _ in group for array in (source, source)]
         out = [target for _, target in group]

@@ -8,7 +8,8 @@ import mxnet as mx
 import numpy as np
 
 from ..arrays.casts import round_into, to_float32
-from ..arrays.many import MOST_ARRAYS, all_rounded, chunks, on_gpu, round_all, widen
+from ..arrays.many import all_rounded, round_all, widen
+from ..arrays.together import MOST_ARRAYS, chunks, on_gpu
 from ..mxnet_private import optimizers
 from .copies import sync_master_from_weight
 from .optimizer import MasterState, MultiPrecision
@@ -70,7 +71,7 @@ def update_together(updater: mx.optimizer.Updater, updates: Sequence[Update], ma
     masters = _masters(optimizer, plain, masters_follow)
     if type(inner) is mx.optimizer.SGD and optimizer.masters:  # its kernel casts and rounds itself
         done = [each for each in plain if each.grad.dtype == np.float16]
-        for part in chunks(done):
+        for part in chunks(done, MOST_ARRAYS):
             states = [(each.state.inner, masters[each.index]) for each in part]
             index, weight, grad, _ = map(list, zip(*part))
             optimizers.update_sgd(inner, index, weight, grad, states, multi_precision=True)
