@@ -58,13 +58,6 @@ def to_float32(array: mx.nd.NDArray) -> mx.nd.NDArray:
     return mx.nd.cast_storage(dense, array.stype)
 
 
-def copy_to_float32(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a low precision array of ``mx.nd`` or ``mx.np`` as a float32 one of the same kind, not recorded."""
-    with autograd.pause():
-        wide = to_float32(array.as_nd_ndarray())
-    return wide.as_np_ndarray() if isinstance(array, mx.np.ndarray) else wide
-
-
 def round_into(source: mx.nd.NDArray, out: mx.nd.NDArray) -> None:
     """Round a float32 array to nearest even into a low precision one of the same shape.
 

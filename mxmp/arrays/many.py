@@ -16,10 +16,11 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import mxnet as mx
+from mxnet import autograd
 
 from ..mxnet_private.arrays import multiply
-from .casts import pieces
-from .together import MOST_ARRAYS, chunks, views
+from .casts import pieces, to_float32
+from .together import MOST_ARRAYS, chunks, on_gpu, views
 
 # Elements that are compared at a time: 32 MiB in float16.
 _MOST_ELEMENTS = 2**24
@@ -37,6 +38,17 @@ def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
         lows = [low for low, _ in group]
         _sgd(lows, lows, [master for _, master in group], lr=-1)
     return wide
+
+
+def copies_in_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
+    """Return low precision arrays of one context, of ``mx.nd`` or ``mx.np``, as float32 ones of their kind."""
+    lows = [array.as_nd_ndarray() for array in arrays]
+    with autograd.pause():
+        if on_gpu(lows[0]) and all(low.stype == "default" and low.size for low in lows):
+            wide = widen(lows)
+        else:
+            wide = [to_float32(low) for low in lows]
+    return [w.as_np_ndarray() if isinstance(array, mx.np.ndarray) else w for w, array in zip(wide, arrays)]
 
 
 def round_all(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]) -> None:

@@ -10,8 +10,9 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 
-from ..arrays.casts import copy_to_float32, is_low_precision, round_into
+from ..arrays.casts import is_low_precision, round_into
 from ..arrays.finite import all_finite, first_non_finite, merge_flags
+from ..arrays.many import copies_in_float32
 from ..arrays.norms import clip_coefficient, scale_in_place
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError
@@ -258,7 +259,8 @@ class Step:
         grads = {index: weights.grads(index) for index in indices}
         low = {index: arrays for index, arrays in grads.items() if is_low_precision(arrays[0])}
         if low:
-            copies = {index: [copy_to_float32(grad) for grad in arrays] for index, arrays in low.items()}
+            columns = [copies_in_float32(on_one_context) for on_one_context in zip(*low.values())]
+            copies = {index: list(arrays) for index, arrays in zip(low, zip(*columns))}
             weights.set_grads(copies)
             self._shown.append(_Shown(weights, low, copies))
 

@@ -88,3 +88,13 @@ def test_the_smallest_differences_are_seen():
             weights[at] = np.nextafter(FINITE[at], np.float16(change))
             assert many.all_rounded([masters], [mx.nd.array(weights, dtype="float16")]).asscalar() == 0, at
             weights[at] = FINITE[at]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_copies_in_float32_are_of_the_kind_of_each_array(gpu, monkeypatch):
+    monkeypatch.setattr(many, "on_gpu", lambda array: gpu)
+    low = [mx.np.array([1, 2], dtype="float16"), mx.nd.array([3], dtype="float16")]
+    copies = many.copies_in_float32(low)
+    assert [type(copy) for copy in copies] == [mx.np.ndarray, mx.nd.NDArray]
+    copies[1][:] = 7
+    assert low[1].asnumpy().tolist() == [3] and copies[0].asnumpy().tolist() == [1, 2]
