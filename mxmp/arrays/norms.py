@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, Sequence
+from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
 from ..errors import TrainerError
 from ..mxnet_private.arrays import multiply
-from .together import on_gpu
+from .together import clip_all, on_gpu, scale_all
 
 
 def sum_of_squares(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
@@ -59,10 +59,32 @@ def scale_in_place(arrays: Iterable[mx.nd.NDArray], factor: float) -> None:
     """Multiply arrays in place, in their dtype; dense or row_sparse."""
     if factor == 1.0:
         return
+    together, others = _split(arrays)
     with mx.autograd.pause():
-        for array in arrays:
-            nd = array.as_nd_ndarray()
-            multiply(nd, scalar=factor, out=nd)
+        for group in together:
+            scale_all(group, factor)
+        for array in others:
+            multiply(array, scalar=factor, out=array)
+
+
+def clip_in_place(arrays: Iterable[mx.nd.NDArray], max_value: float) -> None:
+    """Bring every element of arrays into [-max_value, max_value], in place; dense or row_sparse."""
+    together, others = _split(arrays)
+    with mx.autograd.pause():
+        for group in together:
+            clip_all(group, max_value)
+        for array in others:
+            mx.nd.clip(array, -max_value, max_value, out=array)
+
+
+def _split(arrays: Iterable[mx.nd.NDArray]) -> Tuple[List[List[mx.nd.NDArray]], List[mx.nd.NDArray]]:
+    """Return those that are changed together, dense float32 arrays of each GPU, and the others."""
+    together: Dict[mx.Context, List[mx.nd.NDArray]] = {}
+    others: List[mx.nd.NDArray] = []
+    for array in (array.as_nd_ndarray() for array in arrays):
+        fits = array.stype == "default" and array.dtype == np.float32 and on_gpu(array)
+        (together.setdefault(array.ctx, []) if fits else others).append(array)
+    return list(together.values()), others
 
 
 def require_positive(what: str, value: Any) -> None:

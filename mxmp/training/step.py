@@ -13,7 +13,7 @@ import mxnet as mx
 from ..arrays.casts import is_low_precision, round_into
 from ..arrays.finite import all_finite, first_non_finite, merge_flags
 from ..arrays.many import copies_in_float32
-from ..arrays.norms import clip_coefficient, scale_in_place
+from ..arrays.norms import clip_coefficient, clip_in_place, scale_in_place
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError
 from ..masters.optimizer import MultiPrecision
@@ -158,9 +158,7 @@ class Step:
 
     def clip_value(self, weights: Weights, max_value: float) -> None:
         """Unscale, then bring every element of the gradients into [-max_value, max_value]; no host read."""
-        for grad in _gradients(self._unscaled(weights)):
-            array = grad.as_nd_ndarray()
-            mx.nd.clip(array, -max_value, max_value, out=array)
+        clip_in_place(_gradients(self._unscaled(weights)), max_value)
 
     def run(self, weights: Weights, rescale: float) -> bool:
         """Reduce the gradients, check them, update the weights or skip, and move the loss scale.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mxmp.arrays import norms
-from mxmp.arrays.norms import clip_coefficient, host_norm, scale_in_place, sum_of_squares
+from mxmp.arrays.norms import clip_coefficient, clip_in_place, host_norm, scale_in_place, sum_of_squares
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
@@ -59,3 +59,23 @@ def test_scale_in_place_keeps_the_array():
     assert alias.asnumpy().tolist() == [[0.5], [1.0]]
     assert rows.stype == "row_sparse"
     assert rows.asnumpy().tolist() == [[0, 0], [0.5, 1.0], [0, 0]]
+
+
+@pytest.mark.parametrize("change", [lambda a: scale_in_place(a, 0.3), lambda a: clip_in_place(a, 0.3)], ids=["scale", "clip"])
+def test_changes_in_place_are_the_same_on_a_gpu(change, monkeypatch):
+    draw = np.random.RandomState(0)
+    shapes = [(3, 4), (5,), (2, 3, 2)] * 25
+    found = []
+    for device in ("cpu", "gpu"):
+        monkeypatch.setattr(norms, "on_gpu", lambda _, device=device: device == "gpu")
+        draw.seed(0)
+        arrays = [mx.nd.array(draw.randn(*shape), ctx=mx.cpu(i % 2)) for i, shape in enumerate(shapes)]
+        arrays[0][1] = mx.nd.array([np.inf, -np.inf, np.nan, 1e-42])
+        arrays += [mx.nd.ones((4,), dtype=dtype) for dtype in ("float16", "float64")]
+        arrays.append(mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [1]), shape=(3, 2)))
+        with mx.autograd.record():
+            change(arrays)
+        found.append([array.asnumpy() for array in arrays])
+    for cpu, gpu in zip(*found):
+        assert cpu.dtype == gpu.dtype
+        np.testing.assert_array_equal(cpu, gpu)

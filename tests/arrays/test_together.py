@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.arrays import together
-from mxmp.arrays.together import chunks, copy_all, gather, views
+from mxmp.arrays import casts, together
+from mxmp.arrays.together import chunks, clip_all, copy_all, gather, scale_all, views
 
 FLOAT32 = np.finfo(np.float32)
 
@@ -31,11 +33,8 @@ def test_views_share_the_memory_of_the_whole():
 
 @pytest.mark.parametrize("count", [1, 60, 61, 130])
 def test_copy_all_copies_every_bit_of_finite_values(count):
-    draw = np.random.RandomState(count)
-    sizes = draw.randint(1, 300, count)
-    # Any exponent, subnormal numbers among them.
-    values = [draw.randint(0, 0x7F800000, size).astype(np.uint32).view(np.float32) for size in sizes]
-    sources = [mx.nd.array(value * draw.choice([-1, 1], value.shape)) for value in values]
+    sizes = np.random.RandomState(count).randint(1, 300, count)
+    sources = [mx.nd.array(draw_any(size, seed)) for seed, size in enumerate(sizes)]
     sources[0][0] = FLOAT32.max
     joined = mx.nd.full((int(sizes.sum()),), np.nan)  # what was there does not matter
     copy_all(sources, views(joined, sources))
@@ -47,6 +46,39 @@ def test_copy_all_makes_zeros_positive_and_what_is_not_finite_nan():
     copy_all([source], [target])
     np.testing.assert_array_equal(target.asnumpy(), [0, 1, np.nan, 2, np.nan, np.nan, 3])
     assert bits(target)[0] == 0
+
+
+def draw_any(size, seed=0):
+    """Return float32 numbers of any sign and exponent, subnormal ones among them."""
+    draw = np.random.RandomState(seed)
+    values = draw.randint(0, 0x7F800000, size).astype(np.uint32).view(np.float32)
+    return values * draw.choice([-1, 1], size).astype(np.float32)
+
+
+@pytest.mark.parametrize("factor", [2.0**-16, 2.0**-90, 2.0**24, 1 / 3, 7e-9, 7e-31, math.pi, 3.3e38, 1e-40])
+def test_scale_all_rounds_once(factor, monkeypatch):
+    monkeypatch.setattr(casts, "PIECE", 100)
+    arrays = [mx.nd.array(draw_any(size, size)).reshape((1, -1)) for size in (1, 100, 101, 999)]
+    with np.errstate(over="ignore", under="ignore"):
+        expected = [array.asnumpy() * np.float32(factor) for array in arrays]
+    scale_all(arrays, factor)
+    for array, values in zip(arrays, expected):
+        np.testing.assert_array_equal(array.asnumpy(), values)
+
+
+def test_scale_all_keeps_what_is_not_finite():
+    array = mx.nd.array([np.inf, -np.inf, np.nan, 2])
+    scale_all([array], 0.5)
+    np.testing.assert_array_equal(array.asnumpy(), [np.inf, -np.inf, np.nan, 1])
+
+
+@pytest.mark.parametrize("bound", [0.001, 0.1, 1 / 3, 65504, 1e6, math.inf])
+def test_clip_all_clips_as_numpy(bound):
+    values = np.concatenate([draw_any(500), [np.inf, -np.inf, np.nan, 0]]).astype(np.float32)
+    arrays = [mx.nd.array(values), mx.nd.array(-values[:3])]
+    clip_all(arrays, bound)
+    np.testing.assert_array_equal(arrays[0].asnumpy(), values.clip(-np.float32(bound), np.float32(bound)))
+    np.testing.assert_array_equal(arrays[1].asnumpy(), (-values[:3]).clip(-np.float32(bound), np.float32(bound)))
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
