@@ -18,6 +18,7 @@ from ..mxnet_private.arrays import compose
 from ..scaling import loss_heads
 from ..symbol.arguments import require_kernels
 from . import storage
+from .bulks import bulks_kept
 from .file_hooks import FileHooks
 from .graphs import ConvertedGraph, GraphCache, as_input, on_cpu, op_hook_on, split_inputs
 from .lookup import as_written, conversion_of, net_method, suspended
@@ -74,11 +75,12 @@ class BlockHooks(FileHooks):
     def build_cache(self, *args: Any) -> None:
         """Build the cached operator for this kind of context."""
         inputs, symbol = self.get_graph(*args)
-        converted = self._graph_for(args).converted
-        self._store(converted)
-        self.given_graph = inputs, converted.on_cpu() if on_cpu() else symbol
+        graph = self._graph_for(args)
+        self._store(graph.converted)
+        self.given_graph = inputs, graph.converted.on_cpu() if on_cpu() else symbol
         try:
-            self.original("build_cache", *args)
+            with bulks_kept(self.net, graph):
+                self.original("build_cache", *args)
         finally:
             self.given_graph = None
 

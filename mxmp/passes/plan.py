@@ -8,12 +8,12 @@ from typing import AbstractSet, Dict, FrozenSet, Mapping, Sequence, Set, Tuple
 from .. import dtypes
 from ..graph import Entry, Graph
 from ..policy import Policy
-from ..rules import RULES, RuleSet
+from ..rules import CLEAR, RULES, RuleSet
 from .classify import classify
 from .control_flow import Body, bodies_of
 from .facts import Facts
 from .place import Placement, place
-from .verdict import LOW, Verdict
+from .verdict import FREE, LOW, Verdict
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ def make_plan(
 
     ``stored`` names parameters that are stored in low precision already. ``final`` says whether the storage of
     parameters is decided on this graph alone, once and for all. Otherwise a parameter that a free operator reads stays
-    float32, because that operator's label may change with the shapes.
+    float32, because that operator's label may change with the shapes; unless that operator does nothing but carry such
+    parameters to operators in low precision, as ``gluon.rnn`` reshapes and concatenates its weights.
     """
     verdicts, bodies = _plan_bodies(graph, classify(graph, policy, facts, rules), facts, policy)
     low_params: FrozenSet[int] = frozenset()
@@ -73,7 +74,7 @@ def make_plan(
         pinned = {i for i, verdict in enumerate(verdicts) if verdict.label == LOW}
         own_casts = _own_casts(graph, policy.compute_dtype)
         reading_low = [replace(v, low_ports=frozenset([0])) if i in own_casts else v for i, v in enumerate(verdicts)]
-        low_params = _read_low_only(graph, reading_low, pinned, facts, params)
+        low_params = _carried_low_only(graph, reading_low, pinned, facts, params)
         verdicts = tuple(reading_low[i] if own_casts.get(i) in low_params else v for i, v in enumerate(verdicts))
         low_params |= {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in stored}
         free_params = frozenset(params - low_params - {head.node for head in graph.heads}) if final else free_params
@@ -95,6 +96,38 @@ def _read_low_only(
             else:
                 found.discard(entry.node)
     return frozenset(found & read - {head.node for head in graph.heads})
+
+
+def _carried_low_only(
+    graph: Graph, verdicts: Sequence[Verdict], low: AbstractSet[int], facts: Facts, params: Set[int]
+) -> FrozenSet[int]:
+    """Return the float32 parameters that are read in low precision only, at once or through carriers.
+
+    A carrier reads such parameters, or what other carriers give, and nothing else. If these are stored in low precision
+    it is cheapest there, whatever the shapes: it costs no cast.
+    """
+    carriers = {position for position in range(len(graph.nodes)) if _moves_once(graph, position, verdicts, facts)}
+    while True:
+        found = _read_low_only(graph, verdicts, low | carriers, facts, params | carriers)
+        kept = {i for i in carriers if found.issuperset({i, *(entry.node for entry in graph.nodes[i].inputs)})}
+        if kept == carriers:
+            return found - carriers
+        carriers = kept
+
+
+def _moves_once(graph: Graph, position: int, verdicts: Sequence[Verdict], facts: Facts) -> bool:
+    """Return whether a free operator puts each value of its inputs to one place at most, so that no gradients add up.
+
+    Gathering by an index and repeating do not (Embedding): there gradients would be summed in low precision.
+    """
+    node, verdict = graph.nodes[position], verdicts[position]
+    if verdict.label != FREE or verdict.rule is None or verdict.rule.category != CLEAR:
+        return False
+    given = [facts.size(Entry(position, index)) for index in range(node.num_outputs)]
+    read = [facts.size(entry) for entry in node.inputs]
+    if None in given or None in read or not all(map(verdict.input_in_precision, range(len(node.inputs)))):
+        return False
+    return sum(size or 0 for size in given) <= sum(size or 0 for size in read)
 
 
 def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:

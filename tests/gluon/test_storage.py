@@ -8,6 +8,7 @@ import pytest
 from mxnet import autograd, gluon
 
 from mxmp import dtypes
+from mxmp.gluon import api as gluon_api
 from mxmp.gluon import storage
 
 VALUES = np.random.RandomState(0).randn(4, 5).astype("float32")
@@ -68,3 +69,13 @@ def test_the_dtype_equals_its_name_and_its_type():
     assert param.dtype == "float16" and param.dtype == np.float16
     storage.store_float32(param)
     assert param.dtype == "float32" and param.dtype == np.float32
+
+
+@pytest.mark.parametrize("layer", [gluon.rnn.LSTM, gluon.rnn.GRU, gluon.rnn.RNN])
+def test_weights_of_recurrent_layers_are_stored_low(layer):
+    """The RNN operator reads them reshaped and concatenated, in low precision alone."""
+    net = layer(4, num_layers=2, bidirectional=True, input_size=3)
+    net.initialize()
+    gluon_api.convert(net, "O2")
+    net(mx.nd.ones((5, 2, 3)))
+    assert {storage.dtype_of(param) for param in net.collect_params().values()} == {"float16"}

@@ -19,8 +19,8 @@ O1, O2 = Policy.parse("O1"), Policy.parse("O2")
 class Planned:
     """A plan with its graph, asked by name."""
 
-    def __init__(self, text, policy=O2, params=(), dtypes=None, out_of_range=(), **options):
-        self.graph, facts = with_facts(text, dtypes, params=params, out_of_range=out_of_range)
+    def __init__(self, text, policy=O2, params=(), dtypes=None, shapes=None, out_of_range=(), **options):
+        self.graph, facts = with_facts(text, dtypes, shapes, params=params, out_of_range=out_of_range)
         self.at = {node.name: i for i, node in enumerate(self.graph.nodes)}
         self.plan = make_plan(self.graph, policy, facts, **options)
 
@@ -116,6 +116,34 @@ def test_a_parameter_of_free_operators_is_stored_once_and_for_all_or_not(final, 
     )
     assert "m" in found.low() and found.stored_low() == stored
     assert found.plan.casts() == 2 + (not final)
+
+
+CARRIED = "x = null()\nw = null()\nv = null()\n{}\nd = dot(x, c)\nreturn d"
+CONCAT = "a = Reshape(w) {shape: -1}\nb = Reshape(v) {shape: -1}\nc = Concat(a, b) {dim: 0; num_args: 2}"
+SHAPES = {"x": (2, 8), "w": (2, 2), "v": (4,), "a": (4,), "b": (4,), "c": (8,), "d": (2,)}
+
+
+def test_parameters_that_are_carried_to_low_operators_alone_are_stored():
+    """As gluon.rnn carries its weights to the RNN operator."""
+    found = Planned(CARRIED.format(CONCAT), params=["w", "v"], shapes=SHAPES)
+    assert found.stored_low() == {"w", "v"} and found.low() == {"a", "b", "c", "d"}
+    assert found.plan.casts() == 2  # x, and d back
+
+
+NOT_CARRIED = {
+    "another input": (CARRIED.format(CONCAT), ["w"], {}),  # v is data
+    "float32 reads it": (CARRIED.format(CONCAT).replace("return d", "e = exp(c)\nreturn d, e"), ["w", "v"], {}),
+    "it is an output": (CARRIED.format(CONCAT).replace("return d", "return d, a"), ["w", "v"], {}),
+    "its gradients add up": (CARRIED.format("c = tile(w) {reps: 2}"), ["w"], {"c": (2, 4)}),
+    "it is gathered by an index": (CARRIED.format("c = Embedding(v, w)"), ["w"], {"c": (2, 2)}),
+    "shapes are unknown": (CARRIED.format(CONCAT), ["w", "v"], {"c": (0,)}),
+}
+
+
+@pytest.mark.parametrize("text, params, shapes", NOT_CARRIED.values(), ids=NOT_CARRIED.keys())
+def test_a_parameter_is_not_stored_through_a_carrier_if(text, params, shapes):
+    shapes = {name: shape for name, shape in {**SHAPES, **shapes}.items() if f"{name} = " in text}
+    assert Planned(text, params=params, shapes=shapes).stored_low() == set()
 
 
 def test_a_free_parameter_is_stored_float32_where_that_saves_casts():
