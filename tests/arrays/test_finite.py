@@ -110,7 +110,7 @@ def test_all_finite_finds_duplicates_that_overflow_when_summed():
     assert not finite_on_host([weight.grad])
 
 
-def test_all_finite_does_not_touch_the_host(monkeypatch):
+def test_all_finite_does_not_touch_the_host(device, monkeypatch):
     arrays = [nd(np.ones(5000), dtype, ctx) for dtype in DTYPES for ctx in (mx.cpu(0), mx.cpu(1))]
     arrays.append(mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [0]), shape=(6, 2)))
     with monkeypatch.context() as patch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -89,5 +90,6 @@ def test_gather_joins_numbers_of_several_contexts(device, monkeypatch):
     np.testing.assert_array_equal(joined.asnumpy(), np.float32([1, 2, 1e38]))
 
 
-def test_no_array_of_this_machine_lies_on_a_gpu():
-    assert not together.on_gpu(mx.nd.ones((1,)))
+@pytest.mark.parametrize(("context", "expected"), [(mx.gpu(1), True), (mx.cpu(0), False), (mx.cpu_pinned(), False)], ids=str)
+def test_on_gpu_asks_for_the_context_alone(context, expected):
+    assert together.on_gpu(SimpleNamespace(ctx=context)) is expected
