@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 
 from ..arrays.casts import round_into, to_float32
-from ..arrays.many import all_rounded, round_all, widen
+from ..arrays.casts_together import all_rounded, round_all, widen
 from ..arrays.together import MOST_ARRAYS, chunks, on_gpu
 from ..mxnet_private import optimizers
 from .copies import sync_master_from_weight

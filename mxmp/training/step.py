@@ -11,8 +11,8 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 import mxnet as mx
 
 from ..arrays.casts import is_low_precision, round_into
+from ..arrays.casts_together import copies_in_float32
 from ..arrays.finite import all_finite, first_non_finite, merge_flags
-from ..arrays.many import copies_in_float32
 from ..arrays.norms import clip_coefficient, clip_in_place, scale_in_place
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError

@@ -1,11 +1,9 @@
-"""Many arrays cast or compared in a few kernel launches: for a GPU, where each launch costs as much as a small array.
+"""Many float16 arrays cast to and from float32, or compared with it, by few operators: see `together`.
 
-MXNet has no cast of many arrays, but its SGD takes 60 weights at once, with float16 gradients and weights and float32
-masters (MultiSGDKernel in src/operator/optimizer_op-inl.h at tag 1.9.1):
+SGD with masters (MultiSGDKernel in src/operator/optimizer_op-inl.h at tag 1.9.1) takes up to 60 float16 gradients and
+weights and float32 masters in one launch:
 
-    mom = momentum * mom - lr * wd * w32 - lr * rescale_grad * float32(gradient)
-    w32 = w32 + mom
-    weight = round(w32)
+    master = master + (0 - lr * wd * master - lr * float32(gradient));  weight = round(master)
 
 A learning rate of -1 adds the gradients to masters of zeros, which casts them to float32; one of 0 rounds the masters
 into the weights. Both are exact, but that -0 becomes 0, and with a rate of 0 an infinite master NaN.
