@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from functools import lru_cache
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 SIZES = {
     "float16": 2,
@@ -36,9 +36,9 @@ _POINTER = re.compile(_TYPE + r"(?: const)?\*")
 _TENSOR = re.compile(r"Tensor<(?:mshadow::)?gpu, \d+, " + _TYPE)
 # The whole of what a mapping kernel assigns is a conversion; one inside a longer expression costs no launch.
 _TYPECAST = re.compile(
-    r"MapPlan(?:Large)?Kernel<.*Plan<mshadow::expr::TypecastExp<" + _TYPE + ", " + _TYPE + r", mshadow::Tensor<[^<>]*>, 1>"
+    rf"MapPlan(?:Large)?Kernel<.*Plan<mshadow::expr::TypecastExp<{_TYPE}, {_TYPE}, mshadow::Tensor<[^<>]*>, 1>"
 )
-_CAST = re.compile(r"mxnet_generic_kernel<mxnet::op::mshadow_op::identity_with_cast, " + _TYPE + r"\*, " + _TYPE)
+_CAST = re.compile(rf"mxnet_generic_kernel<mxnet::op::mshadow_op::identity_with_cast, {_TYPE}\*, {_TYPE}")
 _NAMESPACES = re.compile(r"\b(?:mxnet|mshadow|op|mxnet_op|mshadow_op|expr|cuda|half|bfloat|thrust|cuda_cub)::")
 
 
@@ -82,12 +82,6 @@ def dtypes_of(kernel: str) -> Tuple[str, ...]:
     return tuple(_CPP[found] for found in [*_POINTER.findall(arguments), *_TENSOR.findall(arguments)])
 
 
-def template_dtypes(kernel: str) -> Tuple[str, ...]:
-    """Return the dtypes among the template arguments of a demangled kernel, in their order."""
-    inside = _without_arguments(kernel).partition("<")[2]
-    return tuple(_CPP[found] for found in re.findall(r"(?:^|[ ,<])" + _TYPE + r"(?=[,>])", inside))
-
-
 def base_name(kernel: str) -> str:
     """Return the function's own name of a demangled kernel, like ``softmax_grad_kernel``."""
     return re.sub(r"^void ", "", kernel).partition("<")[0].partition("(")[0].rpartition("::")[2]
@@ -113,13 +107,3 @@ def _demangler() -> Tuple[Callable[..., int], Callable[[int], None]]:
     free = ctypes.CDLL(None).free
     free.argtypes = [ctypes.c_void_p]
     return demangler, free
-
-
-def numpy_name(cpp: str) -> Optional[str]:
-    """Return numpy's name of a dtype that C++ calls ``float`` or ``half_t``; None for another type."""
-    return _CPP.get(cpp)
-
-
-def all_dtypes(kernel: str) -> List[str]:
-    """Return every dtype that a demangled kernel's name mentions, each once, sorted."""
-    return sorted({_CPP[found] for found in re.findall(r"(?<![\w])" + _TYPE + r"(?![\w])", kernel)})
