@@ -123,11 +123,6 @@ def rows(found: Mapping[str, Mapping[str, Sequence[work.Kernel]]], latency: floa
     return result
 
 
-def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Return the table as docs/gpu.md has it."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in (COLUMNS, ["---"] * len(COLUMNS), *lines))
-
-
 def totals(counted: Sequence[work.Kernel]) -> Dict[str, int]:
     """Return what a step adds up to."""
     return {
@@ -158,16 +153,11 @@ def main(argv: List[str] | None = None) -> int:
     parser = make_parser(__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", choices=list(CASES), default=list(CASES), metavar="NETWORK")
     parser.add_argument("--latency", type=float, default=1e6 * LATENCY, help="of a launch, in us; default: %(default)s")
-    parser.add_argument("--markdown", action="store_true", help="print the table as docs/gpu.md has it, and no more")
     args = parser.parse_args(argv)
     found = {title: count(CASES[title]) for title in args.networks}
     latency = 1e-6 * args.latency
-    lines = rows(found, latency)
-    if args.markdown:
-        print(markdown(lines))
-        return 0
     table = Table(*COLUMNS, title="One training step on paper: an estimate that nobody has measured")
-    for line in lines:
+    for line in rows(found, latency):
         table.add_row(*line, end_section=line[1] == list(CARDS)[-1])
     result = {
         "latency": latency,
