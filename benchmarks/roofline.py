@@ -22,7 +22,7 @@ import symbols
 from benchmarks import work
 from benchmarks.common import make_parser, write
 from examples.common.plot import save
-from mxmp import Policy
+from mxmp import Policy, dtypes
 from mxmp.symbol.rewrite import convert_graph
 
 POLICIES = {"float32": "O0", "O1": "O1", "O2": "O2"}
@@ -85,11 +85,18 @@ def kernels(symbol: Any, shapes: Dict[str, Tuple[int, ...]], policy: str) -> Lis
         symbol: The network, its loss head with it.
         shapes: Shapes of its data and labels; all other variables are taken for parameters.
         policy: A policy.
+
+    Raises:
+        ValueError: If the policy is one for bfloat16, which MXNet has no kernels for on a GPU, or if a node cannot be
+            counted.
     """
     parsed = Policy.parse(policy)
+    if parsed.compute_dtype == dtypes.BFLOAT16:
+        raise ValueError(f"policy={str(policy)!r}: MXNet has no bfloat16 kernels for GPUs; take one for float16.")
     states = frozenset(symbol.list_auxiliary_states())
     params = frozenset(symbol.list_arguments()) - set(shapes) | states
-    return work.step(convert_graph(symbol, parsed, shapes, params=params), states | set(shapes), parsed.is_mixed)
+    converted = convert_graph(symbol, parsed, shapes, params=params)
+    return work.step(converted, inputs=states | set(shapes), checked=parsed.loss_scale is not None)
 
 
 def seconds(kernel: work.Kernel, card: Card) -> float:

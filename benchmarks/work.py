@@ -54,7 +54,7 @@ def step(converted: Converted, inputs: Collection[str], checked: bool) -> List[K
         checked: Whether the gradients are checked for inf and NaN, as under a loss scale.
 
     Raises:
-        ValueError: If a shape is unknown, or the multiply-adds of an operator; the message names the node.
+        ValueError: If a shape is unknown, or how to count an operator; the message names the node.
     """
     counted = _Step(converted, inputs)
     return [*counted.kernels(), counted.update(checked)]
@@ -109,6 +109,8 @@ MULTIPLY_ADDS: Dict[str, Callable[[Node, Shapes, Tuple[int, ...]], int]] = {
     "RNN": _rnn,
 }
 """The multiply-adds of each operator that makes matrix products, by what it reads and its first output."""
+
+KNOWN = ", ".join(MULTIPLY_ADDS)
 
 _VIEWS = {"Reshape", "reshape", "Flatten", "expand_dims", "squeeze", "BlockGrad", "identity", "_copy", "MakeLoss"}
 """MXNet shares memory between what they read and write: no kernel, in either direction."""
@@ -180,8 +182,8 @@ class _Step:
 
     def _others(self, position: int, node: Node) -> Iterator[Kernel]:
         rule = RULES.find(node.op, dict(node.attrs))
-        if rule is not None and rule.category == ALLOW:
-            raise ValueError(f"node {node}: its multiply-adds are not known; MULTIPLY_ADDS has {list(MULTIPLY_ADDS)}.")
+        if node.subgraphs or (rule is not None and rule.category == ALLOW):
+            raise ValueError(f"node {node}: what it computes is not counted; MULTIPLY_ADDS knows {KNOWN}.")
         outputs = self._outputs(position)
         written, read = self._bytes(outputs), self._bytes(node.inputs)
         selecting = node.op in _SELECTING

@@ -79,6 +79,15 @@ def test_networks_have_the_multiply_adds_that_are_known_of_them():
     assert sum(kernel.macs for kernel in forward) == layers + 32 * (768**2 + 2 * 768)  # pooler and classifier
 
 
+@pytest.mark.parametrize("policy", ["O0", "O1", "O2"])
+def test_a_step_of_resnet50_calls_as_many_convolutions_as_the_record_of_one(policy):
+    """As recorded: 53 forward, 53 gradients of weights and 52 of data; 3 products of the last layer."""
+    case = CASES["ResNet-50, 64"]
+    found = [k for k in kernels(symbols.get_symbol(case.network), case.shapes, policy) if k.macs]
+    phases = {phase: sum(k.launches for k in found if k.phase == phase) for phase in (work.FORWARD, work.BACKWARD)}
+    assert phases == {work.FORWARD: 53 + 1, work.BACKWARD: 53 + 52 + 2}
+
+
 def two_layers():
     hidden = mx.sym.Activation(mx.sym.FullyConnected(DATA, num_hidden=16, name="one"), act_type="relu", name="relu")
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=2, name="two"), name="softmax")
@@ -155,9 +164,17 @@ def test_fused_rnn_takes_no_tensor_cores():
     assert [k.low for k in found if k.macs and k.name == "pred"] == [True, True]
 
 
-def test_an_operator_whose_products_are_not_counted_is_refused():
-    with pytest.raises(ValueError, match=r"node 'det' \(_linalg_gemm\): its multiply-adds are not known"):
-        counted(mx.sym.linalg.gemm(DATA, OTHER, mx.sym.var("c", shape=(3, 5)), name="det"), (3, 4), (4, 5))
+def test_an_operator_that_is_not_counted_is_refused():
+    with pytest.raises(ValueError, match=r"node 'sum' \(_linalg_gemm\): what it computes is not counted"):
+        counted(mx.sym.linalg.gemm(DATA, OTHER, mx.sym.var("c", shape=(3, 5)), name="sum"), (3, 4), (4, 5))
+    loop, _ = mx.sym.contrib.foreach(lambda row, state: (mx.sym.exp(row), state), DATA, [], name="loop")
+    with pytest.raises(ValueError, match=r"\(_foreach\): what it computes is not counted"):
+        counted(loop, (3, 4))
+
+
+def test_bfloat16_is_refused():
+    with pytest.raises(ValueError, match="policy='mixed_bfloat16': MXNet has no bfloat16 kernels for GPUs"):
+        counted(mx.sym.exp(DATA), (2, 3), policy="mixed_bfloat16")
 
 
 def test_an_unknown_shape_is_refused():
