@@ -166,7 +166,7 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
     """Store an initialized float32 parameter in low precision; of one that is trained, as a master too."""
     exact = param.list_data()
     if param.grad_req != "null":
-        keep_masters(param, exact)
+        keep_masters(param, [array.detach() for array in exact])  # attached, each would keep its float32 gradient alive
     _replace(param, dtype, [round_to(array, dtype) for array in exact])
     vars(param)[_CLASS] = type(param)
     param.__class__ = _low_class(type(param))
