@@ -33,13 +33,15 @@ class Card(NamedTuple):
     """A card's peaks, as its data sheet has them: operations and bytes a second; no sparsity.
 
     Attributes:
-        float32: Of matrix products of float32 numbers: on an A100 in TF32, unless that is turned off.
-        float16: Of matrix products of float16 numbers, on tensor cores.
+        float32: Of products without tensor cores.
+        tf32: Of products of float32 numbers on tensor cores; as float32 on cards that cannot, or where it is off.
+        float16: Of products of float16 numbers on tensor cores.
         bandwidth: Of the memory.
         source: The data sheet.
     """
 
     float32: float
+    tf32: float
     float16: float
     bandwidth: float
     source: str
@@ -52,10 +54,10 @@ _A100 = (
     "r4-web.pdf"
 )
 CARDS = {  # V100 SXM2 of 16 or 32 GB, A100 SXM of 40 GB
-    "V100": Card(15.7e12, 125e12, 900e9, _V100),
-    "T4": Card(8.1e12, 65e12, 300e9, _T4),
-    "A100": Card(156e12, 312e12, 1555e9, _A100),
-    "A100, no TF32": Card(19.5e12, 312e12, 1555e9, _A100),
+    "V100": Card(15.7e12, 15.7e12, 125e12, 900e9, _V100),
+    "T4": Card(8.1e12, 8.1e12, 65e12, 300e9, _T4),
+    "A100": Card(19.5e12, 156e12, 312e12, 1555e9, _A100),
+    "A100, no TF32": Card(19.5e12, 19.5e12, 312e12, 1555e9, _A100),
 }
 
 
@@ -101,8 +103,8 @@ def kernels(symbol: Any, shapes: Dict[str, Tuple[int, ...]], policy: str) -> Lis
 
 def seconds(kernel: work.Kernel, card: Card) -> float:
     """Return how long a kernel takes on a card, its launch left out."""
-    peak = card.float16 if kernel.low else card.float32
-    return max(2 * kernel.macs / peak, kernel.moved / card.bandwidth)
+    peaks = {work.FLOAT32: card.float32, work.TF32: card.tf32, work.FLOAT16: card.float16}
+    return max(2 * kernel.macs / peaks[kernel.peak], kernel.moved / card.bandwidth)
 
 
 def estimate(found: Sequence[work.Kernel], card: Card, latency: float = LATENCY) -> float:
@@ -134,7 +136,7 @@ def totals(counted: Sequence[work.Kernel]) -> Dict[str, int]:
     """Return what a step adds up to."""
     return {
         "multiply_adds": sum(kernel.macs for kernel in counted),
-        "multiply_adds_float16": sum(kernel.macs for kernel in counted if kernel.low),
+        "multiply_adds_float16": sum(kernel.macs for kernel in counted if kernel.peak == work.FLOAT16),
         "bytes": sum(kernel.moved for kernel in counted),
         "launches": sum(kernel.launches for kernel in counted),
     }

@@ -16,6 +16,7 @@ from mxmp.rules.core import value_of
 from mxmp.symbol.rewrite import Converted
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+FLOAT32, TF32, FLOAT16 = "float32", "tf32", "float16"
 
 AGGREGATED = 4
 """Weights that one launch of SGD updates: MXNET_OPTIMIZER_AGGREGATION_SIZE where nothing sets it."""
@@ -33,7 +34,8 @@ class Kernel(NamedTuple):
         phase: FORWARD, BACKWARD or UPDATE.
         macs: Multiply-adds of its matrix products; those of other arithmetic are not counted.
         moved: Bytes that it reads and writes.
-        low: Whether it multiplies float16 numbers and may take tensor cores for it.
+        peak: The peak of a card that bounds its products: FLOAT16 on tensor cores; TF32 for float32 numbers, where
+            the card has it; FLOAT32 without tensor cores.
         launches: How many kernels are launched.
     """
 
@@ -41,7 +43,7 @@ class Kernel(NamedTuple):
     phase: str
     macs: int
     moved: int
-    low: bool
+    peak: str = FLOAT32
     launches: int = 1
 
 
@@ -146,7 +148,7 @@ class _Step:
             gradients = sum((reader, 0) in self.trained for reader, _ in readers)
             if key in self.trained and gradients > 1:
                 moved = (gradients + 1) * self._bytes([Entry(*key)])
-                yield Kernel(self.graph.entry_name(Entry(*key)), BACKWARD, 0, moved, False)
+                yield Kernel(self.graph.entry_name(Entry(*key)), BACKWARD, 0, moved)
 
     def update(self, checked: bool) -> Kernel:
         """Return the update of all weights, and the check of their gradients.
@@ -161,7 +163,7 @@ class _Step:
             stored = 2 * master + item if master else 2 * item
             gradient = (2 if checked else 1) * item
             moved += math.prod(self._shape(weight)) * (stored + gradient + 2 * _MASTER)  # the momentum is float32
-        return Kernel("update", UPDATE, 0, moved, False, math.ceil(len(weights) / AGGREGATED) + checked)
+        return Kernel("update", UPDATE, 0, moved, launches=math.ceil(len(weights) / AGGREGATED) + checked)
 
     def _products(self, position: int, node: Node) -> Iterator[Kernel]:
         """Yield the products of a node: the gradients of data and weight are one each, as large as the forward one."""
@@ -171,14 +173,16 @@ class _Step:
         moved = self._bytes([*node.inputs, *outputs])
         if node.op == "RNN":  # cuDNN's standard algorithm reads the recurrent weights at each of the steps
             moved += (shapes[0][0] - 1) * _rnn_weights(node, shapes)[1] * self._item(node.inputs[0])
-        low = self.facts.dtype(node.inputs[0]) in dtypes.LOW_PRECISION and node.op != "RNN"
-        yield Kernel(node.name, FORWARD, macs, moved, low)
+        peak = FLOAT16 if self.facts.dtype(node.inputs[0]) in dtypes.LOW_PRECISION else TF32
+        if peak == FLOAT16 and node.op == "RNN":  # MXNet asks for no tensor cores: cudnn_tensor_core_ in rnn-inl.h
+            peak = FLOAT32
+        yield Kernel(node.name, FORWARD, macs, moved, peak)
         if (position, 0) in self.trained:
             times = 2 if node.inputs[0].key in self.trained else 1
-            yield Kernel(node.name, BACKWARD, times * macs, times * moved, low, times)
+            yield Kernel(node.name, BACKWARD, times * macs, times * moved, peak, times)
         bias = node.inputs[2:]
         if bias and node.op != "RNN" and bias[0].key in self.trained:
-            yield Kernel(node.name, BACKWARD, 0, self._bytes([bias[0], *outputs]), False)
+            yield Kernel(node.name, BACKWARD, 0, self._bytes([bias[0], *outputs]))
 
     def _others(self, position: int, node: Node) -> Iterator[Kernel]:
         rule = RULES.find(node.op, dict(node.attrs))
@@ -187,11 +191,11 @@ class _Step:
         outputs = self._outputs(position)
         written, read = self._bytes(outputs), self._bytes(node.inputs)
         selecting = node.op in _SELECTING
-        yield Kernel(node.name, FORWARD, 0, written + (written if selecting else read), False)
+        yield Kernel(node.name, FORWARD, 0, written + (written if selecting else read))
         if (position, 0) in self.trained and node.op not in _SHARED_GRADIENT:
             gradients = self._bytes([entry for entry in node.inputs if entry.key in self.trained])
             values = 0 if selecting or node.op in _LINEAR else read
-            yield Kernel(node.name, BACKWARD, 0, written + values + gradients, False)
+            yield Kernel(node.name, BACKWARD, 0, written + values + gradients)
 
     def _trained(self, inputs: Collection[str]) -> Set[Key]:
         """Return the tensors that have a gradient: behind a weight, and before an output."""

@@ -20,14 +20,14 @@ MODES = {"float32": "float32", "contrib.amp": "contrib_amp", "O1": "O1", "O2": "
 """The columns, and the modes of the ratchet that they show."""
 
 NETWORKS = {
-    "ResNet-50": "gluon_step-resnet50",
-    "SSD, MobileNet": "gluon_step-ssd",
-    "BERT mini": "gluon_step-bert",
-    "LSTM language model": "gluon_step-lstm",
-    "ResNet-50, Module": "module_step-resnet50_v1b",
-    "SSD, VGG-16, Module": "module_step-ssd300_vgg16",
-    "BERT mini, Module": "module_step-bert_mini",
-    "LSTM language model, Module": "module_step-lstm_lm_small",
+    "ResNet-50": "gluon-resnet50",
+    "SSD, MobileNet": "gluon-ssd",
+    "BERT mini": "gluon-bert",
+    "LSTM language model": "gluon-lstm",
+    "ResNet-50, Module": "module-resnet50_v1b",
+    "SSD, VGG-16, Module": "module-ssd300_vgg16",
+    "BERT mini, Module": "module-bert_mini",
+    "LSTM language model, Module": "module-lstm_lm_small",
 }
 """The rows, and the steps of the ratchet that they show: front and network."""
 

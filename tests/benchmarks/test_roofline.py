@@ -103,15 +103,15 @@ def test_the_bytes_of_a_step_in_float32():
         found.setdefault((kernel.name, kernel.phase), []).append(kernel[2:])
     one, two = 32 + 16 * 8 + 16 + 64, 64 + 2 * 16 + 2 + 8
     assert found == {
-        ("one", "forward"): [(4 * 8 * 16, 4 * one, False, 1)],
-        ("one", "backward"): [(4 * 8 * 16, 4 * one, False, 1), (0, 4 * (16 + 64), False, 1)],  # weight, bias
-        ("relu", "forward"): [(0, 4 * 2 * 64, False, 1)],
-        ("relu", "backward"): [(0, 4 * 3 * 64, False, 1)],
-        ("two", "forward"): [(4 * 16 * 2, 4 * two, False, 1)],
-        ("two", "backward"): [(2 * 4 * 16 * 2, 2 * 4 * two, False, 2), (0, 4 * (2 + 8), False, 1)],
-        ("softmax", "forward"): [(0, 4 * (8 + 4 + 8), False, 1)],
-        ("softmax", "backward"): [(0, 4 * (8 + 8 + 4 + 8), False, 1)],
-        ("update", "update"): [(0, 4 * 5 * WEIGHTS, False, 1)],  # weight and momentum twice, gradient
+        ("one", "forward"): [(4 * 8 * 16, 4 * one, "tf32", 1)],
+        ("one", "backward"): [(4 * 8 * 16, 4 * one, "tf32", 1), (0, 4 * (16 + 64), "float32", 1)],  # weight, bias
+        ("relu", "forward"): [(0, 4 * 2 * 64, "float32", 1)],
+        ("relu", "backward"): [(0, 4 * 3 * 64, "float32", 1)],
+        ("two", "forward"): [(4 * 16 * 2, 4 * two, "tf32", 1)],
+        ("two", "backward"): [(2 * 4 * 16 * 2, 2 * 4 * two, "tf32", 2), (0, 4 * (2 + 8), "float32", 1)],
+        ("softmax", "forward"): [(0, 4 * (8 + 4 + 8), "float32", 1)],
+        ("softmax", "backward"): [(0, 4 * (8 + 8 + 4 + 8), "float32", 1)],
+        ("update", "update"): [(0, 4 * 5 * WEIGHTS, "float32", 1)],  # weight and momentum twice, gradient
     }
 
 
@@ -122,7 +122,8 @@ def test_mixed_precision_halves_the_bytes_of_products_and_checks_the_gradients(p
     for name in ("one", "relu", "two"):
         before, after = ([k for k in found if k.name == name] for found in (plain, mixed))
         assert [k.moved for k in before] == [2 * k.moved for k in after]
-        assert [k.macs for k in before] == [k.macs for k in after] and all(k.low for k in after if k.macs)
+        assert [k.macs for k in before] == [k.macs for k in after]
+        assert all(k.peak == work.FLOAT16 for k in after if k.macs)
     assert mixed[-1].moved == update * WEIGHTS and mixed[-1].launches == plain[-1].launches + 1
     names = [k.name for k in mixed if k.phase == work.FORWARD]
     assert any("one_weight_cast" in name for name in names) == (item == 4)  # O2 stores what O1 casts
@@ -148,20 +149,23 @@ def test_no_gradient_passes_what_stops_it():
 
 
 def test_a_kernel_takes_as_long_as_the_slower_of_its_two_sides():
-    card = Card(float32=1e9, float16=4e9, bandwidth=1e6, source="")
-    products = work.Kernel("a", work.FORWARD, 10**9, 10**6, False)
-    copies = work.Kernel("b", work.FORWARD, 0, 3 * 10**6, False, launches=2)
-    assert estimate([products], card, 0) == 2.0 and estimate([products._replace(low=True)], card, 0) == 1.0
+    card = Card(float32=1e9, tf32=1.6e9, float16=4e9, bandwidth=1e6, source="")
+    products = work.Kernel("a", work.FORWARD, 10**9, 10**6)
+    copies = work.Kernel("b", work.FORWARD, 0, 3 * 10**6, launches=2)
+    times = {peak: estimate([products._replace(peak=peak)], card, 0) for peak in ("float32", "tf32", "float16")}
+    assert times == {"float32": 2.0, "tf32": 1.25, "float16": 1.0}
     assert estimate([copies], card, 0) == 3.0
     assert estimate([products, copies], card, 0.25) == pytest.approx(5.75)
 
 
-def test_fused_rnn_takes_no_tensor_cores():
-    """MXNet asks cuDNN for its default math (rnn-inl.h), whatever the dtype."""
+def test_a_fused_rnn_in_float16_takes_no_tensor_cores():
+    """MXNet asks cuDNN for its default math then (rnn-inl.h)."""
     case = CASES["LSTM, 32"]
-    found = kernels(symbols.get_symbol(case.network, **case.arguments), case.shapes, "O1")
-    assert [k.low for k in found if k.macs and k.name == "lstm_rnn"] == [False, False]
-    assert [k.low for k in found if k.macs and k.name == "pred"] == [True, True]
+    symbol = symbols.get_symbol(case.network, **case.arguments)
+    for policy, peak in {"O0": "tf32", "O1,op:RNN=float16": "float32"}.items():
+        found = kernels(symbol, case.shapes, policy)
+        assert {k.peak for k in found if k.macs and k.name == "lstm_rnn"} == {peak}
+        assert {k.peak for k in found if k.macs and k.name == "pred"} == {"tf32" if policy == "O0" else "float16"}
 
 
 def test_an_operator_that_is_not_counted_is_refused():
@@ -184,8 +188,9 @@ def test_an_unknown_shape_is_refused():
 
 def test_cards_are_those_of_their_data_sheets():
     """The tensor cores of V100 and T4 do 8 times as much as float32, those of A100 16 times, in TF32 8 times."""
-    for name, ratio in {"V100": 8, "T4": 8, "A100": 2, "A100, no TF32": 16}.items():
-        assert CARDS[name].float16 / CARDS[name].float32 == pytest.approx(ratio, rel=0.02)
+    for name, ratios in {"V100": (8, 8), "T4": (8, 8), "A100": (16, 2), "A100, no TF32": (16, 16)}.items():
+        card = CARDS[name]
+        assert (card.float16 / card.float32, card.float16 / card.tf32) == pytest.approx(ratios, rel=0.02)
         assert CARDS[name].source.startswith("https://") and "nvidia.com" in CARDS[name].source
 
 
