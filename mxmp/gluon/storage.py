@@ -14,6 +14,7 @@ from ..errors import ConvertError
 from ..masters.copies import exact_value, forget_masters, keep_masters, keeps_masters
 from ..mxnet_private import blocks, parameters
 from ..mxnet_private.parameters import ParameterBase, is_deferred, is_initialized
+from ..symbol.arguments import refuse_gpus
 from ..symbol.params import round_to
 from .lookup import blocks_in
 
@@ -41,6 +42,7 @@ class LowPrecisionParameter(ParameterBase):
 
     def mx_init_arrays(self, data: Any, ctx_list: Any) -> None:
         """Set the initial value on the given contexts."""
+        _require_kernels(self.name, dtype_of(self), ctx_list)
         wide = _to_float32(data)
         super().mx_init_arrays(round_to(wide, dtype_of(self)), ctx_list)
         self._keep(wide)
@@ -164,6 +166,7 @@ def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]
 
 def store_low(param: gluon.Parameter, dtype: str) -> None:
     """Store an initialized float32 parameter in low precision; of one that is trained, as a master too."""
+    _require_kernels(param.name, dtype, param.list_ctx())
     exact = param.list_data()
     if param.grad_req != "null":
         keep_masters(param, [array.detach() for array in exact])  # attached, each would keep its float32 gradient alive
@@ -179,6 +182,12 @@ def store_float32(param: gluon.Parameter) -> None:
     _replace(param, dtypes.FLOAT32, exact_values(param))
     param.__class__ = param.__dict__.pop(_CLASS)
     forget_masters(param)
+
+
+def _require_kernels(name: str, dtype: str, contexts: Iterable[mx.Context]) -> None:
+    """Refuse a parameter in bfloat16 on a GPU, which MXNet fails to write, and says so at some later read."""
+    if dtype == dtypes.BFLOAT16:
+        refuse_gpus(contexts, f"parameter '{name}' is stored in bfloat16")
 
 
 def _to_float32(data: Any) -> mx.nd.NDArray:

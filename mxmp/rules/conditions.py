@@ -81,14 +81,26 @@ def short_reduction(call: Call) -> Optional[str]:
 
 
 def short_windows(call: Call) -> Optional[str]:
-    """Forbid adaptive pooling over windows of more than ``MAX_REDUCTION`` elements."""
+    """Forbid adaptive pooling over windows of more than ``MAX_REDUCTION`` elements, or to so many for each element.
+
+    An element of the data that is in many windows gets as many terms in its gradient, a plain running sum too.
+    """
     shape = known_shape(call, 0)
-    if shape is None:
-        return "the size of the windows is unknown"
     output = value_of(call.attrs, "output_size") or (1,)
-    height, width = (output, output) if isinstance(output, int) else (output[0], output[-1])
-    length = math.ceil(shape[2] / height) * math.ceil(shape[3] / width)
-    return f"its windows have {length} elements, more than {MAX_REDUCTION}" if length > MAX_REDUCTION else None
+    sides = (output, output) if isinstance(output, int) else (output[0], output[-1])
+    length = None if shape is None else math.prod(math.ceil(max(i / o, o / i)) for i, o in zip(shape[2:], sides))
+    return _windows(length)
+
+
+def short_pooling(call: Call) -> Optional[str]:
+    """Forbid pooling over windows of more than ``MAX_REDUCTION`` elements by a kernel that sums in low precision.
+
+    Pooling_v1's is a plain running sum (mshadow's PoolingExp); that of Pooling is in float32.
+    """
+    shape = known_shape(call, 0)
+    if not value_of(call.attrs, "global_pool"):
+        return _windows(math.prod(value_of(call.attrs, "kernel") or ()))
+    return _windows(None if shape is None else math.prod(shape[2:]))
 
 
 def small_magnification(call: Call) -> Optional[str]:
@@ -128,13 +140,31 @@ def taps_on_data(call: Call) -> Optional[str]:
     return None
 
 
+def _windows(length: Optional[int]) -> Optional[str]:
+    if length is None:
+        return "the size of the windows is unknown"
+    return f"it or its gradient sums {length} elements, more than {MAX_REDUCTION}" if length > MAX_REDUCTION else None
+
+
+def without_tensor_cores(call: Call) -> Optional[str]:
+    """Forbid what MXNet keeps off tensor cores in low precision, while float32 may have them: the fused RNN.
+
+    For float16 it asks cuDNN for CUDNN_DEFAULT_MATH whatever is set (``cudnn_tensor_core_ = false`` in rnn-inl.h at
+    tag 1.9.1). By cuDNN 8's API reference (cudnnMathType_t) that permits no tensor cores before A100, and from A100 on
+    TF32, which is for float32 data. For float32 MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION=1 permits those of float16
+    on all cards. Weights would be cast at every step too. docs/choosing_a_policy.md has an estimate of both.
+    """
+    return f"MXNet runs it without tensor cores in {call.dtype}, which float32 may have"
+
+
 _LOW = frozenset(dtypes.LOW_PRECISION)
 
 SHAPE_CONDITIONS: Dict[Condition, FrozenSet[str]] = {
     taps_on_data: frozenset({dtypes.BFLOAT16}),
-    **dict.fromkeys((short_reduction, short_windows, small_magnification, short_gemm2), _LOW),
+    **dict.fromkeys((short_reduction, short_windows, short_pooling, small_magnification, short_gemm2), _LOW),
     **dict.fromkeys((sums.short_products, sums.short_gradients, sums.short_slopes, sums.short_upsampling), _LOW),
     **dict.fromkeys((sums.short_broadcast_to, sums.short_broadcast_like, sums.few_rows, sums.few_points), _LOW),
+    sums.short_bias: _LOW,
 }
 """The conditions that read shapes, with the dtypes for which they do."""
 

@@ -6,7 +6,7 @@ What follows is of float16 on a GPU (CUDA sources of tag 1.9.1). In bfloat16 non
   gradients, which are such products (3rdparty/mshadow/mshadow/dot_engine-inl.h). FullyConnected, ``dot``, tensordot,
   einsum, the interleaved products of attention, convolutions and RNNs accumulate in float32.
 - Gradients of what was broadcast are sums by ``reduce_kernel<red::sum, half_t>``. Bias gradients of FullyConnected
-  and convolutions are summed in float32.
+  and convolutions are summed in float32, that of Convolution_v1 in float16 (mshadow's MapReduceKeepDim1Kernel).
 - Gradients of rows that are read by index are plain running sums.
 
 A gradient of unknown length is no reason to forbid a call: where a network is trained, its shapes are known.
@@ -46,6 +46,9 @@ MAX_RUNNING_SUM = 1024
 Like terms lose 0.3%, 1.3%, 4% and 11% at 512, 1024, 2048 and 4096 of them, as in products without tensor cores. Most
 tokens of a batch may read one row: that of padding, or of a token type.
 """
+
+
+_THREADS = 256  # of MapReduceKeepDim1Kernel: so many running sums for one channel, added up in pairs at the end
 
 
 def short_products(call: Call) -> Optional[str]:
@@ -98,6 +101,16 @@ def short_slopes(call: Call) -> Optional[str]:
     """Forbid a PReLU whose slope has a gradient that sums too many terms."""
     data, slope = known_shape(call, 0), known_shape(call, 1)
     return None if data is None or slope is None else _gradient_of(call, math.prod(data) // math.prod(slope))
+
+
+def short_bias(call: Call) -> Optional[str]:
+    """Forbid a Convolution_v1 whose bias has a gradient that sums too many terms in a thread."""
+    shape, stride = known_shape(call, 0), value_of(call.attrs, "stride")
+    if shape is None or value_of(call.attrs, "no_bias"):
+        return None
+    strides = stride if isinstance(stride, (tuple, list)) and all(stride) else (1,) * len(shape[2:])
+    terms = shape[0] * math.prod(math.ceil(size / step) for size, step in zip(shape[2:], strides))
+    return _running_sum(call, math.ceil(terms / _THREADS))
 
 
 def short_upsampling(call: Call) -> Optional[str]:

@@ -184,13 +184,17 @@ def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) 
 
     ``where`` begins the ConvertError: it names what is to run.
     """
-    if dtypes_.BFLOAT16 not in (policy.compute_dtype, policy.param_dtype, policy.output_dtype):
-        return
+    if dtypes_.BFLOAT16 in (policy.compute_dtype, policy.param_dtype, policy.output_dtype):
+        refuse_gpus(contexts, f"{where}: policy '{policy}' uses bfloat16")
+
+
+def refuse_gpus(contexts: Iterable[mx.Context], what: str) -> None:
+    """Raise a ConvertError if one of the contexts of something in bfloat16 is a GPU; ``what`` begins it."""
     for context in contexts:
         if _device_type(context) == "gpu":
             raise ConvertError(
-                f"{where}: policy '{policy}' uses bfloat16 on {context}, but MXNet 1.9.1 has no bfloat16 kernels for "
-                f"GPUs. Take a float16 policy there, such as 'O1', or run on a CPU."
+                f"{what} on {context}, but MXNet 1.9.1 has no bfloat16 kernels for GPUs. Take a float16 policy there, "
+                f"such as 'O1', or run on a CPU."
             )
 
 

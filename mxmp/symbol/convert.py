@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, S
 from ..errors import ConvertError
 from ..policy import Policy
 from ..report import Report
-from .arguments import PolicyLike, check_params, make_model, param_names
+from .arguments import PolicyLike, check_params, make_model, param_names, require_kernels
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
 from .params import Change, convert_sharing, require_matches, stored_low_before, total_bytes, widened
 from .rewrite import convert_graph
@@ -133,13 +133,15 @@ def convert_model(
         **changes: Fields of the policy that overrule it.
 
     Raises:
-        ConvertError: If the parameters do not fit the symbol; the message names them.
+        ConvertError: If the parameters do not fit the symbol; the message names them. Also if the policy uses
+            bfloat16 and parameters are on a GPU, for which MXNet has no bfloat16 kernels.
         InferenceError: If the network does not type-check by itself.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
     parsed = Policy.parse(policy, **changes)
     model = make_model(sym, shapes, dtypes, ranges)
     check_params(sym, arg_params, aux_params, model.shapes)
+    require_kernels(parsed, _contexts_of(arg_params, aux_params), "arg_params")
     args, aux = widened(sym, arg_params), dict(aux_params)
     (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, parsed)
     before, after = (total_bytes(params) + total_bytes(aux) for params in (args, stored))
@@ -253,7 +255,7 @@ def convert_buckets(
         **changes: Fields of the policy that overrule it.
 
     Raises:
-        ConvertError: If there is no bucket, or the parameters do not fit.
+        ConvertError: If there is no bucket, or the parameters do not fit, as for ``convert_model``.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
     keys = list(buckets)
@@ -265,6 +267,7 @@ def convert_buckets(
     for key, (symbol, _, _) in generated.items():
         models.append(make_model(symbol, (shapes or {}).get(key)))
         check_params(symbol, arg_params, aux_params, models[-1].shapes)
+    require_kernels(parsed, _contexts_of(arg_params, aux_params), "arg_params")
     args, aux = dict(arg_params), dict(aux_params)
     for model in models:
         args = widened(model.symbol, args)
@@ -277,3 +280,7 @@ def convert_buckets(
         changed,
         out_of_range,
     )
+
+
+def _contexts_of(*params: Mapping[str, Any]) -> Iterator[Any]:
+    return (array.context for arrays in params for array in arrays.values())

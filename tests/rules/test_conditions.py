@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mxnet as mx
+import numpy as np
 import pytest
 
 from mxmp.rules import RULES, Call
@@ -110,17 +112,60 @@ WINDOWS = {
     "windows that do not divide the map": ({"output_size": "(2,)"}, (2, 3, 65, 64), 1056),
     "flat windows": ({"output_size": "(33, 1)"}, (2, 3, 33, 1024), None),
     "flat windows above the limit": ({"output_size": "(33, 1)"}, (2, 3, 33, 1025), 1025),
+    "an element in many windows": ({"output_size": "(64, 65)"}, (2, 3, 2, 2), 1056),
+    "an element in windows at the limit": ({"output_size": "(64, 64)"}, (2, 3, 2, 2), None),
 }
 
 
 @pytest.mark.parametrize("attrs, shape, length", WINDOWS.values(), ids=WINDOWS.keys())
 def test_short_windows(attrs, shape, length):
-    expected = None if length is None else f"its windows have {length} elements, more than 1024"
+    expected = None if length is None else f"it or its gradient sums {length} elements, more than 1024"
     assert forbids(short_windows, attrs, shape) == expected
 
 
 def test_windows_of_unknown_size_are_forbidden():
     assert forbids(short_windows, {"output_size": "1"}, None) == "the size of the windows is unknown"
+
+
+@pytest.mark.parametrize("pool_type", ["avg", "sum"])
+@pytest.mark.parametrize(
+    "attrs, shape, length",
+    [
+        ({"kernel": "(32, 32)"}, None, None),
+        ({"kernel": "(32, 33)"}, None, 1056),
+        ({"kernel": "(2, 2)", "global_pool": "True"}, (2, 3, 32, 32), None),
+        ({"kernel": "(2, 2)", "global_pool": "True"}, (2, 3, 56, 56), 3136),
+    ],
+    ids=["at the limit", "above it", "global at the limit", "global above it"],
+)
+def test_windows_of_the_old_pooling(attrs, shape, length, pool_type):
+    attrs = {**attrs, "pool_type": pool_type}
+    expected = None if length is None else f"it or its gradient sums {length} elements, more than 1024"
+    assert RULES.find("Pooling_v1", attrs).forbids(Call(attrs, (shape,), "float16")) == expected
+    assert RULES.find("Pooling", attrs).condition is None  # sums in float32
+
+
+def test_an_old_pooling_of_unknown_windows_is_forbidden():
+    attrs = {"kernel": "(2, 2)", "global_pool": "True", "pool_type": "avg"}
+    found = RULES.find("Pooling_v1", attrs).forbids(Call(attrs, (None,), "float16"))
+    assert found == "the size of the windows is unknown"
+
+
+@pytest.mark.parametrize("op, average", [("Pooling_v1", 2048 / 56**2), ("Pooling", 1)])
+def test_the_old_poolings_sums_stop_growing_in_float16(op, average):
+    ones = mx.nd.ones((1, 1, 56, 56), dtype="float16")
+    found = getattr(mx.nd, op)(ones, kernel=(1, 1), global_pool=True, pool_type="avg")
+    assert found.asscalar() == np.float16(average)
+
+
+@pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
+@pytest.mark.parametrize("lengths", ["True", "False"])
+def test_a_fused_rnn_stays_where_it_may_have_tensor_cores(mode, lengths):
+    attrs = {"mode": mode, "state_size": "6", "num_layers": "1", "use_sequence_length": lengths}
+    rule = RULES.find("RNN", attrs)
+    reason = rule.forbids(Call(attrs, ((5, 2, 8),), "float16"))
+    assert reason == "MXNet runs it without tensor cores in float16, which float32 may have"
+    assert rule.category == "allow" and not rule.taints  # its values are in range
 
 
 RESIZES = {

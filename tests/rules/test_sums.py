@@ -120,6 +120,22 @@ def test_copies(op, attrs, shapes, length):
     assert forbids(op, attrs, *shapes) == reason
 
 
+BIASES = {
+    "at the limit": ({}, (64, 3, 64, 64), None),
+    "above it": ({"stride": "(1, 1)"}, (65, 3, 64, 64), 1040),
+    "with a stride": ({"stride": "(2, 2)"}, (64, 3, 128, 128), None),
+    "no bias": ({"no_bias": "True"}, (65, 3, 64, 64), None),
+    "unknown": ({}, None, None),
+}
+
+
+@pytest.mark.parametrize("attrs, shape, length", BIASES.values(), ids=BIASES.keys())
+def test_the_bias_of_an_old_convolution(attrs, shape, length):
+    reason = None if length is None else f"its gradient sums up to {length} terms in float16, more than 1024"
+    assert forbids("Convolution_v1", attrs, shape, (8, 3, 3, 3), (8,)) == reason
+    assert forbids("Convolution", attrs, shape, (8, 3, 3, 3), (8,)) is None  # in float32
+
+
 ROWS = {
     "Embedding": ("Embedding", {"input_dim": "30522", "output_dim": "8"}, [(8, 129), (30522, 8)], 1032),
     "Embedding at the limit": ("Embedding", {"input_dim": "30522", "output_dim": "8"}, [(8, 128), (30522, 8)], None),
@@ -140,7 +156,7 @@ def test_running_sums(op, attrs, shapes, length):
     assert forbids(op, attrs, *shapes) == reason
 
 
-CONDITIONED = ["batch_dot", "_npi_matmul", "_linalg_gemm2", "broadcast_add", "_npi_add", "broadcast_to", "Embedding",
+CONDITIONED = ["Convolution_v1", "batch_dot", "_npi_matmul", "_linalg_gemm2", "broadcast_add", "_npi_add", "broadcast_to", "Embedding",
                "broadcast_like", "gather_nd", "take"]  # fmt: skip
 
 

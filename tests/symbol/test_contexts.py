@@ -61,6 +61,24 @@ def test_a_net_that_moves_to_a_gpu_is_refused_there():
         net(on(GPU))
 
 
+@pytest.mark.bfloat16
+def test_parameters_stored_in_bfloat16_do_not_move_to_a_gpu():
+    """MXNet would fail to write them there, and say so at some later read: "Unknown type enum 12"."""
+    net = mxmp.gluon.cast(dense(mx.cpu()), "bfloat16")
+    before = net(on(mx.cpu())).asnumpy()
+    with pytest.raises(ConvertError, match=rf"parameter '{net.weight.name}' is stored in bfloat16 on cpu\(1\), but MXNet"):
+        net.weight.reset_ctx(GPU)
+    assert net.weight.list_ctx() == [mx.cpu()]
+    np.testing.assert_array_equal(net(on(mx.cpu())).asnumpy(), before)
+
+
+def test_parameters_loaded_onto_a_gpu_are_not_stored_in_bfloat16(tmp_path):
+    dense(mx.cpu(), prefix="a_").save_parameters(str(tmp_path / "a.params"))
+    net = mxmp.gluon.cast(gluon.nn.Dense(3, in_units=4, prefix="a_"), "bfloat16")
+    with pytest.raises(ConvertError, match=r"parameter 'a_weight' is stored in bfloat16 on cpu\(1\), but MXNet"):
+        net.load_parameters(str(tmp_path / "a.params"), ctx=GPU)
+
+
 def test_a_converted_block_within_a_net_that_is_not_is_refused_on_a_gpu():
     outer = gluon.nn.HybridSequential()
     outer.add(mxmp.gluon.convert(gluon.nn.Dense(3, in_units=4), "mixed_bfloat16"))
@@ -95,6 +113,22 @@ def test_amp_refuses_a_block_for_a_gpu():
     net(on(mx.cpu()))
     with pytest.raises(ConvertError, match=REFUSAL):
         amp.convert_hybrid_block(net, "bfloat16", ctx=GPU)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda *model: mxmp.symbol.convert_model(*model, "mixed_bfloat16"),
+        lambda *model: amp.convert_model(*model, "bfloat16"),
+        lambda sym, *params: mxmp.symbol.convert_buckets(lambda key: (sym, ("data",), ()), [4], *params, "bfloat16"),
+    ],
+    ids=["convert_model", "amp", "convert_buckets"],
+)
+def test_a_model_with_parameters_on_a_gpu_is_refused(convert):
+    head = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
+    args = {"fc_weight": mx.nd.ones((3, 4), ctx=GPU), "fc_bias": mx.nd.zeros(3)}
+    with pytest.raises(ConvertError, match=f"^arg_params: .*{REFUSAL}"):
+        convert(head, args, {})
 
 
 def test_a_module_is_not_bound_to_a_gpu():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..conditions import short_windows, small_magnification
+from ..conditions import short_pooling, short_windows, small_magnification
 from ..core import DENY, GIVEN, INFER
 from ..sums import short_upsampling
 from .build import Rules, moves, never_cast, rules, short_sums, variant
@@ -27,8 +27,8 @@ VISION: Rules = (
     *moves("Pooling", when=variant("kernel", "()"), no_bfloat16=True),  # 'max', said or by default
     *moves("Pooling", when=variant("kernel", GIVEN)),
     *moves("Pooling", no_bfloat16=True),
-    *rules(INFER, "Pooling_v1", when=variant("pool_type", "avg"), no_bfloat16=True),
-    *rules(INFER, "Pooling_v1", when=variant("pool_type", "sum"), no_bfloat16=True),
+    *rules(INFER, "Pooling_v1", when=variant("pool_type", "avg"), condition=short_pooling, no_bfloat16=True),
+    *rules(INFER, "Pooling_v1", when=variant("pool_type", "sum"), condition=short_pooling, no_bfloat16=True),
     *moves("Pooling_v1", no_bfloat16=True),
     # Running sums: in bfloat16 the average of 56x56 values is off by 92%, ...
     *rules(INFER, "_contrib_AdaptiveAvgPooling2D", condition=short_windows, no_bfloat16=True),
