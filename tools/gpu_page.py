@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
-from benchmarks.roofline import CASES, COLUMNS, count, rows
+from benchmarks.roofline import CARDS, CASES, COLUMNS, count, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "gpu.md"
@@ -51,6 +51,19 @@ def speeds() -> Lines:
     return [list(COLUMNS), *rows({title: count(case) for title, case in CASES.items()})]
 
 
+def cards() -> Lines:
+    """Return the table of the cards that the estimate is for, its header first."""
+    lines = [["card", "float32, TFLOPS", "TF32", "float16", "memory, GB/s", "source"]]
+    sources = set()
+    for name, card in CARDS.items():
+        if card.source not in sources:  # without TF32 it is the same card
+            sources.add(card.source)
+            tf32 = "" if card.tf32 == card.float32 else f"{card.tf32 / 1e12:g}"
+            peaks = [f"{card.float32 / 1e12:g}", tf32, f"{card.float16 / 1e12:g}", f"{card.bandwidth / 1e9:g}"]
+            lines.append([name, *peaks, f"[data sheet]({card.source})"])
+    return lines
+
+
 def replaced(text: str, lines: Lines) -> str:
     """Return a page with a table in the place of the one that has the same header.
 
@@ -75,7 +88,7 @@ def written(text: str, tables: Sequence[Lines]) -> str:
 
 def main() -> None:
     """Write the page."""
-    tables = [launches(json.loads(RATCHET.read_text(encoding="utf-8"))), speeds()]
+    tables = [launches(json.loads(RATCHET.read_text(encoding="utf-8"))), speeds(), cards()]
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 

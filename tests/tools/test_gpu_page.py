@@ -14,6 +14,10 @@ def test_the_page_says_what_the_estimate_gives():
     assert gpu_page.replaced(PAGE, gpu_page.speeds()) == PAGE, AGAIN
 
 
+def test_the_page_says_which_cards_the_estimate_is_for():
+    assert gpu_page.replaced(PAGE, gpu_page.cards()) == PAGE, AGAIN
+
+
 def test_a_table_is_written_in_its_place():
     text = "before\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n| c |\n|---|\n| 3 |\n"
     found = gpu_page.replaced(text, [["a", "b"], ["4", "5"], ["6", "7"]])
