@@ -10,6 +10,8 @@ import pytest
 
 import mxmp  # noqa: F401  # before the tests import MXNet, which needs it on a new numpy or Python
 
+collect_ignore = ["tests/gpu_record"]  # needs mxnet-cu112: `make test-gpu-record` names it
+
 pytest.register_assert_rewrite("tests")  # helper modules too: a comparison that fails in one says what differs
 
 

@@ -1,0 +1,1 @@
+"""What the developers of mxmp run beside the package: environments, recordings."""
