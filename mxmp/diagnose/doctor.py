@@ -225,8 +225,8 @@ _LOW = (FLOAT16, BFLOAT16)
 
 # The calls of dmlc::GetEnv in MXNet's src/ at tag 1.9.1: operator/nn/softmax-inl.h, operator/nn/layer_norm.cu,
 # operator/tensor/broadcast_reduce_op.h (norm alone), operator/nn/cudnn/cudnn_convolution-inl.h, common/cuda_utils.h,
-# operator/linalg_impl.h and operator/nn/mkldnn/mkldnn_base-inl.h; NVIDIA, "CUDA C++ Programming Guide", CUDA
-# environment variables; oneDNN's documentation, "CPU Dispatcher Control".
+# operator/linalg_impl.h and operator/nn/mkldnn/mkldnn_base-inl.h; operator/rnn-inl.h asks common/cuda_utils.h. NVIDIA,
+# "CUDA C++ Programming Guide", CUDA environment variables; oneDNN's documentation, "CPU Dispatcher Control".
 _VARIABLES = [
     _Variable(
         "MXNET_SAFE_ACCUMULATION", "0", GPU, (FLOAT16,), lambda value: not _is_on(value), None,
@@ -243,6 +243,10 @@ _VARIABLES = [
     _Variable(
         "MXNET_FC_TRUE_FP16", "0", GPU, (FLOAT16,), _is_on, None,
         "Unset it: matrix products would add up in float16, in place of float32.",
+    ),
+    _Variable(
+        "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION", "0", GPU, (FLOAT16,), lambda value: not _is_on(value), None,
+        "For LSTM, GRU and RNN layers set it to 1: they stay in float32, and cuDNN then uses tensor cores for them.",
     ),
     _Variable("CUDA_VISIBLE_DEVICES", "all", GPU, _LOW, _hides_all, False, "Unset it: it hides every GPU from MXNet."),
     _Variable(

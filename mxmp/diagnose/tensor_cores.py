@@ -28,8 +28,8 @@ class Uneven(NamedTuple):
 
     name: str
     op: str
-    # By what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out per group'; 'state', 'head',
-    # 'length', 'key length'; or the sides of a product, (rows, inner) x (inner, columns).
+    # By what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out per group'; 'head', 'length',
+    # 'key length'; or the sides of a product, (rows, inner) x (inner, columns).
     sizes: Mapping[str, int]
     padded: bool = False  # whether cuDNN pads the channels, which costs a copy
 
@@ -37,7 +37,8 @@ class Uneven(NamedTuple):
 def uneven_layers(graph: Graph, facts: Facts, layers: Collection[Tuple[str, str]]) -> Tuple[Uneven, ...]:
     """Return those of the float16 layers (name, operator) whose sizes are no multiples of 8, as far as known.
 
-    ``tensordot`` and ``einsum`` are left out: what products they make is up to MXNet.
+    ``tensordot`` and ``einsum`` are left out: what products they make is up to MXNet. So is the fused RNN, which has
+    no tensor cores in float16 (``without_tensor_cores`` in rules.conditions).
     """
     found = []
     for position, node in enumerate(graph.nodes):
@@ -92,10 +93,6 @@ def _fully_connected(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     return {BATCH: batch, "in": _at(shapes[1], 1), "out": _number(node, "num_hidden")}
 
 
-def _rnn(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
-    return {BATCH: _at(shapes[0], 1), "in": _at(shapes[0], 2), "state": _number(node, "state_size")}
-
-
 def _matrices(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     """Return the sides of products of the last two axes."""
     left, right = (-1, -2) if _flag(node, "transpose_a") else (-2, -1), -2 if _flag(node, "transpose_b") else -1
@@ -129,7 +126,6 @@ _ATTENTION = "_contrib_interleaved_matmul_"
 _MEASURES: Dict[str, Callable[[Node, Sequence[_Shape]], _Sizes]] = {
     **dict.fromkeys(["Convolution", "Convolution_v1", "Deconvolution"], _convolution),
     "FullyConnected": _fully_connected,
-    "RNN": _rnn,
     **dict.fromkeys(["dot", "_np_dot"], _dot),
     **dict.fromkeys(["batch_dot", "_linalg_gemm2", "_npi_matmul"], _matrices),
     **dict.fromkeys([f"{_ATTENTION}selfatt_qk", f"{_ATTENTION}selfatt_valatt"], _self_attention),

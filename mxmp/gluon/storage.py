@@ -169,7 +169,7 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
     _require_kernels(param.name, dtype, param.list_ctx())
     exact = param.list_data()
     if param.grad_req != "null":
-        keep_masters(param, exact)
+        keep_masters(param, [array.detach() for array in exact])  # attached, each would keep its float32 gradient alive
     _replace(param, dtype, [round_to(array, dtype) for array in exact])
     vars(param)[_CLASS] = type(param)
     param.__class__ = _low_class(type(param))

@@ -13,7 +13,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.dtypes import NUMPY_BFLOAT16, canonical
-from mxmp.gluon import convert
+from mxmp.gluon import convert, report
 from mxmp.symbol import convert_symbol
 
 SHAPES = {"x": (4, 6), "w": (6, 6), "image": (2, 3, 5, 5), "kernel": (4, 3, 3, 3)}
@@ -135,7 +135,7 @@ def test_recurrent_layers_of_every_layout_run_on_float16_operands(kind, layout, 
         return net
 
     x = mx.nd.array(np.random.RandomState(1).randn(5, 2, 3))
-    net, by_hand = convert(make(), "O1"), make()
+    net, by_hand = convert(make(), "O1,op:RNN=float16"), make()
     states, rounded = net.begin_state(2), by_hand.begin_state(2)
     for param in by_hand.collect_params().values():
         param.set_data(param.data().astype("float16").astype("float32"))
@@ -145,6 +145,21 @@ def test_recurrent_layers_of_every_layout_run_on_float16_operands(kind, layout, 
     for a, b in zip([found, *found_states], [expected, *expected_states]):
         assert a.dtype == np.float32
         np.testing.assert_array_equal(a.asnumpy(), b.astype("float16").astype("float32").asnumpy())
+
+
+@pytest.mark.behaviour("recurrent layers")
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
+def test_recurrent_layers_stay_in_float32_until_they_are_asked_for(kind, policy):
+    """MXNet runs them in float16 without tensor cores, and in float32 perhaps with them."""
+    net = getattr(gluon.rnn, kind)(4, num_layers=2, input_size=3)
+    net.initialize(mx.init.Uniform(0.5))
+    x = mx.nd.array(np.random.RandomState(1).randn(5, 2, 3))
+    expected = net(x).asnumpy()
+    np.testing.assert_array_equal(convert(net, policy)(x).asnumpy(), expected)
+    (row,) = [row for row in report(net).rows if row.op == "RNN"]
+    assert row.precision == "float32"
+    assert row.reason == "MXNet runs it without tensor cores in float16, which float32 may have"
 
 
 def trained(policy, interrupt, hybridize):

@@ -77,6 +77,15 @@ def test_a_card_runs_what_there_is_code_for(on):
     assert check.found == "machine code for 7.0; PTX for 8.0 and later"
 
 
+@pytest.mark.parametrize("cards, value, advised", [([A100], "0", True), ([A100], "1", False), ([], "0", False)])
+def test_recurrent_layers_are_advised_tensor_cores_where_there_is_a_gpu(on, cards, value, advised):
+    name = "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION"
+    found = on("O1", *cards, environ={name: value})
+    (check,) = checks(found, name)
+    assert check.advice.startswith("For LSTM, GRU and RNN layers set it to 1: they stay in float32") == advised
+    assert (check.ok is None) == advised and found.ok == bool(cards)
+
+
 def test_a_cpu_build_runs_on_no_card_and_says_what_to_install(on):
     found = on("O1", A100, library=cpu_library)
     assert not found.ok and str(found) == "float16 does not run in hardware on this machine."

@@ -76,6 +76,14 @@ def test_weights_of_recurrent_layers_are_stored_low(layer):
     """The RNN operator reads them reshaped and concatenated, in low precision alone."""
     net = layer(4, num_layers=2, bidirectional=True, input_size=3)
     net.initialize()
-    gluon_api.convert(net, "O2")
+    gluon_api.convert(net, "O2,op:RNN=float16")
     net(mx.nd.ones((5, 2, 3)))
     assert {storage.dtype_of(param) for param in net.collect_params().values()} == {"float16"}
+
+
+def test_the_master_does_not_keep_the_float32_gradient():
+    """MXNet keeps a gradient for as long as the array that it was attached to: 4 bytes a weight that nobody reads."""
+    param = parameter()
+    storage.store_low(param, "float16")
+    (master,) = storage.exact_values(param)
+    assert master.grad is None and param.grad().dtype == np.float16

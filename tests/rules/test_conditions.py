@@ -158,6 +158,16 @@ def test_the_old_poolings_sums_stop_growing_in_float16(op, average):
     assert found.asscalar() == np.float16(average)
 
 
+@pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
+@pytest.mark.parametrize("lengths", ["True", "False"])
+def test_a_fused_rnn_stays_where_it_may_have_tensor_cores(mode, lengths):
+    attrs = {"mode": mode, "state_size": "6", "num_layers": "1", "use_sequence_length": lengths}
+    rule = RULES.find("RNN", attrs)
+    reason = rule.forbids(Call(attrs, ((5, 2, 8),), "float16"))
+    assert reason == "MXNet runs it without tensor cores in float16, which float32 may have"
+    assert rule.category == "allow" and not rule.taints  # its values are in range
+
+
 RESIZES = {
     "size at the limit": ({"height": "80", "width": "80"}, [(1, 3, 10, 10)], None),
     "height above it": ({"height": "81", "width": "80"}, [(1, 3, 10, 10)], 8.1),

@@ -255,7 +255,8 @@ def test_gradients_are_multiplied_by_their_scale():
 @both
 def test_float16_reaches_every_product_and_no_index(fused):
     symbol = lstm_lm.get_symbol(fused=fused, **SMALL)
-    converted = convert_graph(symbol, Policy.parse("mixed_float16"), INPUTS, params=frozenset(weight_shapes(symbol)))
+    policy = Policy.parse("mixed_float16,op:RNN=float16" if fused else "mixed_float16")
+    converted = convert_graph(symbol, policy, INPUTS, params=frozenset(weight_shapes(symbol)))
     ops = {"RNN": 1, "FullyConnected": 1} if fused else {"FullyConnected": 1 + 2 * (1 + STEPS)}
     graph, facts = converted.graph, converted.facts
     products = [node for node in graph.nodes if node.op in ops]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from ..conditions import short_gemm2, taps_on_data
+from ..conditions import short_gemm2, taps_on_data, without_tensor_cores
 from ..core import ALLOW, CLEAR, DENY
 from ..sums import short_bias, short_products
 from .build import Rules, never_cast, rules, short_sums, variant
@@ -13,6 +13,7 @@ from .build import Rules, never_cast, rules, short_sums, variant
 _NUMPY_DOT: Dict[str, Any] = {"stand_ins": ((1, "_np_dot"), (2, "_np_dot")), "stand_in_port": 1}
 
 _LENGTHS = variant("use_sequence_length", "True")
+_RNN: Dict[str, Any] = {"condition": without_tensor_cores, "taints": False}
 
 # They would gain, but have kernels in float32 and float64 alone (tensor/la_op.h). Attention is written with
 # gemm2, which is a product that has float16 kernels and a factor (``alpha`` of it).
@@ -36,9 +37,9 @@ PRODUCTS: Rules = (
     *rules(ALLOW, "_contrib_interleaved_matmul_encdec_qk", no_bfloat16=True),
     *rules(ALLOW, "_contrib_interleaved_matmul_encdec_valatt", no_bfloat16=True),
     # Recurrent: The last input of an RNN with lengths has a dtype of its own; an LSTM has one input more.
-    *rules(ALLOW, "RNN", when=variant("mode", "lstm") + _LENGTHS, keep=(4,), no_bfloat16=True),
-    *rules(ALLOW, "RNN", when=_LENGTHS, keep=(3,), no_bfloat16=True),
-    *rules(ALLOW, "RNN", no_bfloat16=True),
+    *rules(ALLOW, "RNN", when=variant("mode", "lstm") + _LENGTHS, keep=(4,), no_bfloat16=True, **_RNN),
+    *rules(ALLOW, "RNN", when=_LENGTHS, keep=(3,), no_bfloat16=True, **_RNN),
+    *rules(ALLOW, "RNN", no_bfloat16=True, **_RNN),
     # Linear algebra:
     *rules(ALLOW, "_linalg_gemm _linalg_syrk _linalg_trmm", no_low=True),
     *rules(ALLOW, "_linalg_gemm2", no_low=True, condition=short_gemm2, **_GEMM2),

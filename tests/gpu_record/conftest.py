@@ -1,0 +1,35 @@
+"""The recorder of a test run, and which worker runs what."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.gpu_record.runs import Recorder, Step
+
+collect_ignore = ["programs", "measure.py"]  # modules that import MXNet: the tests run them under the recorder
+
+
+@pytest.fixture(scope="session")
+def recorder(tmp_path_factory):
+    """What runs programs; all workers of a test run share its folder."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "gpu_record"
+    folder.mkdir(exist_ok=True)
+    return Recorder(folder)
+
+
+@pytest.fixture
+def record(recorder):
+    """The function that returns the record of a step."""
+    return recorder.step
+
+
+def pytest_collection_modifyitems(items):
+    """Put tests of one network into one group: with ``--dist loadgroup`` one worker runs them."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        step = callspec and callspec.params.get("step")
+        if isinstance(step, Step):
+            item.add_marker(pytest.mark.xdist_group(f"{step.front} {step.network}"))

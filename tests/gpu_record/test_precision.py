@@ -1,0 +1,69 @@
+"""The dtypes in which steps compute: products on tensor cores with float32 sums; norms, softmax, losses in float32."""
+
+from __future__ import annotations
+
+import pytest
+
+from mxmp.rules.sums import MAX_PRODUCT
+from tests.gpu_record.cases import MXMP_STEPS, SOUND_STEPS
+from tools.gpu_record.kernel_names import all_dtypes, base_name
+
+PHASES = ("taken forward", "taken backward", "inference forward")
+TENSOR_CORES = ("float16", "float32", "tensor_op")
+ACCUMULATES_IN_FLOAT16 = ("cublasHgemmStridedBatched",)
+"""What MXNet calls for batch_dot and numpy's matmul, of which the rules allow short ones (`mxmp.rules.sums`)."""
+
+WIDE = ("softmax", "norm", "pick", "smoothl1", "softplus", "regression")
+"""Parts of the names of MXNet's kernels for what needs float32, in lower case."""
+
+
+def found_in(record, counter):
+    """Return every kind of call that forward, backward and inference make."""
+    return {key for phase in PHASES if phase in record.sections for key in getattr(record[phase], counter)}
+
+
+@pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
+def test_convolutions_run_on_tensor_cores_with_float32_sums(step, record):
+    found = {(c.dtype, c.compute, c.math) for c in found_in(record(step), "convolutions")}
+    assert found <= {TENSOR_CORES}
+
+
+@pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
+def test_matrix_products_run_on_tensor_cores_with_float32_sums(step, record):
+    products = found_in(record(step), "matrix_products")
+    found = {(p.dtype, p.compute, p.math) for p in products if p.call not in ACCUMULATES_IN_FLOAT16}
+    assert found <= {TENSOR_CORES}
+
+
+@pytest.mark.parametrize("step", SOUND_STEPS, ids=str)
+def test_products_that_accumulate_in_float16_are_short(step, record):
+    assert record(step).longest_float16_sum <= MAX_PRODUCT
+
+
+@pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
+def test_recurrent_networks_sum_in_float32(step, record):
+    assert {rnn.compute for rnn in found_in(record(step), "rnns")} <= {"float32"}
+
+
+@pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
+def test_parameters_of_batch_norm_are_float32(step, record):
+    norms = [norm for norm in found_in(record(step), "norms") if norm.call.startswith("cudnnBatchNorm")]
+    assert {norm.parameters for norm in norms} <= {"float32"}
+
+
+@pytest.mark.parametrize("step", SOUND_STEPS, ids=str)
+def test_other_norms_are_float32(step, record):
+    norms = [norm for norm in found_in(record(step), "norms") if not norm.call.startswith("cudnnBatchNorm")]
+    assert {norm.dtype for norm in norms} <= {"float32"}
+
+
+@pytest.mark.parametrize("step", SOUND_STEPS, ids=str)
+def test_softmaxes_are_float32(step, record):
+    assert {softmax.dtype for softmax in found_in(record(step), "softmaxes")} <= {"float32"}
+
+
+@pytest.mark.parametrize("step", SOUND_STEPS, ids=str)
+def test_no_kernel_of_a_loss_or_norm_has_low_precision(step, record):
+    kernels = found_in(record(step), "kernels")
+    named = [kernel for kernel in kernels if any(word in base_name(kernel).lower() for word in WIDE)]
+    assert [kernel for kernel in named if "float16" in all_dtypes(kernel)] == []

@@ -1,0 +1,74 @@
+"""Every rule's example call on a GPU, forward and backward, in each dtype that the rule says MXNet has a kernel for."""
+
+from __future__ import annotations
+
+import pytest
+
+from mxmp.rules import sums
+from tests.gpu_record.rule_calls import ENDS_THE_PROCESS, FAILS, PARTS, chosen, named
+from tests.gpu_record.runs import Run, RunError
+from tests.rules.examples import EXAMPLES
+from tools.gpu_record.summary import Summary
+
+PARTS_OF_DTYPES = [
+    pytest.param((dtype, part), id=f"{dtype}-{part}", marks=pytest.mark.xdist_group(f"rules {dtype} {part}"))
+    for dtype in ("float16", "float32")
+    for part in range(PARTS)
+]
+PARTS_OF_FLOAT16 = PARTS_OF_DTYPES[:PARTS]
+SOUND = ("float16", "float32", "tensor_op")
+
+
+@pytest.fixture
+def calls(request, recorder):
+    """The numbers of a part of the calls, and their record."""
+    dtype, part = request.param
+    numbers = chosen(dtype)[part::PARTS]
+    return numbers, recorder.record(run_of(dtype, *numbers))
+
+
+def run_of(dtype, *numbers):
+    return Run("rules", (dtype, ",".join(map(str, numbers))))
+
+
+def summary_of(record, number):
+    return sum((record.sections.get(f"{number} {phase}", Summary()) for phase in ("forward", "backward")), Summary())
+
+
+@pytest.mark.parametrize("calls", PARTS_OF_DTYPES, indirect=True)
+def test_every_call_is_dispatched(calls):
+    numbers, record = calls
+    errors = {str(EXAMPLES[int(number)]): error for number, error in record.facts.items()}
+    assert {call: error for call, error in errors.items() if call not in FAILS} == {}
+    assert {call for call in FAILS if named(call) in numbers} == set(errors), "one that failed runs now: strike it"
+
+
+@pytest.mark.parametrize("calls", PARTS_OF_DTYPES, indirect=True)
+def test_every_launch_is_valid(calls):
+    numbers, record = calls
+    invalid = {str(EXAMPLES[n]): summary_of(record, n).invalid_launches for n in numbers}
+    assert {call: count for call, count in invalid.items() if count} == {}
+
+
+@pytest.mark.parametrize("calls", PARTS_OF_DTYPES, indirect=True)
+def test_every_fused_source_compiles(calls):
+    numbers, record = calls
+    found = sum((summary_of(record, n) for n in numbers), Summary())
+    assert (found.failed_sources, found.unchecked_sources) == (0, 0)
+
+
+@pytest.mark.parametrize("calls", PARTS_OF_FLOAT16, indirect=True)
+def test_products_accumulate_as_the_rules_say(calls):
+    """In float32, but for those that the rules keep short because they accumulate in float16."""
+    numbers, record = calls
+    for number in numbers:
+        example, found = EXAMPLES[number], summary_of(record, number)
+        products = {(p.dtype, p.compute, p.math) for p in (*found.matrix_products, *found.convolutions)}
+        short = example.rule.condition is sums.short_products
+        assert products <= ({("float16", "float16", "default")} if short else {SOUND}), str(example)
+
+
+@pytest.mark.parametrize("call", ENDS_THE_PROCESS)
+def test_calls_that_are_left_out_end_the_process_in_float32(call, recorder):
+    with pytest.raises(RunError, match=r"ended with (255|-11)"):
+        recorder.record(run_of("float32", named(call)))

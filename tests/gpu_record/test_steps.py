@@ -1,0 +1,53 @@
+"""Training steps run: every operator has a kernel, every launch is one that a GPU accepts, skipped steps update nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu_record.cases import MXMP_STEPS, STEPS
+from tools.gpu_record.summary import Summary
+
+OPTIMIZER_KERNELS = ("SGD", "Adam", "sgd", "adam")
+
+
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_steps_have_no_invalid_launch(step, record):
+    found = sum(record(step).sections.values(), Summary())
+    assert found.launches > 0  # else nothing was recorded
+    assert found.invalid_launches == 0
+
+
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_fused_sources_compile(step, record):
+    found = sum(record(step).sections.values(), Summary())
+    assert (found.failed_sources, found.unchecked_sources, found.unread_fused) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
+def test_steps_are_taken_or_skipped_as_the_gradients_say(step, record):
+    facts = record(step).facts
+    assert (facts["taken"], facts["skipped"]) == (True, False)
+
+
+@pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
+def test_skipped_steps_run_no_optimizer(step, record):
+    taken, skipped = (_optimizer_kernels(record(step)[f"{kind} update"]) for kind in ("taken", "skipped"))
+    assert taken, "no kernel of an optimizer is known by its name"
+    assert skipped == []
+
+
+@pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
+def test_steps_read_on_the_host_once_more_than_the_network_does(step, record):
+    own = record(step)["inference forward"].host_reads + record(step)["taken forward"].host_reads
+    assert record(step)["taken"].host_reads <= own + 1
+
+
+@pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
+def test_inference_launches_no_more_than_forward(step, record):
+    inference, forward = (record(step)[f"{kind} forward"] for kind in ("inference", "taken"))
+    assert 0 < inference.launches <= forward.launches
+    assert inference.library_calls <= forward.library_calls
+
+
+def _optimizer_kernels(summary):
+    return [kernel for kernel in summary.kernels if any(word in kernel for word in OPTIMIZER_KERNELS)]
