@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tools import gpu_page
 
 PAGE = gpu_page.PAGE.read_text(encoding="utf-8")
 AGAIN = "docs/gpu.md differs: python -m tools.gpu_page writes its tables anew"
+
+
+def test_the_page_says_what_steps_launch():
+    """As the ratchet has it, which tests/gpu_record hold to the record."""
+    ratchet = json.loads(gpu_page.RATCHET.read_text(encoding="utf-8"))
+    assert gpu_page.replaced(PAGE, gpu_page.launches(ratchet)) == PAGE, AGAIN
 
 
 def test_the_page_says_what_the_estimate_gives():
