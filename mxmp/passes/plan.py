@@ -103,8 +103,8 @@ def _carried_low_only(
 ) -> FrozenSet[int]:
     """Return the float32 parameters that are read in low precision only, at once or through carriers.
 
-    A carrier reads such parameters, or what other carriers give, and nothing else. If these are stored in low precision
-    it is cheapest there, whatever the shapes: it costs no cast.
+    A carrier reads such parameters, or what other carriers give, and nothing else (no indices: of gathered rows the
+    gradients add up). If these are stored in low precision it is cheapest there, whatever the shapes: no cast is left.
     """
     carriers = {position for position in range(len(graph.nodes)) if _moves_once(graph, position, verdicts, facts)}
     while True:
@@ -116,18 +116,13 @@ def _carried_low_only(
 
 
 def _moves_once(graph: Graph, position: int, verdicts: Sequence[Verdict], facts: Facts) -> bool:
-    """Return whether a free operator puts each value of its inputs to one place at most, so that no gradients add up.
-
-    Gathering by an index and repeating do not (Embedding): there gradients would be summed in low precision.
-    """
+    """Return whether a free operator moves values and repeats none: gradients would be summed in low precision."""
     node, verdict = graph.nodes[position], verdicts[position]
     if verdict.label != FREE or verdict.rule is None or verdict.rule.category != CLEAR:
         return False
     given = [facts.size(Entry(position, index)) for index in range(node.num_outputs)]
     read = [facts.size(entry) for entry in node.inputs]
-    if None in given or None in read or not all(map(verdict.input_in_precision, range(len(node.inputs)))):
-        return False
-    return sum(size or 0 for size in given) <= sum(size or 0 for size in read)
+    return None not in given + read and sum(size or 0 for size in given) <= sum(size or 0 for size in read)
 
 
 def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:

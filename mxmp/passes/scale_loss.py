@@ -3,11 +3,14 @@
 A loss head of the Symbolic API starts the backward pass by itself and ignores the gradient of its
 output, so multiplying the output scales nothing. In front of its data x this pass puts
 
-    y = BlockGrad(x) + loss_scale * (x - BlockGrad(x))
+    u = loss_scale * sign_ste(x)
+    y = BlockGrad(x) + (u - BlockGrad(u))
 
 whose value is x and whose gradient is that of y times the scale, multiplied in float32 before the
-backward pass rounds anything to low precision. Both are exact for powers of two. Where x is
-infinite or NaN the difference is not 0; there x itself stands for it, which changes no sum.
+backward pass rounds anything to low precision. Both are exact for powers of two. sign_ste gives
+the sign of x, and hands gradients on as they are: so u is finite even where x is not, and the
+difference 0. x in its place would give NaN there. On a GPU it is three kernels forward, the
+difference and the sum being fused, and two backward.
 
 The scale is an input of shape (1,): it changes from step to step without a new executor.
 """
@@ -108,11 +111,9 @@ class ScaleLoss(Pass):
         low = dtype != dtypes.FLOAT32
         if low:
             x = add(cast_op(dtypes.FLOAT32, dtype), "wide", x, dtype=dtypes.FLOAT32)
-        value = add("BlockGrad", "value", x)
-        zero = add("elemwise_sub", "zero", x, value)
-        finite = add("_equal", "finite", zero, zero)
-        change = add("where", "change", finite, zero, x)
-        result = add("elemwise_add", "scaled", value, add("broadcast_mul", "scaled_change", change, scale))
+        change = add("broadcast_mul", "scaled_sign", add("_contrib_sign_ste", "sign", x), scale)
+        zero = add("elemwise_sub", "zero", change, add("BlockGrad", "value_of_sign", change))
+        result = add("elemwise_add", "scaled", add("BlockGrad", "value", x), zero)
         return add(cast_op(dtype, dtype), "narrow", result, dtype=dtype) if low else result
 
 
