@@ -212,7 +212,10 @@ control.mark("one, \\u00fc")
 malloc(3)
 """
     found = sections(record(program))
-    assert {name: [call["bytes"] for call in calls] for name, calls in found.items()} == {"one, ü": [1, 2, 3], "two": []}
+    assert {name: [call["bytes"] for call in calls] for name, calls in found.items()} == {
+        "one, ü": [1, 2, 3],
+        "two": [],
+    }
 
 
 def test_open_record_goes_on_in_another_file(run, tmp_path):
