@@ -13,6 +13,8 @@ from mxmp.errors import DependencyError
 from tools.gpu_record.process import environment, find_nvrtc
 from tools.gpu_record.read import read, sections
 
+pytestmark = pytest.mark.compiler
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # Beginning of each program: the library, and a copy of floats from "device" memory to the host.

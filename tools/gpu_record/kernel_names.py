@@ -34,9 +34,7 @@ _CPP = {
     "bool": "bool",
 }
 _TYPE = r"(?:\w+::)*(unsigned char|unsigned long|signed char|float|double|half_t|half2_t|bf16_t|int|long|bool)"
-_ARRAY = re.compile(
-    rf"{_TYPE}(?: const)?\*|\bTensor<mshadow::gpu, \d+, {_TYPE}|\b(?:DeviceTensor|BNTensor3)<{_TYPE}"
-)
+_ARRAY = re.compile(rf"{_TYPE}(?: const)?\*|\bTensor<mshadow::gpu, \d+, {_TYPE}|\b(?:DeviceTensor|BNTensor3)<{_TYPE}")
 # The whole of what a mapping kernel assigns is a conversion; one inside a longer expression costs no launch.
 _TYPECAST = re.compile(
     rf"MapPlan(?:Large)?Kernel<.*Plan<mshadow::expr::TypecastExp<{_TYPE}, {_TYPE}, mshadow::Tensor<[^<>]*>, 1>"
