@@ -33,7 +33,9 @@ def make(folder: Path, libraries=LIBRARIES, version="1.9.1") -> Path:
     functions = [name for names in libraries.values() for name in names]
     source = folder / "mxnet.c"
     calls = "".join(f"int {name}(void); " for name in functions)
-    source.write_text(calls + "int ask(void) { return " + " + ".join(["0", *(f"{name}()" for name in functions)]) + "; }\n")
+    source.write_text(
+        calls + "int ask(void) { return " + " + ".join(["0", *(f"{name}()" for name in functions)]) + "; }\n"
+    )
     library = package / "libmxnet.so"
     _compile("-Wl,--no-as-needed", "-o", str(library), str(source), *map(str, files))
     return library

@@ -14,6 +14,8 @@ from mxmp.errors import DependencyError
 from tests.tools import fake_mxnet
 from tools.gpu_record.build import LIBRARY, build, defined_symbols, find_libmxnet, read_needs, version_script
 
+pytestmark = pytest.mark.compiler
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

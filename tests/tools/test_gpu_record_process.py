@@ -13,6 +13,8 @@ from mxmp.errors import DependencyError
 from tools.gpu_record.process import environment, find_nvrtc
 from tools.gpu_record.read import read, sections
 
+pytestmark = pytest.mark.compiler
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # Beginning of each program: the library, and a copy of floats from "device" memory to the host.
@@ -114,7 +116,7 @@ def test_record_has_allocations_and_frees_with_their_bytes(record):
     assert [(call.name, call["bytes"]) for call in calls] == [("cudaMalloc", 1000), ("cudaFree", 1000), ("cudaFree", 0)]
 
 
-def test_memory_of_a_gpu_ends_where_it_was_said_and_comes_back_when_freed(run):
+def test_memory_of_a_gpu_ends_where_it_was_said_and_comes_back_when_freed(run, tmp_path):
     program = """
 first = malloc(600)
 print(malloc(600))
@@ -124,6 +126,8 @@ cuda.cudaSetDevice(1)
 print(malloc(1000) != 2)
 """
     assert run(program, gpus=2, memory=1000) == "2\nTrue\nTrue\n"
+    refused = read(tmp_path / "record")[1]
+    assert refused.fields == {"bytes": 0, "refused": 600}
 
 
 def test_record_names_thread_and_device(record):
@@ -212,7 +216,10 @@ control.mark("one, \\u00fc")
 malloc(3)
 """
     found = sections(record(program))
-    assert {name: [call["bytes"] for call in calls] for name, calls in found.items()} == {"one, ü": [1, 2, 3], "two": []}
+    assert {name: [call["bytes"] for call in calls] for name, calls in found.items()} == {
+        "one, ü": [1, 2, 3],
+        "two": [],
+    }
 
 
 def test_open_record_goes_on_in_another_file(run, tmp_path):

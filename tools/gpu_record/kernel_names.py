@@ -16,6 +16,7 @@ SIZES = {
     "int8": 1,
     "int32": 4,
     "int64": 8,
+    "uint64": 8,
     "bool": 1,
 }
 
@@ -29,11 +30,11 @@ _CPP = {
     "signed char": "int8",
     "int": "int32",
     "long": "int64",
+    "unsigned long": "uint64",
     "bool": "bool",
 }
-_TYPE = r"(?:\w+::)*(unsigned char|signed char|float|double|half_t|half2_t|bf16_t|int|long|bool)"
-_POINTER = re.compile(_TYPE + r"(?: const)?\*")
-_TENSOR = re.compile(r"Tensor<(?:mshadow::)?gpu, \d+, " + _TYPE)
+_TYPE = r"(?:\w+::)*(unsigned char|unsigned long|signed char|float|double|half_t|half2_t|bf16_t|int|long|bool)"
+_ARRAY = re.compile(rf"{_TYPE}(?: const)?\*|\bTensor<mshadow::gpu, \d+, {_TYPE}|\b(?:DeviceTensor|BNTensor3)<{_TYPE}")
 # The whole of what a mapping kernel assigns is a conversion; one inside a longer expression costs no launch.
 _TYPECAST = re.compile(
     rf"MapPlan(?:Large)?Kernel<.*Plan<mshadow::expr::TypecastExp<{_TYPE}, {_TYPE}, mshadow::Tensor<[^<>]*>, 1>"
@@ -78,8 +79,7 @@ def cast_of(kernel: str) -> Optional[Tuple[str, str]]:
 def dtypes_of(kernel: str) -> Tuple[str, ...]:
     """Return the dtypes of the arrays that a demangled kernel is given, in their order."""
     name = _without_arguments(kernel)
-    arguments = kernel[len(name) :]
-    return tuple(_CPP[found] for found in [*_POINTER.findall(arguments), *_TENSOR.findall(arguments)])
+    return tuple(_CPP["".join(found)] for found in _ARRAY.findall(kernel[len(name) :]))
 
 
 def base_name(kernel: str) -> str:

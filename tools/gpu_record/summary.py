@@ -191,15 +191,14 @@ class _Totals:
         if call.name == "cuLaunchKernel":
             self.add_fused(call)
             return
-        cast = cast_of(kernel)
-        base = base_name(kernel)
+        cast, base, dtypes = cast_of(kernel), base_name(kernel), dtypes_of(kernel) or ("unknown",)
         if cast:
             self.count("casts", "->".join(cast))
             self.numbers["cast_bytes"] += call.fields.get("elements", 0) * (SIZES[cast[0]] + SIZES[cast[1]])
         elif "softmax" in base.lower():
-            self.count("softmaxes", Softmax(base, next(iter(dtypes_of(kernel)), "unknown")))
-        elif _NORM_KERNEL.search(base):
-            self.count("norms", Norm(base, next(iter(dtypes_of(kernel)), "unknown"), None))
+            self.count("softmaxes", Softmax(base, dtypes[0]))
+        elif _NORM_KERNEL.match(base):
+            self.count("norms", Norm(base, dtypes[0], dtypes[-1] if base.startswith("Batch") else None))
 
     def add_fused(self, call: Call) -> None:
         self.numbers["fused"] += 1
