@@ -164,7 +164,7 @@ def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]
 
 def store_low(param: gluon.Parameter, dtype: str) -> None:
     """Store an initialized float32 parameter in low precision; of one that is trained, as a master too."""
-    exact = param.list_data()
+    exact = [array.detach() for array in param.list_data()]  # without the float32 gradients that these hold
     if param.grad_req != "null":
         keep_masters(param, exact)
     _replace(param, dtype, [round_to(array, dtype) for array in exact])

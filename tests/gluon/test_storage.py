@@ -54,6 +54,13 @@ def test_float32_comes_back_exactly(dtype):
     assert storage.dtype_of(param) == "float32"
 
 
+def test_the_float32_value_keeps_no_float32_gradient():
+    param = parameter()
+    assert param.data().grad is not None  # otherwise the last line proves nothing
+    storage.store_low(param, "float16")
+    assert all(master.grad is None for master in vars(param)["_mxmp_masters"].values())
+
+
 def test_frozen_parameters_keep_no_float32_copy():
     param = parameter("null")
     storage.store_low(param, "float16")
