@@ -98,7 +98,7 @@ def kernels(symbol: Any, shapes: Dict[str, Tuple[int, ...]], policy: str) -> Lis
     states = frozenset(symbol.list_auxiliary_states())
     params = frozenset(symbol.list_arguments()) - set(shapes) | states
     converted = convert_graph(symbol, parsed, shapes, params=params)
-    return work.step(converted, inputs=states | set(shapes), checked=parsed.loss_scale is not None)
+    return work.step(converted, inputs=states | set(shapes), policy=parsed)
 
 
 def seconds(kernel: work.Kernel, card: Card) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
-from mxmp import dtypes
+from mxmp import Policy, dtypes
 from mxmp.graph import Entry, Graph, Key, Node
 from mxmp.rules import ALLOW, RULES
 from mxmp.rules.core import value_of
@@ -18,8 +18,8 @@ from mxmp.symbol.rewrite import Converted
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 FLOAT32, TF32, FLOAT16 = "float32", "tf32", "float16"
 
-AGGREGATED = 4
-"""Weights that one launch of SGD updates: MXNET_OPTIMIZER_AGGREGATION_SIZE where nothing sets it."""
+AGGREGATED, TOGETHER = 4, 60
+"""Weights that one launch of SGD updates: MXNET_OPTIMIZER_AGGREGATION_SIZE where nothing sets it; under mxmp."""
 
 _MASTER = dtypes.ITEM_BYTES[dtypes.FLOAT32]
 
@@ -47,19 +47,19 @@ class Kernel(NamedTuple):
     launches: int = 1
 
 
-def step(converted: Converted, inputs: Collection[str], checked: bool) -> List[Kernel]:
+def step(converted: Converted, inputs: Collection[str], policy: Policy) -> List[Kernel]:
     """Return the kernels of one training step with SGD and momentum.
 
     Args:
         converted: A graph with the shapes and dtypes of all that it has.
         inputs: Names of its variables that are not trained: data, labels.
-        checked: Whether the gradients are checked for inf and NaN, as under a loss scale.
+        policy: What it was converted under; a loss scale has the gradients checked for inf and NaN.
 
     Raises:
         ValueError: If a shape is unknown, or how to count an operator; the message names the node.
     """
     counted = _Step(converted, inputs)
-    return [*counted.kernels(), counted.update(checked)]
+    return [*counted.kernels(), counted.update(policy)]
 
 
 def _convolution(node: Node, shapes: Shapes, out: Tuple[int, ...]) -> int:
@@ -150,12 +150,13 @@ class _Step:
                 moved = (gradients + 1) * self._bytes([Entry(*key)])
                 yield Kernel(self.graph.entry_name(Entry(*key)), BACKWARD, 0, moved)
 
-    def update(self, checked: bool) -> Kernel:
+    def update(self, policy: Policy) -> Kernel:
         """Return the update of all weights, and the check of their gradients.
 
         A weight is read and written. One that is stored in float16 is written, its float32 master read and written.
         """
         weights = [Entry(i) for i, node in enumerate(self.graph.nodes) if node.is_variable and (i, 0) in self.trained]
+        checked = policy.loss_scale is not None
         moved = 0
         for weight in weights:
             item = self._item(weight)
@@ -163,7 +164,8 @@ class _Step:
             stored = 2 * master + item if master else 2 * item
             gradient = (2 if checked else 1) * item
             moved += math.prod(self._shape(weight)) * (stored + gradient + 2 * _MASTER)  # the momentum is float32
-        return Kernel("update", UPDATE, 0, moved, launches=math.ceil(len(weights) / AGGREGATED) + checked)
+        launches = math.ceil(len(weights) / (TOGETHER if policy.is_mixed else AGGREGATED)) + checked
+        return Kernel("update", UPDATE, 0, moved, launches=launches)
 
     def _products(self, position: int, node: Node) -> Iterator[Kernel]:
         """Yield the products of a node: the gradients of data and weight are one each, as large as the forward one."""

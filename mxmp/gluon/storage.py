@@ -167,9 +167,9 @@ def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]
 def store_low(param: gluon.Parameter, dtype: str) -> None:
     """Store an initialized float32 parameter in low precision; of one that is trained, as a master too."""
     _require_kernels(param.name, dtype, param.list_ctx())
-    exact = param.list_data()
+    exact = [array.detach() for array in param.list_data()]  # without the float32 gradients that these hold
     if param.grad_req != "null":
-        keep_masters(param, [array.detach() for array in exact])  # attached, each would keep its float32 gradient alive
+        keep_masters(param, exact)
     _replace(param, dtype, [round_to(array, dtype) for array in exact])
     vars(param)[_CLASS] = type(param)
     param.__class__ = _low_class(type(param))

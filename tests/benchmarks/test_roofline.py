@@ -129,6 +129,13 @@ def test_mixed_precision_halves_the_bytes_of_products_and_checks_the_gradients(p
     assert any("one_weight_cast" in name for name in names) == (item == 4)  # O2 stores what O1 casts
 
 
+@pytest.mark.parametrize("policy, launches", [("O0", 41), ("O1", 3 + 1), ("O1,loss_scale=none", 3)])
+def test_weights_are_updated_together(policy, launches):
+    """ResNet-50 has 161: MXNet updates 4 in a launch, mxmp 60, and checks the gradients for a loss scale."""
+    case = CASES["ResNet-50, 64"]
+    assert kernels(symbols.get_symbol(case.network), case.shapes, policy)[-1].launches == launches
+
+
 def test_gradients_of_several_readers_are_added():
     """The ReLU's output is read by three."""
     net = mx.sym.Activation(mx.sym.FullyConnected(DATA, num_hidden=4, name="one"), act_type="relu", name="relu")
