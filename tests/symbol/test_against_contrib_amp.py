@@ -34,6 +34,8 @@ def network(name):
 def ours(name, policy, with_shapes=True):
     symbol, shapes, inputs, params = network(name)
     known = dict.fromkeys(inputs, "float32")
+    if any(node["op"] == "RNN" for node in nodes_of(symbol)):  # in float16 as contrib.amp's, if it is asked for
+        policy += ",op:RNN=float16"
     found = convert_graph(symbol, Policy.parse(policy), shapes if with_shapes else {}, known, params)
     dtypes = {n: "float16" if n in found.low_params else "float32" for n in symbol.list_inputs()}
     return measure(found.symbol, shapes, dtypes)
