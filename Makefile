@@ -7,7 +7,7 @@ VENV := .venv
 PYTHON ?=
 ARGS ?=
 
-.PHONY: demo test test-horovod bench docs lint named
+.PHONY: demo test test-horovod test-gpu-record bench docs lint named
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/python examples/digits.py $(ARGS)
@@ -20,6 +20,13 @@ test: $(VENV)/.test
 test-horovod: $(VENV)-horovod/.built
 	@OMP_NUM_THREADS=1 $(VENV)-horovod/bin/python -m pytest --slow --timeout 120 \
 		tests/distributed/test_horovod.py tests/examples/distributed/test_horovod.py $(ARGS)
+
+# What a GPU is asked to do, recorded without one: on mxnet-cu112, whose files would overwrite those of the CPU's MXNet
+# and which therefore has an environment of its own.
+test-gpu-record: $(VENV)-gpu-record/.built
+	@$(VENV)-gpu-record/bin/python -m tools.gpu_record.build $(VENV)-gpu-record/recorder
+	@OMP_NUM_THREADS=1 $(VENV)-gpu-record/bin/python -m pytest --slow -n 2 --dist loadgroup --timeout 300 \
+		tests/gpu_record $(ARGS)
 
 bench: $(VENV)/.demo
 	@OMP_NUM_THREADS=2 $(VENV)/bin/python -m benchmarks.step_time
@@ -49,4 +56,8 @@ named:
 
 $(VENV)-horovod/.built: setup.py tools/venv.sh tools/horovod.sh
 	@sh tools/horovod.sh $(VENV)-horovod "$(PYTHON)"
+	@touch $@
+
+$(VENV)-gpu-record/.built: setup.py tools/venv.sh tools/gpu_record.sh
+	@sh tools/gpu_record.sh $(VENV)-gpu-record "$(PYTHON)"
 	@touch $@

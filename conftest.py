@@ -1,14 +1,17 @@
 """Which tests run: the fast ones by default, the slow ones on demand, GPU ones where there is a GPU,
-bfloat16 ones where MXNet runs bfloat16.
+bfloat16 ones where MXNet runs bfloat16, those that compile C where there is a compiler.
 """
 
 from __future__ import annotations
 
 import functools
+import shutil
 
 import pytest
 
 import mxmp  # noqa: F401  # before the tests import MXNet, which needs it on a new numpy or Python
+
+collect_ignore = ["tests/gpu_record"]  # needs mxnet-cu112: `make test-gpu-record` names it
 
 pytest.register_assert_rewrite("tests")  # helper modules too: a comparison that fails in one says what differs
 
@@ -27,6 +30,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="no GPU that this MXNet can use"))
         if item.get_closest_marker("bfloat16") and not runs_bfloat16():
             item.add_marker(pytest.mark.skip(reason="MXNet runs no bfloat16 on this processor (no AVX-512)"))
+        if item.get_closest_marker("compiler") and not has_compiler():
+            item.add_marker(pytest.mark.skip(reason="no C compiler (cc or gcc)"))
 
 
 @functools.lru_cache(maxsize=None)
@@ -34,6 +39,10 @@ def runs_bfloat16() -> bool:
     from mxmp.diagnose import processor
 
     return processor.runs_bfloat16()
+
+
+def has_compiler() -> bool:
+    return bool(shutil.which("cc") or shutil.which("gcc"))
 
 
 @functools.lru_cache(maxsize=None)

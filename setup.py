@@ -15,10 +15,14 @@ DEMO = [*PLOT, "scikit-learn>=1.0", "gluoncv>=0.10.5"]
 # MXNet's exporter reads onnx.mapping, which onnx 1.19 removed. onnx 1.13 has no wheel for Python 3.12; there mxmp
 # stands in for what later ones lack. onnxruntime loads what is written with any of them.
 ONNX = ["onnx>=1.13,<1.14; python_version < '3.12'", "onnx>=1.16,<1.24; python_version >= '3.12'"]
+# What records, without a GPU, what mxnet-cu112 asks of one (tools/gpu_record). NVRTC compiles fused operators there.
+ELF = "pyelftools>=0.29"
+GPU_RECORD = [ELF, "nvidia-cuda-nvrtc-cu11>=11.2; sys_platform == 'linux'"]
 DOCS = ["myst-parser>=1.0", "ruff>=0.6", "sphinx>=5.0,<8"]
 TEST = [
     *DEMO,
     *ONNX,
+    ELF,
     "hypothesis>=6.80",
     "mypy>=1.5",
     "onnxruntime>=1.15",
@@ -78,6 +82,7 @@ setup(
         "plot": PLOT,
         "demo": DEMO,
         "docs": DOCS,
+        "gpu-record": GPU_RECORD,
         "test": TEST,
     },
     classifiers=[

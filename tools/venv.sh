@@ -1,10 +1,12 @@
 #!/bin/sh
-# Usage: venv.sh FOLDER EXTRAS [PYTHON]
-# Makes a virtual environment in FOLDER unless there is a usable one, and installs mxmp[cpu,EXTRAS] into it, editable;
-# with empty EXTRAS it only makes the environment. PYTHON is a path, a command or a version like 3.13; without it the
-# first Python from 3.8 to 3.13 is taken: python3, then those with which numpy below 1.24 can be had, then later ones.
+# Usage: venv.sh FOLDER EXTRAS [PYTHON [BUILD]]
+# Makes a virtual environment in FOLDER unless there is a usable one, and installs mxmp[BUILD,EXTRAS] into it, editable;
+# BUILD is that of MXNet: cpu, or cu112 for GPUs. With empty EXTRAS it only makes the environment.
+# PYTHON is a path, a command or a version like 3.13; without it the first Python from 3.8 to 3.13 is taken: python3,
+# then those with which numpy below 1.24 can be had, then later ones.
 set -eu
-folder=$1 extras=$2 wanted=${3:-}
+folder=$1 extras=$2 wanted=${3:-} build=${4:-cpu}
+case $build in cpu) wheel=mxnet ;; *) wheel=mxnet-$build ;; esac
 names="python3 python3.11 python3.10 python3.9 python3.8 python3.12 python3.13 python"
 pyenv=${PYENV_ROOT:-${HOME:-}/.pyenv}/versions
 
@@ -103,7 +105,7 @@ install() {
     "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
-echo "Installing mxmp[cpu,$extras] into $folder (a few minutes, once)"
-install --editable ".[cpu,$extras]"
+echo "Installing mxmp[$build,$extras] into $folder (a few minutes, once)"
+install --editable ".[$build,$extras]"
 # MXNet asks for numpy below 2, of which there is no wheel for Python 3.13 (setup.py).
-if is_version "$folder/bin/python" 3.13; then install --no-deps mxnet==1.9.1; fi
+if is_version "$folder/bin/python" 3.13; then install --no-deps "$wheel==1.9.1"; fi

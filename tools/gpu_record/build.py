@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Union
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Union
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
@@ -72,7 +72,8 @@ def build(libmxnet: Union[str, Path], folder: Union[str, Path]) -> Path:
         unfinished.replace(folder / LIBRARY)
     finally:
         for left in (versions, unfinished):
-            left.unlink() if left.exists() else None
+            if left.exists():
+                left.unlink()
     for name in sorted(needs.libraries):
         link = folder / name
         if link.is_symlink() or link.exists():
@@ -138,8 +139,8 @@ def read_needs(libmxnet: Path) -> Needs:
     symbols: Dict[str, Optional[str]] = {}
     with open(libmxnet, "rb") as stream:
         elf = ELFFile(stream)
-        table = elf.get_section_by_name(".dynsym")
-        indices, names = elf.get_section_by_name(".gnu.version"), elf.get_section_by_name(".gnu.version_r")
+        table = _section(elf, ".dynsym")
+        indices, names = _section(elf, ".gnu.version"), _section(elf, ".gnu.version_r")
         for number in range(_first_defined(elf)):
             symbol = table.get_symbol(number)
             if symbol["st_shndx"] == "SHN_UNDEF" and _CUDA_SYMBOL.match(symbol.name):
@@ -162,26 +163,32 @@ def version_script(symbols: Dict[str, Optional[str]]) -> str:
 def defined_symbols(library: Path) -> Set[str]:
     """Return the functions that a shared object defines for others."""
     with open(library, "rb") as stream:
-        table = ELFFile(stream).get_section_by_name(".dynsym")
+        table = _section(ELFFile(stream), ".dynsym")
         return {symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] != "SHN_UNDEF"}
 
 
 def _needed_libraries(library: Path) -> List[str]:
     try:
         with open(library, "rb") as stream:
-            dynamic = ELFFile(stream).get_section_by_name(".dynamic")
+            dynamic = _section(ELFFile(stream), ".dynamic")
             return [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")] if dynamic else []
     except ELFError as error:
         raise DependencyError(f"{library} is not a shared object for Linux ({error}); run: {INSTALL}") from error
 
 
+def _section(elf: ELFFile, name: str) -> Any:
+    """Return a section, which has the methods of its kind, or None."""
+    return elf.get_section_by_name(name)
+
+
 def _first_defined(elf: ELFFile) -> int:
-    """Return the number of symbols before the hashed ones: a table of 200,000 has the undefined ones first."""
-    hashes = elf.get_section_by_name(".gnu.hash")
-    return hashes.params["symoffset"] if hashes else elf.get_section_by_name(".dynsym").num_symbols()
+    """Return the number of symbols before the hashed ones: of MXNet's 200,000 the undefined ones come first."""
+    hashes = _section(elf, ".gnu.hash")
+    return int(hashes.params["symoffset"] if hashes else _section(elf, ".dynsym").num_symbols())
 
 
-def _version(indices: object, names: object, number: int) -> Optional[str]:
+def _version(indices: Any, names: Any, number: int) -> Optional[str]:
+    """Return the version that a symbol must have, from the tables of versions; None if any will do."""
     if indices is None or names is None:
         return None
     index = indices.get_symbol(number)["ndx"]
@@ -203,7 +210,7 @@ def _compile(compiler: Sequence[str], versions: Path, library: Path) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         first = next((line for line in done.stdout.splitlines() if "error" in line), done.stdout.strip()[:200])
-        raise DependencyError(f"{' '.join(compiler)} cannot compile the recorder (does it make shared objects?): {first}")
+        raise DependencyError(f"{' '.join(compiler)} cannot compile the recorder to a shared object: {first}")
 
 
 def _check_complete(needs: Needs, defined: Set[str]) -> None:

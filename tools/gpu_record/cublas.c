@@ -87,11 +87,11 @@ int cublasSetMathMode(Blas *blas, int math) {
 GEMM(cublasSgemm_v2, FLOAT32, COMPUTE_FLOAT32)
 GEMM(cublasDgemm_v2, FLOAT64, COMPUTE_FLOAT64)
 
-#define STRIDED_GEMM(name, dtype, compute)                                                                       \
-  int name(Blas *blas, int transpose_a, int transpose_b, int m, int n, int k, const void *alpha, const void *a,  \
-           int lda, long long stride_a, const void *b, int ldb, long long stride_b, const void *beta, void *c,   \
-           int ldc, long long stride_c, int batch) {                                                             \
-    return record_product((Product){#name, blas, m, n, k, dtype, dtype, dtype, compute, batch});                 \
+#define STRIDED_GEMM(name, dtype, compute)                                                                      \
+  int name(Blas *blas, int transpose_a, int transpose_b, int m, int n, int k, const void *alpha, const void *a, \
+           int lda, long long stride_a, const void *b, int ldb, long long stride_b, const void *beta, void *c,  \
+           int ldc, long long stride_c, int batch) {                                                            \
+    return record_product((Product){#name, blas, m, n, k, dtype, dtype, dtype, compute, batch});                \
   }
 STRIDED_GEMM(cublasHgemmStridedBatched, FLOAT16, COMPUTE_FLOAT16)
 STRIDED_GEMM(cublasSgemmStridedBatched, FLOAT32, COMPUTE_FLOAT32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from functools import lru_cache
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 SIZES = {
     "float16": 2,
@@ -16,6 +16,7 @@ SIZES = {
     "int8": 1,
     "int32": 4,
     "int64": 8,
+    "uint64": 8,
     "bool": 1,
 }
 
@@ -29,16 +30,16 @@ _CPP = {
     "signed char": "int8",
     "int": "int32",
     "long": "int64",
+    "unsigned long": "uint64",
     "bool": "bool",
 }
-_TYPE = r"(?:\w+::)*(unsigned char|signed char|float|double|half_t|half2_t|bf16_t|int|long|bool)"
-_POINTER = re.compile(_TYPE + r"(?: const)?\*")
-_TENSOR = re.compile(r"Tensor<(?:mshadow::)?gpu, \d+, " + _TYPE)
+_TYPE = r"(?:\w+::)*(unsigned char|unsigned long|signed char|float|double|half_t|half2_t|bf16_t|int|long|bool)"
+_ARRAY = re.compile(rf"{_TYPE}(?: const)?\*|\bTensor<mshadow::gpu, \d+, {_TYPE}|\b(?:DeviceTensor|BNTensor3)<{_TYPE}")
 # The whole of what a mapping kernel assigns is a conversion; one inside a longer expression costs no launch.
 _TYPECAST = re.compile(
-    r"MapPlan(?:Large)?Kernel<.*Plan<mshadow::expr::TypecastExp<" + _TYPE + ", " + _TYPE + r", mshadow::Tensor<[^<>]*>, 1>"
+    rf"MapPlan(?:Large)?Kernel<.*Plan<mshadow::expr::TypecastExp<{_TYPE}, {_TYPE}, mshadow::Tensor<[^<>]*>, 1>"
 )
-_CAST = re.compile(r"mxnet_generic_kernel<mxnet::op::mshadow_op::identity_with_cast, " + _TYPE + r"\*, " + _TYPE)
+_CAST = re.compile(rf"mxnet_generic_kernel<mxnet::op::mshadow_op::identity_with_cast, {_TYPE}\*, {_TYPE}")
 _NAMESPACES = re.compile(r"\b(?:mxnet|mshadow|op|mxnet_op|mshadow_op|expr|cuda|half|bfloat|thrust|cuda_cub)::")
 
 
@@ -78,14 +79,7 @@ def cast_of(kernel: str) -> Optional[Tuple[str, str]]:
 def dtypes_of(kernel: str) -> Tuple[str, ...]:
     """Return the dtypes of the arrays that a demangled kernel is given, in their order."""
     name = _without_arguments(kernel)
-    arguments = kernel[len(name) :]
-    return tuple(_CPP[found] for found in [*_POINTER.findall(arguments), *_TENSOR.findall(arguments)])
-
-
-def template_dtypes(kernel: str) -> Tuple[str, ...]:
-    """Return the dtypes among the template arguments of a demangled kernel, in their order."""
-    inside = _without_arguments(kernel).partition("<")[2]
-    return tuple(_CPP[found] for found in re.findall(r"(?:^|[ ,<])" + _TYPE + r"(?=[,>])", inside))
+    return tuple(_CPP["".join(found)] for found in _ARRAY.findall(kernel[len(name) :]))
 
 
 def base_name(kernel: str) -> str:
@@ -113,13 +107,3 @@ def _demangler() -> Tuple[Callable[..., int], Callable[[int], None]]:
     free = ctypes.CDLL(None).free
     free.argtypes = [ctypes.c_void_p]
     return demangler, free
-
-
-def numpy_name(cpp: str) -> Optional[str]:
-    """Return numpy's name of a dtype that C++ calls ``float`` or ``half_t``; None for another type."""
-    return _CPP.get(cpp)
-
-
-def all_dtypes(kernel: str) -> List[str]:
-    """Return every dtype that a demangled kernel's name mentions, each once, sorted."""
-    return sorted({_CPP[found] for found in re.findall(r"(?<![\w])" + _TYPE + r"(?![\w])", kernel)})

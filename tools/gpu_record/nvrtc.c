@@ -42,8 +42,8 @@ static void *real_function(const char *name) {
 }
 
 /* Declares `real`, the function of the real library of this name and type, or NULL. */
-#define REAL(name, ...)            \
-  int (*real)(__VA_ARGS__);        \
+#define REAL(name, ...)     \
+  int (*real)(__VA_ARGS__); \
   *(void **)&real = real_function(name)
 
 /* ---- which program a PTX comes from */

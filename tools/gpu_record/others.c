@@ -12,18 +12,18 @@ ACCEPTED(cusolverDnSetStream)
 
 enum { WORKSPACE = 1024 }; /* elements; nothing is written there */
 
-#define SIZED(call, ...)            \
-  RECORDED(call)                    \
+#define SIZED(call, ...)                              \
+  RECORDED(call)                                      \
   int call##_bufferSize(__VA_ARGS__, int *elements) { \
-    *elements = WORKSPACE;          \
-    return 0;                       \
+    *elements = WORKSPACE;                            \
+    return 0;                                         \
   }
-#define SOLVER(p)                                                                                           \
-  SIZED(cusolverDn##p##geqrf, void *handle, int m, int n, void *a, int lda)                                 \
-  SIZED(cusolverDn##p##getrf, void *handle, int m, int n, void *a, int lda)                                 \
-  SIZED(cusolverDn##p##gesvd, void *handle, int m, int n)                                                   \
-  SIZED(cusolverDn##p##orgqr, void *handle, int m, int n, int k, const void *a, int lda, const void *tau)   \
-  SIZED(cusolverDn##p##potrf, void *handle, int uplo, int n, void *a, int lda)                              \
+#define SOLVER(p)                                                                                            \
+  SIZED(cusolverDn##p##geqrf, void *handle, int m, int n, void *a, int lda)                                  \
+  SIZED(cusolverDn##p##getrf, void *handle, int m, int n, void *a, int lda)                                  \
+  SIZED(cusolverDn##p##gesvd, void *handle, int m, int n)                                                    \
+  SIZED(cusolverDn##p##orgqr, void *handle, int m, int n, int k, const void *a, int lda, const void *tau)    \
+  SIZED(cusolverDn##p##potrf, void *handle, int uplo, int n, void *a, int lda)                               \
   SIZED(cusolverDn##p##syevd, void *handle, int job, int uplo, int n, const void *a, int lda, const void *w) \
   RECORDED(cusolverDn##p##getrs)
 SOLVER(S)

@@ -55,9 +55,9 @@ int delivers(size_t bytes);
 #define ACCEPTED(name) \
   int name(void) { return 0; }
 #define CUDA_NOT_SUPPORTED 801 /* cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED */
-#define REFUSED(name) \
-  int name(void) {    \
-    line_alone(#name); \
+#define REFUSED(name)          \
+  int name(void) {             \
+    line_alone(#name);         \
     return CUDA_NOT_SUPPORTED; \
   }
 

@@ -143,21 +143,26 @@ static void release(int device, size_t bytes) {
   pthread_mutex_unlock(&memory_mutex);
 }
 
-int cudaMalloc(void **memory, size_t bytes) {
-  *memory = NULL;
-  if (!reserve(current_gpu, bytes)) return OUT_OF_MEMORY;
-  char *block = calloc(1, bytes + sizeof(Header) + ALIGNMENT); /* large ones are not backed before they are written */
+/* The memory, or NULL where there is not enough. Large blocks are not backed by the host before they are written. */
+static void *allocate(size_t bytes) {
+  if (!reserve(current_gpu, bytes)) return NULL;
+  char *block = calloc(1, bytes + sizeof(Header) + ALIGNMENT);
   if (!block) {
     release(current_gpu, bytes);
-    return OUT_OF_MEMORY;
+    return NULL;
   }
   uintptr_t start = ((uintptr_t)block + sizeof(Header) + ALIGNMENT - 1) & ~(uintptr_t)(ALIGNMENT - 1);
-  *memory = (void *)start;
   ((Header *)start)[-1] = (Header){block, bytes, current_gpu, MAGIC};
+  return (void *)start;
+}
+
+int cudaMalloc(void **memory, size_t bytes) {
+  *memory = allocate(bytes);
   line_begin("cudaMalloc");
-  line_integer("bytes", (long long)bytes);
+  line_integer("bytes", *memory ? (long long)bytes : 0);
+  if (!*memory) line_integer("refused", (long long)bytes);
   line_end();
-  return 0;
+  return *memory ? 0 : OUT_OF_MEMORY;
 }
 
 int cudaMallocPitch(void **memory, size_t *pitch, size_t width, size_t height) {

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, NamedTuple, Optional, Union
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple, Union
 from typing import Counter as CounterOf
 
 from .fused import fused_casts
@@ -159,6 +159,19 @@ def summarize(calls: Iterable[Call]) -> Summary:
     return total.summary()
 
 
+def peak_bytes(calls: Iterable[Call]) -> int:
+    """Return the most memory that was allocated at a time, on all GPUs together.
+
+    MXNet's pool keeps what is freed and rounds up; with ``MXNET_GPU_MEM_POOL_TYPE=Unpooled`` it is what is in use.
+    """
+    peak = used = 0
+    for call in calls:
+        if call.name in ("cudaMalloc", "cudaFree"):
+            used += call["bytes"] if call.name == "cudaMalloc" else -call["bytes"]
+            peak = max(peak, used)
+    return peak
+
+
 class _Totals:
     """The fields of a Summary while they are counted."""
 
@@ -178,15 +191,14 @@ class _Totals:
         if call.name == "cuLaunchKernel":
             self.add_fused(call)
             return
-        cast = cast_of(kernel)
-        base = base_name(kernel)
+        cast, base, dtypes = cast_of(kernel), base_name(kernel), dtypes_of(kernel) or ("unknown",)
         if cast:
             self.count("casts", "->".join(cast))
             self.numbers["cast_bytes"] += call.fields.get("elements", 0) * (SIZES[cast[0]] + SIZES[cast[1]])
         elif "softmax" in base.lower():
-            self.count("softmaxes", Softmax(base, next(iter(dtypes_of(kernel)), "unknown")))
-        elif _NORM_KERNEL.search(base):
-            self.count("norms", Norm(base, next(iter(dtypes_of(kernel)), "unknown"), None))
+            self.count("softmaxes", Softmax(base, dtypes[0]))
+        elif _NORM_KERNEL.match(base):
+            self.count("norms", Norm(base, dtypes[0], dtypes[-1] if base.startswith("Batch") else None))
 
     def add_fused(self, call: Call) -> None:
         self.numbers["fused"] += 1
@@ -212,19 +224,16 @@ class _Totals:
         self.count(*_classify(call))
 
     def summary(self) -> Summary:
-        return Summary(
-            synchronizations=self.calls["cudaStreamSynchronize"],
-            memsets=self.calls["cudaMemsetAsync"],
-            calls=self.calls,
-            **self.numbers,
-            **self.counters,
-        )
+        fields: Dict[str, Any] = {**self.numbers, **self.counters, "calls": self.calls}
+        fields["synchronizations"] = self.calls["cudaStreamSynchronize"]
+        fields["memsets"] = self.calls["cudaMemsetAsync"]
+        return Summary(**fields)
 
 
-def _classify(call: Call) -> Any:
+def _classify(call: Call) -> Tuple[str, NamedTuple]:
     """Return the field of a Summary that a library call belongs to, and what it counts as."""
     name, fields = call.name, call.fields
-    dtype = fields["x"]["dtype"] if "x" in fields else fields["y"]["dtype"] if "y" in fields else fields.get("dtype")
+    dtype: Any = _dtype_of(fields)
     if "a" in fields:
         operands = {fields["a"], fields["b"], fields["c"]}
         dtype = operands.pop() if len(operands) == 1 else f"{fields['a']}x{fields['b']}->{fields['c']}"
@@ -240,6 +249,12 @@ def _classify(call: Call) -> Any:
     if name.startswith("cudnnSoftmax"):
         return "softmaxes", Softmax(name, dtype)
     return "other_calls", OtherCall(name, dtype)
+
+
+def _dtype_of(fields: Mapping[str, Any]) -> Optional[str]:
+    """Return the dtype of x, of y if a call has no x, or of all that it works on."""
+    tensor = fields.get("x") or fields.get("y") or fields
+    return tensor.get("dtype")
 
 
 def _plain(value: Union[int, CounterOf[Any]]) -> Any:

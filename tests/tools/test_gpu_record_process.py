@@ -1,0 +1,320 @@
+"""The recorder as a process sees it: its environment, devices, memory, copies, marks, what the host reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mxmp.errors import DependencyError
+from tools.gpu_record.process import environment, find_nvrtc
+from tools.gpu_record.read import read, sections
+
+pytestmark = pytest.mark.compiler
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+# Beginning of each program: the library, and a copy of floats from "device" memory to the host.
+START = """
+import ctypes, os, sys, threading
+from tools.gpu_record import control
+cuda = ctypes.CDLL("libcudart.so.11.0")
+pointer, size = ctypes.c_void_p, ctypes.c_size_t
+cuda.cudaMalloc.argtypes = [pointer, size]
+cuda.cudaFree.argtypes = [pointer]
+cuda.cudaMemcpy2DAsync.argtypes = [pointer, size, pointer, size, size, size, ctypes.c_int, pointer]
+cuda.cudaMemcpyPeerAsync.argtypes = [pointer, ctypes.c_int, pointer, ctypes.c_int, size, pointer]
+def malloc(bytes):
+    memory = pointer()
+    status = cuda.cudaMalloc(ctypes.byref(memory), bytes)
+    return status or memory
+def host_reads(values, rows=1, kind=2):
+    count = len(values)
+    device, host = (ctypes.c_float * count)(*values), (ctypes.c_float * count)()
+    width = 4 * count // rows
+    cuda.cudaMemcpy2DAsync(host, width, device, width, width, rows, kind, None)
+    return list(host)
+"""
+
+
+@pytest.fixture
+def run(recorder, tmp_path):
+    """Run a program under the recorder; returns its output, the record is ``tmp_path / 'record'``."""
+
+    def run(program, expect=0, **settings):
+        done = subprocess.run(
+            [sys.executable, "-c", START + program],
+            env=environment(recorder, tmp_path / "record", **settings),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == expect, done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture
+def record(run, tmp_path):
+    """Run a program under the recorder and return its record."""
+
+    def record(program, **settings):
+        run(program, **settings)
+        return read(tmp_path / "record")
+
+    return record
+
+
+def test_environment_puts_the_recorder_first_and_keeps_the_rest(recorder, tmp_path, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/there")
+    monkeypatch.setenv("PYTHONPATH", "/packages")
+    found = environment(recorder, tmp_path / "record", gpus=2, MXNET_USE_FUSION=0)
+    assert found["LD_LIBRARY_PATH"] == f"{recorder}{os.pathsep}/there"
+    assert found["PYTHONPATH"] == f"{ROOT}{os.pathsep}/packages"
+    assert (found["GPU_RECORD"], found["GPU_RECORD_GPUS"]) == (str(tmp_path / "record"), "2")
+    assert found["MXNET_USE_FUSION"] == "0"
+    assert found["PATH"] == os.environ["PATH"]
+    assert "GPU_RECORD" not in os.environ
+
+
+def test_environment_refuses_a_folder_without_a_recorder(tmp_path):
+    with pytest.raises(DependencyError, match="holds no recorder; run: python -m tools.gpu_record.build"):
+        environment(tmp_path, tmp_path / "record")
+
+
+def test_environment_refuses_a_record_in_a_folder_that_is_not_there(recorder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        environment(recorder, tmp_path / "missing" / "record")
+
+
+def test_environment_refuses_a_setting_that_is_no_variable(recorder, tmp_path):
+    with pytest.raises(TypeError, match="no argument 'gpu'"):
+        environment(recorder, tmp_path / "record", gpu=2)
+
+
+def test_find_nvrtc_is_none_or_a_file():
+    found = find_nvrtc()
+    assert found is None or found.is_file()
+
+
+def test_process_sees_the_gpus_and_the_compute_capability_that_were_asked_for(run):
+    program = """
+count, major = ctypes.c_int(), ctypes.c_int()
+cuda.cudaGetDeviceCount(ctypes.byref(count))
+cuda.cudaDeviceGetAttribute(ctypes.byref(major), 75, 0)
+print(count.value, major.value, cuda.cudaSetDevice(2), cuda.cudaSetDevice(3))
+"""
+    assert run(program, gpus=3, compute_capability=80) == "3 8 0 101\n"
+
+
+def test_record_has_allocations_and_frees_with_their_bytes(record):
+    calls = record("memory = malloc(1000); cuda.cudaFree(memory); cuda.cudaFree(None)")
+    assert [(call.name, call["bytes"]) for call in calls] == [("cudaMalloc", 1000), ("cudaFree", 1000), ("cudaFree", 0)]
+
+
+def test_memory_of_a_gpu_ends_where_it_was_said_and_comes_back_when_freed(run, tmp_path):
+    program = """
+first = malloc(600)
+print(malloc(600))
+cuda.cudaFree(first)
+print(malloc(600) != 2)
+cuda.cudaSetDevice(1)
+print(malloc(1000) != 2)
+"""
+    assert run(program, gpus=2, memory=1000) == "2\nTrue\nTrue\n"
+    refused = read(tmp_path / "record")[1]
+    assert refused.fields == {"bytes": 0, "refused": 600}
+
+
+def test_record_names_thread_and_device(record):
+    program = """
+def work():
+    cuda.cudaSetDevice(1)
+    cuda.cudaStreamSynchronize(None)
+cuda.cudaStreamSynchronize(None)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+    first, second = record(program, gpus=2)
+    assert (first.name, first.device, second.device) == ("cudaStreamSynchronize", 0, 1)
+    assert first.thread != second.thread
+
+
+def test_record_names_the_operator_of_its_own_thread_alone(record):
+    program = """
+nvtx = cuda
+nvtx.nvtxRangeStartA.restype = ctypes.c_uint64
+nvtx.nvtxRangeEnd.argtypes = [ctypes.c_uint64]
+outer = nvtx.nvtxRangeStartA(b"Convolution")
+inner = nvtx.nvtxRangeStartA(b'a "quoted" one')
+cuda.cudaStreamSynchronize(None)
+thread = threading.Thread(target=lambda: (cuda.cudaStreamSynchronize(None), nvtx.nvtxRangeEnd(inner)))
+thread.start()
+thread.join()
+cuda.cudaStreamSynchronize(None)
+nvtx.nvtxRangeEnd(outer)
+cuda.cudaStreamSynchronize(None)
+"""
+    assert [call.operator for call in record(program)] == ['a "quoted" one', None, "Convolution", None]
+
+
+def test_copies_are_done_and_recorded_by_kind(run, tmp_path):
+    program = """
+print(host_reads([1.5, 2.5]))
+print(host_reads([1.5, 2.5], kind=3))
+host = (ctypes.c_float * 1)()
+cuda.cudaMemcpyPeerAsync(host, 1, (ctypes.c_float * 1)(7.0), 0, 4, None)
+print(list(host))
+"""
+    assert run(program) == "[1.5, 2.5]\n[1.5, 2.5]\n[7.0]\n"
+    found = [(call["kind"], call["bytes"]) for call in read(tmp_path / "record")]
+    assert found == [("device to host", 8), ("device to device", 8), ("peer to peer", 4)]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("1.0", [1, 1, 1, 1]),
+        ("0.0", [0, 1, 1, 1]),
+        ("[0.0, 2.5, -3.0]", [0, 2.5, -3, 1]),
+        ("float('nan')", ["nan", 1, 1, 1]),
+        ("None", [9, 9, 9, 9]),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_deliver_gives_the_first_floats_and_then_ones(run, value, expected, rows):
+    shown = [float(one) for one in expected]
+    assert run(f"control.deliver({value}); print(host_reads([9.0] * 4, rows={rows}))") == f"{shown}\n"
+
+
+def test_deliver_leaves_large_copies_and_those_that_stay_on_the_gpu(run):
+    program = """
+control.deliver(0.0)
+print(host_reads([9.0] * 16)[:2], host_reads([9.0] * 17)[:2], host_reads([9.0], kind=3))
+control.deliver(None)
+print(host_reads([9.0]))
+"""
+    assert run(program) == "[0.0, 1.0] [9.0, 9.0] [9.0]\n[9.0]\n"
+
+
+def test_deliver_refuses_more_numbers_than_a_copy_can_have(run):
+    assert "at most 16 numbers, got 17" in run("control.deliver([1.0] * 17)", expect=1)
+
+
+def test_marks_begin_sections(record):
+    program = """
+cuda.cudaStreamSynchronize(None)
+control.mark("one, \\u00fc")
+malloc(1); malloc(2)
+control.mark("two")
+control.mark("one, \\u00fc")
+malloc(3)
+"""
+    found = sections(record(program))
+    assert {name: [call["bytes"] for call in calls] for name, calls in found.items()} == {
+        "one, ü": [1, 2, 3],
+        "two": [],
+    }
+
+
+def test_open_record_goes_on_in_another_file(run, tmp_path):
+    run("malloc(1); control.open_record('other'); malloc(2)")
+    assert [call["bytes"] for call in read(tmp_path / "record")] == [1]
+    assert [call["bytes"] for call in read(tmp_path / "other")] == [2]
+
+
+def test_open_record_of_a_file_that_cannot_be_written_goes_on_in_the_old_one(run, tmp_path):
+    program = """
+try:
+    control.open_record("missing/other")
+except FileNotFoundError as error:
+    print(error.filename)
+malloc(1)
+"""
+    assert run(program) == "missing/other\n"
+    assert len(read(tmp_path / "record")) == 1
+
+
+def test_record_is_whole_after_a_crash(run, tmp_path):
+    run("malloc(1); os.abort()", expect=-6)
+    assert [call.name for call in read(tmp_path / "record")] == ["cudaMalloc"]
+
+
+def test_lines_of_many_threads_stay_whole(record):
+    program = """
+threads = [threading.Thread(target=lambda: [malloc(1) for _ in range(200)]) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    calls = record(program)
+    assert len(calls) == 1600
+    assert len({call.thread for call in calls}) == 8
+
+
+def test_cuda_graphs_are_refused_and_recorded(run, tmp_path):
+    program = """
+cuda.cudaGetErrorString.restype = ctypes.c_char_p
+print(cuda.cudaStreamBeginCapture(None, 0), cuda.cudaGetErrorString(801).decode())
+"""
+    assert "801 the recorder does not support this (CUDA graphs" in run(program)
+    assert [call.name for call in read(tmp_path / "record")] == ["cudaStreamBeginCapture"]
+
+
+def test_matrix_product_is_recorded_with_its_dtypes_compute_type_and_math(record):
+    program = """
+handle, none = pointer(), None
+cuda.cublasCreate_v2(ctypes.byref(handle))
+cuda.cublasSetMathMode(handle, 1)
+i = ctypes.c_int
+sizes = [i(0), i(1), i(2), i(3), i(4)]
+cuda.cublasGemmEx(handle, *sizes, none, none, i(2), i(8), none, i(2), i(8), none, none, i(0), i(8), i(68), i(99))
+"""
+    (call,) = record(program)
+    sizes = {"m": 2, "n": 3, "k": 4, "batch": 1}
+    types = {"a": "float16", "b": "float16", "c": "float32", "compute": "float32", "math": "tensor_op"}
+    assert call.name == "cublasGemmEx"
+    assert call.fields == {**sizes, **types}
+
+
+def test_recurrent_parameters_are_those_of_the_cell(run):
+    program = """
+rnn, x, bytes = pointer(), pointer(), ctypes.c_size_t()
+i = ctypes.c_int
+cuda.cudnnCreateRNNDescriptor(ctypes.byref(rnn))
+cuda.cudnnCreateTensorDescriptor(ctypes.byref(x))
+cuda.cudnnSetTensorNdDescriptor(x, i(2), i(3), (i * 3)(8, 5, 1), (i * 3)(5, 1, 1))
+cuda.cudnnSetRNNDescriptor_v6(None, rnn, i(7), i(2), None, i(0), i(1), i(2), i(0), i(0))
+cuda.cudnnGetRNNParamsSize(None, rnn, x, ctypes.byref(bytes), i(2))
+print(bytes.value)
+"""
+    first = 4 * 7 * (5 + 7 + 2)  # LSTM: four gates, weights of input and state, two biases
+    second = 4 * 7 * (2 * 7 + 7 + 2)  # its input is both directions
+    assert run(program) == f"{2 * 2 * (first + second)}\n"  # float16, two directions
+
+
+def test_sources_compile_unseen_without_nvrtc(recorder, tmp_path):
+    program = """
+p, text = pointer(), b'extern "C" __global__ void f() {}\\n\\tx'
+cuda.nvrtcCreateProgram(ctypes.byref(p), text, b"f.cu", 0, None, None)
+print(cuda.nvrtcCompileProgram(p, 0, None))
+cuda.nvrtcDestroyProgram(ctypes.byref(p))
+"""
+    env = {**environment(recorder, tmp_path / "record"), "GPU_RECORD_NVRTC": ""}
+    done = subprocess.run([sys.executable, "-c", START + program], env=env, capture_output=True, text=True)
+    assert done.stdout == "0\n", done.stderr
+    (call,) = read(tmp_path / "record")
+    assert (call["compiled"], call["status"]) == (0, 0)
+    assert call.source == 'extern "C" __global__ void f() {}\n\tx'
+
+
+def test_control_outside_the_recorder_says_how_to_start_it():
+    program = "from tools.gpu_record import control; control.mark('x')"
+    env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert "NotRecordingError: this process does not record" in done.stderr
+    assert "tools.gpu_record.process.environment" in done.stderr

@@ -1,0 +1,153 @@
+"""Runs training steps of a network under the recorder, as `step` asks: network, mode, shapes, optimizer.
+
+It warms up with two steps, in which MXNet allocates, fuses and tunes, and marks the third: forward, backward, update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import runpy
+import sys
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+
+import mxmp  # isort: skip  # before MXNet, which needs it on a new numpy or Python
+import mxnet as mx
+from mxnet import autograd, gluon
+
+import symbols
+from mxmp.errors import MxmpError, mxnet_reason
+from tools.gpu_record import control
+
+CTX = mx.gpu(0)
+OPTIONS: Dict[str, Dict[str, float]] = {"sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4}}
+FUNCTION = "network"  # of a user's file
+Begin = Callable[[str], None]
+
+
+class UsageError(Exception):
+    """What was asked for does not exist or does not fit; the message says what to do."""
+
+
+def main(network: str, mode: str, shapes: str, optimizer: str) -> None:
+    """Run the steps."""
+    given = {name: tuple(shape) for name, shape in json.loads(shapes).items()}
+    options = OPTIONS.get(optimizer, {})
+    if network.endswith(".py"):
+        run = gluon_step(load(network), mode, optimizer, options)
+    else:
+        run = module_step(network, given, mode, optimizer, options)
+    control.deliver(1.0)  # a finite check finds all gradients finite
+    for _ in range(2):
+        run(lambda section: None)
+    run(_begin_section)
+    _begin_section("end")
+
+
+def load(path: str) -> Tuple[Any, Sequence[Any], Sequence[Any], Callable[..., Any]]:
+    """Return what the function ``network`` of a Python file gives: net, inputs, labels and loss."""
+    function = runpy.run_path(path).get(FUNCTION)
+    if function is None:
+        raise UsageError(f"{path} has no function {FUNCTION}(); it returns a net, its inputs, its labels and its loss")
+    found = function()
+    if not isinstance(found, tuple) or len(found) != 4:
+        raise UsageError(f"{FUNCTION}() of {path} returns {type(found).__name__}; expected (net, inputs, labels, loss)")
+    return found
+
+
+def gluon_step(
+    network: Tuple[Any, Sequence[Any], Sequence[Any], Callable[..., Any]],
+    mode: str,
+    optimizer: str,
+    options: Mapping[str, float],
+) -> Callable[[Begin], None]:
+    """Return a function that runs a step of a Gluon net."""
+    net, inputs, labels, loss = network
+    inputs, labels = ([array.as_in_context(CTX) for array in arrays] for arrays in (inputs, labels))
+    params = net.collect_params()
+    params.initialize(ctx=CTX)  # those that the file left to us
+    params.reset_ctx(CTX)
+    if mode != "float32":
+        mxmp.gluon.convert(net, mode)
+    net.hybridize(static_alloc=True, static_shape=True)
+    trainer: Any
+    if mode == "float32":
+        trainer, scaled = gluon.Trainer(params, optimizer, dict(options)), contextlib.nullcontext
+    else:
+        trainer = mxmp.gluon.Trainer(params, optimizer, dict(options))
+        scaled = trainer.scale_loss
+
+    def run(begin: Begin) -> None:
+        begin("forward")
+        with autograd.record():
+            outputs = net(*inputs)
+            losses = loss(*(outputs if isinstance(outputs, (list, tuple)) else [outputs]), *labels)
+            with scaled(losses) as scaled_losses:
+                begin("backward")
+                autograd.backward(scaled_losses)
+        begin("update")
+        trainer.step(len(inputs[0]))
+
+    return run
+
+
+def module_step(
+    name: str, shapes: Mapping[str, Tuple[int, ...]], mode: str, optimizer: str, options: Mapping[str, float]
+) -> Callable[[Begin], None]:
+    """Return a function that runs a step of one of the networks of `symbols`, as a Module."""
+    symbol = symbols.get_symbol(name)
+    data, labels = input_shapes(symbol, name, shapes)
+    names: Dict[str, Any] = {"data_names": list(data), "label_names": list(labels), "context": CTX}
+    module = mx.mod.Module(symbol, **names) if mode == "float32" else mxmp.module.Module(symbol, policy=mode, **names)
+    module.bind(list(data.items()), list(labels.items()))
+    module.init_params(mx.init.Normal(0.01))
+    module.init_optimizer(optimizer=optimizer, optimizer_params=dict(options))
+    batch = mx.io.DataBatch(*([mx.nd.ones(shape) for shape in part.values()] for part in (data, labels)))
+
+    def run(begin: Begin) -> None:
+        begin("forward")
+        module.forward(batch, is_train=True)
+        begin("backward")
+        module.backward()
+        begin("update")
+        module.update()
+
+    return run
+
+
+def input_shapes(symbol: Any, name: str, given: Mapping[str, Tuple[int, ...]]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Return the shapes of a symbol's data and of its labels, by name; what was not given is inferred."""
+    arguments = symbol.list_arguments()
+    unknown = sorted(set(given) - set(arguments))
+    if unknown:
+        raise UsageError(f"{name} has no input {', '.join(unknown)}; its inputs are {', '.join(_inputs(symbol))}")
+    try:
+        inferred = dict(zip(arguments, symbol.infer_shape_partial(**given)[0]))
+    except mx.MXNetError:  # some operators fail where the shape of their input is unknown
+        inferred = {}
+    inputs = {one: given.get(one) or inferred.get(one, ()) for one in _inputs(symbol)}
+    missing = [one for one, shape in inputs.items() if not shape or min(shape) < 1]
+    if missing:
+        raise UsageError(f"{name}: the shape of {', '.join(missing)} is not known; give it: --shape {missing[0]}=8,64")
+    labels = {one: shape for one, shape in inputs.items() if one.endswith("label")}
+    return {one: shape for one, shape in inputs.items() if one not in labels}, labels
+
+
+def _inputs(symbol: Any) -> List[str]:
+    """Return the arguments of a network of `symbols` that are no parameters: those without an ending of one."""
+    endings = ("_weight", "_bias", "_gamma", "_beta", "_parameters", "_scale")
+    return [name for name in symbol.list_arguments() if not name.endswith(endings)]
+
+
+def _begin_section(name: str) -> None:
+    mx.nd.waitall()
+    control.mark(name)
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except mx.MXNetError as error:
+        raise SystemExit(f"mxmp: {mxnet_reason(error)}") from error
+    except (UsageError, MxmpError, ValueError, OSError) as error:
+        raise SystemExit(f"mxmp: {error}") from error
