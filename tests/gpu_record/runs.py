@@ -14,13 +14,13 @@ import json
 import pickle
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Tuple
 
 from tools.gpu_record.build import build, find_libmxnet
 from tools.gpu_record.process import environment
-from tools.gpu_record.read import read, sections
+from tools.gpu_record.read import Call, read, sections
 from tools.gpu_record.summary import Summary, summarize
 
 ROOT = Path(__file__).parents[2]
@@ -89,11 +89,13 @@ class Record:
             sections together. With several GPUs each section is there for each of them too: 'taken forward on 1'.
         facts: What the program wrote besides: whether steps were taken, the casts that a report counts.
         longest_float16_sum: Terms of the longest sum of a matrix product that accumulates in float16, of the process.
+        peaks: By section the most bytes that were allocated and not freed, beyond those at its beginning.
     """
 
     sections: Dict[str, Summary]
     facts: Dict[str, Any]
     longest_float16_sum: int = 0
+    peaks: Mapping[str, int] = field(default_factory=dict)
 
     def __getitem__(self, section: str) -> Summary:
         return self.sections[section]
@@ -132,6 +134,8 @@ class Recorder:
     def step(self, step: Step) -> Record:
         """Return the record of a training step, with the sections of its mode alone; raises as `record`."""
         found = self.record(step.run)
+        if "error" in found.facts[step.mode]:
+            raise RunError(found.facts[step.mode]["error"])
         begin = f"{step.mode}/"
         own = {name[len(begin) :]: summary for name, summary in found.sections.items() if name.startswith(begin)}
         for kind in ("taken", "skipped"):
@@ -160,7 +164,8 @@ class Recorder:
             own = (call for call in calls if call.device == gpu or call.name == "mark")
             summaries.update((f"{name} on {gpu}", summarize(part)) for name, part in sections(own).items())
         longest = max((call["k"] for call in calls if call.fields.get("compute") == "float16"), default=0)
-        found = Record(summaries, json.loads(facts.read_text()), longest)
+        peaks = {name: peak(part) for name, part in sections(calls).items()}
+        found = Record(summaries, json.loads(facts.read_text()), longest, peaks)
         record.unlink()  # megabytes
         return found
 
@@ -179,3 +184,13 @@ class Recorder:
         with open(self.folder / f"{name}.lock", "w", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def peak(calls: Iterable[Call]) -> int:
+    """Return the most bytes that calls have allocated and not freed at any time."""
+    used = highest = 0
+    for call in calls:
+        if call.name in ("cudaMalloc", "cudaFree"):
+            used += call["bytes"] * (1 if call.name == "cudaMalloc" else -1)
+            highest = max(highest, used)
+    return highest

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import Any, Callable, Tuple
 
-import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a new numpy or Python
+import mxmp  # isort: skip  # before MXNet, which needs it on a new numpy or Python
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.contrib import amp as contrib_amp
@@ -32,10 +32,13 @@ def main(name: str, mode: str, optimizer: str, facts_path: str) -> None:
     inputs = [mx.nd.ones(s, ctx=CTX, dtype=dtype if len(s) == 4 else "float32") for s in case.shapes]
     trainer, scaled = make_trainer(case.net, mode, optimizer)
     facts = run_steps(mode, lambda begin: step(case, inputs, trainer, scaled, begin))
-    if mode in (*POLICIES, "cast", "amp"):
+    mixed = mode in (*POLICIES, "cast", "amp")
+    if mixed:
         facts["casts"] = mxmp.gluon.report(case.net).casts
     sections(f"{mode}/inference")("forward")
     case.net(*inputs)
+    if mixed:
+        facts["inference_casts"] = mxmp.gluon.report(case.net).casts  # SSD's graph has detections then
     write(facts_path, {mode: facts})
 
 

@@ -12,6 +12,7 @@ from typing import Any, Dict, List
 import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a new numpy or Python
 import mxnet as mx
 import numpy as np
+from mxnet.contrib import amp as contrib_amp
 
 from tests.gpu_record.programs.common import write
 from tests.gpu_record.programs.gluon_step import convert, make_trainer, step
@@ -32,18 +33,21 @@ def main(mode: str, optimizer: str, facts_path: str) -> None:
 
     control.deliver(1.0)
     note("start")
+    if mode == "contrib_amp":
+        contrib_amp.init()
     case = NETS["resnet50"]()
     case.net.initialize(ctx=CTX)
     case.net.hybridize()
     convert(case.net, mode)
-    inputs = [mx.nd.ones(shape, ctx=CTX) for shape in case.shapes]
+    inputs = [mx.nd.ones(shape, ctx=CTX, dtype="float16" if mode == "net_cast" else "float32") for shape in case.shapes]
     case.net(*inputs)
-    note("initialized")
+    note("called")
     trainer, scaled = make_trainer(case.net, mode, optimizer)
     for number in range(3):
         step(case, inputs, trainer, scaled, lambda phase, number=number: note(f"{number} {phase}"))
         note(f"{number} done")
-    write(facts_path, {"used": used, "parameters": sizes(case.net)})
+    inputs_bytes = sum(array.size * np.dtype(array.dtype).itemsize for array in inputs)
+    write(facts_path, {"used": used, "inputs": inputs_bytes, "parameters": sizes(case.net)})
 
 
 def sizes(net: Any) -> List[Any]:
