@@ -16,6 +16,7 @@ import numpy as np
 from mxnet import autograd
 
 from ..dtypes import NUMPY_BFLOAT16, canonical
+from .devices import on_gpu
 
 # Elements that are converted at a time: 4 MiB in float32.
 PIECE = 2**20
@@ -90,10 +91,12 @@ def wide_pieces(array: mx.nd.NDArray) -> Iterator[mx.nd.NDArray]:
 
 
 def scratch(like: mx.nd.NDArray) -> List[mx.nd.NDArray]:
-    """Return arrays of float32, the dtype of ``like`` and float32, of its size, shared by all calls of a thread.
+    """Return arrays of float32, the dtype of ``like`` and float32, of its size; on CPU shared by all calls of a thread.
 
-    On CPU a fresh array of a few MiB costs more than what is computed in it. The engine orders reads and writes.
+    There a fresh array of a few MiB costs more than what is computed in it. The engine orders reads and writes.
     """
+    if on_gpu(like):  # memory is dear, and MXNet's pool gives it at once
+        return [mx.nd.empty((like.size,), ctx=like.ctx, dtype=dtype) for dtype in ("float32", like.dtype, "float32")]
     cache: Dict[Any, List[mx.nd.NDArray]] = _LOCAL.__dict__
     dtype = canonical(like.dtype)
     whole, key = f"{like.ctx} {dtype}", f"{like.ctx} {dtype} {like.size}"

@@ -18,7 +18,8 @@ from mxnet import autograd
 
 from ..mxnet_private.arrays import multiply
 from .casts import pieces, to_float32
-from .together import MOST_ARRAYS, chunks, on_gpu, views
+from .devices import on_gpu
+from .together import MOST_ARRAYS, chunks, views
 
 # Elements that are compared at a time: 32 MiB in float16.
 _MOST_ELEMENTS = 2**24
@@ -59,8 +60,7 @@ def round_all(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]
 def all_rounded(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
     """Return a flag that is 1 if each float16 array is what its float32 one rounds to, else 0; no host read.
 
-    Exact for finite values; 0 if any is not finite, and then a float32 value beside a NaN is NaN too. Shape (1,),
-    float32.
+    Shape (1,), float32. 0 if any value is not finite; a float32 value beside a NaN is NaN afterwards.
     """
     groups = list(_comparable(masters, weights))
     squares = mx.nd.empty((len(groups),), ctx=weights[0].ctx)
@@ -72,7 +72,8 @@ def all_rounded(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArra
         # In float16, where a difference is 0 only of equal numbers: rounded - low.
         inputs = [array for pair in zip(rounded, lows) for array in pair]
         mx.nd.multi_sgd_update(*inputs, lrs=[1] * len(lows), wds=[0] * len(lows), num_weights=len(lows), out=rounded)
-        multiply(joined, scalar=_LARGEST, out=joined)  # on a CPU the smallest squares would be 0
+        if not on_gpu(joined):  # where squares are float16 too, and the smallest would be 0
+            multiply(joined, scalar=_LARGEST, out=joined)
         mx.nd.multi_sum_sq(joined, num_arrays=1, out=squares[number : number + 1])
     return (squares if len(groups) == 1 else mx.nd.sum(squares)) == 0
 

@@ -9,7 +9,8 @@ import mxnet as mx
 import numpy as np
 
 from .casts import is_low_precision, pieces, to_float32, wide_pieces
-from .together import chunks, on_gpu
+from .devices import on_gpu
+from .together import chunks
 
 # The kernel of multi_all_finite has room for 200 pointers. On CPU it walks max(size) * count elements, which is good
 # for many small arrays only; on a GPU it stops at each array's end (src/operator/contrib/all_finite.cc, .cu and

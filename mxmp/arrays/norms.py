@@ -10,7 +10,8 @@ import numpy as np
 
 from ..errors import TrainerError
 from ..mxnet_private.arrays import multiply
-from .together import clip_all, on_gpu, scale_all
+from .devices import on_gpu
+from .together import clip_all, scale_all
 
 
 def sum_of_squares(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:

@@ -19,16 +19,12 @@ import numpy as np
 from mxnet import autograd
 
 from .casts import pieces
+from .devices import on_gpu
 
 T = TypeVar("T")
 
 # The arrays of one launch: N of MultiSGDKernelParam.
 MOST_ARRAYS = 60
-
-
-def on_gpu(array: mx.nd.NDArray) -> bool:
-    """Return whether an array lies on a GPU."""
-    return bool(array.ctx.device_type == "gpu")
 
 
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..arrays.casts import round_into, to_float32
 from ..arrays.casts_together import all_rounded, round_all, widen
-from ..arrays.together import MOST_ARRAYS, chunks, on_gpu
+from ..arrays.devices import on_gpu
+from ..arrays.together import MOST_ARRAYS, chunks
 from ..mxnet_private import optimizers
 from .copies import sync_master_from_weight
 from .optimizer import MasterState, MultiPrecision

@@ -8,8 +8,9 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 import mxnet as mx
 import numpy as np
 
+from ..arrays.devices import on_gpu
 from ..arrays.finite import all_finite, merge_flags
-from ..arrays.together import copy_all, on_gpu, views
+from ..arrays.together import copy_all, views
 from ..dtypes import canonical
 from ..errors import NonFiniteLossError
 from ..scaling.skips import worth_a_line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -88,8 +87,3 @@ def test_gather_joins_numbers_of_several_contexts(device, monkeypatch):
     joined = gather([mx.nd.array([1]), mx.nd.array([2], ctx=mx.cpu(1)), mx.nd.array([1e38])])
     assert joined.context == mx.cpu(0)
     np.testing.assert_array_equal(joined.asnumpy(), np.float32([1, 2, 1e38]))
-
-
-@pytest.mark.parametrize(("context", "expected"), [(mx.gpu(1), True), (mx.cpu(0), False), (mx.cpu_pinned(), False)], ids=str)
-def test_on_gpu_asks_for_the_context_alone(context, expected):
-    assert together.on_gpu(SimpleNamespace(ctx=context)) is expected
