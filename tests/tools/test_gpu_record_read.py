@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tools.gpu_record.kernel_names import base_name, cast_of, demangle, dtypes_of, short_name
+from tools.gpu_record.kernel_names import all_dtypes, base_name, cast_of, demangle, dtypes_of, short_name
 from tools.gpu_record.read import Call, RecordError, read, sections
 
 HALF, FLOAT = "mshadow::half::half_t", "float"
@@ -145,6 +145,8 @@ def test_cast_of_leaves_a_conversion_inside_a_longer_expression():
 def test_names_of_a_kernel():
     assert base_name(SOFTMAX) == "softmax_stride1_compute_kernel"
     assert dtypes_of(SOFTMAX) == ("float16", "float32", "int32")
+    assert all_dtypes(SOFTMAX) == {"float16", "float32", "float64", "int32"}
+    assert all_dtypes("void printf_internal<mxnet::op::floats, interval>()") == frozenset()
     assert (
         short_name(SOFTMAX)
         == "softmax_stride1_compute_kernel<log_softmax_fwd, false, float, double, half_t, float, int>"

@@ -4,7 +4,22 @@ One shared object takes the place of the CUDA runtime, the driver, cuDNN, cuBLAS
 and NVTX under the wheel mxnet-cu112 1.9.1, so that ``mx.gpu(0)`` works. Memory is the host's and copies are done;
 kernels and library calls are not executed, but each is a line of a file, the record. It says which kernels run with
 which dtypes, how often the host waits, what is copied and how much memory is allocated. It says nothing about
-values, time, or what a library would refuse.
+values, time, or what a library would refuse: cuDNN offers one algorithm, in the math type that is asked for. Memory
+keeps what was last copied there, zeros at first; operators that read a count from the GPU, such as ``boolean_mask``,
+see that.
+
+In the environment that ``make test-gpu-record`` makes, or another one with mxnet-cu112 1.9.1 and the extra gpu-record::
+
+    python -m tools.gpu_record.build recorder
+
+    from tools.gpu_record.process import environment
+    from tools.gpu_record.read import read, sections
+    from tools.gpu_record.summary import summarize
+
+    subprocess.run([sys.executable, "train.py"], env=environment("recorder", "record.jsonl"), check=True)
+    print(summarize(sections(read("record.jsonl"))["step"]).as_dict())
+
+where train.py calls ``tools.gpu_record.control.mark("step")``.
 
 =============  ===============================================================================================
 ``*.c``        the recorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from functools import lru_cache
-from typing import Callable, Optional, Tuple
+from typing import Callable, FrozenSet, Optional, Tuple
 
 SIZES = {
     "float16": 2,
@@ -80,6 +80,12 @@ def dtypes_of(kernel: str) -> Tuple[str, ...]:
     """Return the dtypes of the arrays that a demangled kernel is given, in their order."""
     name = _without_arguments(kernel)
     return tuple(_CPP["".join(found)] for found in _ARRAY.findall(kernel[len(name) :]))
+
+
+@lru_cache(maxsize=None)
+def all_dtypes(kernel: str) -> FrozenSet[str]:
+    """Return every dtype that a demangled kernel names, as a template's or a function's argument."""
+    return frozenset(_CPP[found] for found in re.findall(rf"(?<![\w:]){_TYPE}(?!\w)", kernel))
 
 
 def base_name(kernel: str) -> str:
