@@ -63,7 +63,7 @@ def first_non_finite(named: Iterable[Tuple[str, mx.nd.NDArray]]) -> Optional[str
 
 
 def _all_finite_on_one(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return what `all_finite` does for arrays of one context."""
+    """Return a flag that is 1 if every element of arrays of one context is finite."""
     largest = math.inf if on_gpu(arrays[0]) else _SMALL
     together: Dict[Any, List[mx.nd.NDArray]] = {}
     zeros: List[mx.nd.NDArray] = []

@@ -15,18 +15,23 @@ from .together import clip_all, scale_all
 
 
 def sum_of_squares(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return the sum of the squares of all elements of float32 arrays of one context, dense or row_sparse.
+    """Return the sum of the squares of all elements of arrays of one context, dense or row_sparse.
 
     Shape (1,), float32, on the device. It overflows to inf when the norm passes 1.8e19.
     """
     arrays = [array.as_nd_ndarray() for array in arrays]
-    dense = [array for array in arrays if array.stype == "default"]
+    together: List[mx.nd.NDArray] = []
+    squares: List[mx.nd.NDArray] = []
     with mx.autograd.pause():
-        squares = [_row_squares(array) for array in arrays if array.stype != "default"]
-        if dense and on_gpu(dense[0]):
-            squares.append(_squares_together(dense))
-        else:
-            squares += map(_squares, dense)
+        for array in arrays:
+            if array.stype != "default":
+                squares.append(_row_squares(array))
+            elif on_gpu(array) and array.dtype == np.float32 and array.size:
+                together.append(array.reshape(-1))
+            else:
+                squares.append(_squares(array.reshape(-1)))
+        if together:
+            squares.append(_squares_together(together))
         return squares[0] if len(squares) == 1 else mx.nd.add_n(*squares)
 
 
@@ -34,8 +39,7 @@ def _row_squares(rows: mx.nd.NDArray) -> mx.nd.NDArray:
     return mx.nd.square(mx.nd.norm(rows)).astype("float32")
 
 
-def _squares(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    flat = array.reshape(-1)
+def _squares(flat: mx.nd.NDArray) -> mx.nd.NDArray:
     # BLAS: faster and more accurate than multi_sum_sq, which adds one by one on CPU.
     return mx.nd.dot(flat, flat).astype("float32", copy=False)
 

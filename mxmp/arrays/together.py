@@ -3,10 +3,11 @@
 MXNet has no such operators, but its SGD takes up to 60 weights in one launch (MultiSGDKernel in
 src/operator/optimizer_op-inl.h at tag 1.9.1):
 
-    out = w + (0 - lr * wd * w - lr * clip(rescale_grad * grad))
+    out = w + (0 - lr * wd * w - (lr * rescale_grad) * grad)
+    out = w + (0 - lr * wd * w - lr * clip(rescale_grad * grad)), with clip_gradient
 
-With a learning rate of 0 that is a copy of ``w``; with zeros for weights and one of -1, ``clip(rescale_grad * grad)``,
-rounded once. Both are exact, but that -0 becomes 0, and an inf that is copied becomes a NaN.
+With a learning rate of 0 that is a copy of ``w``; with zeros for weights and a negative one, the gradient times a
+number, or clipped. All are exact, but that -0 becomes 0, and an inf that is copied becomes a NaN.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def bulk_flags(flags: List[Tuple[str, Any]], before: Graph, after: Graph) -> Lis
 
 
 def _default_size(suffix: str) -> int:
-    return int(os.environ.get(f"{_VARIABLE}_{suffix}", os.environ.get(_VARIABLE, _DEFAULT_SIZE)))
+    return int(os.environ.get(f"{_VARIABLE}_{suffix}") or os.environ.get(_VARIABLE) or _DEFAULT_SIZE)
 
 
 @contextlib.contextmanager

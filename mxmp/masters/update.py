@@ -1,18 +1,18 @@
-"""The update of all weights of a context, on a GPU in as few kernel launches as MXNet has kernels for."""
+"""The update of all weights of a step, on a GPU in as few kernel launches as MXNet has kernels for."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
 
 from ..arrays.casts import round_into, to_float32
-from ..arrays.casts_together import all_rounded, round_all, widen
+from ..arrays.casts_together import MOST_ELEMENTS, all_rounded, by_context, follow, round_all, widen
 from ..arrays.devices import on_gpu
+from ..arrays.finite import merge_flags
 from ..arrays.together import MOST_ARRAYS, chunks
 from ..mxnet_private import optimizers
-from .copies import sync_master_from_weight
 from .optimizer import MasterState, MultiPrecision
 
 
@@ -32,59 +32,88 @@ class _Weight(NamedTuple):
     grad: mx.nd.NDArray
     state: Any
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is what the kernels for many take: dense float16 with a dense gradient."""
+        weight = self.weight
+        return bool(weight.dtype == np.float16 and weight.stype == self.grad.stype == "default" and weight.size)
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether it is dense float32 with a dense gradient."""
+        return bool(self.weight.dtype == np.float32 and self.weight.stype == self.grad.stype == "default")
+
 
 def update(updater: mx.optimizer.Updater, updates: Sequence[Update], masters_follow: bool = False) -> None:
-    """Update the weights of one context: on a GPU all together.
+    """Update weights: those of one GPU all together.
 
     ``masters_follow`` says that every low precision weight is known to be what its master rounds to.
     """
-    if updates and on_gpu(updates[0].weight):
-        update_together(updater, updates, masters_follow)
-    elif updates:
-        updater(*zip(*updates))
+    if not any(on_gpu(each.weight) for each in updates):
+        if updates:
+            updater(*zip(*updates))
+        return
+    optimizers.set_current_context(updater.optimizer, updates[0].weight.ctx.device_id)
+    for group in by_context(updates, [each.weight for each in updates]):
+        update_together(updater, group, masters_follow)
 
 
 def masters_follow(updater: mx.optimizer.Updater, updates: Sequence[Update]) -> Optional[mx.nd.NDArray]:
     """Return a flag that is 1 if every float16 weight is what its master rounds to; None without masters on a GPU.
 
-    Shape (1,), float32, on the context of the weights.
+    Shape (1,), float32, on a context of the weights. A master beside a NaN may be NaN afterwards, see `all_rounded`.
     """
-    if not updates or not on_gpu(updates[0].weight):
+    if not updates or not all(on_gpu(each.weight) for each in updates):
         return None
     found = [_with_state(updater, each) for each in updates if isinstance(updater.states.get(each.index), MasterState)]
-    plain = [each for each in found if _is_plain(each)]
+    plain = [each for each in found if each.is_plain]
     masters = [updater.optimizer.share_master(each.index, each.weight, each.state) for each in plain]
     if any(master is None for master in masters) or not masters:
         return None
-    return all_rounded(masters, [each.weight for each in plain])
+    pairs = by_context(list(zip(masters, [each.weight for each in plain])), masters)
+    return merge_flags([all_rounded(*zip(*group)) for group in pairs])
 
 
 def update_together(updater: mx.optimizer.Updater, updates: Sequence[Update], masters_follow: bool) -> None:
-    """Update the weights of one context with all float16 gradients cast at once, and all masters rounded at once.
+    """Update the weights of one context, with float16 gradients cast and masters rounded many at a time.
 
-    The wrapped optimizer computes what it does for one weight after the other, in the order of ``updates``.
+    For finite values the wrapped optimizer computes what it does for one weight after the other, but for the sign of
+    zero. It gets the weights in their order; one of MXNet that takes several at once gets the dense float32 ones first.
     """
     optimizer: MultiPrecision = updater.optimizer
     inner = optimizer.inner
-    optimizers.set_current_context(optimizer, updates[0].weight.ctx.device_id)
     weights = [_with_state(updater, each) for each in updates]
-    plain = [each for each in weights if _is_plain(each)]
-    masters = _masters(optimizer, plain, masters_follow)
-    if type(inner) is mx.optimizer.SGD and optimizer.masters:  # its kernel casts and rounds itself
-        done = [each for each in plain if each.grad.dtype == np.float16]
-        for part in chunks(done, MOST_ARRAYS):
-            states = [(each.state.inner, masters[each.index]) for each in part]
-            index, weight, grad, _ = map(list, zip(*part))
-            optimizers.update_sgd(inner, index, weight, grad, states, multi_precision=True)
+    masters = _masters(optimizer, weights, masters_follow)
+    if type(inner) is mx.optimizer.SGD and inner.aggregate_num > 0 and optimizer.masters:
+        done = [each for each in weights if each.is_plain and each.grad.dtype == np.float16]
+        _update_sgd(inner, done, masters)
         indices = {each.index for each in done}
-        weights, plain = ([each for each in some if each.index not in indices] for some in (weights, plain))
-    other = [each for each in weights if isinstance(each.state, MasterState) and not _is_plain(each)]
-    masters.update((each.index, optimizer.wide(each.index, each.weight, each.state)) for each in other)
-    _update_wide(inner, weights, masters, _wide_grads(weights))
-    if plain:
-        round_all([masters[each.index] for each in plain], [each.weight for each in plain])
+        weights = [each for each in weights if each.index not in indices]
+    for part in _parts(weights):
+        _update_part(optimizer, part, masters)
+
+
+def _update_sgd(sgd: mx.optimizer.SGD, weights: Sequence[_Weight], masters: Dict[int, mx.nd.NDArray]) -> None:
+    """Update float16 weights by the kernel that casts and rounds by itself."""
+    for part in chunks(weights, MOST_ARRAYS):
+        states = [(each.state.inner, masters[each.index]) for each in part]
+        index, weight, grad, _ = map(list, zip(*part))
+        optimizers.update_sgd(sgd, index, weight, grad, states, multi_precision=True)
+
+
+def _update_part(optimizer: MultiPrecision, weights: Sequence[_Weight], masters: Dict[int, mx.nd.NDArray]) -> None:
+    """Have the wrapped optimizer update float32 weights, and masters in place of low precision ones; round these."""
+    inner = optimizer.inner
+    plain = [each for each in weights if each.is_plain]
+    without = [each for each in plain if each.index not in masters]  # masters=False
+    other = [each for each in weights if isinstance(each.state, MasterState) and not each.is_plain]
+    wide = {each.index: masters[each.index] for each in plain if each.index in masters}
+    wide.update(zip([each.index for each in without], widen([each.weight for each in without])))
+    wide.update((each.index, optimizer.wide(each.index, each.weight, each.state)) for each in other)
+    _update_wide(inner, weights, wide, _wide_grads(weights))
+    round_all([wide[each.index] for each in plain], [each.weight for each in plain])
     for each in other:
-        round_into(masters[each.index], each.weight)
+        round_into(wide[each.index], each.weight)
 
 
 def _update_wide(
@@ -98,28 +127,44 @@ def _update_wide(
         _Weight(index, masters.get(index, weight), grads[index], state.inner if index in masters else state)
         for index, weight, grad, state in weights
     ]
-    together = [each for each in wide if inner.aggregate_num > 0 and _is_float32(each)]
+    together = [each for each in wide if inner.aggregate_num > 0 and each.is_float32]
     for part in chunks(together, MOST_ARRAYS if type(inner) is mx.optimizer.SGD else max(1, inner.aggregate_num)):
         inner.update_multi_precision(*map(list, zip(*part)))
-    for each in wide if inner.aggregate_num <= 0 else (each for each in wide if not _is_float32(each)):
+    for each in wide if inner.aggregate_num <= 0 else (each for each in wide if not each.is_float32):
         inner.update_multi_precision(*each)
 
 
-def _masters(optimizer: MultiPrecision, plain: Sequence[_Weight], masters_follow: bool) -> Dict[int, mx.nd.NDArray]:
-    """Return what float16 weights are updated in, by index: their masters, brought up to date, or copies."""
-    masters = {each.index: optimizer.share_master(each.index, each.weight, each.state) for each in plain}
-    without = [each for each in plain if masters[each.index] is None]
-    for each in () if masters_follow else plain:
-        if masters[each.index] is not None:
-            sync_master_from_weight(masters[each.index], each.weight)
-    copies = widen([each.weight for each in without]) if without else []
-    return {**masters, **{each.index: copy for each, copy in zip(without, copies)}}
+def _masters(
+    optimizer: MultiPrecision, weights: Sequence[_Weight], masters_follow: bool
+) -> Dict[int, mx.nd.NDArray]:
+    """Return the masters of float16 weights by index, brought up to date."""
+    plain = [each for each in weights if each.is_plain]
+    shared = [optimizer.share_master(each.index, each.weight, each.state) for each in plain]
+    pairs = [(each, master) for each, master in zip(plain, shared) if master is not None]
+    if pairs and not masters_follow:
+        follow([master for _, master in pairs], [each.weight for each, _ in pairs])
+    return {each.index: master for each, master in pairs}
+
+
+def _parts(weights: Sequence[_Weight]) -> Iterator[List[_Weight]]:
+    """Yield the weights in parts whose gradients are cast at once: as many as a launch takes, of bounded size."""
+    part: List[_Weight] = []
+    count = elements = 0
+    for each in weights:
+        if each.is_plain:
+            count, elements = count + 1, elements + each.weight.size
+            if part and (count > MOST_ARRAYS or elements > MOST_ELEMENTS):
+                yield part
+                part, count, elements = [], 1, each.weight.size
+        part.append(each)
+    if part:
+        yield part
 
 
 def _wide_grads(weights: Sequence[_Weight]) -> Dict[int, mx.nd.NDArray]:
     """Return all gradients by index, low precision ones in float32, as `to_float32` does."""
-    low = [each for each in weights if _is_plain(each) and each.grad.dtype == np.float16]
-    wide = dict(zip([each.index for each in low], widen([each.grad for each in low]) if low else []))
+    low = [each for each in weights if each.is_plain and each.grad.dtype == np.float16]
+    wide = dict(zip([each.index for each in low], widen([each.grad for each in low])))
     return {each.index: wide[each.index] if each.index in wide else to_float32(each.grad) for each in weights}
 
 
@@ -132,14 +177,3 @@ def _with_state(updater: mx.optimizer.Updater, update: Update) -> _Weight:
         updater.states[index] = updater.sync_state_context(updater.states[index], weight.ctx)
     updater.states_synced[index] = True
     return _Weight(index, weight, update.grad.as_nd_ndarray(), updater.states[index])
-
-
-def _is_plain(each: _Weight) -> bool:
-    """Return whether a weight is what the kernels for many take: dense float16 with a dense gradient."""
-    return bool(
-        each.weight.dtype == np.float16 and each.weight.stype == each.grad.stype == "default" and each.weight.size
-    )
-
-
-def _is_float32(each: _Weight) -> bool:
-    return bool(each.weight.dtype == np.float32 and each.weight.stype == each.grad.stype == "default")

@@ -112,7 +112,9 @@ class ScaleLoss(Pass):
         if low:
             x = add(cast_op(dtypes.FLOAT32, dtype), "wide", x, dtype=dtypes.FLOAT32)
         change = add("broadcast_mul", "scaled_sign", add("_contrib_sign_ste", "sign", x), scale)
-        zero = add("elemwise_sub", "zero", change, add("BlockGrad", "value_of_sign", change))
+        # MXNet fuses the two elementwise operators, but cannot infer shapes then where a head has a context of its own.
+        subtract = "broadcast_sub" if device_attrs(head) else "elemwise_sub"
+        zero = add(subtract, "zero", change, add("BlockGrad", "value_of_sign", change))
         result = add("elemwise_add", "scaled", add("BlockGrad", "value", x), zero)
         return add(cast_op(dtype, dtype), "narrow", result, dtype=dtype) if low else result
 

@@ -39,9 +39,9 @@ class _Joined:
         values = _joined(group)
         mx.nd.where(_finite(values), values, self.values, out=self.values)
 
-    def check(self, group: _Group) -> mx.nd.NDArray:
+    def check(self, group: _Group, after: mx.nd.NDArray) -> mx.nd.NDArray:
         """Return a flag that is 1 unless something was finite and is not any more, or was NaN from the beginning."""
-        lost = mx.nd.maximum(_finite(self.values) > _finite(_joined(group)), self.values != self.values)
+        lost = mx.nd.maximum(_finite(self.values) > _finite(_joined(group, after)), self.values != self.values)
         return _is_nowhere(lost)
 
 
@@ -56,12 +56,12 @@ class _Copied:
 
     def keep(self, group: _Group) -> None:
         """Copy every element that is finite."""
-        copy_all(group.arrays, self._parts)  # the others are NaN in the copy
+        copy_all(group.arrays, self._parts)  # an inf is NaN in the copy
         mx.nd.where(self._copy == self._copy, self._copy, self.values, out=self.values)
 
-    def check(self, group: _Group) -> mx.nd.NDArray:
+    def check(self, group: _Group, after: mx.nd.NDArray) -> mx.nd.NDArray:
         """Return a flag that is 1 if all is finite."""
-        return all_finite(group.arrays)
+        return all_finite([*group.arrays, after.as_in_context(self.values.ctx)])
 
 
 class RunningStats:
@@ -90,16 +90,18 @@ class RunningStats:
                 else:
                     kept.keep(group)
 
-    def check(self, named: Named) -> Optional[mx.nd.NDArray]:
+    def check(self, named: Named, after: mx.nd.NDArray) -> Optional[mx.nd.NDArray]:
         """Return a flag that is 1 unless something was finite and is not any more, None without statistics.
 
-        To be called after backward. Shape (1,), float32, on a device; no host read.
+        Shape (1,), float32, on a device; no host read. ``after`` is a finite number that was made of all gradients,
+        shape (1,), float32: what reads it comes after backward, which MXNet's engine takes for a reader of statistics
+        and not for the writer that it is (BatchNormBackward in src/operator/nn/batch_norm.cc at tag 1.9.1).
         """
         flags = []
         with mx.autograd.pause():
             for group in self._groups(named):
                 kept = self._kept.get(group.key)
-                flags.append(_has_no_nan(group) if kept is None else kept.check(group))
+                flags.append(_has_no_nan(group, after) if kept is None else kept.check(group, after))
             return merge_flags(flags) if flags else None
 
     def restore(self, named: Named) -> None:
@@ -156,7 +158,11 @@ def _fits_copied(group: _Group) -> bool:
     return bool(on_gpu(first) and first.dtype == np.float32 and all_finite(group.arrays).asscalar() == 1.0)
 
 
-def _joined(group: _Group) -> mx.nd.NDArray:
+def _joined(group: _Group, after: Optional[mx.nd.NDArray] = None) -> mx.nd.NDArray:
+    """Return all statistics in one array; read after a number is there, if one is given."""
+    if after is not None:
+        first = group.arrays[0]
+        return mx.nd.concat(*group.arrays, after.as_in_context(first.ctx).astype(first.dtype, copy=False), dim=0)[:-1]
     return mx.nd.concat(*group.arrays, dim=0) if len(group.arrays) > 1 else group.arrays[0].copy()
 
 
@@ -164,9 +170,9 @@ def _finite(array: mx.nd.NDArray) -> mx.nd.NDArray:
     return array * 0 == 0
 
 
-def _has_no_nan(group: _Group) -> mx.nd.NDArray:
+def _has_no_nan(group: _Group, after: mx.nd.NDArray) -> mx.nd.NDArray:
     """Return a flag for statistics that were never kept: an inf from the beginning may be meant, a NaN never is."""
-    values = _joined(group)
+    values = _joined(group, after)
     return _is_nowhere(values != values)
 
 

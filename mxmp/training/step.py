@@ -145,7 +145,7 @@ class Step:
         groups = [group for group in self._unscaled(weights) if group]
         if not groups:
             return 0.0
-        self._check_running_stats(weights)
+        self._check_running_stats(weights, self.scaler.window.grad_flag)
         try:
             norms_of = groups[:1] if weights.kvstore else groups
             norm = self.scaler.read_norm([[update.grad for update in group] for group in norms_of])
@@ -212,9 +212,10 @@ class Step:
         if not grads or not self.scaler.checks or self.scaler.window.finite is not None:
             finite = self.scaler.should_step(None)
         else:
-            self._check_running_stats(weights)
+            flag = all_finite(grads)
+            self._check_running_stats(weights, flag)
             self.scaler.window = self.scaler.window.with_masters(_masters_flag(weights))
-            finite = self.scaler.should_step(all_finite(grads))
+            finite = self.scaler.should_step(flag)
         losses = () if finite else weights.losses()
         if losses:
             flag = all_finite(losses)
@@ -223,18 +224,10 @@ class Step:
                 raise non_finite_loss()
         return finite
 
-    def _check_running_stats(self, weights: Weights) -> None:
-        if self.scaler.checks and self.scaler.window.finite is None:
-            flag = self._running_stats.check(weights.running_stats())
+    def _check_running_stats(self, weights: Weights, grad_flag: Optional[mx.nd.NDArray]) -> None:
+        if grad_flag is not None and self.scaler.checks and self.scaler.window.finite is None:
+            flag = self._running_stats.check(weights.running_stats(), grad_flag)
             self.scaler.window = self.scaler.window.with_stats(flag)
-
-    def _masters_follow(self, weights: Weights) -> bool:
-        """Return whether no weight was changed beside its master, as far as the host knows or may read."""
-        window = self.scaler.window
-        if window.masters_flag is not None or window.finite is None:
-            return window.masters_follow
-        flag = _masters_flag(weights)  # the gradients were clipped, and weights may have been changed since
-        return flag is not None and bool(flag.asscalar() == 1.0)
 
     def _update(self, weights: Weights, rescale: float, factor: float) -> None:
         """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""
@@ -242,11 +235,10 @@ class Step:
         groups = weights.groups()[: len(updaters)]
         for updater, group in zip(updaters, groups):
             optimizer.check_states((index, weight, updater.states.get(index)) for index, _, weight in group)
-        follow = self._masters_follow(weights)
         optimizer.rescale_grad = rescale * factor
         try:
             for updater, group in zip(updaters, groups):
-                update(updater, group, follow)
+                update(updater, group, self.scaler.window.masters_follow)
         finally:
             optimizer.rescale_grad = rescale
         weights.copy_to_other_contexts([update.index for group in groups for update in group])
@@ -257,8 +249,8 @@ class Step:
         grads = {index: weights.grads(index) for index in indices}
         low = {index: arrays for index, arrays in grads.items() if is_low_precision(arrays[0])}
         if low:
-            columns = [copies_in_float32(on_one_context) for on_one_context in zip(*low.values())]
-            copies = {index: list(arrays) for index, arrays in zip(low, zip(*columns))}
+            found = iter(copies_in_float32([grad for arrays in low.values() for grad in arrays]))
+            copies = {index: [next(found) for _ in arrays] for index, arrays in low.items()}
             weights.set_grads(copies)
             self._shown.append(_Shown(weights, low, copies))
 

@@ -6,8 +6,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxmp.arrays import casts_together
 from mxmp.masters.optimizer import MultiPrecision
 from mxmp.masters.update import Update, masters_follow, update_together
+from mxmp.masters.update import update as update_contexts
 from mxmp.mxnet_private import optimizers
 from tests.freeze import freeze
 from tests.masters.test_optimizer import OPTIMIZERS, low, make
@@ -112,6 +114,37 @@ def test_masters_that_are_known_to_follow_are_not_looked_at():
     weights[0][:] = 3
     update_together(updater, updates_of(weights, 2), True)
     np.testing.assert_array_equal(weights[0].asnumpy(), before)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_each_context_has_its_own_weights_updated(name, monkeypatch):
+    """As with the group2ctxs of a Module: an updater's weights need not lie on one context."""
+    monkeypatch.setattr("mxmp.masters.update.on_gpu", lambda array: True)
+    made = []
+    for several in (False, True):
+        optimizer = MultiPrecision(make(name))
+        updater, weights = mx.optimizer.get_updater(optimizer), weights_of()
+        for k in (1, 2) if several else ():
+            weights[k] = weights[k].as_in_context(mx.cpu(1))
+        for step in range(2):
+            changed = updates_of(weights, step + 1)
+            update_contexts(updater, [each._replace(grad=each.grad.as_in_context(each.weight.ctx)) for each in changed])
+        states = [updater.states[k] for k in range(len(weights))]
+        assert masters_follow(updater, changed).asscalar() == 1
+        assert {each.weight.ctx for each in changed} == ({mx.cpu(0), mx.cpu(1)} if several else {mx.cpu(0)})
+        assert states[2].master.ctx == weights[2].ctx
+        made.append(freeze([weights, states]))
+    assert made[0] == made[1]
+
+
+def test_weights_go_in_parts_of_bounded_size(monkeypatch):
+    """The float32 copies of gradients are transient; a step has few at a time."""
+    sizes = []
+    monkeypatch.setattr("mxmp.masters.update.MOST_ELEMENTS", 20)
+    widen = casts_together.widen
+    monkeypatch.setattr("mxmp.masters.update.widen", lambda a: sizes.append(sum(x.size for x in a)) or widen(a))
+    train(together, MultiPrecision(make("adam")), steps=1)
+    assert [size for size in sizes if size] == [16, 16]  # (3, 4) and (2, 2), then (4, 4)
 
 
 class TestMastersFollow:

@@ -13,6 +13,7 @@ from mxmp.training import running_stats
 from mxmp.training.running_stats import RunningStats
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
+ONE = mx.nd.ones((1,))
 
 
 def named(mean=1.0, var=2.0, dtype="float32"):
@@ -36,23 +37,23 @@ def values(arrays):
 def test_what_is_not_finite_is_put_back_array_by_array(bad, dtype, caplog):
     statistics, arrays = RunningStats(), named(dtype=dtype)
     statistics.keep(arrays)
-    assert statistics.check(arrays).asscalar() == 1
+    assert statistics.check(arrays, ONE).asscalar() == 1
     for _, array in arrays:
         array += 1
     statistics.keep(arrays)
-    assert statistics.check(arrays).asscalar() == 1
+    assert statistics.check(arrays, ONE).asscalar() == 1
     for _, array in arrays:
         array += 1  # a forward pass, which destroys one of them
     arrays[3][1][1] = bad
     statistics.keep(arrays)
-    assert statistics.check(arrays).asscalar() == 0
+    assert statistics.check(arrays, ONE).asscalar() == 0
     with caplog.at_level(logging.WARNING):
         statistics.restore(arrays)
     assert values(arrays) == [[3] * 3, [4] * 3, [3] * 3, [4, 3, 4]]
     (line,) = caplog.messages
     assert line == "'var' not finite after a forward pass that overflowed, and put back; such passes so far: 1"
     statistics.keep(arrays)
-    assert statistics.check(arrays).asscalar() == 1
+    assert statistics.check(arrays, ONE).asscalar() == 1
 
 
 def test_one_line_names_all_and_later_ones_are_rare(caplog):
@@ -71,7 +72,7 @@ def test_what_was_destroyed_is_never_kept():
     arrays[0][1][:] = np.nan
     for _ in range(3):
         statistics.keep(arrays)
-        assert statistics.check(arrays).asscalar() == 0
+        assert statistics.check(arrays, ONE).asscalar() == 0
     statistics.restore(arrays)
     assert values(arrays)[0] == [1, 1, 1]
 
@@ -79,9 +80,9 @@ def test_what_was_destroyed_is_never_kept():
 def test_an_inf_that_was_always_there_is_left_alone():
     statistics, arrays = RunningStats(), [("mask", mx.nd.array([0, -np.inf])), *named()]
     statistics.keep(arrays)
-    assert statistics.check(arrays).asscalar() == 1
+    assert statistics.check(arrays, ONE).asscalar() == 1
     arrays[1][1][:] = np.nan
-    assert statistics.check(arrays).asscalar() == 0
+    assert statistics.check(arrays, ONE).asscalar() == 0
     statistics.restore(arrays)
     assert values(arrays)[0] == [0, -np.inf] and values(arrays)[1] == [1, 1, 1]
 
@@ -90,7 +91,7 @@ def test_a_nan_from_the_beginning_is_an_error():
     statistics, arrays = RunningStats(), named(mean=np.nan)
     for _ in range(2):
         statistics.keep(arrays)
-        assert statistics.check(arrays).asscalar() == 0
+        assert statistics.check(arrays, ONE).asscalar() == 0
         with pytest.raises(NonFiniteLossError, match="'mean' are NaN: a forward pass overflowed before the first step"):
             statistics.restore(arrays)
 
@@ -103,9 +104,9 @@ def test_statistics_that_were_made_finite_after_the_error_are_kept_again():
     for _, array in arrays:
         array[:] = 5
     statistics.keep(arrays)
-    assert statistics.check(arrays).asscalar() == 1
+    assert statistics.check(arrays, ONE).asscalar() == 1
     arrays[0][1][:] = np.inf
-    assert statistics.check(arrays).asscalar() == 0
+    assert statistics.check(arrays, ONE).asscalar() == 0
     statistics.restore(arrays)
     assert values(arrays)[0] == [5, 5, 5]
 
@@ -127,16 +128,16 @@ def test_each_pass_of_a_step_keeps_what_it_has_not_destroyed():
         statistics.keep(arrays)
     arrays[0][1][:] = [np.inf, 6, np.nan]
     statistics.keep(arrays)
-    assert statistics.check(arrays).asscalar() == 0
+    assert statistics.check(arrays, ONE).asscalar() == 0
     statistics.restore(arrays)
     assert values(arrays)[0] == [5, 6, 5]
 
 
 def test_what_was_never_kept_is_lost_only_where_it_is_nan():
     arrays = [("mask", mx.nd.array([0, -np.inf])), *named()]
-    assert RunningStats().check(arrays).asscalar() == 1
+    assert RunningStats().check(arrays, ONE).asscalar() == 1
     arrays[1][1][0] = np.nan
-    assert RunningStats().check(arrays).asscalar() == 0
+    assert RunningStats().check(arrays, ONE).asscalar() == 0
 
 
 def test_on_a_gpu_statistics_are_read_on_the_host_once_and_kept_in_few_operators(monkeypatch):
@@ -153,12 +154,12 @@ def test_on_a_gpu_statistics_are_read_on_the_host_once_and_kept_in_few_operators
         patch.setattr(mx.nd, "concat", None)
         for _ in range(2):
             statistics.keep(arrays)
-            flag = statistics.check(arrays)
+            flag = statistics.check(arrays, ONE)
     assert copies == [120, 120, 20] * 2 and reads == [1]
     assert flag.asscalar() == 1
 
 
 def test_without_statistics_there_is_nothing_to_do():
     RunningStats().keep([])
-    assert RunningStats().check([]) is None
+    assert RunningStats().check([], ONE) is None
     RunningStats().restore([])

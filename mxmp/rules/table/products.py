@@ -36,7 +36,8 @@ PRODUCTS: Rules = (
     *rules(ALLOW, "_contrib_interleaved_matmul_selfatt_valatt", no_bfloat16=True),
     *rules(ALLOW, "_contrib_interleaved_matmul_encdec_qk", no_bfloat16=True),
     *rules(ALLOW, "_contrib_interleaved_matmul_encdec_valatt", no_bfloat16=True),
-    # Recurrent: The last input of an RNN with lengths has a dtype of its own; an LSTM has one input more.
+    # Recurrent: in low precision only where a policy asks for it. The last input of an RNN with lengths has a dtype of
+    # its own; an LSTM has one input more.
     *rules(ALLOW, "RNN", when=variant("mode", "lstm") + _LENGTHS, keep=(4,), no_bfloat16=True, **_RNN),
     *rules(ALLOW, "RNN", when=_LENGTHS, keep=(3,), no_bfloat16=True, **_RNN),
     *rules(ALLOW, "RNN", no_bfloat16=True, **_RNN),
