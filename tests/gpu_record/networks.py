@@ -9,12 +9,18 @@ Shapes = Dict[str, Tuple[int, ...]]
 STEPPED = ("resnet50_v1b", "ssd300_vgg16", "bert_mini", "lstm_lm_small")
 """Those whose steps are recorded in every mode."""
 
-OTHERS = (
-    "mlp", "lenet", "alexnet", "alexnet_2012", "vgg11", "vgg11_bn", "googlenet", "googlenet_bn", "inception_bn",
-    "inception_v3", "resnet18_v1", "resnet50_v2", "resnext50_32x4d", "cifar_resnet20_v1", "cifar_resnet20_v2",
-    "mobilenet0.25", "mobilenet_v2_0.35", "densenet121", "ssd96_resnet8", "ssd512_mobilenet1.0",
-)  # fmt: skip
-"""One of each further structure: a name that only has more layers of the same kinds asks for nothing else."""
+FILES = {
+    "resnet50_v1b": "resnet", "resnet18_v1": "resnet", "resnet50_v2": "resnet", "resnext50_32x4d": "resnext",
+    "cifar_resnet20_v1": "cifar_resnet", "cifar_resnet20_v2": "cifar_resnet", "bert_mini": "transformer",
+    "lstm_lm_small": "lstm_lm", "ssd300_vgg16": "ssd", "ssd96_resnet8": "ssd", "ssd512_mobilenet1.0": "ssd",
+    "mlp": "mlp", "lenet": "lenet", "alexnet": "alexnet", "alexnet_2012": "alexnet", "vgg11": "vgg", "vgg11_bn": "vgg",
+    "googlenet": "googlenet", "googlenet_bn": "googlenet", "inception_bn": "inception_bn",
+    "inception_v3": "inception_v3", "mobilenet0.25": "mobilenet", "mobilenet_v2_0.35": "mobilenet_v2",
+    "densenet121": "densenet",
+}  # fmt: skip
+"""All that are recorded, and the file of each: one per structure. More layers of the same kinds ask nothing else."""
+
+OTHERS = tuple(name for name in FILES if name not in STEPPED)
 
 ARGUMENTS: Dict[str, Dict[str, Any]] = {
     "bert_mini": {"num_classes": 2, "vocab_size": 1000},

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple, Union
 
 from tools.gpu_record.build import build, find_libmxnet
 from tools.gpu_record.process import environment
@@ -129,6 +129,7 @@ class Recorder:
         found = pickle.loads(path.read_bytes())
         if isinstance(found, str):
             raise RunError(found)
+        assert isinstance(found, Record)
         return found
 
     def step(self, step: Step) -> Record:
@@ -142,13 +143,13 @@ class Recorder:
             own[kind] = sum((own[f"{kind} {phase}"] for phase in PHASES if f"{kind} {phase}" in own), Summary())
         return Record(own, found.facts[step.mode], found.longest_float16_sum)
 
-    def _run(self, run: Run) -> Any:
+    def _run(self, run: Run) -> Union[Record, str]:
         """Return a record, or the error that a program ended with."""
         record, facts = self.folder / f"{run.file}.jsonl", self.folder / f"{run.file}.json"
+        record.unlink(missing_ok=True)  # of a test run that was stopped: it would be appended to
         program = f"tests.gpu_record.programs.{run.program}"
-        command = [sys.executable, "-W", "ignore", "-m", program, *run.arguments, str(facts)]
         done = subprocess.run(
-            command,
+            [sys.executable, "-W", "ignore", "-m", program, *run.arguments, str(facts)],
             cwd=ROOT,
             env=environment(self.library, record, run.gpus, OMP_NUM_THREADS=1, **dict(run.settings)),
             text=True,
@@ -158,14 +159,7 @@ class Recorder:
         )
         if done.returncode:
             return f"{run.program} {' '.join(run.arguments)} ended with {done.returncode}:\n{done.stdout[-3000:]}"
-        calls = read(record)
-        summaries = {name: summarize(part) for name, part in sections(calls).items()}
-        for gpu in range(run.gpus if run.gpus > 1 else 0):
-            own = (call for call in calls if call.device == gpu or call.name == "mark")
-            summaries.update((f"{name} on {gpu}", summarize(part)) for name, part in sections(own).items())
-        longest = max((call["k"] for call in calls if call.fields.get("compute") == "float16"), default=0)
-        peaks = {name: peak(part) for name, part in sections(calls).items()}
-        found = Record(summaries, json.loads(facts.read_text()), longest, peaks)
+        found = make_record(read(record), json.loads(facts.read_text()), run.gpus)
         record.unlink()  # megabytes
         return found
 
@@ -184,6 +178,17 @@ class Recorder:
         with open(self.folder / f"{name}.lock", "w", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def make_record(calls: List[Call], facts: Dict[str, Any], gpus: int) -> Record:
+    """Return what calls amount to, by section and with several GPUs for each of them too."""
+    parts = sections(calls)
+    for gpu in range(gpus if gpus > 1 else 0):
+        own = [call for call in calls if call.device == gpu or call.name == "mark"]
+        parts.update({f"{name} on {gpu}": part for name, part in sections(own).items()})
+    longest = max((call["k"] for call in calls if call.fields.get("compute") == "float16"), default=0)
+    summaries = {name: summarize(part) for name, part in parts.items()}
+    return Record(summaries, facts, longest, {name: peak(part) for name, part in parts.items()})
 
 
 def peak(calls: Iterable[Call]) -> int:

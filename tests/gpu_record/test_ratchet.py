@@ -19,3 +19,19 @@ def test_steps_keep_to_their_row(step, record):
 
 def test_the_table_has_no_row_without_a_step():
     assert set(ratchet.load()) - {str(step) for step in STEPS} == set()
+
+
+@pytest.mark.parametrize(
+    "launches, complaint",
+    [
+        (101, "launches: 101, more than 100."),
+        (100, None),
+        (95, None),
+        (94, "launches: 94, better than 100: lower the bound."),
+    ],
+)
+def test_a_number_that_leaves_its_bound_is_told_with_the_row_to_write(launches, complaint):
+    bound = ratchet.Row(100, 0, 0, 0, 0, 0, 0, 0)
+    found = ratchet.complaints("step", bound._replace(launches=launches), bound)
+    row = f'The row as measured, for ratchet.json: "step": [{launches}, 0, 0, 0, 0, 0, 0, 0]'
+    assert found == ([complaint, row] if complaint else [])

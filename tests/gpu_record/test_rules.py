@@ -16,7 +16,7 @@ PARTS_OF_DTYPES = [
     for part in range(PARTS)
 ]
 PARTS_OF_FLOAT16 = PARTS_OF_DTYPES[:PARTS]
-SOUND = ("float16", "float32", "tensor_op")
+LAYERS = ("FullyConnected", "Convolution", "Deconvolution")
 
 
 @pytest.fixture
@@ -33,6 +33,11 @@ def run_of(dtype, *numbers):
 
 def summary_of(record, number):
     return sum((record.sections.get(f"{number} {phase}", Summary()) for phase in ("forward", "backward")), Summary())
+
+
+def products_of(record, number):
+    found = summary_of(record, number)
+    return {*found.matrix_products, *found.convolutions}
 
 
 @pytest.mark.parametrize("calls", PARTS_OF_DTYPES, indirect=True)
@@ -62,10 +67,19 @@ def test_products_accumulate_as_the_rules_say(calls):
     """In float32, but for those that the rules keep short because they accumulate in float16."""
     numbers, record = calls
     for number in numbers:
-        example, found = EXAMPLES[number], summary_of(record, number)
-        products = {(p.dtype, p.compute, p.math) for p in (*found.matrix_products, *found.convolutions)}
-        short = example.rule.condition is sums.short_products
-        assert products <= ({("float16", "float16", "default")} if short else {SOUND}), str(example)
+        short = EXAMPLES[number].rule.condition is sums.short_products
+        found = {(p.dtype, p.compute) for p in products_of(record, number)}
+        assert found <= {("float16", "float16" if short else "float32")}, str(EXAMPLES[number])
+
+
+@pytest.mark.parametrize("calls", PARTS_OF_FLOAT16, indirect=True)
+def test_layers_ask_for_tensor_cores(calls):
+    """Other products leave it to cuBLAS, whose default takes them where it can since CUDA 11."""
+    numbers, record = calls
+    layers = [number for number in numbers if EXAMPLES[number].op in LAYERS]
+    assert layers
+    for number in layers:
+        assert {p.math for p in products_of(record, number)} == {"tensor_op"}, str(EXAMPLES[number])
 
 
 @pytest.mark.parametrize("call", ENDS_THE_PROCESS)

@@ -37,16 +37,16 @@ def test_skipped_steps_run_no_optimizer(step, record):
 
 
 @pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
-def test_steps_read_on_the_host_once_more_than_the_network_does(step, record):
-    own = record(step)["inference forward"].host_reads + record(step)["taken forward"].host_reads
-    assert record(step)["taken"].host_reads <= own + 1
+def test_the_update_reads_once_on_the_host(step, record):
+    assert record(step)["taken update"].host_reads == 1
 
 
 @pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
-def test_inference_launches_no_more_than_forward(step, record):
+def test_inference_asks_no_more_than_forward(step, record):
+    """Library calls and launches together: what dropout leaves to cuDNN in training is a copy in inference."""
     inference, forward = (record(step)[f"{kind} forward"] for kind in ("inference", "taken"))
-    assert 0 < inference.launches <= forward.launches
-    assert inference.library_calls <= forward.library_calls
+    assert 0 < inference.launches + inference.library_calls <= forward.launches + forward.library_calls
+    assert inference.host_reads <= forward.host_reads
 
 
 def _optimizer_kernels(summary):

@@ -17,7 +17,7 @@ from mxnet import autograd, gluon
 from mxnet.contrib import amp as contrib_amp
 
 import symbols
-from tests.gpu_record.networks import ARGUMENTS, DATA, LABELS, image_shape
+from tests.gpu_record.networks import ARGUMENTS, DATA, FILES, LABELS, image_shape
 from tests.gpu_record.programs.common import OPTIMIZERS, run_steps, sections, write
 
 CTX = mx.gpu(0)
@@ -38,6 +38,7 @@ def run_mode(name: str, mode: str, optimizer: str) -> Any:
     """Run the steps and an inference, and return what the record cannot tell."""
     if mode == "contrib_amp":
         contrib_amp.init()
+    assert symbols.NETWORKS[name].module.__name__ == f"symbols.{FILES[name]}"
     symbol = symbols.get_symbol(name, **ARGUMENTS.get(name, {"num_classes": 10}))
     iterator = make_iterator(name)
     if mode == "contrib_amp":

@@ -55,7 +55,9 @@ def module_step(mode: str) -> Callable[[Any], Any]:
     net, _, _ = small()
     symbol = mx.sym.SoftmaxOutput(net(mx.sym.var("data")), name="softmax")
     options = {"context": GPUS}
-    module = mx.mod.Module(symbol, **options) if mode == "float32" else mxmp.module.Module(symbol, policy=mode, **options)
+    module = (
+        mx.mod.Module(symbol, **options) if mode == "float32" else mxmp.module.Module(symbol, policy=mode, **options)
+    )
     iterator = mx.io.NDArrayIter(mx.nd.ones(SHAPE), mx.nd.zeros(SHAPE[:1]), batch_size=SHAPE[0])
     module.bind(iterator.provide_data, iterator.provide_label)
     module.init_params()
