@@ -16,12 +16,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple, Union
 
 from tools.gpu_record.build import build, find_libmxnet
 from tools.gpu_record.process import environment
 from tools.gpu_record.read import Call, read, sections
-from tools.gpu_record.summary import Summary, summarize
+from tools.gpu_record.summary import Summary, peak_bytes, summarize
 
 ROOT = Path(__file__).parents[2]
 PHASES = ("forward", "scale", "backward", "update")
@@ -188,14 +188,4 @@ def make_record(calls: List[Call], facts: Dict[str, Any], gpus: int) -> Record:
         parts.update({f"{name} on {gpu}": part for name, part in sections(own).items()})
     longest = max((call["k"] for call in calls if call.fields.get("compute") == "float16"), default=0)
     summaries = {name: summarize(part) for name, part in parts.items()}
-    return Record(summaries, facts, longest, {name: peak(part) for name, part in parts.items()})
-
-
-def peak(calls: Iterable[Call]) -> int:
-    """Return the most bytes that calls have allocated and not freed at any time."""
-    used = highest = 0
-    for call in calls:
-        if call.name in ("cudaMalloc", "cudaFree"):
-            used += call["bytes"] * (1 if call.name == "cudaMalloc" else -1)
-            highest = max(highest, used)
-    return highest
+    return Record(summaries, facts, longest, {name: peak_bytes(part) for name, part in parts.items()})
