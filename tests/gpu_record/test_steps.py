@@ -7,7 +7,8 @@ import pytest
 from tests.gpu_record.cases import MXMP_STEPS, STEPS
 from tools.gpu_record.summary import Summary
 
-OPTIMIZER_KERNELS = ("SGD", "Adam", "sgd", "adam")
+OPTIMIZER_KERNELS = ("MultiSGDKernel<float, true", "SGDMom", "Adam", "adam")
+"""Parts of the names of kernels that update weights, of SGD those with momentum: mxmp casts and copies by others."""
 
 
 @pytest.mark.parametrize("step", STEPS, ids=str)

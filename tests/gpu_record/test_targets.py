@@ -21,6 +21,9 @@ FACTOR = 1.1
 WAITS = 10
 """How often a step of ResNet-50 may wait for a stream beyond what float32 does."""
 
+MASTERS_WAITS = 2
+"""How often a step may wait beyond 1.1 times contrib.amp, which has no masters to compare; small networks need it."""
+
 FLAG_BYTES = 16
 """What the host may read of a step: a few float32 numbers."""
 
@@ -56,7 +59,7 @@ def test_library_calls_are_no_more_than_in_float32(step, record):
 @pytest.mark.parametrize("step", TRAINED, ids=str)
 def test_waits_are_few_beside_contrib_amp(step, record):
     found, other = (record(each)["taken"].synchronizations for each in (step, step.in_mode("contrib_amp")))
-    assert found <= FACTOR * other
+    assert found <= FACTOR * other + MASTERS_WAITS
 
 
 @pytest.mark.parametrize("step", RESNETS, ids=str)
@@ -85,7 +88,9 @@ def test_the_update_of_resnet_with_adam_is_few_launches_beside_float32(step, rec
 
 @pytest.mark.parametrize("step", TRAINED, ids=str)
 def test_a_skipped_step_launches_no_more_than_a_taken_one(step, record):
-    assert record(step)["skipped"].launches <= record(step)["taken"].launches
+    """A module looks at the losses too, once gradients are not finite: one launch, and one that fills the flag."""
+    losses = 2 if step.front == "module" else 0
+    assert record(step)["skipped"].launches <= record(step)["taken"].launches + losses
 
 
 @pytest.mark.xdist_group("two gpus")
