@@ -54,10 +54,13 @@ $(VENV)/.demo $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: setup.py tools/venv.sh | 
 named:
 	@sh tools/venv.sh $(VENV) "" "$(PYTHON)"
 
-$(VENV)-horovod/.built: setup.py tools/venv.sh tools/horovod.sh
+named-%:
+	@sh tools/venv.sh $(VENV)-$* "" "$(PYTHON)"
+
+$(VENV)-horovod/.built: setup.py tools/venv.sh tools/horovod.sh | $(if $(PYTHON),named-horovod)
 	@sh tools/horovod.sh $(VENV)-horovod "$(PYTHON)"
 	@touch $@
 
-$(VENV)-gpu-record/.built: setup.py tools/venv.sh tools/gpu_record.sh
+$(VENV)-gpu-record/.built: setup.py tools/venv.sh tools/gpu_record.sh | $(if $(PYTHON),named-gpu-record)
 	@sh tools/gpu_record.sh $(VENV)-gpu-record "$(PYTHON)"
 	@touch $@

@@ -46,7 +46,7 @@ def test_step_shows_a_users_network_in_each_mode(step, tmp_path):
         forward, update = steps[mode]["forward"], steps[mode]["update"]
         assert [(one["dtype"], one["count"]) for one in forward["convolutions"]] == [(dtype, 1)]
         assert update["host_reads"] == (0 if mode == "float32" else 1)
-        assert steps[mode]["peak_bytes"] > 0
+        assert steps[mode]["bytes_in_use"] > 0
     assert sum(steps["float32"]["forward"]["casts"].values()) == 0
     assert sum(steps["O1"]["forward"]["casts"].values()) > 0
 

@@ -40,7 +40,7 @@ def test_table_adds_up_the_parts_of_a_step():
     assert rows["in update"] == ["0", "3"]
     assert rows["of them casts"] == ["0", "2"]
     assert (rows["reads by the host"], rows["their bytes"]) == (["0", "1"], ["0", "4"])
-    assert rows["memory in use, at most"] == ["2.5 MB", "2.5 MB"]
+    assert rows["memory in use between steps"] == ["2.5 MB", "2.5 MB"]
 
 
 def test_table_counts_products_by_what_they_are_computed_in():
@@ -100,7 +100,8 @@ def test_inputs_of_every_network_are_those_that_it_documents():
 @pytest.mark.parametrize(
     ("shapes", "text"),
     [
-        ({}, "the shape of data, token_types, valid_length, softmax_label is not known; give it: --shape data=8,64"),
+        ({}, "the shape of data, token_types, valid_length, softmax_label is not known; give it, batch first, as --shape"),
+        ({"data": (8, 64)}, "is not known with data=8x64"),
         ({"images": (1,)}, "bert_mini has no input images; its inputs are data, token_types, valid_length"),
     ],
 )
@@ -110,17 +111,31 @@ def test_input_shapes_names_what_is_missing_or_unknown(shapes, text):
     assert text in str(caught.value)
 
 
-def test_load_returns_what_the_function_of_a_file_gives(tmp_path):
+def test_load_returns_what_the_function_of_a_file_gives(tmp_path, monkeypatch):
     file = tmp_path / "mine.py"
-    file.write_text("def network():\n    return 'net', ['inputs'], ['labels'], 'loss'\n")
-    assert load(str(file)) == ("net", ["inputs"], ["labels"], "loss")
+    (tmp_path / "helper_of_mine.py").write_text("NET = 'net'\n")
+    text = "from helper_of_mine import NET\nimport mxnet as mx\ndef network():\n    return NET, [mx.nd.ones(1)], [], 'loss'\n"
+    file.write_text(text)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    net, inputs, labels, loss = load(str(file))
+    assert (net, len(inputs), labels, loss) == ("net", 1, [], "loss")
 
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("x = 1", "has no function network()"), ("def network(): return 1", "returns int; expected (net, inputs, labels")],
+    [
+        ("x = 1", "has no function network()"),
+        ("network = 3", "has no function network()"),
+        ("def network(): return 1", "returns a int; expected (net, inputs, labels"),
+        ("def network(): return 1, 2", "returns 2 values; expected (net, inputs, labels"),
+        ("def network(): return 1, [2], [], 3", "the inputs that network() of"),
+        ("def network(): raise KeyError('my data')", "fails with KeyError: 'my data'"),
+        ("import nosuchmodule", "fails with ModuleNotFoundError: No module named 'nosuchmodule'"),
+        ("def network(:", "fails with SyntaxError"),
+    ],
 )
-def test_load_says_what_a_file_has_to_hold(tmp_path, text, part):
+def test_load_says_what_a_file_has_to_hold(tmp_path, text, part, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
     file = tmp_path / "mine.py"
     file.write_text(text)
     with pytest.raises(UsageError) as caught:

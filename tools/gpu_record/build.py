@@ -16,10 +16,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Union
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-
 from mxmp.errors import DependencyError, MxmpError
+
+try:
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+except ImportError as error:
+    raise SystemExit(
+        f"mxmp: {sys.executable} has no pyelftools, which the recorder is built with; run this with the Python of "
+        "`make test-gpu-record`: .venv-gpu-record/bin/python"
+    ) from error
 
 SOURCES = Path(__file__).resolve().parent
 LIBRARY = "libgpu_record.so"

@@ -9,6 +9,7 @@ import contextlib
 import json
 import runpy
 import sys
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import mxmp  # isort: skip  # before MXNet, which needs it on a new numpy or Python
@@ -33,6 +34,11 @@ def main(network: str, mode: str, shapes: str, optimizer: str) -> None:
     """Run the steps."""
     given = {name: tuple(shape) for name, shape in json.loads(shapes).items()}
     options = OPTIONS.get(optimizer, {})
+    known = sorted(mx.optimizer.Optimizer.opt_registry)
+    if optimizer.lower() not in known:
+        raise UsageError(f"unknown optimizer {optimizer!r}; expected one of {', '.join(known)}")
+    if network.endswith(".py") and given:
+        raise UsageError(f"--shape {next(iter(given))}: {network} makes its inputs itself; leave --shape out")
     if network.endswith(".py"):
         run = gluon_step(load(network), mode, optimizer, options)
     else:
@@ -46,12 +52,22 @@ def main(network: str, mode: str, shapes: str, optimizer: str) -> None:
 
 def load(path: str) -> Tuple[Any, Sequence[Any], Sequence[Any], Callable[..., Any]]:
     """Return what the function ``network`` of a Python file gives: net, inputs, labels and loss."""
-    function = runpy.run_path(path).get(FUNCTION)
-    if function is None:
+    if not Path(path).is_file():
+        raise UsageError(f"{path} is not there; name a Python file, or a network of symbols")
+    sys.path.insert(0, str(Path(path).resolve().parent))  # for what it imports, as where it is run itself
+    try:
+        function = runpy.run_path(path).get(FUNCTION)
+        found = function() if callable(function) else None
+    except Exception as error:
+        raise UsageError(f"{path} fails with {_one_line(error)}") from error
+    if not callable(function):
         raise UsageError(f"{path} has no function {FUNCTION}(); it returns a net, its inputs, its labels and its loss")
-    found = function()
     if not isinstance(found, tuple) or len(found) != 4:
-        raise UsageError(f"{FUNCTION}() of {path} returns {type(found).__name__}; expected (net, inputs, labels, loss)")
+        what = f"{len(found)} values" if isinstance(found, tuple) else f"a {type(found).__name__}"
+        raise UsageError(f"{FUNCTION}() of {path} returns {what}; expected (net, inputs, labels, loss)")
+    for what, arrays in zip(("inputs", "labels"), found[1:3]):
+        if not isinstance(arrays, (list, tuple)) or not all(isinstance(each, mx.nd.NDArray) for each in arrays):
+            raise UsageError(f"the {what} that {FUNCTION}() of {path} returns are no list of NDArrays")
     return found
 
 
@@ -95,7 +111,10 @@ def module_step(
     name: str, shapes: Mapping[str, Tuple[int, ...]], mode: str, optimizer: str, options: Mapping[str, float]
 ) -> Callable[[Begin], None]:
     """Return a function that runs a step of one of the networks of `symbols`, as a Module."""
-    symbol = symbols.get_symbol(name)
+    try:
+        symbol = symbols.get_symbol(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     data, labels = input_shapes(symbol, name, shapes)
     names: Dict[str, Any] = {"data_names": list(data), "label_names": list(labels), "context": CTX}
     module = mx.mod.Module(symbol, **names) if mode == "float32" else mxmp.module.Module(symbol, policy=mode, **names)
@@ -121,14 +140,20 @@ def input_shapes(symbol: Any, name: str, given: Mapping[str, Tuple[int, ...]]) -
     unknown = sorted(set(given) - set(arguments))
     if unknown:
         raise UsageError(f"{name} has no input {', '.join(unknown)}; its inputs are {', '.join(_inputs(symbol))}")
+    reason = ""
     try:
         inferred = dict(zip(arguments, symbol.infer_shape_partial(**given)[0]))
-    except mx.MXNetError:  # some operators fail where the shape of their input is unknown
-        inferred = {}
+    except mx.MXNetError as error:  # some operators fail where the shape of their input is unknown
+        inferred, reason = {}, f" (MXNet: {mxnet_reason(error)})"
     inputs = {one: given.get(one) or inferred.get(one, ()) for one in _inputs(symbol)}
     missing = [one for one, shape in inputs.items() if not shape or min(shape) < 1]
     if missing:
-        raise UsageError(f"{name}: the shape of {', '.join(missing)} is not known; give it: --shape {missing[0]}=8,64")
+        which = ", ".join(f"{one}={'x'.join(map(str, shape))}" for one, shape in given.items())
+        found = f"{', '.join(missing)} is not known{f' with {which}{reason}' if which else ''}"
+        raise UsageError(
+            f"{name}: the shape of {found}; give it, batch first, as --shape {missing[0]}=SIZE,SIZE,..., which may be "
+            "repeated"
+        )
     labels = {one: shape for one, shape in inputs.items() if one.endswith("label")}
     return {one: shape for one, shape in inputs.items() if one not in labels}, labels
 
@@ -139,6 +164,13 @@ def _inputs(symbol: Any) -> List[str]:
     return [name for name in symbol.list_arguments() if not name.endswith(endings)]
 
 
+def _one_line(error: Exception) -> str:
+    """Return the kind of an error and the first line of what it says."""
+    if isinstance(error, mx.MXNetError):
+        return f"MXNetError: {mxnet_reason(error)}"
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
 def _begin_section(name: str) -> None:
     mx.nd.waitall()
     control.mark(name)
@@ -147,7 +179,7 @@ def _begin_section(name: str) -> None:
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
-    except mx.MXNetError as error:
-        raise SystemExit(f"mxmp: {mxnet_reason(error)}") from error
-    except (UsageError, MxmpError, ValueError, OSError) as error:
+    except (UsageError, MxmpError) as error:
         raise SystemExit(f"mxmp: {error}") from error
+    except Exception as error:
+        raise SystemExit(f"mxmp: {sys.argv[1]} fails with {_one_line(error)}") from error

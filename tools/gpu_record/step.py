@@ -34,10 +34,11 @@ from mxmp.errors import MxmpError
 from .build import LIBRARY, SOURCES, build, find_libmxnet
 from .process import environment
 from .read import read, sections
-from .summary import Summary, peak_bytes, summarize
+from .summary import Summary, summarize
 
 MODES = ("float32", "O1", "O2", "O3")
 SECTIONS = ("forward", "backward", "update")
+END = "end"  # the mark behind a step
 
 
 class StepError(MxmpError, RuntimeError):
@@ -50,11 +51,11 @@ class RecordedStep:
 
     Attributes:
         sections: Summaries of forward, backward and update.
-        peak_bytes: Most memory in use at a time since the process began, without cuDNN's workspaces.
+        bytes_in_use: Memory that stays in use from step to step, without cuDNN's workspaces.
     """
 
     sections: Dict[str, Summary]
-    peak_bytes: int
+    bytes_in_use: int
 
     @property
     def total(self) -> Summary:
@@ -64,7 +65,7 @@ class RecordedStep:
     def as_dict(self) -> Dict[str, Any]:
         """Return the step as JSON has it."""
         found = {name: summary.as_dict() for name, summary in self.sections.items()}
-        return {**found, "peak_bytes": self.peak_bytes}
+        return {**found, "bytes_in_use": self.bytes_in_use}
 
 
 def record_step(
@@ -103,7 +104,11 @@ def record_step(
             raise StepError(_last_words(done.stdout) or f"{network} ended with status {done.returncode} in {mode}")
         calls = read(record)
     marked = sections(calls)
-    return RecordedStep({name: summarize(marked[name]) for name in SECTIONS}, peak_bytes(calls))
+    end = next(number for number, call in enumerate(calls) if call.name == "mark" and call["name"] == END)
+    in_use = summarize(calls[:end])
+    return RecordedStep(
+        {name: summarize(marked[name]) for name in SECTIONS}, in_use.allocated_bytes - in_use.freed_bytes
+    )
 
 
 def table(steps: Dict[str, RecordedStep]) -> Table:
@@ -150,7 +155,7 @@ _ROWS: List[Tuple[str, Callable[[RecordedStep], str]]] = [
     ("waits for a stream", _number(lambda summary: summary.synchronizations)),
     ("reads by the host", _number(lambda summary: summary.host_reads)),
     ("  their bytes", _number(lambda summary: summary.host_read_bytes)),
-    ("memory in use, at most", lambda step: _megabytes(step.peak_bytes)),
+    ("memory in use between steps", lambda step: _megabytes(step.bytes_in_use)),
 ]
 
 
