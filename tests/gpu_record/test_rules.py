@@ -84,5 +84,6 @@ def test_layers_ask_for_tensor_cores(calls):
 
 @pytest.mark.parametrize("call", ENDS_THE_PROCESS)
 def test_calls_that_are_left_out_end_the_process_in_float32(call, recorder):
-    with pytest.raises(RunError, match=r"ended with (255|-11)"):
+    """By a signal, or as MXNet ends at one."""
+    with pytest.raises(RunError, match=r"ended with (255|-\d+)"):
         recorder.record(run_of("float32", named(call)))
