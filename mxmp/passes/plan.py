@@ -64,7 +64,8 @@ def make_plan(
     ``stored`` names parameters that are stored in low precision already. ``final`` says whether the storage of
     parameters is decided on this graph alone, once and for all. Otherwise a parameter that a free operator reads stays
     float32, because that operator's label may change with the shapes; unless that operator does nothing but carry such
-    parameters to operators in low precision, as ``gluon.rnn`` reshapes and concatenates its weights.
+    parameters to operators in low precision, as ``gluon.rnn`` reshapes and concatenates its weights
+    for an RNN that the policy has in low precision.
     """
     verdicts, bodies = _plan_bodies(graph, classify(graph, policy, facts, rules), facts, policy)
     low_params: FrozenSet[int] = frozenset()
