@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mxmp.rules import sums
-from tests.gpu_record.rule_calls import ENDS_THE_PROCESS, FAILS, PARTS, chosen, named
+from tests.gpu_record.rule_calls import ENDS_THE_PROCESS, FAILS, NO_GPU_KERNEL, PARTS, chosen, named
 from tests.gpu_record.runs import Run, RunError
 from tests.rules.examples import EXAMPLES
 from tools.gpu_record.summary import Summary
@@ -82,7 +82,7 @@ def test_layers_ask_for_tensor_cores(calls):
         assert {p.math for p in products_of(record, number)} == {"tensor_op"}, str(EXAMPLES[number])
 
 
-@pytest.mark.parametrize("call", ENDS_THE_PROCESS)
+@pytest.mark.parametrize("call", [call for call, why in ENDS_THE_PROCESS.items() if why == NO_GPU_KERNEL])
 def test_calls_that_are_left_out_end_the_process_in_float32(call, recorder):
     """By a signal, or as MXNet ends at one."""
     with pytest.raises(RunError, match=r"ended with (255|-\d+)"):
