@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from typing import Any, Callable
 
@@ -11,6 +12,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from tests.gpu_record.programs.common import OPTIMIZERS, run_steps, write
+from tests.gpu_record.programs.module_step import step as step_of_module
 from tests.gpu_record.programs.nets import small
 
 GPUS = [mx.gpu(0), mx.gpu(1)]
@@ -62,17 +64,7 @@ def module_step(mode: str) -> Callable[[Any], Any]:
     module.bind(iterator.provide_data, iterator.provide_label)
     module.init_params()
     module.init_optimizer(kvstore="device", optimizer_params=dict(OPTIMIZERS["sgd"]))
-    batch = next(iterator)
-
-    def step(begin: Callable[[str], None]) -> Any:
-        begin("forward")
-        module.forward(batch, is_train=True)
-        begin("backward")
-        module.backward()
-        begin("update")
-        return module.update()
-
-    return step
+    return functools.partial(step_of_module, module, next(iterator))
 
 
 if __name__ == "__main__":
