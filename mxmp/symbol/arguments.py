@@ -188,6 +188,11 @@ def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) 
         refuse_gpus(contexts, f"{where}: policy '{policy}' uses bfloat16")
 
 
+def contexts_of(*params: Mapping[str, Any]) -> Iterator[Any]:
+    """Return the contexts of all arrays."""
+    return (array.context for arrays in params for array in arrays.values())
+
+
 def refuse_gpus(contexts: Iterable[mx.Context], what: str) -> None:
     """Raise a ConvertError if one of the contexts of something in bfloat16 is a GPU; ``what`` begins it."""
     for context in contexts:
