@@ -14,6 +14,7 @@ from ..policy import Policy
 from ..report import Report
 from .arguments import PolicyLike, check_params, contexts_of, make_model, param_names, require_kernels
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
+from .for_inference import fold_model
 from .params import Change, convert_sharing, require_matches, stored_low_before, total_bytes, widened
 from .rewrite import convert_graph
 
@@ -112,6 +113,7 @@ def convert_model(
     shapes: Optional[Any] = None,
     dtypes: Optional[Mapping[str, Any]] = None,
     ranges: Optional[Mapping[str, float]] = None,
+    for_inference: bool = False,
     **changes: Any,
 ) -> ConvertedModel:
     """Return a model converted to mixed precision: its symbol, and its parameters to go with it.
@@ -129,6 +131,9 @@ def convert_model(
         shapes: Shapes of inputs, as for ``convert_symbol``.
         dtypes: Dtypes of inputs, likewise.
         ranges: Largest magnitudes of outputs by name, likewise.
+        for_inference: Whether the model will only infer. Then BatchNorm behind a convolution, a transposed
+            convolution or a dense layer is folded into its weight and bias, in float32 and before these are
+            rounded, and dropout is left out. The model does not train any more.
         **changes: Fields of the policy that overrule it.
 
     Raises:
@@ -142,10 +147,13 @@ def convert_model(
     check_params(sym, arg_params, aux_params, model.shapes)
     require_kernels(parsed, contexts_of(arg_params, aux_params), "arg_params")
     args, aux = widened(sym, arg_params), dict(aux_params)
+    before = total_bytes(args) + total_bytes(aux)
+    if for_inference:
+        model, args, aux = fold_model(model, args, aux)
     (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, parsed)
-    before, after = (total_bytes(params) + total_bytes(aux) for params in (args, stored))
+    sizes = before, total_bytes(stored) + total_bytes(aux)
     low_before = stored_low_before(arg_params, stored)
-    return ConvertedModel(found.symbol, stored, aux, found.report, changed, out_of_range, (before, after), low_before)
+    return ConvertedModel(found.symbol, stored, aux, found.report, changed, out_of_range, sizes, low_before)
 
 
 def convert_checkpoint(
@@ -158,6 +166,7 @@ def convert_checkpoint(
     out_epoch: Optional[int] = None,
     ranges: Optional[Mapping[str, float]] = None,
     on_stage: Callable[[str], None] = lambda stage: None,
+    for_inference: bool = False,
     **changes: Any,
 ) -> ConvertedModel:
     """Convert the checkpoint ``prefix-symbol.json``, ``prefix-0000.params`` and write the result.
@@ -174,6 +183,7 @@ def convert_checkpoint(
         out_epoch: Epoch of the file to write; that of the checkpoint unless given.
         ranges: Largest magnitudes of outputs by name, as for ``convert_symbol``.
         on_stage: Called with 'load', 'convert' and 'write' as each begins, to show progress.
+        for_inference: Whether the model will only infer, as for ``convert_model``.
         **changes: Fields of the policy that overrule it.
 
     Returns:
@@ -189,7 +199,7 @@ def convert_checkpoint(
     source = load_checkpoint(prefix, epoch)
     on_stage("convert")
     with naming_files(*checkpoint_files(prefix, epoch)):
-        model = convert_model(*source, policy, shapes, dtypes, ranges, **changes)
+        model = convert_model(*source, policy, shapes, dtypes, ranges, for_inference, **changes)
     on_stage("write")
     save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)
     return model
