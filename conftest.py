@@ -36,9 +36,9 @@ def pytest_collection_modifyitems(config, items):
 
 @functools.lru_cache(maxsize=None)
 def runs_bfloat16() -> bool:
-    from mxmp.diagnose import processor
+    from mxmp.devices import bfloat16
 
-    return processor.runs_bfloat16()
+    return bfloat16.runs_bfloat16()
 
 
 def has_compiler() -> bool:

@@ -13,12 +13,12 @@ import numpy as np
 
 from .. import compat
 from ..compat import site_file
+from ..devices.check import Finding, check_devices
+from ..devices.fatbin import read_gpu_code
+from ..devices.processor import BFLOAT16_FLAGS, read_processor
 from ..dtypes import BFLOAT16, FLOAT16
 from ..errors import DependencyError
 from ..policy import Policy
-from .devices import Finding, check_devices
-from .fatbin import read_gpu_code
-from .processor import BFLOAT16_FLAGS, read_processor
 
 GPU, CPU = "GPU", "CPU"
 

@@ -10,11 +10,12 @@ import pytest
 
 from mxmp import compat
 from mxmp.compat import site_file
-from mxmp.diagnose import devices, doctor, examine
-from mxmp.diagnose.processor import Processor
+from mxmp.devices import check
+from mxmp.devices.processor import Processor
+from mxmp.diagnose import doctor, examine
 from mxmp.errors import PolicyError
-from tests.diagnose.libraries import cpu_library, cuda_library
-from tests.diagnose.machines import install_cards
+from tests.devices.libraries import cpu_library, cuda_library
+from tests.devices.machines import install_cards
 
 V100, A100, H100 = ("Tesla V100", "7.0"), ("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")
 
@@ -26,9 +27,9 @@ def on(tmp_path, monkeypatch):
     def examine_there(policy, *cards, flags="avx2", library=cuda_library, environ=None):
         install_cards(tmp_path, monkeypatch, cards)
         seen = Processor("Xeon", frozenset(flags.split()))
-        for module in (devices, doctor):
+        for module in (check, doctor):
             monkeypatch.setattr(module, "read_processor", lambda: seen)
-        monkeypatch.setattr(devices, "runs_bfloat16", lambda: "avx512bw" in seen.flags)
+        monkeypatch.setattr(check, "runs_bfloat16", lambda: "avx512bw" in seen.flags)
         return examine(policy, library(tmp_path), environ or {})
 
     return examine_there
