@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 
 import mxmp
-from mxmp.diagnose.processor import read_processor
+from mxmp.devices.processor import read_processor
 from mxmp.files import replacing
 
 RESULTS = Path(__file__).resolve().parent / "results"

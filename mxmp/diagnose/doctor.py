@@ -13,12 +13,13 @@ import numpy as np
 
 from .. import compat
 from ..compat import site_file
+from ..devices import amx
+from ..devices.check import Finding, check_devices
+from ..devices.fatbin import read_gpu_code
+from ..devices.processor import BFLOAT16_FLAGS, read_processor
 from ..dtypes import BFLOAT16, FLOAT16
 from ..errors import DependencyError
 from ..policy import Policy
-from .devices import Finding, check_devices
-from .fatbin import read_gpu_code
-from .processor import BFLOAT16_FLAGS, read_processor
 
 GPU, CPU = "GPU", "CPU"
 
@@ -105,6 +106,7 @@ def examine(
         _mxnet(library),
         _gpu_code(library),
         _instructions(),
+        _amx(amx.status(), parsed.compute_dtype),
         *_devices(findings),
         *(Check(*setting[:4]) for setting in settings),
     ]
@@ -160,6 +162,11 @@ def _instructions() -> Check:
     return Check("CPU flags", ", ".join(f"{flag}: {'yes' if flag in flags else 'no'}" for flag in _INSTRUCTIONS))
 
 
+def _amx(found: amx.AmxStatus, dtype: str) -> Check:
+    advice = found.advice if dtype == BFLOAT16 else ""  # nothing else uses it, but for MXNet's own int8
+    return Check("AMX", f"{'on' if found.on else 'off'}: {found.reason}", None if advice else True, advice)
+
+
 def _devices(findings: List[Finding]) -> List[Check]:
     checks = [Check(_kind(finding), finding.message, finding.ok, finding.advice) for finding in findings]
     return checks if any(check.what == GPU for check in checks) else [Check(GPU, "none"), *checks]
@@ -206,7 +213,7 @@ def _hides_all(value: Optional[str]) -> bool:
 
 
 def _is_limit(value: Optional[str]) -> bool:
-    return bool(value) and str(value).strip().upper() != "ALL"
+    return bool(value) and value not in ("ALL", amx.VALUE)
 
 
 class _Variable(NamedTuple):

@@ -10,11 +10,12 @@ import pytest
 
 from mxmp import compat
 from mxmp.compat import site_file
-from mxmp.diagnose import devices, doctor, examine
-from mxmp.diagnose.processor import Processor
+from mxmp.devices import amx, check
+from mxmp.devices.processor import Processor
+from mxmp.diagnose import doctor, examine
 from mxmp.errors import PolicyError
-from tests.diagnose.libraries import cpu_library, cuda_library
-from tests.diagnose.machines import install_cards
+from tests.devices.libraries import cpu_library, cuda_library
+from tests.devices.machines import install_cards
 
 V100, A100, H100 = ("Tesla V100", "7.0"), ("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")
 
@@ -26,9 +27,9 @@ def on(tmp_path, monkeypatch):
     def examine_there(policy, *cards, flags="avx2", library=cuda_library, environ=None):
         install_cards(tmp_path, monkeypatch, cards)
         seen = Processor("Xeon", frozenset(flags.split()))
-        for module in (devices, doctor):
+        for module in (check, doctor):
             monkeypatch.setattr(module, "read_processor", lambda: seen)
-        monkeypatch.setattr(devices, "runs_bfloat16", lambda: "avx512bw" in seen.flags)
+        monkeypatch.setattr(check, "runs_bfloat16", lambda: "avx512bw" in seen.flags)
         return examine(policy, library(tmp_path), environ or {})
 
     return examine_there
@@ -116,6 +117,20 @@ def test_versions_and_flags_are_those_of_this_process(on):
     assert checks(found, "numpy")[0].found == np.__version__
     assert checks(found, "MXNet")[0].found.startswith(f"{mx.__version__} with ")
     assert checks(found, "CPU flags")[0].found == "avx512bw: yes, amx_bf16: yes, avx512_bf16: no"
+
+
+@pytest.mark.parametrize(
+    ("policy", "status", "found", "ok"),
+    [
+        ("mixed_bfloat16", amx.AmxStatus(True, "mxmp switched it on."), "on: mxmp switched it on.", True),
+        ("mixed_bfloat16", amx.AmxStatus(False, "MXMP_AMX=0 is set.", "Unset it."), "off: MXMP_AMX=0 is set.", None),
+        ("O1", amx.AmxStatus(False, "MXMP_AMX=0 is set.", "Unset it."), "off: MXMP_AMX=0 is set.", True),
+    ],
+)
+def test_it_says_whether_amx_is_on(policy, status, found, ok, on, monkeypatch):
+    monkeypatch.setattr(amx, "status", lambda: status)
+    (check,) = checks(on(policy, flags="avx512bw avx512_bf16"), "AMX")
+    assert (check.found, check.ok, check.advice) == (found, ok, "" if ok else "Unset it.")
 
 
 def test_unknown_flags_are_said_to_be(on):

@@ -110,7 +110,7 @@ def test_the_plot_marks_skipped_steps(monkeypatch, tmp_path):
 @pytest.fixture
 def old_processor(monkeypatch):
     """Let this processor be one that MXNet does not run bfloat16 on."""
-    for module in ("examples.digits", "mxmp.diagnose.devices"):
+    for module in ("examples.digits", "mxmp.devices.check"):
         monkeypatch.setattr(f"{module}.runs_bfloat16", lambda: False)
 
 

@@ -9,12 +9,12 @@ import time
 import mxnet as mx
 import pytest
 
-from mxmp.diagnose import check_devices, devices
-from mxmp.diagnose.devices import Finding, Gpu, check_cpu, check_gpu, read_gpus
-from mxmp.diagnose.processor import Processor
+from mxmp.devices import check
+from mxmp.devices.check import Finding, Gpu, check_cpu, check_devices, check_gpu, read_gpus
+from mxmp.devices.processor import Processor
 from mxmp.errors import PolicyError
-from tests.diagnose.libraries import cpu_library, cuda_library
-from tests.diagnose.machines import install, install_cards
+from tests.devices.libraries import cpu_library, cuda_library
+from tests.devices.machines import install, install_cards
 
 CARDS = [
     ("Tesla K80", "3.7"),
@@ -193,10 +193,10 @@ def test_a_machine_without_nvidia_smi_has_no_gpu(tmp_path, monkeypatch):
 
 
 def test_a_program_that_hangs_is_given_up(fake, monkeypatch, caplog):
-    monkeypatch.setattr(devices, "TIMEOUT", 0.2)
+    monkeypatch.setattr(check, "TIMEOUT", 0.2)
     fake("exec sleep 30")
     start = time.perf_counter()
-    with caplog.at_level(logging.WARNING, logger=devices.__name__):
+    with caplog.at_level(logging.WARNING, logger=check.__name__):
         assert read_gpus() == []
     assert time.perf_counter() - start < 10
     assert "nvidia-smi gave no answer within 0.2 s" in caplog.text
@@ -228,9 +228,9 @@ def test_a_processor_runs_what_its_flags_allow(flags, dtype, runs, ok, text):
 
 def test_check_devices_asks_this_processor(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(devices, "read_processor", lambda: Processor("Made Up", frozenset(["amx_bf16"])))
+    monkeypatch.setattr(check, "read_processor", lambda: Processor("Made Up", frozenset(["amx_bf16"])))
     for runs in (True, False):
-        monkeypatch.setattr(devices, "runs_bfloat16", lambda runs=runs: runs)
+        monkeypatch.setattr(check, "runs_bfloat16", lambda runs=runs: runs)
         (finding,) = check_devices("mixed_bfloat16")
         assert finding.ok is runs and "Made Up" in finding.message
 

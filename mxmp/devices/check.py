@@ -20,8 +20,9 @@ import mxnet as mx
 from .. import dtypes
 from ..errors import DependencyError, mxnet_reason
 from ..policy import Policy
+from .bfloat16 import describe_bfloat16, runs_bfloat16
 from .fatbin import RELEASED, Capability, GpuCode, read_gpu_code
-from .processor import Processor, describe_bfloat16, read_processor, runs_bfloat16
+from .processor import Processor, read_processor
 
 _LOG = logging.getLogger(__name__)
 
