@@ -14,6 +14,7 @@ from ..mxnet_private import blocks, parameters
 from ..symbol import save_checkpoint
 from ..symbol.checkpoint import require_whole
 from . import storage
+from .graphs import ConvertedGraph
 from .lookup import net_method
 from .traced_net import TracedNet
 
@@ -27,14 +28,29 @@ class FileHooks(TracedNet):
 
         The graph of inference if the net has been called for inference; of several the one that ran last.
         """
+        graph = self.graph_to_export(path)
+        symbol = graph.converted.symbol
+        params = next(args for (number, _), (_, args) in self.graphs.ops.items() if number == id(graph))
+        with storage.as_stored(self.net.collect_params().values()):
+            if type(self.net).export is not gluon.HybridBlock.export:  # the user's own writes what it likes
+                blocks.cached_graph.set(self.net, (graph.traced.inputs, symbol))
+                blocks.cached_op_args.set(self.net, params)
+                self.original("export", path, epoch, remove_amp_cast=remove_amp_cast)
+                return
+            save_checkpoint(path, epoch, symbol, *values_for(symbol, params), remove_amp_cast=remove_amp_cast)
+
+    def graph_to_export(self, path: str) -> ConvertedGraph:
+        """Return the graph of inference, or of training if there is no other; of several the one that ran last.
+
+        Raises:
+            ConvertError: If the net has not been called, or if there is no folder to write to.
+        """
         if not self.graphs.ops:
             raise ConvertError(
                 f"block '{self.net.name}' has not been called yet, so its parameters and shapes are not known; "
                 f"run one batch before exporting."
             )
-        folder = os.path.dirname(os.path.abspath(path))
-        if not os.path.isdir(folder):
-            raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
+        require_export_folder(path)
         built = {number for number, _ in self.graphs.ops}
         calls = self.graphs.calls.items()
         outside = {call: graph for call, graph in calls if call.region is None and id(graph) in built}
@@ -45,16 +61,7 @@ class FileHooks(TracedNet):
             )
         inferring = [graph for call, graph in outside.items() if not call.training]
         found = inferring or list(outside.values())
-        graph = self.current if self.current in found else found[-1]
-        symbol = graph.converted.symbol
-        params = next(args for (number, _), (_, args) in self.graphs.ops.items() if number == id(graph))
-        with storage.as_stored(self.net.collect_params().values()):
-            if type(self.net).export is not gluon.HybridBlock.export:  # the user's own writes what it likes
-                blocks.cached_graph.set(self.net, (graph.traced.inputs, symbol))
-                blocks.cached_op_args.set(self.net, params)
-                self.original("export", path, epoch, remove_amp_cast=remove_amp_cast)
-                return
-            save_checkpoint(path, epoch, symbol, *values_for(symbol, params), remove_amp_cast=remove_amp_cast)
+        return next((graph for graph in found if graph is self.current), found[-1])
 
     @net_method
     def save_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
@@ -74,6 +81,13 @@ class FileHooks(TracedNet):
         self.original("load_parameters", filename, *args, **kwargs)
         if self.early is not None:
             self._store(self.early)
+
+
+def require_export_folder(path: str) -> None:
+    """Raise a ConvertError if there is no folder for the files of an export."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
 
 
 def save(filename: str, write: Callable[[str], None]) -> None:
