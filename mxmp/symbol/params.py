@@ -6,7 +6,7 @@ It is one symbol of a model, or one for each bucket. The values that low precisi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
@@ -81,7 +81,7 @@ def _convert(
     with blaming_params(model.symbol, {**args, **aux}, model.shapes):
         found = convert_graph(model.symbol, policy, shapes, types, allowed, out_of_range=out_of_range, final=True)
     _check_shapes(found, shapes)
-    return found
+    return replace(found, report=replace(found.report, rows=found.report.rows + model.removed))
 
 
 def _check_shapes(found: Converted, shapes: Mapping[str, Tuple[int, ...]]) -> None:
