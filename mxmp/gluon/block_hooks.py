@@ -19,8 +19,8 @@ from ..scaling import loss_heads
 from ..symbol.arguments import require_kernels
 from . import storage
 from .bulks import bulks_kept
-from .file_hooks import FileHooks
 from .cached_ops import BuiltOp, backend_for_mode, context_of, keeps_weights, op_key, plan_op
+from .file_hooks import FileHooks
 from .graphs import ConvertedGraph, GraphCache, as_input, on_cpu, op_hook_on, split_inputs
 from .lookup import as_written, conversion_of, net_method, suspended
 from .plain_trainer import PlainTrainerCheck

@@ -1,4 +1,4 @@
-"""The cached operators that run a converted graph: what is computed once of parameters, what a backend may partition."""
+"""The cached operators that run a converted graph: what is computed once of parameters, what a backend partitions."""
 
 from __future__ import annotations
 

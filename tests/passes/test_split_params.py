@@ -7,8 +7,8 @@ import numpy as np
 
 from mxmp.graph import from_text, to_text
 from mxmp.passes.split_params import split_params
-from mxmp.symbol import convert_graph, from_graph, to_graph
 from mxmp.policy import Policy
+from mxmp.symbol import convert_graph, from_graph, to_graph
 
 from .graphs import lines
 
