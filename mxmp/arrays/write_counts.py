@@ -3,12 +3,12 @@
 Each write that MXNet's engine completes adds one to the ``version_`` of the array's variable
 (CompleteWriteDependency in src/engine/threaded_engine.cc at tag 1.9.1), whoever asked for it: ``set_data``, an
 optimizer, ``array[:] = x``, a view. oneDNN's operators in MXNet go by it when they keep what they have made of a weight
-(``weight_ver_`` in src/operator/subgraph/mkldnn/mkldnn_conv.cc). C++ has ``NDArray::version()``; neither Python nor the C
-interface has. So it is read where it lies in memory. An array's handle is the address of an NDArray, whose first member
-is a pointer to a Chunk; that has a pointer to a Var, which begins with a pointer to its virtual table and the version.
-Where in the Chunk the pointer lies depends on how MXNet was built: it is looked for in arrays that are written and read
-for the purpose, once in a process, through a file that refuses a wrong address. Where it is not found, no counts are
-known.
+(``weight_ver_`` in src/operator/subgraph/mkldnn/mkldnn_conv.cc). C++ has ``NDArray::version()``, neither Python nor the
+C interface has it. So it is read where it lies in memory. An array's handle is the address of an NDArray, whose first
+member is a pointer to a Chunk; that has a pointer to a Var, which begins with a pointer to its virtual table and the
+version. Where in the Chunk the pointer lies depends on how MXNet was built: it is looked for in arrays that are written
+and read for the purpose, once in a process, through a file that refuses a wrong address. Where it is not found, no
+counts are known.
 
 Not counted: what is written past the engine, through memory that DLPack or shared memory (``cpu_shared``) hands out.
 """
