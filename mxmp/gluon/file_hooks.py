@@ -35,7 +35,7 @@ class FileHooks(TracedNet):
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder):
             raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
-        built = {number for number, _ in self.graphs.ops}
+        built = {number for number, *_ in self.graphs.ops}
         calls = self.graphs.calls.items()
         outside = {call: graph for call, graph in calls if call.region is None and id(graph) in built}
         if not outside:
@@ -47,7 +47,7 @@ class FileHooks(TracedNet):
         found = inferring or list(outside.values())
         graph = self.current if self.current in found else found[-1]
         symbol = graph.converted.symbol
-        params = next(args for (number, _), (_, args) in self.graphs.ops.items() if number == id(graph))
+        params = [(False, param) for param in graph.traced.params.values()]
         with storage.as_stored(self.net.collect_params().values()):
             if type(self.net).export is not gluon.HybridBlock.export:  # the user's own writes what it likes
                 blocks.cached_graph.set(self.net, (graph.traced.inputs, symbol))
