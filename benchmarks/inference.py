@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
-from rich.progress import track
 
-from benchmarks import comparison, requirements, timing
-from benchmarks.common import add_threads, first_line, make_parser, processor_kind, use_threads, write
-from benchmarks.comparison import Column, Comparison
+from benchmarks import requirements, timing
+from benchmarks.common import first_line, machine, use_threads
+from benchmarks.compare import compare, make_compare_parser
+from benchmarks.comparison import FAILS, Column, Comparison, Found
 from benchmarks.forms import Form, Run, error, forms, missing, to_numpy
 from benchmarks.zoo import IMAGE_SIZES, OWN_SIZE, Model, make_model
 from mxmp import Policy
-from mxmp.diagnose import runs_bfloat16
 from mxmp.errors import MxmpError
 
 WARMUP = 2
@@ -62,44 +60,34 @@ def start(form: Form, model: Model, bfloat16: bool) -> Tuple[Optional[Run], str]
             run()
         return run, ""
     except (mx.MXNetError, MxmpError) as e:
-        return None, f"fails: {first_line(e)}"
+        return None, f"{FAILS}{first_line(e)}"
 
 
 def parse_args(argv: Optional[List[str]]) -> argparse.Namespace:
     """Return the command line's options."""
-    parser = make_parser(__doc__.splitlines()[0])
-    add_threads(parser)
+    parser = make_compare_parser(__doc__.splitlines()[0])
     known = list(IMAGE_SIZES)
     parser.add_argument("--networks", nargs="+", default=known, metavar="NAME", help=f"default: {' '.join(known)}")
     parser.add_argument("--policy", default="mixed_bfloat16", help="of mxmp's columns; default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--image-size", type=int, default=OWN_SIZE, help="default: each network's own")
-    parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
-    parser.add_argument("--budget", type=float, default=300, help="seconds, about; default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     return parser.parse_args(argv)
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Measure, print tables and requirements, write JSON and plot."""
     args = parse_args(argv)
-    policy, bfloat16 = Policy.parse(args.policy), runs_bfloat16()
-    kind = processor_kind(bfloat16)
-    options = {key: value for key, value in vars(args).items() if key != "out"}
+    policy, unit = Policy.parse(args.policy), str(machine()["bfloat16"])
+    tried = forms(policy)
 
-    found: Dict[str, Comparison] = {}
-    tried, end = forms(policy), time.perf_counter() + args.budget
-    for number, name in enumerate(track(args.networks, "measuring", transient=True)):
+    def measure_network(name: str, budget: float) -> Comparison:
         model = make_model(name, args.batch_size, args.image_size, args.seed)
-        share = (end - time.perf_counter()) / (len(args.networks) - number)
-        found[name] = measure(model, tried, bfloat16, args.rounds, share)
-        checks = requirements.inference(found, list(IMAGE_SIZES), kind, policy.compute_dtype)
-        networks = {name: comparison.to_json(each) for name, each in found.items()}
-        result = {"options": options, "networks": networks, "requirements": [check._asdict() for check in checks]}
-        write(args.out, "inference", result)
-    title = f"Inference, batch {args.batch_size}"
-    comparison.plot(found, str(args.out / "inference.png"), title)
-    comparison.show(found, checks, title, args.out / "inference.json")
+        return measure(model, tried, bool(unit), args.rounds, budget)
+
+    def require(found: Found) -> List[requirements.Check]:
+        return requirements.inference(found, list(IMAGE_SIZES), unit, policy.compute_dtype)
+
+    compare("inference", f"Inference, batch {args.batch_size}", args, measure_network, require)
     return 0
 
 

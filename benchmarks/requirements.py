@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Callable, List, NamedTuple, Optional, Sequence
 
+from benchmarks.common import AMX, AVX512_BF16
 from benchmarks.comparison import FLOAT32, OWN, PEER, Comparison, Found
 from benchmarks.timing import geometric_mean, speed
 
 MET, NOT_MET, NOT_HERE, NOISY = "met", "not met", "not measurable here", "too noisy to tell"
-
-AMX, AVX512_BF16 = "AMX", "AVX512-BF16"
-"""Kinds of processors, by what multiplies bfloat16; that of AMX means that it is switched on."""
 
 SYMBOLIC, GLUON = "symbolic", "gluon"
 RESNET50 = "resnet50_v1"
@@ -50,17 +48,17 @@ def decide(what: str, target: float, found: Optional[float], noisy: bool, why: s
     return Check(what, target, found, MET if found >= target else NOT_MET)
 
 
-def inference(found: Found, networks: Sequence[str], kind: str, dtype: str) -> List[Check]:
+def inference(found: Found, networks: Sequence[str], unit: str, dtype: str) -> List[Check]:
     """Return what is wanted of inference.
 
     Args:
         found: What was measured.
         networks: All that the geometric mean is to be taken over.
-        kind: Of processor.
+        unit: What multiplies bfloat16 here, as `benchmarks.common.bfloat16_unit` says it.
         dtype: What mxmp's low precision columns compute in.
     """
     absent = ", ".join(name for name in networks if name not in found)
-    amx, avx = (_elsewhere(kind, wanted, dtype) for wanted in (AMX, AVX512_BF16))
+    amx, avx = (_elsewhere(unit, wanted, dtype) for wanted in (AMX, AVX512_BF16))
     checks = []
     for front in (SYMBOLIC, GLUON):
         own, peer = _own(front, dtype), _peer(front, dtype)
@@ -74,23 +72,24 @@ def inference(found: Found, networks: Sequence[str], kind: str, dtype: str) -> L
         ]
     for each in dict.fromkeys((FLOAT32, dtype)):
         what = f"each network in {each}: mxmp's best, Gluon against symbolic"
-        checks.append(_all(found, GLUON, 0.95, "", what, _fronts(each)))
+        why = "this processor has no bfloat16" if each == "bfloat16" and not unit else ""
+        checks.append(_all(found, GLUON, 0.95, why, what, _fronts(each)))
     return checks
 
 
-def training(found: Found, kind: str) -> List[Check]:
+def training(found: Found, unit: str) -> List[Check]:
     """Return what is wanted of training: emulated float16, and no network that bfloat16 slows down much."""
     emulated, low = _slowest(GLUON, "float16"), _slowest(GLUON, "bfloat16")
-    why = "" if kind in (AMX, AVX512_BF16) else f"this processor has neither {AMX} nor {AVX512_BF16}"
+    why = "" if unit in (AMX, AVX512_BF16) else f"this processor has neither {AMX} nor {AVX512_BF16}"
     what = "emulated float16 against float32"
     checks = [_one(found, GLUON, name, 1 / 1.5, "", f"{what}: {name}", emulated) for name in SMALL]
     return [*checks, _all(found, GLUON, 0.9, why, "each network in bfloat16 against float32", low)]
 
 
-def _elsewhere(kind: str, wanted: str, dtype: str) -> str:
+def _elsewhere(unit: str, wanted: str, dtype: str) -> str:
     if dtype != "bfloat16":
         return f"the columns are {dtype}"
-    return "" if kind == wanted else f"this processor has {kind or 'no bfloat16'}"
+    return "" if unit == wanted else f"this processor has {unit or 'no bfloat16'}"
 
 
 def _own(front: str, dtype: str) -> Value:
@@ -148,8 +147,12 @@ def _all(
 ) -> Check:
     """Return a check of a value of every network, joined to one: the smallest unless told otherwise."""
     values = {name: value(comparison) for name, comparison in found.items()}
-    absent = ", ".join(name for name, each in values.items() if each is None)
-    if absent or why:
-        return decide(what, target, None, False, why or f"did not run: {absent}")
+    absent = [name for name, each in values.items() if each is None]
+    if why:
+        return decide(what, target, None, False, why)
+    if absent:
+        failed = any(column.failed for name in absent for column in found[name].columns if column.who == OWN)
+        check = decide(what, target, None, False, f"did not run: {', '.join(absent)}")
+        return check._replace(verdict=NOT_MET) if failed else check
     noisy = any(comparison.noisy(front) for comparison in found.values())
     return decide(what, target, join([each for each in values.values() if each is not None]), noisy)

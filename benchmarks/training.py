@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
-from rich.progress import track
 
-from benchmarks import comparison, requirements, timing
-from benchmarks.common import add_threads, first_line, make_parser, processor_kind, use_threads, write
-from benchmarks.comparison import FLOAT32, OWN, PEER, Column, Comparison
+from benchmarks import requirements, timing
+from benchmarks.common import first_line, machine, use_threads
+from benchmarks.compare import compare, make_compare_parser
+from benchmarks.comparison import FAILS, FLOAT32, NO_BFLOAT16, OWN, PEER, Column, Comparison, Found
 from benchmarks.tasks import CASES
 from benchmarks.trainings import Remote, Training
 from mxmp import Policy, dtypes
-from mxmp.diagnose import runs_bfloat16
 from mxmp.errors import MxmpError
 
 POLICIES = ["mixed_bfloat16", "param=bfloat16,compute=bfloat16"]
@@ -53,7 +51,7 @@ def modes(policies: Sequence[str]) -> List[Mode]:
 def start(mode: Mode, name: str, args: argparse.Namespace, bfloat16: bool) -> Tuple[Union[Training, Remote, None], str]:
     """Return a training that is warm, or why there is none."""
     if mode.dtype == dtypes.BFLOAT16 and not bfloat16:
-        return None, comparison.NO_BFLOAT16
+        return None, NO_BFLOAT16
     try:
         make = Remote if mode.who == PEER else Training
         training = make(name, mode.text, args.batch_size, args.seed)
@@ -61,7 +59,7 @@ def start(mode: Mode, name: str, args: argparse.Namespace, bfloat16: bool) -> Tu
             training.step()
         return training, ""
     except (mx.MXNetError, MxmpError, RuntimeError) as e:
-        return None, f"fails: {first_line(e)}"
+        return None, f"{FAILS}{first_line(e)}"
 
 
 def measure(name: str, tried: Sequence[Mode], args: argparse.Namespace, bfloat16: bool, budget: float) -> Comparison:
@@ -86,39 +84,28 @@ def measure(name: str, tried: Sequence[Mode], args: argparse.Namespace, bfloat16
 
 def parse_args(argv: Optional[List[str]]) -> argparse.Namespace:
     """Return the command line's options."""
-    parser = make_parser(__doc__.splitlines()[0])
-    add_threads(parser)
+    parser = make_compare_parser(__doc__.splitlines()[0])
     known = list(CASES)
     parser.add_argument("--networks", nargs="+", choices=known, default=known, metavar="NAME", help=" ".join(known))
     parser.add_argument("--policies", nargs="+", default=POLICIES, metavar="POLICY", help=f"default: {POLICIES}")
     parser.add_argument("--float16", action="store_true", help="O1 and O2 too, emulated")
     parser.add_argument("--batch-size", type=int, default=0, help="default: each network's own")
-    parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
-    parser.add_argument("--budget", type=float, default=300, help="seconds, about; default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    args = parser.parse_args(argv)
-    args.policies += EMULATED if args.float16 else []
-    return args
+    return parser.parse_args(argv)
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Measure, print table and requirements, write JSON and plot."""
     args = parse_args(argv)
-    bfloat16 = runs_bfloat16()
-    kind, tried = processor_kind(bfloat16), modes(args.policies)
-    options = {key: value for key, value in vars(args).items() if key != "out"}
-    found: Dict[str, Comparison] = {}
-    end = time.perf_counter() + args.budget
-    for number, name in enumerate(track(args.networks, "measuring", transient=True)):
-        share = (end - time.perf_counter()) / (len(args.networks) - number)
-        found[name] = measure(name, tried, args, bfloat16, share)
-        checks = requirements.training(found, kind)
-        networks = {name: comparison.to_json(each) for name, each in found.items()}
-        result = {"options": options, "networks": networks, "requirements": [check._asdict() for check in checks]}
-        write(args.out, "training", result)
-    title = "One training step"
-    comparison.plot(found, str(args.out / "training.png"), title)
-    comparison.show(found, checks, title, args.out / "training.json")
+    unit = str(machine()["bfloat16"])
+    tried = modes([*args.policies, *(EMULATED if args.float16 else [])])
+
+    def measure_network(name: str, budget: float) -> Comparison:
+        return measure(name, tried, args, bool(unit), budget)
+
+    def require(found: Found) -> List[requirements.Check]:
+        return requirements.training(found, unit)
+
+    compare("training", "One training step", args, measure_network, require)
     return 0
 
 

@@ -19,6 +19,7 @@ from ..scaling import loss_heads
 from ..symbol.arguments import require_kernels
 from . import storage
 from .bulks import bulks_kept
+from .cached_ops import BuiltOp, backend_for_mode, context_of, keeps_weights, op_key, plan_op
 from .file_hooks import FileHooks
 from .graphs import ConvertedGraph, GraphCache, as_input, on_cpu, op_hook_on, split_inputs
 from .lookup import as_written, conversion_of, net_method, suspended
@@ -74,15 +75,24 @@ class BlockHooks(FileHooks):
     @net_method
     def build_cache(self, *args: Any) -> None:
         """Build the cached operator for this kind of context."""
-        inputs, symbol = self.get_graph(*args)
-        graph = self._graph_for(args)
-        self._store(graph.converted)
-        self.given_graph = inputs, graph.converted.on_cpu() if on_cpu() else symbol
-        try:
-            with bulks_kept(self.net, graph):
-                self.original("build_cache", *args)
-        finally:
-            self.given_graph = None
+        with context_of(args):  # ``optimize_for`` calls this without
+            if not self.is_initialized:
+                self._initialize(args)
+            graph = self._graph_for(args)
+            inputs, _ = self._use(graph)
+            self._store(graph.converted)
+            plan = plan_op(graph, dict(self.net.collect_params()))
+            if plan.prepared is not None:
+                plan.prepared.refresh()
+            self.given_graph = inputs, plan.symbol
+            try:
+                with bulks_kept(self.net, graph), backend_for_mode(self.net):
+                    blocks.set_op(self.net, None, plan.args)
+                    self.original("build_cache", *args)
+            finally:
+                self.given_graph = None
+            op, read = blocks.cached_op(self.net), blocks.cached_op_args(self.net)
+            self.graphs.ops[op_key(graph)] = BuiltOp(op, read, plan.prepared, keeps_weights(self.net, plan))
 
     @net_method
     def call_cached_op(self, *args: Any) -> Any:
@@ -101,14 +111,14 @@ class BlockHooks(FileHooks):
                 with as_written(self.net):
                     return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us
         self._use(graph)
-        key = id(graph), on_cpu()
-        if key not in self.graphs.ops:
-            blocks.set_op(self.net, None, [])
-            self.build_cache(*args)
-            self.graphs.ops[key] = blocks.cached_op(self.net), blocks.cached_op_args(self.net)
         if recording:
             self._note_recorded()
-        blocks.set_op(self.net, *self.graphs.ops[key])
+            self.graphs.forget_prepared()
+        key = op_key(graph)
+        if key not in self.graphs.ops or not self.graphs.ops[key].is_usable():
+            self.build_cache(*args)
+        built = self.graphs.ops[key]
+        blocks.set_op(self.net, built.op, built.args)
         with op_hook_on(self.net, graph):
             return self.original("call_cached_op", *args)
 

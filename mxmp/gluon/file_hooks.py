@@ -30,7 +30,7 @@ class FileHooks(TracedNet):
         """
         graph = self.graph_to_export(path)
         symbol = graph.converted.symbol
-        params = next(args for (number, _), (_, args) in self.graphs.ops.items() if number == id(graph))
+        params = [(False, param) for param in graph.traced.params.values()]
         with storage.as_stored(self.net.collect_params().values()):
             if type(self.net).export is not gluon.HybridBlock.export:  # the user's own writes what it likes
                 blocks.cached_graph.set(self.net, (graph.traced.inputs, symbol))
@@ -51,7 +51,7 @@ class FileHooks(TracedNet):
                 f"run one batch before exporting."
             )
         require_export_folder(path)
-        built = {number for number, _ in self.graphs.ops}
+        built = {number for number, *_ in self.graphs.ops}
         calls = self.graphs.calls.items()
         outside = {call: graph for call, graph in calls if call.region is None and id(graph) in built}
         if not outside:

@@ -160,8 +160,8 @@ class GraphCache:
 
     def __init__(self) -> None:
         self.shaped = False  # whether the verdicts on one of the graphs depend on shapes
-        # The cached operators, with their arguments, by graph (its id) and whether for a CPU.
-        self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}
+        # The cached operators by graph (its id), whether for a CPU, and whether for inference: `cached_ops.BuiltOp`.
+        self.ops: Dict[Tuple[int, bool, bool], Any] = {}
         self._calls: LRUCache[ConvertedGraph] = LRUCache(MAX_CALLS)
         self._traced: LRUCache[TracedGraph] = LRUCache(MAX_GRAPHS)
         self._converted: LRUCache[ConvertedGraph] = LRUCache(MAX_GRAPHS)
@@ -215,6 +215,12 @@ class GraphCache:
     def holds(self, graph: Optional[ConvertedGraph]) -> bool:
         """Return whether a graph is still in the cache."""
         return any(graph is each for each in self._converted.items().values())
+
+    def forget_prepared(self) -> None:
+        """Free what was computed from parameters, which are about to change."""
+        for built in self.ops.values():
+            if built.prepared is not None:
+                built.prepared.forget()
 
     def _forget_others(self) -> None:
         """Forget signatures and cached operators of graphs that are not kept."""
