@@ -11,9 +11,10 @@ from ..arrays_file import check_arrays_file
 from ..errors import ConvertError, mxnet_reason
 from ..files import is_local, saving
 from ..mxnet_private import blocks, parameters
-from ..symbol import save_checkpoint
+from ..symbol import Converted, save_checkpoint
 from ..symbol.checkpoint import require_whole
 from . import storage
+from .folding import folded_model, input_shapes
 from .graphs import ConvertedGraph
 from .lookup import net_method
 from .traced_net import TracedNet
@@ -29,7 +30,10 @@ class FileHooks(TracedNet):
         The graph of inference if the net has been called for inference; of several the one that ran last.
         """
         graph = self.graph_to_export(path)
-        symbol = graph.converted.symbol
+        if self.for_inference:
+            save_checkpoint(path, epoch, *folded_model(self.net, graph, self.policy), remove_amp_cast=remove_amp_cast)
+            return
+        symbol = self._unfolded(graph).symbol
         params = [(False, param) for param in graph.traced.params.values()]
         with storage.as_stored(self.net.collect_params().values()):
             if type(self.net).export is not gluon.HybridBlock.export:  # the user's own writes what it likes
@@ -62,6 +66,12 @@ class FileHooks(TracedNet):
         inferring = [graph for call, graph in outside.items() if not call.training]
         found = inferring or list(outside.values())
         return next((graph for graph in found if graph is self.current), found[-1])
+
+    def _unfolded(self, graph: ConvertedGraph) -> Converted:
+        """Return the conversion that reads the net's own parameters: another one where a backend has it folded."""
+        if not graph.converted.folds:
+            return graph.converted
+        return self._convert(graph.traced.symbol, input_shapes(graph), graph.traced.types)
 
     @net_method
     def save_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
