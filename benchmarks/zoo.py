@@ -73,7 +73,9 @@ def make_model(name: str, batch_size: int, image_size: int = OWN_SIZE, seed: int
     net = vision.get_model(name)
     net.initialize(mx.init.MSRAPrelu())
     images = mx.nd.array(rng.normal(size=(batch_size, 3, size, size)))
-    seen = max(2, -(-64 * 32**2 // size**2))  # so many that the last layers, 32 times smaller, have 64 positions or more
+    seen = max(
+        2, -(-64 * 32**2 // size**2)
+    )  # so many that the last layers, 32 times smaller, have 64 positions or more
     _train_norms(net, mx.nd.array(rng.normal(size=(seen, 3, size, size))), rng)
     return Model(name, net, images, net(mx.sym.var("data")))
 
