@@ -46,6 +46,11 @@ class WriteCount:
         return self._count.value
 
 
+def can_count() -> bool:
+    """Return whether writes to most arrays can be counted here."""
+    return _offset() is not None
+
+
 def write_count(array: mx.nd.NDArray) -> Optional[WriteCount]:
     """Return what counts the writes to a dense array; None where they cannot be told."""
     offset = _offset()

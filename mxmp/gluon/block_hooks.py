@@ -19,9 +19,10 @@ from ..scaling import loss_heads
 from ..symbol.arguments import require_kernels
 from . import storage
 from .bulks import bulks_kept
-from .cached_ops import BuiltOp, backend_for_mode, context_of, keeps_weights, op_key, plan_op
+from .cached_ops import BuiltOp, backend_chosen, context_of, op_key, plan_op
 from .file_hooks import FileHooks
-from .graphs import ConvertedGraph, GraphCache, as_input, on_cpu, op_hook_on, split_inputs
+from .folding import refuse_training
+from .graphs import ConvertedGraph, GraphCache, as_input, infers, on_cpu, op_hook_on, split_inputs
 from .lookup import as_written, conversion_of, net_method, suspended
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision
@@ -81,22 +82,24 @@ class BlockHooks(FileHooks):
             graph = self._graph_for(args)
             inputs, _ = self._use(graph)
             self._store(graph.converted)
-            plan = plan_op(graph, dict(self.net.collect_params()))
-            if plan.prepared is not None:
-                plan.prepared.refresh()
-            self.given_graph = inputs, plan.symbol
-            try:
-                with bulks_kept(self.net, graph), backend_for_mode(self.net):
-                    blocks.set_op(self.net, None, plan.args)
+            with bulks_kept(self.net, graph), backend_chosen(self.net, self.for_inference):
+                plan = plan_op(self.net, graph)
+                if plan.prepared is not None:
+                    plan.prepared.refresh()
+                self.given_graph = inputs, plan.symbol
+                try:
+                    blocks.set_op(self.net, None, list(plan.args))
                     self.original("build_cache", *args)
-            finally:
-                self.given_graph = None
+                finally:
+                    self.given_graph = None
             op, read = blocks.cached_op(self.net), blocks.cached_op_args(self.net)
-            self.graphs.ops[op_key(graph)] = BuiltOp(op, read, plan.prepared, keeps_weights(self.net, plan))
+            self.graphs.ops[op_key(graph)] = BuiltOp(op, read, plan.prepared, plan.keeps_weights)
 
     @net_method
     def call_cached_op(self, *args: Any) -> Any:
         """Run the graph for this call and context; inputs of low precision are taken as float32."""
+        if self.for_inference and not infers():
+            refuse_training(self.net)
         args = tuple(as_input(arg) for arg in args)
         self._require_kernels([mx.context.current_context()])  # that of the inputs
         if not self.is_initialized:

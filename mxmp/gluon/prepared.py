@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+import functools
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import CachedOp
 
+from ..arrays.casts import to_float32
 from ..arrays.write_counts import WriteCount, write_count
 from ..mxnet_private import parameters
+from ..passes.fold_batchnorm import Fold
+from ..symbol.for_inference import fold_params
 
 
 class PreparedParam(gluon.Parameter):
@@ -45,27 +49,59 @@ class PreparedParams:
     """What one graph computes from parameters alone, for each context.
 
     It is computed again when a parameter has been written or has other arrays; at each call where that cannot be told.
+    BatchNorm is folded first, then a graph of casts runs on what that gives.
     """
 
-    def __init__(self, symbol: Any, params: Dict[str, gluon.Parameter], names: Sequence[str]) -> None:
-        """Take the symbol that computes the values, the parameters by name, and the names that the values get."""
-        self.params = [PreparedParam(name) for name in names]
-        self._op = CachedOp(symbol)
-        self._inputs = [params[name] for name in symbol.list_inputs()]
+    def __init__(self, params: Mapping[str, gluon.Parameter], folds: Sequence[Fold] = ()) -> None:
+        """Take the net's parameters by name, and what is folded."""
+        self.params: List[PreparedParam] = []
+        self._net_params = params
+        self._folds = folds
+        self._watched: List[str] = []
+        self._op: Optional[CachedOp] = None
+        self._op_inputs: List[str] = []
+        self._op_outputs: List[str] = []
         self._sources: Dict[mx.Context, List[_Source]] = {}
 
+    def give(self, names: Iterable[str]) -> None:
+        """Keep values under these names: folded parameters, or outputs of the graph of casts."""
+        self.params.extend(map(PreparedParam, names))
+
+    def cast_by(self, symbol: Any, names: Sequence[str]) -> None:
+        """Take the graph of casts, and keep its outputs under these names."""
+        self._op, self._op_inputs, self._op_outputs = CachedOp(symbol), symbol.list_inputs(), list(names)
+        self.give(names)
+
+    def watch(self, names: Iterable[str]) -> None:
+        """Take changes of these parameters of the net for changes too."""
+        self._watched.extend(names)
+
     def refresh(self) -> bool:
-        """Compute the values on the current context anew unless they are current; return whether it was done."""
+        """Compute the values on the current context unless they are current; return whether there were others."""
         ctx = mx.context.current_context()
-        sources = self._sources.get(ctx)
-        if sources is not None and all(source.is_current for source in sources):
+        before = self._sources.get(ctx)
+        if before is not None and all(source.is_current for source in before):
             return False
-        arrays = [param.data(ctx) for param in self._inputs]
-        self._sources[ctx] = list(map(_source, self._inputs, arrays))
-        values = self._op(*arrays)
-        for param, value in zip(self.params, values if isinstance(values, (list, tuple)) else [values]):
-            param.values[ctx] = value
-        return True
+        arrays = {name: self._net_params[name].data(ctx) for name in self.inputs}
+        self._sources[ctx] = [_source(self._net_params[name], array) for name, array in arrays.items()]
+        values = self._computed(arrays)
+        for param in self.params:
+            param.values[ctx] = values[param.name]
+        return before is not None
+
+    @functools.cached_property
+    def inputs(self) -> List[str]:
+        """The names of the net's parameters that values are computed from."""
+        folded = {name for fold in self._folds for name in (fold.weight, fold.bias)}
+        names = [name for fold in self._folds for name in fold.sources.params]
+        return list(dict.fromkeys([*names, *self._watched, *(name for name in self._op_inputs if name not in folded)]))
+
+    def _computed(self, arrays: Dict[str, mx.nd.NDArray]) -> Dict[str, mx.nd.NDArray]:
+        known = {**arrays, **fold_params(self._folds, {name: to_float32(array) for name, array in arrays.items()})}
+        if self._op is not None:
+            outputs = self._op(*(known[name] for name in self._op_inputs))
+            known.update(zip(self._op_outputs, outputs if isinstance(outputs, (list, tuple)) else [outputs]))
+        return known
 
     def forget(self) -> None:
         """Free the values; the next `refresh` computes them again."""

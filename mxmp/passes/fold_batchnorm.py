@@ -56,6 +56,12 @@ class Sources(NamedTuple):
     axis: int = 0
     groups: int = 1
 
+    @property
+    def params(self) -> List[str]:
+        """The names among them."""
+        names = (self.weight, self.bias, self.gamma, self.beta, self.mean, self.var)
+        return [name for name in names if name is not None]
+
 
 class Fold(NamedTuple):
     """One BatchNorm that is folded into the layer before it.

@@ -24,6 +24,7 @@ from ..passes import (
 from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
 from ..passes.decide import depends_on_shapes, shape_outcome
+from ..passes.fold_batchnorm import Fold
 from ..passes.guards import bfloat16_entries
 from ..passes.plan import Plan
 from ..policy import Policy
@@ -43,6 +44,7 @@ class Converted:
         facts: What MXNet infers about it.
         low_params: Names of the parameters that it wants in low precision.
         report: What was decided.
+        folds: How the parameters of layers are computed that BatchNorm is folded into.
     """
 
     symbol: Any
@@ -50,6 +52,7 @@ class Converted:
     facts: Facts
     low_params: FrozenSet[str]
     report: Report
+    folds: Tuple[Fold, ...] = ()
 
     @functools.cached_property
     def cast_params(self) -> FrozenSet[str]:
