@@ -37,6 +37,17 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="no C compiler (cc or gcc)"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _same_speed_everywhere():
+    """Keep how fast bfloat16 is on this machine, and the user's cache folder, out of all tests but those of them."""
+    from mxmp.devices import speed
+
+    same = speed.Speed(speed.Gain(2.0, 2.0), speed.Gain(2.0, 2.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed, "bfloat16_speed", lambda *args, **kwargs: same if runs_bfloat16() else None)
+        yield
+
+
 @functools.lru_cache(maxsize=None)
 def runs_bfloat16() -> bool:
     from mxmp.devices import bfloat16

@@ -24,7 +24,7 @@ import contextlib
 import errno
 import os
 import sys
-from typing import NamedTuple, Optional
+from typing import Iterable, NamedTuple, Optional, Tuple
 
 from .processor import Processor, read_processor
 
@@ -115,6 +115,12 @@ def status() -> AmxStatus:
         _status = _status if uses_amx() else _LATE
     _to_verify = False
     return _status
+
+
+def notes(dtypes: Iterable[str]) -> Tuple[str, ...]:
+    """Return what to say of a network that computes in some canonical dtypes: that AMX could be on and is not."""
+    found = status() if "bfloat16" in dtypes else _ABSENT
+    return (f"AMX is off: {found.reason} {found.advice}",) if found.advice else ()
 
 
 def switch_on(request: Callable[[], int], run: Callable[[], bool]) -> AmxStatus:

@@ -1,11 +1,10 @@
-"""Whether this machine's processor runs bfloat16: natively, by emulation or not at all."""
+"""Whether MXNet runs bfloat16 on this machine's processor."""
 
 from __future__ import annotations
 
 import mxnet as mx
 
 from .. import dtypes
-from .processor import BFLOAT16_FLAGS, Processor
 
 
 def runs_bfloat16() -> bool:
@@ -20,15 +19,3 @@ def runs_bfloat16() -> bool:
     except mx.MXNetError:
         return False
     return True
-
-
-def describe_bfloat16(processor: Processor, runs: bool) -> str:
-    """Return one sentence on how bfloat16 runs on a processor; ``runs`` is whether it does at all."""
-    if not runs:
-        return f"bfloat16 does not run on this processor ({processor.name}): MXNet needs AVX-512 for it."
-    if processor.native_bfloat16 is None:
-        return "Whether bfloat16 is native is unknown: this system does not list its processor's flags."
-    if processor.native_bfloat16:
-        flags = ", ".join(flag for flag in BFLOAT16_FLAGS if flag in processor.flags)
-        return f"bfloat16 is native on this processor ({processor.name}: {flags})."
-    return f"bfloat16 is not native on this processor ({processor.name}): oneDNN emulates it, which is slow."

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from mxnet import gluon
 
 from .. import dtypes
+from ..devices import amx
 from ..errors import ConvertError
 from ..mxnet_private import blocks
 from ..policy import Policy, check_matches
@@ -153,7 +155,8 @@ def report(net: gluon.Block) -> Report:
             found.append(each)
     if not found:
         raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
-    return merge(found)
+    merged = merge(found)
+    return replace(merged, notes=amx.notes(merged.count))
 
 
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]:

@@ -6,7 +6,7 @@ import io
 import json
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from rich.console import Console
@@ -88,6 +88,8 @@ class Report:
         widely_read: Pairs (tensor, number of readers) of what is cast once to low precision for more
             than ``MANY_READERS``: in training their gradients are added up in low precision.
         param_bytes: Bytes of all parameters and auxiliary states: (before, after); None if unknown.
+        notes: A sentence on each thing that slows the network down on this machine. It is printed, and no part of
+            what is written as JSON or compared.
     """
 
     policy: str
@@ -99,15 +101,20 @@ class Report:
     without_rule: Tuple[str, ...]
     widely_read: Tuple[Tuple[str, int], ...] = ()
     param_bytes: Optional[Tuple[int, int]] = None
+    notes: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def count(self) -> Dict[str, int]:
         """How many operators compute in each precision."""
         return dict(Counter(row.precision for row in self.rows))
 
+    def to_dict(self) -> Dict[str, Any]:
+        """Return the report as plain values, without what holds on this machine alone."""
+        return {name: value for name, value in asdict(self).items() if name != "notes"}
+
     def to_json(self) -> str:
         """Return the report as JSON."""
-        return json.dumps(asdict(self), indent=2)
+        return json.dumps(self.to_dict(), indent=2)
 
     def table(self, narrow: bool = False) -> Table:
         """Return a table of the operators with a legend of the reasons, for a terminal.
@@ -166,8 +173,8 @@ class Report:
 
     @property
     def summary(self) -> List[str]:
-        """Totals and warnings, a line each."""
-        return [f"{what}: {text}" for what, text in self.totals] + self.warnings
+        """Totals, warnings and notes, a line each."""
+        return [f"{what}: {text}" for what, text in self.totals] + self.warnings + list(self.notes)
 
 
 def merge(reports: Sequence[Report]) -> Report:

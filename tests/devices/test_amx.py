@@ -9,10 +9,15 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import mxnet as mx
 import pytest
+from mxnet import gluon
 
+import mxmp
+from mxmp import dtypes
 from mxmp.devices import amx
 from mxmp.devices.processor import Processor
 
@@ -252,6 +257,37 @@ def test_it_is_logged_once(environ, caplog, monkeypatch):
     assert [record.getMessage() for record in caplog.records] == ["AMX is on: mxmp switched it on."]
 
 
+@pytest.fixture
+def refused(monkeypatch):
+    monkeypatch.setattr(amx, "status", lambda: amx.AmxStatus(False, "MXMP_AMX=0 is set.", "Unset MXMP_AMX."))
+
+
+def test_reports_of_bfloat16_say_that_it_is_off(refused):
+    net = gluon.nn.Dense(3, in_units=4)
+    net.initialize()
+    text = "AMX is off: MXMP_AMX=0 is set. Unset MXMP_AMX."
+    for policy, lines in [("O1", 0), ("mixed_bfloat16", 1)]:
+        report = mxmp.gluon.report(mxmp.gluon.convert(net, policy))
+        assert report.summary.count(text) == lines == len(report.notes)
+        assert "AMX" not in report.to_json() and report == replace(report, notes=())
+
+
+def test_the_report_of_a_module_says_so_too(refused):
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3)
+    notes = []
+    for policy in ("O0", "mixed_bfloat16"):
+        module = mxmp.module.Module(symbol, label_names=None, policy=policy)
+        module.bind([("data", (2, 4))], for_training=False)
+        notes.append(module.report.notes)
+    assert notes == [(), ("AMX is off: MXMP_AMX=0 is set. Unset MXMP_AMX.",)]
+
+
+@pytest.mark.parametrize("status", [amx._ABSENT, amx._ON], ids=["absent", "on"])
+def test_there_is_nothing_to_say_where_nothing_can_be_done(status, monkeypatch):
+    monkeypatch.setattr(amx, "status", lambda: status)
+    assert amx.notes(["bfloat16"]) == ()
+
+
 PLAIN = """
 import mxnet as mx, numpy as np
 ones = [mx.nd.amp_cast(mx.nd.ones(shape), dtype=np.dtype([("bfloat16", np.uint16)])) for shape in SHAPES]
@@ -290,10 +326,6 @@ def test_a_variable_decides_what_onednn_takes(environ, on):
 
 @pytest.mark.amx
 def test_a_bfloat16_convolution_agrees_with_float32s():
-    import mxnet as mx
-
-    from mxmp import dtypes
-
     data = mx.nd.random.normal(shape=(2, 64, 14, 14))
     weight = mx.nd.random.normal(shape=(64, 64, 3, 3))
     low, low_weight = (mx.nd.amp_cast(each, dtype=dtypes.to_numpy("bfloat16")) for each in (data, weight))

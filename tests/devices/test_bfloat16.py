@@ -1,4 +1,4 @@
-"""Whether and how a processor runs bfloat16."""
+"""Whether a processor runs bfloat16."""
 
 from __future__ import annotations
 
@@ -9,26 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mxmp.devices.bfloat16 import describe_bfloat16, runs_bfloat16
-from mxmp.devices.processor import Processor, read_processor
+from mxmp.devices.bfloat16 import runs_bfloat16
+from mxmp.devices.processor import read_processor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-@pytest.mark.parametrize(
-    ("flags", "runs", "sentence"),
-    [
-        ("avx2", False, "does not run on this processor (X): MXNet needs AVX-512 for it."),
-        ("avx512bw", True, "is not native on this processor (X): oneDNN emulates it, which is slow."),
-        ("avx512_bf16 amx_bf16", True, "is native on this processor (X: amx_bf16, avx512_bf16)."),
-    ],
-)
-def test_describe_bfloat16_says_how_it_runs(flags, runs, sentence):
-    assert describe_bfloat16(Processor("X", frozenset(flags.split())), runs) == f"bfloat16 {sentence}"
-
-
-def test_describe_bfloat16_does_not_guess():
-    assert "unknown" in describe_bfloat16(Processor("unknown processor", frozenset()), runs=True)
 
 
 @pytest.mark.skipif(not read_processor().flags, reason="the processor's flags are unknown")

@@ -51,6 +51,7 @@ def setting(name, value, dtype="float16", devices=(GPU, CPU)):
         ("MXNET_MKLDNN_ENABLED", "0", "bfloat16", False),
         ("DNNL_MAX_CPU_ISA", "AVX512_CORE", "bfloat16", None),
         ("DNNL_MAX_CPU_ISA", "all", "bfloat16", True),
+        ("DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX", "bfloat16", True),
     ],
 )
 def test_a_variable_is_judged_by_its_value(name, value, dtype, ok):
