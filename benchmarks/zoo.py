@@ -51,9 +51,11 @@ class Model(NamedTuple):
     def copy(self) -> gluon.HybridBlock:
         """Return a net of its own with the same values."""
         net = vision.get_model(self.name)
-        net.initialize(mx.init.Zero())  # the fastest
-        for param, given in zip(net.collect_params().values(), self.net.collect_params().values()):
+        pairs = list(zip(net.collect_params().values(), self.net.collect_params().values()))
+        for param, given in pairs:
             param.shape = given.shape
+        net.initialize(mx.init.Zero())
+        for param, given in pairs:
             param.set_data(given.data())
         return net
 
