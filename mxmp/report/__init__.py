@@ -1,6 +1,7 @@
 """What a conversion decided and why, in casts and bytes, as a table or JSON."""
 
 from .counts import variable_bytes as variable_bytes
+from .make import Decisions as Decisions
 from .make import make_report as make_report
 from .make import report_converted as report_converted
 from .report import Report as Report

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, S
 
 from ..errors import ConvertError
 from ..policy import Policy
-from ..report import Report
+from ..report import Decisions, Report
 from .arguments import PolicyLike, check_params, make_model, param_names, require_kernels
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
 from .params import Change, convert_sharing, require_matches, stored_low_before, total_bytes, widened
@@ -27,7 +27,7 @@ class ConvertedModel:
         symbol: The converted symbol, which plain MXNet runs.
         arg_params: Its arguments, in the dtypes that it wants.
         aux_params: Its auxiliary states.
-        report: What was decided about each operator.
+        decisions: What the report is made from.
         changes: The parameters whose values the low precision dtype could not hold: how many were
             clamped or became zero.
         out_of_range: Names of the parameters with values beyond its range whose readers stay in float32,
@@ -40,7 +40,7 @@ class ConvertedModel:
     symbol: Any
     arg_params: Dict[str, Any]
     aux_params: Dict[str, Any]
-    report: Report
+    decisions: Decisions
     changes: Tuple[Change, ...]
     out_of_range: Tuple[str, ...]
     param_bytes: Tuple[int, int]
@@ -49,6 +49,11 @@ class ConvertedModel:
     def __iter__(self) -> Iterator[Any]:
         """Unpack as MXNet's own functions return a model."""
         return iter((self.symbol, self.arg_params, self.aux_params))
+
+    @property
+    def report(self) -> Report:
+        """What was decided about each operator."""
+        return self.decisions.report
 
     @property
     def unfit(self) -> Tuple[str, ...]:
@@ -145,8 +150,8 @@ def convert_model(
     args, aux = widened(sym, arg_params), dict(aux_params)
     (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, parsed)
     before, after = (total_bytes(params) + total_bytes(aux) for params in (args, stored))
-    low_before = stored_low_before(arg_params, stored)
-    return ConvertedModel(found.symbol, stored, aux, found.report, changed, out_of_range, (before, after), low_before)
+    low_before, sizes = stored_low_before(arg_params, stored), (before, after)
+    return ConvertedModel(found.symbol, stored, aux, found.decisions, changed, out_of_range, sizes, low_before)
 
 
 def convert_checkpoint(
@@ -204,7 +209,7 @@ class ConvertedBuckets:
         models: (symbol, data_names, label_names) by bucket.
         arg_params: Arguments of all of them, in the dtypes that they want.
         aux_params: Auxiliary states.
-        reports: What was decided, by bucket.
+        decisions: What the reports are made from, by bucket.
         changes: As ``ConvertedModel.changes``.
         out_of_range: As ``ConvertedModel.out_of_range``.
     """
@@ -212,9 +217,14 @@ class ConvertedBuckets:
     models: Dict[Any, Tuple[Any, Any, Any]]
     arg_params: Dict[str, Any]
     aux_params: Dict[str, Any]
-    reports: Dict[Any, Report]
+    decisions: Dict[Any, Decisions]
     changes: Tuple[Change, ...]
     out_of_range: Tuple[str, ...]
+
+    @property
+    def reports(self) -> Dict[Any, Report]:
+        """What was decided, by bucket."""
+        return {key: each.report for key, each in self.decisions.items()}
 
     @property
     def unfit(self) -> Tuple[str, ...]:
@@ -276,7 +286,7 @@ def convert_buckets(
         {key: (each.symbol, *generated[key][1:]) for key, each in zip(keys, found)},
         stored,
         aux,
-        {key: each.report for key, each in zip(keys, found)},
+        {key: each.decisions for key, each in zip(keys, found)},
         changed,
         out_of_range,
     )
