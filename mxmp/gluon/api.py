@@ -22,7 +22,7 @@ _FLOAT32 = "_mxmp_float32"
 """Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
 
 
-def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> gluon.Block:
+def convert(net: gluon.Block, policy: Union[str, Policy], for_inference: bool = False, **changes: Any) -> gluon.Block:
     """Convert a net in place, so that it trains and infers in mixed precision.
 
     The net keeps its parameters with their names, its API and its state of hybridization. It
@@ -33,7 +33,11 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
     Args:
         net: A HybridBlock, a SymbolBlock, or a Block with HybridBlocks inside (each of them gets
             a graph of its own, with float32 in between).
-        policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'.
+        policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'; 'float32' too, for inference.
+        for_inference: Whether the net will only infer. Then BatchNorm behind a convolution, a transposed
+            convolution or a dense layer is folded into its weight and bias, in float32 and before these are
+            rounded, and dropout is left out. The net's parameters stay as they are, and are folded again when they
+            change. A call that is recorded or in training mode is refused. ``export`` writes the folded model.
         **changes: Fields of the policy that overrule it, such as ``last_layer_fp32=True``.
 
     Returns:
@@ -53,11 +57,11 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
     for root in found:
         storage.refuse_cast(root)
     regions = find_regions(net)
-    if all(_is_current(conversion_of(root), policy, regions) for root in found):
+    if all(_is_current(conversion_of(root), policy, regions, for_inference) for root in found):
         return net
     replaced = conversions_of(blocks_in(*found))
     with suspended(replaced):
-        conversions = [Conversion(root, policy, regions) for root in found]
+        conversions = [Conversion(root, policy, regions, for_inference) for root in found]
         siblings = Siblings()  # they may share parameters
         for conversion in conversions:
             siblings.add(conversion)
@@ -67,7 +71,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
     try:
         for conversion in conversions:
             vars(conversion.net).pop(_FLOAT32, None)
-            if policy.is_mixed or conversion.erases_casts:
+            if policy.is_mixed or for_inference or conversion.erases_casts:
                 conversion.install()
             else:
                 vars(conversion.net)[_FLOAT32] = policy, conversion.early and conversion.early.report
@@ -83,7 +87,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
 def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:
     """Convert several nets, or leave all of them as they were; raises as `convert`."""
     known = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
-    before = [(conversion.net, conversion.policy) for conversion in conversions_of(known)]
+    before = [(each.net, each.policy, each.for_inference) for each in conversions_of(known)]
     done: List[gluon.Block] = []
     try:
         for net in nets:
@@ -92,8 +96,8 @@ def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None
     except Exception:
         for net in done:
             restore(net)
-        for block, old in before:
-            convert(block, old)
+        for block, old, for_inference in before:
+            convert(block, old, for_inference)
         raise
 
 
@@ -174,9 +178,11 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
     return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
 
 
-def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions) -> bool:
+def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions, for_inference: bool) -> bool:
     """Return whether a conversion is what ``convert`` would install."""
-    return type(conversion) is Conversion and conversion.policy == policy and conversion.regions == regions
+    if type(conversion) is not Conversion or conversion.for_inference != for_inference:
+        return False
+    return conversion.policy == policy and conversion.regions == regions
 
 
 def _float32_report(net: gluon.Block) -> Optional[Report]:

@@ -11,9 +11,11 @@ from ..arrays_file import check_arrays_file
 from ..errors import ConvertError, mxnet_reason
 from ..files import is_local, saving
 from ..mxnet_private import blocks, parameters
-from ..symbol import save_checkpoint
+from ..symbol import Converted, save_checkpoint
 from ..symbol.checkpoint import require_whole
 from . import storage
+from .folding import folded_model, input_shapes
+from .graphs import ConvertedGraph
 from .lookup import net_method
 from .traced_net import TracedNet
 
@@ -35,7 +37,7 @@ class FileHooks(TracedNet):
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder):
             raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
-        built = {number for number, _ in self.graphs.ops}
+        built = {number for number, *_ in self.graphs.ops}
         calls = self.graphs.calls.items()
         outside = {call: graph for call, graph in calls if call.region is None and id(graph) in built}
         if not outside:
@@ -46,8 +48,12 @@ class FileHooks(TracedNet):
         inferring = [graph for call, graph in outside.items() if not call.training]
         found = inferring or list(outside.values())
         graph = self.current if self.current in found else found[-1]
-        symbol = graph.converted.symbol
-        params = next(args for (number, _), (_, args) in self.graphs.ops.items() if number == id(graph))
+        if self.for_inference:
+            model = folded_model(graph, self.policy)
+            save_checkpoint(path, epoch, model.symbol, model.arg_params, model.aux_params, remove_amp_cast)
+            return
+        symbol = self._unfolded(graph).symbol
+        params = [(False, param) for param in graph.traced.params.values()]
         with storage.as_stored(self.net.collect_params().values()):
             if type(self.net).export is not gluon.HybridBlock.export:  # the user's own writes what it likes
                 blocks.cached_graph.set(self.net, (graph.traced.inputs, symbol))
@@ -55,6 +61,12 @@ class FileHooks(TracedNet):
                 self.original("export", path, epoch, remove_amp_cast=remove_amp_cast)
                 return
             save_checkpoint(path, epoch, symbol, *values_for(symbol, params), remove_amp_cast=remove_amp_cast)
+
+    def _unfolded(self, graph: ConvertedGraph) -> Converted:
+        """Return the conversion that reads the net's own parameters: another one where a backend has it folded."""
+        if not graph.converted.folds:
+            return graph.converted
+        return self._convert(graph.traced.symbol, input_shapes(graph), graph.traced.types)
 
     @net_method
     def save_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:

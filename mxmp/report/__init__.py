@@ -4,6 +4,8 @@ from .counts import variable_bytes as variable_bytes
 from .make import Decisions as Decisions
 from .make import make_report as make_report
 from .make import report_converted as report_converted
+from .report import DROPPED as DROPPED
+from .report import FOLDED as FOLDED
 from .report import Report as Report
 from .report import Row as Row
 from .report import legend as legend

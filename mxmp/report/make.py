@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from .. import dtypes
@@ -32,18 +32,23 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
 
 @dataclass(frozen=True)
 class Decisions:
-    """What one conversion decided: the plan for the graph before it, which the facts are on, and the graph after it."""
+    """What one conversion decided: the plan for the graph before it, which the facts are on, and the graph after it.
+
+    ``removed`` are rows for the report on what was taken out of the graph before.
+    """
 
     policy: Policy
     before: Graph
     facts: Facts
     plan: Plan
     after: Graph
+    removed: Tuple[Row, ...] = ()
 
     @functools.cached_property
     def report(self) -> Report:
         """The report on it, made when it is first read: most conversions are run and not looked at."""
-        return make_report(self.policy, self.before, self.facts, self.plan, self.after)
+        found = make_report(self.policy, self.before, self.facts, self.plan, self.after)
+        return replace(found, rows=found.rows + self.removed)
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the report alone, for pickle and copies: a plan refers to rules, whose conditions are functions."""

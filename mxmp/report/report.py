@@ -19,6 +19,14 @@ from .counts import total
 AS_IT_WAS = "as it was"
 """The precision of a node that is not touched."""
 
+FOLDED = "folded"
+"""That of a BatchNorm that the layer before it computes, in inference."""
+
+DROPPED = "dropped"
+"""That of a dropout that is left out, in inference."""
+
+_NO_PRECISIONS = (AS_IT_WAS, FOLDED, DROPPED)
+
 _COLUMNS = ("node", "operator", "precision", "reason", "casts")
 
 # (where it stands in a reason, how it is written, what it means), in the order of the legend.
@@ -49,7 +57,8 @@ class Row:
     Attributes:
         name: The node's name in the network.
         op: Its operator.
-        precision: Dtype that it computes in; 'as it was' for nodes that are not touched.
+        precision: Dtype that it computes in; 'as it was' for nodes that are not touched, 'folded' or
+            'dropped' for those that are gone because the conversion is for inference.
         reason: Why.
         casts: The tensors that mxmp casts for its inputs, or behind it for the network's outputs, each
             with the dtype that it becomes. Readers share casts: one may stand in several rows.
@@ -68,7 +77,7 @@ class Report:
 
     Attributes:
         policy: The policy, as text.
-        rows: One per operator, in the graph's order.
+        rows: One per operator, in the graph's order; those that are gone come last.
         casts: Number of casts inserted.
         activation_casts: Those of them that cast something else than a parameter.
         cast_bytes: Bytes that they read and write in one forward pass; None if a shape is unknown, or
@@ -132,7 +141,7 @@ class Report:
     def totals(self) -> List[Tuple[str, str]]:
         """The totals, each with what it counts."""
         parts = ", ".join(
-            f"{count} {'' if precision == AS_IT_WAS else 'in '}{precision}"
+            f"{count} {'' if precision in _NO_PRECISIONS else 'in '}{precision}"
             for precision, count in sorted(self.count.items())
         )
         moved = "bytes unknown" if self.cast_bytes is None else f"{self.cast_bytes:,} bytes"

@@ -86,7 +86,7 @@ def _convert(
     with blaming_params(model.symbol, {**args, **aux}, model.shapes):
         found = convert_graph(model.symbol, policy, shapes, types, allowed, out_of_range=out_of_range, final=True)
     _check_shapes(found, shapes)
-    return found
+    return found.noting(model.removed)
 
 
 def _check_shapes(found: Converted, shapes: Mapping[str, Tuple[int, ...]]) -> None:

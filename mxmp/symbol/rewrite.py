@@ -24,10 +24,11 @@ from ..passes import (
 from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
 from ..passes.decide import depends_on_shapes, shape_outcome
+from ..passes.fold_batchnorm import Fold
 from ..passes.guards import bfloat16_entries
 from ..passes.plan import Plan
 from ..policy import Policy
-from ..report import Decisions, Report
+from ..report import Decisions, Report, Row
 from ..rules import CLEAR, RULES
 from .arguments import known_dtypes, require_symbol
 from .inference import Dtypes, Shapes, add_shapes, entries_of, from_graph, infer_facts, infer_variables, to_graph
@@ -43,6 +44,7 @@ class Converted:
         facts: What MXNet infers about it.
         low_params: Names of the parameters that it wants in low precision.
         decisions: What was decided, on the graph as it was before.
+        folds: How the parameters of layers are computed that BatchNorm is folded into.
     """
 
     symbol: Any
@@ -50,11 +52,16 @@ class Converted:
     facts: Facts
     low_params: FrozenSet[str]
     decisions: Decisions
+    folds: Tuple[Fold, ...] = ()
 
     @property
     def report(self) -> Report:
         """The report on the conversion."""
         return self.decisions.report
+
+    def noting(self, removed: Tuple[Row, ...]) -> Converted:
+        """Return the same with rows for the report on what was taken out of the graph before."""
+        return replace(self, decisions=replace(self.decisions, removed=removed))
 
     @functools.cached_property
     def cast_params(self) -> FrozenSet[str]:
