@@ -233,7 +233,7 @@ class _OverrideCheck:
         self.policy = policy
         self.prefixes = prefixes
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
-        self.count = len(conversions)
+        self.count = len(conversions) if policy.has_overrides else 0
         for number, conversion in enumerate(conversions):
             conversion.on_converted = functools.partial(self.add, number)
             if conversion.early is not None:
