@@ -47,8 +47,10 @@ class _Conversion(Conversion):
             with present.lock:
                 present.conversions.add(self)
 
-    def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Any:
-        return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol))
+    def _convert(
+        self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None, folds: bool = False
+    ) -> Any:
+        return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol), folds)
 
 
 class _Hook:

@@ -14,17 +14,19 @@ from ..errors import ConvertError
 from ..mxnet_private import blocks
 from ..policy import Policy, check_matches
 from ..report import Report, merge
-from ..symbol import Converted, convert_graph
+from ..symbol import Converted, convert_graph, save_checkpoint
 from . import storage
 from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
+from .file_hooks import require_export_folder
+from .folding import float32_model, folded_model
 from .lookup import Siblings, blocks_in, conversion_of, conversions_of, descendants, roots, suspended
 
 _FLOAT32 = "_mxmp_float32"
 """Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
 
 
-def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> gluon.Block:
+def convert(net: gluon.Block, policy: Union[str, Policy], for_inference: bool = False, **changes: Any) -> gluon.Block:
     """Convert a net in place, so that it trains and infers in mixed precision.
 
     The net keeps its parameters with their names, its API and its state of hybridization. It
@@ -35,7 +37,11 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
     Args:
         net: A HybridBlock, a SymbolBlock, or a Block with HybridBlocks inside (each of them gets
             a graph of its own, with float32 in between).
-        policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'.
+        policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'; 'float32' too, for inference.
+        for_inference: Whether the net will only infer. Then BatchNorm behind a convolution, a transposed
+            convolution or a dense layer is folded into its weight and bias, in float32 and before these are
+            rounded, and dropout is left out. The net's parameters stay as they are, and are folded again when they
+            change. A call that is recorded or in training mode is refused. ``export`` writes the folded model.
         **changes: Fields of the policy that overrule it, such as ``last_layer_fp32=True``.
 
     Returns:
@@ -55,11 +61,11 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
     for root in found:
         storage.refuse_cast(root)
     regions = find_regions(net)
-    if all(_is_current(conversion_of(root), policy, regions) for root in found):
+    if all(_is_current(conversion_of(root), policy, regions, for_inference) for root in found):
         return net
     replaced = conversions_of(blocks_in(*found))
     with suspended(replaced):
-        conversions = [Conversion(root, policy, regions) for root in found]
+        conversions = [Conversion(root, policy, regions, for_inference) for root in found]
         siblings = Siblings()  # they may share parameters
         for conversion in conversions:
             siblings.add(conversion)
@@ -69,7 +75,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
     try:
         for conversion in conversions:
             vars(conversion.net).pop(_FLOAT32, None)
-            if policy.is_mixed or conversion.erases_casts:
+            if policy.is_mixed or for_inference or conversion.erases_casts:
                 conversion.install()
             else:
                 vars(conversion.net)[_FLOAT32] = policy, conversion.early and conversion.early.report
@@ -85,7 +91,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy], **changes: Any) -> glu
 def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:
     """Convert several nets, or leave all of them as they were; raises as `convert`."""
     known = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
-    before = [(conversion.net, conversion.policy) for conversion in conversions_of(known)]
+    before = [(each.net, each.policy, each.for_inference) for each in conversions_of(known)]
     done: List[gluon.Block] = []
     try:
         for net in nets:
@@ -94,8 +100,8 @@ def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None
     except Exception:
         for net in done:
             restore(net)
-        for block, old in before:
-            convert(block, old)
+        for block, old, for_inference in before:
+            convert(block, old, for_inference)
         raise
 
 
@@ -155,8 +161,17 @@ def report(net: gluon.Block) -> Report:
     return replace(merged, notes=amx.notes(merged.count))
 
 
-def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]:
+def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:
     """Write a converted net as a model that plain MXNet loads: ``net.export``.
+
+    Args:
+        net: The net; it is not changed.
+        path: Prefix of the files.
+        epoch: Number in the name of the second.
+        for_inference: Whether what is written will only infer: BatchNorm behind a convolution, a transposed
+            convolution or a dense layer is folded into its weight and bias, in float32 and before these are
+            rounded, and dropout is left out. Then a hybridized net that is not converted, or to float32, is
+            written too, in float32. An ``export`` that the net's class defines is not called.
 
     Returns:
         The paths written, ``<path>-symbol.json`` and ``<path>-<epoch>.params``.
@@ -165,21 +180,33 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
         ConvertError: If the net is not converted or has not seen a batch yet.
     """
     conversion = conversion_of(net)
+    written = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
+    inside = conversions_of(descendants(net))
+    if for_inference and (conversion is not None or (not inside and isinstance(net, gluon.HybridBlock))):
+        if conversion is None:
+            require_export_folder(path)
+            model = float32_model(net)
+        else:
+            model = folded_model(net, conversion.graph_to_export(path), conversion.policy)
+        save_checkpoint(path, epoch, *model)
+        return written
     if conversion is None:
-        inside = ", ".join(each.net.name for each in conversions_of(descendants(net)))
         if inside:
+            names = ", ".join(each.net.name for each in inside)
             raise ConvertError(
                 f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in "
-                f"it: {inside}."
+                f"it: {names}."
             )
         raise ConvertError(f"block '{net.name}' is not converted; use net.export.")
     conversion.export(path, epoch)
-    return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
+    return written
 
 
-def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions) -> bool:
+def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions, for_inference: bool) -> bool:
     """Return whether a conversion is what ``convert`` would install."""
-    return type(conversion) is Conversion and conversion.policy == policy and conversion.regions == regions
+    if type(conversion) is not Conversion or conversion.for_inference != for_inference:
+        return False
+    return conversion.policy == policy and conversion.regions == regions
 
 
 def _float32_report(net: gluon.Block) -> Optional[Report]:
@@ -206,7 +233,7 @@ class _OverrideCheck:
         self.policy = policy
         self.prefixes = prefixes
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
-        self.count = len(conversions)
+        self.count = len(conversions) if policy.has_overrides else 0
         for number, conversion in enumerate(conversions):
             conversion.on_converted = functools.partial(self.add, number)
             if conversion.early is not None:

@@ -19,8 +19,10 @@ from ..scaling import loss_heads
 from ..symbol.arguments import require_kernels
 from . import storage
 from .bulks import bulks_kept
+from .cached_ops import BuiltOp, backend_chosen, context_of, op_key, plan_op
 from .file_hooks import FileHooks
-from .graphs import ConvertedGraph, GraphCache, as_input, on_cpu, op_hook_on, split_inputs
+from .folding import refuse_training
+from .graphs import ConvertedGraph, GraphCache, as_input, infers, on_cpu, op_hook_on, split_inputs
 from .lookup import as_written, conversion_of, net_method, suspended
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision
@@ -74,19 +76,30 @@ class BlockHooks(FileHooks):
     @net_method
     def build_cache(self, *args: Any) -> None:
         """Build the cached operator for this kind of context."""
-        inputs, symbol = self.get_graph(*args)
-        graph = self._graph_for(args)
-        self._store(graph.converted)
-        self.given_graph = inputs, graph.converted.on_cpu() if on_cpu() else symbol
-        try:
-            with bulks_kept(self.net, graph):
-                self.original("build_cache", *args)
-        finally:
-            self.given_graph = None
+        with context_of(args):  # ``optimize_for`` calls this without
+            if not self.is_initialized:
+                self._initialize(args)
+            graph = self._graph_for(args)
+            inputs, _ = self._use(graph)
+            self._store(graph.converted)
+            with bulks_kept(self.net, graph), backend_chosen(self.net, self.for_inference):
+                plan = plan_op(self.net, graph)
+                if plan.prepared is not None:
+                    plan.prepared.refresh()
+                self.given_graph = inputs, plan.symbol
+                try:
+                    blocks.set_op(self.net, None, list(plan.args))
+                    self.original("build_cache", *args)
+                finally:
+                    self.given_graph = None
+            op, read = blocks.cached_op(self.net), blocks.cached_op_args(self.net)
+            self.graphs.ops[op_key(graph)] = BuiltOp(op, read, plan.prepared, plan.keeps_weights)
 
     @net_method
     def call_cached_op(self, *args: Any) -> Any:
         """Run the graph for this call and context; inputs of low precision are taken as float32."""
+        if self.for_inference and not infers():
+            refuse_training(self.net)
         args = tuple(as_input(arg) for arg in args)
         self._require_kernels([mx.context.current_context()])  # that of the inputs
         if not self.is_initialized:
@@ -101,14 +114,14 @@ class BlockHooks(FileHooks):
                 with as_written(self.net):
                     return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us
         self._use(graph)
-        key = id(graph), on_cpu()
-        if key not in self.graphs.ops:
-            blocks.set_op(self.net, None, [])
-            self.build_cache(*args)
-            self.graphs.ops[key] = blocks.cached_op(self.net), blocks.cached_op_args(self.net)
         if recording:
             self._note_recorded()
-        blocks.set_op(self.net, *self.graphs.ops[key])
+            self.graphs.forget_prepared()
+        key = op_key(graph)
+        if key not in self.graphs.ops or not self.graphs.ops[key].is_usable():
+            self.build_cache(*args)
+        built = self.graphs.ops[key]
+        blocks.set_op(self.net, built.op, built.args)
         with op_hook_on(self.net, graph):
             return self.original("call_cached_op", *args)
 

@@ -37,11 +37,16 @@ class Conversion(BlockHooks):
     suspension: threading.local
 
     def __init__(
-        self, net: gluon.HybridBlock, policy: Policy, regions: Optional[block_regions.BlockRegions] = None
+        self,
+        net: gluon.HybridBlock,
+        policy: Policy,
+        regions: Optional[block_regions.BlockRegions] = None,
+        for_inference: bool = False,
     ) -> None:
         """Trace and convert the net if its inputs can be guessed; change nothing. Regions are looked up if None."""
         self.net = net
         self.policy = policy
+        self.for_inference = for_inference
         self.regions = block_regions.find_regions(net) if regions is None else regions
         block_regions.check_regions(self.regions, policy)
         self._require_kernels(storage.contexts_of(net.collect_params().values()))
@@ -66,11 +71,11 @@ class Conversion(BlockHooks):
         """Return the conversion for inputs of unknown shape, None if the net must be called first."""
         with precision(POLICY):  # not in a region that the user may be in
             if self.own_graph is not None:
-                return self._convert(self._trace(())[1], {}, {})
+                return self._convert(self._trace(())[1], {}, {}, folds=self.for_inference)
             with block_regions.entered(self.net, self.regions):
                 symbol = trace_early(self.net)
         try:
-            return None if symbol is None else self._convert(symbol, {}, {})
+            return None if symbol is None else self._convert(symbol, {}, {}, folds=self.for_inference)
         except InferenceError:
             if storage.cast_by_hand(self.net):
                 raise

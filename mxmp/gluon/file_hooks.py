@@ -11,9 +11,11 @@ from ..arrays_file import check_arrays_file
 from ..errors import ConvertError, mxnet_reason
 from ..files import is_local, saving
 from ..mxnet_private import blocks, parameters
-from ..symbol import save_checkpoint
+from ..symbol import Converted, save_checkpoint
 from ..symbol.checkpoint import require_whole
 from . import storage
+from .folding import folded_model, input_shapes
+from .graphs import ConvertedGraph
 from .lookup import net_method
 from .traced_net import TracedNet
 
@@ -27,15 +29,33 @@ class FileHooks(TracedNet):
 
         The graph of inference if the net has been called for inference; of several the one that ran last.
         """
+        graph = self.graph_to_export(path)
+        if self.for_inference:
+            save_checkpoint(path, epoch, *folded_model(self.net, graph, self.policy), remove_amp_cast=remove_amp_cast)
+            return
+        symbol = self._unfolded(graph).symbol
+        params = [(False, param) for param in graph.traced.params.values()]
+        with storage.as_stored(self.net.collect_params().values()):
+            if type(self.net).export is not gluon.HybridBlock.export:  # the user's own writes what it likes
+                blocks.cached_graph.set(self.net, (graph.traced.inputs, symbol))
+                blocks.cached_op_args.set(self.net, params)
+                self.original("export", path, epoch, remove_amp_cast=remove_amp_cast)
+                return
+            save_checkpoint(path, epoch, symbol, *values_for(symbol, params), remove_amp_cast=remove_amp_cast)
+
+    def graph_to_export(self, path: str) -> ConvertedGraph:
+        """Return the graph of inference, or of training if there is no other; of several the one that ran last.
+
+        Raises:
+            ConvertError: If the net has not been called, or if there is no folder to write to.
+        """
         if not self.graphs.ops:
             raise ConvertError(
                 f"block '{self.net.name}' has not been called yet, so its parameters and shapes are not known; "
                 f"run one batch before exporting."
             )
-        folder = os.path.dirname(os.path.abspath(path))
-        if not os.path.isdir(folder):
-            raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
-        built = {number for number, _ in self.graphs.ops}
+        require_export_folder(path)
+        built = {number for number, *_ in self.graphs.ops}
         calls = self.graphs.calls.items()
         outside = {call: graph for call, graph in calls if call.region is None and id(graph) in built}
         if not outside:
@@ -45,16 +65,13 @@ class FileHooks(TracedNet):
             )
         inferring = [graph for call, graph in outside.items() if not call.training]
         found = inferring or list(outside.values())
-        graph = self.current if self.current in found else found[-1]
-        symbol = graph.converted.symbol
-        params = next(args for (number, _), (_, args) in self.graphs.ops.items() if number == id(graph))
-        with storage.as_stored(self.net.collect_params().values()):
-            if type(self.net).export is not gluon.HybridBlock.export:  # the user's own writes what it likes
-                blocks.cached_graph.set(self.net, (graph.traced.inputs, symbol))
-                blocks.cached_op_args.set(self.net, params)
-                self.original("export", path, epoch, remove_amp_cast=remove_amp_cast)
-                return
-            save_checkpoint(path, epoch, symbol, *values_for(symbol, params), remove_amp_cast=remove_amp_cast)
+        return next((graph for graph in found if graph is self.current), found[-1])
+
+    def _unfolded(self, graph: ConvertedGraph) -> Converted:
+        """Return the conversion that reads the net's own parameters: another one where a backend has it folded."""
+        if not graph.converted.folds:
+            return graph.converted
+        return self._convert(graph.traced.symbol, input_shapes(graph), graph.traced.types)
 
     @net_method
     def save_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
@@ -74,6 +91,13 @@ class FileHooks(TracedNet):
         self.original("load_parameters", filename, *args, **kwargs)
         if self.early is not None:
             self._store(self.early)
+
+
+def require_export_folder(path: str) -> None:
+    """Raise a ConvertError if there is no folder for the files of an export."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
 
 
 def save(filename: str, write: Callable[[str], None]) -> None:

@@ -30,25 +30,32 @@ class CallSignature(NamedTuple):
     """The properties of a call that decide which graph it runs."""
 
     training: bool
+    folds: bool  # whether it runs a graph for inference alone, BatchNorm folded
     nesting: str  # of its inputs
     region: Optional[str]  # the innermost around it, None outside of regions
     types: Tuple[Any, ...]
     shapes: Optional[Tuple[Any, ...]]  # None where no verdict depends on them
 
 
-def signature_of(net: gluon.Block, args: Tuple[Any, ...], shaped: bool) -> CallSignature:
+def signature_of(net: gluon.Block, args: Tuple[Any, ...], shaped: bool, folds: bool = False) -> CallSignature:
     """Return the signature of a call of a net now, with these inputs; ``shaped`` if their shapes matter."""
     flat, nesting = blocks.flatten(args, "input")
     types, shapes = (tuple(getattr(a, name, None) for a in flat) for name in ("dtype", "shape"))
     # Layers of gluon.rnn note here whether they were called without states, and then return none.
     nesting = nesting, getattr(net, "skip_states", None)
-    return CallSignature(autograd.is_training(), str(nesting), current_region(), types, shapes if shaped else None)
+    kind = autograd.is_training(), folds, str(nesting), current_region()
+    return CallSignature(*kind, types, shapes if shaped else None)
 
 
 def split_inputs(args: Tuple[Any, ...]) -> List[Any]:
     """Return the arrays or symbols among possibly nested arguments, None left out."""
     flat, _ = blocks.flatten(args, "input")
     return [item for item in flat if item is not None]
+
+
+def infers() -> bool:
+    """Return whether a call now is for inference alone: neither recorded nor in training mode."""
+    return not (autograd.is_recording() or autograd.is_training())
 
 
 def on_cpu() -> bool:
@@ -110,7 +117,7 @@ class ConvertedGraph:
     """A converted graph of a net."""
 
     traced: TracedGraph
-    outcome: Tuple[Any, ...]  # of the conditions on shapes
+    outcome: Tuple[Any, ...]  # whether BatchNorm is folded, and what the conditions on shapes give
     converted: Converted
 
     @functools.cached_property
@@ -160,8 +167,8 @@ class GraphCache:
 
     def __init__(self) -> None:
         self.shaped = False  # whether the verdicts on one of the graphs depend on shapes
-        # The cached operators, with their arguments, by graph (its id) and whether for a CPU.
-        self.ops: Dict[Tuple[int, bool], Tuple[Any, List[Any]]] = {}
+        # The cached operators by graph (its id), whether for a CPU, and whether for inference: `cached_ops.BuiltOp`.
+        self.ops: Dict[Tuple[int, bool, bool], Any] = {}
         self._calls: LRUCache[ConvertedGraph] = LRUCache(MAX_CALLS)
         self._traced: LRUCache[TracedGraph] = LRUCache(MAX_GRAPHS)
         self._converted: LRUCache[ConvertedGraph] = LRUCache(MAX_GRAPHS)
@@ -215,6 +222,12 @@ class GraphCache:
     def holds(self, graph: Optional[ConvertedGraph]) -> bool:
         """Return whether a graph is still in the cache."""
         return any(graph is each for each in self._converted.items().values())
+
+    def forget_prepared(self) -> None:
+        """Free what was computed from parameters, which are about to change."""
+        for built in self.ops.values():
+            if built.prepared is not None:
+                built.prepared.forget()
 
     def _forget_others(self) -> None:
         """Forget signatures and cached operators of graphs that are not kept."""

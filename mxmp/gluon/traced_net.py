@@ -10,6 +10,7 @@ import mxnet as mx
 from mxnet import gluon
 
 from .. import dtypes
+from ..arrays.write_counts import can_count
 from ..errors import ConvertError, InferenceError, MxmpError
 from ..graph import without_versions
 from ..mxnet_private import blocks
@@ -18,9 +19,13 @@ from ..policy import Policy
 from ..symbol import Converted, convert_graph, to_graph
 from ..symbol.rewrite import ShapeOutcomes
 from . import block_regions, storage
-from .graphs import ConvertedGraph, GraphCache, TracedGraph, known_inputs, known_shapes, signature_of
+from .folding import convert_folded
+from .graphs import ConvertedGraph, GraphCache, TracedGraph, infers, known_inputs, known_shapes, signature_of
 from .lookup import REPLACED, Siblings, conversions_of, descendants, suspended
 from .precision import current_region
+
+ONLY_INFER = ("MKLDNN", "MKLDNN_QUANTIZE", "TensorRT")
+"""Backends whose operators have no gradients. Those of MKLDNN give zeros and say nothing."""
 
 
 class TracedNet:
@@ -28,6 +33,7 @@ class TracedNet:
 
     net: gluon.HybridBlock
     policy: Policy
+    for_inference: bool  # whether the net only infers, BatchNorm folded
     regions: block_regions.BlockRegions  # what `set_policy` said about the net and the blocks in it
     own_graph: Any  # the inputs and the symbol of a SymbolBlock; None of a net that is traced
     graphs: GraphCache
@@ -43,22 +49,30 @@ class TracedNet:
 
     def _graph_for(self, args: Tuple[Any, ...]) -> ConvertedGraph:
         """Return the converted graph for a call, traced and converted when first needed."""
-        graph = self.graphs.find(signature_of(self.net, args, self.graphs.shaped))
+        graph = self.graphs.find(signature_of(self.net, args, self.graphs.shaped, self._folds()))
         return self._new_graph(args) if graph is None else graph
 
     def _new_graph(self, args: Tuple[Any, ...]) -> ConvertedGraph:
         """Return the graph for a call whose signature is new, perhaps in its shapes alone."""
         traced = self._traced_for(args)
         shapes, _ = known_inputs(traced.inputs, args)
-        outcome = traced.outcomes(known_shapes(shapes, traced.params))
+        folds = self._folds()
+        outcome = folds, *traced.outcomes(known_shapes(shapes, traced.params))
         graph = self.graphs.converted(traced, outcome)
         if graph is None:
-            converted = self._convert(traced.symbol, shapes, traced.types)
+            converted = self._convert(traced.symbol, shapes, traced.types, folds=folds)
             if self.on_converted is not None:
                 self.on_converted(converted)
             graph = self.graphs.add_converted(traced, outcome, converted)
-        self.graphs.add_call(signature_of(self.net, args, self.graphs.shaped), graph)
+        self.graphs.add_call(signature_of(self.net, args, self.graphs.shaped, folds), graph)
         return graph
+
+    def _folds(self) -> bool:
+        """Return whether BatchNorm is folded in a call now.
+
+        A backend would fold it too, in low precision, and keep weights that are not current.
+        """
+        return self.for_inference or (blocks.backend(self.net) in ONLY_INFER and infers() and can_count())
 
     def _traced_for(self, args: Tuple[Any, ...]) -> TracedGraph:
         """Return the traced graph for a call."""
@@ -106,13 +120,17 @@ class TracedNet:
         self._store(converted)
         return converted, inputs, out_format
 
-    def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None) -> Converted:
+    def _convert(
+        self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None, folds: bool = False
+    ) -> Converted:
         params = self._params_read_by(symbol)
         stored = frozenset(name for name, p in params.items() if isinstance(p, storage.LowPrecisionParameter))
         may_change = current_region() is None  # a region holds for a call, not for what is stored
         trainable = stored | frozenset(name for name, p in params.items() if may_change and self._may_store(p))
         known = known_shapes(shapes, params)
         try:
+            if folds:
+                return convert_folded(symbol, self.policy, known, types, frozenset(params), trainable, stored)
             return convert_graph(symbol, policy or self.policy, known, types, trainable, stored)
         except ConvertError as e:
             low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []

@@ -25,6 +25,7 @@ cached_op_args = attribute(_HybridBlock, "_cached_op_args", "(is input, index or
 in_format = attribute(_HybridBlock, "_in_format", "how the inputs are nested")
 out_format = attribute(_HybridBlock, "_out_format", "how the outputs are nested")
 flags = attribute(_HybridBlock, "_flags", "what hybridize was given for the cached operator: pairs (name, value)")
+backend = attribute(_HybridBlock, "_backend", "the backend that partitions the graph; None for none")
 op_hook = attribute(_HybridBlock, "_callback", "what register_op_hook registered, None without one")
 
 get_graph = method(_HybridBlock, "_get_graph", "gives the inputs and the symbol to run, traced at the first call")

@@ -3,10 +3,12 @@
 from .base import Pass as Pass
 from .base import Sequential as Sequential
 from .classify import classify as classify
+from .drop_dropout import DropDropout as DropDropout
 from .emulate import Emulate as Emulate
 from .erase_casts import EraseCasts as EraseCasts
 from .erase_casts import is_converted as is_converted
 from .facts import Facts as Facts
+from .fold_batchnorm import FoldBatchNorm as FoldBatchNorm
 from .fold_casts import FoldCasts as FoldCasts
 from .guards import GuardAmpCasts as GuardAmpCasts
 from .guards import GuardGradientSums as GuardGradientSums

@@ -6,8 +6,8 @@ import io
 import json
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +18,14 @@ from .counts import total
 
 AS_IT_WAS = "as it was"
 """The precision of a node that is not touched."""
+
+FOLDED = "folded"
+"""That of a BatchNorm that the layer before it computes, in inference."""
+
+DROPPED = "dropped"
+"""That of a dropout that is left out, in inference."""
+
+_NO_PRECISIONS = (AS_IT_WAS, FOLDED, DROPPED)
 
 _COLUMNS = ("node", "operator", "precision", "reason", "casts")
 
@@ -49,7 +57,8 @@ class Row:
     Attributes:
         name: The node's name in the network.
         op: Its operator.
-        precision: Dtype that it computes in; 'as it was' for nodes that are not touched.
+        precision: Dtype that it computes in; 'as it was' for nodes that are not touched, 'folded' or
+            'dropped' for those that are gone because the conversion is for inference.
         reason: Why.
         casts: The tensors that mxmp casts for its inputs, or behind it for the network's outputs, each
             with the dtype that it becomes. Readers share casts: one may stand in several rows.
@@ -62,13 +71,25 @@ class Row:
     casts: Tuple[str, ...]
 
 
+class Removed(NamedTuple):
+    """What inference does not need of a network, and what its activations took with it.
+
+    Attributes:
+        rows: One per operator that is gone.
+        activation_bytes: Bytes of the network's activations before, as in `Report`; None if unknown.
+    """
+
+    rows: Tuple[Row, ...] = ()
+    activation_bytes: Optional[int] = None
+
+
 @dataclass(frozen=True)
 class Report:
     """The result of one conversion: every operator, its casts, and totals.
 
     Attributes:
         policy: The policy, as text.
-        rows: One per operator, in the graph's order.
+        rows: One per operator, in the graph's order; those that are gone come last.
         casts: Number of casts inserted.
         activation_casts: Those of them that cast something else than a parameter.
         cast_bytes: Bytes that they read and write in one forward pass; None if a shape is unknown, or
@@ -93,6 +114,13 @@ class Report:
     widely_read: Tuple[Tuple[str, int], ...] = ()
     param_bytes: Optional[Tuple[int, int]] = None
     notes: Tuple[str, ...] = field(default=(), compare=False)
+
+    def with_removed(self, removed: Removed) -> Report:
+        """Return the report on the conversion of a network of which something had been removed before."""
+        sizes = self.activation_bytes
+        if sizes and removed.activation_bytes is not None:
+            sizes = removed.activation_bytes, sizes[1]
+        return replace(self, rows=self.rows + removed.rows, activation_bytes=sizes)
 
     @property
     def count(self) -> Dict[str, int]:
@@ -139,7 +167,7 @@ class Report:
     def totals(self) -> List[Tuple[str, str]]:
         """The totals, each with what it counts."""
         parts = ", ".join(
-            f"{count} {'' if precision == AS_IT_WAS else 'in '}{precision}"
+            f"{count} {'' if precision in _NO_PRECISIONS else 'in '}{precision}"
             for precision, count in sorted(self.count.items())
         )
         moved = "bytes unknown" if self.cast_bytes is None else f"{self.cast_bytes:,} bytes"

@@ -13,6 +13,7 @@ import mxnet as mx
 from .. import dtypes as dtypes_
 from ..errors import ConvertError, DtypeError, InferenceError, ParamsError
 from ..policy import Policy, did_you_mean
+from ..report import Removed
 from .inference import to_graph
 
 PolicyLike = Union[str, Policy]
@@ -32,12 +33,17 @@ HEADROOM = 2.0
 
 
 class Model(NamedTuple):
-    """A symbol with what is known about its inputs; ``ranges`` has magnitudes measured, of outputs too."""
+    """A symbol with what is known about its inputs.
+
+    ``ranges`` has magnitudes measured, of outputs too, and ``removed`` what the network had that the symbol lacks,
+    because inference does not need it.
+    """
 
     symbol: Any
     shapes: Dict[str, Tuple[int, ...]]
     dtypes: Dict[str, str]
     ranges: Mapping[str, float] = {}
+    removed: Removed = Removed()
 
     def known(self, args: Mapping[str, Any], aux: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, str]]:
         """Return the shapes and dtypes of inputs and parameters; shapes only if some input's is known."""
@@ -186,6 +192,11 @@ def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) 
     """
     if dtypes_.BFLOAT16 in (policy.compute_dtype, policy.param_dtype, policy.output_dtype):
         refuse_gpus(contexts, f"{where}: policy '{policy}' uses bfloat16")
+
+
+def contexts_of(*params: Mapping[str, Any]) -> Iterator[Any]:
+    """Return the contexts of all arrays."""
+    return (array.context for arrays in params for array in arrays.values())
 
 
 def refuse_gpus(contexts: Iterable[mx.Context], what: str) -> None:

@@ -1,4 +1,4 @@
-"""What users of the Symbolic API call: conversion of a symbol, a model, a checkpoint or a set of buckets.
+"""What users of the Symbolic API call: conversion of a symbol, a model or a checkpoint; `buckets` has that of buckets.
 
 Each is one pass through the same pipeline: `arguments` checks what is given, `rewrite` converts the graph,
 `params` stores the parameters that go with it, and `checkpoint` reads and writes files. ``mxmp convert``
@@ -8,13 +8,13 @@ calls `convert_checkpoint`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
-from ..errors import ConvertError
 from ..policy import Policy
-from ..report import Report
-from .arguments import PolicyLike, check_params, make_model, param_names, require_kernels
+from ..report import Decisions, Report
+from .arguments import Model, PolicyLike, check_params, contexts_of, make_model, param_names, require_kernels
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
+from .for_inference import fold_model
 from .params import Change, convert_sharing, require_matches, stored_low_before, total_bytes, widened
 from .rewrite import convert_graph
 
@@ -27,7 +27,7 @@ class ConvertedModel:
         symbol: The converted symbol, which plain MXNet runs.
         arg_params: Its arguments, in the dtypes that it wants.
         aux_params: Its auxiliary states.
-        report: What was decided about each operator.
+        decisions: What the report is made from.
         changes: The parameters whose values the low precision dtype could not hold: how many were
             clamped or became zero.
         out_of_range: Names of the parameters with values beyond its range whose readers stay in float32,
@@ -40,7 +40,7 @@ class ConvertedModel:
     symbol: Any
     arg_params: Dict[str, Any]
     aux_params: Dict[str, Any]
-    report: Report
+    decisions: Decisions
     changes: Tuple[Change, ...]
     out_of_range: Tuple[str, ...]
     param_bytes: Tuple[int, int]
@@ -49,6 +49,11 @@ class ConvertedModel:
     def __iter__(self) -> Iterator[Any]:
         """Unpack as MXNet's own functions return a model."""
         return iter((self.symbol, self.arg_params, self.aux_params))
+
+    @property
+    def report(self) -> Report:
+        """What was decided about each operator."""
+        return self.decisions.report
 
     @property
     def unfit(self) -> Tuple[str, ...]:
@@ -113,6 +118,7 @@ def convert_model(
     shapes: Optional[Any] = None,
     dtypes: Optional[Mapping[str, Any]] = None,
     ranges: Optional[Mapping[str, float]] = None,
+    for_inference: bool = False,
     **changes: Any,
 ) -> ConvertedModel:
     """Return a model converted to mixed precision: its symbol, and its parameters to go with it.
@@ -130,6 +136,9 @@ def convert_model(
         shapes: Shapes of inputs, as for ``convert_symbol``.
         dtypes: Dtypes of inputs, likewise.
         ranges: Largest magnitudes of outputs by name, likewise.
+        for_inference: Whether the model will only infer. Then BatchNorm behind a convolution, a transposed
+            convolution or a dense layer is folded into its weight and bias, in float32 and before these are
+            rounded, and dropout is left out. The model does not train any more.
         **changes: Fields of the policy that overrule it.
 
     Raises:
@@ -141,12 +150,36 @@ def convert_model(
     parsed = Policy.parse(policy, **changes)
     model = make_model(sym, shapes, dtypes, ranges)
     check_params(sym, arg_params, aux_params, model.shapes)
-    require_kernels(parsed, _contexts_of(arg_params, aux_params), "arg_params")
-    args, aux = widened(sym, arg_params), dict(aux_params)
-    (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, parsed)
-    before, after = (total_bytes(params) + total_bytes(aux) for params in (args, stored))
+    require_kernels(parsed, contexts_of(arg_params, aux_params), "arg_params")
+    return convert_known(model, arg_params, aux_params, parsed, for_inference)
+
+
+def convert_known(
+    model: Model,
+    arg_params: Mapping[str, Any],
+    aux_params: Mapping[str, Any],
+    policy: Policy,
+    for_inference: bool = False,
+    must_match: bool = True,
+) -> ConvertedModel:
+    """Return a model converted, given what `convert_model` checks.
+
+    Args:
+        model: The symbol, and what is known about its inputs.
+        arg_params: Its arguments.
+        aux_params: Its auxiliary states.
+        policy: The policy.
+        for_inference: Whether the model will only infer.
+        must_match: Whether each of the policy's patterns has to match an operator.
+    """
+    args, aux = widened(model.symbol, arg_params), dict(aux_params)
+    before = total_bytes(args) + total_bytes(aux)
+    if for_inference:
+        model, args, aux = fold_model(model, args, aux)
+    (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, policy, must_match)
+    sizes = before, total_bytes(stored) + total_bytes(aux)
     low_before = stored_low_before(arg_params, stored)
-    return ConvertedModel(found.symbol, stored, aux, found.report, changed, out_of_range, (before, after), low_before)
+    return ConvertedModel(found.symbol, stored, aux, found.decisions, changed, out_of_range, sizes, low_before)
 
 
 def convert_checkpoint(
@@ -159,6 +192,7 @@ def convert_checkpoint(
     out_epoch: Optional[int] = None,
     ranges: Optional[Mapping[str, float]] = None,
     on_stage: Callable[[str], None] = lambda stage: None,
+    for_inference: bool = False,
     **changes: Any,
 ) -> ConvertedModel:
     """Convert the checkpoint ``prefix-symbol.json``, ``prefix-0000.params`` and write the result.
@@ -175,6 +209,7 @@ def convert_checkpoint(
         out_epoch: Epoch of the file to write; that of the checkpoint unless given.
         ranges: Largest magnitudes of outputs by name, as for ``convert_symbol``.
         on_stage: Called with 'load', 'convert' and 'write' as each begins, to show progress.
+        for_inference: Whether the model will only infer, as for ``convert_model``.
         **changes: Fields of the policy that overrule it.
 
     Returns:
@@ -190,97 +225,7 @@ def convert_checkpoint(
     source = load_checkpoint(prefix, epoch)
     on_stage("convert")
     with naming_files(*checkpoint_files(prefix, epoch)):
-        model = convert_model(*source, policy, shapes, dtypes, ranges, **changes)
+        model = convert_model(*source, policy, shapes, dtypes, ranges, for_inference, **changes)
     on_stage("write")
     save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)
     return model
-
-
-@dataclass(frozen=True)
-class ConvertedBuckets:
-    """The symbols of a BucketingModule, converted, with one set of parameters.
-
-    Attributes:
-        models: (symbol, data_names, label_names) by bucket.
-        arg_params: Arguments of all of them, in the dtypes that they want.
-        aux_params: Auxiliary states.
-        reports: What was decided, by bucket.
-        changes: As ``ConvertedModel.changes``.
-        out_of_range: As ``ConvertedModel.out_of_range``.
-    """
-
-    models: Dict[Any, Tuple[Any, Any, Any]]
-    arg_params: Dict[str, Any]
-    aux_params: Dict[str, Any]
-    reports: Dict[Any, Report]
-    changes: Tuple[Change, ...]
-    out_of_range: Tuple[str, ...]
-
-    @property
-    def unfit(self) -> Tuple[str, ...]:
-        """The same as `out_of_range`, by its old name."""
-        return self.out_of_range
-
-    def sym_gen(self, bucket_key: Any) -> Tuple[Any, Any, Any]:
-        """Return a bucket's symbol and names, as BucketingModule asks for them.
-
-        Raises:
-            ConvertError: If the bucket was not converted.
-        """
-        if bucket_key not in self.models:
-            raise ConvertError(f"bucket {bucket_key!r} was not converted; known: {list(self.models)}.")
-        return self.models[bucket_key]
-
-
-def convert_buckets(
-    sym_gen: Callable[[Any], Tuple[Any, Any, Any]],
-    buckets: Iterable[Any],
-    arg_params: Mapping[str, Any],
-    aux_params: Mapping[str, Any],
-    policy: PolicyLike = "O1",
-    shapes: Optional[Mapping[Any, Any]] = None,
-    **changes: Any,
-) -> ConvertedBuckets:
-    """Convert all buckets of a BucketingModule, with one set of parameters.
-
-    A parameter is stored in low precision only if every bucket that has it wants it so.
-
-    Args:
-        sym_gen: The module's: from a bucket's key to (symbol, data_names, label_names).
-        buckets: The keys of all buckets.
-        arg_params: Arguments of all buckets, NDArrays by name.
-        aux_params: Auxiliary states, likewise.
-        policy: A policy or its text.
-        shapes: Shapes of inputs by bucket.
-        **changes: Fields of the policy that overrule it.
-
-    Raises:
-        ConvertError: If there is no bucket, or the parameters do not fit, as for ``convert_model``.
-        PolicyError: If the policy does not parse, or one of its patterns matches nothing.
-    """
-    keys = list(buckets)
-    if not keys:
-        raise ConvertError("buckets is empty; give the key of every bucket.")
-    parsed = Policy.parse(policy, **changes)
-    generated = {key: sym_gen(key) for key in keys}
-    models = []
-    for key, (symbol, _, _) in generated.items():
-        models.append(make_model(symbol, (shapes or {}).get(key)))
-        check_params(symbol, arg_params, aux_params, models[-1].shapes)
-    require_kernels(parsed, _contexts_of(arg_params, aux_params), "arg_params")
-    args, aux = dict(arg_params), dict(aux_params)
-    for model in models:
-        args = widened(model.symbol, args)
-    found, stored, changed, out_of_range = convert_sharing(models, args, aux, parsed)
-    return ConvertedBuckets(
-        {key: (each.symbol, *generated[key][1:]) for key, each in zip(keys, found)},
-        stored,
-        aux,
-        {key: each.report for key, each in zip(keys, found)},
-        changed,
-        out_of_range,
-    )
-
-
-def _contexts_of(*params: Mapping[str, Any]) -> Iterator[Any]:
-    return (array.context for arrays in params for array in arrays.values())

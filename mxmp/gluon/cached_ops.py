@@ -1,0 +1,126 @@
+"""The cached operators that run a converted graph: what is computed once of parameters, what a backend partitions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import mxnet as mx
+from mxnet import gluon
+
+from ..arrays.write_counts import can_count
+from ..graph import Graph
+from ..mxnet_private import blocks
+from ..mxnet_private.parameters import storage_type
+from ..passes.split_params import split_params
+from ..symbol import from_graph, to_graph
+from .graphs import ConvertedGraph, infers, on_cpu, split_inputs
+from .prepared import PreparedParams
+from .traced_net import ONLY_INFER
+
+_STATIC = "static_shape"
+
+_KEEP_WEIGHTS = frozenset({"RNN"})
+"""Operators that keep what they have made of their weights, if their states are kept (``static_shape``)."""
+
+OpKey = Tuple[int, bool, bool]
+
+
+class OpPlan(NamedTuple):
+    """What a cached operator is to be built of."""
+
+    symbol: Any
+    prepared: Optional[PreparedParams] = None  # what it reads in place of parameters; None for these alone
+    args: Sequence[Tuple[bool, gluon.Parameter]] = ()  # (False, parameter) for those that it reads, () for all
+    keeps_weights: bool = False  # as of `BuiltOp`
+
+
+@dataclass(frozen=True)
+class BuiltOp:
+    """A cached operator, with what it reads beside the inputs."""
+
+    op: Any
+    args: List[Tuple[bool, Any]]  # (True, index of an input) or (False, parameter)
+    prepared: Optional[PreparedParams]
+    keeps_weights: bool  # whether its operators keep what they have made of them, and must be built anew for others
+
+    def is_usable(self) -> bool:
+        """Compute what it reads anew where parameters have changed; return whether it can run with that."""
+        return self.prepared is None or not self.prepared.refresh() or not self.keeps_weights
+
+
+def op_key(graph: ConvertedGraph) -> OpKey:
+    """Return which of a graph's cached operators runs it now."""
+    return id(graph), on_cpu(), infers()
+
+
+def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph) -> OpPlan:
+    """Return what to build a net's cached operator of, for the current context, mode and backend."""
+    converted = graph.converted
+    symbol = converted.on_cpu() if on_cpu() else converted.symbol
+    if not infers() or not can_count():
+        return OpPlan(symbol)
+    params = dict(net.collect_params())
+    whole = to_graph(symbol)
+    folded = {name for fold in converted.folds for name in (fold.weight, fold.bias)}
+    dense = {name for name, param in params.items() if storage_type(param) == "default"}
+    split = split_params(whole, set(symbol.list_arguments()) & dense | folded)
+    prepared = PreparedParams(params, converted.folds)
+    main = symbol if split.prepare is None else from_graph(split.main, symbol)
+    if split.prepare is not None:
+        prepared.cast_by(from_graph(split.prepare, symbol), split.names)
+    read = set(main.list_inputs())
+    prepared.give(sorted(folded & read))
+    keeps = _keeps_weights(net, whole)
+    if keeps:
+        prepared.watch(sorted((set(main.list_arguments()) & dense) - folded))
+    if not prepared.inputs:
+        return OpPlan(symbol)
+    gone = folded | (set(graph.traced.params) - read)
+    args = [param for name, param in params.items() if name not in gone] + prepared.params
+    return OpPlan(main, prepared, [(False, param) for param in args], keeps)
+
+
+def _keeps_weights(net: gluon.HybridBlock, graph: Graph) -> bool:
+    """Return whether operators of a net's graph, partitioned by its backend, keep what they have made of weights."""
+    if not dict(blocks.flags(net)).get(_STATIC):
+        return False
+    return bool(blocks.backend(net)) or any(node.op in _KEEP_WEIGHTS for node in graph.operators())
+
+
+@contextlib.contextmanager
+def backend_chosen(net: gluon.HybridBlock, for_inference: bool) -> Iterator[None]:
+    """Have MXNet partition a net's graph within this context by the backend that is right for a call now.
+
+    That is the one that the net was hybridized with, but none for training if it can only infer. A net for inference
+    with static shapes is partitioned on a CPU as ``bind`` does it, if no other backend is given. Where writes cannot
+    be counted, what is partitioned makes its operators anew at each call, since these keep weights that are stale.
+    """
+    given, flags = blocks.backend(net), blocks.flags(net)
+    chosen = None if given in ONLY_INFER and not infers() else given
+    if for_inference and not given and on_cpu() and can_count() and dict(flags).get(_STATIC):
+        chosen = _backend_of_bind()
+    blocks.backend.set(net, chosen)
+    if chosen and not can_count():
+        blocks.flags.set(net, [(name, value) for name, value in flags if name != _STATIC])
+    try:
+        yield
+    finally:
+        blocks.backend.set(net, given)
+        blocks.flags.set(net, flags)
+
+
+def _backend_of_bind() -> Optional[str]:
+    """Return the backend by which MXNet partitions what is bound on a CPU, None for none."""
+    name = os.environ.get("MXNET_SUBGRAPH_BACKEND", "MKLDNN")
+    return name if name != "NONE" and mx.runtime.Features().is_enabled("MKLDNN") else None
+
+
+@contextlib.contextmanager
+def context_of(args: Tuple[Any, ...]) -> Iterator[None]:
+    """Make the context of the inputs the current one, as a call does."""
+    first = next((arg for arg in split_inputs(args) if isinstance(arg, mx.nd.NDArray)), None)
+    with contextlib.nullcontext() if first is None else first.ctx:
+        yield

@@ -1,0 +1,104 @@
+"""Nets that only infer: their graphs without dropout, with BatchNorm folded into the layers before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict, FrozenSet, Mapping, Tuple
+
+from mxnet import gluon
+
+from ..arrays.write_counts import can_count
+from ..errors import ConvertError
+from ..mxnet_private import blocks, parameters
+from ..policy import Policy
+from ..symbol import Converted, convert_graph
+from ..symbol.arguments import Model, make_model
+from ..symbol.convert import ConvertedModel, convert_known
+from ..symbol.for_inference import prepare
+from ..symbol.inference import Dtypes, Shapes
+from .graphs import ConvertedGraph
+
+
+def convert_folded(
+    symbol: Any,
+    policy: Policy,
+    shapes: Shapes,
+    types: Dtypes,
+    params: FrozenSet[str],
+    storable: FrozenSet[str],
+    stored: FrozenSet[str],
+) -> Converted:
+    """Return the conversion of a symbol for inference alone; its ``folds`` say how parameters are folded, in float32.
+
+    Nothing is folded where it cannot be told that a parameter was written: each call would have to fold it again.
+
+    Args:
+        symbol: The symbol as it was traced.
+        policy: The policy.
+        shapes: Shapes of inputs and parameters, if known.
+        types: Dtypes of inputs.
+        params: Names of the parameters.
+        storable: Names of those that may be stored in low precision.
+        stored: Names of those that are.
+    """
+    found = prepare(symbol, params if can_count() else frozenset(), shapes, types)
+    sources = {name for fold in found.folds for name in (fold.weight, fold.bias, *fold.sources.params)}
+    read = set(found.symbol.list_inputs())
+    known = {name: shape for name, shape in shapes.items() if name in read and name not in sources}
+    known.update((fold.weight, shapes[fold.sources.weight]) for fold in found.folds if fold.sources.weight in shapes)
+    converted = convert_graph(found.symbol, policy, known, types, storable - sources, stored - sources)
+    return replace(converted.noting(found.removed), folds=found.folds)
+
+
+def refuse_training(net: gluon.HybridBlock) -> None:
+    """Raise a ConvertError that says why a net refuses a call that trains."""
+    raise ConvertError(
+        f"block '{net.name}' was converted with for_inference=True, but this call is recorded or in training mode; "
+        f"call it outside of autograd.record() and autograd.train_mode(), or convert it without for_inference to "
+        f"train it."
+    )
+
+
+def input_shapes(graph: ConvertedGraph) -> Dict[str, Tuple[int, ...]]:
+    """Return the shapes of inputs that a graph was converted for."""
+    facts, nodes = graph.converted.facts, graph.converted.graph.nodes
+    inputs = {symbol.name for symbol in graph.traced.inputs}
+    found = {node.name: facts.shapes.get((position, 0)) for position, node in enumerate(nodes) if node.name in inputs}
+    return {name: shape for name, shape in found.items() if shape is not None}
+
+
+def folded_model(net: gluon.HybridBlock, graph: ConvertedGraph, policy: Policy) -> ConvertedModel:
+    """Return the model to export: a converted graph and its parameters, for inference alone."""
+    model = make_model(graph.traced.symbol, input_shapes(graph), graph.traced.types)
+    return convert_for_inference(net, model, graph.traced.params, policy)
+
+
+def float32_model(net: gluon.HybridBlock) -> ConvertedModel:
+    """Return the model to export for inference alone of a net that is not converted.
+
+    Raises:
+        ConvertError: If the net has no graph yet.
+    """
+    graph = blocks.cached_graph(net)
+    if not graph:
+        raise ConvertError(
+            f"block '{net.name}' has no graph yet; convert it, or hybridize it, and run one batch before exporting."
+        )
+    symbol = graph[1]
+    read = set(symbol.list_inputs())
+    params = {name: param for name, param in net.collect_params().items() if name in read}
+    return convert_for_inference(net, make_model(symbol), params, Policy.parse("float32"))
+
+
+def convert_for_inference(
+    net: gluon.HybridBlock, model: Model, params: Mapping[str, gluon.Parameter], policy: Policy
+) -> ConvertedModel:
+    """Return a net's model prepared for inference and then converted, from the exact values of its parameters."""
+    states = set(model.symbol.list_auxiliary_states())
+    values = {name: parameters.reduced(param) for name, param in params.items()}
+    args = {name: value for name, value in values.items() if name not in states}
+    aux = {name: value for name, value in values.items() if name in states}
+    try:
+        return convert_known(model, args, aux, policy, for_inference=True, must_match=False)
+    except ConvertError as e:
+        raise type(e)(f"block '{net.name}': {e}") from e

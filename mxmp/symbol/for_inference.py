@@ -1,0 +1,187 @@
+"""Networks prepared for inference: without dropout, BatchNorm folded into the layers before it, in float32.
+
+`prepare` rewrites a symbol without looking at values; `fold_params` computes the parameters that the new symbol wants
+from those of the old one, and can be called again whenever these change. `fold_model` does both for a model. It is
+computed in float64 and rounded once, to the dtype that the weight has: what a float32 network gets are the float32
+values nearest to the exact ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Tuple
+
+import mxnet as mx
+import numpy as np
+
+from .. import dtypes
+from ..errors import ParamsError
+from ..graph import Entry, Graph, in_written_order
+from ..passes import DropDropout, EraseCasts, FoldBatchNorm
+from ..passes.drop_dropout import find_dropouts
+from ..passes.fold_batchnorm import Fold, Sources, activation_of, find_folds
+from ..report import DROPPED, FOLDED, Removed, Row, activation_bytes
+from .arguments import Model, blaming_params
+from .inference import Dtypes, Shapes, from_graph, infer_facts, to_graph
+from .params import round_to
+from .rewrite import input_dtypes
+
+Arrays = Mapping[str, Any]
+
+
+class Prepared(NamedTuple):
+    """A network prepared for inference.
+
+    Attributes:
+        symbol: Its symbol, in the precision of the one before: not converted.
+        graph: Its graph.
+        folds: What `fold_params` computes its new parameters from.
+        removed: What is gone, for ``Report.with_removed``.
+        outputs: By the names of the outputs of layers that are another tensor now, the name that this had before, None
+            if it had none.
+    """
+
+    symbol: Any
+    graph: Graph
+    folds: Tuple[Fold, ...]
+    removed: Removed
+    outputs: Mapping[str, Optional[str]]
+
+
+def prepare(
+    symbol: Any,
+    params: FrozenSet[str],
+    shapes: Optional[Shapes] = None,
+    types: Optional[Dtypes] = None,
+    left: FrozenSet[int] = frozenset(),
+) -> Prepared:
+    """Return a symbol prepared for inference; casts that mxmp inserted are taken out.
+
+    Args:
+        symbol: A network.
+        params: Names of its parameters and auxiliary states.
+        shapes: Shapes of its inputs and parameters, if known.
+        types: Dtypes of its inputs and parameters, where they are not float32.
+        left: BatchNorms that are to be left, as ``Fold.norm`` numbers them.
+
+    Raises:
+        InferenceError: If the network does not type-check; the message names the node.
+    """
+    before = EraseCasts()(to_graph(symbol)).graph
+    graph = in_written_order(DropDropout()(before).graph)
+    source = from_graph(graph, symbol)
+    known = input_dtypes(source, graph, shapes or {}, types or {}, params)
+    facts = infer_facts(source, graph, shapes or {}, known, params)
+    folds = find_folds(graph, params, facts, left)
+    after = in_written_order(FoldBatchNorm(folds)(graph).graph)
+    rows = [Row(node.name, node.op, DROPPED, "it does nothing in inference", ()) for node in find_dropouts(before)]
+    outputs: Dict[str, Optional[str]] = {}
+    for fold in folds:
+        layer, norm = graph.nodes[fold.layer], graph.nodes[fold.norm]
+        rows.append(Row(norm.name, norm.op, FOLDED, f"into the weight and bias of '{layer.name}'", ()))
+        name = facts.output_name(graph, norm.inputs[0])
+        outputs[name] = None if activation_of(norm) else facts.output_name(graph, Entry(fold.norm))
+    removed = Removed(tuple(rows), activation_bytes(graph, facts))
+    return Prepared(from_graph(after, symbol), after, folds, removed, outputs)
+
+
+def fold_params(folds: Iterable[Fold], params: Arrays) -> Dict[str, Any]:
+    """Return the new parameters of layers by name, on the devices and in the dtypes of the old weights.
+
+    Raises:
+        ParamsError: If parameters do not fit each other; the message names them.
+    """
+    found: Dict[str, Any] = {}
+    for fold in folds:
+        if fold.weight not in found:  # layers may share it
+            like = params[fold.sources.weight]
+            weight, bias = _fold(fold.sources, params)
+            found[fold.weight], found[fold.bias] = _array(weight, like), _array(bias, like)
+    return found
+
+
+def _fold(sources: Sources, params: Arrays) -> Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return a layer's new weight and bias in float64; not finite where a value leaves its range."""
+    beta, mean, var = (_per_channel(sources, name, params) for name in (sources.beta, sources.mean, sources.var))
+    gamma = 1.0 if sources.gamma is None else _per_channel(sources, sources.gamma, params)
+    bias = 0.0 if sources.bias is None else _per_channel(sources, sources.bias, params)
+    weight = _values(params[sources.weight])
+    with np.errstate(all="ignore"):
+        factor = gamma / np.sqrt(var + sources.eps)
+        return weight * _spread(factor, sources, weight.shape), beta + (bias - mean) * factor
+
+
+def _spread(factor: np.ndarray[Any, Any], sources: Sources, shape: Tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Return the factors of output channels in a shape that broadcasts with the weight's."""
+    sizes = [1] * len(shape)
+    filters = sources.channels // sources.groups
+    if shape[sources.axis] != filters or shape[0] % sources.groups:
+        raise ParamsError(
+            f"'{sources.weight}' has shape {shape}, which does not fit the {sources.channels} channels of "
+            f"'{sources.mean}': these parameters are another network's."
+        )
+    if sources.axis:
+        factor = np.repeat(factor.reshape(sources.groups, filters), shape[0] // sources.groups, axis=0)
+        sizes[0] = shape[0]
+    sizes[sources.axis] = filters
+    return factor.reshape(sizes)
+
+
+def _per_channel(sources: Sources, name: str, params: Arrays) -> np.ndarray[Any, Any]:
+    values = _values(params[name])
+    if values.shape != (sources.channels,):
+        raise ParamsError(
+            f"'{name}' has shape {values.shape}, not ({sources.channels},), as the layer of '{sources.weight}' wants: "
+            f"these parameters are another network's."
+        )
+    return values
+
+
+def _values(array: Any) -> np.ndarray[Any, Any]:
+    """Return an array's values in float64, which holds those of every other dtype exactly."""
+    if dtypes.canonical(array.dtype) == dtypes.BFLOAT16:
+        array = round_to(array, dtypes.FLOAT32)
+    return np.asarray(array.asnumpy(), np.float64)
+
+
+def _array(values: np.ndarray[Any, Any], like: Any) -> Any:
+    """Return an array of the dtype, the kind and the device of another."""
+    dtype = dtypes.canonical(like.dtype)
+    stored = dtypes.FLOAT32 if dtype == dtypes.BFLOAT16 else dtype
+    with np.errstate(over="ignore"):
+        array = mx.nd.array(values.astype(stored), ctx=like.context, dtype=stored)
+    array = array if stored == dtype else round_to(array, dtype)
+    return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
+
+
+def fold_model(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str, Any], Dict[str, Any]]:
+    """Return a model prepared for inference, with the arguments and auxiliary states that it wants.
+
+    A BatchNorm is left where folding it would give values that the weight's dtype does not have.
+    """
+    params = {**args, **aux}
+    shapes, types = model.known(args, aux)
+    left: FrozenSet[int] = frozenset()
+    while True:
+        with blaming_params(model.symbol, params, model.shapes):
+            found = prepare(model.symbol, frozenset(params), shapes, types, left)
+        folded = fold_params(found.folds, params)
+        beyond = {name for name, array in folded.items() if not np.isfinite(_values(array)).all()}
+        if not beyond:
+            break
+        left |= {fold.norm for fold in found.folds if beyond & {fold.weight, fold.bias}}
+    gone = set(model.symbol.list_inputs()) - set(found.symbol.list_inputs())
+    new_args = {name: array for name, array in {**args, **folded}.items() if name not in gone}
+    new_aux = {name: array for name, array in aux.items() if name not in gone}
+    return _adapted(model, found, folded), new_args, new_aux
+
+
+def _adapted(model: Model, found: Prepared, folded: Arrays) -> Model:
+    """Return a model with the symbol that is prepared, and with what is still known of its variables and outputs."""
+    names = frozenset(found.symbol.list_inputs())
+    ranges = {name: value for name, value in model.ranges.items() if name not in found.outputs and name not in folded}
+    for name, before in found.outputs.items():
+        if before is not None and before in model.ranges:
+            ranges[name] = model.ranges[before]
+    shapes = {name: shape for name, shape in model.shapes.items() if name in names}
+    types = {name: dtype for name, dtype in model.dtypes.items() if name in names}
+    return Model(found.symbol, shapes, types, ranges, found.removed)

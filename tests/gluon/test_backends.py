@@ -1,0 +1,234 @@
+"""Converted nets that MXNet partitions by a backend: ``hybridize(backend=...)`` and ``optimize_for``, in any order."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from mxmp.gluon import cached_ops, convert, export, prepared, report, restore, traced_net
+
+POLICIES = ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)]
+BACKEND = {"backend": "MKLDNN"}
+STATIC = {"static_alloc": True, "static_shape": True}
+
+pytestmark = pytest.mark.skipif(not mx.runtime.Features().is_enabled("MKLDNN"), reason="MXNet without oneDNN")
+
+
+def make(ctx=None):
+    """A net whose convolutions have a BatchNorm, an activation, and neither behind them."""
+    mx.random.seed(3)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(8, 3, padding=1, in_channels=3, use_bias=False), nn.BatchNorm(in_channels=8))
+        net.add(nn.Activation("relu"), nn.Conv2D(4, 3, in_channels=8, activation="relu"), nn.Dropout(0.4))
+        net.add(nn.Conv2D(4, 1, in_channels=4), nn.Dense(5, in_units=64))
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    statistics = np.random.RandomState(0)
+    net[1].running_mean.set_data(mx.nd.array(statistics.uniform(-1, 1, 8)))
+    net[1].running_var.set_data(mx.nd.array(statistics.uniform(0.5, 2, 8)))
+    return net
+
+
+def batch(seed=1, size=2):
+    return mx.nd.array(np.random.RandomState(seed).uniform(-1, 1, (size, 3, 6, 6)), dtype="float32")
+
+
+
+@pytest.fixture
+def symbols(monkeypatch):
+    """The symbols of the cached operators that MXNet builds for blocks, in order."""
+    found = []
+
+    class Noting(mx.nd.CachedOp):
+        def __init__(self, symbol, flags=()):
+            found.append({node["op"] for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]})
+            super().__init__(symbol, flags)
+
+    monkeypatch.setattr(gluon.block.ndarray, "CachedOp", Noting)
+    return found
+
+
+def close(found, expected, policy):
+    """Whether a net gives what its float32 net does, but for roundings to the policy's dtype."""
+    eps = 2.0**-7 if "bfloat16" in str(policy) else 2.0**-10
+    return np.abs(found - expected).max() < 4 * eps * np.abs(expected).max()
+
+
+ORDERS = {
+    "convert, hybridize": "c h",
+    "hybridize, convert": "h c",
+    "hybridize, call, convert": "h r c",
+    "convert, call, hybridize": "c r h",
+    "twice": "h c r h r c r",
+    "inactive and again": "c h r i r h",
+    "optimize_for": "c o",
+    "optimize_for, convert": "o c",
+    "optimize_for after a call": "c r o",
+}
+
+
+@pytest.mark.parametrize("flags", [{}, STATIC], ids=["plain", "static"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_backend_partitions_the_converted_graph(order, policy, flags, symbols):
+    net, expected = make(), make()(batch()).asnumpy()
+    steps = {
+        "c": lambda: convert(net, policy),
+        "h": lambda: net.hybridize(**BACKEND, **flags),
+        "i": lambda: net.hybridize(False),
+        "o": lambda: net.optimize_for(batch(), **BACKEND, **flags),
+        "r": lambda: net(batch()),
+    }
+    for step in order.split():
+        steps[step]()
+    found = net(batch()).asnumpy()
+    assert close(found, expected, policy)
+    assert "_sg_mkldnn_conv" in symbols[-1] and {"Cast", "amp_cast"} & symbols[-1]
+    assert "BatchNorm" not in symbols[-1] and "Convolution" not in symbols[-1]
+    built = len(symbols)
+    np.testing.assert_array_equal(net(batch()).asnumpy(), found)
+    assert len(symbols) == built
+
+
+def test_optimize_for_builds_what_a_call_runs(symbols):
+    net = convert(make(), "O1")
+    net.optimize_for(batch(), **BACKEND)
+    assert len(symbols) == 1
+    net(batch())
+    assert len(symbols) == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_training_runs_the_graph_as_it_is(policy, symbols):
+    """MXNet's fused operators give gradients of zero; plain nets with this backend do not train at all."""
+    nets = [make(), make()]
+    for net, flags in zip(nets, [BACKEND, {}]):
+        convert(net, policy).hybridize(**flags, **STATIC)
+        for train_mode in (True, False):
+            with autograd.record(train_mode):
+                y = net(batch())
+            y.backward()
+        net(batch())
+    for fused, plain in zip(*(net.collect_params().values() for net in nets)):
+        if plain.grad_req != "null":
+            np.testing.assert_array_equal(fused.grad().asnumpy(), plain.grad().asnumpy())
+            assert plain.name.endswith("bias") or plain.grad().asnumpy().any()
+    assert nets[0]._backend == "MKLDNN" and any("_sg_mkldnn_conv" in found for found in symbols)
+
+
+def weight(net):
+    net[3].weight.set_data(net[3].weight._reduce() * 2)
+
+
+def bias(net):
+    net[5].bias.set_data(net[5].bias._reduce() + 1)
+
+
+def statistics(net):
+    net[1].running_mean.set_data(net[1].running_mean.data() + 1)
+
+
+def gamma(net):
+    net[1].gamma.data()[:] *= 2
+
+
+def backward(net):
+    """BatchNorm's running statistics change in the backward pass."""
+    with autograd.record():
+        y = net(batch(2))
+    y.backward()
+
+
+@pytest.mark.parametrize("flags", [{}, STATIC], ids=["plain", "static"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("change", [weight, bias, statistics, gamma, backward])
+def test_nothing_that_fused_operators_keep_is_stale(change, policy, flags):
+    """Those of MXNet keep weights for good where there is no BatchNorm, and statistics for as long as weights stay."""
+    net = convert(make(), policy)
+    net.hybridize(**BACKEND, **flags)
+    before = net(batch()).asnumpy()
+    change(net)
+    after = net(batch()).asnumpy()
+    assert not np.array_equal(after, before)
+    net.hybridize(**BACKEND)
+    np.testing.assert_array_equal(after, net(batch()).asnumpy())
+
+
+@pytest.mark.parametrize("policy", ["O1", "float32"])
+def test_a_weight_that_nothing_casts_is_not_stale(policy):
+    net = convert(make(), policy, for_inference=policy == "float32")
+    net.hybridize(**BACKEND, **STATIC)
+    before = net(batch()).asnumpy()
+    weight(net)
+    after = net(batch()).asnumpy()
+    restore(net).hybridize()
+    assert not np.array_equal(after, before) and close(after, net(batch()).asnumpy(), policy)
+
+
+def test_where_writes_cannot_be_counted_nothing_is_kept(monkeypatch, symbols):
+    for module in (cached_ops, traced_net, prepared):
+        if hasattr(module, "can_count"):
+            monkeypatch.setattr(module, "can_count", lambda: False)
+    net = convert(make(), "O1")
+    net.hybridize(**BACKEND, **STATIC)
+    for change in (lambda net: None, weight, statistics):
+        change(net)
+        found = net(batch()).asnumpy()
+        other = copy.deepcopy(net)
+        other.hybridize()
+        assert close(found, other(batch()).asnumpy(), "O1")
+    assert "_sg_mkldnn_conv" in symbols[0] and dict(net._flags)["static_shape"]
+
+
+def test_the_report_says_what_is_folded_and_the_export_has_the_whole_net(tmp_path):
+    net = convert(make(), "O1")
+    net.hybridize(**BACKEND)
+    y = net(batch()).asnumpy()
+    assert {row.op: row.precision for row in report(net).rows}["BatchNorm"] == "folded"
+    export(net, str(tmp_path / "net"))
+    symbol, args, aux = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
+    assert "net_batchnorm0_running_mean" in aux and not any("prepared" in name for name in args)
+    assert "_sg_mkldnn_conv" not in symbol.tojson() and "BatchNorm" in symbol.tojson()
+    from mxmp.symbol import on_cpu
+
+    found = on_cpu(symbol).bind(mx.cpu(), {**args, "data": batch()}, aux_states=aux).forward()[0]
+    assert close(found.asnumpy(), y, "O1")
+
+
+def test_restore_leaves_the_backend_to_the_float32_net(symbols):
+    net, expected = make(), make()(batch()).asnumpy()
+    convert(net, "O1").hybridize(**BACKEND)
+    net(batch())
+    restore(net)
+    np.testing.assert_allclose(net(batch()).asnumpy(), expected, rtol=1e-5, atol=1e-5)
+    assert "_sg_mkldnn_conv" in symbols[-1] and "Cast" not in symbols[-1]
+
+
+def test_parameters_keep_their_names_and_values(tmp_path):
+    net = convert(make(), "O2")
+    before = {name: param._reduce().asnumpy() for name, param in net.collect_params().items()}
+    net.hybridize(**BACKEND, **STATIC)
+    net(batch())
+    net.save_parameters(str(tmp_path / "net.params"))
+    other = make()
+    other.initialize(mx.init.Zero(), force_reinit=True)
+    other.load_parameters(str(tmp_path / "net.params"))
+    for name, param in other.collect_params().items():
+        np.testing.assert_array_equal(param.data().asnumpy(), before[name])
+
+
+def test_several_contexts_and_shapes_share_a_partitioned_net(symbols):
+    net = convert(make([mx.cpu(0), mx.cpu(1)]), "O1")
+    net.hybridize(**BACKEND, **STATIC)
+    expected = {size: convert(make(), "O1")(batch(size=size)).asnumpy() for size in (2, 3)}
+    built = len(symbols) + 1
+    for _ in range(2):
+        for size, ctx in ((2, mx.cpu(0)), (3, mx.cpu(1)), (3, mx.cpu(0)), (2, mx.cpu(1))):
+            assert close(net(batch(size=size).as_in_context(ctx)).asnumpy(), expected[size], "O1")
+    assert len(symbols) == built
