@@ -39,7 +39,6 @@ class OpKey(NamedTuple):
         return self._replace(infers=not self.infers)
 
 
-
 class OpPlan(NamedTuple):
     """What a cached operator is to be built of."""
 

@@ -96,7 +96,9 @@ def test_parameters_stay_and_the_net_can_be_had_back(tmp_path):
 @pytest.mark.parametrize("mode", [autograd.record, autograd.train_mode, lambda: autograd.record(train_mode=False)])
 def test_what_trains_is_refused(mode):
     net = convert(make(), "O1", for_inference=True)
-    with mode(), pytest.raises(ConvertError, match="block 'net' was converted with for_inference=True.*autograd.record"):
+    with mode(), pytest.raises(
+        ConvertError, match="block 'net' was converted with for_inference=True.*autograd.record"
+    ):
         net(batch())
     assert np.isfinite(net(batch()).asnumpy()).all()
 
