@@ -7,7 +7,6 @@ from typing import Dict, Optional, Sequence, Tuple
 import mxnet as mx
 
 from ..arrays.casts import pieces, round_into, scratch, to_float32
-from ..arrays.devices import on_gpu
 from ..arrays.memory import same_bits
 from ..mxnet_private.arrays import equal
 
@@ -33,29 +32,40 @@ def sync_master_from_weight(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> Non
 class LastRounded:
     """What a master on a CPU was last rounded to: a copy, which tells whether its weight was changed since.
 
-    Two passes over two bytes each, where `sync_master_from_weight` casts three times and compares.
+    Two passes over two bytes an element, where `sync_master_from_weight` casts three times and compares. But it waits
+    for the weight: so somebody has to `look`, who knows that nothing is lost by it. Before, nothing is copied.
     """
 
     def __init__(self) -> None:
+        self._wanted = False
         self._master: Optional[mx.nd.NDArray] = None
         self._copy: Optional[mx.nd.NDArray] = None
+        self._unchanged = False
 
     def __reduce__(self) -> Tuple[type, Tuple[()]]:
         """Pickle and copy nothing: the other's first update looks at every element."""
         return type(self), ()
 
-    def set(self, master: mx.nd.NDArray, weight: mx.nd.NDArray) -> None:
-        """Copy a weight that its master was just rounded into; on a GPU nothing."""
-        if on_gpu(weight):
-            return
-        if not self._fits(weight):
-            self._copy = mx.nd.empty(weight.shape, ctx=weight.ctx, dtype=weight.dtype)
-        weight.copyto(self._copy)
-        self._master = master
+    def look(self, weight: mx.nd.NDArray) -> None:
+        """Note whether a dense weight on a CPU, about to be updated, holds the bits of the copy; waits for it."""
+        self._wanted = True
+        self._unchanged = self._fits(weight) and same_bits(self._copy, weight)
 
-    def is_still(self, master: mx.nd.NDArray, weight: mx.nd.NDArray) -> bool:
-        """Return whether a weight holds the bits that this master was last rounded to; waits for the weight."""
-        return self._master is master and self._fits(weight) and same_bits(self._copy, weight)
+    def is_still(self, master: mx.nd.NDArray) -> bool:
+        """Return whether the last look has found what this master was last rounded to."""
+        return self._unchanged and self._master is master
+
+    def end_look(self) -> None:
+        """Forget what was found: from now on the weight may change."""
+        self._unchanged = False
+
+    def set(self, master: mx.nd.NDArray, weight: mx.nd.NDArray) -> None:
+        """Copy a weight that its master was just rounded into, if anybody looks."""
+        if self._wanted:
+            if not self._fits(weight):
+                self._copy = mx.nd.empty(weight.shape, ctx=weight.ctx, dtype=weight.dtype)
+            weight.copyto(self._copy)
+            self._master = master
 
     def _fits(self, weight: mx.nd.NDArray) -> bool:
         copy = self._copy

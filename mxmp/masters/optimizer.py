@@ -189,7 +189,7 @@ class MultiPrecision(OptimizerBase):
         master = self.share_master(index, weight, state)
         if master is None:
             return to_float32(weight)
-        if not state.last_rounded.is_still(master, weight):
+        if not state.last_rounded.is_still(master):
             sync_master_from_weight(master, weight)
         return master
 

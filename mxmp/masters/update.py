@@ -13,7 +13,7 @@ from ..arrays.devices import on_gpu
 from ..arrays.finite import merge_flags
 from ..arrays.together import MOST_ARRAYS, chunks
 from ..mxnet_private import optimizers
-from .momentum import fits, update_sgd
+from .momentum import prepare, update_sgd
 from .optimizer import MasterState, MultiPrecision
 from .weight import Weight
 
@@ -26,30 +26,40 @@ class Update(NamedTuple):
     weight: mx.nd.NDArray
 
 
-def update(updater: mx.optimizer.Updater, updates: Sequence[Update], masters_follow: bool = False) -> None:
+def update(
+    updater: mx.optimizer.Updater, updates: Sequence[Update], masters_follow: bool = False, may_wait: bool = False
+) -> None:
     """Update weights: those of one GPU all together.
 
-    ``masters_follow`` says that every low precision weight is known to be what its master rounds to.
+    ``masters_follow`` says that every low precision weight is known to be what its master rounds to, ``may_wait`` that
+    the host has waited for the gradients and may for the weights of a CPU, which are there earlier.
     """
-    if not any(on_gpu(each.weight) for each in updates):
-        _update_on_cpu(updater, updates)
-        return
-    optimizers.set_current_context(updater.optimizer, updates[0].weight.ctx.device_id)
-    for group in by_context(updates, [each.weight for each in updates]):
-        update_together(updater, group, masters_follow)
-
-
-def _update_on_cpu(updater: mx.optimizer.Updater, updates: Sequence[Update]) -> None:
-    """Update weights, one after the other or a few at a time."""
     if not updates:
         return
-    optimizer: MultiPrecision = updater.optimizer
-    optimizers.set_current_context(optimizer, updates[0].weight.ctx.device_id)
-    weights = [_with_state(updater, each) for each in updates]
-    if fits(optimizer.inner, weights):
-        update_sgd(optimizer, weights)
+    optimizers.set_current_context(updater.optimizer, updates[0].weight.ctx.device_id)
+    if any(on_gpu(each.weight) for each in updates):
+        for group in by_context(updates, [each.weight for each in updates]):
+            update_together(updater, group, masters_follow)
     else:
-        updater(*zip(*updates))
+        _update_on_cpu(updater, updates, may_wait)
+
+
+def _update_on_cpu(updater: mx.optimizer.Updater, updates: Sequence[Update], may_wait: bool) -> None:
+    """Update weights, one after the other or a few at a time."""
+    optimizer: MultiPrecision = updater.optimizer
+    weights = [_with_state(updater, each) for each in updates]
+    low = [each for each in weights if isinstance(each.state, MasterState)] if may_wait else []
+    try:
+        for each in low:
+            each.state.last_rounded.look(each.weight)
+        prepared = prepare(optimizer.inner, weights)
+        if prepared is None:
+            updater(*zip(*updates))
+        else:
+            update_sgd(optimizer, prepared)
+    finally:
+        for each in low:
+            each.state.last_rounded.end_look()
 
 
 def masters_follow(updater: mx.optimizer.Updater, updates: Sequence[Update]) -> Optional[mx.nd.NDArray]:

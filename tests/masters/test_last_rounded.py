@@ -24,14 +24,35 @@ def half(values):
 
 def rounded(values=(1.0, 2.0)):
     master, weight, found = mx.nd.array(values), half(values), LastRounded()
+    found.look(weight)
     found.set(master, weight)
     return found, master, weight
 
 
+def is_still(found, master, weight):
+    found.look(weight)
+    return found.is_still(master)
+
+
 def test_a_weight_that_nobody_touched_is_still_what_it_was():
     found, master, weight = rounded()
-    assert found.is_still(master, weight)
-    assert found.is_still(master, weight.copy())
+    assert is_still(found, master, weight)
+    assert is_still(found, master, weight.copy())
+
+
+def test_a_look_that_has_ended_says_nothing():
+    found, master, weight = rounded()
+    assert is_still(found, master, weight)
+    found.end_look()
+    assert not found.is_still(master)
+
+
+def test_nothing_is_copied_before_somebody_looks(monkeypatch):
+    found, weight = LastRounded(), half([1.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(mx.nd.NDArray, "copyto", None)
+        found.set(mx.nd.array([1.0]), weight)
+    assert not is_still(found, mx.nd.array([1.0]), weight)
 
 
 def write_in_place(weight):
@@ -54,34 +75,28 @@ def write_past_the_engine(weight):
 def test_a_weight_that_was_written_is_not(write):
     found, master, weight = rounded((0.0, 0.0))
     write(weight)
-    assert not found.is_still(master, weight)
+    assert not is_still(found, master, weight)
 
 
 def test_another_master_shape_or_dtype_is_not():
     found, master, weight = rounded((0.0, 0.0))
-    assert not found.is_still(master.copy(), weight)
-    assert not found.is_still(master, weight.reshape((1, 2)))
-    assert not found.is_still(master, low([0.0, 0.0], "bfloat16"))
-    assert not LastRounded().is_still(master, weight)
+    assert not is_still(found, master.copy(), weight)
+    assert not is_still(found, master, weight.reshape((1, 2)))
+    assert not is_still(found, master, low([0.0, 0.0], "bfloat16"))
+    assert not is_still(LastRounded(), master, weight)
 
 
 def test_set_again_takes_another_shape_and_dtype():
     found, master, _ = rounded()
     for weight in (half([[1, 2], [3, 4]]), mx.nd.array([1, 2, 3])):
         found.set(master, weight)
-        assert found.is_still(master, weight)
+        assert is_still(found, master, weight)
 
 
 def test_a_copy_knows_nothing():
     found, master, weight = rounded()
     for other in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
-        assert not other.is_still(master, weight)
-
-
-def test_nothing_is_kept_on_a_gpu(monkeypatch):
-    monkeypatch.setattr("mxmp.masters.copies.on_gpu", lambda array: True)
-    found, master, weight = rounded()
-    assert not found.is_still(master, weight)
+        assert not is_still(other, master, weight)
 
 
 class TestUpdates:
@@ -101,8 +116,9 @@ class TestUpdates:
         self.step()
         self.synced.clear()
 
-    def step(self):
-        update(self.updater, [Update(k, weight * 0 + 1, weight) for k, weight in enumerate(self.weights)])
+    def step(self, **options):
+        updates = [Update(k, weight * 0 + 1, weight) for k, weight in enumerate(self.weights)]
+        update(self.updater, updates, **{"may_wait": True, **options})
 
     @pytest.mark.parametrize("name", ["sgd", "adam", "lamb"])
     def test_unchanged_weights_are_not_compared_in_float32(self, name):
@@ -125,6 +141,23 @@ class TestUpdates:
         np.testing.assert_array_equal(self.updater.states[0].master.asnumpy(), before[0])
         before[1][2:3] = 40
         np.testing.assert_array_equal(self.updater.states[1].master.asnumpy(), before[1])
+
+    def test_an_update_that_fails_forgets_what_it_saw(self, monkeypatch):
+        self.trained("adam")
+        with monkeypatch.context() as patch:
+            patch.setattr(mx.optimizer.Adam, "update", None)
+            with pytest.raises(TypeError):
+                self.step()
+        self.weights[1][:] = 3
+        self.step(may_wait=False)
+        assert (3, 2000) in self.synced
+
+    @pytest.mark.parametrize("name", ["sgd", "adam"])
+    def test_an_update_that_may_not_wait_does_not(self, name, monkeypatch):
+        self.trained(name)
+        monkeypatch.setattr(mx.nd.NDArray, "wait_to_read", None)
+        self.step(may_wait=False)
+        assert len(self.synced) == 2
 
     def test_a_master_that_was_replaced_is_brought_up_to_date(self):
         self.trained("adam")
