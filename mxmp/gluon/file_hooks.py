@@ -31,7 +31,8 @@ class FileHooks(TracedNet):
         """
         graph = self.graph_to_export(path)
         if self.for_inference:
-            save_checkpoint(path, epoch, *folded_model(self.net, graph, self.policy), remove_amp_cast=remove_amp_cast)
+            symbol, args, aux = folded_model(self.net, graph, self.policy)
+            save_checkpoint(path, epoch, symbol, args, aux, remove_amp_cast)
             return
         symbol = self._unfolded(graph).symbol
         params = [(False, param) for param in graph.traced.params.values()]
