@@ -50,8 +50,7 @@ def convert_folded(
     known = {name: shape for name, shape in shapes.items() if name in read and name not in sources}
     known.update((fold.weight, shapes[fold.sources.weight]) for fold in found.folds if fold.sources.weight in shapes)
     converted = convert_graph(found.symbol, policy, known, types, storable - sources, stored - sources)
-    report = replace(converted.report, rows=converted.report.rows + found.removed)
-    return replace(converted, folds=found.folds, report=report)
+    return replace(converted, folds=found.folds, report=converted.report.with_removed(found.removed))
 
 
 def refuse_training(net: gluon.HybridBlock) -> None:
