@@ -14,10 +14,12 @@ from ..errors import ConvertError
 from ..mxnet_private import blocks
 from ..policy import Policy, check_matches
 from ..report import Report, merge
-from ..symbol import Converted, convert_graph
+from ..symbol import Converted, convert_graph, save_checkpoint
 from . import storage
 from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
+from .file_hooks import require_export_folder
+from .folding import float32_model, folded_model
 from .lookup import Siblings, blocks_in, conversion_of, conversions_of, descendants, roots, suspended
 
 _FLOAT32 = "_mxmp_float32"
@@ -159,8 +161,17 @@ def report(net: gluon.Block) -> Report:
     return replace(merged, notes=amx.notes(merged.count))
 
 
-def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]:
+def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:
     """Write a converted net as a model that plain MXNet loads: ``net.export``.
+
+    Args:
+        net: The net; it is not changed.
+        path: Prefix of the files.
+        epoch: Number in the name of the second.
+        for_inference: Whether what is written will only infer: BatchNorm behind a convolution, a transposed
+            convolution or a dense layer is folded into its weight and bias, in float32 and before these are
+            rounded, and dropout is left out. Then a hybridized net that is not converted, or to float32, is
+            written too, in float32. An ``export`` that the net's class defines is not called.
 
     Returns:
         The paths written, ``<path>-symbol.json`` and ``<path>-<epoch>.params``.
@@ -169,16 +180,26 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
         ConvertError: If the net is not converted or has not seen a batch yet.
     """
     conversion = conversion_of(net)
+    written = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
+    inside = conversions_of(descendants(net))
+    if for_inference and (conversion is not None or (not inside and isinstance(net, gluon.HybridBlock))):
+        if conversion is None:
+            require_export_folder(path)
+            model = float32_model(net)
+        else:
+            model = folded_model(net, conversion.graph_to_export(path), conversion.policy)
+        save_checkpoint(path, epoch, *model)
+        return written
     if conversion is None:
-        inside = ", ".join(each.net.name for each in conversions_of(descendants(net)))
         if inside:
+            names = ", ".join(each.net.name for each in inside)
             raise ConvertError(
                 f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in "
-                f"it: {inside}."
+                f"it: {names}."
             )
         raise ConvertError(f"block '{net.name}' is not converted; use net.export.")
     conversion.export(path, epoch)
-    return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
+    return written
 
 
 def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions, for_inference: bool) -> bool:
@@ -212,7 +233,7 @@ class _OverrideCheck:
         self.policy = policy
         self.prefixes = prefixes
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
-        self.count = len(conversions)
+        self.count = len(conversions) if policy.has_overrides else 0
         for number, conversion in enumerate(conversions):
             conversion.on_converted = functools.partial(self.add, number)
             if conversion.early is not None:

@@ -9,10 +9,11 @@ from mxnet import gluon
 
 from ..arrays.write_counts import can_count
 from ..errors import ConvertError
-from ..mxnet_private import parameters
+from ..mxnet_private import blocks, parameters
 from ..policy import Policy
 from ..symbol import Converted, convert_graph
-from ..symbol.convert import ConvertedModel, convert_model
+from ..symbol.arguments import Model, make_model
+from ..symbol.convert import ConvertedModel, convert_known
 from ..symbol.for_inference import prepare
 from ..symbol.inference import Dtypes, Shapes
 from .graphs import ConvertedGraph
@@ -46,8 +47,7 @@ def convert_folded(
     known = {name: shape for name, shape in shapes.items() if name in read and name not in sources}
     known.update((fold.weight, shapes[fold.sources.weight]) for fold in found.folds if fold.sources.weight in shapes)
     converted = convert_graph(found.symbol, policy, known, types, storable - sources, stored - sources)
-    report = replace(converted.report, rows=converted.report.rows + found.removed)
-    return replace(converted, folds=found.folds, report=report)
+    return replace(converted.noting(found.removed), folds=found.folds)
 
 
 def refuse_training(net: gluon.HybridBlock) -> None:
@@ -67,16 +67,38 @@ def input_shapes(graph: ConvertedGraph) -> Dict[str, Tuple[int, ...]]:
     return {name: shape for name, shape in found.items() if shape is not None}
 
 
-def folded_model(graph: ConvertedGraph, policy: Policy) -> ConvertedModel:
-    """Return the model to export: what ``convert_model`` with ``for_inference`` makes of the net's parameters."""
-    shapes = input_shapes(graph)
-    args, aux = _values(graph.traced.symbol, graph.traced.params)
-    return convert_model(graph.traced.symbol, args, aux, policy, shapes, graph.traced.types, for_inference=True)
+def folded_model(net: gluon.HybridBlock, graph: ConvertedGraph, policy: Policy) -> ConvertedModel:
+    """Return the model to export: a converted graph and its parameters, for inference alone."""
+    model = make_model(graph.traced.symbol, input_shapes(graph), graph.traced.types)
+    return convert_for_inference(net, model, graph.traced.params, policy)
 
 
-def _values(symbol: Any, params: Mapping[str, gluon.Parameter]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """Return the values of a symbol's arguments and of its auxiliary states, in float32."""
-    args = [name for name in symbol.list_arguments() if name in params]
-    args_and_aux = (args, symbol.list_auxiliary_states())
-    found, states = ({name: parameters.reduced(params[name]) for name in names} for names in args_and_aux)
-    return found, states
+def float32_model(net: gluon.HybridBlock) -> ConvertedModel:
+    """Return the model to export for inference alone of a net that is not converted.
+
+    Raises:
+        ConvertError: If the net has no graph yet.
+    """
+    graph = blocks.cached_graph(net)
+    if not graph:
+        raise ConvertError(
+            f"block '{net.name}' has no graph yet; convert it, or hybridize it, and run one batch before exporting."
+        )
+    symbol = graph[1]
+    read = set(symbol.list_inputs())
+    params = {name: param for name, param in net.collect_params().items() if name in read}
+    return convert_for_inference(net, make_model(symbol), params, Policy.parse("float32"))
+
+
+def convert_for_inference(
+    net: gluon.HybridBlock, model: Model, params: Mapping[str, gluon.Parameter], policy: Policy
+) -> ConvertedModel:
+    """Return a net's model prepared for inference and then converted, from the exact values of its parameters."""
+    states = set(model.symbol.list_auxiliary_states())
+    values = {name: parameters.reduced(param) for name, param in params.items()}
+    args = {name: value for name, value in values.items() if name not in states}
+    aux = {name: value for name, value in values.items() if name in states}
+    try:
+        return convert_known(model, args, aux, policy, for_inference=True, must_match=False)
+    except ConvertError as e:
+        raise type(e)(f"block '{net.name}': {e}") from e

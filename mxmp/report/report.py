@@ -6,8 +6,8 @@ import io
 import json
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from rich.console import Console
 from rich.table import Table
@@ -71,6 +71,18 @@ class Row:
     casts: Tuple[str, ...]
 
 
+class Removed(NamedTuple):
+    """What inference does not need of a network, and what its activations took with it.
+
+    Attributes:
+        rows: One per operator that is gone.
+        activation_bytes: Bytes of the network's activations before, as in `Report`; None if unknown.
+    """
+
+    rows: Tuple[Row, ...] = ()
+    activation_bytes: Optional[int] = None
+
+
 @dataclass(frozen=True)
 class Report:
     """The result of one conversion: every operator, its casts, and totals.
@@ -102,6 +114,13 @@ class Report:
     widely_read: Tuple[Tuple[str, int], ...] = ()
     param_bytes: Optional[Tuple[int, int]] = None
     notes: Tuple[str, ...] = field(default=(), compare=False)
+
+    def with_removed(self, removed: Removed) -> Report:
+        """Return the report on the conversion of a network of which something had been removed before."""
+        sizes = self.activation_bytes
+        if sizes and removed.activation_bytes is not None:
+            sizes = removed.activation_bytes, sizes[1]
+        return replace(self, rows=self.rows + removed.rows, activation_bytes=sizes)
 
     @property
     def count(self) -> Dict[str, int]:
