@@ -16,9 +16,10 @@ import mxnet as mx
 import numpy as np
 
 import mxmp
-from mxmp.devices import amx
+from mxmp.devices.amx import has_amx
 from mxmp.devices.bfloat16 import runs_bfloat16
 from mxmp.devices.processor import Processor, read_processor
+from mxmp.diagnose import amx_status
 from mxmp.files import replacing
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -77,11 +78,11 @@ def first_line(failure: Exception) -> str:
 @functools.lru_cache(maxsize=None)
 def machine() -> dict[str, object]:
     """Return what a result depends on beyond the benchmark's own options."""
-    processor, status, bfloat16 = read_processor(), amx.amx_status(), runs_bfloat16()
+    processor, status, bfloat16 = read_processor(), amx_status(), runs_bfloat16()
     return {
         "processor": processor.name,
         "bfloat16": bfloat16_unit(processor, bfloat16, status.on),
-        "amx": ("on" if status.on else "off") if amx.has_amx(processor) else "not there",
+        "amx": ("on" if status.on else "off") if has_amx(processor) else "not there",
         "cores": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS", "all"),
         "date": time.strftime("%Y-%m-%d"),

@@ -153,12 +153,12 @@ def missing(form: Form, bfloat16: bool) -> Optional[str]:
     return None
 
 
-def error(logits: np.ndarray, reference: np.ndarray) -> float:
+def error(logits: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
     """Return the root mean square of the difference, as a share of that of the reference."""
     difference = logits.astype(np.float64) - reference
     return float(np.sqrt(np.mean(difference**2) / np.mean(reference.astype(np.float64) ** 2)))
 
 
-def to_numpy(array: mx.nd.NDArray) -> np.ndarray:
+def to_numpy(array: mx.nd.NDArray) -> Any:
     """Return an array as float32: numpy does not know bfloat16."""
     return (array if array.dtype == np.float32 else mx.nd.amp_cast(array, dtype="float32")).asnumpy()

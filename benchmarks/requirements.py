@@ -27,8 +27,8 @@ class Check(NamedTuple):
     why: str = ""
 
     def __str__(self) -> str:
-        found = self.why if self.found is None else f"{self.found:.2f}"
-        return f"{self.verdict}: {self.what} at least {self.target:.2f}: {found}"
+        found = "" if self.found is None else f"{self.found:.2f}"
+        return f"{self.verdict}: {self.what} at least {self.target:.2f}: {', '.join(filter(None, (found, self.why)))}"
 
 
 def decide(what: str, target: float, found: Optional[float], noisy: bool, why: str = "") -> Check:
@@ -39,13 +39,12 @@ def decide(what: str, target: float, found: Optional[float], noisy: bool, why: s
         target: What is to be reached.
         found: What was, None where it cannot be measured.
         noisy: Whether float32 scattered too much to compare with it.
-        why: Why it cannot be measured.
+        why: Why it cannot be measured, or what else is to be said.
     """
     if found is None:
         return Check(what, target, None, NOT_HERE, why)
-    if noisy:
-        return Check(what, target, found, NOISY)
-    return Check(what, target, found, MET if found >= target else NOT_MET)
+    reached = MET if found >= target else NOT_MET
+    return Check(what, target, found, NOISY if noisy else reached, why)
 
 
 def inference(found: Found, networks: Sequence[str], unit: str, dtype: str) -> List[Check]:
@@ -155,4 +154,6 @@ def _all(
         check = decide(what, target, None, False, f"did not run: {', '.join(absent)}")
         return check._replace(verdict=NOT_MET) if failed else check
     noisy = any(comparison.noisy(front) for comparison in found.values())
-    return decide(what, target, join([each for each in values.values() if each is not None]), noisy)
+    known = {name: each for name, each in values.items() if each is not None}
+    lowest = f"the lowest: {min(known, key=known.__getitem__)}" if len(known) > 1 and join is min else ""
+    return decide(what, target, join(list(known.values())), noisy, lowest)

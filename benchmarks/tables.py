@@ -87,10 +87,12 @@ def _speed(comparison: Comparison, front: str, title: str) -> Optional[float]:
 
 def _cell(comparison: Comparison, front: str, title: str) -> str:
     column = _find(comparison, front, title)
+    speed = comparison.speed(column)
     if column is None:
         return "-"
     error = f" ({percent(column.error)})" if column.error and column.error > ROUNDING else ""
-    return f"{comparison.speed(column):.2f}{error}"
+    shown = f"{1e3 * median(column.seconds):.1f} ms" if speed is None else f"{speed:.2f}"
+    return shown + error
 
 
 def percent(share: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 
@@ -53,7 +53,7 @@ def start(mode: Mode, name: str, args: argparse.Namespace, bfloat16: bool) -> Tu
     if mode.dtype == dtypes.BFLOAT16 and not bfloat16:
         return None, NO_BFLOAT16
     try:
-        make = Remote if mode.who == PEER else Training
+        make: Callable[..., Union[Training, Remote]] = Remote if mode.who == PEER else Training
         training = make(name, mode.text, args.batch_size, args.seed, clock_of(args))
         for _ in range(WARMUP):
             training.step()
@@ -69,17 +69,24 @@ def measure(name: str, tried: Sequence[Mode], args: argparse.Namespace, bfloat16
     try:
         seconds = timing.take_turns({key: each.step for key, each in trainings.items()}, args.rounds, until)
     finally:
-        for training in trainings.values():
-            training.close()
-    columns, base = [], trainings["0"].loss
-    for number, (mode, (training, why)) in enumerate(zip(tried, started)):
-        column = Column(requirements.GLUON, mode.who, mode.title, mode.dtype, missing=why)
-        if training is not None:
-            error = None if number == 0 else abs(training.loss / base - 1)
-            notes: Dict[str, Any] = {"first_loss": training.loss, "skipped": training.skipped}
-            column = column._replace(seconds=seconds[str(number)], error=error, notes=notes)
-        columns.append(column)
-    return Comparison(columns)
+        for each in trainings.values():
+            each.close()
+    columns = [
+        _column(mode, training, seconds.get(str(number), []))._replace(missing=why)
+        for number, (mode, (training, why)) in enumerate(zip(tried, started))
+    ]
+    first = columns[0].notes  # of float32
+    return Comparison([each._replace(error=_difference(each.notes, first)) for each in columns])
+
+
+def _column(mode: Mode, training: Union[Training, Remote, None], seconds: Sequence[float]) -> Column:
+    notes = {"first_loss": training.loss, "skipped": training.skipped} if training is not None else None
+    return Column(requirements.GLUON, mode.who, mode.title, mode.dtype, seconds, notes=notes)
+
+
+def _difference(notes: Optional[Dict[str, Any]], first: Optional[Dict[str, Any]]) -> Optional[float]:
+    """Return how far a first loss is from float32's, as a share of that; None if either is not known."""
+    return abs(notes["first_loss"] / first["first_loss"] - 1) if notes and first else None
 
 
 def parse_args(argv: Optional[List[str]]) -> argparse.Namespace:

@@ -51,9 +51,16 @@ def test_measure_compares_times_and_losses(monkeypatch):
     args = argparse.Namespace(rounds=4)
     found = training.measure("any", modes(["mixed_bfloat16"]), args, True, until=1e9)
     base, peer, own = found.columns
-    assert found.speed(own) == 2.0 and own.error == pytest.approx(0.01) and base.error is None
+    assert found.speed(own) == 2.0 and own.error == pytest.approx(0.01) and base.error == 0
     assert peer.missing == "no" and not peer.seconds and own.notes == {"first_loss": 2.02, "skipped": 0}
     assert all(fake.closed for fake in made.values())
+
+
+def test_measure_goes_on_without_float32(monkeypatch):
+    own = Fake(1.0, 2.0)
+    monkeypatch.setattr(training, "start", lambda mode, *rest: (own, "") if mode.text == "O1" else (None, "fails: x"))
+    found = training.measure("any", modes(["O1"]), argparse.Namespace(rounds=3), True, until=1e9)
+    assert found.columns[0].failed and found.columns[1].seconds and found.speed(found.columns[1]) is None
 
 
 @pytest.mark.slow
