@@ -82,6 +82,7 @@ def convert_graph(
     stored: FrozenSet[str] = frozenset(),
     out_of_range: FrozenSet[str] = frozenset(),
     final: bool = False,
+    graph: Optional[Graph] = None,
 ) -> Converted:
     """Convert a symbol: erase earlier casts, insert and fold new ones, and check the result.
 
@@ -96,6 +97,7 @@ def convert_graph(
             gives and what reads them is to stay in float32.
         final: Whether this is the one conversion of a network, whose parameters are stored as it
             decides; Gluon and Module may convert it again for other shapes.
+        graph: The symbol's graph, if it has been read: ``to_graph(symbol)``.
 
     Raises:
         InferenceError: If the network does not type-check by itself; it names the node.
@@ -103,7 +105,7 @@ def convert_graph(
         PolicyError: If an override cannot be met.
     """
     shapes = shapes or {}
-    source, graph = _without_casts(symbol)
+    source, graph = _without_casts(symbol, graph)
     types = input_dtypes(source, graph, shapes, types or {}, params)
     facts = replace(infer_facts(source, graph, shapes, types, params), out_of_range=out_of_range)
     plan = make_plan(graph, policy, facts, stored=stored, final=final)
@@ -120,9 +122,9 @@ def convert_graph(
     return Converted(result, after, new_facts, low_params, Decisions(policy, graph, facts, plan, after))
 
 
-def _without_casts(symbol: Any) -> Tuple[Any, Graph]:
+def _without_casts(symbol: Any, graph: Optional[Graph]) -> Tuple[Any, Graph]:
     """Return a symbol, and its graph, as they were before mxmp converted it, if it did."""
-    erased = EraseCasts()(to_graph(symbol))
+    erased = EraseCasts()(to_graph(symbol) if graph is None else graph)
     if not erased.modified:
         return symbol, erased.graph
     source = from_graph(erased.graph, symbol)
@@ -215,8 +217,10 @@ class ShapeOutcomes:
     `convert_graph`; ``dtype`` is the low precision dtype in question.
     """
 
-    def __init__(self, symbol: Any, dtype: str, types: Dtypes, params: FrozenSet[str]) -> None:
-        source, self._graph = _without_casts(symbol)
+    def __init__(
+        self, symbol: Any, dtype: str, types: Dtypes, params: FrozenSet[str], graph: Optional[Graph] = None
+    ) -> None:
+        source, self._graph = _without_casts(symbol, graph)
         self._dtype = dtype
         self.depends = depends_on_shapes(self._graph, dtype)
         if self.depends:
