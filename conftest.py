@@ -1,11 +1,12 @@
 """Which tests run: the fast ones by default, the slow ones on demand, GPU ones where there is a GPU,
-bfloat16 ones where MXNet runs bfloat16, those that compile C where there is a compiler.
+bfloat16 ones where MXNet runs bfloat16, AMX ones where it is on, those that compile C where there is a compiler.
 """
 
 from __future__ import annotations
 
 import functools
 import shutil
+from typing import Any
 
 import pytest
 
@@ -30,15 +31,36 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="no GPU that this MXNet can use"))
         if item.get_closest_marker("bfloat16") and not runs_bfloat16():
             item.add_marker(pytest.mark.skip(reason="MXNet runs no bfloat16 on this processor (no AVX-512)"))
+        if item.get_closest_marker("amx") and not amx_status().on:
+            item.add_marker(pytest.mark.skip(reason=f"AMX is off: {amx_status().reason}"))
         if item.get_closest_marker("compiler") and not has_compiler():
             item.add_marker(pytest.mark.skip(reason="no C compiler (cc or gcc)"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _same_speed_everywhere():
+    """Keep how fast bfloat16 is on this machine, and the user's cache folder, out of all tests but those of them."""
+    from mxmp.devices import speed
+
+    same = speed.Speed(speed.Gain(2.0, 2.0), speed.Gain(2.0, 2.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed, "bfloat16_speed", lambda *args, **kwargs: same if runs_bfloat16() else None)
+        yield
+
+
 @functools.lru_cache(maxsize=None)
 def runs_bfloat16() -> bool:
-    from mxmp.diagnose import processor
+    from mxmp.devices import bfloat16
 
-    return processor.runs_bfloat16()
+    return bfloat16.runs_bfloat16()
+
+
+def amx_status() -> Any:
+    import mxnet  # noqa: F401  # with which it is switched on
+
+    from mxmp.devices import amx
+
+    return amx.status()
 
 
 def has_compiler() -> bool:

@@ -1,7 +1,8 @@
 """Mixed precision for Apache MXNet 1.9.1.
 
 One engine rewrites the graph of one network; Gluon and the Symbolic API are its fronts.
-MXNet itself is left as it is.
+MXNet itself is left as it is, but for one thing: on an Intel processor with AMX, importing mxmp lets MXNet use
+it (``MXMP_AMX=0`` in the environment does not).
 
 A part is imported when it is first used, so that the command line can answer without MXNet, which takes
 seconds to import.
@@ -17,6 +18,7 @@ Example:
 from __future__ import annotations
 
 from . import compat, requirements
+from .devices import amx as _amx
 
 TYPE_CHECKING = False  # what type checkers take for typing's, which costs more to import than all else here
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ __version__ = "0.1.0"
 # needs the views; not those for an MXNet that is refused.
 requirements.check()
 compat.install()
+_amx.install()
 
 __all__ = [
     "Policy",

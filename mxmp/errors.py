@@ -1,4 +1,7 @@
-"""Every error that mxmp raises: one root, each child also the builtin that it refines; and their texts in a line."""
+"""Every error that mxmp raises: one root, each child also the builtin that it refines; and their texts in a line.
+
+Its one category of warnings too.
+"""
 
 from __future__ import annotations
 
@@ -116,3 +119,7 @@ class LaunchError(MxmpError, RuntimeError):
 
 class SiteError(MxmpError, OSError):
     """The file that has Python import mxmp before MXNet cannot be written or removed."""
+
+
+class SlowPrecisionWarning(UserWarning):
+    """A network was converted to a precision that is slower than float32 on this machine."""

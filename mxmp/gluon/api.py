@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from mxnet import gluon
 
 from .. import dtypes
+from ..devices import amx
 from ..errors import ConvertError
 from ..mxnet_private import blocks
 from ..policy import Policy, check_matches
@@ -16,6 +18,7 @@ from ..symbol import Converted, convert_graph
 from . import storage
 from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
+from .inference_export import export_for_inference
 from .lookup import Siblings, blocks_in, conversion_of, conversions_of, descendants, roots, suspended
 
 _FLOAT32 = "_mxmp_float32"
@@ -153,11 +156,21 @@ def report(net: gluon.Block) -> Report:
             found.append(each)
     if not found:
         raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
-    return merge(found)
+    merged = merge(found)
+    return replace(merged, notes=amx.notes(merged.count))
 
 
-def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]:
+def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:
     """Write a converted net as a model that plain MXNet loads: ``net.export``.
+
+    Args:
+        net: The net; it is not changed.
+        path: Prefix of the files.
+        epoch: Number in the name of the second.
+        for_inference: Whether what is written will only infer: BatchNorm behind a convolution, a transposed
+            convolution or a dense layer is folded into its weight and bias, in float32 and before these are
+            rounded, and dropout is left out. Then a hybridized net that is not converted, or to float32, is
+            written too, in float32. An ``export`` that the net's class defines is not called.
 
     Returns:
         The paths written, ``<path>-symbol.json`` and ``<path>-<epoch>.params``.
@@ -166,16 +179,21 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0) -> Tuple[str, str]
         ConvertError: If the net is not converted or has not seen a batch yet.
     """
     conversion = conversion_of(net)
+    written = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
+    inside = conversions_of(descendants(net))
+    if for_inference and (conversion is not None or (not inside and isinstance(net, gluon.HybridBlock))):
+        export_for_inference(net, conversion, path, epoch)
+        return written
     if conversion is None:
-        inside = ", ".join(each.net.name for each in conversions_of(descendants(net)))
         if inside:
+            names = ", ".join(each.net.name for each in inside)
             raise ConvertError(
                 f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in "
-                f"it: {inside}."
+                f"it: {names}."
             )
         raise ConvertError(f"block '{net.name}' is not converted; use net.export.")
     conversion.export(path, epoch)
-    return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
+    return written
 
 
 def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions, for_inference: bool) -> bool:

@@ -81,8 +81,13 @@ class BlockHooks(FileHooks):
             graph = self._graph_for(args)
             inputs, _ = self._use(graph)
             self._store(graph.converted)
+            key = op_key(graph)
             with bulks_kept(self.net, graph), backend_chosen(self.net, self.for_inference):
                 plan = plan_op(self.net, graph)
+                other = self.graphs.ops.get(key.of_other_mode)
+                if plan.prepared is None and other and other.prepared is None and not blocks.backend(self.net):
+                    self.graphs.ops[key] = other
+                    return
                 if plan.prepared is not None:
                     plan.prepared.refresh()
                 self.given_graph = inputs, plan.symbol
@@ -92,7 +97,7 @@ class BlockHooks(FileHooks):
                 finally:
                     self.given_graph = None
             op, read = blocks.cached_op(self.net), blocks.cached_op_args(self.net)
-            self.graphs.ops[op_key(graph)] = BuiltOp(op, read, plan.prepared, plan.keeps_weights)
+            self.graphs.ops[key] = BuiltOp(op, read, plan.prepared, plan.keeps_weights)
 
     @net_method
     def call_cached_op(self, *args: Any) -> Any:

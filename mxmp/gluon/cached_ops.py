@@ -25,7 +25,18 @@ _STATIC = "static_shape"
 _KEEP_WEIGHTS = frozenset({"RNN"})
 """Operators that keep what they have made of their weights, if their states are kept (``static_shape``)."""
 
-OpKey = Tuple[int, bool, bool]
+
+class OpKey(NamedTuple):
+    """Which of a graph's cached operators runs a call."""
+
+    graph: int  # its id
+    on_cpu: bool
+    infers: bool
+
+    @property
+    def of_other_mode(self) -> OpKey:
+        """That of training if this is of inference, and the other way round."""
+        return self._replace(infers=not self.infers)
 
 
 class OpPlan(NamedTuple):
@@ -53,7 +64,7 @@ class BuiltOp:
 
 def op_key(graph: ConvertedGraph) -> OpKey:
     """Return which of a graph's cached operators runs it now."""
-    return id(graph), on_cpu(), infers()
+    return OpKey(id(graph), on_cpu(), infers())
 
 
 def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph) -> OpPlan:

@@ -14,7 +14,7 @@ from ..mxnet_private import blocks, parameters
 from ..symbol import Converted, save_checkpoint
 from ..symbol.checkpoint import require_whole
 from . import storage
-from .folding import folded_model, input_shapes
+from .folding import folded_model, input_shapes, save_folded
 from .graphs import ConvertedGraph
 from .lookup import net_method
 from .traced_net import TracedNet
@@ -29,28 +29,9 @@ class FileHooks(TracedNet):
 
         The graph of inference if the net has been called for inference; of several the one that ran last.
         """
-        if not self.graphs.ops:
-            raise ConvertError(
-                f"block '{self.net.name}' has not been called yet, so its parameters and shapes are not known; "
-                f"run one batch before exporting."
-            )
-        folder = os.path.dirname(os.path.abspath(path))
-        if not os.path.isdir(folder):
-            raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
-        built = {number for number, *_ in self.graphs.ops}
-        calls = self.graphs.calls.items()
-        outside = {call: graph for call, graph in calls if call.region is None and id(graph) in built}
-        if not outside:
-            raise ConvertError(
-                f"block '{self.net.name}' has been called in precision regions only; run one batch outside of them "
-                f"before exporting."
-            )
-        inferring = [graph for call, graph in outside.items() if not call.training]
-        found = inferring or list(outside.values())
-        graph = self.current if self.current in found else found[-1]
+        graph = self.graph_to_export(path)
         if self.for_inference:
-            model = folded_model(graph, self.policy)
-            save_checkpoint(path, epoch, model.symbol, model.arg_params, model.aux_params, remove_amp_cast)
+            save_folded(self.net, folded_model(graph, self.policy), path, epoch, remove_amp_cast)
             return
         symbol = self._unfolded(graph).symbol
         params = [(False, param) for param in graph.traced.params.values()]
@@ -61,6 +42,30 @@ class FileHooks(TracedNet):
                 self.original("export", path, epoch, remove_amp_cast=remove_amp_cast)
                 return
             save_checkpoint(path, epoch, symbol, *values_for(symbol, params), remove_amp_cast=remove_amp_cast)
+
+    def graph_to_export(self, path: str) -> ConvertedGraph:
+        """Return the graph of inference, or of training if there is no other; of several the one that ran last.
+
+        Raises:
+            ConvertError: If the net has not been called, or if there is no folder to write to.
+        """
+        if not self.graphs.ops:
+            raise ConvertError(
+                f"block '{self.net.name}' has not been called yet, so its parameters and shapes are not known; "
+                f"run one batch before exporting."
+            )
+        require_export_folder(path)
+        built = {number for number, *_ in self.graphs.ops}
+        calls = self.graphs.calls.items()
+        outside = {call: graph for call, graph in calls if call.region is None and id(graph) in built}
+        if not outside:
+            raise ConvertError(
+                f"block '{self.net.name}' has been called in precision regions only; run one batch outside of them "
+                f"before exporting."
+            )
+        inferring = [graph for call, graph in outside.items() if not call.training]
+        found = inferring or list(outside.values())
+        return next((graph for graph in found if graph is self.current), found[-1])
 
     def _unfolded(self, graph: ConvertedGraph) -> Converted:
         """Return the conversion that reads the net's own parameters: another one where a backend has it folded."""
@@ -86,6 +91,13 @@ class FileHooks(TracedNet):
         self.original("load_parameters", filename, *args, **kwargs)
         if self.early is not None:
             self._store(self.early)
+
+
+def require_export_folder(path: str) -> None:
+    """Raise a ConvertError if there is no folder for the files of an export."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
 
 
 def save(filename: str, write: Callable[[str], None]) -> None:

@@ -11,11 +11,15 @@ from ..arrays.write_counts import can_count
 from ..errors import ConvertError
 from ..mxnet_private import parameters
 from ..policy import Policy
-from ..symbol import Converted, convert_graph
-from ..symbol.convert import ConvertedModel, convert_model
+from ..symbol import Converted, convert_graph, save_checkpoint
+from ..symbol.arguments import Model, make_model
+from ..symbol.convert import convert_known
 from ..symbol.for_inference import prepare
 from ..symbol.inference import Dtypes, Shapes
 from .graphs import ConvertedGraph
+
+Source = Tuple[Model, Mapping[str, gluon.Parameter], Policy]
+"""What a net is exported for inference from: its float32 model, its parameters by name, the policy."""
 
 
 def convert_folded(
@@ -66,16 +70,24 @@ def input_shapes(graph: ConvertedGraph) -> Dict[str, Tuple[int, ...]]:
     return {name: shape for name, shape in found.items() if shape is not None}
 
 
-def folded_model(graph: ConvertedGraph, policy: Policy) -> ConvertedModel:
-    """Return the model to export: what ``convert_model`` with ``for_inference`` makes of the net's parameters."""
-    shapes = input_shapes(graph)
-    args, aux = _values(graph.traced.symbol, graph.traced.params)
-    return convert_model(graph.traced.symbol, args, aux, policy, shapes, graph.traced.types, for_inference=True)
+def folded_model(graph: ConvertedGraph, policy: Policy) -> Source:
+    """Return the model of a net to export for inference: as it was traced, with its parameters."""
+    model = make_model(graph.traced.symbol, input_shapes(graph), graph.traced.types)
+    return model, graph.traced.params, policy
 
 
-def _values(symbol: Any, params: Mapping[str, gluon.Parameter]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """Return the values of a symbol's arguments and of its auxiliary states, in float32."""
-    args = [name for name in symbol.list_arguments() if name in params]
-    args_and_aux = (args, symbol.list_auxiliary_states())
-    found, states = ({name: parameters.reduced(params[name]) for name in names} for names in args_and_aux)
-    return found, states
+def save_folded(net: gluon.HybridBlock, source: Source, path: str, epoch: int, remove_amp_cast: bool = False) -> None:
+    """Write a net's model prepared for inference and then converted, both files or neither.
+
+    Parameters are converted from their exact values.
+    """
+    model, params, policy = source
+    states = set(model.symbol.list_auxiliary_states())
+    values = {name: parameters.reduced(param) for name, param in params.items()}
+    args = {name: value for name, value in values.items() if name not in states}
+    aux = {name: value for name, value in values.items() if name in states}
+    try:
+        found = convert_known(model, args, aux, policy, for_inference=True, must_match=False)
+    except ConvertError as e:
+        raise type(e)(f"block '{net.name}': {e}") from e
+    save_checkpoint(path, epoch, found.symbol, found.arg_params, found.aux_params, remove_amp_cast)

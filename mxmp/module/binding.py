@@ -8,6 +8,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Sequence, Tuple
 import mxnet as mx
 
 from .. import dtypes
+from ..devices import speed
 from ..graph import Graph
 from ..passes import ScaleLoss
 from ..passes.facts import CAST_OPS
@@ -57,12 +58,14 @@ def prepare(
     those in low precision already, ``loss_heads`` of Custom operators that are loss heads, which get a loss scale if
     ``scaled``. Raises ConvertError, PolicyError or PassError, which name the node or the override.
     """
+    on_cpu = any(context.device_type != "gpu" for context in contexts)
+    if on_cpu:
+        speed.warn_if_slower(policy.compute_dtype)
     inputs = list(inputs)
     shapes = {each.name: tuple(each.shape) for each in inputs}
     types = input_types(symbol, inputs)
     converted = convert_graph(symbol, policy, shapes, types, params, stored)
     result = _with_loss_scale(converted, shapes, loss_heads) if scaled else converted
-    on_cpu = any(context.device_type != "gpu" for context in contexts)
     runs = _with_dtypes(result.on_cpu() if on_cpu else result.symbol, result.facts.variable_dtypes(result.graph))
     outputs = _loss_outputs(result.graph, loss_heads) if scaled else ()
     return Runnable(converted, result, runs, scaled, result is not converted, outputs, on_cpu)

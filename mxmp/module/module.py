@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any, Iterable, List, Sequence, Union
 
 import mxnet as mx
 
 from ..arrays.casts import to_float32
 from ..arrays.norms import require_positive
+from ..devices import amx
 from ..errors import TrainerError
 from ..optimizer.gradient_pairs import mapped
 from ..policy import Policy
@@ -112,7 +114,8 @@ class Module(ModuleFiles):
     @property
     def report(self) -> Report:
         """What the conversion decided for the shapes that are bound now."""
-        return self._bound("report").converted.report
+        found = self._bound("report").converted.report
+        return replace(found, notes=amx.notes(found.count))
 
     def _set_loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""

@@ -22,10 +22,22 @@ from .facts import Facts
 _NORMS = {"BatchNorm": "", "BatchNorm_v1": "", "_contrib_SyncBatchNorm": "", "_contrib_BatchNormWithReLU": "relu"}
 """Operators that are folded, with the activation that is left of them."""
 
-_NO_BIAS = {"Convolution": False, "Convolution_v1": False, "Deconvolution": True, "FullyConnected": False}
-"""Layers that BatchNorm is folded into, with MXNet's default of ``no_bias``."""
 
-_WEIGHT, _BIAS = 1, 2
+class _Layer(NamedTuple):
+    """An operator that BatchNorm is folded into: the input that is its weight, and MXNet's default of ``no_bias``."""
+
+    weight: int = 1
+    no_bias: bool = False
+
+
+_LAYERS = {
+    "Convolution": _Layer(),
+    "Convolution_v1": _Layer(),
+    "Deconvolution": _Layer(no_bias=True),
+    "FullyConnected": _Layer(),
+    "_contrib_DeformableConvolution": _Layer(weight=2),
+    "_contrib_ModulatedDeformableConvolution": _Layer(weight=3),
+}
 
 
 class Sources(NamedTuple):
@@ -106,14 +118,15 @@ class FoldBatchNorm(Pass):
             inputs = builder.inputs(node)
             if position in layers:
                 fold = layers[position]
-                weight = graph.nodes[node.inputs[_WEIGHT].node]
+                port = _LAYERS[node.op].weight
+                weight = graph.nodes[node.inputs[port].node]
                 for name in (fold.weight, fold.bias):
                     if name in known:
                         added[name] = builder.mapped(Entry(known[name]))
                     elif name not in added:
                         attrs = weight.attrs if name == fold.weight else _bias_attrs(weight)
                         added[name] = Entry(builder.add(Node(VARIABLE, name, attrs)))
-                inputs = (inputs[0], added[fold.weight], added[fold.bias])
+                inputs = (*inputs[:port], added[fold.weight], added[fold.bias])
                 node = node.with_attrs({"no_bias": "False"})
             builder.copy(position, node.rewired(inputs))
         return builder.finish(name_heads(graph, builder, {i for i in norms if not activation_of(graph.nodes[i])}))
@@ -184,16 +197,16 @@ class _Finder:
         """Return what the parameters of the layer before a BatchNorm become, None if it cannot be folded."""
         data = norm.inputs[0]
         layer = self.graph.nodes[data.node]
-        if layer.op not in _NO_BIAS or not self._is_alone(data, position) or not self._is_along_channels(norm, data):
+        if layer.op not in _LAYERS or not self._is_alone(data, position) or not self._is_along_channels(norm, data):
             return None
-        attrs = dict(norm.attrs)
-        has_bias = not _flag(layer, "no_bias", _NO_BIAS[layer.op])
-        names = [self._param(entry) for entry in (*layer.inputs[_WEIGHT : 2 + has_bias], *norm.inputs[1:])]
+        port, no_bias = _LAYERS[layer.op]
+        has_bias = not _flag(layer, "no_bias", no_bias)
+        names = [self._param(entry) for entry in (*layer.inputs[port : port + 1 + has_bias], *norm.inputs[1:])]
         known = [name for name in names if name is not None]
-        eps = value_of(attrs, "eps")
         if len(known) < len(names) or len(names) != 5 + has_bias:
             return None
         weight, *bias, gamma, beta, mean, var = known
+        eps = value_of(dict(norm.attrs), "eps")
         return Sources(
             weight,
             bias[0] if bias else None,
@@ -221,10 +234,11 @@ class _Finder:
         axis = 1 if axis is None else axis
         if layer.op == "FullyConnected":
             shape = self.facts.shape(data)
-            rank = 2 if _flag(layer, "flatten", True) else len(shape) if shape else None
-            return bool(axis == -1 or (rank is not None and axis == rank - 1))
+            rank = 2 if _flag(layer, "flatten", True) else len(shape) if shape else 0
+            return axis == -1 or (rank > 0 and axis == rank - 1)
         rank = 2 + len(_sizes(layer))
-        return bool(axis % rank == (rank - 1 if _is_channels_last(layer) else 1))
+        channels = rank - 1 if _is_channels_last(layer) else 1
+        return axis in (channels, channels - rank)
 
     def _param(self, entry: Entry) -> Optional[str]:
         """Return the name of the parameter that an entry is, None if it is something else."""
@@ -236,9 +250,10 @@ class _Finder:
         sources = self.sources[layer]
         if sources not in self.named:
             node = self.graph.nodes[layer]
-            weight = self._name(node, _WEIGHT, sources.weight, f"{node.name}_weight")
+            port = _LAYERS[node.op].weight
+            weight = self._name(node, port, sources.weight, f"{node.name}_weight")
             stem = weight[: -len("weight")] if weight.endswith("weight") else f"{node.name}_"
-            self.named[sources] = weight, self._name(node, _BIAS, sources.bias, f"{stem}bias")
+            self.named[sources] = weight, self._name(node, port + 1, sources.bias, f"{stem}bias")
         return self.named[sources]
 
     def _name(self, layer: Node, port: int, old: Optional[str], new: str) -> str:

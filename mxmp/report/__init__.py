@@ -1,11 +1,13 @@
 """What a conversion decided and why, in casts and bytes, as a table or JSON."""
 
+from .counts import activation_bytes as activation_bytes
 from .counts import variable_bytes as variable_bytes
 from .make import Decisions as Decisions
 from .make import make_report as make_report
 from .make import report_converted as report_converted
 from .report import DROPPED as DROPPED
 from .report import FOLDED as FOLDED
+from .report import Removed as Removed
 from .report import Report as Report
 from .report import Row as Row
 from .report import legend as legend

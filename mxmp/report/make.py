@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from .. import dtypes
@@ -18,7 +18,7 @@ from ..passes.verdict import FLOAT32, FREE, KEEP, Verdict
 from ..policy import Policy
 from ..rules import RULES
 from . import counts
-from .report import AS_IT_WAS, Report, Row
+from .report import AS_IT_WAS, Removed, Report, Row
 
 AS_CONVERTED = "as converted"
 """The policy of a report on a network of which only the conversion is known."""
@@ -34,7 +34,7 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
 class Decisions:
     """What one conversion decided: the plan for the graph before it, which the facts are on, and the graph after it.
 
-    ``removed`` are rows for the report on what was taken out of the graph before.
+    ``removed`` is what had been taken out of the network before.
     """
 
     policy: Policy
@@ -42,13 +42,13 @@ class Decisions:
     facts: Facts
     plan: Plan
     after: Graph
-    removed: Tuple[Row, ...] = ()
+    removed: Removed = Removed()
 
     @functools.cached_property
     def report(self) -> Report:
         """The report on it, made when it is first read: most conversions are run and not looked at."""
         found = make_report(self.policy, self.before, self.facts, self.plan, self.after)
-        return replace(found, rows=found.rows + self.removed)
+        return found.with_removed(self.removed)
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the report alone, for pickle and copies: a plan refers to rules, whose conditions are functions."""

@@ -6,8 +6,8 @@ import io
 import json
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from rich.console import Console
 from rich.table import Table
@@ -71,6 +71,18 @@ class Row:
     casts: Tuple[str, ...]
 
 
+class Removed(NamedTuple):
+    """What inference does not need of a network, and what its activations took with it.
+
+    Attributes:
+        rows: One per operator that is gone.
+        activation_bytes: Bytes of the network's activations before, as in `Report`; None if unknown.
+    """
+
+    rows: Tuple[Row, ...] = ()
+    activation_bytes: Optional[int] = None
+
+
 @dataclass(frozen=True)
 class Report:
     """The result of one conversion: every operator, its casts, and totals.
@@ -88,6 +100,8 @@ class Report:
         widely_read: Pairs (tensor, number of readers) of what is cast once to low precision for more
             than ``MANY_READERS``: in training their gradients are added up in low precision.
         param_bytes: Bytes of all parameters and auxiliary states: (before, after); None if unknown.
+        notes: A sentence on each thing that slows the network down on this machine. It is printed, and no part of
+            what is written as JSON or compared.
     """
 
     policy: str
@@ -99,15 +113,27 @@ class Report:
     without_rule: Tuple[str, ...]
     widely_read: Tuple[Tuple[str, int], ...] = ()
     param_bytes: Optional[Tuple[int, int]] = None
+    notes: Tuple[str, ...] = field(default=(), compare=False)
+
+    def with_removed(self, removed: Removed) -> Report:
+        """Return the report on the conversion of a network of which something had been removed before."""
+        sizes = self.activation_bytes
+        if sizes and removed.activation_bytes is not None:
+            sizes = removed.activation_bytes, sizes[1]
+        return replace(self, rows=self.rows + removed.rows, activation_bytes=sizes)
 
     @property
     def count(self) -> Dict[str, int]:
         """How many operators compute in each precision."""
         return dict(Counter(row.precision for row in self.rows))
 
+    def to_dict(self) -> Dict[str, Any]:
+        """Return the report as plain values, without what holds on this machine alone."""
+        return {name: value for name, value in asdict(self).items() if name != "notes"}
+
     def to_json(self) -> str:
         """Return the report as JSON."""
-        return json.dumps(asdict(self), indent=2)
+        return json.dumps(self.to_dict(), indent=2)
 
     def table(self, narrow: bool = False) -> Table:
         """Return a table of the operators with a legend of the reasons, for a terminal.
@@ -166,8 +192,8 @@ class Report:
 
     @property
     def summary(self) -> List[str]:
-        """Totals and warnings, a line each."""
-        return [f"{what}: {text}" for what, text in self.totals] + self.warnings
+        """Totals, warnings and notes, a line each."""
+        return [f"{what}: {text}" for what, text in self.totals] + self.warnings + list(self.notes)
 
 
 def merge(reports: Sequence[Report]) -> Report:

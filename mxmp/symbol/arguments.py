@@ -13,7 +13,7 @@ import mxnet as mx
 from .. import dtypes as dtypes_
 from ..errors import ConvertError, DtypeError, InferenceError, ParamsError
 from ..policy import Policy, did_you_mean
-from ..report import Row
+from ..report import Removed
 from .inference import to_graph
 
 PolicyLike = Union[str, Policy]
@@ -35,15 +35,15 @@ HEADROOM = 2.0
 class Model(NamedTuple):
     """A symbol with what is known about its inputs.
 
-    ``ranges`` has magnitudes measured, of outputs too, and ``removed`` rows on the operators of the network that the
-    symbol lacks, because they are not needed in inference.
+    ``ranges`` has magnitudes measured, of outputs too, and ``removed`` what the network had that the symbol lacks,
+    because inference does not need it.
     """
 
     symbol: Any
     shapes: Dict[str, Tuple[int, ...]]
     dtypes: Dict[str, str]
     ranges: Mapping[str, float] = {}
-    removed: Tuple[Row, ...] = ()
+    removed: Removed = Removed()
 
     def known(self, args: Mapping[str, Any], aux: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, str]]:
         """Return the shapes and dtypes of inputs and parameters; shapes only if some input's is known."""

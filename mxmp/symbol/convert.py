@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, T
 
 from ..policy import Policy
 from ..report import Decisions, Report
-from .arguments import PolicyLike, check_params, contexts_of, make_model, param_names, require_kernels
+from .arguments import Model, PolicyLike, check_params, contexts_of, make_model, param_names, require_kernels
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fold_model
 from .params import Change, convert_sharing, require_matches, stored_low_before, total_bytes, widened
@@ -151,11 +151,32 @@ def convert_model(
     model = make_model(sym, shapes, dtypes, ranges)
     check_params(sym, arg_params, aux_params, model.shapes)
     require_kernels(parsed, contexts_of(arg_params, aux_params), "arg_params")
-    args, aux = widened(sym, arg_params), dict(aux_params)
+    return convert_known(model, arg_params, aux_params, parsed, for_inference)
+
+
+def convert_known(
+    model: Model,
+    arg_params: Mapping[str, Any],
+    aux_params: Mapping[str, Any],
+    policy: Policy,
+    for_inference: bool = False,
+    must_match: bool = True,
+) -> ConvertedModel:
+    """Return a model converted, given what `convert_model` checks.
+
+    Args:
+        model: The symbol, and what is known about its inputs.
+        arg_params: Its arguments.
+        aux_params: Its auxiliary states.
+        policy: The policy.
+        for_inference: Whether the model will only infer.
+        must_match: Whether each of the policy's patterns has to match an operator.
+    """
+    args, aux = widened(model.symbol, arg_params), dict(aux_params)
     before = total_bytes(args) + total_bytes(aux)
     if for_inference:
         model, args, aux = fold_model(model, args, aux)
-    (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, parsed)
+    (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, policy, must_match)
     sizes = before, total_bytes(stored) + total_bytes(aux)
     low_before = stored_low_before(arg_params, stored)
     return ConvertedModel(found.symbol, stored, aux, found.decisions, changed, out_of_range, sizes, low_before)

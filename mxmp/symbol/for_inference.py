@@ -19,10 +19,11 @@ from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm
 from ..passes.drop_dropout import find_dropouts
 from ..passes.fold_batchnorm import Fold, Sources, activation_of, find_folds
-from ..report import DROPPED, FOLDED, Row
+from ..report import DROPPED, FOLDED, Removed, Row, activation_bytes
 from .arguments import Model, blaming_params
 from .inference import Dtypes, Shapes, from_graph, infer_facts, to_graph
 from .params import round_to
+from .rewrite import input_dtypes
 
 Arrays = Mapping[str, Any]
 
@@ -34,7 +35,7 @@ class Prepared(NamedTuple):
         symbol: Its symbol, in the precision of the one before: not converted.
         graph: Its graph.
         folds: What `fold_params` computes its new parameters from.
-        removed: Rows for the report on what is gone.
+        removed: What is gone, for ``Report.with_removed``.
         outputs: By the names of the outputs of layers that are another tensor now, the name that this had before, None
             if it had none.
     """
@@ -42,7 +43,7 @@ class Prepared(NamedTuple):
     symbol: Any
     graph: Graph
     folds: Tuple[Fold, ...]
-    removed: Tuple[Row, ...]
+    removed: Removed
     outputs: Mapping[str, Optional[str]]
 
 
@@ -67,17 +68,20 @@ def prepare(
     """
     before = EraseCasts()(to_graph(symbol)).graph
     graph = in_written_order(DropDropout()(before).graph)
-    facts = infer_facts(from_graph(graph, symbol), graph, shapes or {}, types or {}, params)
+    source = from_graph(graph, symbol)
+    known = input_dtypes(source, graph, shapes or {}, types or {}, params)
+    facts = infer_facts(source, graph, shapes or {}, known, params)
     folds = find_folds(graph, params, facts, left)
     after = in_written_order(FoldBatchNorm(folds)(graph).graph)
-    removed = [Row(node.name, node.op, DROPPED, "it does nothing in inference", ()) for node in find_dropouts(before)]
+    rows = [Row(node.name, node.op, DROPPED, "it does nothing in inference", ()) for node in find_dropouts(before)]
     outputs: Dict[str, Optional[str]] = {}
     for fold in folds:
         layer, norm = graph.nodes[fold.layer], graph.nodes[fold.norm]
-        removed.append(Row(norm.name, norm.op, FOLDED, f"into the weight and bias of '{layer.name}'", ()))
+        rows.append(Row(norm.name, norm.op, FOLDED, f"into the weight and bias of '{layer.name}'", ()))
         name = facts.output_name(graph, norm.inputs[0])
         outputs[name] = None if activation_of(norm) else facts.output_name(graph, Entry(fold.norm))
-    return Prepared(from_graph(after, symbol), after, folds, tuple(removed), outputs)
+    removed = Removed(tuple(rows), activation_bytes(graph, facts))
+    return Prepared(from_graph(after, symbol), after, folds, removed, outputs)
 
 
 def fold_params(folds: Iterable[Fold], params: Arrays) -> Dict[str, Any]:
@@ -176,7 +180,8 @@ def _adapted(model: Model, found: Prepared, folded: Arrays) -> Model:
     names = frozenset(found.symbol.list_inputs())
     ranges = {name: value for name, value in model.ranges.items() if name not in found.outputs and name not in folded}
     for name, before in found.outputs.items():
-        if before in model.ranges:
+        if before is not None and before in model.ranges:
             ranges[name] = model.ranges[before]
-    shapes, types = ({n: v for n, v in known.items() if n in names} for known in (model.shapes, model.dtypes))
+    shapes = {name: shape for name, shape in model.shapes.items() if name in names}
+    types = {name: dtype for name, dtype in model.dtypes.items() if name in names}
     return Model(found.symbol, shapes, types, ranges, found.removed)

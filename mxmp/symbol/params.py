@@ -55,10 +55,13 @@ class SharedConversion(NamedTuple):
     out_of_range: Tuple[str, ...]
 
 
-def convert_sharing(models: Sequence[Model], args: Arrays, aux: Arrays, policy: Policy) -> SharedConversion:
+def convert_sharing(
+    models: Sequence[Model], args: Arrays, aux: Arrays, policy: Policy, must_match: bool = True
+) -> SharedConversion:
     """Convert symbols and store their parameters, given in float32, in the dtypes that all of them want.
 
-    A symbol that needs a parameter in float32 decides for all: they are converted again until they agree.
+    A symbol that needs a parameter in float32 decides for all: they are converted again until they agree. With
+    ``must_match`` a pattern of the policy that matches no operator is a PolicyError.
     """
     allowed = frozenset(args)
     out_of_range: FrozenSet[str] = frozenset()
@@ -67,7 +70,8 @@ def convert_sharing(models: Sequence[Model], args: Arrays, aux: Arrays, policy: 
         more = _find_out_of_range(policy, found, args) - out_of_range
         refused = _wanted_in_float32(found)
         if not more and not refused:
-            require_matches(policy, found)
+            if must_match:
+                require_matches(policy, found)
             return SharedConversion(found, *_store(policy, found, args), tuple(sorted(out_of_range)))
         out_of_range, allowed = out_of_range | more, allowed - refused
 

@@ -28,7 +28,7 @@ from ..passes.fold_batchnorm import Fold
 from ..passes.guards import bfloat16_entries
 from ..passes.plan import Plan
 from ..policy import Policy
-from ..report import Decisions, Report, Row
+from ..report import Decisions, Removed, Report
 from ..rules import CLEAR, RULES
 from .arguments import known_dtypes, require_symbol
 from .inference import Dtypes, Shapes, add_shapes, entries_of, from_graph, infer_facts, infer_variables, to_graph
@@ -59,8 +59,8 @@ class Converted:
         """The report on the conversion."""
         return self.decisions.report
 
-    def noting(self, removed: Tuple[Row, ...]) -> Converted:
-        """Return the same with rows for the report on what was taken out of the graph before."""
+    def noting(self, removed: Removed) -> Converted:
+        """Return the same with a report that also says what had been removed from the network before."""
         return replace(self, decisions=replace(self.decisions, removed=removed))
 
     @functools.cached_property

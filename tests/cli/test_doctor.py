@@ -8,8 +8,8 @@ import os
 import pytest
 
 from tests.cli.checkpoints import mxmp, table
-from tests.diagnose.libraries import cpu_library, cuda_library
-from tests.diagnose.machines import install_cards
+from tests.devices.libraries import cpu_library, cuda_library
+from tests.devices.machines import install_cards
 
 A100, H100 = ("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")
 

@@ -10,25 +10,28 @@ import pytest
 
 from mxmp import compat
 from mxmp.compat import site_file
-from mxmp.diagnose import devices, doctor, examine
-from mxmp.diagnose.processor import Processor
+from mxmp.devices import amx, check, speed
+from mxmp.devices.processor import Processor
+from mxmp.diagnose import doctor, examine
 from mxmp.errors import PolicyError
-from tests.diagnose.libraries import cpu_library, cuda_library
-from tests.diagnose.machines import install_cards
+from tests.devices.libraries import cpu_library, cuda_library
+from tests.devices.machines import install_cards
 
 V100, A100, H100 = ("Tesla V100", "7.0"), ("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")
 
 
 @pytest.fixture
 def on(tmp_path, monkeypatch):
-    """Examine a machine with cards, a processor's flags and an environment."""
+    """Examine a machine with cards, a processor's flags, the speed of its bfloat16 and an environment."""
 
-    def examine_there(policy, *cards, flags="avx2", library=cuda_library, environ=None):
+    def examine_there(policy, *cards, flags="avx2", ratio=None, library=cuda_library, environ=None):
         install_cards(tmp_path, monkeypatch, cards)
         seen = Processor("Xeon", frozenset(flags.split()))
-        for module in (devices, doctor):
+        for module in (check, doctor):
             monkeypatch.setattr(module, "read_processor", lambda: seen)
-        monkeypatch.setattr(devices, "runs_bfloat16", lambda: "avx512bw" in seen.flags)
+        found = None if ratio is None else speed.Speed(speed.Gain(ratio, ratio), speed.Gain(ratio, ratio))
+        monkeypatch.setattr(speed, "bfloat16_speed", lambda seconds, anew: found)
+        monkeypatch.setattr(check, "runs_bfloat16", lambda: ratio is not None)
         return examine(policy, library(tmp_path), environ or {})
 
     return examine_there
@@ -39,21 +42,21 @@ def checks(found, what):
 
 
 @pytest.mark.parametrize(
-    ("policy", "cards", "flags", "running"),
+    ("policy", "cards", "ratio", "running"),
     [
-        ("O1", [], "avx512bw avx512_bf16", ()),
-        ("O1", [V100], "avx2", ("GPU 0 (Tesla V100)",)),
-        ("O1", [H100, A100], "avx2", ("GPU 1 (NVIDIA A100)",)),
-        ("O1", [H100], "avx2", ()),
-        ("O1", [("Old driver", "[N/A]")], "avx2", ("GPU 0 (Old driver)",)),
-        ("mixed_bfloat16", [A100], "avx2", ()),
-        ("mixed_bfloat16", [], "avx512bw", ()),
-        ("mixed_bfloat16", [], "avx512bw amx_bf16", ("CPU (Xeon)",)),
-        ("O0", [H100], "avx2", ("CPU (Xeon)",)),
+        ("O1", [], 1.7, ()),
+        ("O1", [V100], None, ("GPU 0 (Tesla V100)",)),
+        ("O1", [H100, A100], None, ("GPU 1 (NVIDIA A100)",)),
+        ("O1", [H100], None, ()),
+        ("O1", [("Old driver", "[N/A]")], None, ("GPU 0 (Old driver)",)),
+        ("mixed_bfloat16", [A100], None, ()),
+        ("mixed_bfloat16", [], 0.7, ()),
+        ("mixed_bfloat16", [], 1.7, ("CPU (Xeon)",)),
+        ("O0", [H100], None, ("CPU (Xeon)",)),
     ],
 )
-def test_the_devices_are_those_that_run_the_policy_in_hardware(on, policy, cards, flags, running):
-    found = on(policy, *cards, flags=flags)
+def test_the_devices_are_those_that_run_the_policy_in_hardware(on, policy, cards, ratio, running):
+    found = on(policy, *cards, ratio=ratio)
     assert found.devices == running and found.ok == bool(running)
 
 
@@ -66,8 +69,7 @@ def test_the_devices_are_those_that_run_the_policy_in_hardware(on, policy, cards
     ],
 )
 def test_a_variable_may_stand_in_the_way(on, policy, card, environ):
-    flags = "avx512bw avx512_bf16"
-    assert on(policy, *card, flags=flags).ok and not on(policy, *card, flags=flags, environ=environ).ok
+    assert on(policy, *card, ratio=1.7).ok and not on(policy, *card, ratio=1.7, environ=environ).ok
 
 
 def test_a_card_runs_what_there_is_code_for(on):
@@ -116,6 +118,37 @@ def test_versions_and_flags_are_those_of_this_process(on):
     assert checks(found, "numpy")[0].found == np.__version__
     assert checks(found, "MXNet")[0].found.startswith(f"{mx.__version__} with ")
     assert checks(found, "CPU flags")[0].found == "avx512bw: yes, amx_bf16: yes, avx512_bf16: no"
+
+
+@pytest.mark.parametrize(
+    ("policy", "status", "found", "ok"),
+    [
+        ("mixed_bfloat16", amx.AmxStatus(True, "mxmp switched it on."), "on: mxmp switched it on.", True),
+        ("mixed_bfloat16", amx.AmxStatus(False, "MXMP_AMX=0 is set.", "Unset it."), "off: MXMP_AMX=0 is set.", None),
+        ("O1", amx.AmxStatus(False, "MXMP_AMX=0 is set.", "Unset it."), "off: MXMP_AMX=0 is set.", True),
+    ],
+)
+def test_it_says_whether_amx_is_on(policy, status, found, ok, on, monkeypatch):
+    monkeypatch.setattr(amx, "status", lambda: status)
+    (check,) = checks(on(policy, flags="avx512bw avx512_bf16"), "AMX")
+    assert (check.found, check.ok, check.advice) == (found, ok, "" if ok else "Unset it.")
+
+
+@pytest.mark.parametrize(
+    ("policy", "ratio", "text", "advice"),
+    [
+        ("mixed_bfloat16", 1.7, "measured: 1.70 times as fast as float32 in inference, 1.70 in training", ""),
+        ("mixed_bfloat16", 0.7, "measured: 0.70 times as fast as float32", "For speed take float32."),
+        ("O1", 0.7, "measured: 0.70 times as fast as float32", ""),
+        ("mixed_bfloat16", None, "not measured: it does not run on this processor", ""),
+    ],
+)
+def test_it_says_how_fast_bfloat16_was_when_it_was_measured(policy, ratio, text, advice, on):
+    found = on(policy, ratio=ratio)
+    (check,) = checks(found, "bfloat16")
+    assert check.found.startswith(text) and check.advice == advice and (check.ok is None) == bool(advice)
+    if policy == "mixed_bfloat16" and ratio == 0.7:
+        assert str(found) == "bfloat16 does not run in hardware on this machine, or is slower than float32."
 
 
 def test_unknown_flags_are_said_to_be(on):

@@ -110,8 +110,9 @@ def test_the_plot_marks_skipped_steps(monkeypatch, tmp_path):
 @pytest.fixture
 def old_processor(monkeypatch):
     """Let this processor be one that MXNet does not run bfloat16 on."""
-    for module in ("examples.digits", "mxmp.diagnose.devices"):
+    for module in ("examples.digits", "mxmp.devices.check"):
         monkeypatch.setattr(f"{module}.runs_bfloat16", lambda: False)
+    monkeypatch.setattr("mxmp.devices.speed.bfloat16_speed", lambda *args, **kwargs: None)
 
 
 def test_demo_leaves_out_what_the_processor_does_not_run(old_processor, capsys):

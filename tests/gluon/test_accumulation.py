@@ -68,7 +68,7 @@ def test_a_window_steps_with_the_sum_of_its_backwards(policy, contexts):
 
 
 @pytest.mark.behaviour("accumulation")
-@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["O1", "O2", MIXED_BFLOAT16])
 def test_sums_of_a_deeper_net_are_those_of_single_backwards(policy):
     """Bit for bit where gradients are stored in float32, else within the roundings of the additions."""
     draw = np.random.RandomState(0)

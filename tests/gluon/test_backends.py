@@ -39,7 +39,6 @@ def batch(seed=1, size=2):
     return mx.nd.array(np.random.RandomState(seed).uniform(-1, 1, (size, 3, 6, 6)), dtype="float32")
 
 
-
 @pytest.fixture
 def symbols(monkeypatch):
     """The symbols of the cached operators that MXNet builds for blocks, in order."""

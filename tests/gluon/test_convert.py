@@ -17,7 +17,10 @@ from mxmp.errors import ConvertError, DtypeError, PolicyError
 from mxmp.gluon import Trainer, cast, convert, export, precision, report, restore
 from mxmp.gluon.conversion import Conversion
 
-POLICIES = ["O1", "O2", "O3", "mixed_bfloat16", "float16"]
+BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.bfloat16)
+MIXED_BFLOAT16 = pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)
+LOW_BFLOAT16 = pytest.param("param=bfloat16,compute=bfloat16", marks=pytest.mark.bfloat16)
+POLICIES = ["O1", "O2", "O3", MIXED_BFLOAT16, "float16"]
 # Two roundings per layer over a handful of layers; logits are of order one.
 ATOL = {"float16": 2e-2, "bfloat16": 1.2e-1}
 
@@ -84,7 +87,7 @@ def test_outputs_are_close_to_float32(policy, hybridized):
     assert not np.array_equal(found.asnumpy(), expected)  # it did run in low precision
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["O1", "O2", MIXED_BFLOAT16])
 def test_gradients_are_close_to_float32(policy):
     x = batch()
     net, reference = make(prefix="net_"), make(prefix="net_")
@@ -99,7 +102,7 @@ def test_gradients_are_close_to_float32(policy):
         np.testing.assert_allclose(found[name], gradient, atol=scale * tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16", "param=bfloat16,compute=bfloat16"])
+@pytest.mark.parametrize("policy", ["O1", "O2", MIXED_BFLOAT16, LOW_BFLOAT16])
 @pytest.mark.parametrize("static", [False, True])
 def test_gradients_accumulate(policy, static):
     """MXNet's amp_cast loses gradients under grad_req='add' on CPU; see GuardAmpCasts."""
@@ -129,7 +132,10 @@ def test_parameters_stay_the_same_objects():
     assert after == before
 
 
-@pytest.mark.parametrize("policy, low", [("O1", "float32"), ("O2", "float16"), ("mixed_bfloat16", "float32")])
+@pytest.mark.parametrize(
+    "policy, low",
+    [("O1", "float32"), ("O2", "float16"), pytest.param("mixed_bfloat16", "float32", marks=pytest.mark.bfloat16)],
+)
 def test_storage_of_parameters(policy, low):
     net = make()
     convert(net, policy)
@@ -156,7 +162,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
 @pytest.mark.parametrize("in_channels", [0, 3], ids=["deferred", "known"])
-@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["O1", "O2", MIXED_BFLOAT16])
 def test_conversion_works_at_any_time(order, in_channels, policy):
     mx.random.seed(0)
     net = Residual(in_channels=in_channels)
@@ -235,7 +241,7 @@ def test_nothing_else_is_touched():
     assert np.array_equal(other(x).asnumpy(), expected)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
 def test_cast_is_low_storage_with_float32_where_it_matters(dtype):
     net, x = make(), batch()
     expected = net(x).asnumpy()
@@ -251,7 +257,7 @@ def test_cast_is_low_storage_with_float32_where_it_matters(dtype):
     assert np.array_equal(net(x).asnumpy(), expected)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "float64", BFLOAT16])
 def test_inputs_of_other_float_dtypes(dtype):
     net, x = make(), batch()
     convert(net, "O1")
@@ -331,6 +337,7 @@ def test_converted_block_inside_an_unconverted_one():
     assert np.array_equal(net(x).asnumpy(), partly)
 
 
+@pytest.mark.bfloat16
 def test_converting_the_outer_block_takes_over_the_inner_one():
     net, x = make(), batch()
     net(x)
@@ -451,7 +458,7 @@ def test_training_and_inference_graphs_may_differ(hybridized):
         np.testing.assert_allclose(second.asnumpy(), np.exp(first.asnumpy()), rtol=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["O1", "O2", MIXED_BFLOAT16])
 @pytest.mark.parametrize("how", ["net.export", "mxmp.gluon.export"])
 def test_export_is_read_by_plain_mxnet(tmp_path, policy, how):
     net, x = make(), batch()
@@ -510,8 +517,8 @@ class Region(gluon.HybridBlock):
     [
         ("O1", "float32", ["float16", "float32"]),
         ("O1", "low", ["float16", "float16"]),
-        ("mixed_bfloat16", "fp32", ["bfloat16", "float32"]),
-        ("mixed_bfloat16", "bfloat16", ["bfloat16", "bfloat16"]),
+        pytest.param("mixed_bfloat16", "fp32", ["bfloat16", "float32"], marks=pytest.mark.bfloat16),
+        pytest.param("mixed_bfloat16", "bfloat16", ["bfloat16", "bfloat16"], marks=pytest.mark.bfloat16),
     ],
 )
 def test_precision_region(policy, dtype, expected):
@@ -693,7 +700,7 @@ def test_verdicts_follow_the_shapes(sizes):
         assert rows["sum"] == ("float16" if size == 8 else "float32")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
 def test_cast_of_an_imported_block(tmp_path, dtype):
     net, x = make(), batch()
     net.hybridize()
@@ -802,6 +809,7 @@ def test_calls_of_different_structure():
         np.testing.assert_allclose(loss(pred, label, weight).asnumpy(), np.log(3) * np.array([1, 3]), rtol=1e-5)
 
 
+@pytest.mark.bfloat16
 def test_export_writes_the_inference_graph(tmp_path):
     net, x = TwoGraphs(), mx.nd.ones((2, 3))
     net.initialize()
@@ -889,7 +897,7 @@ def test_numpy_nets_cannot_store_parameters_low():
         assert convert(net, "O1") is net
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["O1", "O2", MIXED_BFLOAT16])
 def test_the_last_layer_may_be_float32(policy):
     net, x = make(), batch()
     convert(net, f"{policy},last_layer_fp32=True")

@@ -100,7 +100,16 @@ def test_training_and_inference_share_graphs_by_their_verdicts(cached_ops):
         net(x)
         with autograd.record():
             net(x)
-    assert cached_ops.number == 2
+    ops = net._mxmp_conversion.graphs.ops
+    assert len({key.graph for key in ops}) == 2 and cached_ops.number == len(ops) == 4
+
+
+def test_training_and_inference_share_an_operator_where_nothing_is_cast_once(cached_ops):
+    net = convert(nn.HybridLambda(lambda F, x: F.dot(x, x, transpose_b=True)), "O1")
+    net(mx.nd.ones((8, 3)))
+    with autograd.record():
+        net(mx.nd.ones((8, 3)))
+    assert cached_ops.number == 1 and len(net._mxmp_conversion.graphs.ops) == 2
 
 
 class Thresholds(gluon.HybridBlock):

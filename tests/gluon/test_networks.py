@@ -24,6 +24,7 @@ CLASSIFIERS = {
     "shufflenet_v2": 224,
 }
 # Relative to the largest logit: some tens of layers, two roundings each, errors of random sign.
+MIXED_BFLOAT16 = pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)
 TOLERANCE = {"float16": 32 * 2.0**-11, "bfloat16": 32 * 2.0**-8}
 
 
@@ -38,7 +39,7 @@ def make(name, **kwargs):
     return net
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["O1", "O2", MIXED_BFLOAT16])
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifier_gives_nearly_the_same_logits(name, policy):
     net, x = make(name), images(CLASSIFIERS[name])
@@ -61,7 +62,7 @@ def test_mobilenet_v3_has_no_bias_in_bfloat16():
     assert np.sqrt((error**2).mean() / (expected**2).mean()) < 0.02
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["O1", "O2", MIXED_BFLOAT16])
 def test_ssd_trains_and_detects(policy):
     net, x = make("ssd_300_mobilenet0.25_voc", pretrained_base=False), images(300)
     detections = [out.asnumpy() for out in net(x)]

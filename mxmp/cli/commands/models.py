@@ -16,9 +16,14 @@ from .options import check_prefix, make_policy, model_options
 @click.argument("epoch", type=click.IntRange(min=0))
 @click.option("-o", "--out", metavar="OUT", callback=check_prefix, required=True, help="Prefix of the files to write.")
 @click.option("--policy", "text", default="O2", show_default=True, help="The policy; O2 stores weights in float16.")
+@click.option(
+    "--for-inference",
+    is_flag=True,
+    help="The model will only infer: fold BatchNorm into the layers before it, in float32, and leave out dropout.",
+)
 @model_options
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
-def convert(prefix: str, epoch: int, out: str, text: str, shapes: Any, types: Any, force: bool, **changes: Any) -> None:
+def convert(prefix: str, epoch: int, out: str, text: str, shapes: Any, types: Any, **options: Any) -> None:
     """Convert a checkpoint to mixed precision.
 
     Reads PREFIX-symbol.json and the parameters of EPOCH, and writes the same files of OUT, which
@@ -28,7 +33,8 @@ def convert(prefix: str, epoch: int, out: str, text: str, shapes: Any, types: An
     Example:
       mxmp convert resnet50 12 -o resnet50-fp16 --shape data:1,3,224,224
     """  # noqa: D301 - click keeps the lines behind its mark as they are
-    work.run("convert", prefix, epoch, out, make_policy(text, **changes), shapes, types, force)
+    flags = options.pop("for_inference"), options.pop("force")
+    work.run("convert", prefix, epoch, out, make_policy(text, **options), shapes, types, *flags)
 
 
 @click.command()

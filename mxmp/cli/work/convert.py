@@ -14,7 +14,14 @@ from .output import pairs_table, progress, rounded_lines, stdout, value_lines
 
 
 def run(
-    prefix: str, epoch: int, out: str, policy: Policy, shapes: Mapping[str, Any], types: Mapping[str, str], force: bool
+    prefix: str,
+    epoch: int,
+    out: str,
+    policy: Policy,
+    shapes: Mapping[str, Any],
+    types: Mapping[str, str],
+    for_inference: bool,
+    force: bool,
 ) -> None:
     """Convert the checkpoint of a prefix and an epoch, write it to another prefix and print what was done."""
     check_out_prefix(prefix, out)
@@ -23,7 +30,9 @@ def run(
         if os.path.lexists(file) and not force:
             raise CheckpointError(f"{file}: it exists; give another prefix to -o, or --force to overwrite it.")
     with progress(3) as begin:
-        model = convert_checkpoint(prefix, epoch, out, policy, shapes, types, on_stage=begin)
+        model = convert_checkpoint(
+            prefix, epoch, out, policy, shapes, types, on_stage=begin, for_inference=for_inference
+        )
     pairs = [("policy", str(policy)), *replace(model.report, param_bytes=model.param_bytes).totals]
     pairs += value_lines(model.changes, model.out_of_range, policy.compute_dtype)
     pairs += [("note", warning) for warning in model.report.warnings]

@@ -9,6 +9,7 @@ from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tupl
 import click
 
 from ... import dtypes
+from ...devices import amx
 from ...diagnose.tensor_cores import BATCH, MULTIPLE, Uneven, uneven_layers
 from ...graph import Graph
 from ...passes import Facts, is_converted
@@ -127,7 +128,7 @@ def run(
     if as_json:
         values = {"changes": [asdict(change) for change in found.changes], "unfit": found.out_of_range}
         uneven = [layer._asdict() for layer in found.uneven]
-        click.echo(json.dumps({**asdict(found.report), **values, "uneven": uneven}, indent=2))
+        click.echo(json.dumps({**found.report.to_dict(), **values, "uneven": uneven}, indent=2))
     else:
         _print(found, policy.compute_dtype, prefix)
 
@@ -144,7 +145,8 @@ def _print(found: Inspection, dtype: str, prefix: str) -> None:
     if found.report.activation_bytes is None:
         pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
     pairs += _uneven_lines(found.uneven) + rounded_lines(found.widened)
-    console.print(pairs_table(pairs + [("note", warning) for warning in found.report.warnings]))
+    notes = [*found.report.warnings, *amx.notes(found.report.count)]
+    console.print(pairs_table(pairs + [("note", note) for note in notes]))
 
 
 def _uneven_lines(layers: Sequence[Uneven]) -> List[Tuple[str, str]]:

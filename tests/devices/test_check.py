@@ -9,12 +9,12 @@ import time
 import mxnet as mx
 import pytest
 
-from mxmp.diagnose import check_devices, devices
-from mxmp.diagnose.devices import Finding, Gpu, check_cpu, check_gpu, read_gpus
-from mxmp.diagnose.processor import Processor
+from mxmp.devices import amx, check, speed
+from mxmp.devices.check import Finding, Gpu, check_cpu, check_devices, check_gpu, read_gpus
+from mxmp.devices.processor import Processor
 from mxmp.errors import PolicyError
-from tests.diagnose.libraries import cpu_library, cuda_library
-from tests.diagnose.machines import install, install_cards
+from tests.devices.libraries import cpu_library, cuda_library
+from tests.devices.machines import install, install_cards
 
 CARDS = [
     ("Tesla K80", "3.7"),
@@ -193,10 +193,10 @@ def test_a_machine_without_nvidia_smi_has_no_gpu(tmp_path, monkeypatch):
 
 
 def test_a_program_that_hangs_is_given_up(fake, monkeypatch, caplog):
-    monkeypatch.setattr(devices, "TIMEOUT", 0.2)
+    monkeypatch.setattr(check, "TIMEOUT", 0.2)
     fake("exec sleep 30")
     start = time.perf_counter()
-    with caplog.at_level(logging.WARNING, logger=devices.__name__):
+    with caplog.at_level(logging.WARNING, logger=check.__name__):
         assert read_gpus() == []
     assert time.perf_counter() - start < 10
     assert "nvidia-smi gave no answer within 0.2 s" in caplog.text
@@ -210,29 +210,50 @@ def test_a_program_that_does_not_start_is_told(fake, tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("flags", "dtype", "runs", "ok", "text"),
+    ("flags", "dtype", "ratio", "ok", "text"),
     [
         ("avx2", "float32", False, True, "CPU (Xeon): float32 runs as ever."),
         ("avx512_bf16", "float16", False, False, "CPU (Xeon): float16 is emulated"),
         ("avx2", "bfloat16", False, False, "does not run on this processor (Xeon)"),
-        ("avx512bw", "bfloat16", True, False, "oneDNN emulates it"),
-        ("avx512bw avx512_bf16", "bfloat16", True, True, "native on this processor (Xeon: avx512_bf16)"),
-        ("amx_bf16", "bfloat16", True, True, "native on this processor (Xeon: amx_bf16)"),
-        ("", "bfloat16", True, None, "unknown"),
+        ("avx512bw", "bfloat16", 0.4, False, "0.40 times as fast as float32 in inference, 0.40 in training"),
+        ("avx512bw", "bfloat16", 0.4, False, "on this processor (Xeon: no instructions for bfloat16)."),
+        ("avx512bw avx512_bf16", "bfloat16", 1.7, True, "on this processor (Xeon: avx512_bf16)."),
+        ("avx512bw avx512_bf16", "bfloat16", 0.7, False, "on this processor (Xeon: avx512_bf16)."),
+        ("avx512_bf16 amx_bf16 amx_tile", "bfloat16", 2.0, True, "(Xeon: amx_bf16, avx512_bf16; AMX off)."),
+        ("", "bfloat16", 1.5, True, "1.50 times as fast as float32"),
+        ("avx512_bf16", "bfloat16", None, None, "bfloat16 is of unknown speed on this processor (Xeon: avx512_bf16)."),
     ],
 )
-def test_a_processor_runs_what_its_flags_allow(flags, dtype, runs, ok, text):
-    finding = check_cpu(Processor("Xeon", frozenset(flags.split())), dtype, runs)
-    assert finding.ok is ok and text in finding.message
+def test_a_processor_runs_what_is_no_slower_than_float32(flags, dtype, ratio, ok, text, monkeypatch):
+    """A ratio of None was not measured, one of False is for a processor that runs no bfloat16."""
+    monkeypatch.setattr(amx, "status", lambda: amx.AmxStatus(False, "Refused."))
+    measured = speed.Speed(speed.Gain(ratio, ratio), speed.Gain(ratio, ratio)) if ratio else None
+    finding = check_cpu(Processor("Xeon", frozenset(flags.split())), dtype, ratio is not False, measured)
+    assert finding.ok is ok and text in finding.message and bool(finding.advice) == (ok is not True)
+
+
+@pytest.mark.parametrize(("ratio", "advice"), [(None, "train on a GPU"), (0.7, "train on a GPU"), (1.7, "take mixed_")])
+def test_emulated_float16_is_advised_what_is_fast(ratio, advice):
+    measured = speed.Speed(speed.Gain(ratio, ratio), speed.Gain(ratio, ratio)) if ratio else None
+    finding = check_cpu(Processor("Xeon", frozenset()), "float16", ratio is not None, measured)
+    assert finding.ok is False and finding.advice.startswith(f"For speed {advice}")
 
 
 def test_check_devices_asks_this_processor(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(devices, "read_processor", lambda: Processor("Made Up", frozenset(["amx_bf16"])))
-    for runs in (True, False):
-        monkeypatch.setattr(devices, "runs_bfloat16", lambda runs=runs: runs)
+    monkeypatch.setattr(check, "read_processor", lambda: Processor("Made Up", frozenset(["amx_bf16"])))
+    fast = speed.Speed(speed.Gain(2.0, 1.5), speed.Gain(1.0, 1.1))
+    for measured, runs, ok in [(fast, True, True), (None, True, None), (None, False, False)]:
+        monkeypatch.setattr(speed, "bfloat16_speed", lambda measured=measured: measured)
+        monkeypatch.setattr(check, "runs_bfloat16", lambda runs=runs: runs)
         (finding,) = check_devices("mixed_bfloat16")
-        assert finding.ok is runs and "Made Up" in finding.message
+        assert finding.ok is ok and "Made Up" in finding.message
+        assert (str(fast) in finding.message) == (ok is True)
+
+
+def test_check_devices_measures_nothing_for_float32(monkeypatch):
+    monkeypatch.delattr(speed, "bfloat16_speed")
+    assert check_devices("float32")[-1].ok
 
 
 def test_an_unknown_policy_is_named():

@@ -8,9 +8,9 @@ import time
 import mxnet as mx
 import pytest
 
-from mxmp.diagnose.fatbin import MACHINE_CODE, RELEASED, GpuCode, Image, read_gpu_code
+from mxmp.devices.fatbin import MACHINE_CODE, RELEASED, GpuCode, Image, read_gpu_code
 from mxmp.errors import DependencyError
-from tests.diagnose.libraries import (
+from tests.devices.libraries import (
     COMPRESSED,
     CUBIN,
     PTX,

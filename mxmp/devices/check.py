@@ -20,8 +20,10 @@ import mxnet as mx
 from .. import dtypes
 from ..errors import DependencyError, mxnet_reason
 from ..policy import Policy
+from . import amx, speed
+from .bfloat16 import runs_bfloat16
 from .fatbin import RELEASED, Capability, GpuCode, read_gpu_code
-from .processor import Processor, describe_bfloat16, read_processor, runs_bfloat16
+from .processor import BFLOAT16_FLAGS, Processor, read_processor
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +50,8 @@ class Finding:
 
     Attributes:
         device: Number and name of the device.
-        ok: Whether MXNet runs the policy there, in hardware; None if that is not known.
+        ok: Whether MXNet runs the policy there in hardware, and bfloat16 no slower than float32; None if that is
+            not known.
         message: One sentence, which names the device.
         advice: What to do about it; empty if nothing.
     """
@@ -62,8 +65,9 @@ class Finding:
 def check_devices(policy: Union[str, Policy], library: Union[str, Path, None] = None) -> List[Finding]:
     """Return whether every GPU of this machine and its CPU run a policy in hardware.
 
-    Starts ``nvidia-smi`` if there is one, reads which GPUs MXNet's library has code for, and runs one
-    convolution for a bfloat16 policy.
+    Starts ``nvidia-smi`` if there is one, and reads which GPUs MXNet's library has code for. Where the processor
+    runs bfloat16, its speed is measured for half a second, once for a machine and a build of MXNet; a policy of
+    float32 asks for none of this.
 
     Args:
         policy: A policy or its name; its ``compute_dtype`` counts.
@@ -81,14 +85,19 @@ def check_devices(policy: Union[str, Policy], library: Union[str, Path, None] = 
         CPU (...): float32 runs as ever.
     """
     dtype = Policy.parse(policy).compute_dtype
-    runs = dtype == dtypes.BFLOAT16 and runs_bfloat16()
+    return find(dtype, None if dtype == dtypes.FLOAT32 else speed.bfloat16_speed(), library)
+
+
+def find(dtype: str, measured: Optional[speed.Speed], library: Union[str, Path, None] = None) -> List[Finding]:
+    """Return what `check_devices` does, given the compute dtype and the speed of bfloat16 if that is known."""
+    runs = measured is not None or (dtype == dtypes.BFLOAT16 and runs_bfloat16())
     try:
         code = read_gpu_code(library or mx.libinfo.find_lib_path()[0])
     except DependencyError as e:
         _LOG.info("%s", e)
         code = RELEASED
     gpus = read_gpus() or [Gpu(index, "which nvidia-smi does not list", None) for index in range(_count_gpus())]
-    return [*(check_gpu(gpu, dtype, code) for gpu in gpus), check_cpu(read_processor(), dtype, runs)]
+    return [*(check_gpu(gpu, dtype, code) for gpu in gpus), check_cpu(read_processor(), dtype, runs, measured)]
 
 
 def read_gpus() -> List[Gpu]:
@@ -112,19 +121,38 @@ def check_gpu(gpu: Gpu, dtype: str, code: GpuCode = RELEASED) -> Finding:
     return Finding(device, ok, f"{device}, compute capability {major}.{minor}: {text}.", advice)
 
 
-def check_cpu(processor: Processor, dtype: str, runs: bool) -> Finding:
-    """Return whether a processor runs a canonical dtype in hardware; ``runs`` is what `runs_bfloat16` says."""
+def check_cpu(processor: Processor, dtype: str, runs: bool, measured: Optional[speed.Speed] = None) -> Finding:
+    """Return whether a processor runs a canonical dtype in hardware.
+
+    Args:
+        processor: The processor.
+        dtype: The dtype.
+        runs: Whether MXNet runs bfloat16 on it.
+        measured: How fast that is, if it was measured.
+    """
     device = f"CPU ({processor.name})"
     if dtype == dtypes.FLOAT32:
         return Finding(device, True, f"{device}: float32 runs as ever.")
     if dtype == dtypes.FLOAT16:
         text = "float16 is emulated: float32 arithmetic with results rounded to float16, which is slower than float32"
-        fast = "take mixed_bfloat16, which this processor has instructions for"
-        advice = fast if processor.native_bfloat16 else "train on a GPU of compute capability 7.0 or later"
+        advice = "train on a GPU of compute capability 7.0 or later"
+        if measured is not None and measured.training > 1:
+            advice = f"take mixed_bfloat16, {measured.training:.2f} times as fast as float32 in training here"
         return Finding(device, False, f"{device}: {text}.", f"For speed {advice}.")
-    ok = processor.native_bfloat16 if runs else False
-    advice = "" if ok else "Take float32 on this processor, or float16 on a GPU."
-    return Finding(device, ok, describe_bfloat16(processor, runs), advice)
+    message = describe_bfloat16(processor, runs, measured)
+    if runs and measured is not None:
+        return Finding(device, not measured.slower, message, measured.advice)
+    return Finding(device, None if runs else False, message, "Take float32 on this processor, or float16 on a GPU.")
+
+
+def describe_bfloat16(processor: Processor, runs: bool, measured: Optional[speed.Speed]) -> str:
+    """Return one sentence on how bfloat16 runs on a processor: whether it does at all, and how fast if known."""
+    if not runs:
+        return f"bfloat16 does not run on this processor ({processor.name}): MXNet needs AVX-512 for it."
+    flags = ", ".join(flag for flag in BFLOAT16_FLAGS if flag in processor.flags) or "no instructions for bfloat16"
+    state = f"; AMX {'on' if amx.status().on else 'off'}" if amx.has_amx(processor) else ""
+    found = "of unknown speed" if measured is None else str(measured)
+    return f"bfloat16 is {found} on this processor ({processor.name}: {flags}{state})."
 
 
 def _verdict(name: str, capability: Capability, dtype: str, code: GpuCode) -> Tuple[bool, str, str]:

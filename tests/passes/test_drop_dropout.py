@@ -1,0 +1,72 @@
+"""Dropout is left out for inference."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+
+from mxmp.graph import from_text, to_text
+from mxmp.passes import DropDropout
+from mxmp.passes.drop_dropout import find_dropouts
+from mxmp.symbol import to_graph
+from tests.passes.graphs import lines
+
+
+def drop(text):
+    return to_text(DropDropout()(from_text(text)).graph)
+
+
+def test_the_readers_of_a_dropout_read_what_it_read():
+    assert drop(
+        """x = null()
+        a = relu(x)
+        d = Dropout(a) {p: 0.5} x2
+        again = Dropout(d) {axes: (1,); mode: training; p: 0.2} x2
+        b = dot(again, a)
+        return b"""
+    ) == lines("x = null()\na = relu(x)\nb = dot(a, a)\nreturn b")
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "x = null()\nd = Dropout(x) {mode: always} x2\na = relu(d)\nreturn a",
+        "x = null()\nd = Dropout(x) x2\na = dot(d, d#1)\nreturn a",
+        "x = null()\nd = Dropout(x) x2\na = relu(d)\nreturn a, d#1",
+        "x = null()\na = relu(x)\nreturn a",
+    ],
+    ids=["it always drops", "its mask is read", "its mask is an output", "there is none"],
+)
+def test_a_dropout_that_does_something_stays(kept):
+    result = DropDropout()(from_text(kept))
+    assert not result.modified and not find_dropouts(result.graph)
+
+
+def test_an_output_keeps_its_name():
+    text = "x = null()\na = relu(x)\nd = Dropout(a) {__ctx_group__: dev1} x2\nb = exp(d)\nreturn d, b, d"
+    assert drop(text) == lines("x = null()\na = relu(x)\nb = exp(a)\nd = _copy(a) {__ctx_group__: dev1}\nreturn d, b, d")
+
+
+def test_a_dropout_of_an_input_that_is_the_output():
+    symbol = mx.sym.Dropout(mx.sym.var("x"), name="d")
+    result = DropDropout()(to_graph(symbol)).graph
+    assert to_text(result) == lines("x = null()\nd = _copy(x)\nreturn d")
+
+
+def test_dropout_in_the_body_of_a_loop_is_left_out():
+    def step(data, state):
+        new = mx.sym.Dropout(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="inner") + state
+        return new, new
+
+    outputs, _ = mx.sym.contrib.foreach(step, mx.sym.var("x"), mx.sym.var("s"))
+    graph = to_graph(outputs)
+    assert [node.name for node in find_dropouts(graph)] == ["inner"]
+    after = DropDropout()(graph).graph
+    assert "Dropout" in {node.op for node in graph.operators()}
+    assert "Dropout" not in {node.op for node in after.operators()}
+    assert [node.op for node in after.operators()].count("FullyConnected") == 1
+
+
+def test_dropping_twice_changes_nothing_more():
+    once = DropDropout()(from_text("x = null()\nd = Dropout(x) x2\nreturn d")).graph
+    assert not DropDropout()(once).modified
