@@ -135,6 +135,7 @@ class TracedNet:
         shapes: Any,
         types: Any,
         policy: Optional[Policy] = None,
+        *,
         folds: bool = False,
         graph: Optional[Graph] = None,
     ) -> Converted:
@@ -142,11 +143,11 @@ class TracedNet:
         stored = frozenset(name for name, p in params.items() if isinstance(p, storage.LowPrecisionParameter))
         may_change = current_region() is None  # a region holds for a call, not for what is stored
         trainable = stored | frozenset(name for name, p in params.items() if may_change and self._may_store(p))
-        known = known_shapes(shapes, params)
+        known, policy = known_shapes(shapes, params), policy or self.policy
         try:
             if folds:
-                return convert_folded(symbol, self.policy, known, types, frozenset(params), trainable, stored)
-            return convert_graph(symbol, policy or self.policy, known, types, trainable, stored, graph=graph)
+                return convert_folded(symbol, policy, known, types, frozenset(params), trainable, stored)
+            return convert_graph(symbol, policy, known, types, trainable, stored, graph=graph)
         except ConvertError as e:
             low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []
             advice = f" But {storage.cast_advice(low[0])}" if low else ""
