@@ -29,7 +29,8 @@ test-gpu-record: $(VENV)-gpu-record/.built
 		tests/gpu_record $(ARGS)
 
 bench: $(VENV)/.demo
-	@OMP_NUM_THREADS=2 $(VENV)/bin/python -m benchmarks.step_time
+	@$(VENV)/bin/python -m benchmarks.inference --threads 2
+	@$(VENV)/bin/python -m benchmarks.training --threads 2 --float16
 	@$(VENV)/bin/python -m benchmarks.accuracy
 	@$(VENV)/bin/python -m benchmarks.placement
 	@$(VENV)/bin/python -m benchmarks.conversion

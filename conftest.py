@@ -60,7 +60,7 @@ def amx_status() -> Any:
 
     from mxmp.devices import amx
 
-    return amx.status()
+    return amx.amx_status()
 
 
 def has_compiler() -> bool:

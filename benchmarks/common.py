@@ -77,7 +77,7 @@ def first_line(failure: Exception) -> str:
 @functools.lru_cache(maxsize=None)
 def machine() -> dict[str, object]:
     """Return what a result depends on beyond the benchmark's own options."""
-    processor, status, bfloat16 = read_processor(), amx.status(), runs_bfloat16()
+    processor, status, bfloat16 = read_processor(), amx.amx_status(), runs_bfloat16()
     return {
         "processor": processor.name,
         "bfloat16": bfloat16_unit(processor, bfloat16, status.on),

@@ -15,6 +15,7 @@ from benchmarks import tables
 from benchmarks.common import add_threads, describe, machine, make_parser, write
 from benchmarks.comparison import Comparison, Found, to_json
 from benchmarks.requirements import Check
+from benchmarks.timing import Clock
 
 WIDTH = 130
 """Of tables that go to no terminal: wide enough for all columns."""
@@ -26,8 +27,15 @@ def make_compare_parser(description: str) -> argparse.ArgumentParser:
     add_threads(parser)
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
     parser.add_argument("--budget", type=float, default=300, help="seconds for it all, about; default: %(default)s")
+    cpu_time = "take the process's CPU time for the clock's, on a machine that others use; for one thread"
+    parser.add_argument("--cpu-time", action="store_true", help=cpu_time)
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     return parser
+
+
+def clock_of(args: argparse.Namespace) -> Clock:
+    """Return the clock that the options ask for."""
+    return time.process_time if args.cpu_time else time.perf_counter
 
 
 def compare(
@@ -43,7 +51,7 @@ def compare(
         name: Of the benchmark, and of what it writes.
         title: Of tables and plot.
         args: The options, ``networks`` among them.
-        measure: Gets a network's name, and the seconds that it may take.
+        measure: Gets a network's name, and until when it may go on (`time.perf_counter`).
         require: Makes the checks of what was found.
     """
     found: Dict[str, Comparison] = {}
@@ -51,7 +59,7 @@ def compare(
     options = {key: value for key, value in vars(args).items() if key != "out"}
     for number, network in enumerate(track(args.networks, "measuring", transient=True)):
         share = (end - time.perf_counter()) / (len(args.networks) - number)
-        found[network] = measure(network, share)
+        found[network] = measure(network, time.perf_counter() + share)
         networks = {key: to_json(each) for key, each in found.items()}
         checks = [check._asdict() for check in require(found)]
         file = write(args.out, name, {"options": options, "networks": networks, "requirements": checks})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import mxnet as mx
@@ -97,7 +98,9 @@ def _peer_net(title: str, dtype: str, flags: Dict[str, Any], **options: Any) -> 
         net = model.copy()
         net.hybridize()
         net(model.images[:1]).wait_to_read()  # contrib.amp wants a net that has its graph
-        net = amp.convert_hybrid_block(net, target_dtype=dtype, ctx=mx.cpu(), **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # nothing decides the dtype of the input variable by itself
+            net = amp.convert_hybrid_block(net, target_dtype=dtype, ctx=mx.cpu(), **options)
         return _call(net, model, flags)
 
     return Form(GLUON, PEER, title, dtype, build)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 
 from benchmarks import requirements, timing
 from benchmarks.common import first_line, machine, use_threads
-from benchmarks.compare import compare, make_compare_parser
+from benchmarks.compare import clock_of, compare, make_compare_parser
 from benchmarks.comparison import FAILS, Column, Comparison, Found
 from benchmarks.forms import Form, Run, error, forms, missing, to_numpy
 from benchmarks.zoo import IMAGE_SIZES, OWN_SIZE, Model, make_model
@@ -24,15 +25,23 @@ from mxmp.errors import MxmpError
 WARMUP = 2
 
 
-def measure(model: Model, tried: Sequence[Form], bfloat16: bool, rounds: int, budget: float) -> Comparison:
+def measure(
+    model: Model,
+    tried: Sequence[Form],
+    bfloat16: bool,
+    rounds: int,
+    until: float,
+    clock: timing.Clock = time.perf_counter,
+) -> Comparison:
     """Return what each form gives on a network; one that does not run is a line and no end.
 
     Args:
         model: The network.
         tried: The forms.
         bfloat16: Whether MXNet runs bfloat16 here.
-        rounds: Rounds to measure, fewer where the budget is spent.
-        budget: Seconds for the rounds.
+        rounds: Rounds to measure.
+        until: When to end, as `timing.take_turns`.
+        clock: Takes the times.
     """
     reference = to_numpy(model.net(model.images))
     runs: Dict[int, Run] = {}
@@ -44,8 +53,8 @@ def measure(model: Model, tried: Sequence[Form], bfloat16: bool, rounds: int, bu
             runs[number] = run
             column = column._replace(error=error(to_numpy(run()), reference))
         columns.append(column._replace(missing=why))
-    timed = {str(number): timing.timer(run) for number, run in runs.items()}
-    seconds = timing.take_turns(timed, rounds, budget)
+    timed = {str(number): timing.timer(run, clock) for number, run in runs.items()}
+    seconds = timing.take_turns(timed, rounds, until)
     return Comparison([each._replace(seconds=seconds.get(str(i), [])) for i, each in enumerate(columns)])
 
 
@@ -80,9 +89,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     policy, unit = Policy.parse(args.policy), str(machine()["bfloat16"])
     tried = forms(policy)
 
-    def measure_network(name: str, budget: float) -> Comparison:
+    def measure_network(name: str, until: float) -> Comparison:
         model = make_model(name, args.batch_size, args.image_size, args.seed)
-        return measure(model, tried, bool(unit), args.rounds, budget)
+        return measure(model, tried, bool(unit), args.rounds, until, clock_of(args))
 
     def require(found: Found) -> List[requirements.Check]:
         return requirements.inference(found, list(IMAGE_SIZES), unit, policy.compute_dtype)

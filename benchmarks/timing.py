@@ -67,20 +67,19 @@ def timer(run: Callable[[], object], clock: Clock = time.perf_counter) -> Callab
 
 
 def take_turns(
-    runs: Mapping[str, Callable[[], float]], rounds: int, budget: float, clock: Clock = time.perf_counter
+    runs: Mapping[str, Callable[[], float]], rounds: int, until: float, clock: Clock = time.perf_counter
 ) -> Dict[str, List[float]]:
     """Return the seconds of each round of each run; every other round goes through them backwards.
 
     Args:
         runs: Functions that do their work once and return the seconds it took.
         rounds: Rounds to measure.
-        budget: Seconds after which no further round is begun, once `LEAST_ROUNDS` are there.
+        until: Time after which no further round is begun, once `LEAST_ROUNDS` are there.
         clock: Tells the time, in seconds.
     """
-    start = clock()
     found: Dict[str, List[float]] = {name: [] for name in runs}
     for number in range(rounds):
-        if number >= LEAST_ROUNDS and clock() - start > budget:
+        if number >= LEAST_ROUNDS and clock() > until:
             break
         for name in list(runs)[:: -1 if number % 2 else 1]:
             found[name].append(runs[name]())

@@ -15,7 +15,7 @@ import mxnet as mx
 
 from benchmarks import requirements, timing
 from benchmarks.common import first_line, machine, use_threads
-from benchmarks.compare import compare, make_compare_parser
+from benchmarks.compare import clock_of, compare, make_compare_parser
 from benchmarks.comparison import FAILS, FLOAT32, NO_BFLOAT16, OWN, PEER, Column, Comparison, Found
 from benchmarks.tasks import CASES
 from benchmarks.trainings import Remote, Training
@@ -54,7 +54,7 @@ def start(mode: Mode, name: str, args: argparse.Namespace, bfloat16: bool) -> Tu
         return None, NO_BFLOAT16
     try:
         make = Remote if mode.who == PEER else Training
-        training = make(name, mode.text, args.batch_size, args.seed)
+        training = make(name, mode.text, args.batch_size, args.seed, clock_of(args))
         for _ in range(WARMUP):
             training.step()
         return training, ""
@@ -62,12 +62,12 @@ def start(mode: Mode, name: str, args: argparse.Namespace, bfloat16: bool) -> Tu
         return None, f"{FAILS}{first_line(e)}"
 
 
-def measure(name: str, tried: Sequence[Mode], args: argparse.Namespace, bfloat16: bool, budget: float) -> Comparison:
+def measure(name: str, tried: Sequence[Mode], args: argparse.Namespace, bfloat16: bool, until: float) -> Comparison:
     """Return what each mode gives on a network; one that does not run is a line and no end."""
     started = [start(mode, name, args, bfloat16) for mode in tried]
     trainings = {str(i): training for i, (training, _) in enumerate(started) if training is not None}
     try:
-        seconds = timing.take_turns({key: each.step for key, each in trainings.items()}, args.rounds, budget)
+        seconds = timing.take_turns({key: each.step for key, each in trainings.items()}, args.rounds, until)
     finally:
         for training in trainings.values():
             training.close()
@@ -99,8 +99,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     unit = str(machine()["bfloat16"])
     tried = modes([*args.policies, *(EMULATED if args.float16 else [])])
 
-    def measure_network(name: str, budget: float) -> Comparison:
-        return measure(name, tried, args, bool(unit), budget)
+    def measure_network(name: str, until: float) -> Comparison:
+        return measure(name, tried, args, bool(unit), until)
 
     def require(found: Found) -> List[requirements.Check]:
         return requirements.training(found, unit)

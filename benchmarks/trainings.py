@@ -13,6 +13,7 @@ from mxnet.contrib import amp
 import mxmp
 from benchmarks.comparison import FLOAT32, PEER
 from benchmarks.tasks import make_task
+from benchmarks.timing import Clock, timer
 from mxmp.loss_scale import DynamicLossScale
 
 INIT_SCALE = 2.0**10
@@ -27,9 +28,12 @@ class Training:
         mode: `FLOAT32`, which is MXNet alone, `PEER`, or a policy of mxmp.
         batch_size: Of the task.
         seed: Of the task.
+        clock: Takes the times.
     """
 
-    def __init__(self, name: str, mode: str, batch_size: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, name: str, mode: str, batch_size: int = 0, seed: int = 0, clock: Clock = time.perf_counter
+    ) -> None:
         self.task = make_task(name, batch_size, seed)
         self.task.net.hybridize(static_alloc=True, static_shape=True)
         optimizer, params = self.task.optimizer
@@ -44,6 +48,7 @@ class Training:
             self.trainer = mxmp.gluon.Trainer(weights, optimizer, dict(params), loss_scale=scale)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
         self.loss = self._step()
+        self._timed = timer(self._step, clock)
 
     @property
     def skipped(self) -> int:
@@ -52,9 +57,7 @@ class Training:
 
     def step(self) -> float:
         """Take one step and return its seconds, the wait for its end included."""
-        start = time.perf_counter()
-        self._step()
-        return time.perf_counter() - start
+        return self._timed()
 
     def close(self) -> None:
         """End the training."""
@@ -80,7 +83,7 @@ class Remote:
 
     Args:
         mode: `PEER`, for which contrib.amp is initialized for bfloat16 in that process, or any other mode.
-        name, batch_size, seed: As for `Training`.
+        name, batch_size, seed, clock: As for `Training`.
 
     Raises:
         RuntimeError: If the training fails there; with its message.
@@ -88,10 +91,12 @@ class Remote:
 
     skipped = 0
 
-    def __init__(self, name: str, mode: str, batch_size: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, name: str, mode: str, batch_size: int = 0, seed: int = 0, clock: Clock = time.perf_counter
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, name, mode, batch_size, seed), daemon=True)
+        self._process = context.Process(target=serve, args=(theirs, name, mode, batch_size, seed, clock), daemon=True)
         self._process.start()
         theirs.close()
         self.loss = self._receive()
@@ -118,12 +123,12 @@ class Remote:
         return float(found)
 
 
-def serve(pipe: Any, name: str, mode: str, batch_size: int, seed: int) -> None:
+def serve(pipe: Any, name: str, mode: str, batch_size: int, seed: int, clock: Clock) -> None:
     """Send the first loss, and then the seconds of a step for each message, until the pipe is closed."""
     try:
         if mode == PEER:
             amp.init(target_dtype="bfloat16")
-        training = Training(name, mode, batch_size, seed)
+        training = Training(name, mode, batch_size, seed, clock)
         pipe.send((training.loss, None))
         while _next(pipe):
             pipe.send((training.step(), None))

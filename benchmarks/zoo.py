@@ -51,9 +51,11 @@ class Model(NamedTuple):
     def copy(self) -> gluon.HybridBlock:
         """Return a net of its own with the same values."""
         net = vision.get_model(self.name)
-        net.initialize(mx.init.Zero())  # the fastest
-        for param, given in zip(net.collect_params().values(), self.net.collect_params().values()):
+        pairs = list(zip(net.collect_params().values(), self.net.collect_params().values()))
+        for param, given in pairs:
             param.shape = given.shape
+        net.initialize(mx.init.Zero())
+        for param, given in pairs:
             param.set_data(given.data())
         return net
 
@@ -73,7 +75,9 @@ def make_model(name: str, batch_size: int, image_size: int = OWN_SIZE, seed: int
     net = vision.get_model(name)
     net.initialize(mx.init.MSRAPrelu())
     images = mx.nd.array(rng.normal(size=(batch_size, 3, size, size)))
-    seen = max(2, -(-64 * 32**2 // size**2))  # so many that the last layers, 32 times smaller, have 64 positions or more
+    seen = max(
+        2, -(-64 * 32**2 // size**2)
+    )  # so many that the last layers, 32 times smaller, have 64 positions or more
     _train_norms(net, mx.nd.array(rng.normal(size=(seen, 3, size, size))), rng)
     return Model(name, net, images, net(mx.sym.var("data")))
 

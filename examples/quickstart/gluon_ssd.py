@@ -35,12 +35,12 @@ parser.add_argument("--data", metavar="FOLDER")
 parser.add_argument("--classes", nargs="+", default=["red", "green", "blue"], metavar="NAME")
 parser.add_argument("--epochs", type=int, default=4, metavar="N")
 parser.add_argument("--ctx", choices=["cpu", "gpu"], default="gpu" if mx.context.num_gpus() else "cpu")
-parser.add_argument("--dtype", choices=POLICIES, help="default: float16, or bfloat16 on a CPU that has it in hardware")
+parser.add_argument("--dtype", choices=POLICIES, help="default: float16, or bfloat16 on a CPU where it is fast")
 args = parser.parse_args()
 if args.ctx == "gpu" and not mx.context.num_gpus():
     parser.error("--ctx gpu: MXNet finds no GPU here; --ctx cpu trains without one")
-native = args.ctx == "cpu" and mxmp.diagnose.check_devices("bfloat16")[-1].ok
-policy, ctx = mxmp.Policy.parse(POLICIES[args.dtype or ("bfloat16" if native else "float16")]), mx.Context(args.ctx)
+fast = args.ctx == "cpu" and mxmp.diagnose.check_devices("bfloat16")[-1].ok
+policy, ctx = mxmp.Policy.parse(POLICIES[args.dtype or ("bfloat16" if fast else "float16")]), mx.Context(args.ctx)
 np.random.seed(0)
 if args.data:
     resize = data.transforms.presets.ssd.SSDDefaultValTransform(SIZE, SIZE)

@@ -43,12 +43,12 @@ parser.add_argument("--data", metavar="FOLDER")
 parser.add_argument("--classes", type=int, default=10, metavar="N")
 parser.add_argument("--epochs", type=int, default=5, metavar="N")
 parser.add_argument("--ctx", choices=["cpu", "gpu"], default="gpu" if mx.context.num_gpus() else "cpu")
-parser.add_argument("--dtype", choices=POLICIES, help="default: float16, or bfloat16 on a CPU that has it in hardware")
+parser.add_argument("--dtype", choices=POLICIES, help="default: float16, or bfloat16 on a CPU where it is fast")
 args = parser.parse_args()
 if args.ctx == "gpu" and not mx.context.num_gpus():
     parser.error("--ctx gpu: MXNet finds no GPU here; --ctx cpu trains without one")
-native = args.ctx == "cpu" and mxmp.diagnose.check_devices("bfloat16")[-1].ok
-policy = mxmp.Policy.parse(POLICIES[args.dtype or ("bfloat16" if native else "float16")])
+fast = args.ctx == "cpu" and mxmp.diagnose.check_devices("bfloat16")[-1].ok
+policy = mxmp.Policy.parse(POLICIES[args.dtype or ("bfloat16" if fast else "float16")])
 if args.data and not os.path.isfile(f"{args.data}/train.rec"):
     parser.error(f"--data {args.data}: there is no train.rec in it")
 logging.basicConfig(level=logging.INFO, format=f"{policy.compute_dtype} %(message)s")

@@ -68,11 +68,12 @@ def _all_finite_on_one(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
     together: Dict[Any, List[mx.nd.NDArray]] = {}
     zeros: List[mx.nd.NDArray] = []
     for array in arrays:
+        dtype = array.dtype  # each question to an array takes a call of MXNet
         if array.stype != "default":
             rows = to_float32(array)
             zeros.append(mx.nd.norm(rows * 0).astype("float32"))  # see _zero_products
-        elif array.size <= largest and array.dtype in (np.float16, np.float32):
-            together.setdefault(array.dtype, []).append(array)
+        elif dtype in (np.float16, np.float32) and array.size <= largest:
+            together.setdefault(dtype, []).append(array)
         else:
             zeros.extend(_zero_products(array))
     flag = _checked_together([part for group in together.values() for part in chunks(group, _MOST_ARRAYS)])

@@ -101,7 +101,7 @@ def install() -> None:
     after_import("mxnet", _switch_on)
 
 
-def status() -> AmxStatus:
+def amx_status() -> AmxStatus:
     """Return whether MXNet uses AMX, and why.
 
     If MXNet was imported before mxmp, one bfloat16 convolution runs once, to see whether that was too late.
@@ -119,7 +119,7 @@ def status() -> AmxStatus:
 
 def notes(dtypes: Iterable[str]) -> Tuple[str, ...]:
     """Return what to say of a network that computes in some canonical dtypes: that AMX could be on and is not."""
-    found = status() if "bfloat16" in dtypes else _ABSENT
+    found = amx_status() if "bfloat16" in dtypes else _ABSENT
     return (f"AMX is off: {found.reason} {found.advice}",) if found.advice else ()
 
 

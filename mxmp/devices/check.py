@@ -150,7 +150,7 @@ def describe_bfloat16(processor: Processor, runs: bool, measured: Optional[speed
     if not runs:
         return f"bfloat16 does not run on this processor ({processor.name}): MXNet needs AVX-512 for it."
     flags = ", ".join(flag for flag in BFLOAT16_FLAGS if flag in processor.flags) or "no instructions for bfloat16"
-    state = f"; AMX {'on' if amx.status().on else 'off'}" if amx.has_amx(processor) else ""
+    state = f"; AMX {'on' if amx.amx_status().on else 'off'}" if amx.has_amx(processor) else ""
     found = "of unknown speed" if measured is None else str(measured)
     return f"bfloat16 is {found} on this processor ({processor.name}: {flags}{state})."
 

@@ -40,7 +40,7 @@ def describe_machine() -> str:
     library = mx.libinfo.find_lib_path()[0]
     state = os.stat(library)
     environ = [f"{name}={os.environ.get(name, '')}" for name in _VARIABLES]
-    processor = f"{read_processor().name}, {cores} cores, AMX {'on' if amx.status().on else 'off'}"
+    processor = f"{read_processor().name}, {cores} cores, AMX {'on' if amx.amx_status().on else 'off'}"
     return f"{processor}, {', '.join(environ)}; MXNet {mx.__version__}, {state.st_size} bytes, {state.st_mtime_ns}"
 
 

@@ -1,7 +1,7 @@
 """What a machine can do, and where the precision of a network is lost."""
 
 from ..devices.amx import AmxStatus as AmxStatus
-from ..devices.amx import status as amx_status
+from ..devices.amx import amx_status as amx_status
 from ..devices.bfloat16 import runs_bfloat16 as runs_bfloat16
 from ..devices.check import Finding as Finding
 from ..devices.check import check_devices as check_devices

@@ -109,7 +109,7 @@ def examine(
         _mxnet(library),
         _gpu_code(library),
         _instructions(),
-        _amx(amx.status(), parsed.compute_dtype),
+        _amx(amx.amx_status(), parsed.compute_dtype),
         _speed(measured, parsed.compute_dtype),
         *_devices(findings),
         *(Check(*setting[:4]) for setting in settings),

@@ -14,11 +14,12 @@ from ..errors import ConvertError
 from ..mxnet_private import blocks
 from ..policy import Policy, check_matches
 from ..report import Report, merge
-from ..symbol import Converted, convert_graph
+from ..symbol import Converted, convert_graph, save_checkpoint
 from . import storage
 from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
-from .inference_export import export_for_inference
+from .file_hooks import require_export_folder
+from .folding import float32_model, folded_model
 from .lookup import Siblings, blocks_in, conversion_of, conversions_of, descendants, roots, suspended
 
 _FLOAT32 = "_mxmp_float32"
@@ -182,7 +183,12 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
     written = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
     inside = conversions_of(descendants(net))
     if for_inference and (conversion is not None or (not inside and isinstance(net, gluon.HybridBlock))):
-        export_for_inference(net, conversion, path, epoch)
+        if conversion is None:
+            require_export_folder(path)
+            model = float32_model(net)
+        else:
+            model = folded_model(net, conversion.graph_to_export(path), conversion.policy)
+        save_checkpoint(path, epoch, *model)
         return written
     if conversion is None:
         if inside:
@@ -227,7 +233,7 @@ class _OverrideCheck:
         self.policy = policy
         self.prefixes = prefixes
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
-        self.count = len(conversions)
+        self.count = len(conversions) if policy.has_overrides else 0
         for number, conversion in enumerate(conversions):
             conversion.on_converted = functools.partial(self.add, number)
             if conversion.early is not None:

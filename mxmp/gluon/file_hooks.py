@@ -14,7 +14,7 @@ from ..mxnet_private import blocks, parameters
 from ..symbol import Converted, save_checkpoint
 from ..symbol.checkpoint import require_whole
 from . import storage
-from .folding import folded_model, input_shapes, save_folded
+from .folding import folded_model, input_shapes
 from .graphs import ConvertedGraph
 from .lookup import net_method
 from .traced_net import TracedNet
@@ -31,7 +31,8 @@ class FileHooks(TracedNet):
         """
         graph = self.graph_to_export(path)
         if self.for_inference:
-            save_folded(self.net, folded_model(graph, self.policy), path, epoch, remove_amp_cast)
+            symbol, args, aux = folded_model(self.net, graph, self.policy)
+            save_checkpoint(path, epoch, symbol, args, aux, remove_amp_cast)
             return
         symbol = self._unfolded(graph).symbol
         params = [(False, param) for param in graph.traced.params.values()]

@@ -9,17 +9,14 @@ from mxnet import gluon
 
 from ..arrays.write_counts import can_count
 from ..errors import ConvertError
-from ..mxnet_private import parameters
+from ..mxnet_private import blocks, parameters
 from ..policy import Policy
-from ..symbol import Converted, convert_graph, save_checkpoint
+from ..symbol import Converted, convert_graph
 from ..symbol.arguments import Model, make_model
-from ..symbol.convert import convert_known
+from ..symbol.convert import ConvertedModel, convert_known
 from ..symbol.for_inference import prepare
 from ..symbol.inference import Dtypes, Shapes
 from .graphs import ConvertedGraph
-
-Source = Tuple[Model, Mapping[str, gluon.Parameter], Policy]
-"""What a net is exported for inference from: its float32 model, its parameters by name, the policy."""
 
 
 def convert_folded(
@@ -50,7 +47,7 @@ def convert_folded(
     known = {name: shape for name, shape in shapes.items() if name in read and name not in sources}
     known.update((fold.weight, shapes[fold.sources.weight]) for fold in found.folds if fold.sources.weight in shapes)
     converted = convert_graph(found.symbol, policy, known, types, storable - sources, stored - sources)
-    return replace(converted, folds=found.folds, report=converted.report.with_removed(found.removed))
+    return replace(converted.noting(found.removed), folds=found.folds)
 
 
 def refuse_training(net: gluon.HybridBlock) -> None:
@@ -70,24 +67,38 @@ def input_shapes(graph: ConvertedGraph) -> Dict[str, Tuple[int, ...]]:
     return {name: shape for name, shape in found.items() if shape is not None}
 
 
-def folded_model(graph: ConvertedGraph, policy: Policy) -> Source:
-    """Return the model of a net to export for inference: as it was traced, with its parameters."""
+def folded_model(net: gluon.HybridBlock, graph: ConvertedGraph, policy: Policy) -> ConvertedModel:
+    """Return the model to export: a converted graph and its parameters, for inference alone."""
     model = make_model(graph.traced.symbol, input_shapes(graph), graph.traced.types)
-    return model, graph.traced.params, policy
+    return convert_for_inference(net, model, graph.traced.params, policy)
 
 
-def save_folded(net: gluon.HybridBlock, source: Source, path: str, epoch: int, remove_amp_cast: bool = False) -> None:
-    """Write a net's model prepared for inference and then converted, both files or neither.
+def float32_model(net: gluon.HybridBlock) -> ConvertedModel:
+    """Return the model to export for inference alone of a net that is not converted.
 
-    Parameters are converted from their exact values.
+    Raises:
+        ConvertError: If the net has no graph yet.
     """
-    model, params, policy = source
+    graph = blocks.cached_graph(net)
+    if not graph:
+        raise ConvertError(
+            f"block '{net.name}' has no graph yet; convert it, or hybridize it, and run one batch before exporting."
+        )
+    symbol = graph[1]
+    read = set(symbol.list_inputs())
+    params = {name: param for name, param in net.collect_params().items() if name in read}
+    return convert_for_inference(net, make_model(symbol), params, Policy.parse("float32"))
+
+
+def convert_for_inference(
+    net: gluon.HybridBlock, model: Model, params: Mapping[str, gluon.Parameter], policy: Policy
+) -> ConvertedModel:
+    """Return a net's model prepared for inference and then converted, from the exact values of its parameters."""
     states = set(model.symbol.list_auxiliary_states())
     values = {name: parameters.reduced(param) for name, param in params.items()}
     args = {name: value for name, value in values.items() if name not in states}
     aux = {name: value for name, value in values.items() if name in states}
     try:
-        found = convert_known(model, args, aux, policy, for_inference=True, must_match=False)
+        return convert_known(model, args, aux, policy, for_inference=True, must_match=False)
     except ConvertError as e:
         raise type(e)(f"block '{net.name}': {e}") from e
-    save_checkpoint(path, epoch, found.symbol, found.arg_params, found.aux_params, remove_amp_cast)

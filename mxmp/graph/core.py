@@ -225,11 +225,22 @@ class GraphBuilder:
         return Graph(tuple(self.nodes), new, self._source.metadata)
 
 
+_VERIFIED = "_verified"
+
+
 def verify(graph: Graph) -> None:
     """Raise GraphError, naming the first bad node, unless a graph is well formed.
 
     Every node comes after what it reads, every entry exists, variables read nothing, and the graph returns something.
+    A graph that was found well formed stays so, and is not looked through again.
     """
+    if _VERIFIED in vars(graph):
+        return
+    _verify(graph)
+    vars(graph)[_VERIFIED] = True
+
+
+def _verify(graph: Graph) -> None:
     nodes = graph.nodes
     for position, node in enumerate(nodes):
         sound = not (node.is_variable and node.inputs) and node.num_outputs >= 1

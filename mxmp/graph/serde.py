@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import accumulate, starmap
 from typing import Any, Collection, Dict, List, Match
 
 from ..errors import GraphError
@@ -96,22 +97,19 @@ def _node_from(position: int, data: Dict[str, Any], num_outputs: int) -> Node:
         op=data["op"],
         name=data["name"],
         attrs=make_attrs(data.get("attrs", {})),
-        inputs=tuple(Entry(*entry) for entry in data["inputs"]),
+        inputs=tuple(starmap(Entry, data["inputs"])),
         num_outputs=num_outputs,
-        subgraphs=tuple(_graph_from(sub) for sub in data.get("subgraphs", ())),
+        subgraphs=tuple(map(_graph_from, data.get("subgraphs", ()))),
         control_deps=tuple(data.get("control_deps", ())),
     )
 
 
 def _graph_to(graph: Graph) -> Dict[str, Any]:
-    rows = [0]
-    for node in graph.nodes:
-        rows.append(rows[-1] + node.num_outputs)
     data: Dict[str, Any] = {
         "nodes": [_node_to(node) for node in graph.nodes],
         "arg_nodes": [i for i, node in enumerate(graph.nodes) if node.is_variable],
-        "node_row_ptr": rows,
-        "heads": [list(head) for head in graph.heads],
+        "node_row_ptr": list(accumulate((node.num_outputs for node in graph.nodes), initial=0)),
+        "heads": graph.heads,
     }
     metadata = json.loads(graph.metadata)
     if metadata:
@@ -123,11 +121,11 @@ def _node_to(node: Node) -> Dict[str, Any]:
     data: Dict[str, Any] = {"op": node.op, "name": node.name}
     if node.attrs:
         data["attrs"] = dict(node.attrs)
-    data["inputs"] = [list(entry) for entry in node.inputs]
+    data["inputs"] = node.inputs
     if node.subgraphs:
         data["subgraphs"] = [_graph_to(sub) for sub in node.subgraphs]
     if node.control_deps:
-        data["control_deps"] = list(node.control_deps)
+        data["control_deps"] = node.control_deps
     return data
 
 

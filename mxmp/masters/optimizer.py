@@ -11,7 +11,7 @@ from ..arrays.casts import is_low_precision, round_into, to_float32
 from ..errors import TrainerError
 from ..mxnet_private import optimizers
 from ..mxnet_private.optimizers import OptimizerBase
-from .copies import forget_masters, new_master, shared_master, sync_master_from_weight
+from .copies import LastRounded, forget_masters, new_master, shared_master, sync_master_from_weight
 
 _OWN = ("inner", "masters")
 
@@ -22,6 +22,7 @@ class MasterState:
 
     master: Optional[mx.nd.NDArray]
     inner: Any
+    last_rounded: LastRounded = dataclasses.field(default_factory=LastRounded, repr=False, compare=False)
 
 
 def needs_unscaled_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
@@ -155,8 +156,8 @@ class MultiPrecision(OptimizerBase):
             self.inner.update_multi_precision(index, wide, [to_float32(each) for each in grad], inner_states)
         else:
             self.inner.update_multi_precision(index, wide[0], to_float32(grad), inner_states[0])
-        for source, each in zip(wide, weights):
-            round_into(source, each)
+        for source, each, found in zip(wide, weights, states):
+            self.round(source, each, found)
 
     def check_states(self, weights: Iterable[Tuple[int, mx.nd.NDArray, Any]]) -> None:
         """Raise if a weight's state was made for another dtype, before anything is updated.
@@ -188,8 +189,15 @@ class MultiPrecision(OptimizerBase):
         master = self.share_master(index, weight, state)
         if master is None:
             return to_float32(weight)
-        sync_master_from_weight(master, weight)
+        if not state.last_rounded.is_still(master):
+            sync_master_from_weight(master, weight)
         return master
+
+    def round(self, wide: mx.nd.NDArray, weight: mx.nd.NDArray, state: MasterState) -> None:
+        """Round what the inner optimizer has updated, which `wide` returned, into its weight."""
+        round_into(wide, weight)
+        if state.master is not None:
+            state.last_rounded.set(wide, weight)
 
     def _cast_after_state(self, index: int) -> TrainerError:
         param = self.inner.param_dict.get(index)

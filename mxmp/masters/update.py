@@ -1,8 +1,8 @@
-"""The update of all weights of a step, on a GPU in as few kernel launches as MXNet has kernels for."""
+"""The update of all weights of a step, by as few operators as MXNet has them for on a GPU."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -13,7 +13,9 @@ from ..arrays.devices import on_gpu
 from ..arrays.finite import merge_flags
 from ..arrays.together import MOST_ARRAYS, chunks
 from ..mxnet_private import optimizers
+from .momentum import prepare, update_sgd
 from .optimizer import MasterState, MultiPrecision
+from .weight import Weight
 
 
 class Update(NamedTuple):
@@ -24,38 +26,40 @@ class Update(NamedTuple):
     weight: mx.nd.NDArray
 
 
-class _Weight(NamedTuple):
-    """One weight with its state, as an optimizer of MXNet takes them."""
-
-    index: int  # type: ignore[assignment]
-    weight: mx.nd.NDArray
-    grad: mx.nd.NDArray
-    state: Any
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is what the kernels for many take: dense float16 with a dense gradient."""
-        weight = self.weight
-        return bool(weight.dtype == np.float16 and weight.stype == self.grad.stype == "default" and weight.size)
-
-    @property
-    def is_float32(self) -> bool:
-        """Whether it is dense float32 with a dense gradient."""
-        return bool(self.weight.dtype == np.float32 and self.weight.stype == self.grad.stype == "default")
-
-
-def update(updater: mx.optimizer.Updater, updates: Sequence[Update], masters_follow: bool = False) -> None:
+def update(
+    updater: mx.optimizer.Updater, updates: Sequence[Update], masters_follow: bool = False, may_wait: bool = False
+) -> None:
     """Update weights: those of one GPU all together.
 
-    ``masters_follow`` says that every low precision weight is known to be what its master rounds to.
+    ``masters_follow`` says that every low precision weight is known to be what its master rounds to, ``may_wait`` that
+    the host has waited for the gradients and may for the weights of a CPU, which are there earlier.
     """
-    if not any(on_gpu(each.weight) for each in updates):
-        if updates:
-            updater(*zip(*updates))
+    if not updates:
         return
     optimizers.set_current_context(updater.optimizer, updates[0].weight.ctx.device_id)
-    for group in by_context(updates, [each.weight for each in updates]):
-        update_together(updater, group, masters_follow)
+    if any(on_gpu(each.weight) for each in updates):
+        for group in by_context(updates, [each.weight for each in updates]):
+            update_together(updater, group, masters_follow)
+    else:
+        _update_on_cpu(updater, updates, may_wait)
+
+
+def _update_on_cpu(updater: mx.optimizer.Updater, updates: Sequence[Update], may_wait: bool) -> None:
+    """Update weights, one after the other or a few at a time."""
+    optimizer: MultiPrecision = updater.optimizer
+    weights = [_with_state(updater, each) for each in updates]
+    low = [each for each in weights if isinstance(each.state, MasterState)] if may_wait else []
+    try:
+        for each in low:
+            each.state.last_rounded.look(each.weight)
+        prepared = prepare(optimizer.inner, weights)
+        if prepared is None:
+            updater(*zip(*updates))
+        else:
+            update_sgd(optimizer, prepared)
+    finally:
+        for each in low:
+            each.state.last_rounded.end_look()
 
 
 def masters_follow(updater: mx.optimizer.Updater, updates: Sequence[Update]) -> Optional[mx.nd.NDArray]:
@@ -93,7 +97,7 @@ def update_together(updater: mx.optimizer.Updater, updates: Sequence[Update], ma
         _update_part(optimizer, part, masters)
 
 
-def _update_sgd(sgd: mx.optimizer.SGD, weights: Sequence[_Weight], masters: Dict[int, mx.nd.NDArray]) -> None:
+def _update_sgd(sgd: mx.optimizer.SGD, weights: Sequence[Weight], masters: Dict[int, mx.nd.NDArray]) -> None:
     """Update float16 weights by the kernel that casts and rounds by itself."""
     for part in chunks(weights, MOST_ARRAYS):
         states = [(each.state.inner, masters[each.index]) for each in part]
@@ -101,7 +105,7 @@ def _update_sgd(sgd: mx.optimizer.SGD, weights: Sequence[_Weight], masters: Dict
         optimizers.update_sgd(sgd, index, weight, grad, states, multi_precision=True)
 
 
-def _update_part(optimizer: MultiPrecision, weights: Sequence[_Weight], masters: Dict[int, mx.nd.NDArray]) -> None:
+def _update_part(optimizer: MultiPrecision, weights: Sequence[Weight], masters: Dict[int, mx.nd.NDArray]) -> None:
     """Have the wrapped optimizer update float32 weights, and masters in place of low precision ones; round these."""
     inner = optimizer.inner
     plain = [each for each in weights if each.is_plain]
@@ -118,13 +122,13 @@ def _update_part(optimizer: MultiPrecision, weights: Sequence[_Weight], masters:
 
 def _update_wide(
     inner: mx.optimizer.Optimizer,
-    weights: Sequence[_Weight],
+    weights: Sequence[Weight],
     masters: Dict[int, mx.nd.NDArray],
     grads: Dict[int, mx.nd.NDArray],
 ) -> None:
     """Have an optimizer update masters in place of weights that have one, by float32 gradients."""
     wide = [
-        _Weight(index, masters.get(index, weight), grads[index], state.inner if index in masters else state)
+        Weight(index, masters.get(index, weight), grads[index], state.inner if index in masters else state)
         for index, weight, grad, state in weights
     ]
     together = [each for each in wide if inner.aggregate_num > 0 and each.is_float32]
@@ -135,7 +139,7 @@ def _update_wide(
 
 
 def _masters(
-    optimizer: MultiPrecision, weights: Sequence[_Weight], masters_follow: bool
+    optimizer: MultiPrecision, weights: Sequence[Weight], masters_follow: bool
 ) -> Dict[int, mx.nd.NDArray]:
     """Return the masters of float16 weights by index, brought up to date."""
     plain = [each for each in weights if each.is_plain]
@@ -146,9 +150,9 @@ def _masters(
     return {each.index: master for each, master in pairs}
 
 
-def _parts(weights: Sequence[_Weight]) -> Iterator[List[_Weight]]:
+def _parts(weights: Sequence[Weight]) -> Iterator[List[Weight]]:
     """Yield the weights in parts whose gradients are cast at once: as many as a launch takes, of bounded size."""
-    part: List[_Weight] = []
+    part: List[Weight] = []
     count = elements = 0
     for each in weights:
         if each.is_plain:
@@ -161,14 +165,14 @@ def _parts(weights: Sequence[_Weight]) -> Iterator[List[_Weight]]:
         yield part
 
 
-def _wide_grads(weights: Sequence[_Weight]) -> Dict[int, mx.nd.NDArray]:
+def _wide_grads(weights: Sequence[Weight]) -> Dict[int, mx.nd.NDArray]:
     """Return all gradients by index, low precision ones in float32, as `to_float32` does."""
     low = [each for each in weights if each.is_plain and each.grad.dtype == np.float16]
     wide = dict(zip([each.index for each in low], widen([each.grad for each in low])))
     return {each.index: wide[each.index] if each.index in wide else to_float32(each.grad) for each in weights}
 
 
-def _with_state(updater: mx.optimizer.Updater, update: Update) -> _Weight:
+def _with_state(updater: mx.optimizer.Updater, update: Update) -> Weight:
     """Return a weight with its state, which is made if there is none, as `mx.optimizer.Updater` does."""
     index, weight = update.index, update.weight.as_nd_ndarray()
     if index not in updater.states:
@@ -176,4 +180,4 @@ def _with_state(updater: mx.optimizer.Updater, update: Update) -> _Weight:
     elif not updater.states_synced[index]:
         updater.states[index] = updater.sync_state_context(updater.states[index], weight.ctx)
     updater.states_synced[index] = True
-    return _Weight(index, weight, update.grad.as_nd_ndarray(), updater.states[index])
+    return Weight(index, weight, update.grad.as_nd_ndarray(), updater.states[index])

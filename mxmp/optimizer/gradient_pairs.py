@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import mxnet as mx
-from mxnet.base import check_call
 
 from ..arrays.casts import is_low_precision, to_float32
+from ..arrays.memory import address
 from ..dtypes import FLOAT32, PRECISIONS, canonical
 from ..errors import TrainerError
 from ..masters.copies import copy_to_other_contexts
 from ..masters.update import Update
 from ..mxnet_private import parameters
-from ..mxnet_private.arrays import library, multiply
+from ..mxnet_private.arrays import multiply
 from ..training.state_header import Described
 from ..training.step import Weights
 
@@ -137,13 +136,7 @@ def _own_gradients(weight: Weight) -> Sequence[Optional[mx.nd.NDArray]]:
 
 def _addresses(arrays: Iterable[Optional[mx.nd.NDArray]]) -> Set[int]:
     """Return where arrays begin: ``w.grad`` is another object each time, but the same memory."""
-    found = set()
-    for array in arrays:
-        if array is not None:
-            array.wait_to_read()  # or a layout of oneDNN could be changed while it is looked at
-            pointer = ctypes.c_void_p()
-            check_call(library.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-            found.add(pointer.value or 0)
+    found = {address(array) for array in arrays if array is not None}
     return found - {0}  # a row_sparse array without rows has no memory
 
 

@@ -15,6 +15,9 @@ from .exact_values import EXACT, ExactValues, find_exact_values
 from .facts import Facts
 from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
 
+VARIABLE = Verdict(KEEP, "variable")
+"""The verdict on every variable: a graph has more of them than operators."""
+
 NAMED = "its outputs have names of their own"
 """The reason given for an operator that gives outputs of the network under names that no cast can have."""
 
@@ -74,6 +77,8 @@ class _Classifier:
         return tuple(verdicts)
 
     def _verdict(self, position: int, node: Node) -> Verdict:
+        if node.is_variable:
+            return VARIABLE
         bodies = bodies_of(node)
         if bodies:
             return self._enter(position, node, bodies)

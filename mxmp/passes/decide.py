@@ -29,14 +29,12 @@ _BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNo
 def decide(
     graph: Graph, position: int, policy: Policy, facts: Facts, rules: RuleSet, last: bool, exact: bool
 ) -> Verdict:
-    """Return the verdict on one node, whatever its neighbours run in.
+    """Return the verdict on one operator, whatever its neighbours run in.
 
     ``last`` says whether it is in a last layer that is to be float32, ``exact`` whether it carries values that must be
     exact. Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for.
     """
     node = graph.nodes[position]
-    if node.is_variable:
-        return Verdict(KEEP, "variable")
     attrs = dict(node.attrs)
     rule = rules.find(node.op, attrs)
     wanted = _override(node, policy)

@@ -26,7 +26,22 @@ class FoldCasts(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph without redundant casts."""
-        return _Folder(graph).run()
+        return _Folder(graph).run() if _may_fold(graph) else graph
+
+
+def _may_fold(graph: Graph) -> bool:
+    """Return whether a cast in a graph or its bodies repeats another or reads another."""
+    seen = set()
+    for node in graph.nodes:
+        how = _conversion(node)
+        if how is not None:
+            source = node.inputs[0]
+            if (source, how) in seen or graph.nodes[source.node].op in CAST_OPS:
+                return True
+            seen.add((source, how))
+        if any(map(_may_fold, node.subgraphs)):
+            return True
+    return False
 
 
 class _Folder:

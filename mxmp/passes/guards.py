@@ -46,6 +46,8 @@ class GuardAmpCasts(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with identities."""
+        if all(node.op != "amp_cast" for node in graph.operators()):
+            return graph
         readers = graph.consumers()
         builder = GraphBuilder(graph)
         for position, node in enumerate(graph.nodes):
@@ -76,6 +78,8 @@ class GuardGradientSums(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with identities."""
+        if not self.entries:
+            return graph
         readers = graph.consumers()
         heads = [head.key for head in graph.heads]
         builder = GraphBuilder(graph)
@@ -131,9 +135,12 @@ class GuardLayouts(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with copies."""
-        kernels = [value_of(dict(node.attrs), "kernel") for node in graph.operators() if node.op in _CHOOSE_LAYOUTS]
+        operators = graph.operators()
+        kernels = [value_of(dict(node.attrs), "kernel") for node in operators if node.op in _CHOOSE_LAYOUTS]
         volumes = any(isinstance(kernel, tuple) and len(kernel) == 3 for kernel in kernels)
-        return _guarded(graph, _FORWARD | _FORWARD_VOLUMES if volumes else _FORWARD) if kernels else graph
+        forward = _FORWARD | _FORWARD_VOLUMES if volumes else _FORWARD
+        reshapes = any(node.op in forward or node.op in _BACKWARD for node in operators)
+        return _guarded(graph, forward) if kernels and reshapes else graph
 
 
 def _guarded(graph: Graph, forward: FrozenSet[str]) -> Graph:

@@ -17,7 +17,7 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import igraph
 
@@ -59,8 +59,7 @@ class Placement:
     cast_bytes: Optional[int]
 
 
-@dataclass(frozen=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     """One tensor of the placement problem.
 
     ``producer`` is the node that decides its dtype: the position of a free node or parameter, ``_SOURCE`` (float32) or
@@ -130,11 +129,13 @@ def _tensors(
         entry = Entry(position, index)
         if facts.dtype(entry) != dtypes.FLOAT32:
             continue
-        producer = _side(position, verdicts) if verdicts[position].output_in_precision(index) else _SOURCE
-        if position in low_params or index in verdicts[position].low_outputs:
+        verdict = verdicts[position]
+        if position in low_params or index in verdict.low_outputs:
             producer = _SINK
         elif position in free_params:
             producer = position
+        else:
+            producer = _side(position, verdicts) if verdict.output_in_precision(index) else _SOURCE
         tensors.append(_Tensor(entry, producer, frozenset(sides), facts.size(entry)))
     return tensors
 
@@ -147,11 +148,13 @@ def _reading_side(position: int, port: int, verdicts: Sequence[Verdict]) -> int:
 
 
 def _side(position: int, verdicts: Sequence[Verdict]) -> int:
-    return {FREE: position, LOW: _SINK}.get(verdicts[position].label, _SOURCE)
+    label = verdicts[position].label
+    return _SINK if label == LOW else position if label == FREE else _SOURCE
 
 
 def _is_cast(tensor: _Tensor, low: Set[int]) -> bool:
-    return len({side == _SINK or side in low for side in (tensor.producer, *tensor.readers)}) == 2
+    is_low = tensor.producer == _SINK or tensor.producer in low
+    return any((side == _SINK or side in low) != is_low for side in tensor.readers)
 
 
 class _Network:

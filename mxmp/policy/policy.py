@@ -76,6 +76,11 @@ class Policy:
         """Whether anything at all runs in low precision."""
         return self.compute_dtype != dtypes.FLOAT32
 
+    @property
+    def has_overrides(self) -> bool:
+        """Whether it has patterns of operators, names or blocks."""
+        return bool(self.ops or self.names or self.blocks)
+
     def replace(self, **changes: Any) -> "Policy":
         """Return this policy with some fields changed.
 

@@ -2,6 +2,7 @@
 
 from .counts import activation_bytes as activation_bytes
 from .counts import variable_bytes as variable_bytes
+from .make import Decisions as Decisions
 from .make import make_report as make_report
 from .make import report_converted as report_converted
 from .report import DROPPED as DROPPED

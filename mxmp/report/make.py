@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph
@@ -17,7 +18,7 @@ from ..passes.verdict import FLOAT32, FREE, KEEP, Verdict
 from ..policy import Policy
 from ..rules import RULES
 from . import counts
-from .report import AS_IT_WAS, Report, Row
+from .report import AS_IT_WAS, Removed, Report, Row
 
 AS_CONVERTED = "as converted"
 """The policy of a report on a network of which only the conversion is known."""
@@ -27,6 +28,31 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
     """Return the report on a conversion by a plan; the facts are on the graph before it."""
     sizes = counts.activation_bytes(before, facts), counts.activation_bytes(before, facts, plan)
     return _report(str(policy), _Planned(before, facts, after, policy, plan), *sizes)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What one conversion decided: the plan for the graph before it, which the facts are on, and the graph after it.
+
+    ``removed`` is what was taken out of the network before.
+    """
+
+    policy: Policy
+    before: Graph
+    facts: Facts
+    plan: Plan
+    after: Graph
+    removed: Removed = Removed()
+
+    @functools.cached_property
+    def report(self) -> Report:
+        """The report on it, made when it is first read: most conversions are run and not looked at."""
+        found = make_report(self.policy, self.before, self.facts, self.plan, self.after)
+        return found.with_removed(self.removed)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """Return the report alone, for pickle and copies: a plan refers to rules, whose conditions are functions."""
+        return {"report": self.report}
 
 
 def report_converted(before: Graph, facts: Facts, after: Graph, after_facts: Facts) -> Report:

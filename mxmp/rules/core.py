@@ -185,7 +185,10 @@ class RuleSet:
 
     def find(self, op: str, attrs: Mapping[str, str]) -> Optional[Rule]:
         """Return the rule for an operator with these attributes, or None if there is none."""
-        return next((rule for rule in self._by_op.get(op, ()) if rule.matches(attrs)), None)
+        for rule in self._by_op.get(op, ()):
+            if not rule.when or rule.matches(attrs):
+                return rule
+        return None
 
     def stand_in(self, rule: Rule, call: Call) -> str:
         """Return what to put in an operator's place, empty if nothing does the same in ``call.dtype``."""

@@ -7,8 +7,8 @@ from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
 from ..errors import ConvertError
 from ..policy import Policy
-from ..report import Report
-from .arguments import PolicyLike, check_params, contexts_of, make_model, require_kernels
+from ..report import Decisions, Report
+from .arguments import PolicyLike, check_params, contexts_of, make_model, refuse_for_inference, require_kernels
 from .params import Change, convert_sharing, widened
 
 
@@ -20,7 +20,7 @@ class ConvertedBuckets:
         models: (symbol, data_names, label_names) by bucket.
         arg_params: Arguments of all of them, in the dtypes that they want.
         aux_params: Auxiliary states.
-        reports: What was decided, by bucket.
+        decisions: What the reports are made from, by bucket.
         changes: As ``ConvertedModel.changes``.
         out_of_range: As ``ConvertedModel.out_of_range``.
     """
@@ -28,9 +28,14 @@ class ConvertedBuckets:
     models: Dict[Any, Tuple[Any, Any, Any]]
     arg_params: Dict[str, Any]
     aux_params: Dict[str, Any]
-    reports: Dict[Any, Report]
+    decisions: Dict[Any, Decisions]
     changes: Tuple[Change, ...]
     out_of_range: Tuple[str, ...]
+
+    @property
+    def reports(self) -> Dict[Any, Report]:
+        """What was decided, by bucket."""
+        return {key: each.report for key, each in self.decisions.items()}
 
     @property
     def unfit(self) -> Tuple[str, ...]:
@@ -74,6 +79,7 @@ def convert_buckets(
         ConvertError: If there is no bucket, or the parameters do not fit, as for ``convert_model``.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
+    refuse_for_inference("convert_buckets", changes)
     keys = list(buckets)
     if not keys:
         raise ConvertError("buckets is empty; give the key of every bucket.")
@@ -92,7 +98,7 @@ def convert_buckets(
         {key: (each.symbol, *generated[key][1:]) for key, each in zip(keys, found)},
         stored,
         aux,
-        {key: each.report for key, each in zip(keys, found)},
+        {key: each.decisions for key, each in zip(keys, found)},
         changed,
         out_of_range,
     )

@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from ..policy import Policy
-from ..report import Report
-from .arguments import Model, PolicyLike, check_params, contexts_of, make_model, param_names, require_kernels
+from ..report import Decisions, Report
+from .arguments import (
+    Model,
+    PolicyLike,
+    check_params,
+    contexts_of,
+    make_model,
+    param_names,
+    refuse_for_inference,
+    require_kernels,
+)
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fold_model
 from .params import Change, convert_sharing, require_matches, stored_low_before, total_bytes, widened
@@ -27,7 +36,7 @@ class ConvertedModel:
         symbol: The converted symbol, which plain MXNet runs.
         arg_params: Its arguments, in the dtypes that it wants.
         aux_params: Its auxiliary states.
-        report: What was decided about each operator.
+        decisions: What the report is made from.
         changes: The parameters whose values the low precision dtype could not hold: how many were
             clamped or became zero.
         out_of_range: Names of the parameters with values beyond its range whose readers stay in float32,
@@ -40,7 +49,7 @@ class ConvertedModel:
     symbol: Any
     arg_params: Dict[str, Any]
     aux_params: Dict[str, Any]
-    report: Report
+    decisions: Decisions
     changes: Tuple[Change, ...]
     out_of_range: Tuple[str, ...]
     param_bytes: Tuple[int, int]
@@ -49,6 +58,11 @@ class ConvertedModel:
     def __iter__(self) -> Iterator[Any]:
         """Unpack as MXNet's own functions return a model."""
         return iter((self.symbol, self.arg_params, self.aux_params))
+
+    @property
+    def report(self) -> Report:
+        """What was decided about each operator."""
+        return self.decisions.report
 
     @property
     def unfit(self) -> Tuple[str, ...]:
@@ -96,6 +110,7 @@ def convert_symbol(
         InferenceError: If the network does not by itself; the message names the node.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
+    refuse_for_inference("convert_symbol", changes)
     model = make_model(sym, shapes, dtypes, ranges)
     parsed = Policy.parse(policy, **changes)
     params = param_names(sym, model.shapes, data_names)
@@ -174,7 +189,7 @@ def convert_known(
     (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, policy, must_match)
     sizes = before, total_bytes(stored) + total_bytes(aux)
     low_before = stored_low_before(arg_params, stored)
-    return ConvertedModel(found.symbol, stored, aux, found.report, changed, out_of_range, sizes, low_before)
+    return ConvertedModel(found.symbol, stored, aux, found.decisions, changed, out_of_range, sizes, low_before)
 
 
 def convert_checkpoint(

@@ -48,7 +48,7 @@ def infer_facts(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params
         InferenceError: If MXNet's inference fails; the message names the node.
     """
     internals = symbol.get_internals()
-    entries = entries_of(internals)
+    entries = entries_of(internals, graph)
     _, found, _ = _infer(internals.infer_type_partial, _to_numpy(types), "dtypes")
     facts = Facts(
         dtypes={entry: dtypes.canonical(t) for entry, t in zip(entries, found or ()) if t is not None},
@@ -84,8 +84,13 @@ def _to_numpy(types: Dtypes) -> Dict[str, Any]:
     return {name: dtypes.to_numpy(t) for name, t in types.items() if t != dtypes.BFLOAT16}
 
 
-def entries_of(internals: Any) -> Entries:
-    """Return the (node, output index) of each output of a symbol's internals."""
+def entries_of(internals: Any, graph: Graph) -> Entries:
+    """Return the (node, output index) of each output of the internals of a symbol, whose graph is given.
+
+    These are the outputs of each node that are not hidden, the first at least.
+    """
+    if len(internals.list_outputs()) == len(graph.nodes):
+        return [(node, 0) for node in range(len(graph.nodes))]
     text = internals.tojson(remove_amp_cast=False)
     key = '"heads": '  # of the whole graph, which stands behind those of all bodies; the nodes are known
     heads, _ = json.JSONDecoder().raw_decode(text, text.rindex(key) + len(key))

@@ -6,7 +6,7 @@ It is one symbol of a model, or one for each bucket. The values that low precisi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import dtypes
 from ..arrays.casts import amp_cast
+from ..arrays.views import view
 from ..errors import ParamsError
 from ..graph import Entry, Graph
 from ..passes.attributes import DECLARED_ATTR, MARK_ATTR
@@ -22,6 +23,9 @@ from .arguments import Model, blaming_params
 from .rewrite import Converted, convert_graph
 
 Arrays = Mapping[str, Any]
+
+_BLOCK = 1 << 16
+"""Values that are looked at together: what is computed of them stays in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ def convert_sharing(
 
 def require_matches(policy: Policy, found: Sequence[Converted]) -> None:
     """Raise a PolicyError if one of the policy's patterns matches no operator of the symbols."""
-    check_matches(policy, [(row.op, row.name) for each in found for row in each.report.rows])
+    if policy.has_overrides:
+        check_matches(policy, [(row.op, row.name) for each in found for row in each.report.rows])
 
 
 def _convert(
@@ -85,7 +90,7 @@ def _convert(
     with blaming_params(model.symbol, {**args, **aux}, model.shapes):
         found = convert_graph(model.symbol, policy, shapes, types, allowed, out_of_range=out_of_range, final=True)
     _check_shapes(found, shapes)
-    return replace(found, report=found.report.with_removed(model.removed))
+    return found.noting(model.removed)
 
 
 def _check_shapes(found: Converted, shapes: Mapping[str, Tuple[int, ...]]) -> None:
@@ -108,7 +113,7 @@ def _find_out_of_range(policy: Policy, found: Sequence[Converted], args: Arrays)
     if policy.out_of_range == "clamp":
         candidates = (candidates & _union(_read_exactly(each.graph) for each in found)) - stored_low
     names = candidates & set(args)
-    return frozenset(name for name in names if _survey(name, args[name].asnumpy(), policy.compute_dtype).clamped)
+    return frozenset(name for name in names if _survey(name, view(args[name]), policy.compute_dtype).clamped)
 
 
 def _wanted_in_float32(found: Sequence[Converted]) -> FrozenSet[str]:
@@ -130,7 +135,7 @@ def _store(policy: Policy, found: Sequence[Converted], args: Arrays) -> Tuple[Di
         if name not in low and not is_cast:
             continue
         dtype = policy.param_dtype if name in low else policy.compute_dtype
-        change = _survey(name, array.asnumpy(), dtype)
+        change = _survey(name, view(array), dtype)
         if change.clamped:
             array = _clamp(array, dtype)
         elif name not in low and dtype == dtypes.BFLOAT16 and array.ndim > 2:
@@ -175,14 +180,19 @@ def total_bytes(arrays: Arrays) -> int:
 def _survey(name: str, values: np.ndarray[Any, Any], dtype: str) -> Change:
     """Return how many values a low precision dtype would clamp or turn to zero."""
     limits = dtypes.limits(dtype)
-    magnitudes = np.abs(values)
-    largest = float(magnitudes.max(initial=0.0))
-    if not math.isfinite(largest):
-        magnitudes = magnitudes[np.isfinite(magnitudes)]
-        largest = float(magnitudes.max(initial=0.0))
-    clamped = int(np.count_nonzero(magnitudes > limits.max)) if largest > limits.max else 0
-    small = int(np.count_nonzero(magnitudes <= limits.smallest_subnormal / 2))  # half way goes to even, to zero
-    underflowed = small - int(np.count_nonzero(magnitudes == 0)) if small else 0
+    vanishing = limits.smallest_subnormal / 2  # half way goes to even, to zero
+    largest, clamped, underflowed = 0.0, 0, 0
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+        magnitudes = np.abs(flat[start : start + _BLOCK])
+        if not math.isfinite(magnitudes.max()):
+            magnitudes = magnitudes[np.isfinite(magnitudes)]
+        top = float(magnitudes.max(initial=0.0))
+        if top > limits.max:
+            clamped += int(np.count_nonzero(magnitudes > limits.max))
+        if magnitudes.min(initial=1.0) <= vanishing:
+            underflowed += int(np.count_nonzero((magnitudes <= vanishing) & (magnitudes != 0)))
+        largest = max(largest, top)
     return Change(name, clamped, largest, underflowed)
 
 

@@ -28,7 +28,7 @@ from ..passes.fold_batchnorm import Fold
 from ..passes.guards import bfloat16_entries
 from ..passes.plan import Plan
 from ..policy import Policy
-from ..report import Report, make_report
+from ..report import Decisions, Removed, Report
 from ..rules import CLEAR, RULES
 from .arguments import known_dtypes, require_symbol
 from .inference import Dtypes, Shapes, add_shapes, entries_of, from_graph, infer_facts, infer_variables, to_graph
@@ -43,7 +43,7 @@ class Converted:
         graph: Its graph.
         facts: What MXNet infers about it.
         low_params: Names of the parameters that it wants in low precision.
-        report: What was decided.
+        decisions: What was decided, on the graph as it was before.
         folds: How the parameters of layers are computed that BatchNorm is folded into.
     """
 
@@ -51,8 +51,17 @@ class Converted:
     graph: Graph
     facts: Facts
     low_params: FrozenSet[str]
-    report: Report
+    decisions: Decisions
     folds: Tuple[Fold, ...] = ()
+
+    @property
+    def report(self) -> Report:
+        """The report on the conversion."""
+        return self.decisions.report
+
+    def noting(self, removed: Removed) -> Converted:
+        """Return the same with a report that says what was taken out of the network before."""
+        return replace(self, decisions=replace(self.decisions, removed=removed))
 
     @functools.cached_property
     def cast_params(self) -> FrozenSet[str]:
@@ -108,7 +117,7 @@ def convert_graph(
     except InferenceError as e:
         raise ConvertError(f"the converted network does not type-check: {e}") from e
     _check_outputs(policy, plan, (graph, facts), (after, new_facts))
-    return Converted(result, after, new_facts, low_params, make_report(policy, graph, facts, plan, after))
+    return Converted(result, after, new_facts, low_params, Decisions(policy, graph, facts, plan, after))
 
 
 def _without_casts(symbol: Any) -> Tuple[Any, Graph]:
@@ -212,7 +221,7 @@ class ShapeOutcomes:
         self.depends = depends_on_shapes(self._graph, dtype)
         if self.depends:
             self._internals = source.get_internals()
-            self._entries = entries_of(self._internals)
+            self._entries = entries_of(self._internals, self._graph)
             self._known = Facts({})
             if any(node.subgraphs for node in self._graph.nodes):  # shapes in bodies need the dtypes of what these read
                 known = input_dtypes(source, self._graph, {}, types, params)

@@ -231,14 +231,14 @@ class Step:
 
     def _update(self, weights: Weights, rescale: float, factor: float) -> None:
         """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""
-        optimizer, updaters = weights.optimizer, weights.updaters
+        optimizer, updaters, window = weights.optimizer, weights.updaters, self.scaler.window
         groups = weights.groups()[: len(updaters)]
         for updater, group in zip(updaters, groups):
             optimizer.check_states((index, weight, updater.states.get(index)) for index, _, weight in group)
         optimizer.rescale_grad = rescale * factor
         try:
             for updater, group in zip(updaters, groups):
-                update(updater, group, self.scaler.window.masters_follow)
+                update(updater, group, window.masters_follow, may_wait=window.finite is not None)
         finally:
             optimizer.rescale_grad = rescale
         weights.copy_to_other_contexts([update.index for group in groups for update in group])

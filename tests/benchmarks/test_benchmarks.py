@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 import pytest
 
-from benchmarks import accuracy, common, conversion, import_time, placement, step_time, trainer_step
+from benchmarks import accuracy, common, conversion, import_time, placement, trainer_step
+from mxmp.devices.processor import Processor
 from tests.full_disk import files_of_at_most
 
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.slow
-def test_step_time_writes_ratios_table_and_plot(tmp_path, capsys):
-    code = step_time.main(
-        ["--batch-size", "2", "--warmup", "1", "--rounds", "2", "--modes", "O1", "--out", str(tmp_path)]
-    )
-    assert code == 0
-    result = json.loads((tmp_path / "step_time.json").read_text())
-    assert result["ratios"]["float32"] == 1.0
-    assert result["ratios"]["O1"] == result["medians"]["O1"] / result["medians"]["float32"]
-    assert {mode: len(values) for mode, values in result["seconds"].items()} == {"float32": 2, "O1": 2}
-    assert result["machine"]["mxnet"] == "1.9.1"
-    assert (tmp_path / "step_time.png").read_bytes().startswith(PNG)
-    assert "at most 2" in capsys.readouterr().out
 
 
 def test_accuracy_compares_means_over_the_seeds(tmp_path, capsys, monkeypatch):
@@ -48,6 +36,53 @@ def test_a_full_disk_leaves_the_earlier_result(tmp_path):
     with files_of_at_most(100), pytest.raises(OSError):
         common.write(tmp_path, "any", {"value": 2})
     assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "flags, bfloat16, amx_on, unit",
+    [
+        ("avx2", False, False, ""),
+        ("avx2 avx512f", True, False, common.AVX512),
+        ("avx512f avx512_bf16", True, False, common.AVX512_BF16),
+        ("avx512f avx512_bf16 amx_tile amx_bf16", True, False, common.AVX512_BF16),
+        ("avx512f avx512_bf16 amx_tile amx_bf16", True, True, common.AMX),
+    ],
+)
+def test_bfloat16_unit_is_the_strongest_in_use(flags, bfloat16, amx_on, unit):
+    assert common.bfloat16_unit(Processor("any", frozenset(flags.split())), bfloat16, amx_on) == unit
+
+
+def test_describe_names_what_a_result_depends_on():
+    line = common.describe({**common.machine(), "processor": "Any 9000", "bfloat16": "AMX", "amx": "on", "threads": "2"})
+    assert line.startswith("Any 9000; bfloat16: AMX; AMX: on; threads: 2; MXNet 1.9.1, oneDNN; 20")
+    assert "bfloat16: not run by MXNet" in common.describe({**common.machine(), "bfloat16": ""})
+
+
+def test_first_line_is_the_one_that_says_what_is_wrong():
+    traced = "Traceback (most recent call last):\n  File x\nMXNetError: could not create a reorder\n"
+    assert common.first_line(RuntimeError(traced)) == "MXNetError: could not create a reorder"
+    assert common.first_line(RuntimeError("one\ntwo")) == "two"
+    assert common.first_line(RuntimeError()) == "RuntimeError()"
+
+
+@pytest.mark.parametrize("threads, given, again", [("3", "2", True), ("2", "2", False), ("2", None, True)])
+def test_use_threads_starts_again_with_the_threads_that_are_wanted(threads, given, again, monkeypatch):
+    calls = []
+    monkeypatch.setattr(os, "execve", lambda *args: calls.append(args))
+    monkeypatch.setattr(sys, "argv", ["prog", "--threads", threads, "--rounds", "1"])
+    monkeypatch.setenv("OMP_NUM_THREADS", given) if given else monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    common.use_threads("benchmarks.any")
+    assert bool(calls) == again
+    if again:
+        ((_, command, environment),) = calls
+        assert command[1:] == ["-m", "benchmarks.any", "--threads", threads, "--rounds", "1"]
+        assert environment["OMP_NUM_THREADS"] == threads
+
+
+def test_use_threads_leaves_the_threads_alone_unless_told(monkeypatch):
+    monkeypatch.setattr(os, "execve", None)
+    monkeypatch.setattr(sys, "argv", ["prog", "--rounds", "1"])
+    common.use_threads("benchmarks.any")
 
 
 def accuracy_run(value):

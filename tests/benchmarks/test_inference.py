@@ -67,7 +67,7 @@ def test_measure_goes_on_past_forms_that_do_not_run(model):
         Form("symbolic", OWN, "fails", "float32", fails),
         Form("symbolic", OWN, "low", "bfloat16", never),
     ]
-    base, failing, low = inference.measure(model, tried, bfloat16=False, rounds=2, budget=0).columns
+    base, failing, low = inference.measure(model, tried, bfloat16=False, rounds=2, until=0).columns
     assert len(base.seconds) == 2 and not base.missing and base.error < 1e-5
     assert failing.missing == "fails: MXNetError: could not create a reorder" and failing.failed
     assert low.missing == NO_BFLOAT16 and not low.failed
@@ -121,6 +121,6 @@ def test_emulated_inference_writes_json_tables_and_plot(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.bfloat16
 def test_every_form_runs_in_bfloat16(model):
-    for column in inference.measure(model, listed("mixed_bfloat16"), True, rounds=1, budget=0).columns:
+    for column in inference.measure(model, listed("mixed_bfloat16"), True, rounds=1, until=0).columns:
         assert column.seconds and not column.missing, column
         assert column.error < (0.2 if column.dtype == "bfloat16" else 1e-5), column

@@ -41,7 +41,7 @@ def test_timer_measures_the_run():
     assert calls == [1]
 
 
-def turns(rounds, budget, seconds_each=1.0):
+def turns(rounds, until, seconds_each=1.0):
     now, order = [0.0], []
 
     def run(name):
@@ -52,24 +52,24 @@ def turns(rounds, budget, seconds_each=1.0):
 
         return timed
 
-    found = timing.take_turns({name: run(name) for name in "abc"}, rounds, budget, lambda: now[0])
+    found = timing.take_turns({name: run(name) for name in "abc"}, rounds, until, lambda: now[0])
     return found, "".join(order)
 
 
 def test_take_turns_goes_back_and_forth():
-    found, order = turns(rounds=3, budget=100)
+    found, order = turns(rounds=3, until=100)
     assert order == "abccbaabc"
     assert found == {name: [1.0, 1.0, 1.0] for name in "abc"}
 
 
-def test_take_turns_ends_between_rounds_when_the_budget_is_spent():
-    found, order = turns(rounds=50, budget=14)
+def test_take_turns_ends_between_rounds_when_the_until_is_spent():
+    found, order = turns(rounds=50, until=14)
     assert len(order) == 15  # the fifth round was begun at 12 s
     assert {len(each) for each in found.values()} == {5}
 
 
 def test_take_turns_measures_three_rounds_however_long_they_take():
-    _, order = turns(rounds=50, budget=0)
+    _, order = turns(rounds=50, until=0)
     assert len(order) == 3 * timing.LEAST_ROUNDS
-    _, order = turns(rounds=1, budget=0)
+    _, order = turns(rounds=1, until=0)
     assert len(order) == 3

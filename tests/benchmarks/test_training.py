@@ -24,7 +24,7 @@ def test_start_says_why_a_mode_does_not_run(monkeypatch):
     def fails(*args):
         raise RuntimeError("the process ended with exit code -4")
 
-    args = argparse.Namespace(batch_size=1, seed=0)
+    args = argparse.Namespace(batch_size=1, seed=0, cpu_time=False)
     low = Mode("mixed_bfloat16", "mxmp", "bfloat16")
     assert training.start(low, "resnet20", args, bfloat16=False) == (None, NO_BFLOAT16)
     monkeypatch.setattr(training, "Remote", fails)
@@ -49,7 +49,7 @@ def test_measure_compares_times_and_losses(monkeypatch):
     made = {FLOAT32: Fake(2.0, 2.0), "mixed_bfloat16": Fake(1.0, 2.02)}
     monkeypatch.setattr(training, "start", lambda mode, *rest: (made.get(mode.text), "" if mode.text in made else "no"))
     args = argparse.Namespace(rounds=4)
-    found = training.measure("any", modes(["mixed_bfloat16"]), args, True, budget=100)
+    found = training.measure("any", modes(["mixed_bfloat16"]), args, True, until=1e9)
     base, peer, own = found.columns
     assert found.speed(own) == 2.0 and own.error == pytest.approx(0.01) and base.error is None
     assert peer.missing == "no" and not peer.seconds and own.notes == {"first_loss": 2.02, "skipped": 0}

@@ -37,7 +37,7 @@ amx.read_processor = lambda: Processor("Xeon", frozenset({FLAGS!r}.split()))
 amx.request_permission = lambda: asked.append(dict(os.environ)) or 0
 """
 REPORT = """
-found = amx.status()
+found = amx.amx_status()
 waiting = [each for each in sys.meta_path if isinstance(each, after_import.Finder)]
 print(json.dumps([found.on, found.reason, len(asked), os.environ.get("DNNL_MAX_CPU_ISA"), len(waiting)]))
 """
@@ -192,7 +192,7 @@ from mxmp import compat
 from mxmp.devices import amx
 assert set(map(type, sys.meta_path)) - finders <= {compat.Finder} and dict(os.environ) == before
 assert not {"mxnet", "ctypes", "mxmp.devices.after_import"} & set(sys.modules)
-print(*amx.status())
+print(*amx.amx_status())
 """
     assert run_python(code).strip() == "False This processor has no AMX."
 
@@ -203,7 +203,7 @@ IN_A_THREAD = "t = threading.Thread(target=__import__, args=('mxnet',)); t.start
 @pytest.mark.parametrize(
     "program",
     [
-        "amx.install(); assert not amx.status().on; import mxnet",
+        "amx.install(); assert not amx.amx_status().on; import mxnet",
         pytest.param("amx.install(); from mxnet import gluon", marks=pytest.mark.slow),
         pytest.param("amx.install(); import mxmp.gluon", marks=pytest.mark.slow),
         pytest.param("import mxnet; amx.install()", marks=pytest.mark.slow),
@@ -253,13 +253,13 @@ def test_it_is_logged_once(environ, caplog, monkeypatch):
     monkeypatch.setattr("mxmp.devices.generated_code.uses_amx", lambda: True)
     with caplog.at_level(logging.INFO, logger=amx.__name__):
         amx.install()
-        assert amx.status().on and amx.status().on
+        assert amx.amx_status().on and amx.amx_status().on
     assert [record.getMessage() for record in caplog.records] == ["AMX is on: mxmp switched it on."]
 
 
 @pytest.fixture
 def refused(monkeypatch):
-    monkeypatch.setattr(amx, "status", lambda: amx.AmxStatus(False, "MXMP_AMX=0 is set.", "Unset MXMP_AMX."))
+    monkeypatch.setattr(amx, "amx_status", lambda: amx.AmxStatus(False, "MXMP_AMX=0 is set.", "Unset MXMP_AMX."))
 
 
 def test_reports_of_bfloat16_say_that_it_is_off(refused):
@@ -284,7 +284,7 @@ def test_the_report_of_a_module_says_so_too(refused):
 
 @pytest.mark.parametrize("status", [amx._ABSENT, amx._ON], ids=["absent", "on"])
 def test_there_is_nothing_to_say_where_nothing_can_be_done(status, monkeypatch):
-    monkeypatch.setattr(amx, "status", lambda: status)
+    monkeypatch.setattr(amx, "amx_status", lambda: status)
     assert amx.notes(["bfloat16"]) == ()
 
 
@@ -294,7 +294,7 @@ ones = [mx.nd.amp_cast(mx.nd.ones(shape), dtype=np.dtype([("bfloat16", np.uint16
 mx.nd.Convolution(*ones, kernel=(3, 3), num_filter=64, no_bias=True).wait_to_read()
 print("lives")
 """.replace("SHAPES", "((1, 64, 9, 9), (64, 64, 3, 3))")
-STATUS = "\nimport mxmp\nfrom mxmp.devices import amx\nprint(amx.status().on)"
+STATUS = "\nimport mxmp\nfrom mxmp.devices import amx\nprint(amx.amx_status().on)"
 USED = "\nfrom mxmp.devices.generated_code import uses_amx\nprint(uses_amx())"
 
 

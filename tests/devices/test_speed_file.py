@@ -84,7 +84,7 @@ def test_the_oldest_of_many_machines_go(folder):
     "change",
     [
         lambda patch: patch.setattr(speed_file, "read_processor", lambda: Processor("Made Up", frozenset())),
-        lambda patch: patch.setattr(amx, "status", lambda: amx.AmxStatus(not AMX_ON, "")),
+        lambda patch: patch.setattr(amx, "amx_status", lambda: amx.AmxStatus(not AMX_ON, "")),
         lambda patch: patch.setenv("OMP_NUM_THREADS", "97"),
         lambda patch: patch.setenv("DNNL_MAX_CPU_ISA", "SSE41"),
         lambda patch: patch.setattr(os, "sched_getaffinity", lambda pid: set(range(97))),
@@ -100,4 +100,4 @@ def test_another_machine_or_build_is_another_entry(change, monkeypatch):
     assert describe_machine() != before
 
 
-AMX_ON = amx.status().on
+AMX_ON = amx.amx_status().on

@@ -129,7 +129,7 @@ def test_versions_and_flags_are_those_of_this_process(on):
     ],
 )
 def test_it_says_whether_amx_is_on(policy, status, found, ok, on, monkeypatch):
-    monkeypatch.setattr(amx, "status", lambda: status)
+    monkeypatch.setattr(amx, "amx_status", lambda: status)
     (check,) = checks(on(policy, flags="avx512bw avx512_bf16"), "AMX")
     assert (check.found, check.ok, check.advice) == (found, ok, "" if ok else "Unset it.")
 

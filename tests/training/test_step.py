@@ -697,7 +697,8 @@ def test_a_step_reads_once_on_the_host(make, dtype, contexts, call, host_reads):
             training.clip(1.0)
             assert host_reads == ["asnumpy"]
         assert training.step()
-        assert [read for read in host_reads if not training.waits or read != "wait_to_read"] == ["asnumpy"]
+        assert host_reads.count("asnumpy") == 1
+        assert training.waits or host_reads[0] == "asnumpy"  # what is waited for afterwards is there
 
 
 @over("one read", "one read of a skip", call=["step", "unscale", "clip"])

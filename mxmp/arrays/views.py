@@ -1,0 +1,31 @@
+"""The values of arrays for numpy to read, without a copy where that is possible."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import check_call
+
+from .. import dtypes
+from ..mxnet_private.arrays import library
+from .devices import on_gpu
+
+
+def view(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
+    """Return the values of an array, to be read at once, while there is the array and nothing writes to it.
+
+    Those of a float32 array on a CPU are its own memory: a copy of a large one takes as long as what is read from it,
+    for the most part because its pages are new. Others are copied. Waits for the array.
+    """
+    if on_gpu(array) or dtypes.canonical(array.dtype) != dtypes.FLOAT32 or not array.size:
+        return array.asnumpy()  # type: ignore[no-any-return]
+    array.wait_to_read()
+    pointer = ctypes.c_void_p()
+    check_call(library.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    memory = (ctypes.c_float * array.size).from_address(pointer.value or 0)
+    values = np.frombuffer(memory, np.float32).reshape(array.shape)
+    values.flags.writeable = False
+    return values
