@@ -137,8 +137,12 @@ class BlockHooks(FileHooks):
         """
         with precision(POLICY):  # a region holds for a call, not for what is stored
             storage.attach_gradients(self._params())
-            self._graph_for(args)  # a net that cannot be traced says so, before MXNet infers shapes
-            storage.initialize(self.net, args)
+            traced = self._graph_for(args).traced  # a net that cannot be traced says so, before MXNet infers shapes
+            self.given_graph = traced.inputs, traced.symbol  # with all parameters
+            try:
+                storage.initialize(self.net, args)
+            finally:
+                self.given_graph = None
             for sibling in self.siblings.conversions:
                 if sibling.early is not None and conversion_of(sibling.net) is sibling:
                     sibling._store(sibling.early)
