@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
 import platform
 import sys
 import time
+import warnings
 from pathlib import Path
-from typing import Mapping
+from typing import Iterator, Mapping
 
 import mxnet as mx
 import numpy as np
@@ -67,6 +69,14 @@ def bfloat16_unit(processor: Processor, bfloat16: bool, amx_on: bool) -> str:
     if amx_on:
         return AMX
     return AVX512_BF16 if "avx512_bf16" in processor.flags else AVX512
+
+
+@contextlib.contextmanager
+def undecided_inputs() -> Iterator[None]:
+    """Silence MXNet where it makes a block of a symbol: nothing decides the dtype of an input by itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Cannot decide type", UserWarning)
+        yield
 
 
 def first_line(failure: Exception) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import mxnet as mx
@@ -10,6 +9,7 @@ import numpy as np
 from mxnet.contrib import amp
 
 import mxmp
+from benchmarks.common import undecided_inputs
 from benchmarks.comparison import FLOAT32, NO_BFLOAT16, OWN, PEER
 from benchmarks.requirements import GLUON, SYMBOLIC
 from benchmarks.zoo import Model
@@ -98,8 +98,7 @@ def _peer_net(title: str, dtype: str, flags: Dict[str, Any], **options: Any) -> 
         net = model.copy()
         net.hybridize()
         net(model.images[:1]).wait_to_read()  # contrib.amp wants a net that has its graph
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # nothing decides the dtype of the input variable by itself
+        with undecided_inputs():
             net = amp.convert_hybrid_block(net, target_dtype=dtype, ctx=mx.cpu(), **options)
         return _call(net, model, flags)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -10,6 +10,7 @@ from mxnet import gluon
 from mxnet.gluon.model_zoo import vision
 
 import symbols
+from benchmarks.common import undecided_inputs
 from examples.word_lm.model import INITIALIZER, LanguageModel
 from examples.word_lm.settings import Hyperparameters
 
@@ -27,7 +28,7 @@ class Task(NamedTuple):
     net: gluon.HybridBlock
     inputs: List[mx.nd.NDArray]
     labels: mx.nd.NDArray
-    optimizer: "tuple[str, Dict[str, Any]]"
+    optimizer: Tuple[str, Dict[str, Any]]
 
 
 class Case(NamedTuple):
@@ -98,7 +99,8 @@ def _bert(batch_size: int, rng: np.random.RandomState) -> Task:
         "valid_length": rng.randint(TOKEN_LENGTH // 2, TOKEN_LENGTH + 1, batch_size),
     }
     logits = head.get_children()[0]  # what the loss head reads
-    net = gluon.SymbolBlock(logits, [mx.sym.var(name) for name in inputs])
+    with undecided_inputs():
+        net = gluon.SymbolBlock(logits, [mx.sym.var(name) for name in inputs])
     net.initialize(mx.init.Normal(0.02))
     labels = mx.nd.array(rng.randint(0, CLASSES, batch_size))
     return Task(net, [mx.nd.array(value) for value in inputs.values()], labels, ADAM)
