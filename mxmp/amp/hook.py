@@ -13,6 +13,7 @@ from mxnet import gluon
 
 from ..gluon.conversion import Conversion
 from ..gluon.lookup import blocks_in, conversion_of, conversions_of, descendants
+from ..graph import Graph
 from ..mxnet_private.blocks import call_cached_op
 from ..optimizer.gradient_pairs import leaves
 from ..policy import Policy
@@ -48,9 +49,15 @@ class _Conversion(Conversion):
                 present.conversions.add(self)
 
     def _convert(
-        self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None, folds: bool = False
+        self,
+        symbol: Any,
+        shapes: Any,
+        types: Any,
+        policy: Optional[Policy] = None,
+        folds: bool = False,
+        graph: Optional[Graph] = None,
     ) -> Any:
-        return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol), folds)
+        return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol), folds, graph)
 
 
 class _Hook:

@@ -70,7 +70,12 @@ class Converted:
 
     def on_cpu(self) -> Any:
         """Return the symbol that runs on CPU: float16 emulated, bfloat16 casts guarded. Never saved."""
-        return _emulated(self.symbol, self.graph, self.facts)
+        graph = self.graph_on_cpu()
+        return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
+
+    def graph_on_cpu(self) -> Graph:
+        """Return the graph of the symbol that runs on CPU, in the order that MXNet writes; `graph` if it is that."""
+        return _emulated(self.graph, self.facts)
 
 
 def convert_graph(
@@ -147,14 +152,15 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
     """
     known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
     types = input_dtypes(sym, graph, {}, known, frozenset())
-    return _emulated(sym, graph, infer_facts(sym, graph, {}, types, frozenset()))
+    after = _emulated(graph, infer_facts(sym, graph, {}, types, frozenset()))
+    return sym if after is graph else from_graph(after, sym)
 
 
-def _emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
-    """Return the symbol that computes on a CPU what another computes on a GPU."""
+def _emulated(graph: Graph, facts: Facts) -> Graph:
+    """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs."""
     sums = GuardGradientSums(bfloat16_entries(graph, facts))
     result = Sequential((Emulate(facts), sums, GuardLayouts(), GuardAmpCasts()))(graph)
-    return from_graph(result.graph, symbol) if result.modified else symbol
+    return in_written_order(result.graph) if result.modified else graph
 
 
 def read_low(graph: Graph) -> FrozenSet[str]:
