@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
-from .. import dtypes
+from .. import dtypes, rounding
 from ..errors import ConvertError, InferenceError
 from ..graph import Graph, in_written_order
 from ..passes import (
@@ -24,6 +24,7 @@ from ..passes import (
 from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
 from ..passes.decide import depends_on_shapes, shape_outcome
+from ..passes.emulate import has_float16
 from ..passes.fold_batchnorm import Fold
 from ..passes.guards import bfloat16_entries
 from ..passes.plan import Plan
@@ -159,8 +160,13 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
 def _emulated(graph: Graph, facts: Facts) -> Graph:
     """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs."""
     sums = GuardGradientSums(bfloat16_entries(graph, facts))
-    result = Sequential((Emulate(facts), sums, GuardLayouts(), GuardAmpCasts()))(graph)
+    result = Sequential((Emulate(facts, native=rounds_natively(facts)), sums, GuardLayouts(), GuardAmpCasts()))(graph)
     return in_written_order(result.graph) if result.modified else graph
+
+
+def rounds_natively(facts: Facts) -> bool:
+    """Return whether a graph with these facts, emulated, rounds by the operators of `mxmp.rounding`."""
+    return has_float16(facts) and rounding.available()
 
 
 def read_low(graph: Graph) -> FrozenSet[str]:
