@@ -15,7 +15,8 @@ from .control_flow import bodies_of
 class DropDropout(Pass):
     """Removes ``Dropout`` nodes, in bodies of control flow too; those that drop always stay.
 
-    An output of the network keeps its name: an identity of that name, which MXNet runs in place, stands there.
+    An output of the network keeps its name: an identity of that name stands there, BlockGrad, as
+    MXNet's subgraph backend would take out another.
     """
 
     name: ClassVar[str] = "drop-dropout"
@@ -63,6 +64,6 @@ def name_heads(graph: Graph, builder: GraphBuilder, removed: Set[int]) -> List[E
     for head in graph.heads:
         if head.node in removed and head.node not in named:
             node = graph.nodes[head.node]
-            same = Node("_copy", node.name, tuple(device_attrs(node).items()), (builder.mapped(head),))
+            same = Node("BlockGrad", node.name, tuple(device_attrs(node).items()), (builder.mapped(head),))
             named[head.node] = Entry(builder.add(same))
     return [named[head.node] if head.node in named else builder.mapped(head) for head in graph.heads]

@@ -98,7 +98,7 @@ class FoldBatchNorm(Pass):
     """Removes the BatchNorms of ``folds``, which `find_folds` found in the same graph; the layers get new parameters.
 
     Layers keep their names, and outputs of the network theirs: where one was a BatchNorm's, an identity of its name
-    stands, which MXNet runs in place.
+    stands: BlockGrad, so that MXNet's subgraph backend, which does not count outputs as readers, sees one.
     """
 
     name: ClassVar[str] = "fold-batchnorm"

@@ -94,7 +94,7 @@ def test_epsilon_is_the_operators():
 def test_an_output_keeps_its_name():
     assert fold(f"{CONV}\n{NORM}\na = relu(n)\nreturn n, a") == [
         "c = Convolution(x, w, b) {kernel: (3, 3); no_bias: False; num_filter: 8}",
-        "n = _copy(c)",
+        "n = BlockGrad(c)",
         "a = relu(c)",
         "return n, a",
     ]

@@ -142,10 +142,13 @@ def shared(kind):
         "clip": conv(mx.sym.clip(norm, 0, 6, name="act"), "conv1") + norm,
         "two sums": (conv(norm, "conv1") + norm) * (norm + data),
         "twice the same": act(norm + norm),
+        "an output": mx.sym.Group([norm, conv(act(norm), "conv1")]),
+        "a convolution that is an output": mx.sym.Group([x, conv(act(x), "conv1")]),
     }[kind]
 
 
-SHARED = ("relu", "BatchNorm and relu", "relu behind BatchNorm", "relu itself", "leaky relu", "clip", "two sums", "twice the same")
+SHARED = ("relu", "BatchNorm and relu", "relu behind BatchNorm", "relu itself", "leaky relu", "clip", "two sums", "twice the same",
+          "an output", "a convolution that is an output")  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", SHARED)
