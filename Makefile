@@ -34,6 +34,7 @@ bench: $(VENV)/.demo
 	@$(VENV)/bin/python -m benchmarks.accuracy
 	@$(VENV)/bin/python -m benchmarks.placement
 	@$(VENV)/bin/python -m benchmarks.conversion
+	@$(VENV)/bin/python -m benchmarks.first_call
 	@$(VENV)/bin/python -m benchmarks.trainer_step
 	@$(VENV)/bin/python -m benchmarks.import_time
 

@@ -48,6 +48,16 @@ def _same_speed_everywhere():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _casts_round_everywhere():
+    """Keep operators that round float16, and the process that builds them, out of all tests but those of them."""
+    from mxmp.rounding import library
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "_decided", False)
+        yield
+
+
 @functools.lru_cache(maxsize=None)
 def runs_bfloat16() -> bool:
     from mxmp.devices import bfloat16

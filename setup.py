@@ -66,7 +66,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mxmp", "mxmp.*", "symbols", "symbols.*"]),
-    package_data={"mxmp": ["py.typed"]},
+    package_data={"mxmp": ["py.typed", "rounding/*.cc"]},
     python_requires=">=3.8,<3.14",
     install_requires=[
         "numpy>=1.21",

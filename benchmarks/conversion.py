@@ -23,7 +23,7 @@ from benchmarks.common import make_parser, write
 from examples.common.plot import save
 from mxmp.symbol import convert_model
 
-TARGET = 3.0
+TARGET = 1.5
 """How many times as long as its peer's conversion mxmp's may take."""
 
 Model = Tuple[Any, Dict[str, Any], Dict[str, Any]]

@@ -72,6 +72,14 @@ def saving(what: str, *paths: str) -> Iterator[Tuple[str, ...]]:
         raise CheckpointError(f"{what} cannot be written: {cause.strerror or cause}") from cause
 
 
+def cache_folder() -> Optional[str]:
+    """Return mxmp's part of the user's cache folder, ``$XDG_CACHE_HOME`` or ``~/.cache``; None if there is none."""
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(folder):  # the XDG Base Directory Specification: ignore it
+        folder = os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(folder, "mxmp") if os.path.isabs(folder) else None
+
+
 def is_local(path: str) -> bool:
     """Return whether a path that MXNet is given is one of this machine's, not a URI such as ``s3://...``."""
     return "://" not in os.fspath(path)

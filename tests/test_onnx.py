@@ -436,3 +436,20 @@ def test_contrib_amp_models_with_float32_weights_are_exported_without_float16(tm
 def test_contrib_amp_models_with_float16_weights_are_exported_with_wrong_dtypes(tmp_path):
     with pytest.raises(onnx.shape_inference.InferenceError, match="inconsistent type tensor"):
         exported_by_contrib(classifier(softmax=True), tmp_path, cast_optional_params=True)
+
+
+@pytest.mark.parametrize("policy", ["O0", "O2"])
+def test_a_model_for_inference(policy, tmp_path):
+    data = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=4, no_bias=True, name="conv")
+    data = mx.sym.Activation(mx.sym.BatchNorm(data, name="bn"), act_type="relu", name="act")
+    symbol = mx.sym.Dropout(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="drop")
+    shapes = {"data": (2, 3, 6, 6)}
+    args, aux = draw(symbol, shapes)
+    model = convert_model(symbol, args, aux, policy, shapes, for_inference=True)
+    file = export_model(*model, str(tmp_path / "net.onnx"), shapes=shapes)
+    exported = load_checked(file)
+    assert not {"BatchNormalization", "Dropout"} & {node.op_type for node in exported.graph.node}
+    values = {"data": np.random.RandomState(0).randn(2, 3, 6, 6).astype("float32")}
+    expected = run_mxnet(symbol, {**values, **{name: array.asnumpy() for name, array in {**args, **aux}.items()}}).asnumpy()
+    tolerance = 8 * (EPS if policy == "O2" else np.finfo(np.float32).eps)
+    np.testing.assert_allclose(run(exported, values), expected, atol=tolerance * np.abs(expected).max())

@@ -47,10 +47,8 @@ class _Conversion(Conversion):
             with present.lock:
                 present.conversions.add(self)
 
-    def _convert(
-        self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None, folds: bool = False
-    ) -> Any:
-        return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol), folds)
+    def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None, **options: Any) -> Any:
+        return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol), **options)
 
 
 class _Hook:

@@ -15,7 +15,7 @@ from .devices import on_gpu
 
 
 def view(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
-    """Return the values of an array, to be read at once, while there is the array and nothing writes to it.
+    """Return the values of an array, to be read while nothing writes to it.
 
     Those of a float32 array on a CPU are its own memory: a copy of a large one takes as long as what is read from it,
     for the most part because its pages are new. Others are copied. Waits for the array.
@@ -25,7 +25,8 @@ def view(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
     array.wait_to_read()
     pointer = ctypes.c_void_p()
     check_call(library.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    memory = (ctypes.c_float * array.size).from_address(pointer.value or 0)
+    memory: Any = (ctypes.c_float * array.size).from_address(pointer.value or 0)
+    memory.owner = array  # which lives as long as what is returned
     values = np.frombuffer(memory, np.float32).reshape(array.shape)
     values.flags.writeable = False
     return values

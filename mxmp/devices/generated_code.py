@@ -9,6 +9,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Iterator
 
@@ -21,8 +22,9 @@ _MULTIPLY = re.compile(rb"\xc4\xe2[\x42\x4a\x52\x5a\x62\x6a\x72\x7a]\x5c[\xc0-\x
 _SHAPE = (1, 64, 7, 11)  # which no network is likely to have had, so that its code is generated now
 
 
+@functools.lru_cache(maxsize=None)  # the code of a second convolution would be the first one's
 def uses_amx() -> bool:
-    """Return whether a bfloat16 convolution, which runs now, has AMX's instructions; False where it does not run.
+    """Return whether a bfloat16 convolution, which runs once, has AMX's instructions; False where it does not run.
 
     Only for a process that may use AMX: the instructions are run. Waits for the result.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, NamedTuple, Optional
+from typing import Dict, FrozenSet, NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ class Processor(NamedTuple):
     name: str
     flags: FrozenSet[str]  # its instruction sets as Linux spells them; empty if unknown
 
-    @property
-    def native_bfloat16(self) -> Optional[bool]:
-        """Whether it has instructions that multiply bfloat16; None if its flags are unknown."""
-        return any(flag in self.flags for flag in BFLOAT16_FLAGS) if self.flags else None
-
 
 def read_processor(cpuinfo: Union[str, PathLike[str]] = CPUINFO) -> Processor:
     """Return the first processor that a file like /proc/cpuinfo lists.
@@ -34,8 +29,8 @@ def read_processor(cpuinfo: Union[str, PathLike[str]] = CPUINFO) -> Processor:
     Without one (systems other than Linux) or flags in it (some virtual machines), name and flags are unknown.
 
     Example:
-        >>> read_processor("no such file").native_bfloat16 is None
-        True
+        >>> read_processor("no such file").name
+        'unknown processor'
     """
     fields: Dict[str, str] = {}
     try:

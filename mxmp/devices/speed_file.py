@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional
 import mxnet as mx
 
 from ..errors import MxmpError
-from ..files import replacing
+from ..files import cache_folder, replacing
 from . import amx
 from .processor import read_processor
 
@@ -28,10 +28,8 @@ _VARIABLES = ("OMP_NUM_THREADS", "MXNET_MKLDNN_ENABLED", amx.VARIABLE)
 
 def path() -> Optional[str]:
     """Return the file's path; None where the user has no folder."""
-    folder = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(folder):  # the XDG Base Directory Specification: ignore it
-        folder = os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(folder, "mxmp", _NAME) if os.path.isabs(folder) else None
+    folder = cache_folder()
+    return None if folder is None else os.path.join(folder, _NAME)
 
 
 def describe_machine() -> str:

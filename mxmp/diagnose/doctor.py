@@ -20,6 +20,7 @@ from ..devices.processor import BFLOAT16_FLAGS, read_processor
 from ..dtypes import BFLOAT16, FLOAT16
 from ..errors import DependencyError
 from ..policy import Policy
+from ..rounding import library as rounding_library
 
 GPU, CPU = "GPU", "CPU"
 
@@ -111,6 +112,7 @@ def examine(
         _instructions(),
         _amx(amx.amx_status(), parsed.compute_dtype),
         _speed(measured, parsed.compute_dtype),
+        Check("emulated float16", rounding_library.state().text),
         *_devices(findings),
         *(Check(*setting[:4]) for setting in settings),
     ]

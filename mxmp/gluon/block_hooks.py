@@ -6,7 +6,7 @@ one instance: what they return runs, is exported, and is rebuilt by hybridizing.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Optional, Tuple
+from typing import Any, Iterable, Optional, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -34,7 +34,6 @@ class BlockHooks(FileHooks):
     was_active: bool  # whether the net is hybridized as far as its user knows
     given_graph: Optional[Tuple[Any, Any]]  # what ``_get_graph`` gives while a cached operator is built; None else
     plain_trainer: PlainTrainerCheck
-    params: Optional[List[gluon.Parameter]]  # the net's; None before they are asked for
     is_initialized: bool  # whether the parameters have values, stored in the dtypes that the policy gives them
     params_recorded: bool  # whether autograd may hold the parameters
 
@@ -138,8 +137,12 @@ class BlockHooks(FileHooks):
         """
         with precision(POLICY):  # a region holds for a call, not for what is stored
             storage.attach_gradients(self._params())
-            self._graph_for(args)  # a net that cannot be traced says so, before MXNet infers shapes
-            storage.initialize(self.net, args)
+            traced = self._graph_for(args).traced  # a net that cannot be traced says so, before MXNet infers shapes
+            self.given_graph = traced.inputs, traced.symbol  # with all parameters
+            try:
+                storage.initialize(self.net, args)
+            finally:
+                self.given_graph = None
             for sibling in self.siblings.conversions:
                 if sibling.early is not None and conversion_of(sibling.net) is sibling:
                     sibling._store(sibling.early)
@@ -152,11 +155,6 @@ class BlockHooks(FileHooks):
         if not self.params_recorded:
             self.siblings.recorded.update(map(id, self._params()))
             self.params_recorded = True
-
-    def _params(self) -> List[gluon.Parameter]:
-        if self.params is None:
-            self.params = list(self.net.collect_params().values())
-        return self.params
 
     @net_method
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:

@@ -15,7 +15,7 @@ from ..graph import Graph
 from ..mxnet_private import blocks
 from ..mxnet_private.parameters import storage_type
 from ..passes.split_params import split_params
-from ..symbol import from_graph, to_graph
+from ..symbol import from_graph
 from .graphs import ConvertedGraph, infers, on_cpu, split_inputs
 from .prepared import PreparedParams
 from .traced_net import ONLY_INFER
@@ -70,16 +70,15 @@ def op_key(graph: ConvertedGraph) -> OpKey:
 def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph) -> OpPlan:
     """Return what to build a net's cached operator of, for the current context, mode and backend."""
     converted = graph.converted
-    symbol = converted.on_cpu() if on_cpu() else converted.symbol
     if not infers() or not can_count():
-        return OpPlan(symbol)
+        return OpPlan(converted.on_cpu() if on_cpu() else converted.symbol)
+    symbol, whole = converted.symbol, converted.graph_on_cpu() if on_cpu() else converted.graph
     params = dict(net.collect_params())
-    whole = to_graph(symbol)
     folded = {name for fold in converted.folds for name in (fold.weight, fold.bias)}
     dense = {name for name, param in params.items() if storage_type(param) == "default"}
     split = split_params(whole, set(symbol.list_arguments()) & dense | folded)
     prepared = PreparedParams(params, converted.folds)
-    main = symbol if split.prepare is None else from_graph(split.main, symbol)
+    main = symbol if split.main is converted.graph else from_graph(split.main, symbol)
     if split.prepare is not None:
         prepared.cast_by(from_graph(split.prepare, symbol), split.names)
     read = set(main.list_inputs())
@@ -88,7 +87,7 @@ def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph) -> OpPlan:
     if keeps:
         prepared.watch(sorted((set(main.list_arguments()) & dense) - folded))
     if not prepared.inputs:
-        return OpPlan(symbol)
+        return OpPlan(main)
     gone = folded | (set(graph.traced.params) - read)
     args = [param for name, param in params.items() if name not in gone] + prepared.params
     return OpPlan(main, prepared, [(False, param) for param in args], keeps)

@@ -100,6 +100,7 @@ class TracedGraph:
     """The graph that a net was traced to, for calls whose signatures differ in shapes alone or not at all."""
 
     graph: Graph  # without versions, to tell whether two calls have the same one
+    source: Graph  # as the symbol has it
     inputs: Any  # symbols
     symbol: Any
     formats: Tuple[Any, Any]  # how inputs and outputs are nested

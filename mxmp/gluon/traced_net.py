@@ -12,7 +12,7 @@ from mxnet import gluon
 from .. import dtypes
 from ..arrays.write_counts import can_count
 from ..errors import ConvertError, InferenceError, MxmpError
-from ..graph import without_versions
+from ..graph import Graph, without_versions
 from ..mxnet_private import blocks
 from ..mxnet_private.parameters import is_initialized
 from ..policy import Policy
@@ -35,6 +35,7 @@ class TracedNet:
     policy: Policy
     for_inference: bool  # whether the net only infers, BatchNorm folded
     regions: block_regions.BlockRegions  # what `set_policy` said about the net and the blocks in it
+    params: Optional[List[gluon.Parameter]]  # the net's; None before they are asked for
     own_graph: Any  # the inputs and the symbol of a SymbolBlock; None of a net that is traced
     graphs: GraphCache
     current: Optional[ConvertedGraph]  # what ran last outside of regions
@@ -60,7 +61,7 @@ class TracedNet:
         outcome = folds, *traced.outcomes(known_shapes(shapes, traced.params))
         graph = self.graphs.converted(traced, outcome)
         if graph is None:
-            converted = self._convert(traced.symbol, shapes, traced.types, folds=folds)
+            converted = self._convert(traced.symbol, shapes, traced.types, folds=folds, graph=traced.source)
             if self.on_converted is not None:
                 self.on_converted(converted)
             graph = self.graphs.add_converted(traced, outcome, converted)
@@ -80,24 +81,32 @@ class TracedNet:
         traced = self.graphs.traced(signature)
         if traced is None:
             inputs, symbol = self._trace(args)
-            graph = without_versions(to_graph(symbol))  # each trace counts versions further
+            source = to_graph(symbol)
+            graph = without_versions(source)  # each trace counts versions further
             _, types = known_inputs(inputs, args)
             params = self._params_read_by(symbol)
-            outcomes = ShapeOutcomes(symbol, self.policy.compute_dtype, types, frozenset(params))
-            traced = TracedGraph(graph, inputs, symbol, blocks.formats(self.net), types, params, outcomes)
+            outcomes = ShapeOutcomes(symbol, self.policy.compute_dtype, types, frozenset(params), source)
+            traced = TracedGraph(graph, source, inputs, symbol, blocks.formats(self.net), types, params, outcomes)
             traced = self.graphs.add_traced(signature, traced)
         return traced
 
     def _params_read_by(self, symbol: Any) -> Dict[str, gluon.Parameter]:
         """Return the parameters that a symbol reads, by name; a net may have others."""
         read = set(symbol.list_inputs())
-        return {name: param for name, param in self.net.collect_params().items() if name in read}
+        return {param.name: param for param in self._params() if param.name in read}
+
+    def _params(self) -> List[gluon.Parameter]:
+        """Return the net's parameters, as they were at its last trace."""
+        if self.params is None:
+            self.params = list(self.net.collect_params().values())
+        return self.params
 
     def _trace(self, args: Tuple[Any, ...]) -> Tuple[Any, Any]:
         if self.own_graph is not None:
             inputs, symbol = self.own_graph
             with block_regions.entered(self.net, self.regions):
                 return inputs, block_regions.in_current_region(symbol)
+        self.params = None
         blocks.cached_graph.set(self.net, ())
         try:
             with suspended([self, *conversions_of(descendants(self.net))]), block_regions.entered(
@@ -115,23 +124,30 @@ class TracedNet:
             inputs, symbol = self._trace(args)
             out_format = blocks.out_format(self.net)
         converted = self._convert(symbol, {}, {})
-        if not all(is_initialized(self.net.collect_params()[name]) for name in converted.low_params):
+        if not all(is_initialized(param) for param in self._params() if param.name in converted.low_params):
             converted = self._convert(symbol, {}, {}, self.policy.replace(param_dtype=dtypes.FLOAT32))
         self._store(converted)
         return converted, inputs, out_format
 
     def _convert(
-        self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None, folds: bool = False
+        self,
+        symbol: Any,
+        shapes: Any,
+        types: Any,
+        policy: Optional[Policy] = None,
+        *,
+        folds: bool = False,
+        graph: Optional[Graph] = None,
     ) -> Converted:
         params = self._params_read_by(symbol)
         stored = frozenset(name for name, p in params.items() if isinstance(p, storage.LowPrecisionParameter))
         may_change = current_region() is None  # a region holds for a call, not for what is stored
         trainable = stored | frozenset(name for name, p in params.items() if may_change and self._may_store(p))
-        known = known_shapes(shapes, params)
+        known, policy = known_shapes(shapes, params), policy or self.policy
         try:
             if folds:
-                return convert_folded(symbol, self.policy, known, types, frozenset(params), trainable, stored)
-            return convert_graph(symbol, policy or self.policy, known, types, trainable, stored)
+                return convert_folded(symbol, policy, known, types, frozenset(params), trainable, stored)
+            return convert_graph(symbol, policy, known, types, trainable, stored, graph=graph)
         except ConvertError as e:
             low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []
             advice = f" But {storage.cast_advice(low[0])}" if low else ""
@@ -143,8 +159,8 @@ class TracedNet:
     def _store(self, converted: Converted) -> None:
         """Store parameters in the dtypes that a graph wants; graphs for other dtypes are forgotten."""
         count = len(self.stored)
-        for name, param in self.net.collect_params().items():
-            low = name in converted.low_params and self._may_store(param)
+        for param in self._params() if converted.low_params else ():
+            low = param.name in converted.low_params and self._may_store(param)
             if low and is_initialized(param) and storage.dtype_of(param) == dtypes.FLOAT32:
                 self.stored.append(param)
                 storage.store_low(param, self.policy.param_dtype)

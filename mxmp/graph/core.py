@@ -132,8 +132,12 @@ class Graph:
 
 def without_versions(graph: Graph) -> Graph:
     """Return a graph with the versions of all entries set to 0, for comparison."""
-    nodes = (replace(n, inputs=tuple(e._replace(version=0) for e in n.inputs)) for n in graph.nodes)
-    return replace(graph, nodes=tuple(nodes), heads=tuple(h._replace(version=0) for h in graph.heads))
+
+    def unversioned(entries: Tuple[Entry, ...]) -> Tuple[Entry, ...]:
+        return tuple(Entry(*entry[:2]) if entry.version else entry for entry in entries)
+
+    nodes = tuple(node.rewired(unversioned(node.inputs)) for node in graph.nodes)
+    return replace(graph, nodes=nodes, heads=unversioned(graph.heads))
 
 
 def in_written_order(graph: Graph) -> Graph:

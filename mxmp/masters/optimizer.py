@@ -54,7 +54,8 @@ class MultiPrecision(OptimizerBase):
     Args:
         optimizer: Any optimizer of MXNet or of the user.
         masters: False keeps no masters: each update starts from the rounded weight. Saves 4
-            bytes per weight and loses every change below half a unit in the last place.
+            bytes per weight (6 on a CPU under a loss scale, where a copy of the rounded weight tells
+            whether it was changed) and loses every change below half a unit in the last place.
 
     Raises:
         TrainerError: If ``optimizer`` is no optimizer, or is wrapped already.

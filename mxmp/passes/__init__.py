@@ -10,6 +10,7 @@ from .erase_casts import is_converted as is_converted
 from .facts import Facts as Facts
 from .fold_batchnorm import FoldBatchNorm as FoldBatchNorm
 from .fold_casts import FoldCasts as FoldCasts
+from .guard_fusion import GuardFusedSums as GuardFusedSums
 from .guards import GuardAmpCasts as GuardAmpCasts
 from .guards import GuardGradientSums as GuardGradientSums
 from .guards import GuardLayouts as GuardLayouts

@@ -15,6 +15,9 @@ unrounded states, and sums that MXNet's own GPU kernels take in float16 are take
 rounded once: those of ``batch_dot`` and numpy's matmul, of ``sum`` and ``mean``, and gradients of what is
 broadcast or read by index. ``rules/sums.py`` says how far such sums are off, and bounds their lengths.
 
+MXNet's casts on CPU take one thread, a branch for each value, and arrays out of the layouts that oneDNN has given them.
+Where the operators of `mxmp.rounding` are loaded (``native``), one of them stands for the pair, with the same bits.
+
 The emulated graph is for running only; it is never saved. Its outputs keep their names.
 """
 
@@ -35,32 +38,43 @@ from .facts import CAST_OPS, Facts, Named
 
 _Forms = Dict[Key, Entry]
 
+ROUND, ROUND_FORWARD = "_mxmp_round_float16", "_mxmp_round_float16_forward"
+"""Operators of ``rounding/round_float16.cc``: float32 to the float16 grid; the second lets gradients pass."""
+
 # Operators whose gradients are copies of the one that they get.
 _SUMS = {"elemwise_add", "add_n"}
 
 
 @dataclass(frozen=True)
 class Emulate(Pass):
-    """Rewrites a graph with float16 tensors, which ``facts`` tell, so that it runs on CPU."""
+    """Rewrites a graph with float16 tensors, which ``facts`` tell, so that it runs on CPU.
+
+    ``native`` says whether the operators `ROUND` and `ROUND_FORWARD` are there.
+    """
 
     name: ClassVar[str] = "emulate"
     facts: Facts = field(default_factory=lambda: Facts({}))
     rules: RuleSet = RULES
+    native: bool = False
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph in float32 arithmetic with float16 rounding."""
-        return _Emulator(graph, self.facts, self.rules).run() if _has_float16(self.facts) else graph
+        if not has_float16(self.facts):
+            return graph
+        return _Emulator(graph, self.facts, self.rules, self.native).run()
 
 
-def emulated_entries(graph: Graph, facts: Facts, rules: RuleSet = RULES) -> Dict[Key, Tuple[Named, Named]]:
+def emulated_entries(
+    graph: Graph, facts: Facts, rules: RuleSet = RULES, native: bool = False
+) -> Dict[Key, Tuple[Named, Named]]:
     """Return the entries of the emulated graph that hold the values of a graph's entries.
 
     Of each, by node name and output: what the operator gives in float32, and what that is rounded to; the same twice
     where nothing is rounded. Nothing where there is no float16.
     """
-    if not _has_float16(facts):
+    if not has_float16(facts):
         return {}
-    emulator = _Emulator(graph, facts, rules)
+    emulator = _Emulator(graph, facts, rules, native)
     emulator.run()
 
     def named(entry: Entry) -> Named:
@@ -73,8 +87,9 @@ def emulated_entries(graph: Graph, facts: Facts, rules: RuleSet = RULES) -> Dict
     return found
 
 
-def _has_float16(facts: Facts) -> bool:
-    return dtypes.FLOAT16 in facts.dtypes.values() or any(_has_float16(body) for body in facts.bodies.values())
+def has_float16(facts: Facts) -> bool:
+    """Return whether a graph has float16 tensors, its bodies of control flow included."""
+    return dtypes.FLOAT16 in facts.dtypes.values() or any(has_float16(body) for body in facts.bodies.values())
 
 
 class _Emulator:
@@ -84,11 +99,12 @@ class _Emulator:
     and ``real`` (a float16 tensor, for the operators that mxmp has no rule for and for float16 outputs).
     """
 
-    def __init__(self, graph: Graph, facts: Facts, rules: RuleSet, is_body: bool = False) -> None:
+    def __init__(self, graph: Graph, facts: Facts, rules: RuleSet, native: bool, is_body: bool = False) -> None:
         self.graph = graph
         self.is_body = is_body
         self.facts = facts
         self.rules = rules
+        self.native = native
         self.builder = GraphBuilder(graph)
         self.on_grid: _Forms = {}
         self.real: _Forms = {}
@@ -119,7 +135,11 @@ class _Emulator:
         """Round where a cast goes down to float16; drop it where it comes back up."""
         source, target = node.inputs[0], node.get("dtype")
         if target == dtypes.FLOAT16:
-            new = self._as_grid(source) if self._is_float16(source) else self._round(self.builder.mapped(source), node)
+            if self._is_float16(source):
+                new = self._as_grid(source)
+            else:
+                wide = self.facts.dtype(source) != dtypes.FLOAT32
+                new = self._round(self.builder.mapped(source), node, wide)
             self.on_grid[position, 0] = new
             self.builder.redirect(Entry(position), new)
         elif target == dtypes.FLOAT32 and self._is_float16(source):
@@ -151,7 +171,7 @@ class _Emulator:
         if forms is self.on_grid:
             read = self._as_grid
             facts = (self.facts.bodies[position, number] for number in range(len(bodies)))
-            bodies = tuple(_Emulator(*each, self.rules, is_body=True).run() for each in zip(bodies, facts))
+            bodies = tuple(_Emulator(*each, self.rules, self.native, is_body=True).run() for each in zip(bodies, facts))
         new = self.builder.copy(position, node.rewired(tuple(map(read, node.inputs)), bodies))
         for index in range(node.num_outputs):
             if self._is_float16(Entry(position, index)):
@@ -181,20 +201,27 @@ class _Emulator:
         """
         node, readers = self.graph.nodes[old.node], self.readers.get(old.key, [])
         summed = len(readers) == 1 and old.key not in self.heads and self.graph.nodes[readers[0][0]].op in _SUMS
-        return (self._round_forward if summed and node.op == "BatchNorm" else self._round)(new, node)
+        if summed and node.op == "BatchNorm":
+            return self._round_forward(new, node)
+        return self._round(new, node, wide=node.op == "Deconvolution")  # which may have been computed in float64
 
     def _round_forward(self, entry: Entry, node: Node) -> Entry:
         """Round a value and let its gradient pass: x + (round(x) - x), without gradient in brackets.
 
         Exact, also where round(x) is infinite. An infinite x would give NaN, but BatchNorm has none for finite data.
         """
+        if self.native:
+            return self.builder.insert(ROUND_FORWARD, f"{node.name}_as_{dtypes.FLOAT32}", entry)
         change = self._add("elemwise_sub", node, self._round(entry, node), entry)
         return self._add("elemwise_add", node, entry, self._add("BlockGrad", node, change))
 
     def _add(self, op: str, node: Node, *inputs: Entry) -> Entry:
         return self.builder.insert(op, f"{node.name}_{op.lower()}", *inputs)
 
-    def _round(self, entry: Entry, node: Node) -> Entry:
+    def _round(self, entry: Entry, node: Node, wide: bool = False) -> Entry:
+        """Round a float32 value and its gradient; one of another dtype, if it is ``wide``, by casts in any case."""
+        if self.native and not wide:
+            return self.builder.insert(ROUND, f"{node.name}_as_{dtypes.FLOAT32}", entry)
         return self._add_cast(self._add_cast(entry, dtypes.FLOAT16, node), dtypes.FLOAT32, node)
 
     def _add_cast(self, entry: Entry, dtype: str, node: Node) -> Entry:

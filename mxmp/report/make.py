@@ -34,7 +34,7 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
 class Decisions:
     """What one conversion decided: the plan for the graph before it, which the facts are on, and the graph after it.
 
-    ``removed`` is what was taken out of the network before.
+    ``removed`` is what had been taken out of the network before.
     """
 
     policy: Policy

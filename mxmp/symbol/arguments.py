@@ -196,7 +196,16 @@ def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) 
 
 def contexts_of(*params: Mapping[str, Any]) -> Iterator[Any]:
     """Return the contexts of all arrays."""
-    return (array.context for arrays in params for array in arrays.values())
+    return (array.ctx for arrays in params for array in arrays.values())
+
+
+def refuse_for_inference(where: str, changes: Mapping[str, Any]) -> None:
+    """Refuse an option of `convert_model` among the changes of a policy that something else was given."""
+    if "for_inference" in changes:
+        raise ConvertError(
+            f"{where} has no option for_inference, because BatchNorm is folded into the values of one network's "
+            f"parameters; give symbol and parameters to convert_model(..., for_inference=True)."
+        )
 
 
 def refuse_gpus(contexts: Iterable[mx.Context], what: str) -> None:

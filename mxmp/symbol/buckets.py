@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 from ..errors import ConvertError
 from ..policy import Policy
 from ..report import Decisions, Report
-from .arguments import PolicyLike, check_params, contexts_of, make_model, require_kernels
+from .arguments import PolicyLike, check_params, contexts_of, make_model, refuse_for_inference, require_kernels
 from .params import Change, convert_sharing, widened
 
 
@@ -79,6 +79,7 @@ def convert_buckets(
         ConvertError: If there is no bucket, or the parameters do not fit, as for ``convert_model``.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
+    refuse_for_inference("convert_buckets", changes)
     keys = list(buckets)
     if not keys:
         raise ConvertError("buckets is empty; give the key of every bucket.")

@@ -12,7 +12,16 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, T
 
 from ..policy import Policy
 from ..report import Decisions, Report
-from .arguments import Model, PolicyLike, check_params, contexts_of, make_model, param_names, require_kernels
+from .arguments import (
+    Model,
+    PolicyLike,
+    check_params,
+    contexts_of,
+    make_model,
+    param_names,
+    refuse_for_inference,
+    require_kernels,
+)
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fold_model
 from .params import Change, convert_sharing, require_matches, stored_low_before, total_bytes, widened
@@ -101,6 +110,7 @@ def convert_symbol(
         InferenceError: If the network does not by itself; the message names the node.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
+    refuse_for_inference("convert_symbol", changes)
     model = make_model(sym, shapes, dtypes, ranges)
     parsed = Policy.parse(policy, **changes)
     params = param_names(sym, model.shapes, data_names)

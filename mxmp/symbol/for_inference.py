@@ -16,7 +16,7 @@ import numpy as np
 from .. import dtypes
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
-from ..passes import DropDropout, EraseCasts, FoldBatchNorm
+from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums
 from ..passes.drop_dropout import find_dropouts
 from ..passes.fold_batchnorm import Fold, Sources, activation_of, find_folds
 from ..report import DROPPED, FOLDED, Removed, Row, activation_bytes
@@ -72,7 +72,7 @@ def prepare(
     known = input_dtypes(source, graph, shapes or {}, types or {}, params)
     facts = infer_facts(source, graph, shapes or {}, known, params)
     folds = find_folds(graph, params, facts, left)
-    after = in_written_order(FoldBatchNorm(folds)(graph).graph)
+    after = in_written_order(GuardFusedSums()(FoldBatchNorm(folds)(graph).graph).graph)
     rows = [Row(node.name, node.op, DROPPED, "it does nothing in inference", ()) for node in find_dropouts(before)]
     outputs: Dict[str, Optional[str]] = {}
     for fold in folds:
@@ -148,7 +148,7 @@ def _array(values: np.ndarray[Any, Any], like: Any) -> Any:
     dtype = dtypes.canonical(like.dtype)
     stored = dtypes.FLOAT32 if dtype == dtypes.BFLOAT16 else dtype
     with np.errstate(over="ignore"):
-        array = mx.nd.array(values.astype(stored), ctx=like.context, dtype=stored)
+        array = mx.nd.array(values.astype(stored), ctx=like.ctx, dtype=stored)
     array = array if stored == dtype else round_to(array, dtype)
     return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
 

@@ -15,7 +15,7 @@ from ..passes.emulate import emulated_entries
 from ..passes.facts import Named
 from ..report.counts import positions
 from .inference import entries_of, to_graph
-from .rewrite import Converted
+from .rewrite import Converted, rounds_natively
 
 Callback = Callable[..., None]
 
@@ -39,10 +39,10 @@ class NetworkNames:
     """
 
     def __init__(self, converted: Converted, running: Any, on_cpu: bool) -> None:
-        graph = converted.graph
+        graph, facts = converted.graph, converted.facts
         before = EraseCasts()(graph).graph
         where = positions(before, graph)
-        places = emulated_entries(graph, converted.facts) if on_cpu else {}
+        places = emulated_entries(graph, facts, native=rounds_natively(facts)) if on_cpu else {}
         strings = _strings(running)
         read = {entry.node for node in before.nodes for entry in node.inputs} | {head.node for head in before.heads}
         self._variables = {before.nodes[i].name for i in read if before.nodes[i].is_variable}  # no loss scale

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
-from .. import dtypes
+from .. import dtypes, rounding
 from ..errors import ConvertError, InferenceError
 from ..graph import Graph, in_written_order
 from ..passes import (
@@ -24,6 +24,7 @@ from ..passes import (
 from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
 from ..passes.decide import depends_on_shapes, shape_outcome
+from ..passes.emulate import has_float16
 from ..passes.fold_batchnorm import Fold
 from ..passes.guards import bfloat16_entries
 from ..passes.plan import Plan
@@ -60,7 +61,7 @@ class Converted:
         return self.decisions.report
 
     def noting(self, removed: Removed) -> Converted:
-        """Return the same with a report that says what was taken out of the network before."""
+        """Return the same with a report that also says what had been removed from the network before."""
         return replace(self, decisions=replace(self.decisions, removed=removed))
 
     @functools.cached_property
@@ -70,7 +71,12 @@ class Converted:
 
     def on_cpu(self) -> Any:
         """Return the symbol that runs on CPU: float16 emulated, bfloat16 casts guarded. Never saved."""
-        return _emulated(self.symbol, self.graph, self.facts)
+        graph = self.graph_on_cpu()
+        return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
+
+    def graph_on_cpu(self) -> Graph:
+        """Return the graph of the symbol that runs on CPU, in the order that MXNet writes; `graph` if it is that."""
+        return _emulated(self.graph, self.facts)
 
 
 def convert_graph(
@@ -82,6 +88,7 @@ def convert_graph(
     stored: FrozenSet[str] = frozenset(),
     out_of_range: FrozenSet[str] = frozenset(),
     final: bool = False,
+    graph: Optional[Graph] = None,
 ) -> Converted:
     """Convert a symbol: erase earlier casts, insert and fold new ones, and check the result.
 
@@ -96,6 +103,7 @@ def convert_graph(
             gives and what reads them is to stay in float32.
         final: Whether this is the one conversion of a network, whose parameters are stored as it
             decides; Gluon and Module may convert it again for other shapes.
+        graph: The symbol's graph, if it has been read: ``to_graph(symbol)``.
 
     Raises:
         InferenceError: If the network does not type-check by itself; it names the node.
@@ -103,7 +111,7 @@ def convert_graph(
         PolicyError: If an override cannot be met.
     """
     shapes = shapes or {}
-    source, graph = _without_casts(symbol)
+    source, graph = _without_casts(symbol, graph)
     types = input_dtypes(source, graph, shapes, types or {}, params)
     facts = replace(infer_facts(source, graph, shapes, types, params), out_of_range=out_of_range)
     plan = make_plan(graph, policy, facts, stored=stored, final=final)
@@ -120,9 +128,9 @@ def convert_graph(
     return Converted(result, after, new_facts, low_params, Decisions(policy, graph, facts, plan, after))
 
 
-def _without_casts(symbol: Any) -> Tuple[Any, Graph]:
+def _without_casts(symbol: Any, graph: Optional[Graph]) -> Tuple[Any, Graph]:
     """Return a symbol, and its graph, as they were before mxmp converted it, if it did."""
-    erased = EraseCasts()(to_graph(symbol))
+    erased = EraseCasts()(to_graph(symbol) if graph is None else graph)
     if not erased.modified:
         return symbol, erased.graph
     source = from_graph(erased.graph, symbol)
@@ -145,14 +153,20 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
     """
     known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
     types = input_dtypes(sym, graph, {}, known, frozenset())
-    return _emulated(sym, graph, infer_facts(sym, graph, {}, types, frozenset()))
+    after = _emulated(graph, infer_facts(sym, graph, {}, types, frozenset()))
+    return sym if after is graph else from_graph(after, sym)
 
 
-def _emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
-    """Return the symbol that computes on a CPU what another computes on a GPU."""
+def _emulated(graph: Graph, facts: Facts) -> Graph:
+    """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs."""
     sums = GuardGradientSums(bfloat16_entries(graph, facts))
-    result = Sequential((Emulate(facts), sums, GuardLayouts(), GuardAmpCasts()))(graph)
-    return from_graph(result.graph, symbol) if result.modified else symbol
+    result = Sequential((Emulate(facts, native=rounds_natively(facts)), sums, GuardLayouts(), GuardAmpCasts()))(graph)
+    return in_written_order(result.graph) if result.modified else graph
+
+
+def rounds_natively(facts: Facts) -> bool:
+    """Return whether a graph with these facts, emulated, rounds by the operators of `mxmp.rounding`."""
+    return has_float16(facts) and rounding.available()
 
 
 def read_low(graph: Graph) -> FrozenSet[str]:
@@ -215,8 +229,10 @@ class ShapeOutcomes:
     `convert_graph`; ``dtype`` is the low precision dtype in question.
     """
 
-    def __init__(self, symbol: Any, dtype: str, types: Dtypes, params: FrozenSet[str]) -> None:
-        source, self._graph = _without_casts(symbol)
+    def __init__(
+        self, symbol: Any, dtype: str, types: Dtypes, params: FrozenSet[str], graph: Optional[Graph] = None
+    ) -> None:
+        source, self._graph = _without_casts(symbol, graph)
         self._dtype = dtype
         self.depends = depends_on_shapes(self._graph, dtype)
         if self.depends:

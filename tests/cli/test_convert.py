@@ -123,3 +123,15 @@ def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
     shown = [row for row in table(mxmp("inspect", tmp_path / "low", "--policy", "O0")[0]) if row[0] == "note"]
     assert shown == [["note", totals(out)["note"]]]
     assert "note" not in totals(mxmp("convert", tmp_path / "net", 3, "-o", tmp_path / "plain", "--policy", "O0")[0])
+
+
+def test_for_inference(tmp_path):
+    prefix = save(tmp_path)
+    out, _ = mxmp("convert", prefix, 3, "-o", tmp_path / "cli", "--shape", SHAPE, "--for-inference")
+    assert totals(out)["operators"] == "4 in float16, 1 in float32, 1 folded"
+    assert totals(out)["parameters"] == f"{2 * (CONV + FC):,} bytes, {4 * (CONV + FC + BN):,} before"
+    convert_checkpoint(prefix, 3, str(tmp_path / "api"), "O2", SHAPES, for_inference=True)
+    for end in ("symbol.json", "0003.params"):
+        assert (tmp_path / f"cli-{end}").read_bytes() == (tmp_path / f"api-{end}").read_bytes()
+    shown, _ = mxmp("inspect", tmp_path / "cli")
+    assert "BatchNorm" in (tmp_path / "net-symbol.json").read_text() and "BatchNorm" not in shown

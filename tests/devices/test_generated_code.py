@@ -72,4 +72,4 @@ def test_without_amx_a_convolution_has_none(capfd):
     """Where it runs: oneDNN prints a line where it does not."""
     from mxmp.devices import amx
 
-    assert generated_code.uses_amx() == amx.amx_status().on
+    assert generated_code.uses_amx() == amx.amx_status().on == generated_code.uses_amx()

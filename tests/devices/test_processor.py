@@ -1,4 +1,4 @@
-"""What a /proc/cpuinfo says about bfloat16."""
+"""The processor that a /proc/cpuinfo names first."""
 
 from __future__ import annotations
 
@@ -29,20 +29,6 @@ def read(tmp_path):
     return read
 
 
-@pytest.mark.parametrize(
-    ("flags", "native"),
-    [
-        ("avx2", False),
-        ("avx512f avx512bw", False),
-        ("avx512f avx512bw avx512_bf16", True),
-        ("avx512bw amx_bf16 amx_tile", True),
-        ("amx_int8", False),
-    ],
-)
-def test_native_bfloat16_needs_an_instruction_for_it(read, flags, native):
-    assert read(flags).native_bfloat16 is native
-
-
 def test_read_processor_takes_the_first_one_and_its_whole_name(read):
     found = read("avx2")
     assert found.name == "Some CPU @ 2.00GHz: fast"
@@ -50,10 +36,9 @@ def test_read_processor_takes_the_first_one_and_its_whole_name(read):
 
 
 @pytest.mark.parametrize("text", [None, "", "processor : 0\nFeatures : fp asimd\n"], ids=["missing", "empty", "arm"])
-def test_native_bfloat16_is_unknown_without_flags(tmp_path, text):
+def test_name_and_flags_are_unknown_without_them(tmp_path, text):
     file = tmp_path / "cpuinfo"
     if text is not None:
         file.write_text(text)
     found = processor.read_processor(file)
     assert found == processor.Processor("unknown processor", frozenset())
-    assert found.native_bfloat16 is None

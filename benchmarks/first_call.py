@@ -1,0 +1,104 @@
+"""Time the first call of a converted net against the first hybridized call of the net as it was written.
+
+A first call traces the net, converts what was traced, has MXNet make its cached operator and runs it. What of it
+is MXNet's is told by a third net, a SymbolBlock of the graph that ran, which knows nothing of mxmp. All three are made
+anew in each round and take turns. Run it from the repository: ``python -m benchmarks.first_call``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from statistics import median
+from typing import Dict, List
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.gluon.model_zoo import vision
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import describe, machine, make_parser, write
+from mxmp.devices.bfloat16 import runs_bfloat16
+from mxmp.gluon import convert
+from mxmp.gluon.lookup import conversion_of
+
+TARGET = 1.3
+"""How many times as long as a plain net's first call a converted net's may take."""
+
+PLAIN, CONVERT, CALL, MXNET = "plain call", "convert", "call", "call of MXNet alone"
+
+
+def first_call(net: gluon.HybridBlock, data: mx.nd.NDArray) -> float:
+    """Return the seconds of a net's call, its result computed."""
+    gc.collect()
+    start = time.perf_counter()
+    net(data).wait_to_read()
+    return time.perf_counter() - start
+
+
+def make(network: str, data: mx.nd.NDArray, deferred: bool) -> gluon.HybridBlock:
+    """Return a fresh net of the zoo, its parameters' shapes known unless that is left to the first call."""
+    net = vision.get_model(network)
+    net.initialize()
+    if not deferred:
+        net.infer_shape(data)
+        for param in net.collect_params().values():
+            param._finish_deferred_init()
+        mx.nd.waitall()
+    return net
+
+
+def one_round(network: str, policy: str, data: mx.nd.NDArray, deferred: bool) -> Dict[str, float]:
+    """Return the seconds of each first call, and of ``convert``."""
+    plain = make(network, data, deferred)
+    plain.hybridize()
+    found = {PLAIN: first_call(plain, data)}
+    net = make(network, data, deferred)
+    gc.collect()
+    start = time.perf_counter()
+    convert(net, policy)
+    found[CONVERT] = time.perf_counter() - start
+    found[CALL] = first_call(net, data)
+    ran = conversion_of(net).current.converted
+    alone = gluon.SymbolBlock(ran.on_cpu(), [mx.sym.var("data")], params=net.collect_params())
+    alone.hybridize()
+    found[MXNET] = first_call(alone, data)
+    return found
+
+
+def main(argv: List[str] | None = None) -> int:
+    """Measure, print the table, write JSON."""
+    parser = make_parser(__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", default=["resnet50_v1", "resnet152_v1", "mobilenet1.0"])
+    policies = ["O1", *(["mixed_bfloat16"] if runs_bfloat16() else [])]
+    parser.add_argument("--policies", nargs="+", default=policies, help="default: those that this machine runs")
+    parser.add_argument("--size", type=int, default=224, help="of the one image, pixels; default: %(default)s")
+    parser.add_argument("--deferred", action="store_true", help="leave the parameters' shapes to the first call")
+    parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
+    args = parser.parse_args(argv)
+    data = mx.nd.zeros((1, 3, args.size, args.size))
+    title = f"The first call, batch 1, {args.size} pixels; ms, medians"
+    table = Table("network", "policy", *(PLAIN, CONVERT, CALL, MXNET), "call / plain", title=title)
+    results: Dict[str, Dict[str, Dict[str, List[float]]]] = {}
+    for network in args.networks:
+        for policy in args.policies:
+            rounds = [one_round(network, policy, data, args.deferred) for _ in range(args.rounds + 1)][1:]
+            seconds = {name: [each[name] for each in rounds] for name in rounds[0]}
+            results.setdefault(network, {})[policy] = seconds
+            ratio = median(own / peer for own, peer in zip(seconds[CALL], seconds[PLAIN]))
+            times = (f"{1e3 * median(seconds[name]):.0f}" for name in (PLAIN, CONVERT, CALL, MXNET))
+            table.add_row(network, policy, *times, f"{ratio:.2f}")
+    file = write(args.out, "first_call", {"size": args.size, "deferred": args.deferred, "seconds": results})
+    console = Console()
+    console.print(table)
+    console.print(f"Target: at most {TARGET:g} times the plain call.")
+    console.print(describe(machine()))
+    console.print(f"Written: {os.path.relpath(file)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

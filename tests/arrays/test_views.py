@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.arrays.views import view
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (1,), (2, 3, 4, 5)], ids=str)
+def test_view_has_the_values_and_the_shape(shape):
+    expected = np.random.RandomState(0).normal(size=shape).astype(np.float32)
+    found = view(mx.nd.array(expected))
+    assert found.dtype == np.float32 and found.shape == shape
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_view_of_float32_is_the_arrays_memory_and_cannot_be_written():
+    array = mx.nd.zeros((2, 3))
+    found = view(array)
+    array[:] = 1
+    array.wait_to_read()
+    assert (found == 1).all()
+    with pytest.raises(ValueError, match="read-only"):
+        found[0, 0] = 2
+
+
+def test_view_reads_what_onednn_laid_out():
+    data, weight = mx.nd.random.normal(shape=(1, 16, 8, 8)), mx.nd.random.normal(shape=(16, 16, 3, 3))
+    out = mx.nd.Convolution(data, weight, no_bias=True, kernel=(3, 3), num_filter=16)
+    expected = out.asnumpy()
+    np.testing.assert_array_equal(view(out), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
+def test_view_of_another_dtype_is_a_copy(dtype):
+    array = mx.nd.ones((2, 3), dtype=dtype)
+    found = view(array)
+    array[:] = 2
+    array.wait_to_read()
+    assert found.dtype == np.dtype(dtype) and (found == 1).all()
+
+
+def test_view_of_nothing_has_no_values():
+    with mx.util.np_shape(True):
+        array = mx.nd.zeros((0, 3))
+        assert view(array).shape == (0, 3)
