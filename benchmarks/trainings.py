@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 from typing import Any, Optional
@@ -103,7 +104,8 @@ class Remote:
 
     def step(self) -> float:
         """Take one step there and return its seconds, as they were measured there."""
-        self._pipe.send("step")
+        with contextlib.suppress(OSError):  # where the process has ended, what is received says so
+            self._pipe.send("step")
         return self._receive()
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class Remote:
     def _receive(self) -> float:
         try:
             found, failure = self._pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self.close()
             raise RuntimeError(f"the process ended with exit code {self._process.exitcode}") from None
         if failure is not None:

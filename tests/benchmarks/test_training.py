@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import time
 
 import pytest
 
@@ -78,14 +80,16 @@ def test_a_remote_training_does_what_a_training_does():
     far, near = (make("resnet20", FLOAT32, 2, 1) for make in (trainings.Remote, trainings.Training))
     assert far.loss == pytest.approx(near.loss, rel=1e-5)
     assert far.step() > 0
-    far.close()
+    far._process.kill()
+    with pytest.raises(RuntimeError, match="ended with exit code -9"):
+        far.step()
     assert not far._process.is_alive()
 
 
-@pytest.mark.slow
-def test_a_remote_training_hands_its_failure_on():
-    with pytest.raises(RuntimeError, match="KeyError: 'no such network'"):
-        trainings.Remote("no such network", FLOAT32)
+def test_serve_hands_its_failure_on():
+    ours, theirs = multiprocessing.Pipe()
+    trainings.serve(theirs, "no such network", FLOAT32, 1, 0, time.perf_counter)
+    assert ours.recv() == (None, "KeyError: 'no such network'")
 
 
 @pytest.mark.slow
