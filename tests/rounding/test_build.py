@@ -92,6 +92,16 @@ class TestCompiled:
             assert np.abs(one).max() > 0
             np.testing.assert_array_equal(one, other)
 
+    @pytest.mark.parametrize("grad_req", ["write", "add"])
+    def test_gradients_of_nine_readers_add_up_in_an_executor(self, grad_req, operators, monkeypatch):
+        found = {}
+        for native in (False, True):
+            monkeypatch.setattr(rewrite.rounding, "available", lambda native=native: native)
+            found[native] = bound(grad_req)
+        for one, other in zip(found[False], found[True]):
+            assert np.abs(one).max() > 0
+            np.testing.assert_array_equal(one, other)
+
     def test_the_graph_has_the_operators_in_the_place_of_casts(self, operators, monkeypatch):
         monkeypatch.setattr(rewrite.rounding, "available", lambda: True)
         text = convert_graph(network(), Policy.parse("O1"), {"data": (2, 3, 8, 8)}).on_cpu().tojson()
@@ -105,6 +115,20 @@ def network():
     norm = mx.sym.BatchNorm(conv, name="norm", fix_gamma=False)
     again = mx.sym.Convolution(mx.sym.relu(norm + conv), kernel=(1, 1), num_filter=8, no_bias=True, name="again")
     return mx.sym.FullyConnected(again, num_hidden=4, name="fc")
+
+
+def bound(grad_req):
+    """Return the output and the gradients of nine dense layers with shared inputs, bound to an executor."""
+    data, weight = mx.sym.var("data"), mx.sym.var("weight")
+    layers = [mx.sym.FullyConnected(data, weight, num_hidden=4, no_bias=True, name=f"fc{i}") for i in range(9)]
+    symbol = convert_graph(mx.sym.add_n(*layers), Policy.parse("O1"), {"data": (2, 3)}).on_cpu()
+    rng = np.random.RandomState(0)
+    values = {"data": mx.nd.array(rng.standard_normal((2, 3))), "weight": mx.nd.array(rng.standard_normal((4, 3)))}
+    grads = {name: mx.nd.ones_like(value) for name, value in values.items()}
+    executor = symbol.bind(mx.cpu(), values, grads, grad_req)
+    executor.forward(is_train=True)
+    executor.backward([mx.nd.array(rng.standard_normal((2, 4)))])
+    return [each.asnumpy() for each in (executor.outputs[0], grads["data"], grads["weight"])]
 
 
 def step(policy, static):
