@@ -14,7 +14,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.errors import ConvertError, PolicyError, TrainerError
-from mxmp.gluon import Trainer, convert, export, precision, report, restore
+from mxmp.gluon import Trainer, convert, export, precision, prepared, report, restore
 from mxmp.gluon.precision import current_region
 
 X = mx.nd.array(np.random.RandomState(0).randn(4, 6))
@@ -320,13 +320,16 @@ def test_a_thread_is_given_the_graph_of_its_own_region(region, other, monkeypatc
     exact = values(net)
     convert(net, "O1")
     chosen, finished, found = threading.Event(), threading.Event(), {}
-    first, data = threading.current_thread(), net[1].weight.data
+    first = threading.current_thread()
 
-    def hold_up(*args):
-        if threading.current_thread() is first:
-            chosen.set()
-            finished.wait(0.2)  # in vain, if the other call has to wait for this one
-        return data(*args)
+    def holding_up(data):
+        def hold_up(*args):
+            if threading.current_thread() is first:
+                chosen.set()
+                finished.wait(0.2)  # in vain, if the other call has to wait for this one
+            return data(*args)
+
+        return hold_up
 
     def call(region):
         with precision(region):
@@ -339,7 +342,8 @@ def test_a_thread_is_given_the_graph_of_its_own_region(region, other, monkeypatc
 
     for each in (region, other):
         call(each)
-    monkeypatch.setitem(vars(net[1].weight), "data", hold_up)
+    for owner in (gluon.Parameter, prepared.PreparedParam):  # weights as they are, and cast ones that are kept
+        monkeypatch.setattr(owner, "data", holding_up(owner.data))
     thread = threading.Thread(target=call_meanwhile)
     thread.start()
     call(region)
