@@ -59,7 +59,7 @@ def op_key(graph: ConvertedGraph) -> OpKey:
 def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph) -> OpPlan:
     """Return what to build a net's cached operator of, for the current context, mode and backend."""
     converted = graph.converted
-    symbol = converted.on_cpu() if on_cpu() else converted.symbol
+    symbol = converted.on_cpu(trains=not infers()) if on_cpu() else converted.symbol
     if not infers() or not can_count():
         return OpPlan(symbol)
     params = dict(net.collect_params())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from .. import dtypes
+from ..devices.amx import amx_status
 from ..errors import ConvertError, InferenceError
 from ..graph import Graph, in_written_order
 from ..passes import (
@@ -18,6 +19,7 @@ from ..passes import (
     GuardGradientSums,
     GuardLayouts,
     InsertCasts,
+    SeparateLayouts,
     Sequential,
     make_plan,
 )
@@ -26,6 +28,7 @@ from ..passes.control_flow import bodies_of
 from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.fold_batchnorm import Fold
 from ..passes.guards import bfloat16_entries
+from ..passes.layouts import bfloat16_shapes
 from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
@@ -68,9 +71,12 @@ class Converted:
         """Names of the variables whose values reach a cast to low precision."""
         return read_low(self.graph)
 
-    def on_cpu(self) -> Any:
-        """Return the symbol that runs on CPU: float16 emulated, bfloat16 casts guarded. Never saved."""
-        return _emulated(self.symbol, self.graph, self.facts)
+    def on_cpu(self, trains: bool = False) -> Any:
+        """Return the symbol that runs on CPU: float16 emulated, bfloat16 casts guarded. Never saved.
+
+        If it ``trains``, oneDNN's layouts are kept apart too, where its backward pass would be slow.
+        """
+        return _emulated(self.symbol, self.graph, self.facts, trains)
 
 
 def convert_graph(
@@ -148,10 +154,11 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
     return _emulated(sym, graph, infer_facts(sym, graph, {}, types, frozenset()))
 
 
-def _emulated(symbol: Any, graph: Graph, facts: Facts) -> Any:
+def _emulated(symbol: Any, graph: Graph, facts: Facts, trains: bool = False) -> Any:
     """Return the symbol that computes on a CPU what another computes on a GPU."""
-    sums = GuardGradientSums(bfloat16_entries(graph, facts))
-    result = Sequential((Emulate(facts), sums, GuardLayouts(), GuardAmpCasts()))(graph)
+    low = bfloat16_entries(graph, facts)
+    layouts = (SeparateLayouts(bfloat16_shapes(graph, facts), amx_status().on),) if trains and low else ()
+    result = Sequential((Emulate(facts), *layouts, GuardGradientSums(low), GuardLayouts(), GuardAmpCasts()))(graph)
     return from_graph(result.graph, symbol) if result.modified else symbol
 
 
