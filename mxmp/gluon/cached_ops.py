@@ -71,7 +71,7 @@ def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph) -> OpPlan:
     """Return what to build a net's cached operator of, for the current context, mode and backend."""
     converted = graph.converted
     if not infers() or not can_count():
-        return OpPlan(converted.on_cpu() if on_cpu() else converted.symbol)
+        return OpPlan(converted.on_cpu(trains=not infers()) if on_cpu() else converted.symbol)
     symbol, whole = converted.symbol, converted.graph_on_cpu() if on_cpu() else converted.graph
     params = dict(net.collect_params())
     folded = {name for fold in converted.folds for name in (fold.weight, fold.bias)}

@@ -51,12 +51,15 @@ def prepare(
     contexts: Sequence[mx.Context],
     scaled: bool,
     loss_heads: FrozenSet[str],
+    trains: bool,
 ) -> Runnable:
     """Convert a float32 network for executors on contexts; on CPU float16 is emulated.
 
     ``inputs`` describe data and labels; ``params`` are the names of parameters and auxiliary states, ``stored`` of
     those in low precision already, ``loss_heads`` of Custom operators that are loss heads, which get a loss scale if
-    ``scaled``. Raises ConvertError, PolicyError or PassError, which name the node or the override.
+    ``scaled``; ``trains`` says whether the executors run backward.
+
+    Raises ConvertError, PolicyError or PassError, which name the node or the override.
     """
     on_cpu = any(context.device_type != "gpu" for context in contexts)
     if on_cpu:
@@ -66,7 +69,8 @@ def prepare(
     types = input_types(symbol, inputs)
     converted = convert_graph(symbol, policy, shapes, types, params, stored)
     result = _with_loss_scale(converted, shapes, loss_heads) if scaled else converted
-    runs = _with_dtypes(result.on_cpu() if on_cpu else result.symbol, result.facts.variable_dtypes(result.graph))
+    runs = result.on_cpu(trains) if on_cpu else result.symbol
+    runs = _with_dtypes(runs, result.facts.variable_dtypes(result.graph))
     outputs = _loss_outputs(result.graph, loss_heads) if scaled else ()
     return Runnable(converted, result, runs, scaled, result is not converted, outputs, on_cpu)
 

@@ -152,7 +152,8 @@ class ConvertedModule(Float32Params):
         keeps = shared is self  # other shapes, after which a loss scale can be set as before
         scaled = self._bound("reshape").scaled if keeps else self.for_training and self._scaler.active
         inputs, names, contexts = _inputs(descs), self._host_names(), self.mx_context
-        found = prepare(self.mx_symbol, self._policy, inputs, names, stored, contexts, scaled, self._loss_heads)
+        heads, trains = self._loss_heads, self.for_training
+        found = prepare(self.mx_symbol, self._policy, inputs, names, stored, contexts, scaled, heads, trains)
         if shared is not None:
             _check_sharing(self.mx_param_names, shared.mx_param_names, found.converted.low_params - stored)
         return found

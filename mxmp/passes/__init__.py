@@ -15,6 +15,7 @@ from .guards import GuardAmpCasts as GuardAmpCasts
 from .guards import GuardGradientSums as GuardGradientSums
 from .guards import GuardLayouts as GuardLayouts
 from .insert_casts import InsertCasts as InsertCasts
+from .layouts import SeparateLayouts as SeparateLayouts
 from .place import place as place
 from .plan import make_plan as make_plan
 from .scale_loss import ScaleLoss as ScaleLoss

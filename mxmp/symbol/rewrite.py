@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from .. import dtypes, rounding
+from ..devices.amx import amx_status
 from ..errors import ConvertError, InferenceError
 from ..graph import Graph, in_written_order
 from ..passes import (
@@ -18,6 +19,7 @@ from ..passes import (
     GuardGradientSums,
     GuardLayouts,
     InsertCasts,
+    SeparateLayouts,
     Sequential,
     make_plan,
 )
@@ -27,6 +29,7 @@ from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
 from ..passes.fold_batchnorm import Fold
 from ..passes.guards import bfloat16_entries
+from ..passes.layouts import bfloat16_shapes
 from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
@@ -69,14 +72,17 @@ class Converted:
         """Names of the variables whose values reach a cast to low precision."""
         return read_low(self.graph)
 
-    def on_cpu(self) -> Any:
-        """Return the symbol that runs on CPU: float16 emulated, bfloat16 casts guarded. Never saved."""
-        graph = self.graph_on_cpu()
+    def on_cpu(self, trains: bool = False) -> Any:
+        """Return the symbol that runs on CPU: float16 emulated, bfloat16 casts guarded. Never saved.
+
+        If it ``trains``, oneDNN's layouts are kept apart too, where its backward pass would be slow.
+        """
+        graph = self.graph_on_cpu(trains)
         return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
 
-    def graph_on_cpu(self) -> Graph:
+    def graph_on_cpu(self, trains: bool = False) -> Graph:
         """Return the graph of the symbol that runs on CPU, in the order that MXNet writes; `graph` if it is that."""
-        return _emulated(self.graph, self.facts)
+        return _emulated(self.graph, self.facts, trains)
 
 
 def convert_graph(
@@ -157,10 +163,12 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
     return sym if after is graph else from_graph(after, sym)
 
 
-def _emulated(graph: Graph, facts: Facts) -> Graph:
+def _emulated(graph: Graph, facts: Facts, trains: bool = False) -> Graph:
     """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs."""
-    sums = GuardGradientSums(bfloat16_entries(graph, facts))
-    result = Sequential((Emulate(facts, native=rounds_natively(facts)), sums, GuardLayouts(), GuardAmpCasts()))(graph)
+    low = bfloat16_entries(graph, facts)
+    layouts = (SeparateLayouts(bfloat16_shapes(graph, facts), amx_status().on),) if trains and low else ()
+    emulate = Emulate(facts, native=rounds_natively(facts))
+    result = Sequential((emulate, *layouts, GuardGradientSums(low), GuardLayouts(), GuardAmpCasts()))(graph)
     return in_written_order(result.graph) if result.modified else graph
 
 

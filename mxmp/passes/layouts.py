@@ -1,0 +1,184 @@
+"""Where oneDNN's layouts meet in a bfloat16 network that trains on a CPU, and the copies that keep them apart.
+
+oneDNN's convolutions choose the layout of what they give and of the gradient that they give: channels last, blocks of
+sixteen channels, or the default one. What follows keeps it, and so does what the gradient comes through. BatchNorm's
+backward pass reads both: its data as the convolution before it gave them, and their gradient as the one behind it did.
+Of two different layouts it makes nothing but a loop over single elements (bnorm_ref), some fifty times as slow as its
+kernels; with one of the two in the default layout, MXNet reorders it (MKLDNNBatchNormBackwardImpl). The copies cost
+two casts each way, which bring the gradient into the default layout, and change no value.
+
+The choices are those of oneDNN 2.4.4, commit 5818c40f (src/cpu/x64/jit_avx512_core_amx_*.cpp,
+jit_brgemm_conv*.cpp, jit_avx512_core_bf16_*.cpp), whose dispatch was recorded for every pair of 3 to 160 channels,
+kernels of 1, 3 and 5, strides, dilation and groups, with AMX and without. They depend on no size of an image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from .. import dtypes
+from ..graph import Entry, Graph, GraphBuilder, Key, Node
+from ..rules.conditions import value_of
+from .attributes import device_attrs
+from .base import Pass
+from .facts import Facts, Named
+
+DEFAULT = "default"
+BLOCKED = "blocks of 16 channels"
+LAST = "channels last"
+OWN = "another"
+"""The layouts. BatchNorm has no kernel for the last, which convolutions with 4 or 8 channels in a group choose."""
+
+Shapes = Mapping[Named, Optional[Tuple[int, ...]]]
+
+_BATCH_NORM = "BatchNorm"
+
+# Operators of oneDNN that give their output in the layout of their first input, and its gradient in that of their own.
+_KEEP = frozenset({_BATCH_NORM, "Activation", "LeakyReLU", "elemwise_add", "add_n", "_copy", "Concat", "Pooling"})
+
+
+class Convolution(NamedTuple):
+    """What decides the layouts of a convolution: channels of one group in and out, and its kernel."""
+
+    read: int
+    given: int
+    groups: int = 1
+    pointwise: bool = False
+    dilated: bool = False
+
+    def output(self, amx: bool) -> str:
+        """Return the layout of its output."""
+        if self.read == self.given == 1:
+            return BLOCKED if self.groups % 16 == 0 else DEFAULT
+        if self.groups > 1 and self.given % 16:
+            return OWN if self.given in (4, 8) else DEFAULT
+        if self.given % 16:
+            return DEFAULT
+        windowed = self.read < 32 and not (self.pointwise or self.dilated)
+        if amx and (self.read % 32 == 0 or windowed):
+            return LAST
+        return BLOCKED if self.read % 16 == 0 or 3 < self.read < 16 else DEFAULT
+
+    def gradient(self, amx: bool) -> str:
+        """Return the layout of the gradient of its input."""
+        if self.read == self.given == 1 or self.groups > 1 and self.given % 16:
+            return self.output(amx)
+        if self.read % 16 or self.given % 16:
+            return DEFAULT
+        return LAST if amx and self.given % 32 == 0 else BLOCKED
+
+
+@dataclass(frozen=True)
+class SeparateLayouts(Pass):
+    """Puts copies where the layouts of a BatchNorm's data and of their gradient differ, and before global pooling.
+
+    The gradient of global pooling comes in an order of axes that no other kernel has (its output's axes of size one
+    have no order), and passes it on to a whole stage of a ResNet.
+
+    Attributes:
+        shapes: Shapes of the bfloat16 entries, as ``bfloat16_shapes`` finds them.
+        amx: Whether oneDNN uses AMX.
+    """
+
+    name: ClassVar[str] = "separate-layouts"
+    shapes: Shapes = field(default_factory=dict)
+    amx: bool = False
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph with copies; bodies of control flow stay as they are."""
+        before, behind = self._find(graph)
+        builder = GraphBuilder(graph)
+        copies: Dict[Key, Entry] = {}
+        for position, node in enumerate(graph.nodes):
+            inputs = tuple(copies.get(entry.key, builder.mapped(entry)) for entry in node.inputs)
+            if position in before:
+                inputs = (_copy(builder, node, "input", inputs[0]), *inputs[1:])
+            new = builder.copy(position, node.rewired(inputs))
+            if position in behind:
+                copies[position, 0] = _copy(builder, node, "output", Entry(new))
+        return builder.finish()
+
+    def _find(self, graph: Graph) -> Tuple[Set[int], Set[int]]:
+        """Return the nodes to copy the first input of, and those to copy the first output of."""
+        outputs = self._outputs(graph)
+        gradients = self._gradients(graph, outputs)
+        before, behind = set(), set()
+        for position, node in enumerate(graph.nodes):
+            if not node.inputs or not self._is_low(graph, node.inputs[0]):
+                continue
+            if node.op == _BATCH_NORM and outputs.get(node.inputs[0].key) == OWN or _is_global(node):
+                before.add(position)
+            elif node.op == _BATCH_NORM and gradients[position] not in (DEFAULT, outputs.get((position, 0), DEFAULT)):
+                behind.add(position)
+        return before, behind
+
+    def _is_low(self, graph: Graph, entry: Entry) -> bool:
+        return (graph.nodes[entry.node].name, entry.index) in self.shapes
+
+    def _outputs(self, graph: Graph) -> Dict[Key, str]:
+        """Return the layouts of the bfloat16 entries that do not have the default one."""
+        found: Dict[Key, str] = {}
+        for position, node in enumerate(graph.nodes):
+            if not self._is_low(graph, Entry(position)) or not node.inputs:
+                continue
+            layout = DEFAULT if _is_global(node) else found.get(node.inputs[0].key, DEFAULT)
+            convolution = self._convolution(graph, node)
+            if convolution:
+                found[position, 0] = convolution.output(self.amx)
+            elif node.op == _BATCH_NORM and layout == OWN:
+                continue
+            elif node.op in _KEEP and layout != DEFAULT:
+                found[position, 0] = layout
+        return found
+
+    def _gradients(self, graph: Graph, outputs: Mapping[Key, str]) -> List[str]:
+        """Return the layout of the gradient of each node's first output; OWN where it is not known."""
+        found = [DEFAULT] * len(graph.nodes)
+        readers = graph.consumers()
+        for position in reversed(range(len(graph.nodes))):
+            ways = {self._passed(graph, reader, outputs, found) for reader, _ in readers.get((position, 0), ())}
+            found[position] = ways.pop() if len(ways) == 1 else OWN if ways else DEFAULT
+        return found
+
+    def _passed(self, graph: Graph, position: int, outputs: Mapping[Key, str], gradients: List[str]) -> str:
+        """Return the layout of the gradient that a node gives for its data."""
+        node = graph.nodes[position]
+        if not self._is_low(graph, Entry(position)) or _is_global(node):
+            return DEFAULT
+        convolution = self._convolution(graph, node)
+        if convolution:
+            return convolution.gradient(self.amx)
+        if node.op == _BATCH_NORM and (position, 0) in outputs:
+            return outputs[position, 0]  # of two layouts one is the default, and is reordered to this
+        return gradients[position] if node.op in _KEEP else DEFAULT
+
+    def _convolution(self, graph: Graph, node: Node) -> Optional[Convolution]:
+        """Return what decides a convolution's layouts; None for other nodes, and where it is not known."""
+        if node.op != "Convolution":
+            return None
+        data, attrs = node.inputs[0], dict(node.attrs)
+        shape = self.shapes.get((graph.nodes[data.node].name, data.index))
+        if shape is None or len(shape) != 4 or node.get("layout") not in (None, "None", "NCHW"):
+            return None
+        groups, given = int(node.get("num_group") or 1), int(node.get("num_filter") or 0)
+        pointwise, dilated = value_of(attrs, "kernel") == (1, 1), value_of(attrs, "dilate") not in (None, (), (1, 1))
+        return Convolution(shape[1] // groups, given // groups, groups, pointwise, dilated)
+
+
+def bfloat16_shapes(graph: Graph, facts: Facts) -> Shapes:
+    """Return the shapes of a graph's bfloat16 entries by name; bodies of control flow are left out."""
+    low = ((position, index) for (position, index), dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16)
+    return {(graph.nodes[i].name, index): facts.shape(Entry(i, index)) for i, index in low}
+
+
+def _is_global(node: Node) -> bool:
+    return node.op == "Pooling" and node.get("global_pool") in ("True", "1", "true")
+
+
+def _copy(builder: GraphBuilder, node: Node, what: str, entry: Entry) -> Entry:
+    """Return a bfloat16 entry brought into the default layout, as is its gradient: through float32 and back."""
+    attrs = device_attrs(node)
+    name = f"{node.name}_{what}_layout"
+    wide = builder.insert("amp_cast", f"{name}_float32", entry, dtype=dtypes.FLOAT32, **attrs)
+    return builder.insert("amp_cast", f"{name}_bfloat16", wide, dtype=dtypes.BFLOAT16, **attrs)
