@@ -139,8 +139,8 @@ class ConvertedGraph:
 
     @functools.cached_property
     def names_on_cpu(self) -> NetworkNames:
-        """The same on a CPU."""
-        return NetworkNames(self.converted, self.converted.on_cpu(), on_cpu=True)
+        """The same on a CPU; the graph that trains has all nodes that the one for inference has."""
+        return NetworkNames(self.converted, self.converted.on_cpu(trains=True), on_cpu=True)
 
 
 @contextlib.contextmanager
