@@ -51,8 +51,8 @@ class Convolution(NamedTuple):
         """Return the layout of its output."""
         if self.read == self.given == 1:
             return BLOCKED if self.groups % 16 == 0 else DEFAULT
-        if self.groups > 1 and self.given % 16:
-            return OWN if self.given in (4, 8) else DEFAULT
+        if self.groups > 1 and (self.read % 16 or self.given % 16):
+            return OWN if min(self.read, self.given) in (4, 8) else DEFAULT
         if self.given % 16:
             return DEFAULT
         windowed = self.read < 32 and not (self.pointwise or self.dilated)
@@ -62,7 +62,7 @@ class Convolution(NamedTuple):
 
     def gradient(self, amx: bool) -> str:
         """Return the layout of the gradient of its input."""
-        if self.read == self.given == 1 or self.groups > 1 and self.given % 16:
+        if self.read == self.given == 1 or self.groups > 1 and (self.read % 16 or self.given % 16):
             return self.output(amx)
         if self.read % 16 or self.given % 16:
             return DEFAULT
@@ -71,9 +71,9 @@ class Convolution(NamedTuple):
 
 @dataclass(frozen=True)
 class SeparateLayouts(Pass):
-    """Puts copies where the layouts of a BatchNorm's data and of their gradient differ, and before global pooling.
+    """Puts copies where the layouts of a BatchNorm's data and of their gradient differ, and before pooling whole maps.
 
-    The gradient of global pooling comes in an order of axes that no other kernel has (its output's axes of size one
+    The gradient of such pooling comes in an order of axes that no other kernel has (its output's axes of size one
     have no order), and passes it on to a whole stage of a ResNet.
 
     Attributes:
@@ -107,7 +107,7 @@ class SeparateLayouts(Pass):
         for position, node in enumerate(graph.nodes):
             if not node.inputs or not self._is_low(graph, node.inputs[0]):
                 continue
-            if node.op == _BATCH_NORM and outputs.get(node.inputs[0].key) == OWN or _is_global(node):
+            if node.op == _BATCH_NORM and outputs.get(node.inputs[0].key) == OWN or self._pools_all(graph, position):
                 before.add(position)
             elif node.op == _BATCH_NORM and gradients[position] not in (DEFAULT, outputs.get((position, 0), DEFAULT)):
                 behind.add(position)
@@ -122,7 +122,7 @@ class SeparateLayouts(Pass):
         for position, node in enumerate(graph.nodes):
             if not self._is_low(graph, Entry(position)) or not node.inputs:
                 continue
-            layout = DEFAULT if _is_global(node) else found.get(node.inputs[0].key, DEFAULT)
+            layout = DEFAULT if self._pools_all(graph, position) else found.get(node.inputs[0].key, DEFAULT)
             convolution = self._convolution(graph, node)
             if convolution:
                 found[position, 0] = convolution.output(self.amx)
@@ -144,7 +144,7 @@ class SeparateLayouts(Pass):
     def _passed(self, graph: Graph, position: int, outputs: Mapping[Key, str], gradients: List[str]) -> str:
         """Return the layout of the gradient that a node gives for its data."""
         node = graph.nodes[position]
-        if not self._is_low(graph, Entry(position)) or _is_global(node):
+        if not self._is_low(graph, Entry(position)) or self._pools_all(graph, position):
             return DEFAULT
         convolution = self._convolution(graph, node)
         if convolution:
@@ -152,6 +152,11 @@ class SeparateLayouts(Pass):
         if node.op == _BATCH_NORM and (position, 0) in outputs:
             return outputs[position, 0]  # of two layouts one is the default, and is reordered to this
         return gradients[position] if node.op in _KEEP else DEFAULT
+
+    def _pools_all(self, graph: Graph, position: int) -> bool:
+        """Return whether a node pools whole images, by its name or by its window."""
+        node, shape = graph.nodes[position], self.shapes.get((graph.nodes[position].name, 0))
+        return node.op == "Pooling" and shape is not None and len(shape) == 4 and shape[2:] == (1, 1)
 
     def _convolution(self, graph: Graph, node: Node) -> Optional[Convolution]:
         """Return what decides a convolution's layouts; None for other nodes, and where it is not known."""
@@ -170,10 +175,6 @@ def bfloat16_shapes(graph: Graph, facts: Facts) -> Shapes:
     """Return the shapes of a graph's bfloat16 entries by name; bodies of control flow are left out."""
     low = ((position, index) for (position, index), dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16)
     return {(graph.nodes[i].name, index): facts.shape(Entry(i, index)) for i, index in low}
-
-
-def _is_global(node: Node) -> bool:
-    return node.op == "Pooling" and node.get("global_pool") in ("True", "1", "true")
 
 
 def _copy(builder: GraphBuilder, node: Node, what: str, entry: Entry) -> Entry:

@@ -34,6 +34,7 @@ RECORDED = {
     "depthwise, 32": (Convolution(1, 1, 32), (BLOCKED, BLOCKED), (BLOCKED, BLOCKED)),
     "depthwise, 24": (Convolution(1, 1, 24), (DEFAULT, DEFAULT), (DEFAULT, DEFAULT)),
     "32 groups of 4": (Convolution(4, 4, 32), (OWN, OWN), (OWN, OWN)),
+    "64 groups, 8 to 16": (Convolution(8, 16, 64), (OWN, OWN), (OWN, OWN)),
     "32 groups of 16": (Convolution(16, 16, 32), (LAST, BLOCKED), (BLOCKED, BLOCKED)),
     "32 groups of 32": (Convolution(32, 32, 32), (LAST, LAST), (BLOCKED, BLOCKED)),
 }
@@ -99,10 +100,11 @@ def test_a_residual_sum_passes_the_layout_of_its_gradient():
     assert separated(net, amx=True) == ["batchnorm0_output"]
 
 
-def test_global_pooling_reads_the_default_layout():
+@pytest.mark.parametrize("window", [{"global_pool": True, "kernel": (1, 1)}, {"kernel": (8, 8)}])
+def test_pooling_of_whole_images_reads_the_default_layout(window):
     with mx.name.NameManager():
         data = block(mx.sym.Variable("data"), 64)
-        net = conv(mx.sym.Pooling(data, global_pool=True, pool_type="avg", kernel=(1, 1)), 32)
+        net = conv(mx.sym.Pooling(data, pool_type="avg", **window), 32)
     assert separated(net, amx=True) == ["pooling0_input"]
 
 
