@@ -19,16 +19,6 @@ from mxmp.symbol import convert_graph, rewrite
 compiled = [pytest.mark.compiler, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def operators(tmp_path_factory):
-    """Build the library, load it, and return its path."""
-    built = tmp_path_factory.mktemp("rounding") / "rounding.so"
-    why = build.build(built)
-    assert not why, why
-    assert library.load(built) and library.load(built)
-    return built
-
-
 def values():
     """All float16 values, what lies between each two, the edges of the range, and a million random float32."""
     rng = np.random.RandomState(0)
