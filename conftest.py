@@ -19,6 +19,7 @@ pytest.register_assert_rewrite("tests")  # helper modules too: a comparison that
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    parser.addoption("--native-rounding", action="store_true", help="round emulated float16 by the operators of mxmp")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -49,12 +50,23 @@ def _same_speed_everywhere():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _casts_round_everywhere():
-    """Keep operators that round float16, and the process that builds them, out of all tests but those of them."""
-    from mxmp.rounding import library
+def _one_rounding_everywhere(request):
+    """Round emulated float16 by casts in all tests but those of the operators, or by these, built where they are not.
 
+    No process in the background builds them.
+    """
+    from mxmp.rounding import build, library
+
+    native = request.config.getoption("--native-rounding")
+    if native:
+        built = library.path()
+        if not built.exists():
+            built.parent.mkdir(parents=True, exist_ok=True)
+            why = build.build(built)
+            assert not why, why
+        assert library.load(built)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "_decided", False)
+        patch.setattr(library, "_decided", native)
         yield
 
 

@@ -11,8 +11,10 @@ from typing import AbstractSet, Dict, List, NamedTuple, Optional, Set, Tuple
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..graph.core import VARIABLE, in_written_order
 from ..rules import CLEAR, RULES
+from .emulate import ROUND
 from .facts import CAST_OPS
 
+_CASTS = frozenset({*CAST_OPS, ROUND})
 _RANDOM = frozenset({"_shuffle"})
 
 
@@ -59,7 +61,7 @@ def _constant_nodes(graph: Graph, params: AbstractSet[str]) -> Tuple[Set[int], S
         inputs = {entry.node for entry in node.inputs}
         if node.name in params if node.is_variable else inputs and inputs <= constant and _is_steady(node):
             constant.add(position)
-            if node.op in CAST_OPS or inputs & cast:
+            if node.op in _CASTS or inputs & cast:
                 cast.add(position)
     return constant, cast
 
@@ -69,7 +71,7 @@ def _is_steady(node: Node) -> bool:
     if node.subgraphs or node.control_deps or node.op in _RANDOM:
         return False
     rule = RULES.find(node.op, dict(node.attrs))
-    return node.op in CAST_OPS or (rule is not None and rule.category == CLEAR)
+    return node.op in _CASTS or (rule is not None and rule.category == CLEAR)
 
 
 def _with_variables(graph: Graph, wanted: Dict[Key, Entry], names: Dict[Key, str]) -> Graph:

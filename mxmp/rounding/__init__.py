@@ -3,7 +3,8 @@
 They are one C++ file, compiled on the user's machine, where a compiler is, and kept in the user's cache folder.
 
 - `library` says whether they are there, and loads them.
-- `build` compiles them and tries them out, in a process of its own.
+- `build` compiles them in a process of its own.
+- `trial` tries them out in another, before they take their place.
 """
 
 from .library import available as available

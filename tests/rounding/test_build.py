@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 
 import mxnet as mx
 import numpy as np
@@ -11,20 +13,10 @@ import pytest
 from mxmp import Policy
 from mxmp.gluon import convert
 from mxmp.passes.emulate import ROUND, ROUND_FORWARD
-from mxmp.rounding import build, library
+from mxmp.rounding import build, library, trial
 from mxmp.symbol import convert_graph, rewrite
 
 compiled = [pytest.mark.compiler, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def operators(tmp_path_factory):
-    """Build the library, load it, and return its path."""
-    built = tmp_path_factory.mktemp("rounding") / "rounding.so"
-    why = build.build(built)
-    assert not why, why
-    assert library.load(built) and library.load(built)
-    return built
 
 
 def values():
@@ -62,7 +54,7 @@ class TestCompiled:
         data.attach_grad(grad_req)
         data.grad[:] = 1
         with mx.autograd.record():
-            found = mx.nd.CachedOp(build.operator(op))(data)
+            found = mx.nd.CachedOp(trial.operator(op))(data)
         found.backward(head)
         assert_same_bits(found.asnumpy(), rounded(x))
         expected = rounded(x[::-1].copy()) if op == ROUND else x[::-1]
@@ -78,7 +70,7 @@ class TestCompiled:
 
     def test_other_dtypes_are_refused(self, operators):
         with pytest.raises(mx.MXNetError, match="only float32"):
-            mx.nd.CachedOp(build.operator(ROUND))(mx.nd.ones(3, dtype="float64")).wait_to_read()
+            mx.nd.CachedOp(trial.operator(ROUND))(mx.nd.ones(3, dtype="float64")).wait_to_read()
 
     @pytest.mark.parametrize("static", [False, True])
     @pytest.mark.parametrize("policy", ["O1", "O2"])
@@ -150,27 +142,100 @@ def step(policy, static):
     return [each.asnumpy() for each in (out, data.grad, *(p.grad() for p in net.collect_params().values()))]
 
 
-def test_without_a_compiler_nothing_is_built(monkeypatch, tmp_path):
+@pytest.fixture
+def target(monkeypatch, tmp_path):
+    """Where a library is to be built, by a process that keeps its priority."""
+    monkeypatch.setattr(build.os, "nice", lambda by: None)
+    return tmp_path / "cache" / "rounding.so"
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    """Return a function that makes a shell script the compiler."""
+
+    def make(script):
+        path = tmp_path / "cxx"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", str(path))
+
+    return make
+
+
+def beside(target):
+    return sorted(each.name for each in target.parent.iterdir())
+
+
+def test_without_a_compiler_nothing_is_built(monkeypatch, tmp_path, target):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(build.os, "nice", lambda by: None)
-    build.main(str(tmp_path / "cache" / "rounding.so"))
-    assert [each.name for each in (tmp_path / "cache").iterdir()] == ["rounding.failed.txt"]
-    assert "no C++ compiler" in (tmp_path / "cache" / "rounding.failed.txt").read_text()
+    build.main(str(target))
+    assert beside(target) == ["rounding.failed.txt", "rounding.lock"]
+    assert "no C++ compiler" in library.failure(target).read_text()
 
 
-def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
-    compiler = tmp_path / "cxx"
-    compiler.write_text("#!/bin/sh\necho no such language >&2\nexit 3\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    why = build.build(tmp_path / "rounding.so")
+def test_a_compiler_that_fails_is_quoted(compiler, target):
+    compiler("echo no such language >&2; exit 3")
+    build.main(str(target))
+    why = library.failure(target).read_text()
     assert "ended with 3" in why and "no such language" in why
-    assert not (tmp_path / "rounding.so").exists()
+    assert not target.exists()
 
 
-def test_one_process_builds_at_a_time(monkeypatch, tmp_path):
-    monkeypatch.setattr(build.os, "nice", lambda by: None)
-    monkeypatch.setattr(build, "build", lambda target: pytest.fail("two build"))
-    (tmp_path / "rounding.building").mkdir()
-    build.main(str(tmp_path / "rounding.so"))
+@pytest.mark.slow
+def test_a_library_that_fails_the_trial_is_not_kept(compiler, target):
+    compiler('for last; do :; done; echo no library > "$last"')
+    build.main(str(target))
+    assert "cannot be loaded" in library.failure(target).read_text()
+    assert beside(target) == ["rounding.failed.txt", "rounding.lock"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "kill -9 $$",
+        "kill -TERM $$",
+        "echo 'c++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1",
+        "echo 'error: No space left on device' >&2; exit 1",
+        "exec sleep 60",
+    ],
+)
+def test_a_compiler_that_is_stopped_leaves_no_note(script, compiler, target, monkeypatch):
+    monkeypatch.setattr(build, "_SECONDS", 1)
+    compiler(script)
+    build.main(str(target))
+    assert beside(target) == ["rounding.lock"]
+    compiler("exit 3")
+    build.main(str(target))
+    assert library.failure(target).exists()
+
+
+def test_one_process_builds_at_a_time(monkeypatch, target):
+    built = []
+    monkeypatch.setattr(build, "build", lambda each: built.append(each) or "")
+    target.parent.mkdir()
+    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(flush=True); sys.stdin.read()"
+    lock = str(target.with_suffix(".lock"))
+    with subprocess.Popen([sys.executable, "-c", code, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        for _ in range(3):
+            build.main(str(target))
+        assert not built
+        other.kill()
+        other.wait()
+    build.main(str(target))
+    assert built == [target]
+
+
+@pytest.mark.parametrize("what", ["library", "note"])
+def test_what_another_process_has_built_meanwhile_stays(what, monkeypatch, target):
+    monkeypatch.setattr(build, "build", lambda each: pytest.fail("built again"))
+    target.parent.mkdir()
+    (target if what == "library" else library.failure(target)).write_text("there")
+    build.main(str(target))
+
+
+def test_the_trial_finds_operators_that_do_not_round(monkeypatch):
+    monkeypatch.setattr(trial, "_operator_on", lambda op: lambda data: mx.sym.identity(data))
+    with pytest.raises(AssertionError, match="off, of"):
+        trial.check_network(static=True)
