@@ -53,21 +53,26 @@ def _same_speed_everywhere():
 def _one_rounding_everywhere(request):
     """Round emulated float16 by casts in all tests but those of the operators, or by these, built where they are not.
 
-    No process in the background builds them.
+    No process in the background builds them, nor one of a program that a test runs.
     """
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--native-rounding"):
+            _load_native_rounding(patch)
+        else:
+            patch.setenv("MXMP_ROUNDING", "0")
+        yield
+
+
+def _load_native_rounding(patch):
     from mxmp.rounding import build, library
 
-    native = request.config.getoption("--native-rounding")
-    if native:
-        built = library.path()
-        if not built.exists():
-            built.parent.mkdir(parents=True, exist_ok=True)
-            why = build.build(built)
-            assert not why, why
-        assert library.load(built)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "_decided", native)
-        yield
+    built = library.path()
+    if not library.is_whole(built):
+        built.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        why = build.build(built)
+        assert not why, why
+    assert library.load(built)
+    patch.setattr(library, "_decided", True)
 
 
 @functools.lru_cache(maxsize=None)

@@ -7,11 +7,10 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import check_call
 
 from .. import dtypes
-from ..mxnet_private.arrays import library
 from .devices import on_gpu
+from .memory import address
 
 
 def view(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
@@ -22,10 +21,7 @@ def view(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
     """
     if on_gpu(array) or dtypes.canonical(array.dtype) != dtypes.FLOAT32 or not array.size:
         return array.asnumpy()  # type: ignore[no-any-return]
-    array.wait_to_read()
-    pointer = ctypes.c_void_p()
-    check_call(library.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    memory: Any = (ctypes.c_float * array.size).from_address(pointer.value or 0)
+    memory: Any = (ctypes.c_float * array.size).from_address(address(array))
     memory.owner = array  # which lives as long as what is returned
     values = np.frombuffer(memory, np.float32).reshape(array.shape)
     values.flags.writeable = False

@@ -188,7 +188,10 @@ def _switch_on() -> None:
     global _status
     import logging
 
-    _status = switch_on(request_permission, run_operator)
+    try:
+        _status = switch_on(request_permission, run_operator)
+    except Exception as e:  # not the user's, who has imported MXNet or mxmp
+        _status = AmxStatus(False, f"Switching it on failed: {type(e).__name__}: {e}")
     dangerous = not _status.on and os.environ.get(VARIABLE) == VALUE and os.environ.get(SWITCH) != "0"
     level = logging.WARNING if dangerous else logging.INFO
     logging.getLogger(__name__).log(level, "AMX is %s: %s", "on" if _status.on else "off", _status.reason)

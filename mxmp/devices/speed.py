@@ -92,9 +92,6 @@ def bfloat16_speed(seconds: float = SHORT, anew: bool = False) -> Optional[Speed
         seconds: About how long to measure.
         anew: Whether to measure though a result is kept.
     """
-    flags = read_processor().flags
-    if flags and "avx512bw" not in flags:  # it does not run, and oneDNN would print so
-        return None
     machine = speed_file.describe_machine()
     kept = None if anew else speed_file.load(machine)
     if kept is not None:

@@ -23,6 +23,7 @@ from .weight import Weight
 # Elements of weights that go together: the kernel for many walks the longest as often as there are weights.
 _SMALL = 4096
 
+
 class _Sgd(NamedTuple):
     """A weight that MXNet's SGD updates, and what is asked of it: each question to an array takes a call of MXNet."""
 

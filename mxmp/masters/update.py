@@ -48,7 +48,7 @@ def _update_on_cpu(updater: mx.optimizer.Updater, updates: Sequence[Update], may
     """Update weights, one after the other or a few at a time."""
     optimizer: MultiPrecision = updater.optimizer
     weights = [_with_state(updater, each) for each in updates]
-    low = [each for each in weights if isinstance(each.state, MasterState)] if may_wait else []
+    low = [each for each in weights if each.is_dense and isinstance(each.state, MasterState)] if may_wait else []
     try:
         for each in low:
             each.state.last_rounded.look(each.weight)

@@ -30,7 +30,7 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
     return _report(str(policy), _Planned(before, facts, after, policy, plan), *sizes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)  # a copy has the report alone
 class Decisions:
     """What one conversion decided: the plan for the graph before it, which the facts are on, and the graph after it.
 

@@ -21,7 +21,7 @@ from typing import List, Optional
 import mxnet as mx
 
 from ..files import replacing
-from .library import SOURCE, failure
+from .library import SOURCE, failure, is_whole, sealed
 
 _SECONDS = 1800  # for the compiler, and for the trial; they have a low priority
 _PASSING = re.compile(
@@ -45,7 +45,7 @@ def main(library: str) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it does
         except BlockingIOError:
             return
-        if target.exists() or failure(target).exists():  # since the process that wants it has looked
+        if is_whole(target) or failure(target).exists():  # since the process that wants it has looked
             return
         try:
             why = build(target)
@@ -70,7 +70,7 @@ def build(target: Path) -> str:
         packages = str(Path(__file__).resolve().parents[2])
         why = _run(command(compiler, built)) or _run([sys.executable, "-c", trial, packages, str(built)])
         if not why:
-            _write(target, built.read_bytes())
+            _write(target, sealed(built.read_bytes()))
     return why
 
 

@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -48,9 +49,9 @@ def available() -> bool:
 
 def _decide() -> bool:
     found = path()
-    if found is None or os.environ.get(SWITCH) == "0":
+    if found is None or os.environ.get(SWITCH) == "0" or _is_shared(found.parent):
         return False
-    if found.exists():
+    if is_whole(found):
         return load(found)
     if not failure(found).exists():
         _LOG.info("a process in the background builds %s, with which later ones emulate float16 faster", found)
@@ -65,10 +66,14 @@ def state() -> State:
         return State(False, f"rounded by casts: {SWITCH}=0")
     if found is None:
         return State(False, "rounded by casts: the user has no cache folder")
-    if found.exists():
+    if _is_shared(found.parent):
+        return State(False, f"rounded by casts: {found.parent} is another user's, or others may write to it")
+    if is_whole(found):
         return State(True, f"rounded by an operator of mxmp: {found}")
     if failure(found).exists():
         return State(False, f"rounded by casts: the operators could not be built, {failure(found)} says why")
+    if not _can_write(found.parent):
+        return State(False, f"rounded by casts: {found.parent} cannot be written")
     return State(False, "rounded by casts: the operators are not built yet, which the first emulated network starts")
 
 
@@ -86,6 +91,36 @@ def path() -> Optional[Path]:
 def failure(library: Path) -> Path:
     """Return the file that stands in a library's place when it could not be built; it says why."""
     return library.with_suffix(".failed.txt")
+
+
+def sealed(content: bytes) -> bytes:
+    """Return the content of a library with its checksum at the end, where the loader of programs does not look."""
+    return content + hashlib.sha256(content).digest()
+
+
+def is_whole(library: Path) -> bool:
+    """Return whether a library is there and as it was written; loading one that was cut off ends the process."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    size = hashlib.sha256().digest_size
+    return sealed(content[:-size]) == content
+
+
+def _is_shared(folder: Path) -> bool:
+    """Return whether another user may put a library into a folder that is there."""
+    try:
+        state = folder.stat()
+    except OSError:
+        return False
+    return state.st_uid != os.getuid() or bool(state.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _can_write(folder: Path) -> bool:
+    """Return whether a folder can be written, or made."""
+    existing = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def load(library: Path) -> bool:

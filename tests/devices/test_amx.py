@@ -257,6 +257,18 @@ def test_it_is_logged_once(environ, caplog, monkeypatch):
     assert [record.getMessage() for record in caplog.records] == ["AMX is on: mxmp switched it on."]
 
 
+def test_a_failure_does_not_reach_who_imports_mxnet(environ, monkeypatch):
+    def fail():
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(amx, "_status", None)
+    monkeypatch.setattr(amx, "_to_verify", False)
+    monkeypatch.setattr(amx, "read_processor", lambda: Processor("X", frozenset(FLAGS.split())))
+    monkeypatch.setattr(amx, "request_permission", fail)
+    amx.install()
+    assert amx.amx_status() == amx.AmxStatus(False, "Switching it on failed: RuntimeError: no memory")
+
+
 @pytest.fixture
 def refused(monkeypatch):
     monkeypatch.setattr(amx, "amx_status", lambda: amx.AmxStatus(False, "MXMP_AMX=0 is set.", "Unset MXMP_AMX."))

@@ -11,6 +11,11 @@ from tests.gpu_record.runs import Recorder, Step
 collect_ignore = ["programs"]  # they import MXNet, and run under the recorder alone
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _same_speed_everywhere():
+    """Leave alone what the fixture of this name is for elsewhere: here MXNet runs in processes of its own alone."""
+
+
 @pytest.fixture(scope="session")
 def recorder(tmp_path_factory):
     """What runs programs; all workers of a test run share its folder."""

@@ -45,10 +45,32 @@ def test_a_build_is_started_once_and_not_after_one_has_failed(monkeypatch, cache
 
 def test_a_library_that_cannot_be_loaded_leaves_the_casts(cache, caplog):
     library.path().parent.mkdir()
-    library.path().write_bytes(b"no library")
+    library.path().write_bytes(library.sealed(b"no library"))
     with caplog.at_level("INFO", logger="mxmp"):
         assert not library.available()
     assert "is rounded by casts" in caplog.text and not cache
+
+
+@pytest.mark.parametrize("keep", [0, 10, 100], ids=["empty", "cut off", "without its checksum"])
+def test_a_damaged_library_is_not_loaded_and_built_again(cache, keep):
+    library.path().parent.mkdir()
+    library.path().write_bytes(library.sealed(b"x" * 100)[:keep])
+    assert not library.state().ready
+    assert not library.available() and cache == [library.path()]
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(cache):
+    library.path().parent.mkdir()
+    library.path().parent.chmod(0o777)
+    library.path().write_bytes(library.sealed(b"anything"))
+    assert not library.available() and not cache
+    assert "others may write to it" in library.state().text
+
+
+def test_a_folder_that_cannot_be_made_is_told_of(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "cannot be written" in library.state().text
 
 
 def test_the_environment_switches_it_off(monkeypatch, cache):
