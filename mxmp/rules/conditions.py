@@ -71,21 +71,6 @@ def scalars_representable(*keys: str) -> Condition:
     return condition
 
 
-def slow_in_bfloat16(condition: Condition) -> Condition:
-    """Forbid bfloat16 where MXNet's own kernel is there, and sound, but many times as slow as float32's.
-
-    The one of clip, MobileNetV2's relu6, takes each element through conversions that no compiler has made vectors of:
-    the operators of a MobileNetV2 that are not oneDNN's took 677 ms a step in place of 127 (335 in place of 63 in
-    inference; batch 8, 128 pixels, one core of an AMD EPYC, Zen 3), and with clip in float32 132 (62).
-    """
-
-    def both(call: Call) -> Optional[str]:
-        slow = call.dtype == dtypes.BFLOAT16
-        return condition(call) or ("MXNet's bfloat16 kernel is many times as slow as float32's" if slow else None)
-
-    return both
-
-
 def short_reduction(call: Call) -> Optional[str]:
     """Forbid reductions over more than ``MAX_REDUCTION`` elements, or over unknown many."""
     shape = known_shape(call, 0)

@@ -145,15 +145,7 @@ def test_it_is_measured_anew_when_asked(machine, monkeypatch):
     assert bfloat16_speed(speed.LONG, anew=True) == FAST == bfloat16_speed()
 
 
-@pytest.mark.parametrize("flags", ["avx2", "avx512f"])
-def test_a_processor_without_bfloat16_is_not_asked(machine, flags, monkeypatch, capfd):
-    monkeypatch.setattr(speed, "read_processor", lambda: Processor("EPYC", frozenset([flags])))
-    monkeypatch.delattr(speed, "runs_bfloat16")
-    assert bfloat16_speed() is None and not machine
-
-
-def test_mxnet_is_asked_where_flags_are_unknown(machine, monkeypatch):
-    monkeypatch.setattr(speed, "read_processor", lambda: Processor("unknown processor", frozenset()))
+def test_nothing_is_measured_where_bfloat16_does_not_run(machine, monkeypatch):
     assert bfloat16_speed() == SLOW
     speed_file.store(speed_file.describe_machine(), [])
     monkeypatch.setattr(speed, "runs_bfloat16", lambda: False)

@@ -231,7 +231,7 @@ def test_one_process_builds_at_a_time(monkeypatch, target):
 def test_what_another_process_has_built_meanwhile_stays(what, monkeypatch, target):
     monkeypatch.setattr(build, "build", lambda each: pytest.fail("built again"))
     target.parent.mkdir()
-    (target if what == "library" else library.failure(target)).write_text("there")
+    (target if what == "library" else library.failure(target)).write_bytes(library.sealed(b"there"))
     build.main(str(target))
 
 

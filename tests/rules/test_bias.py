@@ -67,11 +67,9 @@ def test_a_scalar_that_becomes_a_result_must_be_one_of_bfloat16(value, held):
     assert held or f"a_max={float(value):g} is none of bfloat16's values" in reason
 
 
-def test_clip_stays_in_float32_rather_than_bfloat16():
+def test_clip_to_a_value_that_bfloat16_has_not_stays_in_float32():
     def forbids(bound, dtype):
         attrs = {"a_min": "0", "a_max": bound}
-        return RULES.find("clip", attrs).forbids(Call(attrs, (), dtype)) or ""
+        return RULES.find("clip", attrs).forbids(Call(attrs, (), dtype)) is not None
 
-    assert "none of bfloat16's values" in forbids("0.1", "bfloat16")
-    assert "slow" in forbids("6", "bfloat16")
-    assert forbids("0.1", "float16") == ""
+    assert [forbids("6", "bfloat16"), forbids("0.1", "bfloat16"), forbids("0.1", "float16")] == [False, True, False]

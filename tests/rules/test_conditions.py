@@ -242,7 +242,7 @@ WITH_SCALARS = [
 @pytest.mark.parametrize("rule, key, dtype", WITH_SCALARS)
 def test_every_scalar_of_the_table_must_fit(rule, key, dtype):
     for inside, beyond in EDGES[dtype]:
-        assert key not in (rule.forbids(Call({key: inside}, (), dtype)) or "")
+        assert rule.forbids(Call({key: inside}, (), dtype)) is None
         assert key in rule.forbids(Call({key: beyond}, (), dtype))
 
 

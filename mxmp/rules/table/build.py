@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Dict, Tuple
 
 from ... import dtypes
 from ..conditions import scalars_in_range, scalars_representable
@@ -70,8 +69,3 @@ def variant(*pairs: str) -> Tuple[Tuple[str, str], ...]:
 
 TYPED = variant("dtype", GIVEN)
 """The ``when`` of a rule for calls whose attribute ``dtype`` says what they give."""
-
-
-def with_condition(further: Callable[[Condition], Condition], found: Rules) -> Rules:
-    """Return rules, each of which has a condition, with a further one made of it."""
-    return tuple(replace(rule, condition=rule.condition and further(rule.condition)) for rule in found)

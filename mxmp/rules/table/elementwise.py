@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ..conditions import slow_in_bfloat16
 from ..core import DENY, INFER
 from ..sums import short_gradients
-from .build import BFLOAT16_ALONE, Rules, compares, moves, never_cast, rules, scalar_rules, short_sums, with_condition
+from .build import BFLOAT16_ALONE, Rules, compares, moves, never_cast, rules, scalar_rules, short_sums
 
 # The gradient of what is broadcast is a sum.
 _BROADCAST = short_sums(short_gradients)
@@ -57,7 +56,7 @@ ELEMENTWISE: Rules = (
     *moves("abs negative _npi_absolute _npi_negative _maximum _minimum"),
     *moves("broadcast_maximum broadcast_minimum _npi_copysign", no_bfloat16=True, **_BROADCAST),
     *moves("_maximum_scalar _minimum_scalar _npi_copysign_scalar _npi_rcopysign_scalar", scalars="scalar"),
-    *with_condition(slow_in_bfloat16, moves("clip", scalars="a_min a_max")),
+    *moves("clip", scalars="a_min a_max"),
     *moves("_contrib_gradientmultiplier", scalars="scalar", no_bfloat16=True),  # the identity
     *moves("where", keep=(0,)),
     *moves("_npi_where", keep=(0,), no_bfloat16=True),
