@@ -69,10 +69,10 @@ def op_key(graph: ConvertedGraph) -> OpKey:
 
 def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph) -> OpPlan:
     """Return what to build a net's cached operator of, for the current context, mode and backend."""
-    converted = graph.converted
+    converted, fused = graph.converted, bool(blocks.backend(net))
     if not infers() or not can_count():
-        return OpPlan(converted.on_cpu(trains=not infers()) if on_cpu() else converted.symbol)
-    symbol, whole = converted.symbol, converted.graph_on_cpu() if on_cpu() else converted.graph
+        return OpPlan(converted.on_cpu(not infers(), fused) if on_cpu() else converted.symbol)
+    symbol, whole = converted.symbol, converted.graph_on_cpu(fused=fused) if on_cpu() else converted.graph
     params = dict(net.collect_params())
     folded = {name for fold in converted.folds for name in (fold.weight, fold.bias)}
     dense = {name for name, param in params.items() if storage_type(param) == "default"}

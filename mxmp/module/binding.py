@@ -69,7 +69,7 @@ def prepare(
     types = input_types(symbol, inputs)
     converted = convert_graph(symbol, policy, shapes, types, params, stored)
     result = _with_loss_scale(converted, shapes, loss_heads) if scaled else converted
-    runs = result.on_cpu(trains) if on_cpu else result.symbol
+    runs = result.on_cpu(trains, fused=not trains) if on_cpu else result.symbol  # MXNet fuses what is bound to infer
     runs = _with_dtypes(runs, result.facts.variable_dtypes(result.graph))
     outputs = _loss_outputs(result.graph, loss_heads) if scaled else ()
     return Runnable(converted, result, runs, scaled, result is not converted, outputs, on_cpu)
