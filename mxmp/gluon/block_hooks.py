@@ -121,13 +121,22 @@ class BlockHooks(FileHooks):
         if recording:
             self._note_recorded()
             self.graphs.forget_prepared()
-        key = op_key(graph)
-        if key not in self.graphs.ops or not self.graphs.ops[key].is_usable():
-            self.build_cache(*args)
-        built = self.graphs.ops[key]
+        built = self._op_for(graph, args)
         blocks.set_op(self.net, built.op, built.args)
         with op_hook_on(self.net, graph):
             return self.original("call_cached_op", *args)
+
+    def _op_for(self, graph: ConvertedGraph, args: Tuple[Any, ...]) -> BuiltOp:
+        """Return the cached operator that runs a graph now, with what it reads of parameters as they are."""
+        ops, key = self.graphs.ops, op_key(graph)
+        if key not in ops or not ops[key].is_current():
+            built = ops.pop(key, None)  # not to be found again if this is interrupted
+            self.graphs.forget_left()
+            if built is not None and built.renew():
+                ops[key] = built
+            else:
+                self.build_cache(*args)
+        return self.graphs.ops[key]
 
     def _initialize(self, args: Tuple[Any, ...]) -> None:
         """Initialize parameters, and store those in low precision that any of the siblings stores so.

@@ -57,9 +57,13 @@ class BuiltOp:
     prepared: Optional[PreparedParams]
     keeps_weights: bool  # whether its operators keep what they have made of them, and must be built anew for others
 
-    def is_usable(self) -> bool:
-        """Compute what it reads anew where parameters have changed; return whether it can run with that."""
-        return self.prepared is None or not self.prepared.refresh() or not self.keeps_weights
+    def is_current(self) -> bool:
+        """Return whether it can run now as it is."""
+        return self.prepared is None or self.prepared.is_current()
+
+    def renew(self) -> bool:
+        """Compute anew what it reads, since parameters have changed; return whether it can run with that."""
+        return self.prepared is not None and not (self.prepared.refresh() and self.keeps_weights)
 
 
 def op_key(graph: ConvertedGraph) -> OpKey:

@@ -230,6 +230,12 @@ class GraphCache:
             if built.prepared is not None:
                 built.prepared.forget()
 
+    def forget_left(self) -> None:
+        """Free what was computed for contexts that parameters have left, and operators that ran on such alone."""
+        for key, built in list(self.ops.items()):
+            if built.prepared is not None and not built.prepared.forget_left():
+                del self.ops[key]
+
     def _forget_others(self) -> None:
         """Forget signatures and cached operators of graphs that are not kept."""
         kept = {id(graph) for graph in self._converted.items().values()}
