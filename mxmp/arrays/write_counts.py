@@ -66,7 +66,9 @@ class UnwrittenArrays:
         for array, handle, chunk, known_chunk, count, written in self._watched:
             if array.handle is not handle or chunk.value != known_chunk:
                 return False
-            mx.base.check_call(wait(handle))
+            code = wait(handle)
+            if code:
+                mx.base.check_call(code)
             if count.value != written:
                 return False
         return True

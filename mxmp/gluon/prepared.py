@@ -11,9 +11,20 @@ from mxnet.ndarray import CachedOp
 
 from ..arrays.casts import to_float32
 from ..arrays.write_counts import UnwrittenArrays, write_count
+from ..dtypes import FLOAT32, limits
+from ..errors import MxmpError
 from ..mxnet_private import parameters
 from ..passes.fold_batchnorm import Fold
-from ..symbol.for_inference import fold_params
+from ..symbol.for_inference import fold_params, folds_beyond
+
+
+class FoldRangeError(MxmpError):
+    """Raised where folding gives values that the graph's dtypes do not have; the net then runs without these folds."""
+
+    def __init__(self, folds: Sequence[Fold]) -> None:
+        """Take the folds."""
+        super().__init__(f"folded weights are out of range: {', '.join(fold.weight for fold in folds)}")
+        self.sources = frozenset(fold.sources for fold in folds)
 
 
 class PreparedParam(gluon.Parameter):
@@ -56,11 +67,12 @@ class PreparedParams:
     BatchNorm is folded first, then a graph of casts runs on what that gives.
     """
 
-    def __init__(self, params: Mapping[str, gluon.Parameter], folds: Sequence[Fold] = ()) -> None:
-        """Take the net's parameters by name, and what is folded."""
+    def __init__(self, params: Mapping[str, gluon.Parameter], folds: Sequence[Fold] = (), dtype: str = FLOAT32) -> None:
+        """Take the net's parameters by name, what is folded, and the lowest dtype that the results are cast to."""
         self.params: List[PreparedParam] = []
         self._net_params = params
         self._folds = folds
+        self._largest = limits(dtype).max
         self._watched: List[str] = []
         self._op: Optional[CachedOp] = None
         self._op_inputs: List[str] = []
@@ -90,6 +102,9 @@ class PreparedParams:
         """Compute the values on the current context; return whether this is not the first time there.
 
         If it is interrupted there are none.
+
+        Raises:
+            FoldRangeError: If there are folds that the net must do without.
         """
         ctx = mx.context.current_context()
         again = ctx in self._begun
@@ -113,7 +128,11 @@ class PreparedParams:
         return list(dict.fromkeys([*names, *self._watched, *(name for name in self._op_inputs if name not in folded)]))
 
     def _computed(self, arrays: Dict[str, mx.nd.NDArray]) -> Dict[str, mx.nd.NDArray]:
-        known = {**arrays, **fold_params(self._folds, {name: to_float32(array) for name, array in arrays.items()})}
+        folded = fold_params(self._folds, {name: to_float32(array) for name, array in arrays.items()})
+        beyond = folds_beyond(self._folds, folded, self._largest)
+        if beyond:
+            raise FoldRangeError(beyond)
+        known = {**arrays, **folded}
         if self._op is not None:
             outputs = self._op(*(known[name] for name in self._op_inputs))
             known.update(zip(self._op_outputs, outputs if isinstance(outputs, (list, tuple)) else [outputs]))
