@@ -18,10 +18,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from typing import Any, List, Optional, Set
+from typing import Any, List, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 from mxnet import autograd
+
+from ..mxnet_private.arrays import library
 
 _WORD = 8  # bytes
 _WORDS = 32  # of a Chunk that are looked at, of some 35; in the CPU build it is the tenth
@@ -44,6 +46,32 @@ class WriteCount:
             return None
         self.array.wait_to_read()
         return self._count.value
+
+    @property
+    def memory(self) -> Tuple[Any, Any, Any, int, ctypes.c_uint64]:
+        """The array, its handle, its memory now and then, and the count as it lies there."""
+        return self.array, self._handle, self._chunk, self._known_chunk, self._count
+
+
+class UnwrittenArrays:
+    """Arrays that are watched together, since each of the many calls that ask costs time: see `are_unwritten`."""
+
+    def __init__(self, counts: Sequence[WriteCount]) -> None:
+        """Take the counts of the arrays, as they are now."""
+        self._watched = [(*count.memory, count()) for count in counts]
+
+    def are_unwritten(self) -> bool:
+        """Return whether none was written or got other memory, once all writes that are pending are done."""
+        wait = library.MXNDArrayWaitToRead
+        for array, handle, chunk, known_chunk, count, written in self._watched:
+            if array.handle is not handle or chunk.value != known_chunk:
+                return False
+            code = wait(handle)
+            if code:
+                mx.base.check_call(code)
+            if count.value != written:
+                return False
+        return True
 
 
 def can_count() -> bool:

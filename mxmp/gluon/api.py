@@ -41,7 +41,9 @@ def convert(net: gluon.Block, policy: Union[str, Policy], for_inference: bool = 
         for_inference: Whether the net will only infer. Then BatchNorm behind a convolution, a transposed
             convolution or a dense layer is folded into its weight and bias, in float32 and before these are
             rounded, and dropout is left out. The net's parameters stay as they are, and are folded again when they
-            change. A call that is recorded or in training mode is refused. ``export`` writes the folded model.
+            change. What the policy's dtype cannot hold is not folded. A call that is recorded or in training mode is
+            refused, and so is one with symbols, in the trace of a net around it: convert the outermost one.
+            ``export`` writes the folded model.
         **changes: Fields of the policy that overrule it, such as ``last_layer_fp32=True``.
 
     Returns:

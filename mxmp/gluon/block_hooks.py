@@ -21,11 +21,12 @@ from . import storage
 from .bulks import bulks_kept
 from .cached_ops import BuiltOp, backend_chosen, context_of, op_key, plan_op
 from .file_hooks import FileHooks
-from .folding import refuse_training
+from .folding import refuse_symbols, refuse_training
 from .graphs import ConvertedGraph, GraphCache, as_input, infers, on_cpu, op_hook_on, split_inputs
 from .lookup import as_written, conversion_of, net_method, suspended
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision
+from .prepared import FoldRangeError
 
 
 class BlockHooks(FileHooks):
@@ -56,7 +57,7 @@ class BlockHooks(FileHooks):
     def clear_cached_op(self) -> None:
         """Forget all graphs of the net."""
         self.original("clear_cached_op")
-        self.graphs, self.current = GraphCache(), None
+        self.graphs, self.current, self.unfolded = GraphCache(), None, frozenset()
         self.is_initialized, self.params = False, None
 
     @net_method
@@ -78,26 +79,35 @@ class BlockHooks(FileHooks):
         with context_of(args):  # ``optimize_for`` calls this without
             if not self.is_initialized:
                 self._initialize(args)
-            graph = self._graph_for(args)
-            inputs, _ = self._use(graph)
-            self._store(graph.converted)
-            key = op_key(graph)
-            with bulks_kept(self.net, graph), backend_chosen(self.net, self.for_inference):
-                plan = plan_op(self.net, graph)
-                other = self.graphs.ops.get(key.of_other_mode)
-                if plan.prepared is None and other and other.prepared is None and not blocks.backend(self.net):
-                    self.graphs.ops[key] = other
-                    return
-                if plan.prepared is not None:
-                    plan.prepared.refresh()
-                self.given_graph = inputs, plan.symbol
+            while True:
                 try:
-                    blocks.set_op(self.net, None, list(plan.args))
-                    self.original("build_cache", *args)
-                finally:
-                    self.given_graph = None
-            op, read = blocks.cached_op(self.net), blocks.cached_op_args(self.net)
-            self.graphs.ops[key] = BuiltOp(op, read, plan.prepared, plan.keeps_weights)
+                    return self._build(args)
+                except FoldRangeError as e:
+                    self.unfolded |= e.sources
+
+    def _build(self, args: Tuple[Any, ...]) -> None:
+        graph = self._graph_for(args)
+        inputs, _ = self._use(graph)
+        self._store(graph.converted)
+        key = op_key(graph)
+        with bulks_kept(self.net, graph), backend_chosen(
+            self.net, self.for_inference, bool(self.unfolded)
+        ):
+            plan = plan_op(self.net, graph, self.policy.compute_dtype)
+            other = self.graphs.ops.get(key.of_other_mode)
+            if plan.prepared is None and other and other.prepared is None and not blocks.backend(self.net):
+                self.graphs.ops[key] = other
+                return
+            if plan.prepared is not None:
+                plan.prepared.refresh()
+            self.given_graph = inputs, plan.symbol
+            try:
+                blocks.set_op(self.net, None, list(plan.args))
+                self.original("build_cache", *args)
+            finally:
+                self.given_graph = None
+        op, read = blocks.cached_op(self.net), blocks.cached_op_args(self.net)
+        self.graphs.ops[key] = BuiltOp(op, read, plan.prepared, plan.keeps_weights)
 
     @net_method
     def call_cached_op(self, *args: Any) -> Any:
@@ -121,13 +131,26 @@ class BlockHooks(FileHooks):
         if recording:
             self._note_recorded()
             self.graphs.forget_prepared()
-        key = op_key(graph)
-        if key not in self.graphs.ops or not self.graphs.ops[key].is_usable():
-            self.build_cache(*args)
-        built = self.graphs.ops[key]
+        graph, built = self._op_for(graph, args)
         blocks.set_op(self.net, built.op, built.args)
         with op_hook_on(self.net, graph):
             return self.original("call_cached_op", *args)
+
+    def _op_for(self, graph: ConvertedGraph, args: Tuple[Any, ...]) -> Tuple[ConvertedGraph, BuiltOp]:
+        """Return the cached operator that runs a graph now, with what it reads of parameters as they are.
+
+        And the graph: another one with fewer BatchNorms folded, where folded values are out of range.
+        """
+        ops, key = self.graphs.ops, op_key(graph)
+        if key not in ops or not ops[key].is_current():
+            built = ops.pop(key, None)  # not to be found again if this is interrupted
+            self.graphs.forget_left()
+            if built is not None and built.renew():
+                ops[key] = built
+            else:
+                self.build_cache(*args)
+                graph = self._graph_for(args)
+        return graph, self.graphs.ops[op_key(graph)]
 
     def _initialize(self, args: Tuple[Any, ...]) -> None:
         """Initialize parameters, and store those in low precision that any of the siblings stores so.
@@ -168,6 +191,8 @@ class BlockHooks(FileHooks):
         """
         if F is mx.nd:
             return gluon.HybridBlock.forward(self.net, x, *args)
+        if self.for_inference:
+            refuse_symbols(self.net)
         # A SymbolBlock enters no scope of its own.
         inside = blocks.is_in_scope(self.net) if self.own_graph is None else blocks.is_any_in_scope()
         if inside:

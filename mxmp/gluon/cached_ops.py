@@ -17,7 +17,7 @@ from ..mxnet_private.parameters import storage_type
 from ..passes.split_params import split_params
 from ..symbol import from_graph
 from .graphs import ConvertedGraph, infers, on_cpu, split_inputs
-from .prepared import PreparedParams
+from .prepared import FoldRangeError, PreparedParams
 from .traced_net import ONLY_INFER
 
 _STATIC = "static_shape"
@@ -57,9 +57,16 @@ class BuiltOp:
     prepared: Optional[PreparedParams]
     keeps_weights: bool  # whether its operators keep what they have made of them, and must be built anew for others
 
-    def is_usable(self) -> bool:
-        """Compute what it reads anew where parameters have changed; return whether it can run with that."""
-        return self.prepared is None or not self.prepared.refresh() or not self.keeps_weights
+    def is_current(self) -> bool:
+        """Return whether it can run now as it is."""
+        return self.prepared is None or self.prepared.is_current()
+
+    def renew(self) -> bool:
+        """Compute anew what it reads, since parameters have changed; return whether it can run with that."""
+        try:
+            return self.prepared is not None and not (self.prepared.refresh() and self.keeps_weights)
+        except FoldRangeError:  # raised again where it is built anew
+            return False
 
 
 def op_key(graph: ConvertedGraph) -> OpKey:
@@ -67,8 +74,8 @@ def op_key(graph: ConvertedGraph) -> OpKey:
     return OpKey(id(graph), on_cpu(), infers())
 
 
-def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph) -> OpPlan:
-    """Return what to build a net's cached operator of, for the current context, mode and backend."""
+def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str) -> OpPlan:
+    """Return what to build a net's cached operator of, for the context, mode, backend and policy's dtype of now."""
     converted, fused = graph.converted, bool(blocks.backend(net))
     if not infers() or not can_count():
         return OpPlan(converted.on_cpu(not infers(), fused) if on_cpu() else converted.symbol)
@@ -77,7 +84,7 @@ def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph) -> OpPlan:
     folded = {name for fold in converted.folds for name in (fold.weight, fold.bias)}
     dense = {name for name, param in params.items() if storage_type(param) == "default"}
     split = split_params(whole, set(symbol.list_arguments()) & dense | folded)
-    prepared = PreparedParams(params, converted.folds)
+    prepared = PreparedParams(params, converted.folds, dtype)
     main = symbol if split.main is converted.graph else from_graph(split.main, symbol)
     if split.prepare is not None:
         prepared.cast_by(from_graph(split.prepare, symbol), split.names)
@@ -101,16 +108,17 @@ def _keeps_weights(net: gluon.HybridBlock, graph: Graph) -> bool:
 
 
 @contextlib.contextmanager
-def backend_chosen(net: gluon.HybridBlock, for_inference: bool) -> Iterator[None]:
+def backend_chosen(net: gluon.HybridBlock, for_inference: bool, unfolded: bool) -> Iterator[None]:
     """Have MXNet partition a net's graph within this context by the backend that is right for a call now.
 
     That is the one that the net was hybridized with, but none for training if it can only infer. A net for inference
     with static shapes is partitioned on a CPU as ``bind`` does it, if no other backend is given. Where writes cannot
     be counted, what is partitioned makes its operators anew at each call, since these keep weights that are stale.
+    Where BatchNorms are ``unfolded``, since folded values are out of range, no backend may fold them either.
     """
     given, flags = blocks.backend(net), blocks.flags(net)
-    chosen = None if given in ONLY_INFER and not infers() else given
-    if for_inference and not given and on_cpu() and can_count() and dict(flags).get(_STATIC):
+    chosen = None if given in ONLY_INFER and (unfolded or not infers()) else given
+    if for_inference and not (given or unfolded) and on_cpu() and can_count() and dict(flags).get(_STATIC):
         chosen = _backend_of_bind()
     blocks.backend.set(net, chosen)
     if chosen and not can_count():

@@ -71,11 +71,11 @@ class Conversion(BlockHooks):
         """Return the conversion for inputs of unknown shape, None if the net must be called first."""
         with precision(POLICY):  # not in a region that the user may be in
             if self.own_graph is not None:
-                return self._convert(self._trace(())[1], {}, {}, folds=self.for_inference)
+                return self._convert(self._trace(())[1], {}, {}, folds=self._folds())
             with block_regions.entered(self.net, self.regions):
                 symbol = trace_early(self.net)
         try:
-            return None if symbol is None else self._convert(symbol, {}, {}, folds=self.for_inference)
+            return None if symbol is None else self._convert(symbol, {}, {}, folds=self._folds())
         except InferenceError:
             if storage.cast_by_hand(self.net):
                 raise
@@ -171,6 +171,7 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
     return {
         "graphs": GraphCache(),
         "current": None,
+        "unfolded": frozenset(),
         "given_graph": None,
         "plain_trainer": PlainTrainerCheck(net, policy),
         "params": None,

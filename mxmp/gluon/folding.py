@@ -10,6 +10,7 @@ from mxnet import gluon
 from ..arrays.write_counts import can_count
 from ..errors import ConvertError
 from ..mxnet_private import blocks, parameters
+from ..passes.fold_batchnorm import Sources
 from ..policy import Policy
 from ..symbol import Converted, convert_graph
 from ..symbol.arguments import Model, make_model
@@ -27,6 +28,7 @@ def convert_folded(
     params: FrozenSet[str],
     storable: FrozenSet[str],
     stored: FrozenSet[str],
+    unfolded: FrozenSet[Sources] = frozenset(),
 ) -> Converted:
     """Return the conversion of a symbol for inference alone; its ``folds`` say how parameters are folded, in float32.
 
@@ -40,8 +42,13 @@ def convert_folded(
         params: Names of the parameters.
         storable: Names of those that may be stored in low precision.
         stored: Names of those that are.
+        unfolded: What is not to be folded.
     """
-    found = prepare(symbol, params if can_count() else frozenset(), shapes, types)
+    foldable = params if can_count() else frozenset()
+    found = prepare(symbol, foldable, shapes, types)
+    left = frozenset(fold.norm for fold in found.folds if fold.sources in unfolded)
+    if left:
+        found = prepare(symbol, foldable, shapes, types, left)
     sources = {name for fold in found.folds for name in (fold.weight, fold.bias, *fold.sources.params)}
     read = set(found.symbol.list_inputs())
     known = {name: shape for name, shape in shapes.items() if name in read and name not in sources}
@@ -56,6 +63,15 @@ def refuse_training(net: gluon.HybridBlock) -> None:
         f"block '{net.name}' was converted with for_inference=True, but this call is recorded or in training mode; "
         f"call it outside of autograd.record() and autograd.train_mode(), or convert it without for_inference to "
         f"train it."
+    )
+
+
+def refuse_symbols(net: gluon.HybridBlock) -> None:
+    """Raise a ConvertError that says why a net refuses symbols, which a net around it could train."""
+    raise ConvertError(
+        f"block '{net.name}' was converted with for_inference=True, but is called with symbols, as part of another net "
+        f"that is hybridized. Convert the outermost net for inference, or this one without for_inference; export() "
+        f"writes it by itself."
     )
 
 

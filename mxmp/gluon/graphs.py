@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -14,6 +14,7 @@ from .. import dtypes
 from ..graph import Graph, without_versions
 from ..lru_cache import LRUCache
 from ..mxnet_private import blocks
+from ..passes.fold_batchnorm import Sources
 from ..scaling.loss_heads import loss_heads
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
@@ -21,6 +22,8 @@ from ..symbol.rewrite import ShapeOutcomes
 from .precision import current_region
 
 Shape = Tuple[int, ...]
+Unfolded = Optional[FrozenSet[Sources]]
+"""The folds that a graph does without, since their values are out of range; None for a graph without any."""
 
 MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
 MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
@@ -30,14 +33,14 @@ class CallSignature(NamedTuple):
     """The properties of a call that decide which graph it runs."""
 
     training: bool
-    folds: bool  # whether it runs a graph for inference alone, BatchNorm folded
+    folds: Unfolded  # not None if it runs a graph for inference alone, BatchNorm folded but for these
     nesting: str  # of its inputs
     region: Optional[str]  # the innermost around it, None outside of regions
     types: Tuple[Any, ...]
     shapes: Optional[Tuple[Any, ...]]  # None where no verdict depends on them
 
 
-def signature_of(net: gluon.Block, args: Tuple[Any, ...], shaped: bool, folds: bool = False) -> CallSignature:
+def signature_of(net: gluon.Block, args: Tuple[Any, ...], shaped: bool, folds: Unfolded = None) -> CallSignature:
     """Return the signature of a call of a net now, with these inputs; ``shaped`` if their shapes matter."""
     flat, nesting = blocks.flatten(args, "input")
     types, shapes = (tuple(getattr(a, name, None) for a in flat) for name in ("dtype", "shape"))
@@ -229,6 +232,12 @@ class GraphCache:
         for built in self.ops.values():
             if built.prepared is not None:
                 built.prepared.forget()
+
+    def forget_left(self) -> None:
+        """Free what was computed for contexts that parameters have left, and operators that ran on such alone."""
+        for key, built in list(self.ops.items()):
+            if built.prepared is not None and not built.prepared.forget_left():
+                del self.ops[key]
 
     def _forget_others(self) -> None:
         """Forget signatures and cached operators of graphs that are not kept."""

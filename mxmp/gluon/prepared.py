@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
 import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import CachedOp
 
 from ..arrays.casts import to_float32
-from ..arrays.write_counts import WriteCount, write_count
+from ..arrays.write_counts import UnwrittenArrays, write_count
+from ..dtypes import FLOAT32, limits
+from ..errors import MxmpError
 from ..mxnet_private import parameters
 from ..passes.fold_batchnorm import Fold
-from ..symbol.for_inference import fold_params
+from ..symbol.for_inference import fold_params, folds_beyond
+
+
+class FoldRangeError(MxmpError):
+    """Raised where folding gives values that the graph's dtypes do not have; the net then runs without these folds."""
+
+    def __init__(self, folds: Sequence[Fold]) -> None:
+        """Take the folds."""
+        super().__init__(f"folded weights are out of range: {', '.join(fold.weight for fold in folds)}")
+        self.sources = frozenset(fold.sources for fold in folds)
 
 
 class PreparedParam(gluon.Parameter):
@@ -28,21 +39,25 @@ class PreparedParam(gluon.Parameter):
         return self.values[ctx or mx.context.current_context()]
 
 
-class _Source(NamedTuple):
-    """The value of one parameter that others were computed from."""
+class _Sources:
+    """The values of parameters on one context that others are computed from."""
 
-    param: gluon.Parameter
-    arrays: List[mx.nd.NDArray]  # the parameter's, one for each context
-    index: int  # of this value among them
-    count: Optional[WriteCount]
-    written: Optional[int]  # how often the value had been written
+    def __init__(self, params: Sequence[gluon.Parameter], arrays: Sequence[mx.nd.NDArray]) -> None:
+        self._places = [(param, _place(param, array), array) for param, array in zip(params, arrays)]
+        counts = [count for count in map(write_count, arrays) if count is not None]
+        self._counts = UnwrittenArrays(counts) if len(counts) == len(arrays) else None  # None where it cannot be told
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the parameter still has this value, as far as can be told."""
-        if self.count is None or parameters.arrays(self.param) is not self.arrays:
-            return False
-        return self.arrays[self.index] is self.count.array and self.count() == self.written
+    def are_held(self) -> bool:
+        """Return whether the parameters still have these arrays."""
+        return parameters.have_arrays(self._places)
+
+    def are_current(self) -> bool:
+        """Return whether the parameters still have these values, as far as can be told."""
+        return self._counts is not None and self.are_held() and self._counts.are_unwritten()
+
+
+def _place(param: gluon.Parameter, array: mx.nd.NDArray) -> int:
+    return next(i for i, each in enumerate(parameters.arrays(param)) if each is array)
 
 
 class PreparedParams:
@@ -52,16 +67,18 @@ class PreparedParams:
     BatchNorm is folded first, then a graph of casts runs on what that gives.
     """
 
-    def __init__(self, params: Mapping[str, gluon.Parameter], folds: Sequence[Fold] = ()) -> None:
-        """Take the net's parameters by name, and what is folded."""
+    def __init__(self, params: Mapping[str, gluon.Parameter], folds: Sequence[Fold] = (), dtype: str = FLOAT32) -> None:
+        """Take the net's parameters by name, what is folded, and the lowest dtype that the results are cast to."""
         self.params: List[PreparedParam] = []
         self._net_params = params
         self._folds = folds
+        self._largest = limits(dtype).max
         self._watched: List[str] = []
         self._op: Optional[CachedOp] = None
         self._op_inputs: List[str] = []
         self._op_outputs: List[str] = []
-        self._sources: Dict[mx.Context, List[_Source]] = {}
+        self._sources: Dict[mx.Context, _Sources] = {}  # of values that are complete
+        self._begun: Set[mx.Context] = set()  # where values were computed, or begun to be, at any time
 
     def give(self, names: Iterable[str]) -> None:
         """Keep values under these names: folded parameters, or outputs of the graph of casts."""
@@ -76,18 +93,32 @@ class PreparedParams:
         """Take changes of these parameters of the net for changes too."""
         self._watched.extend(names)
 
+    def is_current(self) -> bool:
+        """Return whether the values on the current context are there, and no parameter has changed since."""
+        sources = self._sources.get(mx.context.current_context())
+        return sources is not None and sources.are_current()
+
     def refresh(self) -> bool:
-        """Compute the values on the current context unless they are current; return whether there were others."""
+        """Compute the values on the current context; return whether this is not the first time there.
+
+        If it is interrupted there are none.
+
+        Raises:
+            FoldRangeError: If there are folds that the net must do without.
+        """
         ctx = mx.context.current_context()
-        before = self._sources.get(ctx)
-        if before is not None and all(source.is_current for source in before):
-            return False
-        arrays = {name: self._net_params[name].data(ctx) for name in self.inputs}
-        self._sources[ctx] = [_source(self._net_params[name], array) for name, array in arrays.items()]
-        values = self._computed(arrays)
+        again = ctx in self._begun
+        self._begun.add(ctx)
+        self._sources.pop(ctx, None)
+        self.forget_left()
+        params = [self._net_params[name] for name in self.inputs]
+        arrays = [param.data(ctx) for param in params]
+        sources = _Sources(params, arrays)  # what is written from here on makes the values stale
+        values = self._computed(dict(zip(self.inputs, arrays)))
         for param in self.params:
             param.values[ctx] = values[param.name]
-        return before is not None
+        self._sources[ctx] = sources
+        return again
 
     @functools.cached_property
     def inputs(self) -> List[str]:
@@ -97,21 +128,29 @@ class PreparedParams:
         return list(dict.fromkeys([*names, *self._watched, *(name for name in self._op_inputs if name not in folded)]))
 
     def _computed(self, arrays: Dict[str, mx.nd.NDArray]) -> Dict[str, mx.nd.NDArray]:
-        known = {**arrays, **fold_params(self._folds, {name: to_float32(array) for name, array in arrays.items()})}
+        folded = fold_params(self._folds, {name: to_float32(array) for name, array in arrays.items()})
+        beyond = folds_beyond(self._folds, folded, self._largest)
+        if beyond:
+            raise FoldRangeError(beyond)
+        known = {**arrays, **folded}
         if self._op is not None:
             outputs = self._op(*(known[name] for name in self._op_inputs))
             known.update(zip(self._op_outputs, outputs if isinstance(outputs, (list, tuple)) else [outputs]))
         return known
 
     def forget(self) -> None:
-        """Free the values; the next `refresh` computes them again."""
-        self._sources.clear()
-        for param in self.params:
-            param.values.clear()
+        """Free the values; they are computed again when they are needed."""
+        self._keep_only(frozenset())
 
+    def forget_left(self) -> bool:
+        """Free the values on contexts that parameters have left; return whether there are others, or were none."""
+        held = frozenset(ctx for ctx, sources in list(self._sources.items()) if sources.are_held())
+        had_any = bool(self._sources)
+        self._keep_only(held)
+        return bool(held) or not had_any
 
-def _source(param: gluon.Parameter, array: mx.nd.NDArray) -> _Source:
-    arrays = parameters.arrays(param)
-    count = write_count(array)
-    index = next(i for i, each in enumerate(arrays) if each is array)
-    return _Source(param, arrays, index, count, count() if count is not None else None)
+    def _keep_only(self, contexts: AbstractSet[mx.Context]) -> None:
+        kept: List[Dict[mx.Context, Any]] = [self._sources, *(param.values for param in self.params)]
+        for values in kept:  # what tells that there are values goes first
+            for ctx in set(values) - contexts:
+                values.pop(ctx, None)

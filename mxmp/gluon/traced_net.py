@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
 import mxnet as mx
 from mxnet import gluon
@@ -15,12 +15,13 @@ from ..errors import ConvertError, InferenceError, MxmpError
 from ..graph import Graph, without_versions
 from ..mxnet_private import blocks
 from ..mxnet_private.parameters import is_initialized
+from ..passes.fold_batchnorm import Sources
 from ..policy import Policy
 from ..symbol import Converted, convert_graph, to_graph
 from ..symbol.rewrite import ShapeOutcomes
 from . import block_regions, storage
 from .folding import convert_folded
-from .graphs import ConvertedGraph, GraphCache, TracedGraph, infers, known_inputs, known_shapes, signature_of
+from .graphs import ConvertedGraph, GraphCache, TracedGraph, Unfolded, infers, known_inputs, known_shapes, signature_of
 from .lookup import REPLACED, Siblings, conversions_of, descendants, suspended
 from .precision import current_region
 
@@ -34,6 +35,7 @@ class TracedNet:
     net: gluon.HybridBlock
     policy: Policy
     for_inference: bool  # whether the net only infers, BatchNorm folded
+    unfolded: FrozenSet[Sources]  # of BatchNorms that cannot be folded with the values that parameters have had
     regions: block_regions.BlockRegions  # what `set_policy` said about the net and the blocks in it
     params: Optional[List[gluon.Parameter]]  # the net's; None before they are asked for
     own_graph: Any  # the inputs and the symbol of a SymbolBlock; None of a net that is traced
@@ -68,12 +70,13 @@ class TracedNet:
         self.graphs.add_call(signature_of(self.net, args, self.graphs.shaped, folds), graph)
         return graph
 
-    def _folds(self) -> bool:
-        """Return whether BatchNorm is folded in a call now.
+    def _folds(self) -> Unfolded:
+        """Return which BatchNorms are left where the others are folded in a call now, None where none is.
 
         A backend would fold it too, in low precision, and keep weights that are not current.
         """
-        return self.for_inference or (blocks.backend(self.net) in ONLY_INFER and infers() and can_count())
+        by_backend = blocks.backend(self.net) in ONLY_INFER and infers() and can_count()
+        return self.unfolded if self.for_inference or by_backend else None
 
     def _traced_for(self, args: Tuple[Any, ...]) -> TracedGraph:
         """Return the traced graph for a call."""
@@ -136,7 +139,7 @@ class TracedNet:
         types: Any,
         policy: Optional[Policy] = None,
         *,
-        folds: bool = False,
+        folds: Unfolded = None,
         graph: Optional[Graph] = None,
     ) -> Converted:
         params = self._params_read_by(symbol)
@@ -145,8 +148,8 @@ class TracedNet:
         trainable = stored | frozenset(name for name, p in params.items() if may_change and self._may_store(p))
         known, policy = known_shapes(shapes, params), policy or self.policy
         try:
-            if folds:
-                return convert_folded(symbol, policy, known, types, frozenset(params), trainable, stored)
+            if folds is not None:
+                return convert_folded(symbol, policy, known, types, frozenset(params), trainable, stored, folds)
             return convert_graph(symbol, policy, known, types, trainable, stored, graph=graph)
         except ConvertError as e:
             low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, Iterable, List, Tuple
 
 from mxnet import gluon
 
@@ -40,6 +40,16 @@ class ParameterBase(gluon.Parameter):
 def is_initialized(param: gluon.Parameter) -> bool:
     """Return whether a parameter has values."""
     return arrays(param) is not None
+
+
+def have_arrays(places: Iterable[Tuple[gluon.Parameter, int, Any]]) -> bool:
+    """Return whether parameters still have these arrays, each given with its place among those of its parameter."""
+    read = arrays.read
+    for param, index, array in places:
+        values = read(param)
+        if values is None or index >= len(values) or values[index] is not array:
+            return False
+    return True
 
 
 def is_deferred(param: gluon.Parameter) -> bool:

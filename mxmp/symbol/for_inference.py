@@ -8,7 +8,7 @@ values nearest to the exact ones.
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -153,6 +153,15 @@ def _array(values: np.ndarray[Any, Any], like: Any) -> Any:
     return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
 
 
+def folds_beyond(folds: Iterable[Fold], folded: Arrays, largest: float) -> List[Fold]:
+    """Return the folds that give values of a magnitude above a limit, or none at all, as with a negative variance."""
+
+    def is_beyond(name: str) -> bool:
+        return not np.abs(_values(folded[name])).max(initial=0.0) <= largest  # NaN is not
+
+    return [fold for fold in folds if is_beyond(fold.weight) or is_beyond(fold.bias)]
+
+
 def fold_model(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str, Any], Dict[str, Any]]:
     """Return a model prepared for inference, with the arguments and auxiliary states that it wants.
 
@@ -165,10 +174,10 @@ def fold_model(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str
         with blaming_params(model.symbol, params, model.shapes):
             found = prepare(model.symbol, frozenset(params), shapes, types, left)
         folded = fold_params(found.folds, params)
-        beyond = {name for name, array in folded.items() if not np.isfinite(_values(array)).all()}
+        beyond = folds_beyond(found.folds, folded, float(np.finfo(np.float64).max))
         if not beyond:
             break
-        left |= {fold.norm for fold in found.folds if beyond & {fold.weight, fold.bias}}
+        left |= {fold.norm for fold in beyond}
     gone = set(model.symbol.list_inputs()) - set(found.symbol.list_inputs())
     new_args = {name: array for name, array in {**args, **folded}.items() if name not in gone}
     new_aux = {name: array for name, array in aux.items() if name not in gone}

@@ -8,7 +8,7 @@ import pytest
 from mxnet import autograd, gluon
 
 from mxmp.arrays import write_counts
-from mxmp.arrays.write_counts import write_count
+from mxmp.arrays.write_counts import UnwrittenArrays, write_count
 
 WRITES = {
     "all": lambda array: array.__setitem__(slice(None), 2),
@@ -105,6 +105,32 @@ def test_other_memory_under_the_same_array_is_noticed(array):
     count = write_count(array)
     array.__setstate__(mx.nd.ones((3, 4)).__getstate__())
     assert count() is None and write_count(array)() is not None
+
+
+def test_arrays_are_watched_together(array):
+    arrays = [array, mx.nd.zeros((2,)), mx.nd.zeros((5,))]
+    for each in arrays:
+        watched = UnwrittenArrays([write_count(one) for one in arrays])
+        assert watched.are_unwritten()
+        each += 1
+        assert not watched.are_unwritten()
+    watched = UnwrittenArrays([write_count(one) for one in arrays])
+    arrays[1].__setstate__(mx.nd.ones((2,)).__getstate__())
+    assert not watched.are_unwritten()
+
+
+def test_a_write_that_is_pending_among_others_is_waited_for():
+    array, source = mx.nd.zeros((1500, 1500)), mx.nd.ones((1500, 1500))
+    watched = UnwrittenArrays([write_count(each) for each in (mx.nd.zeros((2,)), array)])
+    mx.nd.dot(source, source, out=array)  # takes a while
+    assert not watched.are_unwritten() and array[0, 0].asscalar() == 1500
+
+
+def test_what_the_engine_reports_is_raised(array):
+    watched = UnwrittenArrays([write_count(array)])
+    mx.nd.random.normal(0, -1, shape=(3, 4), out=array)  # no such distribution: it fails when it runs
+    with pytest.raises(mx.MXNetError):
+        watched.are_unwritten()
 
 
 def test_arrays_that_others_write_have_no_count():

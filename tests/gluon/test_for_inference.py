@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import mxnet as mx
@@ -154,14 +155,53 @@ def test_an_imported_block_is_folded(tmp_path):
     np.testing.assert_allclose(block(batch()).asnumpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_within_another_net_it_is_not_folded():
+def test_within_another_net_it_is_refused():
     """The outer net may train; convert that one for inference."""
     net = convert(make(), "O1", for_inference=True)
     outer = nn.HybridSequential()
     outer.add(net)
     outer.hybridize()
-    expected = restore(make())(batch()).asnumpy()
+    for mode in (contextlib.nullcontext, autograd.record):
+        with mode(), pytest.raises(ConvertError, match="block 'net' .* symbols.*Convert the outermost net for inference"):
+            outer(batch())
+    convert(outer, "O1", for_inference=True)
+    expected = make()(batch()).asnumpy()
     assert np.abs(outer(batch()).asnumpy() - expected).max() < bound("O1", expected)
+
+
+@pytest.mark.parametrize("for_inference,flags", [(True, {}), (True, STATIC), (False, FLAGS[2]), (False, FLAGS[3])])
+@pytest.mark.parametrize("change", [{"running_var": -1.0}, {"gamma": 1e7}, {"running_mean": 1e7}, {"beta": np.inf}])
+def test_values_that_leave_the_range_later_are_not_folded(change, for_inference, flags):
+    net = convert(make(), "O1", for_inference=for_inference)
+    net.hybridize(**flags)
+    before = {row.name: row.precision for row in (net(batch()), report(net))[1].rows}
+    for name, value in change.items():
+        net.collect_params()[f"net_batchnorm0_{name}"].data()[2] = value
+    net(batch())
+    after = {row.name: row.precision for row in report(net).rows}
+    assert before["net_batchnorm0_fwd"] == after["net_batchnorm1_fwd"] == "folded" != after["net_batchnorm0_fwd"]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=["plain", "static", "backend", "static backend"])
+@pytest.mark.parametrize("for_inference", [True, False])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_channel_of_zeros_without_variance_is_what_it_was(policy, for_inference, flags):
+    """Weights by 1e6 overflow float16, but the channel's input is zero."""
+    nets = [make(), make()]
+    x = batch()
+    x[:, 0] = 0
+    for net in nets:
+        net[0].weight.data()[3] = 0
+        net[0].weight.data()[3, 0] = 1
+        net[1].running_mean.data()[3] = 0
+        net[1].running_var.data()[3] = 0
+        net[1]._kwargs["eps"] = 1e-12
+        net.hybridize(False)
+    expected = nets[0](x).asnumpy()
+    convert(nets[1], policy, for_inference=for_inference).hybridize(**flags)
+    found = nets[1](x).asnumpy()
+    assert np.abs(found - expected).max() < bound(policy, expected)
+    np.testing.assert_array_equal(nets[1](x).asnumpy(), found)
 
 
 def test_it_is_installed_anew_only_where_it_changes():

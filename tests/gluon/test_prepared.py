@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import tempfile
 
 import mxnet as mx
@@ -11,7 +12,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.gluon import Trainer, convert, export, restore
+from mxmp.gluon import Trainer, block_hooks, cached_ops, convert, export, restore
 from mxmp.gluon import prepared as prepared_module
 
 POLICIES = ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)]
@@ -38,11 +39,8 @@ def computed(monkeypatch):
     original = prepared_module.PreparedParams.refresh
 
     def refresh(self):
-        before = self._sources.get(mx.context.current_context())
-        result = original(self)
-        if self._sources[mx.context.current_context()] is not before:
-            found.append(self)
-        return result
+        found.append(self)
+        return original(self)
 
     monkeypatch.setattr(prepared_module.PreparedParams, "refresh", refresh)
     return found
@@ -154,6 +152,120 @@ def test_no_weight_is_stale(change, policy, flags):
     after = net(batch()).asnumpy()
     assert not np.array_equal(after, before)
     np.testing.assert_array_equal(after, expected(net, batch()))
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C raises in the midst of a computation."""
+
+
+def interrupt_first(monkeypatch, owner, name):
+    """Have the next call of a method be interrupted, before it has done anything; those after it are not."""
+    original = getattr(owner, name)
+
+    def interrupted(*args, **kwargs):
+        monkeypatch.setattr(owner, name, original)
+        raise Interrupted
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("folds", [False, True])
+@pytest.mark.parametrize("where", ["fold_params", "to_float32"])
+def test_no_weight_is_stale_after_an_interruption(where, folds, monkeypatch):
+    net = convert(make(), "O1", for_inference=folds)
+    net(batch())
+    set_data(net)
+    interrupt_first(monkeypatch, prepared_module, where)
+    with pytest.raises(Interrupted):
+        net(batch())
+    found = net(batch()).asnumpy()
+    np.testing.assert_array_equal(found, convert(restore(net), "O1", for_inference=folds)(batch()).asnumpy())
+
+
+def test_a_new_context_can_be_interrupted(monkeypatch):
+    net = convert(make([mx.cpu(0), mx.cpu(1)]), "O1")
+    expected = net(batch()).asnumpy()
+    interrupt_first(monkeypatch, prepared_module, "fold_params")
+    with pytest.raises(Interrupted):
+        net(batch().as_in_context(mx.cpu(1)))
+    np.testing.assert_array_equal(net(batch().as_in_context(mx.cpu(1))).asnumpy(), expected)
+
+
+def fused():
+    net = convert(make([mx.cpu(0), mx.cpu(1)]), "O1")
+    net.hybridize(backend="MKLDNN", static_alloc=True, static_shape=True)
+    return net
+
+
+def test_weights_that_operators_keep_are_current_after_an_interrupted_build(monkeypatch):
+    net, x = fused(), batch()
+    before = net(x).asnumpy()
+    (old,) = net._mxmp_conversion.graphs.ops.values()
+    assert old.keeps_weights
+    set_data(net)
+    interrupt_first(monkeypatch, block_hooks, "plan_op")
+    with pytest.raises(Interrupted):
+        net(x)
+    after = net(x).asnumpy()
+    assert all(each is not old for each in net._mxmp_conversion.graphs.ops.values())
+    net.hybridize(backend="MKLDNN")
+    np.testing.assert_array_equal(after, net(x).asnumpy())
+    assert not np.array_equal(after, before)
+
+
+def recorded(net, x):
+    with autograd.record():
+        net(x)
+
+
+def away(net, x):
+    net.collect_params().reset_ctx(mx.cpu(1))
+    net(x.as_in_context(mx.cpu(1))).wait_to_read()
+    net.collect_params().reset_ctx(mx.cpu(0))
+
+
+@pytest.mark.parametrize("between", [recorded, away])
+def test_weights_that_operators_keep_are_current_after_values_were_freed(between):
+    net, x = fused(), batch()
+    before = net(x).asnumpy()
+    (old,) = net._mxmp_conversion.graphs.ops.values()
+    assert old.keeps_weights
+    between(net, x)
+    set_data(net)
+    after = net(x).asnumpy()
+    assert all(each is not old for each in net._mxmp_conversion.graphs.ops.values())
+    net.hybridize(backend="MKLDNN")
+    np.testing.assert_array_equal(after, net(x).asnumpy())
+    assert not np.array_equal(after, before)
+
+
+def test_what_is_kept_for_a_context_goes_with_the_parameters():
+    net = convert(make(), "O1")
+    net(batch())
+    (built,) = net._mxmp_conversion.graphs.ops.values()
+    alive = []
+    for number in (1, 2, 3):
+        net.collect_params().reset_ctx(mx.cpu(number))
+        net(batch().as_in_context(mx.cpu(number)))
+        assert all(list(param.values) == [mx.cpu(number)] for param in built.prepared.params)
+        gc.collect()
+        alive.append(sum(isinstance(each, mx.nd.NDArray) for each in gc.get_objects()))
+    assert len(set(alive)) == 1
+
+
+def test_other_graphs_free_what_they_kept_for_a_context(monkeypatch):
+    """As the graph for a GPU does when the parameters are on a CPU, which has a graph of its own."""
+    net = convert(make(), "O1")
+    monkeypatch.setattr(cached_ops, "on_cpu", lambda: False)
+    with pytest.raises(mx.MXNetError):  # no such kernel here; what it reads was computed before
+        net(batch()).asnumpy()
+    (other,) = net._mxmp_conversion.graphs.ops.values()
+    assert all(param.values for param in other.prepared.params)
+    monkeypatch.undo()
+    net.collect_params().reset_ctx(mx.cpu(1))
+    net(batch().as_in_context(mx.cpu(1)))
+    assert not any(param.values for param in other.prepared.params)
+    assert other not in net._mxmp_conversion.graphs.ops.values()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
