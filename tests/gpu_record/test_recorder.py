@@ -16,6 +16,7 @@ from tools.gpu_record.summary import MatrixProduct, summarize
 pytestmark = pytest.mark.xdist_group("recorder")  # its programs run once
 
 START = """
+import sys
 import mxnet as mx
 from tools.gpu_record import control
 gpu = mx.gpu(0)
