@@ -63,10 +63,13 @@ class BuiltOp:
 
     def renew(self) -> bool:
         """Compute anew what it reads, since parameters have changed; return whether it can run with that."""
+        if self.prepared is None or (self.keeps_weights and self.prepared.had_values()):
+            return False
         try:
-            return self.prepared is not None and not (self.prepared.refresh() and self.keeps_weights)
+            self.prepared.refresh()
         except FoldRangeError:  # raised again where it is built anew
             return False
+        return True
 
 
 def op_key(graph: ConvertedGraph) -> OpKey:

@@ -98,16 +98,17 @@ class PreparedParams:
         sources = self._sources.get(mx.context.current_context())
         return sources is not None and sources.are_current()
 
-    def refresh(self) -> bool:
-        """Compute the values on the current context; return whether this is not the first time there.
+    def had_values(self) -> bool:
+        """Return whether values were computed on the current context before, or begun to be."""
+        return mx.context.current_context() in self._begun
 
-        If it is interrupted there are none.
+    def refresh(self) -> None:
+        """Compute the values on the current context. If it is interrupted there are none.
 
         Raises:
             FoldRangeError: If there are folds that the net must do without.
         """
         ctx = mx.context.current_context()
-        again = ctx in self._begun
         self._begun.add(ctx)
         self._sources.pop(ctx, None)
         self.forget_left()
@@ -118,7 +119,6 @@ class PreparedParams:
         for param in self.params:
             param.values[ctx] = values[param.name]
         self._sources[ctx] = sources
-        return again
 
     @functools.cached_property
     def inputs(self) -> List[str]:
