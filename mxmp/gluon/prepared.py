@@ -128,7 +128,8 @@ class PreparedParams:
         return list(dict.fromkeys([*names, *self._watched, *(name for name in self._op_inputs if name not in folded)]))
 
     def _computed(self, arrays: Dict[str, mx.nd.NDArray]) -> Dict[str, mx.nd.NDArray]:
-        folded = fold_params(self._folds, {name: to_float32(array) for name, array in arrays.items()})
+        sources = {name for fold in self._folds for name in fold.sources.params}
+        folded = fold_params(self._folds, {name: to_float32(arrays[name]) for name in sources})
         beyond = folds_beyond(self._folds, folded, self._largest)
         if beyond:
             raise FoldRangeError(beyond)
