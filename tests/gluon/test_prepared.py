@@ -169,8 +169,7 @@ def interrupt_first(monkeypatch, owner, name):
     monkeypatch.setattr(owner, name, interrupted)
 
 
-@pytest.mark.parametrize("folds", [False, True])
-@pytest.mark.parametrize("where", ["fold_params", "to_float32"])
+@pytest.mark.parametrize("where, folds", [("fold_params", False), ("fold_params", True), ("to_float32", True)])
 def test_no_weight_is_stale_after_an_interruption(where, folds, monkeypatch):
     net = convert(make(), "O1", for_inference=folds)
     net(batch())
