@@ -90,11 +90,11 @@ class BlockHooks(FileHooks):
         inputs, _ = self._use(graph)
         self._store(graph.converted)
         key = op_key(graph)
-        with bulks_kept(self.net, graph), backend_chosen(
-            self.net, self.for_inference, bool(self.unfolded)
-        ):
-            plan = plan_op(self.net, graph, self.policy.compute_dtype)
-            other = self.graphs.ops.get(key.of_other_mode)
+        dtype = self.policy.compute_dtype
+        with bulks_kept(self.net, graph), backend_chosen(self.net, self.for_inference, bool(self.unfolded)):
+            plan = plan_op(self.net, graph, dtype)
+            differs = on_cpu() and dtype == dtypes.BFLOAT16  # training keeps layouts apart, see `SeparateLayouts`
+            other = None if differs else self.graphs.ops.get(key.of_other_mode)
             if plan.prepared is None and other and other.prepared is None and not blocks.backend(self.net):
                 self.graphs.ops[key] = other
                 return

@@ -9,7 +9,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.devices.amx import AmxStatus
-from mxmp.gluon import convert
+from mxmp.gluon import cast, convert
 from mxmp.graph import from_text, to_text
 from mxmp.passes import SeparateLayouts
 from mxmp.passes.layouts import BLOCKED, DEFAULT, LAST, OWN, Convolution, bfloat16_shapes
@@ -155,3 +155,19 @@ def test_copies_change_no_gradient(monkeypatch, amx):
         loss.backward()
         found.append(x.grad.asnumpy())
     assert np.abs(found[0] - found[1]).max() <= 0.05 * np.abs(found[1]).max()
+
+
+@pytest.mark.bfloat16
+def test_a_net_that_casts_no_weights_has_its_own_graph_for_training():
+    """Without casts of weights inference and training could share one; training would lose its copies."""
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(16, 3, in_channels=16), nn.BatchNorm(in_channels=16), nn.Conv2D(32, 3, in_channels=16))
+    net.initialize()
+    cast(net, "bfloat16")
+    x = mx.nd.ones((2, 16, 8, 8))
+    net(x).wait_to_read()
+    inferring = net._cached_op
+    with autograd.record():
+        y = net(x)
+    y.backward()
+    assert net._cached_op is not inferring
