@@ -121,5 +121,9 @@ class SiteError(MxmpError, OSError):
     """The file that has Python import mxmp before MXNet cannot be written or removed."""
 
 
+class TuneError(MxmpError, RuntimeError):
+    """A network cannot be tuned as it was asked, or a tuned policy does not hold here."""
+
+
 class SlowPrecisionWarning(UserWarning):
     """A network was converted to a precision that is slower than float32 on this machine."""

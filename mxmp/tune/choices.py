@@ -1,0 +1,142 @@
+"""What may be chosen for the sake of speed in one network under a policy, and the policy of each choice.
+
+Safety is not for sale: only operators that the rules leave free, and those that gain from low precision, can be
+chosen for. Operators that need float32, and what the user's own overrides name, stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from .. import dtypes
+from ..graph import Entry, Graph
+from ..passes.attributes import PRECISION_ATTR
+from ..passes.facts import Facts
+from ..passes.plan import Plan
+from ..passes.verdict import FLOAT32, FREE, LOW
+from ..policy import Policy
+
+Label = Optional[str]
+"""FLOAT32 or LOW; None leaves it to the policy's rules and the minimum cut on bytes."""
+
+Choice = Tuple[Label, ...]
+"""A label for each group."""
+
+
+class Group(NamedTuple):
+    """Operators that are chosen for together, since they do the same on the same shapes.
+
+    ``gains`` says whether they are of those that gain from low precision (`allow`): the policy has them in it unless
+    they are chosen otherwise. ``depthwise`` are convolutions of each channel by itself.
+    """
+
+    op: str
+    shape: Tuple[int, ...]
+    depthwise: bool
+    gains: bool
+    names: Tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        kind = f"depthwise {self.op}" if self.depthwise else self.op
+        return f"{len(self.names)} {kind} of {'x'.join(map(str, self.shape)) or 'a number'}"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The groups of a network, and what is chosen for them.
+
+    Attributes:
+        policy: The untuned policy.
+        groups: What can be chosen for.
+        fixed: How many of the network's operators of each kind are in no group.
+    """
+
+    policy: Policy
+    groups: Tuple[Group, ...]
+    fixed: Dict[str, int]
+
+    @property
+    def untuned(self) -> Choice:
+        """The choice of the policy itself."""
+        return (None,) * len(self.groups)
+
+    @property
+    def float32(self) -> Choice:
+        """The choice of a network in float32."""
+        return (FLOAT32,) * len(self.groups)
+
+    def labels(self, number: int) -> Tuple[Label, ...]:
+        """Return what a group can be."""
+        return (None, FLOAT32) if self.groups[number].gains else (None, FLOAT32, LOW)
+
+    def policy_of(self, choice: Choice) -> Policy:
+        """Return the policy of a choice: the untuned one with overrides, as few as name it; float32 if all are that."""
+        if choice == self.float32:
+            return Policy()
+        ops, names = dict(self.policy.ops), dict(self.policy.names)
+        for op in self._wholly_float32(choice):
+            ops[op] = dtypes.FLOAT32
+        low = self.policy.compute_dtype
+        for group, label in zip(self.groups, choice):
+            if label is None or (label == FLOAT32 and ops.get(group.op) == dtypes.FLOAT32):
+                continue
+            names.update((pattern(name), dtypes.FLOAT32 if label == FLOAT32 else low) for name in group.names)
+        return self.policy.replace(ops=ops, names=names)
+
+    def _wholly_float32(self, choice: Choice) -> List[str]:
+        """Return the operators all of whose groups are chosen to be float32."""
+        labels: Dict[str, Set[Label]] = defaultdict(set)
+        for group, label in zip(self.groups, choice):
+            labels[group.op].add(label)
+        asked = {op for op, _ in self.policy.ops}
+        return [op for op, found in labels.items() if found == {FLOAT32} and op not in asked]
+
+
+def find_choices(parts: Sequence[Tuple[Graph, Facts, Plan]], policy: Policy) -> Choices:
+    """Return what can be chosen for in a network of one or several graphs under a policy.
+
+    The operators in bodies of control flow are left to the policy, and so are those that a region, an override by name
+    or block, or one by operator decides about.
+    """
+    names: Dict[Tuple[str, Tuple[int, ...], bool, bool], Dict[str, None]] = {}
+    fixed: Dict[str, int] = defaultdict(int)
+    for graph, facts, plan in parts:
+        for position, node in enumerate(graph.nodes):
+            if node.is_variable:
+                continue
+            verdict = plan.verdicts[position]
+            decided = node.get(PRECISION_ATTR) is not None or policy.override(node.op, node.name) is not None
+            if verdict.label not in (LOW, FREE) or decided or verdict.rule is None:
+                fixed[node.op] += 1
+                continue
+            shape = facts.shape(Entry(position)) or ()
+            key = node.op, shape, is_depthwise(graph, position, facts), verdict.label == LOW
+            names.setdefault(key, {})[node.name] = None
+    groups = tuple(Group(*key, tuple(found)) for key, found in names.items())
+    return Choices(policy, _disjoint(groups), dict(fixed))
+
+
+def _disjoint(groups: Sequence[Group]) -> Tuple[Group, ...]:
+    """Return groups without the names that an earlier one has: a block that is called twice gives each name twice."""
+    seen: Set[str] = set()
+    found = []
+    for group in groups:
+        names = tuple(name for name in group.names if name not in seen)
+        seen.update(names)
+        if names:
+            found.append(group._replace(names=names))
+    return tuple(found)
+
+
+def is_depthwise(graph: Graph, position: int, facts: Facts) -> bool:
+    """Return whether a node is a convolution in more than one group."""
+    node = graph.nodes[position]
+    return node.op in ("Convolution", "Deconvolution") and node.get("num_group", "1") not in ("1", None)
+
+
+def pattern(name: str) -> str:
+    """Return the pattern of names that a policy can hold and that a node's name matches."""
+    return "".join("?" if character in "*?[],=" else character for character in name.strip()) or "?"

@@ -1,0 +1,147 @@
+"""A Gluon net as a workload: each plan is run by copies of its graphs, so that the net itself stays as it is."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from contextlib import ExitStack
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from ..errors import SlowPrecisionWarning, TuneError
+from ..gluon.api import convert
+from ..gluon.conversion import Conversion
+from ..gluon.graphs import as_input, split_inputs
+from ..gluon.lookup import conversion_of, roots
+from ..mxnet_private import blocks, parameters
+from ..policy import Policy
+from ..report import Decisions
+from .problem import Run
+
+Forward = Callable[[gluon.Block, Any], Any]
+"""Calls a net with a batch."""
+
+
+class _Graph(NamedTuple):
+    """One graph of a net, with the arrays that it was called with."""
+
+    net: gluon.HybridBlock
+    arrays: Sequence[mx.nd.NDArray]
+    symbol: Any
+    inputs: Sequence[Any]
+    params: Dict[str, gluon.Parameter]
+
+
+class GluonNet:
+    """A Gluon net and a batch.
+
+    Args:
+        net: An initialized net, converted or not. It is called once, for inference.
+        batch: What ``forward`` is given.
+        training: Whether forward and backward are run, or forward alone.
+        for_inference: Whether BatchNorm is folded, without training.
+        forward: How the net is called; `call_with` by default.
+    """
+
+    def __init__(
+        self, net: gluon.Block, batch: Any, training: bool, for_inference: bool, forward: Optional[Forward] = None
+    ) -> None:
+        self._training, self._for_inference = training, for_inference
+        calls = _calls_of_roots(net, batch, call_with if forward is None else forward)
+        with _mode(training):
+            self._graphs = [_traced(root, args) for root, args in calls]
+
+    def decide(self, policy: Policy) -> List[Decisions]:
+        """Return what the conversion of each graph decides for the batch's shapes."""
+        found = []
+        for graph in self._graphs:
+            block = self._copy(graph, policy)
+            conversion = conversion_of(block)
+            with _mode(self._training):
+                conversion.get_graph(*graph.arrays)
+            found.append(conversion.current.converted.decisions)
+        return found
+
+    def build(self, policy: Policy) -> Run:
+        """Build copies of the graphs under a policy, hybridized as the net is."""
+        copies = [(self._copy(graph, policy), graph.arrays) for graph in self._graphs]
+
+        def run() -> None:
+            for block, arrays in copies:
+                with autograd.record() if self._training else autograd.predict_mode():
+                    outputs, _ = blocks.flatten(block(*arrays), "output")
+                if self._training:
+                    autograd.backward(outputs)
+
+        return run
+
+    def _copy(self, graph: _Graph, policy: Policy) -> gluon.SymbolBlock:
+        """Return a block of its own with a graph and copies of its parameters, converted."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # MXNet asks for dtypes of inputs without telling it any
+            block = gluon.SymbolBlock(graph.symbol, list(graph.inputs))
+        context = graph.arrays[0].ctx
+        for name, param in block.collect_params().items():
+            own = graph.params[name]
+            param.grad_req = own.grad_req
+            parameters.load_value(param, parameters.reduced(own), [context])
+        block.hybridize(**dict(blocks.flags(graph.net)))
+        blocks.backend.set(block, blocks.backend(graph.net))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowPrecisionWarning)  # the clock is asked here
+            return convert(block, policy, self._for_inference)
+
+
+def call_with(net: gluon.Block, batch: Any) -> Any:
+    """Call a net with a batch: an array, or arrays of which the net takes the first, as many as it has inputs."""
+    if not isinstance(batch, (list, tuple)):
+        return net(batch)
+    count = _input_count(net)
+    return net(*batch[:count])
+
+
+def _input_count(net: gluon.Block) -> Optional[int]:
+    """Return how many inputs a net takes, None if as many as it is given."""
+    if isinstance(net, gluon.SymbolBlock):
+        return len(blocks.cached_graph(net)[0])
+    if isinstance(net, (gluon.nn.Sequential, gluon.nn.HybridSequential)):
+        return 1
+    hybrid = isinstance(net, gluon.HybridBlock) and type(net).forward is gluon.HybridBlock.forward
+    function = type(net).hybrid_forward if hybrid else type(net).forward
+    own = blocks.registered_params(net) if hybrid else {}
+    found = list(inspect.signature(function).parameters.values())[2 if hybrid else 1 :]
+    if any(each.kind is each.VAR_POSITIONAL for each in found):
+        return None
+    return sum(each.kind is each.POSITIONAL_OR_KEYWORD and each.name not in own for each in found)
+
+
+def _calls_of_roots(net: gluon.Block, batch: Any, forward: Forward) -> List[Tuple[gluon.HybridBlock, Tuple[Any, ...]]]:
+    """Call a net, and return those of its blocks that have a graph, with what each was called with first."""
+    calls: Dict[int, Tuple[Any, ...]] = {}
+    found = roots(net)
+
+    def note(block: gluon.Block, args: Tuple[Any, ...]) -> None:
+        calls.setdefault(id(block), args)
+
+    with ExitStack() as stack:
+        for root in found:
+            stack.callback(root.register_forward_pre_hook(note).detach)
+        with autograd.pause(train_mode=False):
+            forward(net, batch)
+    missing = [root.name for root in found if id(root) not in calls]
+    if len(missing) == len(found):
+        raise TuneError(f"batches: calling the net with a batch did not call {', '.join(missing)}; give forward=.")
+    return [(root, calls[id(root)]) for root in found if id(root) in calls]
+
+
+def _traced(root: gluon.HybridBlock, args: Tuple[Any, ...]) -> _Graph:
+    """Return the float32 graph of a block for a call."""
+    known = conversion_of(root) or Conversion(root, Policy())
+    traced = known._traced_for(tuple(map(as_input, args)))
+    return _Graph(root, split_inputs(tuple(map(as_input, args))), traced.symbol, traced.inputs, traced.params)
+
+
+def _mode(training: bool) -> Any:
+    return autograd.train_mode() if training else autograd.predict_mode()

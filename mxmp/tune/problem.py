@@ -1,0 +1,99 @@
+"""A network whose plans are searched: which choices are allowed and differ, what is tried next, how one is timed."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Dict, Hashable, Iterator, List, Optional, Protocol, Sequence, Set, Tuple
+
+import mxnet as mx
+
+from ..errors import mxnet_reason
+from ..graph import Graph
+from ..passes.facts import Facts
+from ..passes.plan import Plan, make_plan
+from ..passes.verdict import FLOAT32
+from ..policy import Policy
+from ..report import Decisions
+from .choices import Choice, Choices, Label, find_choices
+from .plan_search import NotRunnable, Proposal, Trial
+from .race import Lap
+
+Run = Callable[[], None]
+"""Runs a network once, without waiting for its results."""
+
+
+class Workload(Protocol):
+    """A network with a batch, which can be built under any policy."""
+
+    def decide(self, policy: Policy) -> List[Decisions]:
+        """Return what the conversion of each of its graphs decides for the batch's shapes."""
+
+    def build(self, policy: Policy) -> Run:
+        """Build the network anew under a policy, with arrays of its own."""
+
+
+class NetworkProblem:
+    """The problem of one workload under one policy."""
+
+    def __init__(self, workload: Workload, policy: Policy) -> None:
+        self._workload = workload
+        self._decided = workload.decide(policy)
+        self.choices: Choices = find_choices([(d.before, d.facts, d.plan) for d in self._decided], policy)
+        self._keys: Dict[Choice, Optional[Hashable]] = {}
+
+    def key(self, choice: Choice) -> Optional[Hashable]:
+        """Return the nodes that run in low precision; None if one of them needs float32 under the untuned policy."""
+        if choice not in self._keys:
+            policy = self.choices.policy_of(choice)
+            plans = [make_plan(each.before, policy, each.facts) for each in self._decided]
+            safe = all(is_as_safe(plan, each.plan) for plan, each in zip(plans, self._decided))
+            self._keys[choice] = tuple(map(low_nodes, plans)) if safe else None
+        return self._keys[choice]
+
+    def build(self, choice: Choice) -> Lap:
+        """Return a function that runs the network of a choice, built anew, and returns its seconds."""
+        try:
+            run = self._workload.build(self.choices.policy_of(choice))
+            run()  # has oneDNN generate its code
+            mx.nd.waitall()
+        except mx.MXNetError as e:
+            raise NotRunnable(mxnet_reason(e)) from e
+
+        def lap() -> float:
+            start = time.perf_counter()
+            run()
+            mx.nd.waitall()
+            return time.perf_counter() - start
+
+        return lap
+
+    def moves(self, choice: Choice, trials: Sequence[Trial]) -> Iterator[Proposal]:
+        """Yield choices that differ from one in all groups of an operator, then those that do in one group."""
+        groups = self.choices.groups
+        kinds = list(dict.fromkeys((group.op, group.depthwise) for group in groups))
+        members = [[i for i, group in enumerate(groups) if (group.op, group.depthwise) == kind] for kind in kinds]
+        members += [[i] for i in range(len(groups)) if [i] not in members]
+        for numbers in members:
+            for label in self.choices.labels(numbers[0]):
+                changed = tuple(label if i in numbers else old for i, old in enumerate(choice))
+                if changed != choice:
+                    yield Proposal(self._describe(numbers, label), changed)
+
+    def _describe(self, numbers: Sequence[int], label: Label) -> str:
+        groups = self.choices.groups
+        what = str(groups[numbers[0]]) if len(numbers) == 1 else f"every {groups[numbers[0]].op}"
+        dtype = {None: "by bytes", FLOAT32: FLOAT32}.get(label, self.choices.policy.compute_dtype)
+        return f"{what}: {dtype}"
+
+
+def is_as_safe(plan: Plan, untuned: Plan) -> bool:
+    """Return whether a plan has no node in low precision that needs float32 in the untuned plan of the same graph."""
+    needs = {position for position, verdict in enumerate(untuned.verdicts) if verdict.label == FLOAT32}
+    bodies = all(is_as_safe(body, untuned.bodies[where]) for where, body in plan.bodies.items())
+    return bodies and not needs & plan.placement.low
+
+
+def low_nodes(plan: Plan) -> Hashable:
+    """Return which nodes run in low precision and which parameters are stored in it, those of bodies included."""
+    bodies = tuple(sorted((where, low_nodes(body)) for where, body in plan.bodies.items())) if plan.bodies else ()
+    return plan.placement.low, plan.low_params, bodies
