@@ -33,13 +33,14 @@ def made_with(module: mx.mod.BaseModule) -> Dict[str, Any]:
 # Called as MXNet calls them, so that a user's class that overrides one is asked.
 reset_bind = method(_Module, "_reset_bind", "forgets the executors")
 sync_params_from_devices = method(_Module, "_sync_params_from_devices", "copies values from the executors")
+contexts = attribute(_Module, "_context", "the list of contexts")
 
 
 class ModuleBase(mx.mod.Module):
     """A module whose private attributes have names, and whose private methods can be overridden."""
 
     mx_symbol = attribute(_Module, "_symbol", "the symbol, as it was given")
-    mx_context = attribute(_Module, "_context", "the list of contexts")
+    mx_context = contexts
     mx_work_load_list = attribute(_Module, "_work_load_list", "the share of a batch that each context gets")
     mx_param_names = attribute(_Module, "_param_names", "the names of the parameters")
     mx_aux_names = attribute(_Module, "_aux_names", "the names of the auxiliary states")

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from ..errors import SlowPrecisionWarning, TuneError
+from ..errors import TuneError
 from ..gluon.api import convert
 from ..gluon.conversion import Conversion
 from ..gluon.graphs import as_input, split_inputs
@@ -18,7 +18,7 @@ from ..gluon.lookup import conversion_of, roots
 from ..mxnet_private import blocks, parameters
 from ..policy import Policy
 from ..report import Decisions
-from .problem import Run
+from .problem import Run, unwarned
 
 Forward = Callable[[gluon.Block, Any], Any]
 """Calls a net with a batch."""
@@ -52,6 +52,9 @@ class GluonNet:
         calls = _calls_of_roots(net, batch, call_with if forward is None else forward)
         with _mode(training):
             self._graphs = [_traced(root, args) for root, args in calls]
+        arrays = [array for graph in self._graphs for array in graph.arrays]
+        self.shapes = tuple(array.shape for array in arrays)
+        self.on_cpu = any(array.ctx.device_type != "gpu" for array in arrays)
 
     def decide(self, policy: Policy) -> List[Decisions]:
         """Return what the conversion of each graph decides for the batch's shapes."""
@@ -89,8 +92,7 @@ class GluonNet:
             parameters.load_value(param, parameters.reduced(own), [context])
         block.hybridize(**dict(blocks.flags(graph.net)))
         blocks.backend.set(block, blocks.backend(graph.net))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SlowPrecisionWarning)  # the clock is asked here
+        with unwarned():
             return convert(block, policy, self._for_inference)
 
 

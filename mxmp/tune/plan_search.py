@@ -237,7 +237,8 @@ class PlanSearch:
         named = {name: key for name, key in self._contenders().items() if self._build(key)}
         laps = {key: self._laps[key] for key in named.values()}
         race: Race[Hashable] = Race()
-        while len(race.rounds) < FINAL_ROUNDS and (len(race.rounds) < FEWEST or self._now() < self._start + self._limit):
+        rounds = FINAL_ROUNDS if len(laps) > 1 else FEWEST
+        while len(race.rounds) < rounds and (len(race.rounds) < FEWEST or self._now() < self._start + self._limit):
             self._on_trial("the last measurement", (self._now() - self._start) / self._limit)
             race.run(laps)
         float32, untuned = self._float32, named.get(UNTUNED, self._float32)
@@ -250,7 +251,8 @@ class PlanSearch:
 
     def _unproved(self) -> Found:
         """Return what the search alone says."""
-        faster = (self._race.ratio(self._best, self._float32) or 1.0) < 1 - MARGIN
+        times = self._race.seconds(self._best), self._race.seconds(self._float32)
+        faster = None not in times and (times[0] or 0.0) < (1 - MARGIN) * (times[1] or 0.0)
         found = self._found(self._best if faster else self._float32, self._race, self._contenders())
         found.proved = False
         return found

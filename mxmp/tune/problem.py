@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import Callable, Dict, Hashable, Iterator, List, Optional, Protocol, Sequence, Set, Tuple
+import warnings
+from typing import Callable, Dict, Hashable, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 import mxnet as mx
 
-from ..errors import mxnet_reason
-from ..graph import Graph
-from ..passes.facts import Facts
+from ..errors import SlowPrecisionWarning, mxnet_reason
 from ..passes.plan import Plan, make_plan
 from ..passes.verdict import FLOAT32
 from ..policy import Policy
@@ -23,7 +23,13 @@ Run = Callable[[], None]
 
 
 class Workload(Protocol):
-    """A network with a batch, which can be built under any policy."""
+    """A network with a batch, which can be built under any policy.
+
+    ``shapes`` are those of the inputs, ``on_cpu`` says whether any of it runs on a CPU.
+    """
+
+    shapes: Tuple[Tuple[int, ...], ...]
+    on_cpu: bool
 
     def decide(self, policy: Policy) -> List[Decisions]:
         """Return what the conversion of each of its graphs decides for the batch's shapes."""
@@ -33,11 +39,11 @@ class Workload(Protocol):
 
 
 class NetworkProblem:
-    """The problem of one workload under one policy."""
+    """The problem of one workload under one policy; where the policy does not run at all, nothing can be chosen."""
 
-    def __init__(self, workload: Workload, policy: Policy) -> None:
+    def __init__(self, workload: Workload, policy: Policy, runs: bool = True) -> None:
         self._workload = workload
-        self._decided = workload.decide(policy)
+        self._decided = workload.decide(policy) if runs else []
         self.choices: Choices = find_choices([(d.before, d.facts, d.plan) for d in self._decided], policy)
         self._keys: Dict[Choice, Optional[Hashable]] = {}
 
@@ -97,3 +103,11 @@ def low_nodes(plan: Plan) -> Hashable:
     """Return which nodes run in low precision and which parameters are stored in it, those of bodies included."""
     bodies = tuple(sorted((where, low_nodes(body)) for where, body in plan.bodies.items())) if plan.bodies else ()
     return plan.placement.low, plan.low_params, bodies
+
+
+@contextlib.contextmanager
+def unwarned() -> Iterator[None]:
+    """Let nothing warn of a slow precision in this context: the clock is asked here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowPrecisionWarning)
+        yield

@@ -1,0 +1,144 @@
+"""Symbols as workloads: in a Module, for training and inference, or as a converted model that is bound."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+import mxnet as mx
+
+from .. import dtypes
+from ..module import Module
+from ..module.binding import prepare
+from ..policy import Policy
+from ..report import Decisions
+from ..symbol import convert_model
+from ..symbol.rewrite import on_cpu
+from .problem import Run, unwarned
+
+Arrays = Mapping[str, mx.nd.NDArray]
+
+
+class Inputs(NamedTuple):
+    """A batch by the names of a symbol's inputs, labels among them."""
+
+    data: Dict[str, mx.nd.NDArray]
+    labels: Dict[str, mx.nd.NDArray]
+
+    def batch(self) -> mx.io.DataBatch:
+        """Return it as modules want it."""
+        data, labels = list(self.data.values()), list(self.labels.values())
+        return mx.io.DataBatch(data, labels, provide_data=_describe(self.data), provide_label=_describe(self.labels))
+
+    @property
+    def shapes(self) -> Tuple[Tuple[int, ...], ...]:
+        """The shapes of the data."""
+        return tuple(array.shape for array in self.data.values())
+
+
+class ModuleNet:
+    """A symbol that modules run.
+
+    Args:
+        symbol: A float32 symbol.
+        params: Values of its parameters and auxiliary states; those that lack are initialized.
+        inputs: A batch.
+        contexts: Where it runs.
+        training: Whether forward and backward are run, or forward alone.
+    """
+
+    def __init__(
+        self, symbol: Any, params: Tuple[Arrays, Arrays], inputs: Inputs, contexts: Sequence[mx.Context], training: bool
+    ) -> None:
+        self._symbol, self._params, self._inputs = symbol, params, inputs
+        self._contexts, self._training = list(contexts), training
+        self.shapes = inputs.shapes
+        self.on_cpu = any(context.device_type != "gpu" for context in contexts)
+
+    def decide(self, policy: Policy) -> List[Decisions]:
+        """Return what the conversion decides for the batch's shapes."""
+        descriptions = [*_describe(self._inputs.data), *_describe(self._inputs.labels)]
+        named = {each.name for each in descriptions}
+        params = frozenset(self._symbol.list_inputs()) - named
+        with unwarned():
+            found = prepare(
+                self._symbol,
+                policy,
+                descriptions,
+                params,
+                frozenset(),
+                self._contexts,
+                False,
+                frozenset(),
+                self._training,
+            )
+        return [found.converted.decisions]
+
+    def build(self, policy: Policy) -> Run:
+        """Bind a module of its own under a policy."""
+        data, labels = self._inputs
+        module = Module(self._symbol, list(data), list(labels), context=self._contexts, policy=policy, loss_scale=None)
+        with unwarned():
+            module.bind(_describe(data), _describe(labels) or None, for_training=self._training)
+        arg_params, aux_params = self._params
+        module.init_params(mx.init.Xavier(), dict(arg_params), dict(aux_params), allow_missing=True)
+        batch = self._inputs.batch()
+        ones: List[mx.nd.NDArray] = []
+
+        def run() -> None:
+            module.forward(batch, is_train=self._training)
+            if self._training:
+                if not ones:  # of the true shapes; loss heads ignore them
+                    ones.extend(mx.nd.ones(output.shape, output.ctx) for output in module.get_outputs())
+                module.backward(ones)
+
+        return run
+
+
+class ModelNet:
+    """A symbol with its parameters that is converted, bound and run for inference alone.
+
+    Args:
+        symbol: A float32 symbol.
+        params: Values of its parameters and auxiliary states.
+        inputs: A batch.
+        context: Where it runs.
+        for_inference: Whether BatchNorm is folded.
+    """
+
+    def __init__(
+        self, symbol: Any, params: Tuple[Arrays, Arrays], inputs: Inputs, context: mx.Context, for_inference: bool
+    ) -> None:
+        self._symbol, self._params, self._inputs = symbol, params, inputs
+        self._context, self._for_inference = context, for_inference
+        self.shapes = inputs.shapes
+        self.on_cpu = context.device_type != "gpu"
+
+    def decide(self, policy: Policy) -> List[Decisions]:
+        """Return what the conversion decides for the batch's shapes."""
+        return [self._convert(policy).decisions]
+
+    def build(self, policy: Policy) -> Run:
+        """Convert the model under a policy and bind it."""
+        symbol, arg_params, aux_params = model = self._convert(policy)
+        given = {**self._inputs.data, **self._inputs.labels}
+        if self.on_cpu and policy.compute_dtype == dtypes.FLOAT16:
+            symbol = on_cpu(symbol, {name: array.dtype for name, array in given.items()})
+        shapes = {name: array.shape for name, array in given.items()}
+        types = {name: array.dtype for name, array in [*given.items(), *model.arg_params.items()]}
+        executor = symbol.simple_bind(self._context, grad_req="null", type_dict=types, **shapes)
+        executor.copy_params_from({**arg_params, **given}, aux_params)
+
+        def run() -> None:
+            executor.forward(is_train=False)
+
+        return run
+
+    def _convert(self, policy: Policy) -> Any:
+        given = {**self._inputs.data, **self._inputs.labels}
+        shapes = {name: array.shape for name, array in given.items()}
+        types = {name: array.dtype for name, array in given.items()}
+        return convert_model(self._symbol, *self._params, policy, shapes, types, for_inference=self._for_inference)
+
+
+def _describe(arrays: Arrays) -> List[mx.io.DataDesc]:
+    return [mx.io.DataDesc(name, array.shape, array.dtype) for name, array in arrays.items()]

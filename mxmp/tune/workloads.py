@@ -1,0 +1,107 @@
+"""What a user gives to tune, as a workload: a Gluon net, a symbol with its parameters, or a Module."""
+
+from __future__ import annotations
+
+from typing import AbstractSet, Any, Dict, Mapping, Optional, Tuple
+
+import mxnet as mx
+from mxnet import gluon
+
+from ..errors import TuneError, did_you_mean
+from ..mxnet_private import modules
+from ..symbol import ConvertedModel
+from ..symbol.arguments import require_symbol
+from .gluon_net import Forward, GluonNet
+from .problem import Workload
+from .symbol_nets import Inputs, ModelNet, ModuleNet
+
+_LABEL = "label"
+"""How the names of MXNet's labels end."""
+
+
+def make_workload(
+    network: Any, batches: Any, training: bool, for_inference: bool, forward: Optional[Forward] = None
+) -> Workload:
+    """Return the workload of a network with the first of some batches.
+
+    Raises TuneError if one of the arguments is not what `tune` says.
+    """
+    batch = first_batch(batches)
+    if forward is not None and not isinstance(network, gluon.Block):
+        raise TuneError(f"forward: it is for Gluon nets, but net_or_model is a {type(network).__name__}.")
+    if isinstance(network, gluon.Block):
+        return GluonNet(network, batch, training, for_inference, forward)
+    if isinstance(network, mx.mod.Module):
+        if for_inference:
+            raise TuneError("for_inference: a Module folds no BatchNorm; give its symbol with its parameters.")
+        return _module(network, batch, training)
+    symbol, params = _model(network)
+    inputs = _inputs(symbol, batch)
+    context = next(iter(inputs.data.values())).ctx
+    if training:
+        return ModuleNet(symbol, params, inputs, [context], training=True)
+    return ModelNet(symbol, params, inputs, context, for_inference)
+
+
+def first_batch(batches: Any) -> Any:
+    """Return the first of some batches, or raise a TuneError; of MXNet's iterators as a dict by name."""
+    if isinstance(batches, (mx.nd.NDArray, Mapping, mx.io.DataBatch, str)):
+        raise TuneError(
+            f"batches: expected a list or loader of batches, found one {type(batches).__name__}; give [it]."
+        )
+    if isinstance(batches, mx.io.DataIter):
+        batches.reset()
+        batch = next(batches, None)
+        batches.reset()
+        descriptions = [*batches.provide_data, *(batches.provide_label or ())]
+        return None if batch is None else dict(zip([each[0] for each in descriptions], [*batch.data, *batch.label]))
+    try:
+        found = next(iter(batches), None)
+    except TypeError:
+        raise TuneError(f"batches: expected a list or loader of batches, found a {type(batches).__name__}.") from None
+    if found is None:
+        raise TuneError("batches: there is none; give at least one.")
+    return found
+
+
+def _module(module: mx.mod.Module, batch: Any, training: bool) -> Workload:
+    """Return a module's workload; parameters that have no values yet are initialized in copies."""
+    if isinstance(batch, mx.io.DataBatch):
+        names = [*module.data_names, *module.label_names]
+        batch = dict(zip(names, [*batch.data, *(batch.label or ())]))
+    params = module.get_params() if module.params_initialized else ({}, {})
+    inputs = _inputs(module.symbol, batch, set(module.label_names))
+    return ModuleNet(module.symbol, params, inputs, modules.contexts(module), training)
+
+
+def _model(network: Any) -> Tuple[Any, Tuple[Dict[str, Any], Dict[str, Any]]]:
+    """Return a symbol and its parameters, or raise a TuneError."""
+    if isinstance(network, mx.sym.Symbol):
+        raise TuneError("net_or_model: a symbol alone cannot run; give (symbol, arg_params, aux_params).")
+    if not isinstance(network, (tuple, list, ConvertedModel)) or len(list(network)) != 3:
+        raise TuneError(
+            f"net_or_model: expected a Gluon Block, a Module, or (symbol, arg_params, aux_params); found a "
+            f"{type(network).__name__}."
+        )
+    symbol, arg_params, aux_params = network
+    return require_symbol(symbol), (dict(arg_params), dict(aux_params))
+
+
+def _inputs(symbol: Any, batch: Any, labels: AbstractSet[str] = frozenset()) -> Inputs:
+    """Return the arrays of a batch by name; labels that lack are zeros."""
+    if isinstance(batch, mx.io.DataBatch) and batch.provide_data:
+        descriptions = [*batch.provide_data, *(batch.provide_label or ())]
+        batch = dict(zip([each[0] for each in descriptions], [*batch.data, *(batch.label or ())]))
+    if not isinstance(batch, Mapping) or not batch:
+        raise TuneError(f"batches: expected dicts of arrays by the names of inputs, found a {type(batch).__name__}.")
+    arguments = symbol.list_arguments()
+    unknown = sorted(set(batch) - set(arguments))
+    if unknown:
+        raise TuneError(f"batches: the symbol has no input {unknown[0]!r}{did_you_mean(unknown[0], arguments)}.")
+    labels = labels | {name for name in arguments if name.endswith(_LABEL)}
+    sizes = dict(zip(arguments, symbol.infer_shape_partial(**{name: each.shape for name, each in batch.items()})[0]))
+    missing = {name for name in labels & set(sizes) - set(batch) if sizes[name] and 0 not in sizes[name]}
+    zeros = {name: mx.nd.zeros(sizes[name]) for name in arguments if name in missing}
+    found = {**batch, **zeros}
+    data = {name: array for name, array in found.items() if name not in labels}
+    return Inputs(data, {name: array for name, array in found.items() if name in labels})
