@@ -74,8 +74,8 @@ def tune(
     workload = make_workload(net_or_model, batches, objective == TRAINING, for_inference, forward)
     if parsed.compute_dtype == dtypes.FLOAT16 and workload.on_cpu:
         raise TuneError(
-            "policy: it computes in float16, which MXNet lacks on a CPU. There it is emulated, and the time of that says "
-            "nothing of a GPU's. Give batches on a GPU, or tune a policy of bfloat16."
+            "policy: it computes in float16, which is emulated on a CPU, and the time of that says nothing of a GPU's. "
+            "Give batches on a GPU, or tune a policy of bfloat16."
         )
     notes: List[str] = []
     runs = parsed.compute_dtype != dtypes.BFLOAT16 or runs_bfloat16()

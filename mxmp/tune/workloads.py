@@ -47,7 +47,7 @@ def first_batch(batches: Any) -> Any:
     """Return the first of some batches, or raise a TuneError; of MXNet's iterators as a dict by name."""
     if isinstance(batches, (mx.nd.NDArray, Mapping, mx.io.DataBatch, str)):
         raise TuneError(
-            f"batches: expected a list or loader of batches, found one {type(batches).__name__}; give [it]."
+            f"batches: expected a list or loader of batches, found a {type(batches).__name__}; give [batch]."
         )
     if isinstance(batches, mx.io.DataIter):
         batches.reset()
