@@ -112,9 +112,7 @@ def follow(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]) -
         copy_all(views(masters_joined, wides), wides)
 
 
-def _comparable(
-    masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray], most: int
-) -> Iterator[List[_Pair]]:
+def _comparable(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray], most: int) -> Iterator[List[_Pair]]:
     """Yield pairs of flat parts of the arrays, as many as one launch takes and of at most ``most`` elements in all."""
     group: List[_Pair] = []
     room = most

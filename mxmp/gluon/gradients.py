@@ -227,4 +227,3 @@ class Gradients(Weights):
         """Return BatchNorm's statistics and their like: non-differentiable parameters, on every context."""
         found = (param for param in self._params if not parameters.is_differentiable(param))
         return [(param.name, data) for param in found for data in parameters.arrays(param) or ()]
-

@@ -57,7 +57,7 @@ class TracedNet:
 
     def _new_graph(self, args: Tuple[Any, ...]) -> ConvertedGraph:
         """Return the graph for a call whose signature is new, perhaps in its shapes alone."""
-        traced = self._traced_for(args)
+        traced = self.traced_for(args)
         shapes, _ = known_inputs(traced.inputs, args)
         folds = self._folds()
         outcome = folds, *traced.outcomes(known_shapes(shapes, traced.params))
@@ -78,7 +78,7 @@ class TracedNet:
         by_backend = blocks.backend(self.net) in ONLY_INFER and infers() and can_count()
         return self.unfolded if self.for_inference or by_backend else None
 
-    def _traced_for(self, args: Tuple[Any, ...]) -> TracedGraph:
+    def traced_for(self, args: Tuple[Any, ...]) -> TracedGraph:
         """Return the traced graph for a call."""
         signature = signature_of(self.net, args, shaped=False)
         traced = self.graphs.traced(signature)

@@ -275,9 +275,7 @@ class TrainerSetup(ScalerStatus, TrainerBase):
         """Give the kvstore the parameters that are initialized by now, and all workers those of worker 0."""
         summed = self.mx_params_to_init if self.mx_kvstore and not self.mx_updates_on_kvstore else ()
         ready = [param for param in summed if not parameters.is_deferred(param)]
-        done = {
-            param.name for param in ready if init_param(self.mx_kvstore, self.mx_param_indices[param.name], param)
-        }
+        done = {param.name for param in ready if init_param(self.mx_kvstore, self.mx_param_indices[param.name], param)}
         self.mx_params_to_init = [param for param in self.mx_params_to_init if param.name not in done]
         super().mx_init_params()
 

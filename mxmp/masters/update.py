@@ -138,9 +138,7 @@ def _update_wide(
         inner.update_multi_precision(*each)
 
 
-def _masters(
-    optimizer: MultiPrecision, weights: Sequence[Weight], masters_follow: bool
-) -> Dict[int, mx.nd.NDArray]:
+def _masters(optimizer: MultiPrecision, weights: Sequence[Weight], masters_follow: bool) -> Dict[int, mx.nd.NDArray]:
     """Return the masters of float16 weights by index, brought up to date."""
     plain = [each for each in weights if each.is_plain]
     shared = [optimizer.share_master(each.index, each.weight, each.state) for each in plain]

@@ -15,3 +15,4 @@ from ..errors import did_you_mean as did_you_mean
 from .fields import PRESETS as PRESETS
 from .policy import Policy as Policy
 from .policy import check_matches as check_matches
+from .policy import only_matching as only_matching

@@ -171,6 +171,18 @@ def block_pattern(key: str) -> str:
     return key if key.endswith("*") else key.rstrip("_") + "_*"
 
 
+def only_matching(policy: Policy, nodes: Sequence[Tuple[str, str]]) -> Policy:
+    """Return a policy without the overrides that apply to none of some nodes, each (operator, name)."""
+    ops, names = {op for op, _ in nodes}, [name for _, name in nodes]
+
+    def kept(pairs: fields.Overrides, of_block: bool) -> fields.Overrides:
+        patterns = {key: block_pattern(key) if of_block else key for key, _ in pairs}
+        return tuple(pair for pair in pairs if any(fnmatchcase(name, patterns[pair[0]]) for name in names))
+
+    of_ops = tuple(pair for pair in policy.ops if pair[0] in ops)
+    return policy.replace(ops=of_ops, names=kept(policy.names, False), blocks=kept(policy.blocks, True))
+
+
 def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequence[str] = ()) -> None:
     """Raise PolicyError, with the nearest names, if an override of a policy applies to nothing.
 

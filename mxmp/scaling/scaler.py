@@ -182,6 +182,7 @@ class Scaler:
 
         ``step`` is its number, for messages; ``first_bad`` finds the name of the first non-finite gradient, slowly.
         """
+
         def where() -> Optional[str]:
             name = first_bad()
             return None if name is None else f"'{name}' at step {step}"

@@ -10,13 +10,14 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import mxnet as mx
 from mxnet import autograd, gluon
 
+from ..arrays.casts import to_float32
 from ..errors import TuneError
 from ..gluon.api import convert
 from ..gluon.conversion import Conversion
 from ..gluon.graphs import as_input, split_inputs
 from ..gluon.lookup import conversion_of, roots
 from ..mxnet_private import blocks, parameters
-from ..policy import Policy
+from ..policy import Policy, only_matching
 from ..report import Decisions
 from .problem import Run, unwarned
 
@@ -32,6 +33,7 @@ class _Graph(NamedTuple):
     symbol: Any
     inputs: Sequence[Any]
     params: Dict[str, gluon.Parameter]
+    nodes: Sequence[Tuple[str, str]]  # operator and name of each
 
 
 class GluonNet:
@@ -82,18 +84,18 @@ class GluonNet:
 
     def _copy(self, graph: _Graph, policy: Policy) -> gluon.SymbolBlock:
         """Return a block of its own with a graph and copies of its parameters, converted."""
+        params = gluon.ParameterDict()
+        for name, own in graph.params.items():
+            grad_stype = parameters.grad_storage_type(own)
+            copied = params.get(name, shape=own.shape, grad_req=own.grad_req, grad_stype=grad_stype)
+            parameters.load_value(copied, to_float32(parameters.reduced(own)), [graph.arrays[0].ctx])
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # MXNet asks for dtypes of inputs without telling it any
-            block = gluon.SymbolBlock(graph.symbol, list(graph.inputs))
-        context = graph.arrays[0].ctx
-        for name, param in block.collect_params().items():
-            own = graph.params[name]
-            param.grad_req = own.grad_req
-            parameters.load_value(param, parameters.reduced(own), [context])
+            warnings.simplefilter("ignore", UserWarning)  # MXNet infers dtypes here, and is told none of the inputs
+            block = gluon.SymbolBlock(graph.symbol, list(graph.inputs), params)
         block.hybridize(**dict(blocks.flags(graph.net)))
         blocks.backend.set(block, blocks.backend(graph.net))
         with unwarned():
-            return convert(block, policy, self._for_inference)
+            return convert(block, only_matching(policy, graph.nodes), self._for_inference)
 
 
 def call_with(net: gluon.Block, batch: Any) -> Any:
@@ -140,9 +142,10 @@ def _calls_of_roots(net: gluon.Block, batch: Any, forward: Forward) -> List[Tupl
 
 def _traced(root: gluon.HybridBlock, args: Tuple[Any, ...]) -> _Graph:
     """Return the float32 graph of a block for a call."""
-    known = conversion_of(root) or Conversion(root, Policy())
-    traced = known._traced_for(tuple(map(as_input, args)))
-    return _Graph(root, split_inputs(tuple(map(as_input, args))), traced.symbol, traced.inputs, traced.params)
+    args = tuple(map(as_input, args))
+    traced = (conversion_of(root) or Conversion(root, Policy())).traced_for(args)
+    nodes = [(node.op, node.name) for node in traced.source.operators()]
+    return _Graph(root, split_inputs(args), traced.symbol, traced.inputs, traced.params, nodes)
 
 
 def _mode(training: bool) -> Any:

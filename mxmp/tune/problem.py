@@ -22,6 +22,10 @@ Run = Callable[[], None]
 """Runs a network once, without waiting for its results."""
 
 
+_SHORTEST = 0.02  # seconds of a lap: other programs disturb shorter ones by more
+_MOST_RUNS = 100
+
+
 class Workload(Protocol):
     """A network with a batch, which can be built under any policy.
 
@@ -46,6 +50,7 @@ class NetworkProblem:
         self._decided = workload.decide(policy) if runs else []
         self.choices: Choices = find_choices([(d.before, d.facts, d.plan) for d in self._decided], policy)
         self._keys: Dict[Choice, Optional[Hashable]] = {}
+        self._runs = 0  # in a lap
 
     def key(self, choice: Choice) -> Optional[Hashable]:
         """Return the nodes that run in low precision; None if one of them needs float32 under the untuned policy."""
@@ -67,10 +72,14 @@ class NetworkProblem:
 
         def lap() -> float:
             start = time.perf_counter()
-            run()
-            mx.nd.waitall()
-            return time.perf_counter() - start
+            for _ in range(self._runs):
+                run()
+                mx.nd.waitall()
+            return (time.perf_counter() - start) / self._runs
 
+        if not self._runs:  # the same for all, from the first, which is float32
+            self._runs = 1
+            self._runs = min(max(1, round(_SHORTEST / lap())), _MOST_RUNS)
         return lap
 
     def moves(self, choice: Choice, trials: Sequence[Trial]) -> Iterator[Proposal]:

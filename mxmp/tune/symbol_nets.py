@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+import contextlib
+import os
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 
@@ -77,7 +79,7 @@ class ModuleNet:
         """Bind a module of its own under a policy."""
         data, labels = self._inputs
         module = Module(self._symbol, list(data), list(labels), context=self._contexts, policy=policy, loss_scale=None)
-        with unwarned():
+        with unwarned(), _without_log():
             module.bind(_describe(data), _describe(labels) or None, for_training=self._training)
         arg_params, aux_params = self._params
         module.init_params(mx.init.Xavier(), dict(arg_params), dict(aux_params), allow_missing=True)
@@ -125,7 +127,8 @@ class ModelNet:
             symbol = on_cpu(symbol, {name: array.dtype for name, array in given.items()})
         shapes = {name: array.shape for name, array in given.items()}
         types = {name: array.dtype for name, array in [*given.items(), *model.arg_params.items()]}
-        executor = symbol.simple_bind(self._context, grad_req="null", type_dict=types, **shapes)
+        with _without_log():
+            executor = symbol.simple_bind(self._context, grad_req="null", type_dict=types, **shapes)
         executor.copy_params_from({**arg_params, **given}, aux_params)
 
         def run() -> None:
@@ -142,3 +145,18 @@ class ModelNet:
 
 def _describe(arrays: Arrays) -> List[mx.io.DataDesc]:
     return [mx.io.DataDesc(name, array.shape, array.dtype) for name, array in arrays.items()]
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Keep MXNet from writing a line on stderr for each network that is bound in this context."""
+    name = "MXNET_SUBGRAPH_VERBOSE"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

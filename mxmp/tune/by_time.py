@@ -12,7 +12,7 @@ from ..devices.speed_file import describe_machine
 from ..errors import PolicyError, TuneError
 from ..policy import Policy
 from .gluon_net import Forward
-from .plan_search import Found, PlanSearch
+from .plan_search import Found, NotRunnable, PlanSearch
 from .problem import NetworkProblem
 from .progress import showing_progress
 from .race import NOISY
@@ -83,7 +83,10 @@ def tune(
         notes.append(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
     problem = NetworkProblem(workload, parsed, runs)
     with showing_progress(sys.stderr.isatty() if progress is None else progress) as on_trial:
-        found = PlanSearch(problem, seconds, on_trial=on_trial).run()
+        try:
+            found = PlanSearch(problem, seconds, on_trial=on_trial).run()
+        except NotRunnable as e:
+            raise TuneError(f"net_or_model: it does not run in float32: {e}") from e
     return TuneResult(
         policy=problem.choices.policy_of(found.choice),
         untuned=parsed,

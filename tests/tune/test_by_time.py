@@ -1,0 +1,94 @@
+"""tune, as users call it."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+from mxnet.gluon import nn
+
+from mxmp import tune as package
+from mxmp.devices.bfloat16 import runs_bfloat16
+from mxmp.errors import PolicyError, TuneError
+from mxmp.gluon import convert
+from mxmp.policy import Policy
+from mxmp.tune import tune
+from mxmp.tune.by_time import tune as _tune
+
+
+def make_net():
+    net = nn.HybridSequential()
+    with net.name_scope():
+        net.add(nn.Conv2D(16, 3, in_channels=3), nn.BatchNorm(in_channels=16), nn.Activation("relu"), nn.Dense(5))
+    net.initialize()
+    return net
+
+
+@pytest.fixture
+def batches():
+    return [(mx.nd.random.uniform(shape=(2, 3, 16, 16)), mx.nd.zeros(2))]
+
+
+@pytest.fixture
+def without_bfloat16(monkeypatch):
+    monkeypatch.setattr("mxmp.tune.by_time.runs_bfloat16", lambda: False)
+
+
+@pytest.mark.parametrize("objective", ["training", "inference"])
+def test_a_processor_without_bfloat16_gets_float32_and_is_told(batches, objective, without_bfloat16):
+    result = tune(make_net(), batches, objective=objective, seconds=1, progress=False)
+    assert result.policy == Policy()
+    assert result.fastest == "float32"
+    assert result.speedup == 1
+    assert result.seconds["float32"] > 0
+    assert "MXNet runs no bfloat16 on this processor" in result.notes[0]
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("objective", ["training", "inference"])
+def test_what_is_returned_converts_the_net(batches, objective):
+    assert runs_bfloat16()
+    net = make_net()
+    result = tune(net, batches, objective=objective, seconds=5, progress=False)
+    assert {"float32", "untuned"} <= set(result.seconds)
+    assert result.seconds[result.fastest] == min(result.seconds[name] for name in (result.fastest, "float32"))
+    convert(net, result.policy)
+    assert net(batches[0][0]).shape == (2, 5)
+
+
+def test_float16_on_a_cpu_is_refused(batches):
+    with pytest.raises(TuneError, match="policy: it computes in float16, which is emulated on a CPU"):
+        tune(make_net(), batches, "O1")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"policy": "float32"}, PolicyError, "is float32 already; give one with a low precision to tune"),
+        ({"policy": "01"}, PolicyError, "unknown policy '01'"),
+        ({"objective": "speed"}, TuneError, "objective is 'speed'; expected 'training' or 'inference'"),
+        ({"seconds": 0}, TuneError, "seconds is 0; expected a positive number"),
+        ({"seconds": "60"}, TuneError, "seconds is '60'; expected a positive number"),
+        ({"seconds": float("nan")}, TuneError, "seconds is nan; expected a positive number"),
+        ({"for_inference": True}, TuneError, "for_inference=True needs objective='inference'"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(options, error, message):
+    with pytest.raises(error, match=message):
+        tune(None, None, **options)
+
+
+def test_a_network_that_does_not_run_says_so(batches, without_bfloat16):
+    net = make_net()
+    net.add(nn.Dense(2, in_units=7))
+    with pytest.raises((TuneError, mx.MXNetError), match="shape"):
+        tune(net, batches, progress=False)
+
+
+def test_what_it_holds_for_is_said(batches, without_bfloat16):
+    result = tune(make_net(), batches, seconds=1, progress=False)
+    assert result.shapes == ((2, 3, 16, 16),)
+    assert mx.__version__ in result.machine
+
+
+def test_the_package_gives_the_function():
+    assert package.tune is _tune
