@@ -70,6 +70,9 @@ class Problem(Protocol):
         Raises NotRunnable if MXNet cannot run it.
         """
 
+    def allows(self, choice: Choice) -> bool:
+        """Return whether a choice that is faster may be taken: whether its results are good enough."""
+
     def moves(self, choice: Choice, trials: Sequence[Trial]) -> Iterable[Proposal]:
         """Return choices near one, and what the trials so far suggest, the most promising first."""
 
@@ -207,9 +210,11 @@ class PlanSearch:
             limit = 1 - MARGIN + _SINGLE / (number + 1)
             alive = sorted((key for key in alive if self._ratio(key) < limit), key=self._ratio)
             if number > 0:
+                while alive and (self._ratio(alive[0]) < _DECISIVE or self._race.is_faster(alive[0], self._best)):
+                    if self.problem.allows(self._met[alive[0]].choice):
+                        return alive[0]
+                    del alive[0]
                 alive = alive[: (len(alive) + 1) // 2]
-                if alive and (self._ratio(alive[0]) < _DECISIVE or self._race.is_faster(alive[0], self._best)):
-                    return alive[0]
         return None
 
     def _ratio(self, key: Hashable) -> float:
@@ -241,12 +246,12 @@ class PlanSearch:
         while len(race.rounds) < rounds and (len(race.rounds) < FEWEST or self._now() < self._start + self._limit):
             self._on_trial("the last measurement", (self._now() - self._start) / self._limit)
             race.run(laps)
-        float32, untuned = self._float32, named.get(UNTUNED, self._float32)
-        fastest = float32
-        for key in (named.get(TUNED, untuned), untuned):
-            if race.is_faster(key, float32) and (key == untuned or race.is_faster(key, untuned)):
-                fastest = key
-                break
+        fastest, rivals = self._float32, [self._float32]
+        for key in (named.get(UNTUNED), named.get(TUNED)):
+            if key is not None and self.problem.allows(self._met[key].choice):
+                if all(race.is_faster(key, rival) for rival in rivals):
+                    fastest = key
+                rivals.append(key)
         return self._found(fastest, race, named)
 
     def _unproved(self) -> Found:

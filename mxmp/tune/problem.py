@@ -45,8 +45,14 @@ class Workload(Protocol):
 class NetworkProblem:
     """The problem of one workload under one policy; where the policy does not run at all, nothing can be chosen."""
 
-    def __init__(self, workload: Workload, policy: Policy, runs: bool = True) -> None:
-        self._workload = workload
+    def __init__(
+        self,
+        workload: Workload,
+        policy: Policy,
+        runs: bool = True,
+        allows: Callable[[Policy], bool] = lambda policy: True,
+    ) -> None:
+        self._workload, self._allows = workload, allows
         self._decided = workload.decide(policy) if runs else []
         self.choices: Choices = find_choices([(d.before, d.facts, d.plan) for d in self._decided], policy)
         self._keys: Dict[Choice, Optional[Hashable]] = {}
@@ -81,6 +87,10 @@ class NetworkProblem:
             self._runs = 1
             self._runs = min(max(1, round(_SHORTEST / lap())), _MOST_RUNS)
         return lap
+
+    def allows(self, choice: Choice) -> bool:
+        """Return whether the results of a choice are good enough."""
+        return choice == self.choices.float32 or self._allows(self.choices.policy_of(choice))
 
     def moves(self, choice: Choice, trials: Sequence[Trial]) -> Iterator[Proposal]:
         """Yield choices that differ from one in all groups of an operator, then those that do in one group."""

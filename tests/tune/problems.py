@@ -31,6 +31,7 @@ class FakeProblem:
         self.laps = 0
         self.built = []
         self.broken = set(broken)
+        self.allowed = lambda key: True
 
     def now(self):
         return self.time
@@ -57,6 +58,9 @@ class FakeProblem:
             return seconds
 
         return lap
+
+    def allows(self, choice):
+        return self.allowed(self.key(choice))
 
     def moves(self, choice, trials):
         for number in range(len(choice)):

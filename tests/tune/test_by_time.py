@@ -13,6 +13,8 @@ from mxmp.gluon import convert
 from mxmp.policy import Policy
 from mxmp.tune import tune
 from mxmp.tune.by_time import tune as _tune
+from mxmp.tune.plan_search import NotRunnable
+from mxmp.tune.problem import NetworkProblem
 
 
 def make_net():
@@ -80,8 +82,18 @@ def test_bad_arguments_are_refused_before_anything_runs(options, error, message)
 def test_a_network_that_does_not_run_says_so(batches, without_bfloat16):
     net = make_net()
     net.add(nn.Dense(2, in_units=7))
-    with pytest.raises((TuneError, mx.MXNetError), match="shape"):
+    net[-1].initialize()
+    with pytest.raises(mx.MXNetError, match="Shape inconsistent"):
         tune(net, batches, progress=False)
+
+
+def test_a_network_that_does_not_train_says_so(batches, without_bfloat16, monkeypatch):
+    def build(problem, choice):
+        raise NotRunnable("no gradient")
+
+    monkeypatch.setattr(NetworkProblem, "build", build)
+    with pytest.raises(TuneError, match="net_or_model: it does not run in float32: no gradient"):
+        tune(make_net(), batches, progress=False)
 
 
 def test_what_it_holds_for_is_said(batches, without_bfloat16):

@@ -113,6 +113,20 @@ def test_choices_that_are_not_allowed_are_never_built():
     assert (FLOAT32, LOW) not in problem.built
 
 
+def test_what_is_faster_but_not_good_enough_is_not_taken():
+    problem = FakeProblem([(1.0, 0.1), (1.0, 0.1), (0.2, 0.4)], base=0.1)
+    problem.allowed = lambda key: key[0] == FLOAT32
+    found = search(problem)
+    assert problem.key(found.choice) == (FLOAT32, LOW, FLOAT32)
+    assert all(problem.allowed(problem.key(trial.choice)) for trial in found.trials if trial.won)
+
+
+def test_nothing_good_enough_is_float32():
+    problem = FakeProblem([(1.0, 0.1), (1.0, 0.1)], base=0.1)
+    problem.allowed = lambda key: False
+    assert search(problem).choice == problem.choices.float32
+
+
 def test_what_does_not_run_is_passed_over():
     problem = FakeProblem([(1.0, 0.3), (1.0, 0.2)], base=0.1, broken=[1])
     found = search(problem)

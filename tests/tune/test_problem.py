@@ -68,6 +68,14 @@ def test_choices_of_one_network_have_one_key():
     assert problem.key(problem.choices.untuned) != problem.key(problem.choices.float32)
 
 
+def test_results_are_asked_of_low_precision_alone():
+    asked = []
+    problem = NetworkProblem(tainted(), POLICY, allows=lambda policy: bool(asked.append(policy)))
+    assert problem.allows(problem.choices.float32)
+    assert not problem.allows(problem.choices.untuned)
+    assert asked == [POLICY]
+
+
 def test_moves_are_allowed_or_have_no_key_and_change_something():
     problem = NetworkProblem(tainted(), POLICY)
     untuned = problem.choices.untuned
