@@ -190,7 +190,9 @@ def read_low(graph: Graph) -> FrozenSet[str]:
         if node.is_variable:
             carried[position] = frozenset([node.name])
             continue
-        names = frozenset().union(*(carried.get(entry.node, frozenset()) for entry in node.inputs))
+        names = frozenset().union(*[carried[entry.node] for entry in node.inputs if entry.node in carried])
+        if not names:
+            continue
         if node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION:
             found |= names
         for body in bodies_of(node):
