@@ -78,7 +78,8 @@ class Node:
     def with_attrs(self, changes: Mapping[str, Optional[str]]) -> "Node":
         """Return this node with attributes set, or removed where the value is None."""
         merged: Dict[str, Optional[str]] = {**dict(self.attrs), **changes}
-        return replace(self, attrs=make_attrs({k: v for k, v in merged.items() if v is not None}))
+        attrs = make_attrs({k: v for k, v in merged.items() if v is not None})
+        return Node(self.op, self.name, attrs, self.inputs, self.num_outputs, self.subgraphs, self.control_deps)
 
     def __str__(self) -> str:
         return f"'{self.name}' ({self.op})"
@@ -146,27 +147,37 @@ def in_written_order(graph: Graph) -> Graph:
     That is the order of a depth first search from the outputs (PostOrderDFSVisit in
     3rdparty/tvm/nnvm/include/nnvm/graph.h at tag 1.9.1); what no output needs is left out.
     """
-    positions: Dict[int, int] = {}
+    positions: Dict[int, int] = {}  # in the order in which they are found
     stack = [head.node for head in reversed(graph.heads)]
     while stack:
         position = stack[-1]
-        node = graph.nodes[position]
-        needed = [p for p in (*(e.node for e in node.inputs), *node.control_deps) if p not in positions]
-        if needed and position not in positions:
-            stack.extend(reversed(needed))
+        if position in positions:
+            stack.pop()
             continue
-        positions.setdefault(stack.pop(), len(positions))
+        node = graph.nodes[position]
+        needed = [number for number in _needed(node) if number not in positions]
+        if needed:
+            stack.extend(reversed(needed))
+        else:
+            positions[stack.pop()] = len(positions)
 
-    def moved(entry: Entry) -> Entry:
-        return Entry(positions[entry.node], entry.index, entry.version)
+    def moved(entries: Tuple[Entry, ...]) -> Tuple[Entry, ...]:
+        return tuple([Entry(positions[number], index, version) for number, index, version in entries])
 
     nodes = []
-    for position in sorted(positions, key=positions.__getitem__):
+    for position in positions:
         node = graph.nodes[position]
-        node = node.rewired(tuple(map(moved, node.inputs)), tuple(map(in_written_order, node.subgraphs)))
-        deps = tuple(positions[dep] for dep in node.control_deps)
-        nodes.append(replace(node, control_deps=deps) if deps != node.control_deps else node)
-    return replace(graph, nodes=tuple(nodes), heads=tuple(map(moved, graph.heads)))
+        if node.inputs or node.subgraphs:
+            node = node.rewired(moved(node.inputs), tuple(map(in_written_order, node.subgraphs)))
+        if node.control_deps:
+            node = replace(node, control_deps=tuple(positions[dep] for dep in node.control_deps))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), heads=moved(graph.heads))
+
+
+def _needed(node: Node) -> List[int]:
+    """Return the nodes that must come before one."""
+    return [number for number, _, _ in node.inputs] + [*node.control_deps]
 
 
 class GraphBuilder:
@@ -193,8 +204,9 @@ class GraphBuilder:
 
     def copy(self, position: int, node: Node) -> int:
         """Append the new form of an old node, its control dependencies as in the source; they are mapped here."""
-        deps = tuple(self._positions[dep] for dep in node.control_deps)
-        new = self.add(replace(node, control_deps=deps) if deps else node)
+        if node.control_deps:
+            node = replace(node, control_deps=tuple(self._positions[dep] for dep in node.control_deps))
+        new = self.add(node)
         self._positions[position] = new
         for index in range(node.num_outputs):
             self._map[position, index] = Entry(new, index)

@@ -94,7 +94,7 @@ class _Classifier:
 
     def _pin_out_of_range(self, position: int, node: Node, verdict: Verdict) -> Verdict:
         """Pin what gives or reads values beyond the low precision dtype's range."""
-        if verdict.label not in (LOW, FREE) or verdict.rule is None:
+        if not self.out_of_range or verdict.label not in (LOW, FREE) or verdict.rule is None:
             return verdict
         beyond = f"beyond {self.policy.compute_dtype}'s range"
         if position in self.out_of_range:
@@ -111,7 +111,8 @@ class _Classifier:
         if verdict.rule is None or verdict.label not in (FREE, FLOAT32):
             return verdict
         category = verdict.rule.category
-        source = next((entry.node for entry in _data_inputs(node, verdict) if entry.node in self.tainted), None)
+        inputs = _data_inputs(node, verdict) if self.tainted else []
+        source = next((entry.node for entry in inputs if entry.node in self.tainted), None)
         if source is not None and category == INFER and verdict.label == FREE:
             verdict = Verdict(FLOAT32, f"infer behind {self.graph.nodes[source]}", verdict.rule)
         own = verdict.label == FLOAT32 and verdict.taints and category in (DENY, INFER)
@@ -172,15 +173,18 @@ def _carriers(graph: Graph, verdicts: Sequence[Verdict], facts: Facts) -> Set[in
                 exact.add(position)
     wanted = {head.node for head in graph.heads}
     for position in reversed(range(len(graph.nodes))):
-        verdict = verdicts[position]
-        if verdict.label in (FLOAT32, KEEP) or (position in wanted and position in exact):
-            wanted.update(e.node for p, e in enumerate(graph.nodes[position].inputs) if not verdict.accepts_any(p))
+        node, verdict = graph.nodes[position], verdicts[position]
+        if node.inputs and (verdict.label in (FLOAT32, KEEP) or (position in wanted and position in exact)):
+            wanted.update([entry.node for port, entry in enumerate(node.inputs) if not verdict.accepts_any(port)])
     return {i for i in exact & wanted if verdicts[i].label == FREE}
 
 
 def _data_inputs(node: Node, verdict: Verdict) -> List[Entry]:
     """Return the inputs that are wanted in the precision that the node runs in."""
-    return [entry for port, entry in enumerate(node.inputs) if verdict.input_in_precision(port)]
+    if verdict.label == KEEP or verdict.rule is None:
+        return []
+    is_data = verdict.rule.is_data
+    return [entry for port, entry in enumerate(node.inputs) if is_data(port)]
 
 
 def last_layer(graph: Graph, rules: RuleSet) -> FrozenSet[int]:

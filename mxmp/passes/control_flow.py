@@ -37,8 +37,10 @@ class Body(NamedTuple):
 
 def bodies_of(node: Node) -> Tuple[Body, ...]:
     """Return the bodies of a control flow node, none for any other."""
+    if not node.subgraphs:
+        return ()
     reader = _READERS.get(node.op)
-    return reader(node) if reader is not None and node.subgraphs else ()
+    return () if reader is None else reader(node)
 
 
 def _foreach(node: Node) -> Tuple[Body, ...]:

@@ -130,21 +130,27 @@ def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str, has_kerne
 def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Optional[str]:
     """Return the reason why a node's data is not known to be float32, or None."""
     node = graph.nodes[position]
-    entries = [("input", p, entry) for p, entry in enumerate(node.inputs) if rule.is_data(p)]
-    entries += [
-        ("output", i, Entry(position, i))
-        for i in range(node.num_outputs)
-        if i not in rule.keep_outputs and (i == 0 or (position, i) in facts.dtypes)  # others are hidden
-    ]
-    for kind, number, entry in entries:
-        dtype = facts.dtype(entry)
-        if graph.nodes[entry.node].get("__storage_type__") in _SPARSE:
-            return f"{kind} {number} is sparse"
-        if dtype is None:
-            return f"the dtype of {kind} {number} is unknown"
-        if dtype != dtypes.FLOAT32:
-            return f"{kind} {number} is {dtype} already"
+    for port, entry in enumerate(node.inputs):
+        if rule.is_data(port):
+            reason = _not_float32(graph, entry, facts)
+            if reason:
+                return reason.format(f"input {port}")
+    for index in range(node.num_outputs):
+        if index not in rule.keep_outputs and (index == 0 or (position, index) in facts.dtypes):  # others are hidden
+            reason = _not_float32(graph, Entry(position, index), facts)
+            if reason:
+                return reason.format(f"output {index}")
     return None
+
+
+def _not_float32(graph: Graph, entry: Entry, facts: Facts) -> Optional[str]:
+    """Return what an entry is if it is not known to be float32, with braces for its name, or None."""
+    dtype = facts.dtype(entry)
+    if graph.nodes[entry.node].get("__storage_type__") in _SPARSE:
+        return "{} is sparse"
+    if dtype == dtypes.FLOAT32:
+        return None
+    return "the dtype of {} is unknown" if dtype is None else f"{{}} is {dtype} already"
 
 
 def depends_on_shapes(graph: Graph, dtype: str, rules: RuleSet = RULES) -> bool:

@@ -94,10 +94,11 @@ def _check_attrs(node: Node) -> None:
 
 def is_converted(graph: Graph) -> bool:
     """Return whether a node of a graph or of its bodies has an attribute of mxmp."""
-    return any(
-        any(key.startswith("__mxmp") for key, _ in node.attrs) or any(is_converted(body) for body in node.subgraphs)
-        for node in graph.nodes
-    )
+    for node in graph.nodes:  # loops, because every conversion begins with this
+        for key, _ in node.attrs:
+            if key.startswith("__mxmp"):
+                return True
+    return any(is_converted(body) for node in graph.nodes for body in node.subgraphs)
 
 
 def _original_attrs(node: Node) -> Node:

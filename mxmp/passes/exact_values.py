@@ -56,7 +56,7 @@ class _Sweep:
 
     def __init__(self, graph: Graph, rules: RuleSet) -> None:
         self.graph = graph
-        self.found = [rules.find(node.op, dict(node.attrs)) for node in graph.nodes]
+        self.found = [None if node.is_variable else rules.find(node.op, dict(node.attrs)) for node in graph.nodes]
         self.rules = rules
         self.rounded: Set[Key] = set()
         self.positions: Set[Key] = set()
@@ -76,10 +76,10 @@ class _Sweep:
         """Find the entries that products have rounded and those that hold positions, given such variables."""
         self.rounded, self.positions = {(i, 0) for i in rounded}, {(i, 0) for i in positions}
         for position, node in enumerate(self.graph.nodes):
-            rule = self.found[position]
-            bodies = bodies_of(node)
             if node.is_variable:
                 continue
+            rule = self.found[position]
+            bodies = bodies_of(node)
             if bodies:
                 self._enter(position, node, bodies)
             elif node.op in CAST_OPS or rule is None:
@@ -136,6 +136,8 @@ class _Sweep:
             self._require(Entry(*key), what)
         for position in reversed(range(len(self.graph.nodes))):
             node, rule, what = self.graph.nodes[position], self.found[position], self.strongest.get(position, 0)
+            if node.is_variable:
+                continue
             bodies = bodies_of(node)
             if bodies:
                 self._leave(position, node, bodies)
@@ -152,18 +154,18 @@ class _Sweep:
 
     def _read(self, node: Node, rule: Rule) -> None:
         """Require exact indices, lengths and labels; samplers read shapes and parameters, which need not be."""
-        if rule.keep is EVERY and rule.category == INFER:
+        if not rule.keep or (rule.keep is EVERY and rule.category == INFER):
             return
         for port, entry in enumerate(node.inputs):
             if port in rule.keep:
                 self._require(entry, _INTEGER)
 
     def _pin(self, position: int, node: Node, rule: Rule, what: int) -> None:
-        inputs = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
         if rule.positions:
             self.pins.add(position)
-        if rule.positions or rule.category == ALLOW:
+        if rule.positions or rule.category == ALLOW or not (what or self.positions):
             return
+        inputs = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
         rounded = any(entry.key in self.rounded for entry in inputs)
         holds = any((position, i) in self.positions for i in range(node.num_outputs))
         holds |= rule.truth and any(entry.key in self.positions for entry in inputs)  # compares them

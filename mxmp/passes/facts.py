@@ -59,13 +59,15 @@ class Facts:
 
     def variable_dtypes(self, graph: Graph) -> Dict[str, str]:
         """Return the dtypes of a graph's variables by name, where they are known."""
-        found = {node.name: self.dtype(Entry(i)) for i, node in enumerate(graph.nodes) if node.is_variable}
-        return {name: dtype for name, dtype in found.items() if dtype is not None}
+        known = self.dtypes
+        return {node.name: known[i, 0] for i, node in enumerate(graph.nodes) if node.is_variable and (i, 0) in known}
 
     def nodes_out_of_range(self, graph: Graph) -> Set[int]:
         """Return the nodes with an output that has values beyond the low precision dtype's range."""
+        if not self.out_of_range:
+            return set()
         outputs = ((i, Entry(i, index)) for i, node in enumerate(graph.nodes) for index in range(node.num_outputs))
-        return {i for i, entry in outputs if self.out_of_range and self.output_name(graph, entry) in self.out_of_range}
+        return {i for i, entry in outputs if self.output_name(graph, entry) in self.out_of_range}
 
     def output_name(self, graph: Graph, entry: Entry) -> str:
         """Return the name that MXNet gives to an entry."""

@@ -39,7 +39,7 @@ def _may_fold(graph: Graph) -> bool:
             if (source, how) in seen or graph.nodes[source.node].op in CAST_OPS:
                 return True
             seen.add((source, how))
-        if any(map(_may_fold, node.subgraphs)):
+        if node.subgraphs and any(map(_may_fold, node.subgraphs)):
             return True
     return False
 

@@ -73,16 +73,20 @@ class _Inserter:
 
     def run(self) -> Graph:
         for position, node in enumerate(self.graph.nodes):
-            inputs = tuple(self._input(position, port) for port in range(len(node.inputs)))
-            node = self._widened(position, node)
-            if self.plan.verdicts[position].stand_in and position in self.plan.placement.low:
-                node, inputs = self._stand_in(node, self.plan.verdicts[position].stand_in, inputs)
-            self.builder.copy(position, node.rewired(inputs, self._bodies(position, node)))
+            self.builder.copy(position, node if node.is_variable else self._operator(position, node))
             if position in self.plan.low_params:
                 self._declare(Entry(position), self.low_dtype)
         if self.is_body:
             return self.builder.finish(self._exit(number, head) for number, head in enumerate(self.graph.heads))
         return self.builder.finish([self._head(head) for head in self.graph.heads])
+
+    def _operator(self, position: int, node: Node) -> Node:
+        """Return the new form of an operator."""
+        inputs = tuple([self._input(position, port, entry) for port, entry in enumerate(node.inputs)])
+        node = self._widened(position, node)
+        if self.plan.verdicts[position].stand_in and position in self.plan.placement.low:
+            node, inputs = self._stand_in(node, self.plan.verdicts[position].stand_in, inputs)
+        return node.rewired(inputs, self._bodies(position, node))
 
     def _bodies(self, position: int, node: Node) -> Tuple[Graph, ...]:
         found = []
@@ -113,8 +117,7 @@ class _Inserter:
         marks = {REPLACED_ATTR: json.dumps([node.op, attrs])}
         return replace(node.with_attrs({**removed, **kept, **marks}), op=op), inputs
 
-    def _input(self, position: int, port: int) -> Entry:
-        entry = self.graph.nodes[position].inputs[port]
+    def _input(self, position: int, port: int, entry: Entry) -> Entry:
         has = self._dtype(entry)
         if has is None or self.plan.verdicts[position].accepts_any(port):
             return self.builder.mapped(entry)

@@ -91,17 +91,17 @@ def place(
         None if number in any_heads else output_low and head.index not in verdicts[head.node].positions
         for number, head in enumerate(graph.heads)
     ]
-    tensors = _tensors(graph, verdicts, facts, low_params, free_params, demands)
-    in_bytes = all(tensor.size is not None for tensor in tensors)
+    tensors, in_bytes = _tensors(graph, verdicts, facts, low_params, free_params, demands)
     network = _Network(tensors, verdicts, in_bytes)
     flow, free_low = network.solve()
     low = frozenset(free_low) | {i for i, v in enumerate(verdicts) if v.label == LOW}
-    cast = [tensor.size for tensor in tensors if _is_cast(tensor, free_low)]
-    cost = network.cost(free_low)
+    cast = [tensor for tensor in tensors if _is_cast(tensor, free_low)]
+    cost = network.cost(free_low, cast)
     if cost != flow:
         raise PassError(f"place: the cut costs {cost}, but the maximum flow is {flow}; this is a bug in mxmp.")
     unit = _UNIT_BYTES if in_bytes else 1
-    cast_bytes = None if None in cast else sum(_CAST_UNITS * _UNIT_BYTES * (size or 0) for size in cast)
+    sizes = [tensor.size for tensor in cast]
+    cast_bytes = None if None in sizes else sum(_CAST_UNITS * _UNIT_BYTES * (size or 0) for size in sizes)
     return Placement(low, len(cast), cost * unit, in_bytes, flow * unit, cast_bytes)
 
 
@@ -112,39 +112,46 @@ def _tensors(
     low_params: FrozenSet[int],
     free_params: FrozenSet[int],
     demands: Sequence[Optional[bool]],
-) -> List[_Tensor]:
-    """Return the float32 tensors of a graph, with the nodes that decide their dtype and those that need one."""
+) -> Tuple[List[_Tensor], bool]:
+    """Return the float32 tensors of a graph that may be cast, and whether all its float32 tensors' sizes are known.
+
+    Each comes with the node that decides its dtype and those that need one. Tensors that are needed in the dtype that
+    they are given in, whatever is decided, are left out.
+    """
     readers: Dict[Key, Set[int]] = {}
     for position, node in enumerate(graph.nodes):
+        verdict, side = verdicts[position], _side(position, verdicts)
         for port, entry in enumerate(node.inputs):
             sides = readers.setdefault(entry.key, set())
-            if not verdicts[position].accepts_any(port):
-                sides.add(_reading_side(position, port, verdicts))
+            if not verdict.accepts_any(port):
+                sides.add(_reading_side(verdict, port, side))
     for head, low in zip(graph.heads, demands):
         sides = readers.setdefault(head.key, set())
         if low is not None:
             sides.add(_SINK if low else _SOURCE)
-    tensors = []
+    tensors, all_known = [], True
     for (position, index), sides in readers.items():
         entry = Entry(position, index)
         if facts.dtype(entry) != dtypes.FLOAT32:
             continue
-        verdict = verdicts[position]
+        verdict, size = verdicts[position], facts.size(entry)
+        all_known = all_known and size is not None
         if position in low_params or index in verdict.low_outputs:
             producer = _SINK
         elif position in free_params:
             producer = position
         else:
             producer = _side(position, verdicts) if verdict.output_in_precision(index) else _SOURCE
-        tensors.append(_Tensor(entry, producer, frozenset(sides), facts.size(entry)))
-    return tensors
+        if producer >= 0 or not sides <= {producer}:
+            tensors.append(_Tensor(entry, producer, frozenset(sides), size))
+    return tensors, all_known
 
 
-def _reading_side(position: int, port: int, verdicts: Sequence[Verdict]) -> int:
-    verdict = verdicts[position]
+def _reading_side(verdict: Verdict, port: int, side: int) -> int:
+    """Return the side that needs an input of a node, which is itself on a side."""
     if port in verdict.low_ports:
         return _SINK
-    return _side(position, verdicts) if verdict.input_in_precision(port) else _SOURCE
+    return side if verdict.input_in_precision(port) else _SOURCE
 
 
 def _side(position: int, verdicts: Sequence[Verdict]) -> int:
@@ -244,7 +251,7 @@ class _Network:
             stack += new
         return seen
 
-    def cost(self, low: Set[int]) -> int:
-        """Return the objective of a placement in units."""
+    def cost(self, low: Set[int], cast: Sequence[_Tensor]) -> int:
+        """Return the objective of a placement in units, given the tensors that are cast."""
         operators = sum(units for node, units in self.saving.items() if node not in low)
-        return operators + sum(self._cast_cost(t) for t in self.tensors if _is_cast(t, low))
+        return operators + sum(map(self._cast_cost, cast))

@@ -24,7 +24,7 @@ from .arguments import (
 )
 from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fold_model
-from .params import Change, convert_sharing, require_matches, stored_low_before, total_bytes, widened
+from .params import Change, convert_sharing, growth, require_matches, stored_low_before, total_bytes, widened
 from .rewrite import convert_graph
 
 
@@ -183,11 +183,12 @@ def convert_known(
         must_match: Whether each of the policy's patterns has to match an operator.
     """
     args, aux = widened(model.symbol, arg_params), dict(aux_params)
-    before = total_bytes(args) + total_bytes(aux)
+    given, states = args, aux
     if for_inference:
         model, args, aux = fold_model(model, args, aux)
     (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, policy, must_match)
-    sizes = before, total_bytes(stored) + total_bytes(aux)
+    before = total_bytes(given) + total_bytes(states)
+    sizes = before, before + growth(given, stored) + growth(states, aux)
     low_before = stored_low_before(arg_params, stored)
     return ConvertedModel(found.symbol, stored, aux, found.decisions, changed, out_of_range, sizes, low_before)
 

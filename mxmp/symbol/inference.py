@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import Any, Dict, FrozenSet, Mapping, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Mapping, Tuple
 
 import mxnet as mx
 
 from .. import dtypes
 from ..errors import InferenceError, mxnet_reason
-from ..graph import Graph, from_json, to_json
+from ..graph import Graph, Key, from_json, to_json
 from ..mxnet_private.arrays import NumpySymbol
 from ..passes import Facts
 from ..passes.control_flow import Body, bodies_of
 
 Shapes = Mapping[str, Tuple[int, ...]]
 Dtypes = Mapping[str, str]
-Entries = Sequence[Tuple[int, int]]
 
 _OPERATOR = re.compile(r"Error in operator ([^:]+):")
 
@@ -48,17 +47,18 @@ def infer_facts(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params
         InferenceError: If MXNet's inference fails; the message names the node.
     """
     internals = symbol.get_internals()
-    entries = entries_of(internals, graph)
+    names = entry_names(internals, graph)
     _, found, _ = _infer(internals.infer_type_partial, _to_numpy(types), "dtypes")
+    known = {dtype: dtypes.canonical(dtype) for dtype in set(found or ()) if dtype is not None}
     facts = Facts(
-        dtypes={entry: dtypes.canonical(t) for entry, t in zip(entries, found or ()) if t is not None},
-        output_names=dict(zip(entries, internals.list_outputs())),
+        dtypes={entry: known[dtype] for entry, dtype in zip(names, found or ()) if dtype is not None},
+        output_names=names,
         params=params,
     )
-    return add_shapes(internals, entries, graph, facts, shapes)
+    return add_shapes(internals, names, graph, facts, shapes)
 
 
-def add_shapes(internals: Any, entries: Entries, graph: Graph, facts: Facts, shapes: Shapes) -> Facts:
+def add_shapes(internals: Any, entries: Iterable[Key], graph: Graph, facts: Facts, shapes: Shapes) -> Facts:
     """Return facts about a graph with the shapes that MXNet infers, of its bodies too; with none, unknown ones.
 
     Shapes in bodies of control flow need the dtypes of what these read, which ``facts`` must have. An
@@ -84,17 +84,18 @@ def _to_numpy(types: Dtypes) -> Dict[str, Any]:
     return {name: dtypes.to_numpy(t) for name, t in types.items() if t != dtypes.BFLOAT16}
 
 
-def entries_of(internals: Any, graph: Graph) -> Entries:
-    """Return the (node, output index) of each output of the internals of a symbol, whose graph is given.
+def entry_names(internals: Any, graph: Graph) -> Dict[Key, str]:
+    """Return the names of the outputs of the internals of a symbol, whose graph is given, in their order.
 
     These are the outputs of each node that are not hidden, the first at least.
     """
-    if len(internals.list_outputs()) == len(graph.nodes):
-        return [(node, 0) for node in range(len(graph.nodes))]
+    names = internals.list_outputs()
+    if len(names) == len(graph.nodes):
+        return {(node, 0): name for node, name in enumerate(names)}
     text = internals.tojson(remove_amp_cast=False)
     key = '"heads": '  # of the whole graph, which stands behind those of all bodies; the nodes are known
     heads, _ = json.JSONDecoder().raw_decode(text, text.rindex(key) + len(key))
-    return [(node, index) for node, index, *_ in heads]
+    return {(node, index): name for (node, index, *_), name in zip(heads, names)}
 
 
 def _infer_bodies(graph: Graph, facts: Facts) -> Dict[Tuple[int, int], Facts]:

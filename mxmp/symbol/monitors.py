@@ -14,7 +14,7 @@ from ..passes import EraseCasts
 from ..passes.emulate import emulated_entries
 from ..passes.facts import Named
 from ..report.counts import positions
-from .inference import entries_of, to_graph
+from .inference import entry_names, to_graph
 from .rewrite import Converted, rounds_natively
 
 Callback = Callable[..., None]
@@ -161,7 +161,7 @@ def _strings(symbol: Any) -> Dict[Named, Set[str]]:
     """Return what executors and cached operators may call the outputs of a symbol's nodes."""
     graph, internals = to_graph(symbol), symbol.get_internals()
     found: Dict[Named, Set[str]] = {}
-    for (position, index), name in zip(entries_of(internals, graph), internals.list_outputs()):
+    for (position, index), name in entry_names(internals, graph).items():
         node = graph.nodes[position]
         found.setdefault((node.name, index), set()).update((name, f"{node.name}_{index}"))
     return found

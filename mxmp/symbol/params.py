@@ -177,6 +177,13 @@ def total_bytes(arrays: Arrays) -> int:
     return sum(array.size * dtypes.ITEM_BYTES[dtypes.canonical(array.dtype)] for array in arrays.values())
 
 
+def growth(before: Arrays, after: Arrays) -> int:
+    """Return how many bytes more arrays take than others, most of which they share; MXNet is slow to tell sizes."""
+    old = {name: array for name, array in before.items() if after.get(name) is not array}
+    new = {name: array for name, array in after.items() if before.get(name) is not array}
+    return total_bytes(new) - total_bytes(old)
+
+
 def _survey(name: str, values: np.ndarray[Any, Any], dtype: str) -> Change:
     """Return how many values a low precision dtype would clamp or turn to zero."""
     limits = dtypes.limits(dtype)
@@ -198,9 +205,10 @@ def _survey(name: str, values: np.ndarray[Any, Any], dtype: str) -> Change:
 
 def stored_low_before(before: Arrays, after: Arrays) -> Dict[str, str]:
     """Return by name the low precision dtypes of the parameters that are stored in a wider one afterwards."""
-    old, new = ({name: dtypes.canonical(array.dtype) for name, array in arrays.items()} for arrays in (before, after))
+    replaced = ((name, array) for name, array in before.items() if after.get(name, array) is not array)
+    old = {name: dtypes.canonical(array.dtype) for name, array in replaced}
     low = dtypes.LOW_PRECISION
-    return {name: dtype for name, dtype in old.items() if dtype in low and new.get(name, dtype) not in low}
+    return {n: dtype for n, dtype in old.items() if dtype in low and dtypes.canonical(after[n].dtype) not in low}
 
 
 def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:

@@ -37,7 +37,7 @@ from ..policy import Policy
 from ..report import Decisions, Removed, Report
 from ..rules import CLEAR, RULES
 from .arguments import known_dtypes, require_symbol
-from .inference import Dtypes, Shapes, add_shapes, entries_of, from_graph, infer_facts, infer_variables, to_graph
+from .inference import Dtypes, Shapes, add_shapes, entry_names, from_graph, infer_facts, infer_variables, to_graph
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,9 @@ def read_low(graph: Graph) -> FrozenSet[str]:
         if node.is_variable:
             carried[position] = frozenset([node.name])
             continue
-        names = frozenset().union(*(carried.get(entry.node, frozenset()) for entry in node.inputs))
+        names = frozenset().union(*[carried[entry.node] for entry in node.inputs if entry.node in carried])
+        if not names:
+            continue
         if node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION:
             found |= names
         for body in bodies_of(node):
@@ -250,7 +252,7 @@ class ShapeOutcomes:
         self.depends = depends_on_shapes(self._graph, dtype)
         if self.depends:
             self._internals = source.get_internals()
-            self._entries = entries_of(self._internals, self._graph)
+            self._entries = entry_names(self._internals, self._graph)
             self._known = Facts({})
             if any(node.subgraphs for node in self._graph.nodes):  # shapes in bodies need the dtypes of what these read
                 known = input_dtypes(source, self._graph, {}, types, params)

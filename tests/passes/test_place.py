@@ -176,6 +176,14 @@ def test_integer_tensors_are_not_placed():
     assert place(graph, verdicts, facts).casts == 0
 
 
+def test_a_size_that_no_placement_depends_on_is_asked_for_too():
+    graph, verdicts, facts = chain(FLOAT32, FLOAT32, LOW)
+    assert place(graph, verdicts, facts).in_bytes
+    unknown = Facts(facts.dtypes, {key: shape for key, shape in facts.shapes.items() if key != (0, 0)})
+    found = place(graph, verdicts, unknown)
+    assert (found.in_bytes, found.casts, found.cost) == (False, 2, 2)
+
+
 def test_thousands_of_free_nodes_are_placed():
     labels = ([LOW] + [FREE] * 3 + [FLOAT32]) * 1667
     found = place(*chain(*labels, sizes=[1 + i % 97 for i in range(len(labels) + 1)]))
