@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Tuple, Union
+from typing import Any, Dict, List, Mapping, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
 from .. import dtypes
-from ..errors import ConvertError, LossScaleError, mxnet_reason
+from ..errors import ConvertError, LossScaleError
 from ..graph import VARIABLE, Entry, GraphBuilder, Node
 from ..passes.scale_loss import is_loss_head
 from ..rules import RULES
 from ..symbol import ConvertedModel, convert_model
-from ..symbol.arguments import known_shapes
 from ..symbol.inference import from_graph, infer_facts, to_graph
-
-Batches = Union[Iterable[Mapping[str, Any]], mx.io.DataIter]
-"""Batches of inputs: dicts of NDArrays by name, or one of MXNet's iterators."""
+from .batches import Batches, fill_inputs, read_batches
 
 
 class Magnitudes:
@@ -115,8 +112,8 @@ def measure_ranges(
     group = mx.sym.Group([internals[number] for number in watched])
     run = mx.nd.CachedOp(group)  # an executor would fuse operators with oneDNN, and hide what they give
     found: Dict[str, float] = {}
-    for batch in _read_batches(batches):
-        values = _fill_inputs(model, batch)
+    for batch in read_batches(batches):
+        values = fill_inputs(model, batch)
         results = run(*[values[name].as_in_context(ctx or mx.cpu()) for name in group.list_inputs()])
         for number, result in zip(watched, results):
             found[outputs[number]] = max(found.get(outputs[number], 0.0), _largest(result))
@@ -152,8 +149,8 @@ def measure_gradients(
     """
     model = convert_model(sym, arg_params, aux_params, "O0")  # without casts, should it be converted
     found: Dict[str, Magnitudes] = {}
-    for batch in _read_batches(batches, labels=True):
-        for name, gradient in _gradients(model, _fill_inputs(model, batch, labels=True), ctx or mx.cpu()).items():
+    for batch in read_batches(batches, labels=True):
+        for name, gradient in _gradients(model, fill_inputs(model, batch, labels=True), ctx or mx.cpu()).items():
             found.setdefault(name, Magnitudes()).add(gradient.asnumpy())
     return {name: magnitudes for name, magnitudes in found.items() if magnitudes.total or magnitudes.nonfinite}
 
@@ -161,39 +158,6 @@ def measure_gradients(
 def _largest(array: Any) -> float:
     values = np.abs(array.asnumpy().astype(np.float64))
     return float(values[np.isfinite(values)].max(initial=0.0))
-
-
-def _read_batches(batches: Batches, labels: bool = False) -> Iterator[Mapping[str, Any]]:
-    """Yield batches as dicts of NDArrays by name, perhaps with a DataIter's labels; it is read to its end."""
-    if isinstance(batches, mx.io.DataIter):
-        batches.reset()
-        names = [each[0] for each in [*batches.provide_data, *(batches.provide_label if labels else ())]]
-        batches = (dict(zip(names, [*batch.data, *(batch.label or ())])) for batch in batches)
-    empty = True
-    for batch in batches:
-        empty = False
-        if not isinstance(batch, Mapping):
-            raise ConvertError(
-                f"batches holds a {type(batch).__name__}; expected dicts of NDArrays by input, or a DataIter."
-            )
-        yield batch
-    if empty:
-        raise ConvertError("batches is empty; give one batch at least.")
-
-
-def _fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = False) -> Dict[str, Any]:
-    """Return the values of all inputs by name: parameters, a batch, and zeros for labels unless they are needed."""
-    sym, given = model.symbol, {**model.arg_params, **model.aux_params, **batch}
-    shapes = known_shapes(sym, {name: array.shape for name, array in batch.items()})
-    try:
-        sizes, _, _ = sym.infer_shape_partial(**{n: given[n].shape for n in sym.list_inputs() if n in given})
-    except mx.MXNetError as e:
-        raise ConvertError(f"batches: inputs of shapes {shapes} do not fit: {mxnet_reason(e)}") from e
-    missing = {name: size for name, size in zip(sym.list_arguments(), sizes or ()) if name not in given}
-    for name, size in missing.items():
-        if labels or not name.endswith("label") or not size or 0 in size:
-            raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
-    return {**given, **{name: mx.nd.zeros(size) for name, size in missing.items()}}
 
 
 def _gradients(model: ConvertedModel, values: Dict[str, Any], ctx: Any) -> Dict[str, Any]:

@@ -1,5 +1,9 @@
-"""Tuning: the policy with which a network is fastest on this machine."""
+"""Tuning: policies that are found by measuring, for speed or for accuracy."""
 
 from .by_time import tune as tune
 from .result import Measured as Measured
 from .result import TuneResult as TuneResult
+from .search import SearchResult as SearchResult
+from .search import SearchRow as SearchRow
+from .search import Tolerance as Tolerance
+from .search import search as search

@@ -1,0 +1,47 @@
+"""Batches of inputs as users give them, and the values of all inputs of a network for one of them."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Iterator, Mapping, Union
+
+import mxnet as mx
+
+from ..errors import ConvertError, mxnet_reason
+from ..symbol import ConvertedModel
+from ..symbol.arguments import known_shapes
+
+Batches = Union[Iterable[Mapping[str, Any]], mx.io.DataIter]
+"""Batches of inputs: dicts of NDArrays by name, or one of MXNet's iterators."""
+
+
+def read_batches(batches: Batches, labels: bool = False) -> Iterator[Mapping[str, Any]]:
+    """Yield batches as dicts of NDArrays by name, perhaps with a DataIter's labels; it is read to its end."""
+    if isinstance(batches, mx.io.DataIter):
+        batches.reset()
+        names = [each[0] for each in [*batches.provide_data, *(batches.provide_label if labels else ())]]
+        batches = (dict(zip(names, [*batch.data, *(batch.label or ())])) for batch in batches)
+    empty = True
+    for batch in batches:
+        empty = False
+        if not isinstance(batch, Mapping):
+            raise ConvertError(
+                f"batches holds a {type(batch).__name__}; expected dicts of NDArrays by input, or a DataIter."
+            )
+        yield batch
+    if empty:
+        raise ConvertError("batches is empty; give one batch at least.")
+
+
+def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = False) -> Dict[str, Any]:
+    """Return the values of all inputs by name: parameters, a batch, and zeros for labels unless they are needed."""
+    sym, given = model.symbol, {**model.arg_params, **model.aux_params, **batch}
+    shapes = known_shapes(sym, {name: array.shape for name, array in batch.items()})
+    try:
+        sizes, _, _ = sym.infer_shape_partial(**{n: given[n].shape for n in sym.list_inputs() if n in given})
+    except mx.MXNetError as e:
+        raise ConvertError(f"batches: inputs of shapes {shapes} do not fit: {mxnet_reason(e)}") from e
+    missing = {name: size for name, size in zip(sym.list_arguments(), sizes or ()) if name not in given}
+    for name, size in missing.items():
+        if labels or not name.endswith("label") or not size or 0 in size:
+            raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
+    return {**given, **{name: mx.nd.zeros(size) for name, size in missing.items()}}

@@ -1,0 +1,76 @@
+"""Put a net back as it was found, conversion, values and gradients, after it was converted, run and perhaps trained."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterable, Iterator, List, Tuple
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from .api import restore
+from .lookup import blocks_in, conversions_of
+
+
+@contextlib.contextmanager
+def kept(net: gluon.Block) -> Iterator[None]:
+    """Give the net as it was written within this context, and as it was found after it, also after an exception.
+
+    That includes its policy and graphs, whether it is hybridized, and the very arrays of its parameters, statistics and
+    gradients, whose values are copied for that.
+    """
+    found = _Found(net)
+    try:
+        restore(net)
+        yield
+    finally:
+        found.put_back()
+
+
+class _Found:
+    """What a net and the objects that belong to it were like: classes, attributes and values of arrays."""
+
+    def __init__(self, net: gluon.Block) -> None:
+        inside = blocks_in(net)
+        conversions, params = conversions_of(inside), list(net.collect_params().values())
+        self._objects = [_Object(each) for each in (*inside, *conversions, *params)]
+        self._recorded = [(each.siblings.recorded, set(each.siblings.recorded)) for each in conversions]
+        arrays = {id(array): array for param in params for array in _arrays_of(param)}
+        with autograd.pause():
+            self._values: List[Tuple[Any, Any]] = [(array, array.copy()) for array in arrays.values()]
+
+    def put_back(self) -> None:
+        """Make all of it as it was."""
+        for each in self._objects:
+            each.put_back()
+        for recorded, before in self._recorded:
+            recorded.clear()
+            recorded.update(before)
+        with autograd.pause():
+            for array, value in self._values:
+                value.copyto(array)
+
+
+class _Object:
+    """An object's class and attributes, with copies of the lists and dicts among them."""
+
+    def __init__(self, found: Any) -> None:
+        self._found, self._class = found, type(found)
+        self._attributes = {name: _copied(value) for name, value in vars(found).items()}
+
+    def put_back(self) -> None:
+        self._found.__class__ = self._class
+        vars(self._found).clear()
+        vars(self._found).update(self._attributes)
+
+
+def _copied(value: Any) -> Any:
+    """Return a list or dict as a copy, since it may be changed in place, and anything else as it is."""
+    return value.copy() if type(value) in (list, dict) else value
+
+
+def _arrays_of(param: gluon.Parameter) -> Iterable[mx.nd.NDArray]:
+    """Yield a parameter's arrays: values, gradients and float32 masters."""
+    for held in vars(param).values():
+        several: Iterable[Any] = held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()
+        yield from (each for each in several if isinstance(each, mx.nd.NDArray))

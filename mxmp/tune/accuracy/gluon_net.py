@@ -1,0 +1,139 @@
+"""A Gluon net under search: the same net, converted for each evaluation and put back after it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import AbstractSet, Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple
+
+from mxnet import autograd, gluon
+
+from ...errors import TuneError
+from ...gluon.api import convert
+from ...gluon.graphs import as_input, known_inputs, known_shapes, split_inputs
+from ...gluon.kept import kept
+from ...gluon.lookup import conversion_of, roots
+from ...mxnet_private import parameters
+from ...policy import Policy
+from ...report import Decisions
+from ...symbol import convert_graph
+from .network import BATCHES, Comparison, Network
+
+
+class _Call(NamedTuple):
+    """A call of a block that has a graph, as ``evaluate`` made it, with copies of its inputs."""
+
+    block: gluon.HybridBlock
+    inputs: Tuple[Any, ...]
+
+
+class _Graph(NamedTuple):
+    """A graph of the net, for inputs of the shapes that it was first called with."""
+
+    symbol: Any
+    shapes: Dict[str, Tuple[int, ...]]
+    types: Dict[str, str]
+    params: FrozenSet[str]
+
+
+class GluonNet(Network):
+    """A Gluon net, with one graph for each HybridBlock outside of all others, and perhaps for each kind of call."""
+
+    def __init__(self, net: gluon.Block) -> None:
+        super().__init__()
+        self._net = net
+        self._roots = roots(net)
+        self._calls: List[_Call] = []
+        self._graphs: List[_Graph] = []
+        for param in net.collect_params().values():
+            if not parameters.is_initialized(param):
+                raise TuneError(
+                    f"block '{net.name}': parameter '{param.name}' has no values; load or train the net first, or run "
+                    f"one batch if its shapes are not known yet."
+                )
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note the first calls of each block that has a graph."""
+        handles = [root.register_forward_pre_hook(self._note) for root in self._roots]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.detach()
+        if not self._calls:
+            raise TuneError(
+                f"evaluate did not call block '{self._net.name}' ({type(self._net).__name__}), so nothing is known of "
+                f"what it runs; call the net that evaluate is given."
+            )
+
+    def _note(self, block: gluon.HybridBlock, inputs: Tuple[Any, ...]) -> None:
+        if sum(call.block is block for call in self._calls) < BATCHES:
+            with autograd.pause():
+                self._calls.append(_Call(block, tuple(map(_copied, inputs))))
+
+    @contextlib.contextmanager
+    def under(self, policy: Policy) -> Iterator[Any]:
+        """Give the net itself, converted."""
+        with kept(self._net):
+            # As it was written it is in float32, whatever `set_policy` says of blocks in it, but for graphs with casts.
+            if policy.is_mixed or any(isinstance(root, gluon.SymbolBlock) for root in self._roots):
+                convert(self._net, policy)
+            yield self._net
+
+    def _decide(self, policy: Policy) -> List[Decisions]:
+        """Return the decisions on the graphs of the calls that were noted."""
+        self._graphs = self._graphs or list(self._read_graphs(policy))
+        return [
+            convert_graph(each.symbol, policy, each.shapes, each.types, each.params).decisions for each in self._graphs
+        ]
+
+    def _read_graphs(self, policy: Policy) -> Iterator[_Graph]:
+        found: List[Any] = []
+        for _, traced, call in self._run(policy):
+            if any(traced is each for each in found):
+                continue
+            found.append(traced)
+            shapes, types = known_inputs(traced.inputs, call.inputs)
+            storable = frozenset(n for n, param in traced.params.items() if not isinstance(param, gluon.Constant))
+            yield _Graph(traced.symbol, known_shapes(shapes, traced.params), types, storable)
+
+    def _run(self, policy: Policy) -> Iterator[Tuple[Any, Any, _Call]]:
+        """Run the calls that were noted under a policy; yield, of each, what was converted, what was traced, and it."""
+        with self.under(policy), autograd.pause(train_mode=False):
+            for call in self._calls:
+                call.block(*call.inputs)
+                graph = conversion_of(call.block).current
+                yield graph.converted, graph.traced, call
+
+    def comparisons(self, policy: Policy) -> Iterable[Comparison]:
+        """Return a comparison for each graph, on the calls that were noted."""
+        found: List[Comparison] = []
+        with kept(self._net):
+            params = {param.name: parameters.reduced(param) for param in self._net.collect_params().values()}
+        names = {node.name for each in self.decisions(policy) for node in each.before.operators()}
+        for converted, traced, call in self._run(policy):
+            self._require_same_names(names, converted.decisions)
+            inputs = split_inputs(tuple(map(as_input, call.inputs)))
+            values = {**params, **{symbol.name: array for symbol, array in zip(traced.inputs, inputs)}}
+            known = [each for each in found if each.decisions is converted.decisions]
+            if not known:
+                found.append(Comparison(converted.decisions, inputs[0].context))
+            (known or found[-1:])[0].batches.append(values)
+        return found
+
+    def _require_same_names(self, names: AbstractSet[str], traced_again: Decisions) -> None:
+        for node in traced_again.before.operators():
+            if node.name not in names:
+                raise TuneError(
+                    f"block '{self._net.name}': operators in it get other names each time it is traced, {node} for "
+                    f"example, so that no policy can name them. Make it with a prefix: "
+                    f"{type(self._net).__name__}(prefix='net_')."
+                )
+
+
+def _copied(value: Any) -> Any:
+    """Return an input, or nested inputs, with copies of all arrays: a reader may fill them again."""
+    if isinstance(value, (list, tuple)):
+        items = [_copied(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value.copy() if hasattr(value, "copy") else value

@@ -1,0 +1,128 @@
+"""A symbol with parameters, and a Module, under search: a new one for each evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import replace
+from typing import Any, ContextManager, Iterable, Iterator, List, Mapping, Optional
+
+import mxnet as mx
+
+from ... import dtypes
+from ...diagnose.batches import Batches, fill_inputs, read_batches
+from ...errors import TuneError
+from ...lru_cache import LRUCache
+from ...module import Module
+from ...mxnet_private.modules import ModuleBase
+from ...policy import Policy
+from ...report import Decisions
+from ...symbol import ConvertedModel, convert_graph, convert_model, on_cpu
+from .network import BATCHES, Comparison, Network
+
+
+class Model(Network):
+    """A symbol with its parameters. ``evaluate`` gets a `ConvertedModel` that runs on the context given.
+
+    Its arrays are copies, and float16 is emulated on a CPU.
+    """
+
+    def __init__(self, sym: Any, args: Mapping[str, Any], aux: Mapping[str, Any], batches: Any, ctx: Any) -> None:
+        super().__init__()
+        self._ctx = ctx or mx.cpu()
+        self._models: LRUCache[ConvertedModel] = LRUCache(1)
+        plain = convert_model(sym, args, aux, "O0")  # without casts, should it be converted
+        self._given, self._model = (sym, args, aux), plain
+        self._batches = [fill_inputs(plain, batch) for batch in first_batches(batches)]
+        inputs = [name for name in plain.symbol.list_arguments() if name not in plain.arg_params]
+        values = {name: self._batches[0][name] for name in inputs}
+        self._shapes = {name: array.shape for name, array in values.items()}
+        types = {name: dtypes.canonical(array.dtype) for name, array in values.items()}
+        self._dtypes = {name: dtype for name, dtype in types.items() if dtype != dtypes.FLOAT32}
+
+    def watched(self) -> ContextManager[None]:
+        """Note nothing: the batches are given."""
+        return contextlib.nullcontext()
+
+    def _converted(self, policy: Policy) -> ConvertedModel:
+        """Return the model under a policy; the last one is known."""
+        model = self._models.get(policy)
+        if model is None:
+            model = convert_model(*self._given, policy, self._shapes, self._dtypes)
+            self._models.put(policy, model)
+        return model
+
+    @contextlib.contextmanager
+    def under(self, policy: Policy) -> Iterator[Any]:
+        """Give the model converted, with parameters of its own."""
+        model = self._converted(policy)
+        runs = model.symbol if self._ctx.device_type == "gpu" else on_cpu(model.symbol, self._dtypes)
+        args, aux = (
+            {name: array.copyto(self._ctx) for name, array in params.items()}
+            for params in (model.arg_params, model.aux_params)
+        )
+        yield replace(model, symbol=runs, arg_params=args, aux_params=aux)
+
+    def _decide(self, policy: Policy) -> List[Decisions]:
+        """Return the decisions on the symbol, for inputs of the shapes of the first batch."""
+        return [self._converted(policy).decisions]
+
+    def comparisons(self, policy: Policy) -> Iterable[Comparison]:
+        """Return the one comparison, on the batches given."""
+        return [Comparison(self._converted(policy).decisions, self._ctx, list(self._batches))]
+
+
+class BoundModule(Network):
+    """A Module that is bound and has parameters. ``evaluate`` gets an `mxmp.module.Module` like it."""
+
+    def __init__(self, module: mx.mod.Module, batches: Any) -> None:
+        super().__init__()
+        if not (module.binded and module.params_initialized):
+            raise TuneError(f"the {type(module).__name__} is not bound, or has no parameters; call bind, set_params.")
+        self._module = module
+        self._args, self._aux = module.get_params()
+        self._descs = [*module.data_shapes, *(module.label_shapes or ())]
+        plain = convert_model(module.symbol, self._args, self._aux, "O0")
+        self._batches = [fill_inputs(plain, batch) for batch in first_batches(batches)]
+
+    def watched(self) -> ContextManager[None]:
+        """Note nothing: shapes are bound, batches are given."""
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def under(self, policy: Policy) -> Iterator[Any]:
+        """Give a Module of the same symbol, shapes, contexts and parameters."""
+        module = self._module
+        made = Module(
+            module.symbol,
+            module.data_names,
+            module.label_names,
+            module.logger,
+            ModuleBase.mx_context(module),
+            policy=policy,
+        )
+        made.bind(module.data_shapes, module.label_shapes, for_training=module.for_training)
+        made.set_params(self._args, self._aux)
+        yield made
+
+    def _decide(self, policy: Policy) -> List[Decisions]:
+        """Return the decisions on the symbol, for the shapes that are bound."""
+        shapes = {each.name: tuple(each.shape) for each in self._descs}
+        types = {each.name: dtypes.canonical(each.dtype) for each in self._descs}
+        params = frozenset((*self._args, *self._aux))
+        return [convert_graph(self._module.symbol, policy, shapes, types, params).decisions]
+
+    def comparisons(self, policy: Policy) -> Iterable[Comparison]:
+        """Return the one comparison, on the batches given, on the first context."""
+        context = ModuleBase.mx_context(self._module)[0]
+        return [Comparison(each, context, list(self._batches)) for each in self.decisions(policy)]
+
+
+def first_batches(batches: Optional[Batches]) -> List[Mapping[str, Any]]:
+    """Return the first batches of what a user gives for a symbol; its label variables may be missing in them."""
+    if batches is None:
+        raise TuneError(
+            "batches is missing: give a few batches of inputs, dicts of NDArrays by name or a DataIter, that the "
+            "errors of operators are measured on. Only a Gluon net does without: what evaluate calls it with is taken."
+        )
+    return list(itertools.islice(read_batches(batches), BATCHES))

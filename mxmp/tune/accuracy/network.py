@@ -1,0 +1,89 @@
+"""What a search needs of a network, whichever front it comes from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ContextManager, Dict, Iterable, List, Mapping, Tuple
+
+from ...diagnose.node_errors import NodeError, node_errors
+from ...graph import Graph
+from ...lru_cache import LRUCache
+from ...policy import Policy
+from ...report import Decisions, Row
+
+BATCHES = 2
+"""How many batches errors of nodes are measured on: they only say what to try first."""
+
+_POLICIES = 8  # whose decisions are kept
+
+
+@dataclass
+class Comparison:
+    """What the nodes of one graph are compared on: what a conversion decided, and values of all variables by name."""
+
+    decisions: Decisions
+    context: Any
+    batches: List[Mapping[str, Any]] = field(default_factory=list)
+
+
+class Network(ABC):
+    """A float32 network that can be given to ``evaluate`` under any policy; its owner's object is left as it was."""
+
+    def __init__(self) -> None:
+        self._known: LRUCache[List[Decisions]] = LRUCache(_POLICIES)
+
+    @abstractmethod
+    def watched(self) -> ContextManager[None]:
+        """Note, within this context, what ``evaluate`` runs, if the rest needs to know."""
+
+    @abstractmethod
+    def under(self, policy: Policy) -> ContextManager[Any]:
+        """Give what ``evaluate`` gets for a policy."""
+
+    @abstractmethod
+    def _decide(self, policy: Policy) -> List[Decisions]:
+        """Return what a conversion to a policy decides, for each graph of the network."""
+
+    @abstractmethod
+    def comparisons(self, policy: Policy) -> Iterable[Comparison]:
+        """Return what the errors of nodes under a policy are measured on."""
+
+    def decisions(self, policy: Policy) -> List[Decisions]:
+        """Return what a conversion to a policy decides, for each graph of the network."""
+        found = self._known.get(policy)
+        if found is None:
+            found = self._decide(policy)
+            self._known.put(policy, found)
+        return found
+
+    def graphs(self, policy: Policy) -> Tuple[Graph, ...]:
+        """Return the converted graphs under a policy: where they are equal, so is everything that is measured."""
+        return tuple(each.after for each in self.decisions(policy))
+
+    def rows(self, policy: Policy) -> Tuple[Row, ...]:
+        """Return what is decided about each operator under a policy."""
+        return tuple(row for each in self.decisions(policy) for row in each.report.rows)
+
+    def errors(self, policy: Policy) -> Dict[str, NodeError]:
+        """Return the errors of the network's nodes under a policy by name, the worst of those that share one.
+
+        Nodes in a body of control flow have those of the node around them.
+        """
+        found: Dict[str, NodeError] = {}
+        for each in self.comparisons(policy):
+            inside = {node.name: names for node, names in _inside(each.decisions.before)}
+            for error in node_errors(each.decisions, each.batches, each.context):
+                for name, op in ((error.name, error.op), *inside.get(error.name, ())):
+                    known = found.get(name)
+                    own = max(error.own, known.own) if known else error.own
+                    carried = max(error.carried, known.carried) if known else error.carried
+                    found[name] = NodeError(name, op, own, carried)
+        return found
+
+
+def _inside(graph: Graph) -> Iterable[Tuple[Any, List[Tuple[str, str]]]]:
+    """Yield each node with bodies, with names and operators of what is in them."""
+    for node in graph.nodes:
+        if node.subgraphs:
+            yield node, [(inner.name, inner.op) for body in node.subgraphs for inner in body.operators()]

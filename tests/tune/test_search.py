@@ -1,0 +1,287 @@
+"""Search by accuracy: on networks that fail in float16, against all subsets; its ends, its errors, its report."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp.errors import PolicyError, TuneError
+from mxmp.tune import search
+from tests.tune.networks import FAILING, trained_digits
+
+TOLERANCE = 0.01
+
+
+def low_names(net, policy, evaluate):
+    """Return the names of the operators that a policy has in low precision."""
+    mxmp.gluon.convert(net, policy)
+    evaluate(net)
+    found = {row.name for row in mxmp.gluon.report(net).rows if row.precision == "float16"}
+    mxmp.gluon.restore(net)
+    return sorted(found)
+
+
+def metric_of(task, policy, kept, names):
+    """Return the metric with some of the operators in float32 and all others in float16."""
+    overrides = {name: "float32" if name in kept else "float16" for name in names}
+    try:
+        return task.evaluate(mxmp.gluon.convert(task.net, mxmp.Policy.parse(policy, names=overrides)))
+    finally:
+        mxmp.gluon.restore(task.net)
+
+
+def fewest(task, policy, tolerance):
+    """Return how many operators have to be in float32, by trying all sets, the smallest first."""
+    names, reference = low_names(task.net, policy, task.evaluate), task.evaluate(task.net)
+    for count in range(len(names) + 1):
+        for kept in itertools.combinations(names, count):
+            if metric_of(task, policy, kept, names) >= reference - tolerance:
+                return count
+    raise AssertionError("not even all of them")
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("O3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FAILING)
+def test_the_fewest_operators_are_found_where_float16_fails(name, policy):
+    task = FAILING[name]()
+    result = search(task.net, task.evaluate, TOLERANCE, policy)
+    assert not result.given >= result.reference - TOLERANCE, "it does not fail, so nothing is shown"
+    assert result.metric >= result.reference - TOLERANCE and result.is_minimal
+    assert len(result.kept) == fewest(task, policy, TOLERANCE)
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_the_policy_found_holds_for_the_net_afterwards_and_prints_and_parses(name):
+    task = FAILING[name]()
+    result = search(task.net, task.evaluate, TOLERANCE, "O2")
+    policy = mxmp.Policy.parse(str(result.policy))
+    assert policy == result.policy
+    assert task.evaluate(mxmp.gluon.convert(task.net, policy)) == result.metric
+    precisions = {row.name: row.precision for row in mxmp.gluon.report(task.net).rows}
+    assert all(precisions[name] == "float32" for name in result.kept)
+
+
+def test_what_a_trained_classifier_needs_is_found():
+    task = trained_digits()
+    result = search(task.net, task.evaluate, 0.005, "O2")
+    assert result.reference > 0.9 and math.isnan(result.given)
+    assert result.metric >= result.reference - 0.005
+    # The squares of filtered pixels, up to the root that brings them back into float16's range.
+    assert set(result.kept) == {"digits__mul0", "digits__plusscalar0", "digits_sqrt0"}
+    assert result.evaluations <= 12 and result.operators == 13
+
+
+def deep(layers=4):
+    """Return a net whose operators all round alike, and how far it is off, lower is better."""
+    np.random.seed(0)
+    mx.random.seed(0)
+    net = nn.HybridSequential(prefix="deep_")
+    with net.name_scope():
+        for _ in range(layers):
+            net.add(nn.Dense(32, in_units=32, activation="relu"))
+    net.initialize(mx.init.Xavier(magnitude=4))
+    data = mx.nd.random.normal(shape=(64, 32))
+    expected = net(data).asnumpy()
+    return net, lambda net: float(np.abs(net(data).asnumpy() - expected).mean() / np.abs(expected).mean())
+
+
+@pytest.mark.parametrize("tolerance", [4e-4, 6e-4])
+def test_where_all_operators_round_alike_the_set_is_1_minimal_and_maybe_not_the_smallest(tolerance):
+    net, evaluate = deep()
+    result = search(net, evaluate, tolerance, "O2", higher_is_better=False)
+    assert result.given > tolerance >= result.metric and result.is_minimal
+    needed = [row for row in result.rows if row.kept == "yes"]
+    assert needed and all(row.metric_without > tolerance for row in needed)
+
+
+def test_the_operators_that_follow_are_counted_and_not_called_kept():
+    task = FAILING["long_sum"]()
+    result = search(task.net, task.evaluate, TOLERANCE, "O2")
+    states = {row.name: row.kept for row in result.rows}
+    assert states["longsum_relu0"] == "follows"  # it reads what float32 reads: one cast less
+    assert "longsum_relu0" not in str(result.policy)
+    mxmp.gluon.convert(task.net, result.policy)
+    task.evaluate(task.net)
+    assert result.float32_operators == (0, mxmp.gluon.report(task.net).count["float32"]) == (0, 3)
+
+
+def test_nothing_is_kept_where_nothing_is_needed():
+    net, evaluate = deep(1)
+    result = search(net, evaluate, 0.1, "O2", higher_is_better=False)
+    assert result.policy == mxmp.Policy.parse("O2") and result.kept == () and result.evaluations == 3
+    assert result.is_minimal and result.metric == result.given
+
+
+def test_what_the_rules_keep_in_float32_stays_there():
+    """The names found are of operators that the policy had in low precision; no override asks for less."""
+    task = FAILING["normalised"]()
+    names = low_names(task.net, "O2", task.evaluate)
+    result = search(task.net, task.evaluate, TOLERANCE, "O2")
+    assert set(dict(result.policy.names)) <= set(names)
+    assert set(dict(result.policy.names).values()) == {"float32"}
+
+
+def test_what_the_policy_asks_for_by_name_stays_in_low_precision():
+    task = FAILING["normalised"]()
+    result = search(task.net, task.evaluate, TOLERANCE, "O2,name:*_dense?_fwd=float16")
+    assert dict(result.policy.names)["*_dense?_fwd"] == "float16"
+    fixed = {row.name for row in result.rows if row.kept == "cannot"}
+    assert fixed == {"normalised_dense0_fwd", "normalised_dense1_fwd"} and not fixed & set(result.kept)
+
+
+def test_what_cannot_be_reached_is_an_error_that_says_what_is_left_in_float16():
+    task = FAILING["energy"]()
+    with pytest.raises(
+        TuneError,
+        match=r"the metric is nan; it has to be at least -0\.01, as it is 0 in float32\. What is left: float16 is asked for by "
+        r"name of 'energy__mul0' \(elemwise_mul\)\.",
+    ):
+        search(task.net, task.evaluate, TOLERANCE, "O2,name:*_mul0=float16")
+
+
+def test_outputs_in_float16_are_named_where_they_cannot_hold_the_result():
+    net = nn.Dense(1, in_units=4, prefix="big_")
+    net.initialize(mx.init.Constant(1e5))
+    data = mx.nd.ones((1, 4))
+    with pytest.raises(TuneError, match=r"it has to be at least .* What is left: the outputs come in float16\."):
+        search(net, lambda net: float(net(data).asscalar()), 1.0, "float16")
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_better_metric_is_within_the_tolerance_and_one_that_is_not_finite_is_not(higher):
+    net, _ = deep(1)
+    data, sign = mx.nd.ones((1, 32)), 1 if higher else -1
+
+    def evaluate(net):
+        converted = "float16" in repr(net)
+        net(data)
+        return sign * (2.0 if converted else 1.0)
+
+    assert search(net, evaluate, 0.0, "O2", higher_is_better=higher).kept == ()
+
+    def broken(net):
+        net(data)
+        return sign * math.inf if "float16" in repr(net) else 1.0
+
+    with pytest.raises(TuneError, match="with all 2 operators"):
+        search(net, broken, 1e9, "O2", higher_is_better=higher)
+
+
+def test_the_search_ends_with_the_best_found_if_it_may_not_evaluate_more_often():
+    task = FAILING["normalised"]()
+    calls = []
+    result = search(task.net, lambda net: calls.append(0) or task.evaluate(net), TOLERANCE, "O3", max_evaluations=6)
+    assert len(calls) == result.evaluations <= 6
+    assert not result.is_minimal and result.metric >= result.reference - TOLERANCE
+    assert len(result.kept) >= fewest_by_hand("normalised")
+    assert "the best found before the search was ended" in str(result)
+
+
+def fewest_by_hand(name):
+    return {"normalised": 4}[name]
+
+
+@pytest.mark.parametrize("call", range(5, 11))
+def test_an_interrupt_gives_the_best_so_far(call):
+    task = FAILING["normalised"]()
+    calls = itertools.count(1)
+
+    def evaluate(net):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return task.evaluate(net)
+
+    result = search(task.net, evaluate, TOLERANCE, "O3")
+    assert not result.is_minimal and result.metric >= result.reference - TOLERANCE
+    assert repr(task.net).count("converted") == 0
+
+
+def test_an_interrupt_before_anything_is_within_tolerance_is_passed_on():
+    task = FAILING["normalised"]()
+    calls = itertools.count(1)
+
+    def evaluate(net):
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        return task.evaluate(net)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(task.net, evaluate, TOLERANCE, "O3")
+
+
+def test_own_errors_order_better_than_no_order():
+    """What the pass over the operators is for: evaluations, which may each take minutes, are saved."""
+    task = FAILING["normalised"]()
+    with_errors = search(task.net, task.evaluate, TOLERANCE, "O2").evaluations
+    names = low_names(task.net, "O2", task.evaluate)
+    one_by_one = 2 + 1 + 1 + len(names)  # float32 twice, none, all, and each alone put back
+    assert with_errors < one_by_one
+
+
+def test_errors_name_the_operators_that_fail_first():
+    task = FAILING["energy"]()
+    rows = search(task.net, task.evaluate, TOLERANCE, "O2").rows
+    assert [row.name for row in rows if math.isinf(row.own)] == ["energy__mul0", "energy_dense1_fwd"]
+    assert math.isinf(next(row for row in rows if row.name == "energy_dense2_fwd").carried)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"policy": "float32"}, "is float32, so there is nothing to search"),
+        ({"max_evaluations": 3}, "max_evaluations=3: expected a whole number from 4 on"),
+        ({"max_evaluations": 10.0}, "max_evaluations=10.0: expected a whole number"),
+        ({"tolerance": -1}, "tolerance=-1: expected a finite number from 0 on"),
+        ({"tolerance": math.nan}, "tolerance=nan: expected a finite number from 0 on"),
+        ({"tolerance": "1%"}, "tolerance='1%': expected a finite number from 0 on"),
+        ({"evaluate": 0.5}, "evaluate is a float; expected a function of the network"),
+        ({"batches": []}, "batches is for a symbol with parameters or a Module; a Dense runs where it is"),
+        ({"ctx": mx.cpu()}, "ctx is for a symbol with parameters; a Dense runs where it is"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    net = nn.Dense(1, in_units=4)
+    net.initialize()
+    given = {"evaluate": lambda net: 1.0, "tolerance": 0.1, **arguments}
+    with pytest.raises(TuneError, match=message):
+        search(net, **given)
+
+
+def test_a_pattern_of_the_policy_that_matches_nothing_is_named():
+    net, evaluate = deep(1)
+    with pytest.raises(PolicyError, match="'nothing' matches no node"):
+        search(net, evaluate, 0.1, "O2,name:nothing=float32", higher_is_better=False)
+
+
+def test_the_result_is_json_and_a_table():
+    task = FAILING["energy"]()
+    result = search(task.net, task.evaluate, TOLERANCE, "O2")
+    read = json.loads(result.to_json())
+    assert read["policy"] == str(result.policy) and read["given"] == "nan" and read["is_minimal"] is True
+    assert [row["name"] for row in read["rows"]] == [row.name for row in result.rows]
+    assert read["rows"][0] == {
+        "name": "energy__mul0", "op": "elemwise_mul", "own": "inf", "carried": "inf", "kept": "yes",
+        "metric_without": "nan",
+    }  # fmt: skip
+    text = str(result)
+    assert all(row.name in text for row in result.rows)
+    assert "kept in float32: 2 operators by 2 names, each of them is needed" in text
+    assert f"evaluations: {result.evaluations}" in text
+
+
+def test_a_terminal_shows_what_is_tried(monkeypatch, capsys):
+    net, evaluate = deep(1)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    search(net, evaluate, 0.1, "O2", higher_is_better=False, progress=False)
+    assert capsys.readouterr().err == ""
+    search(net, evaluate, 0.1, "O2", higher_is_better=False)
+    assert "evaluation 3: 0 of 2 in float32" in capsys.readouterr().err
