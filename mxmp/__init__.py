@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from . import onnx as onnx
     from . import optimizer as optimizer
     from . import symbol as symbol
+    from . import tune as tune
     from .amp import initialize as initialize
     from .policy import Policy as Policy
 
@@ -60,6 +61,7 @@ __all__ = [
     "onnx",
     "optimizer",
     "symbol",
+    "tune",
 ]
 _HOMES = {"Policy": "policy", "initialize": "amp"}  # of the names that are no modules
 
