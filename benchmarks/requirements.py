@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Callable, List, NamedTuple, Optional, Sequence
 
 from benchmarks.common import AMX, AVX512_BF16
-from benchmarks.comparison import FLOAT32, OWN, PEER, Comparison, Found
+from benchmarks.comparison import FLOAT32, NO_BFLOAT16, OWN, PEER, Column, Comparison, Found
 from benchmarks.timing import geometric_mean, speed
 
 MET, NOT_MET, NOT_HERE, NOISY = "met", "not met", "not measurable here", "too noisy to tell"
 
 SYMBOLIC, GLUON = "symbolic", "gluon"
+TRAINING, INFERENCE = "training", "inference"
+"""The fronts of the tuning benchmark."""
+
+TUNED = "tuned"
 RESNET50 = "resnet50_v1"
 SMALL = ("resnet20", "resnet18_v1")
 
@@ -83,6 +87,55 @@ def training(found: Found, unit: str) -> List[Check]:
     what = "emulated float16 against float32"
     checks = [_one(found, GLUON, name, 1 / 1.5, "", f"{what}: {name}", emulated) for name in SMALL]
     return [*checks, _all(found, GLUON, 0.9, why, "each network in bfloat16 against float32", low)]
+
+
+def tuning(found: Found, unit: str) -> List[Check]:
+    """Return what is wanted of tuned policies: never slower than the better of two, and soon found."""
+    fronts = [front for front in (TRAINING, INFERENCE) if any(_has(each, front) for each in found.values())]
+    why = "" if unit else NO_BFLOAT16
+    what = "tuned against the better of float32 and untuned"
+    checks = [_all(_of(found, front), front, 0.97, why, f"{front}: {what}", against_better(front)) for front in fronts]
+    for wanted, target in ((AMX, 1.8), (AVX512_BF16, 1.4)):
+        elsewhere = _elsewhere(unit, wanted, "bfloat16")
+        what = f"{wanted}: ResNet-20 training, tuned against float32"
+        checks.append(_one(found, TRAINING, "resnet20", target, elsewhere, what, _tuned_speed))
+    soon = "ResNet-50 inference: 60 s divided by the time that tuning took"
+    return [*checks, _one(found, INFERENCE, RESNET50, 1.0, why, soon, _sixty_seconds)]
+
+
+def tuned_column(comparison: Comparison, front: str) -> Optional[Column]:
+    """Return the column of a front that was tuned, None if there is none."""
+    return next((column for column in comparison.columns if (column.front, column.title) == (front, TUNED)), None)
+
+
+def against_better(front: str) -> Value:
+    """Return the speed of the tuned policy against the better of float32 and untuned."""
+
+    def value(comparison: Comparison) -> Optional[float]:
+        tuned = tuned_column(comparison, front)
+        others = [each for each in comparison.columns if each.front == front and each.title != TUNED and each.seconds]
+        if tuned is None or not tuned.seconds or not others:
+            return None
+        return min(speed(each.seconds, tuned.seconds) for each in others)
+
+    return value
+
+
+def _tuned_speed(comparison: Comparison) -> Optional[float]:
+    return comparison.speed(tuned_column(comparison, TRAINING))
+
+
+def _sixty_seconds(comparison: Comparison) -> Optional[float]:
+    tuned = tuned_column(comparison, INFERENCE)
+    return 60 / tuned.notes["tuning_seconds"] if tuned is not None and tuned.notes else None
+
+
+def _has(comparison: Comparison, front: str) -> bool:
+    return any(column.front == front for column in comparison.columns)
+
+
+def _of(found: Found, front: str) -> Found:
+    return {name: each for name, each in found.items() if _has(each, front)}
 
 
 def _elsewhere(unit: str, wanted: str, dtype: str) -> str:

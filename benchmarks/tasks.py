@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import mxnet as mx
@@ -51,11 +52,11 @@ def make_task(name: str, batch_size: int = 0, seed: int = 0) -> Task:
     """Return a task whose values depend on the seed alone.
 
     Args:
-        name: A key of `CASES`.
+        name: A key of `CASES` or `MORE`.
         batch_size: Examples of a step; 0 for the usual number.
         seed: For weights, inputs and labels.
     """
-    case = CASES[name]
+    case = {**CASES, **MORE}[name]
     mx.random.seed(seed)
     task = case.make(batch_size or case.batch_size, np.random.RandomState(seed))
     task.net(*task.inputs)  # completes the shapes, and with them the initialization
@@ -90,9 +91,9 @@ def _lstm(batch_size: int, rng: np.random.RandomState) -> Task:
     return Task(net, [words, *states], following, SGD)
 
 
-def _bert(batch_size: int, rng: np.random.RandomState) -> Task:
-    """Return BERT small with its classifier."""
-    head = symbols.get_symbol("bert_small", num_classes=CLASSES)
+def _bert(batch_size: int, rng: np.random.RandomState, name: str = "bert_small") -> Task:
+    """Return a BERT with its classifier."""
+    head = symbols.get_symbol(name, num_classes=CLASSES)
     inputs = {
         "data": rng.randint(0, TOKENS, (batch_size, TOKEN_LENGTH)),
         "token_types": rng.randint(0, 2, (batch_size, TOKEN_LENGTH)),
@@ -116,3 +117,11 @@ CASES = {
     "lstm": Case(32, "LSTM, 35 words", _lstm),
     "bert": Case(8, "BERT small, 128 tokens", _bert),
 }
+
+MORE = {
+    "mobilenetv2_1.0": Case(
+        16, "MobileNet v2, 128x128", _classify(lambda: vision.mobilenet_v2_1_0(classes=CLASSES), 128)
+    ),
+    "bert_mini": Case(8, "BERT mini, 128 tokens", functools.partial(_bert, name="bert_mini")),
+}
+"""Tasks that the training benchmark leaves out."""

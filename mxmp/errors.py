@@ -113,10 +113,6 @@ class StateError(MxmpError, ValueError):
     """A saved state does not fit what it is loaded into, or the file is damaged."""
 
 
-class TuneError(MxmpError, RuntimeError):
-    """A precision that is to be found by measuring cannot be, because of what is measured."""
-
-
 class LaunchError(MxmpError, RuntimeError):
     """The processes of a distributed job cannot be started."""
 

@@ -128,12 +128,20 @@ def convert_files():
     return found
 
 
+def tune_net():
+    with calls() as found:
+        mxmp.tune.tune(dense(), [mx.nd.ones((2, 4))], seconds=1, store="plan.json")
+        str(mxmp.tune.load("plan.json"))
+    return found
+
+
 RUNS = {
     "Every conversion": convert_and_call,
     "Gluon: `convert` and the first call": convert_and_call,
     "`Trainer.step`": convert_and_step,
     "`Module.fit`": fit,
     "`mxmp convert`": convert_files,
+    "`tune`": tune_net,
 }
 
 

@@ -11,19 +11,15 @@ import math
 import os
 from typing import Any, Dict, List, Optional
 
-import mxnet as mx
-
 from ..errors import MxmpError
 from ..files import cache_folder, replacing
-from . import amx
-from .processor import read_processor
+from .machine import library, read_machine
 
 _LOG = logging.getLogger(__name__)
 
 _NAME = "bfloat16-1.json"  # another number when other things are measured
 _MOST = 64  # machines that share the folder
 _VALUES = 4
-_VARIABLES = ("OMP_NUM_THREADS", "MXNET_MKLDNN_ENABLED", amx.VARIABLE)
 
 
 def path() -> Optional[str]:
@@ -33,13 +29,8 @@ def path() -> Optional[str]:
 
 
 def describe_machine() -> str:
-    """Return what the speed depends on: processor, threads, instructions in use, and the build of MXNet."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    library = mx.libinfo.find_lib_path()[0]
-    state = os.stat(library)
-    environ = [f"{name}={os.environ.get(name, '')}" for name in _VARIABLES]
-    processor = f"{read_processor().name}, {cores} cores, AMX {'on' if amx.amx_status().on else 'off'}"
-    return f"{processor}, {', '.join(environ)}; MXNet {mx.__version__}, {state.st_size} bytes, {state.st_mtime_ns}"
+    """Return what the speed depends on: processor, threads, instructions in use, and the very file that MXNet is."""
+    return f"{read_machine()}, {os.stat(library()).st_mtime_ns}"
 
 
 def load(machine: str) -> Optional[List[float]]:

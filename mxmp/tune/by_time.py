@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any, List, Optional, Union
 
 from .. import dtypes
 from ..devices.bfloat16 import runs_bfloat16
 from ..devices.processor import read_processor
-from ..devices.speed_file import describe_machine
 from ..errors import PolicyError, TuneError
+from ..files import require_folder
 from ..policy import Policy
+from .changes import find_changes
 from .gluon_net import Forward
+from .holds import holds_here
 from .plan_search import Found, NotRunnable, PlanSearch
-from .problem import NetworkProblem
+from .problem import NetworkProblem, Workload
 from .progress import showing_progress
 from .race import NOISY
 from .result import INFERENCE, OBJECTIVES, TRAINING, Measured, TuneResult
+from .store import stored_plan
 from .workloads import make_workload
+
+_LOG = logging.getLogger(__name__)
 
 SECONDS = 60.0
 """How long tuning may take."""
@@ -33,6 +39,7 @@ def tune(
     for_inference: bool = False,
     forward: Optional[Forward] = None,
     progress: Optional[bool] = None,
+    store: Optional[str] = None,
     **changes: Any,
 ) -> TuneResult:
     """Find the policy with which a network is fastest on this machine, by running it.
@@ -60,6 +67,9 @@ def tune(
         forward: Calls a net with a batch: ``lambda net, batch: net(batch[0])``. By default the net is called with the
             batch if that is an array, else with as many of its arrays as the net has inputs.
         progress: Whether to show a bar on stderr; by default if that is a terminal.
+        store: A file. If it has a plan for this policy and objective that holds for this network, these shapes and this
+            machine, that is returned without measuring. Else what is found is written there, unless the last
+            measurement was interrupted.
         **changes: Fields of the policy that overrule it.
 
     Returns:
@@ -67,7 +77,8 @@ def tune(
 
     Raises:
         PolicyError: If the policy is invalid, or float32.
-        TuneError: If an argument is wrong; or if the policy computes in float16 and the network runs on a CPU.
+        TuneError: If an argument is wrong, or ``store`` a file that is no plan; or if the policy computes in float16
+            and the network runs on a CPU.
         ConvertError: If the network cannot be converted.
     """
     parsed = _check(Policy.parse(policy, **changes), objective, seconds, for_inference)
@@ -77,6 +88,23 @@ def tune(
             "policy: it computes in float16, which is emulated on a CPU, and the time of that says nothing of a GPU's. "
             "Give batches on a GPU, or tune a policy of bfloat16."
         )
+    if store is not None:
+        require_folder(store)
+        plan, different = stored_plan(store, workload, parsed, objective, for_inference)
+        if plan is not None:
+            return plan
+        if different:
+            _LOG.info("%s: the plan is measured again: %s.", store, "; ".join(different))
+    result = _search(workload, parsed, objective, for_inference, seconds, progress)
+    if store is not None and result.proved:
+        result.save(store)
+    return result
+
+
+def _search(
+    workload: Workload, parsed: Policy, objective: str, for_inference: bool, seconds: float, progress: Optional[bool]
+) -> TuneResult:
+    """Return what a search finds."""
     notes: List[str] = []
     runs = parsed.compute_dtype != dtypes.BFLOAT16 or runs_bfloat16()
     if not runs:
@@ -87,16 +115,18 @@ def tune(
             found = PlanSearch(problem, seconds, on_trial=on_trial).run()
         except NotRunnable as e:
             raise TuneError(f"net_or_model: it does not run in float32: {e}") from e
+    policy = problem.choices.policy_of(found.choice)
     return TuneResult(
-        policy=problem.choices.policy_of(found.choice),
+        policy=policy,
         untuned=parsed,
         objective=objective,
         for_inference=for_inference,
         seconds=found.seconds,
         candidates=tuple(Measured(each.name, each.seconds, each.ratio, each.won) for each in found.trials),
+        changes=find_changes(problem.decided, policy) if policy.is_mixed else (),
         notes=(*notes, *_notes(found)),
-        machine=describe_machine(),
-        shapes=workload.shapes,
+        proved=found.proved,
+        holds_for=holds_here(workload.on_cpu, workload.shapes, workload.symbols),
     )
 
 

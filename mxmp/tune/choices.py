@@ -139,4 +139,8 @@ def is_depthwise(graph: Graph, position: int, facts: Facts) -> bool:
 
 def pattern(name: str) -> str:
     """Return the pattern of names that a policy can hold and that a node's name matches."""
-    return "".join("?" if character in "*?[],=" else character for character in name.strip()) or "?"
+    begin, end = len(name) - len(name.lstrip()), len(name.rstrip())  # a policy's text loses blanks at both ends
+    return "".join(
+        "?" if character in "*?[],=" or not begin <= position < end else character
+        for position, character in enumerate(name)
+    )

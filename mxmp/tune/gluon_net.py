@@ -55,7 +55,8 @@ class GluonNet:
         with _mode(training):
             self._graphs = [_traced(root, args) for root, args in calls]
         arrays = [array for graph in self._graphs for array in graph.arrays]
-        self.shapes = tuple(array.shape for array in arrays)
+        self.shapes = _shapes(self._graphs)
+        self.symbols = tuple(graph.symbol for graph in self._graphs)
         self.on_cpu = any(array.ctx.device_type != "gpu" for array in arrays)
 
     def decide(self, policy: Policy) -> List[Decisions]:
@@ -146,6 +147,15 @@ def _traced(root: gluon.HybridBlock, args: Tuple[Any, ...]) -> _Graph:
     traced = (conversion_of(root) or Conversion(root, Policy())).traced_for(args)
     nodes = [(node.op, node.name) for node in traced.source.operators()]
     return _Graph(root, split_inputs(args), traced.symbol, traced.inputs, traced.params, nodes)
+
+
+def _shapes(graphs: Sequence[_Graph]) -> Dict[str, Tuple[int, ...]]:
+    """Return the shapes of all inputs by name; of several graphs with the names of their blocks."""
+    return {
+        name.name if len(graphs) == 1 else f"{graph.net.name} {name.name}": array.shape
+        for graph in graphs
+        for name, array in zip(graph.inputs, graph.arrays)
+    }
 
 
 def _mode(training: bool) -> Any:

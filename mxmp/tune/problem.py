@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from typing import Callable, Dict, Hashable, Iterator, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 import mxnet as mx
 
@@ -29,10 +29,12 @@ _MOST_RUNS = 100
 class Workload(Protocol):
     """A network with a batch, which can be built under any policy.
 
-    ``shapes`` are those of the inputs, ``on_cpu`` says whether any of it runs on a CPU.
+    ``shapes`` are those of the inputs by name, ``symbols`` its float32 graphs, ``on_cpu`` says whether any of it runs
+    on a CPU.
     """
 
-    shapes: Tuple[Tuple[int, ...], ...]
+    shapes: Dict[str, Tuple[int, ...]]
+    symbols: Tuple[Any, ...]
     on_cpu: bool
 
     def decide(self, policy: Policy) -> List[Decisions]:
@@ -43,7 +45,12 @@ class Workload(Protocol):
 
 
 class NetworkProblem:
-    """The problem of one workload under one policy; where the policy does not run at all, nothing can be chosen."""
+    """The problem of one workload under one policy; where the policy does not run at all, nothing can be chosen.
+
+    Attributes:
+        decided: What the conversion of each graph decides under the untuned policy.
+        choices: What can be chosen.
+    """
 
     def __init__(
         self,
@@ -53,8 +60,8 @@ class NetworkProblem:
         allows: Callable[[Policy], bool] = lambda policy: True,
     ) -> None:
         self._workload, self._allows = workload, allows
-        self._decided = workload.decide(policy) if runs else []
-        self.choices: Choices = find_choices([(d.before, d.facts, d.plan) for d in self._decided], policy)
+        self.decided = workload.decide(policy) if runs else []
+        self.choices: Choices = find_choices([(d.before, d.facts, d.plan) for d in self.decided], policy)
         self._keys: Dict[Choice, Optional[Hashable]] = {}
         self._runs = 0  # in a lap
 
@@ -62,8 +69,8 @@ class NetworkProblem:
         """Return the nodes that run in low precision; None if one of them needs float32 under the untuned policy."""
         if choice not in self._keys:
             policy = self.choices.policy_of(choice)
-            plans = [make_plan(each.before, policy, each.facts) for each in self._decided]
-            safe = all(is_as_safe(plan, each.plan) for plan, each in zip(plans, self._decided))
+            plans = [make_plan(each.before, policy, each.facts) for each in self.decided]
+            safe = all(is_as_safe(plan, each.plan) for plan, each in zip(plans, self.decided))
             self._keys[choice] = tuple(map(low_nodes, plans)) if safe else None
         return self._keys[choice]
 

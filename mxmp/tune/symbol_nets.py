@@ -32,9 +32,9 @@ class Inputs(NamedTuple):
         return mx.io.DataBatch(data, labels, provide_data=_describe(self.data), provide_label=_describe(self.labels))
 
     @property
-    def shapes(self) -> Tuple[Tuple[int, ...], ...]:
-        """The shapes of the data."""
-        return tuple(array.shape for array in self.data.values())
+    def shapes(self) -> Dict[str, Tuple[int, ...]]:
+        """The shapes of the data by name."""
+        return {name: array.shape for name, array in self.data.items()}
 
 
 class ModuleNet:
@@ -53,7 +53,7 @@ class ModuleNet:
     ) -> None:
         self._symbol, self._params, self._inputs = symbol, params, inputs
         self._contexts, self._training = list(contexts), training
-        self.shapes = inputs.shapes
+        self.shapes, self.symbols = inputs.shapes, (symbol,)
         self.on_cpu = any(context.device_type != "gpu" for context in contexts)
 
     def decide(self, policy: Policy) -> List[Decisions]:
@@ -112,7 +112,7 @@ class ModelNet:
     ) -> None:
         self._symbol, self._params, self._inputs = symbol, params, inputs
         self._context, self._for_inference = context, for_inference
-        self.shapes = inputs.shapes
+        self.shapes, self.symbols = inputs.shapes, (symbol,)
         self.on_cpu = context.device_type != "gpu"
 
     def decide(self, policy: Policy) -> List[Decisions]:

@@ -15,7 +15,7 @@ from .gluon_net import Forward, GluonNet
 from .problem import Workload
 from .symbol_nets import Inputs, ModelNet, ModuleNet
 
-_LABEL = "label"
+LABEL = "label"
 """How the names of MXNet's labels end."""
 
 
@@ -78,13 +78,21 @@ def _model(network: Any) -> Tuple[Any, Tuple[Dict[str, Any], Dict[str, Any]]]:
     """Return a symbol and its parameters, or raise a TuneError."""
     if isinstance(network, mx.sym.Symbol):
         raise TuneError("net_or_model: a symbol alone cannot run; give (symbol, arg_params, aux_params).")
+    symbol = symbol_of(network)
+    _, arg_params, aux_params = network
+    return symbol, (dict(arg_params), dict(aux_params))
+
+
+def symbol_of(network: Any) -> Any:
+    """Return the symbol of a model, which may be a symbol alone, or raise a TuneError."""
+    if isinstance(network, mx.sym.Symbol):
+        return require_symbol(network)
     if not isinstance(network, (tuple, list, ConvertedModel)) or len(list(network)) != 3:
         raise TuneError(
             f"net_or_model: expected a Gluon Block, a Module, or (symbol, arg_params, aux_params); found a "
             f"{type(network).__name__}."
         )
-    symbol, arg_params, aux_params = network
-    return require_symbol(symbol), (dict(arg_params), dict(aux_params))
+    return require_symbol(next(iter(network)))
 
 
 def _inputs(symbol: Any, batch: Any, labels: AbstractSet[str] = frozenset()) -> Inputs:
@@ -98,7 +106,7 @@ def _inputs(symbol: Any, batch: Any, labels: AbstractSet[str] = frozenset()) -> 
     unknown = sorted(set(batch) - set(arguments))
     if unknown:
         raise TuneError(f"batches: the symbol has no input {unknown[0]!r}{did_you_mean(unknown[0], arguments)}.")
-    labels = labels | {name for name in arguments if name.endswith(_LABEL)}
+    labels = labels | {name for name in arguments if name.endswith(LABEL)}
     sizes = dict(zip(arguments, symbol.infer_shape_partial(**{name: each.shape for name, each in batch.items()})[0]))
     missing = {name for name in labels & set(sizes) - set(batch) if sizes[name] and 0 not in sizes[name]}
     zeros = {name: mx.nd.zeros(sizes[name]) for name in arguments if name in missing}

@@ -189,8 +189,8 @@ def test_usage(prefix):
 
 def test_help_and_version():
     assert mxmp("--version")[0] == f"mxmp, version {package.__version__}\n"
-    assert {"convert", "inspect"} <= set(mxmp("--help")[0].split())
-    for command in ("convert", "inspect"):
+    assert {"convert", "inspect", "tune"} <= set(mxmp("--help")[0].split())
+    for command in ("convert", "inspect", "tune"):
         assert "PREFIX" in mxmp(command, "-h")[0]
 
 

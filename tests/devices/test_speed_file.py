@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from mxmp.devices import amx, speed_file
+from mxmp.devices import amx, machine, speed_file
 from mxmp.devices.processor import Processor
 from mxmp.devices.speed_file import describe_machine, load, path, store
 
@@ -83,13 +83,13 @@ def test_the_oldest_of_many_machines_go(folder):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda patch: patch.setattr(speed_file, "read_processor", lambda: Processor("Made Up", frozenset())),
+        lambda patch: patch.setattr(machine, "read_processor", lambda: Processor("Made Up", frozenset())),
         lambda patch: patch.setattr(amx, "amx_status", lambda: amx.AmxStatus(not AMX_ON, "")),
         lambda patch: patch.setenv("OMP_NUM_THREADS", "97"),
         lambda patch: patch.setenv("DNNL_MAX_CPU_ISA", "SSE41"),
         lambda patch: patch.setattr(os, "sched_getaffinity", lambda pid: set(range(97))),
-        lambda patch: patch.setattr(speed_file.mx, "__version__", "1.9.2"),
-        lambda patch: patch.setattr(speed_file.mx.libinfo, "find_lib_path", lambda: [__file__]),
+        lambda patch: patch.setattr(machine.mx, "__version__", "1.9.2"),
+        lambda patch: patch.setattr(machine.mx.libinfo, "find_lib_path", lambda: [__file__]),
     ],
     ids=["processor", "AMX", "threads", "instructions", "cores", "version", "build"],
 )

@@ -11,7 +11,7 @@ from ... import __version__
 from ...errors import MxmpError, mxnet_reason, visible
 from ..interrupts import INTERRUPTED, LINE
 from .environment import doctor, site
-from .models import convert, inspect
+from .models import convert, inspect, tune
 from .programs import launch, run
 
 
@@ -41,10 +41,10 @@ class CommandLine(click.Group):
 @click.group("mxmp", cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mxmp")
 def commands() -> None:
-    """Mixed precision for Apache MXNet: convert checkpoints, look at what a conversion decides and at the machine."""
+    """Mixed precision for Apache MXNet: convert checkpoints, tune them, look at what is decided and at the machine."""
 
 
-for command in (convert, doctor, inspect, launch, run, site):
+for command in (convert, doctor, inspect, launch, run, site, tune):
     commands.add_command(command)
 
 

@@ -8,6 +8,7 @@ from glob import escape, glob
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from ... import dtypes
 from ...errors import DtypeError, PolicyError
@@ -30,6 +31,14 @@ def check_prefix(ctx: click.Context, param: click.Parameter, text: str, read: bo
     if not text or text.endswith("/"):
         raise click.BadParameter(f"{text!r} is a folder; put a name behind it, such as '{text}net'.", ctx, param)
     return text
+
+
+def refuse_beside(ctx: click.Context, option: str, *others: str) -> None:
+    """Refuse an option that has the whole policy together with others, given by the names of their arguments."""
+    names = {each.name: each.opts[0] for each in ctx.command.params}
+    given = [names[name] for name in others if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+    if given:
+        raise click.UsageError(f"{option} has the whole policy; leave {given[0]} out.", ctx)
 
 
 def _read_shape(text: str) -> Tuple[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any, Mapping
+from typing import Any, Mapping, Optional, Tuple
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, TuneError
 from ...policy import Policy
-from ...symbol import convert_checkpoint
+from ...symbol import convert_checkpoint, load_symbol
 from ...symbol.checkpoint import check_out_prefix, checkpoint_files
+from ...tune import load
 from .output import pairs_table, progress, rounded_lines, stdout, value_lines
 
 
@@ -22,9 +23,15 @@ def run(
     types: Mapping[str, str],
     for_inference: bool,
     force: bool,
+    tuned: Optional[str] = None,
 ) -> None:
-    """Convert the checkpoint of a prefix and an epoch, write it to another prefix and print what was done."""
+    """Convert the checkpoint of a prefix and an epoch, write it to another prefix and print what was done.
+
+    What a tuned plan in a file says stands in place of the policy, and of shapes where none are given.
+    """
     check_out_prefix(prefix, out)
+    if tuned is not None:
+        policy, shapes, for_inference = _planned(tuned, prefix, shapes, for_inference)
     files = checkpoint_files(out, epoch)
     for file in files:
         if os.path.lexists(file) and not force:
@@ -39,3 +46,16 @@ def run(
     pairs += rounded_lines(model.widened)
     pairs += [("written", file) for file in files]
     stdout().print(pairs_table(pairs))
+
+
+def _planned(
+    file: str, prefix: str, shapes: Mapping[str, Any], for_inference: bool
+) -> Tuple[Policy, Mapping[str, Any], bool]:
+    """Return policy, shapes and whether BatchNorm is folded, as a tuned plan has them; a TuneError if it does not hold.
+
+    Shapes that are given have to be those of the plan; those of labels are left out there.
+    """
+    plan = load(file, load_symbol(checkpoint_files(prefix, 0)[0]), shapes=shapes or None)
+    if for_inference and not plan.for_inference:
+        raise TuneError(f"{file}: the plan was tuned without --for-inference; tune with it, or leave it out here.")
+    return plan.policy, shapes or plan.holds_for.shapes, plan.for_inference

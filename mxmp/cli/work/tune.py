@@ -1,0 +1,51 @@
+"""``mxmp tune``: finds the fastest policy for a checkpoint's network and prints what was measured."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Mapping, Optional
+
+import click
+
+from ...errors import CheckpointError
+from ...files import require_folder
+from ...policy import Policy
+from ...symbol import convert_model, load_checkpoint
+from ...symbol.checkpoint import checkpoint_files, naming_files
+from ...tune import tune
+from ...tune.inputs import make_batch
+from .output import pairs_table, stdout
+
+
+def run(
+    prefix: str,
+    epoch: int,
+    policy: Policy,
+    objective: str,
+    for_inference: bool,
+    seconds: float,
+    shapes: Mapping[str, Any],
+    types: Mapping[str, str],
+    out: Optional[str],
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Tune the policy for the checkpoint of a prefix and an epoch, print what was found, and write it if asked to."""
+    if out is not None:
+        require_folder(out)
+        if os.path.lexists(out) and not force:
+            raise CheckpointError(f"{out}: it exists; give another file to -o, or --force to overwrite it.")
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # MXNet would write a line for each plan, through the bar
+    model = load_checkpoint(prefix, epoch)
+    batch = make_batch(model, shapes, types)
+    with naming_files(*checkpoint_files(prefix, epoch)):
+        float32 = convert_model(*model, Policy(), shapes, types)  # of one that is converted, what it was
+        result = tune(tuple(float32), [batch], policy, objective, seconds=seconds, for_inference=for_inference)
+    if out is not None:
+        result.save(out)
+    if as_json:
+        click.echo(result.to_json())
+        return
+    console = stdout()
+    console.print(result.table())
+    console.print(pairs_table(result.totals + ([] if out is None else [("written", out)])))

@@ -1,0 +1,100 @@
+"""Plans that were stored: loaded where they hold, refused elsewhere."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
+
+import mxnet as mx
+from mxnet import gluon
+
+from ..errors import TuneError
+from ..policy import Policy
+from .gluon_net import Forward
+from .holds import Shapes, digest
+from .problem import Workload
+from .result import TRAINING, TuneResult
+from .workloads import LABEL, make_workload, symbol_of
+
+
+def load(
+    path: str,
+    net_or_model: Any = None,
+    batches: Any = None,
+    *,
+    shapes: Optional[Mapping[str, Any]] = None,
+    forward: Optional[Forward] = None,
+) -> TuneResult:
+    """Return the tuned plan in a file, if it holds here.
+
+    Processor, AMX, the environment variables of threads, and MXNet's build are compared always; network and shapes if
+    they are given. ``load(path).policy`` is what `convert` takes.
+
+    Args:
+        path: A file that `TuneResult.save`, ``tune(..., store=path)`` or ``mxmp tune -o`` wrote.
+        net_or_model: The network that it is to be used for, as for `tune`, or a symbol alone.
+        batches: Batches, as for `tune`; of a Gluon net they are needed to see its graph.
+        shapes: In place of batches the shapes of the inputs by name; those of labels do not count.
+        forward: As for `tune`.
+
+    Raises:
+        TuneError: If the file is missing or damaged, or the plan does not hold here; the message names all that
+            differs.
+    """
+    plan = read_plan(path)
+    symbols: Optional[Sequence[Any]] = None
+    if batches is not None:
+        workload = make_workload(net_or_model, batches, plan.objective == TRAINING, plan.for_inference, forward)
+        shapes, symbols = workload.shapes, workload.symbols
+    elif net_or_model is not None:
+        symbols = [_symbol_of(net_or_model)]
+    network = None if symbols is None else digest(symbols)
+    different = plan.holds_for.differences(None if shapes is None else _data_shapes(shapes, plan), network)
+    if different:
+        raise TuneError(f"{path}: the plan does not hold here. {'; '.join(different)}. Tune again here.")
+    return plan
+
+
+def _symbol_of(network: Any) -> Any:
+    """Return the symbol of a network that has one."""
+    if isinstance(network, gluon.Block):
+        raise TuneError("batches: give one, with which the net is called once: its graph is not known before.")
+    return network.symbol if isinstance(network, mx.mod.Module) else symbol_of(network)
+
+
+def _data_shapes(shapes: Mapping[str, Any], plan: TuneResult) -> Shapes:
+    """Return the shapes of inputs without those of labels, which a plan does not have."""
+    known = plan.holds_for.shapes
+    return {name: tuple(shape) for name, shape in shapes.items() if name in known or not name.endswith(LABEL)}
+
+
+def read_plan(path: str) -> TuneResult:
+    """Return the plan in a file, whatever it holds for; a TuneError begins with the file's name."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return TuneResult.from_json(file.read())
+    except FileNotFoundError:
+        raise TuneError(f"{path}: there is no such file; `mxmp tune -o` or tune(..., store=...) writes it.") from None
+    except UnicodeDecodeError:
+        raise TuneError(f"{path}: this is no tuned plan of mxmp: it is no text.") from None
+    except OSError as e:
+        raise TuneError(f"{path}: it cannot be read: {e.strerror or e}") from e
+    except TuneError as e:
+        raise TuneError(f"{path}: {e}") from e
+
+
+def stored_plan(
+    path: str, workload: Workload, policy: Policy, objective: str, for_inference: bool
+) -> Tuple[Optional[TuneResult], List[str]]:
+    """Return the plan in a file if it holds for a workload and was tuned for the same, else None and what differs.
+
+    A file that is not there holds no plan; TuneError if it is something else than a plan.
+    """
+    if not os.path.lexists(path):
+        return None, []
+    plan = read_plan(path)
+    asked = {"policy": policy, "objective": objective, "for_inference": for_inference}
+    had = {"policy": plan.untuned, "objective": plan.objective, "for_inference": plan.for_inference}
+    different = [f"{name}: found {asked[name]}, expected {had[name]}" for name in asked if asked[name] != had[name]]
+    different += plan.holds_for.differences(workload.shapes, digest(workload.symbols))
+    return (None, different) if different else (plan, [])

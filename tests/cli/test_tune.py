@@ -1,0 +1,212 @@
+"""``mxmp tune``, and ``mxmp convert --tuned``: from a checkpoint to a plan, and from a plan to a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import mxnet as mx
+import pytest
+
+from mxmp import tune as package
+from mxmp.devices.machine import read_machine
+from mxmp.tune import TuneResult, holds, load
+from mxmp.tune.holds import digest
+from tests.cli.checkpoints import SHAPE, mxmp, network, save, table
+from tests.cli.test_errors import refused
+from tests.cli.test_process import start
+from tests.tune.results import result
+
+QUICK = ("--seconds", "2")
+POLICY = "mixed_bfloat16,op:BatchNorm=float32"
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    return save(tmp_path)
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """Return the file of a plan for the small network."""
+    path = str(tmp_path / "plan.json")
+    result(POLICY, network=digest([network()])).save(path)
+    return path
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def cells(out):
+    return {row[0]: row[1] for row in table(out) if len(row) == 2}
+
+
+@pytest.mark.parametrize("options", [[], ["--objective", "inference"], ["--for-inference"]], ids=" ".join)
+def test_tune_prints_what_it_measured_and_changes_no_file(options, prefix, tmp_path):
+    before = contents(tmp_path)
+    out, _ = mxmp("tune", prefix, 3, "--shape", SHAPE, *QUICK, *options)
+    assert contents(tmp_path) == before
+    assert table(out)[0][0] == "plan" and table(out)[1][0].startswith("float32")
+    assert cells(out)["holds for"].endswith(f"data (2, 3, 8, 8); network {digest([network()])}")
+
+
+def test_tune_writes_a_plan_that_convert_takes(prefix, tmp_path):
+    file = tmp_path / "plan.json"
+    out, _ = mxmp("tune", prefix, 3, "--shape", SHAPE, *QUICK, "--objective", "inference", "-o", file)
+    assert cells(out)["written"] == str(file)
+    found = load(str(file), network(), shapes={"data": (2, 3, 8, 8)})
+    out, _ = mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--tuned", file)
+    assert cells(out)["policy"] == str(found.policy)
+
+
+def test_tune_prints_json(prefix):
+    out, _ = mxmp("tune", prefix, 3, "--shape", SHAPE, *QUICK, "--for-inference", "--json")
+    found = TuneResult.from_json(out)
+    assert found.for_inference and found.objective == "inference" and found.seconds["float32"] > 0
+
+
+def test_tune_takes_a_checkpoint_that_was_converted(prefix, tmp_path):
+    mxmp("convert", prefix, 3, "-o", tmp_path / "low", "--policy", "O2")
+    out, _ = mxmp("tune", tmp_path / "low", 3, "--shape", SHAPE, *QUICK, "--json")
+    assert TuneResult.from_json(out).holds_for.network == digest([network()])
+
+
+def test_tune_takes_the_seconds_and_the_policy(prefix, monkeypatch):
+    given = {}
+
+    def fake(net_or_model, batches, policy, objective, **options):
+        given.update(options, policy=policy, objective=objective)
+        return result()
+
+    monkeypatch.setattr(sys.modules["mxmp.cli.work.tune"], "tune", fake)
+    options = ["--policy", "bfloat16", "--keep-float32", "fc", "--seconds", "7.5", "--objective", "inference"]
+    mxmp("tune", prefix, 3, "--shape", SHAPE, *options)
+    assert str(given["policy"]).startswith("param=bfloat16") and given["policy"].names == (("fc", "float32"),)
+    assert given["seconds"] == 7.5 and given["objective"] == "inference" and not given["for_inference"]
+
+
+@pytest.mark.parametrize(
+    "options, code, match",
+    [
+        ([], 2, "give --shape of every input, such as data:8,3,224,224"),
+        (["--shape", "softmax_label:2"], 1, "input 'data' has no shape; give --shape data:SIZES"),
+        (["--shape", "dota:2,3,8,8"], 1, "the network has no input 'dota'; the nearest are data"),
+        (["--shape", SHAPE, "--dtype", "dota:int32"], 1, "has no input 'dota'"),
+        (["--shape", "data:2,3"], 1, "MXNet cannot infer its shapes"),
+        (["--shape", SHAPE, "--policy", "O0"], 1, "is float32 already"),
+        (["--shape", SHAPE, "--policy", "O1"], 1, "it computes in float16, which is emulated on a CPU"),
+        (["--shape", SHAPE, "--policy", "O9"], 2, "unknown policy 'O9'"),
+        (["--shape", SHAPE, "--objective", "speed"], 2, "'speed' is not one of"),
+        (["--shape", SHAPE, "--objective", "training", "--for-inference"], 2, "--for-inference is for --objective inf"),
+        (["--shape", SHAPE, "--seconds", "0"], 2, "0(.0)? is not in the range x>0"),
+        (["--shape", SHAPE, "-o", "nowhere/plan.json"], 1, "there is no folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_tune_refuses(options, code, match, prefix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = contents(tmp_path)
+    refused(match, "tune", prefix, 3, *options, code=code)
+    assert contents(tmp_path) == before
+
+
+def test_tune_overwrites_with_force_alone(prefix, plan):
+    options = ["tune", prefix, 3, "--shape", SHAPE, *QUICK, "--for-inference", "-o", plan]
+    refused(r"plan.json: it exists; give another file to -o, or --force", *options)
+    assert load(plan).policy.is_mixed
+    mxmp(*options, "--force")
+    assert load(plan).for_inference
+
+
+def test_convert_does_what_a_plan_says(prefix, plan, tmp_path):
+    """As the same policy and shapes by hand do."""
+    out, _ = mxmp("convert", prefix, 3, "-o", tmp_path / "a", "--tuned", plan)
+    assert "BatchNorm=float32" in cells(out)["policy"]
+    mxmp("convert", prefix, 3, "-o", tmp_path / "b", "--policy", POLICY, "--shape", SHAPE)
+    assert (tmp_path / "a-symbol.json").read_bytes() == (tmp_path / "b-symbol.json").read_bytes()
+    assert "amp_cast" in (tmp_path / "a-symbol.json").read_text()
+    mxmp("convert", prefix, 3, "-o", tmp_path / "c", "--tuned", plan, "--shape", SHAPE)
+    assert (tmp_path / "a-symbol.json").read_bytes() == (tmp_path / "c-symbol.json").read_bytes()
+
+
+def test_convert_folds_what_a_plan_for_inference_folded(prefix, plan, tmp_path):
+    refused(
+        "tuned without --for-inference", "convert", prefix, 3, "-o", tmp_path / "a", "--tuned", plan, "--for-inference"
+    )
+    folded = {"for_inference": True, "objective": "inference"}
+    result("mixed_bfloat16", network=digest([network()]), **folded).save(plan)
+    mxmp("convert", prefix, 3, "-o", tmp_path / "a", "--tuned", plan)
+    assert "BatchNorm" not in (tmp_path / "a-symbol.json").read_text()
+
+
+@pytest.mark.parametrize("option", [["--policy", "O1"], ["--keep-float32", "fc"], ["--output-dtype", "bfloat16"]])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_plan_has_the_whole_policy(option, first, prefix, plan, tmp_path):
+    given = [*option, "--tuned", plan] if first else ["--tuned", plan, *option]
+    match = f"--tuned has the whole policy; leave {option[0]} out"
+    refused(match, "convert", prefix, 3, "-o", tmp_path / "a", *given, code=2)
+
+
+def test_convert_refuses_a_plan_that_does_not_hold(prefix, plan, tmp_path, monkeypatch):
+    before = contents(tmp_path)
+    convert = ["convert", prefix, 3, "-o", tmp_path / "a", "--tuned"]
+    refused(r"shape of data: found \(1, 3, 8, 8\), expected \(2, 3, 8, 8\)", *convert, plan, "--shape", "data:1,3,8,8")
+    refused("none.json: there is no such file", *convert, tmp_path / "none.json")
+    refused("net-symbol.json: this is no tuned plan", *convert, f"{prefix}-symbol.json")
+    other = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="head")
+    (tmp_path / "other").mkdir()
+    args = {"head_weight": mx.nd.ones((3, 5)), "head_bias": mx.nd.ones(3)}
+    mx.model.save_checkpoint(str(tmp_path / "other" / "net"), 3, other, args, {})
+    refused("network: found another one", "convert", tmp_path / "other" / "net", 3, *convert[3:], plan)
+    here = read_machine()
+    monkeypatch.setattr(holds, "read_machine", lambda: dataclasses.replace(here, cores=97))
+    refused("cores: found 97", *convert, plan)
+    assert contents(tmp_path) == before
+
+
+TUNING = """
+import os, signal, sys
+from mxmp.tune import plan_search
+
+class Interrupted(plan_search.PlanSearch):
+    def _improve(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("the interrupt comes before")
+
+import mxmp.tune
+sys.modules["mxmp.tune.tune"].PlanSearch = Interrupted
+from mxmp.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_ctrl_c_ends_the_search_and_still_gives_the_result(prefix, tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", TUNING, "tune", prefix, "3", "--shape", SHAPE, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = TuneResult.from_json(done.stdout)
+    assert done.returncode == 0 and found.proved and found.seconds["float32"] > 0
+    assert any("Interrupted" in note for note in found.notes)
+
+
+def test_ctrl_c_before_the_search_ends_with_one_line(tmp_path):
+    fifo = tmp_path / "net-symbol.json"
+    os.mkfifo(fifo)
+    with start("tune", tmp_path / "net", 3, "--shape", SHAPE, stdout=subprocess.PIPE) as process:
+        with open(fifo, "w"):
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "mxmp: interrupted\n")
+
+
+def test_nothing_but_the_result_is_printed(prefix):
+    """MXNet's own lines about its backend neither, which would go through the bar."""
+    with start(
+        "tune", prefix, 3, "--shape", SHAPE, *QUICK, "--for-inference", "--json", stdout=subprocess.PIPE
+    ) as process:
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "") and json.loads(out)["format"] == package.plan_file.FORMAT

@@ -1,0 +1,31 @@
+"""A result that nobody measured, for tests of what is made of it."""
+
+from __future__ import annotations
+
+from mxmp import Policy
+from mxmp.devices.machine import read_machine
+from mxmp.tune import Change, HoldsFor, Measured, TuneResult
+
+UNTUNED = "mixed_bfloat16"
+NAMES = tuple(f"bn{number}" for number in range(5))
+
+
+def result(policy="mixed_bfloat16,op:BatchNorm=float32", network="0" * 16, shapes=None, **fields):
+    """Return a plan that was twice as fast as float32, and holds here."""
+    found = {
+        "policy": Policy.parse(policy),
+        "untuned": Policy.parse(UNTUNED),
+        "objective": "training",
+        "for_inference": False,
+        "seconds": {"float32": 1.0, "untuned": 2.0, "tuned": 0.5},
+        "candidates": (
+            Measured("untuned", 2.0, 2.0, False),
+            Measured("normalisations in float32", 0.5, 0.5, True),
+            Measured("sums in float32", None, None, False),
+        ),
+        "changes": (Change("BatchNorm", "float32", NAMES),),
+        "notes": ("A note.",),
+        "proved": True,
+        "holds_for": HoldsFor(read_machine(), "CPU", {"data": (2, 3, 8, 8)} if shapes is None else shapes, network),
+    }
+    return TuneResult(**{**found, **fields})

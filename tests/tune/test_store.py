@@ -1,0 +1,256 @@
+"""Stored plans: used where they hold, refused where anything differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import mxnet as mx
+import pytest
+from mxnet import gluon
+
+import mxmp
+from mxmp.devices.machine import read_machine
+from mxmp.errors import CheckpointError, TuneError
+from mxmp.symbol import convert_model, convert_symbol
+from mxmp.tune import holds, load, tune
+from mxmp.tune.holds import digest
+from mxmp.tune.plan_search import Found
+from tests.cli.checkpoints import network, params
+from tests.tune.results import result
+
+BATCH = {"data": mx.nd.ones((2, 3, 8, 8))}
+TUNE = sys.modules["mxmp.tune.tune"]
+
+
+def model():
+    return (network(), *params(network()))
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Return the file of a plan for the small network."""
+    path = str(tmp_path / "plan.json")
+    result(network=digest([network()])).save(path)
+    return path
+
+
+class Searches:
+    """A search that finds at once that all but the first group is faster in float32.
+
+    Attributes:
+        count: How many were made.
+        proved: Whether their last measurements are.
+    """
+
+    def __init__(self):
+        self.count, self.proved = 0, True
+
+    def __call__(self, problem, seconds, on_trial):
+        self.choices = problem.choices
+        return self
+
+    def run(self):
+        self.count += 1
+        choice = (None, *self.choices.float32[1:])
+        return Found(choice, {"float32": 1.0, "untuned": 2.0, "tuned": 0.5}, 0.0, proved=self.proved)
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """Have bfloat16 run, and nothing be measured."""
+    found = Searches()
+    monkeypatch.setattr(TUNE, "PlanSearch", found)
+    monkeypatch.setattr(TUNE, "runs_bfloat16", lambda: True)
+    return found
+
+
+def test_a_plan_that_holds_is_loaded(file):
+    expected = result(network=digest([network()]))
+    assert load(file) == expected
+    assert load(file, network(), shapes={"data": [2, 3, 8, 8], "softmax_label": (2,)}) == expected
+    assert load(file, model(), [BATCH]) == load(file, mx.mod.Module(network()), [BATCH]) == expected
+
+
+CHANGES = {
+    "processor": "Any 9000",
+    "instructions": ("avx512f",),
+    "cores": 97,
+    "amx": True,
+    "variables": ("OMP_NUM_THREADS=97", "MXNET_MKLDNN_ENABLED=", "DNNL_MAX_CPU_ISA="),
+    "mxnet": "1.9.2, 5 bytes",
+}
+SAID = {
+    "processor": "processor: found Any 9000, expected ",
+    "instructions": "instructions: found avx512f, expected ",
+    "cores": "cores: found 97, expected ",
+    "amx": "AMX: found on, expected off",
+    "variables": "environment: found OMP_NUM_THREADS=97, MXNET_MKLDNN_ENABLED=, DNNL_MAX_CPU_ISA=, expected OMP_NUM",
+    "mxnet": "MXNet: found 1.9.2, 5 bytes, expected 1.9.1, ",
+}
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(read_machine())])
+def test_a_plan_of_another_machine_is_refused(field, file, monkeypatch):
+    here = dataclasses.replace(read_machine(), amx=False)
+    plan = result()
+    result(holds_for=dataclasses.replace(plan.holds_for, machine=here)).save(file)
+    monkeypatch.setattr(holds, "read_machine", lambda: here)
+    load(file)
+    monkeypatch.setattr(holds, "read_machine", lambda: dataclasses.replace(here, **{field: CHANGES[field]}))
+    with pytest.raises(TuneError) as caught:
+        load(file)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: the plan does not hold here. {SAID[field]}") and message.count("found") == 1
+    assert message.endswith(". Tune again here.")
+
+
+def test_a_plan_of_a_gpu_is_refused_on_a_cpu(file):
+    plan = result()
+    result(holds_for=dataclasses.replace(plan.holds_for, device="Tesla V100")).save(file)
+    with pytest.raises(TuneError, match="device: found GPU, expected Tesla V100"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    "shapes, match",
+    [
+        ({"data": (4, 3, 8, 8)}, r"shape of data: found \(4, 3, 8, 8\), expected \(2, 3, 8, 8\)"),
+        ({"x": (2, 3, 8, 8)}, r"shape of data: found none, expected \(2, 3, 8, 8\); shape of x: found \(2, 3, 8, 8\)"),
+    ],
+)
+def test_a_plan_for_other_shapes_is_refused(shapes, match, file):
+    with pytest.raises(TuneError, match=match):
+        load(file, shapes=shapes)
+
+
+def test_a_batch_of_another_shape_is_refused(file):
+    with pytest.raises(TuneError, match=r"shape of data: found \(4, 3, 8, 8\)"):
+        load(file, model(), [{"data": mx.nd.ones((4, 3, 8, 8))}])
+
+
+def test_a_plan_of_another_network_is_refused(file):
+    other = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="head")
+    with pytest.raises(TuneError, match="network: found another one .*: other operators or names. Tune again here"):
+        load(file, other)
+
+
+def test_all_that_differs_is_named_together(file, monkeypatch):
+    here = dataclasses.replace(read_machine(), cores=97)
+    monkeypatch.setattr(holds, "read_machine", lambda: here)
+    with pytest.raises(TuneError, match=r"cores: found 97.*; shape of data: found \(1,\)"):
+        load(file, shapes={"data": (1,)})
+
+
+@pytest.mark.parametrize(
+    "content, match",
+    [
+        (b"", "this is no tuned plan of mxmp: it is no JSON"),
+        (b"\xff\xfe\x00", "this is no tuned plan of mxmp: it is no text"),
+        (b"[" * 99999, "this is no tuned plan of mxmp: it is no JSON"),
+        (b'{"seconds": {}}', "this is no tuned plan of this version of mxmp"),
+        (None, "there is no such file; `mxmp tune -o`"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(content, match, tmp_path):
+    file = tmp_path / "plan.json"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(TuneError, match=f"plan.json: {match}"):
+        load(str(file))
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(TuneError, match="it cannot be read: Is a directory"):
+        load(str(tmp_path))
+
+
+def test_a_gluon_net_needs_a_batch(file):
+    with pytest.raises(TuneError, match="batches: give one"):
+        load(file, gluon.nn.Dense(3))
+
+
+def dense(prefix, units=3):
+    net = gluon.nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(gluon.nn.Dense(units, activation="relu"), gluon.nn.Dense(2))
+    net.initialize()
+    return net
+
+
+def test_tune_measures_once_and_then_uses_what_is_stored(tmp_path, searches):
+    file = str(tmp_path / "plan.json")
+    batches = [mx.nd.ones((4, 5))]
+    first = tune(dense("net_"), batches, store=file)
+    assert first.policy.is_mixed and searches.count == 1
+    assert tune(dense("net_"), batches, store=file) == first == load(file, dense("net_"), batches)
+    assert searches.count == 1
+    mxmp.gluon.convert(dense("net_"), first.policy)  # its names are the net's
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"net_or_model": dense("other_")},
+        {"net_or_model": dense("net_", units=4)},
+        {"batches": [mx.nd.ones((8, 5))]},
+        {"policy": "mixed_bfloat16,last_layer_fp32=True"},
+        {"objective": "inference"},
+        {"objective": "inference", "for_inference": True},
+    ],
+    ids=["names", "attributes", "shapes", "policy", "objective", "for_inference"],
+)
+def test_tune_measures_again_where_the_stored_plan_does_not_hold(others, tmp_path, searches):
+    file = str(tmp_path / "plan.json")
+    usual = {"net_or_model": dense("net_"), "batches": [mx.nd.ones((4, 5))]}
+    tune(**usual, store=file)
+    again = tune(**{**usual, **others}, store=file)
+    assert searches.count == 2 and load(file) == again
+
+
+def test_tune_measures_again_on_another_machine(tmp_path, searches, monkeypatch, caplog):
+    file = str(tmp_path / "plan.json")
+    tune(dense("net_"), [mx.nd.ones((4, 5))], store=file)
+    here = dataclasses.replace(read_machine(), cores=97)
+    monkeypatch.setattr(holds, "read_machine", lambda: here)
+    with caplog.at_level("INFO", "mxmp.tune"):
+        again = tune(dense("net_"), [mx.nd.ones((4, 5))], store=file)
+    assert searches.count == 2 and again.holds_for.machine.cores == 97 and load(file) == again
+    assert "the plan is measured again: cores: found 97, expected" in caplog.text
+
+
+def test_tune_stores_nothing_that_is_not_proved(tmp_path, searches):
+    file = tmp_path / "plan.json"
+    searches.proved = False
+    assert not tune(dense("net_"), [mx.nd.ones((4, 5))], store=str(file)).proved
+    assert not file.exists()
+
+
+def test_tune_does_not_write_over_what_is_no_plan(tmp_path, searches):
+    file = tmp_path / "notes.json"
+    file.write_text(json.dumps({"mine": 1}))
+    with pytest.raises(TuneError, match="notes.json: this is no tuned plan"):
+        tune(dense("net_"), [mx.nd.ones((4, 5))], store=str(file))
+    assert json.loads(file.read_text()) == {"mine": 1} and searches.count == 0
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        tune(dense("net_"), [mx.nd.ones((4, 5))], store=str(tmp_path / "nowhere" / "plan.json"))
+
+
+def test_a_digest_is_of_the_float32_network():
+    symbol = network()
+    assert digest([convert_symbol(symbol, "O2", {"data": (2, 3, 8, 8)})]) == digest([symbol])
+    renamed = mx.sym.load_json(symbol.tojson().replace('"fc"', '"fd"'))
+    assert digest([renamed]) != digest([symbol]) != digest([symbol, symbol])
+
+
+def test_what_a_result_says_changed_is_what_the_conversion_does(searches):
+    found = tune(model(), [BATCH], objective="inference")
+    before, after = map(precisions, (found.untuned, found.policy))
+    said = {name: each.dtype for each in found.changes for name in each.names}
+    assert said and said == {name: after[name] for name in after if after[name] != before[name]}
+
+
+def precisions(policy):
+    rows = convert_model(*model(), policy, {"data": (2, 3, 8, 8)}).report.rows
+    return {row.name: row.precision for row in rows}
