@@ -188,18 +188,18 @@ def test_shapes_that_decide_otherwise_get_exact_parameters():
 def test_buckets_cast_at_each_call():
     """Since each has a conversion of its own, and all share the parameters."""
     module = BucketingModule(lambda key: (mlp(), ("data",), ("softmax_label",)), 8, policy="O1")
-    args, aux = params_of(mlp(), data=SHAPE)
     bind(module)
-    module.init_params(arg_params=args, aux_params=aux)
-    for key in (8, 4, 8):
-        x = data((key, 6))
-        module.forward(
-            mx.io.DataBatch(
-                [x], bucket_key=key, provide_data=[("data", x.shape)], provide_label=[("softmax_label", (key,))]
-            ),
-            is_train=False,
-        )
-        np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), expected(mlp(), "O1", args, aux, x))
+    module.init_params()
+    for seed in range(2):
+        args, aux = params_of(mlp(), seed, data=SHAPE)
+        module.set_params(args, aux)
+        for key in (8, 4, 8):
+            x, shapes = (
+                data((key, 6)),
+                {"provide_data": [("data", (key, 6))], "provide_label": [("softmax_label", (key,))]},
+            )
+            module.forward(mx.io.DataBatch([x], bucket_key=key, **shapes), is_train=False)
+            np.testing.assert_array_equal(module.get_outputs()[0].asnumpy(), expected(mlp(), "O1", args, aux, x))
     assert low_params(module._curr_module) == set()
 
 
