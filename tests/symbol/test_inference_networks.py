@@ -62,8 +62,8 @@ def test_float32_is_as_exact_as_without_folding(name, size, options):
     assert fused < 4 * usual and unfused < 2 * usual
 
 
-TRAINED = ("resnet18_v1", "resnet50_v1", "resnet50_v2", "mobilenet1.0", "mobilenetv2_1.0", "vgg11_bn")
-SEEDS = 3
+TRAINED = ("resnet18_v1", "resnet50_v1", "mobilenet1.0", "mobilenetv2_1.0")
+SEEDS = 2
 
 
 def errors(name, dtype, seed):
