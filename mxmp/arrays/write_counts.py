@@ -18,9 +18,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from operator import attrgetter, is_
 from typing import Any, List, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from ..mxnet_private.arrays import library
@@ -28,6 +30,7 @@ from ..mxnet_private.arrays import library
 _WORD = 8  # bytes
 _WORDS = 32  # of a Chunk that are looked at, of some 35; in the CPU build it is the tenth
 _WRITES = (1, 3, 2)  # to the arrays that the pointer is looked for in
+_HANDLE = attrgetter("handle")
 
 
 class WriteCount:
@@ -38,6 +41,7 @@ class WriteCount:
         self._handle = array.handle
         self._chunk = _word_at(self._handle.value)
         self._known_chunk = self._chunk.value
+        self._offset = offset
         self._count = _word_at(_word_at(self._known_chunk + offset).value + _WORD)
 
     def __call__(self) -> Optional[int]:
@@ -48,30 +52,54 @@ class WriteCount:
         return self._count.value
 
     @property
-    def memory(self) -> Tuple[Any, Any, Any, int, ctypes.c_uint64]:
-        """The array, its handle, its memory now and then, and the count as it lies there."""
-        return self.array, self._handle, self._chunk, self._known_chunk, self._count
+    def places(self) -> Tuple[int, int, int]:
+        """The addresses of the pointer to its memory, of the pointer to its variable, and of the count."""
+        return ctypes.addressof(self._chunk), self._known_chunk + self._offset, ctypes.addressof(self._count)
 
 
 class UnwrittenArrays:
-    """Arrays that are watched together, since each of the many calls that ask costs time: see `are_unwritten`."""
+    """Arrays that are watched together, since each of the many calls that ask costs time: see `are_unwritten`.
+
+    Between two calls a network has emptied the processor's caches. So what all arrays have in memory is read at once,
+    not through objects for each.
+    """
 
     def __init__(self, counts: Sequence[WriteCount]) -> None:
-        """Take the counts of the arrays, as they are now."""
-        self._watched = [(*count.memory, count()) for count in counts]
+        """Take the counts of the arrays, at least one, as they are now."""
+        complete = all([count() is not None for count in counts])
+        self._arrays = [count.array for count in counts]
+        self._handles = [array.handle for array in self._arrays]
+        self._copies = [ctypes.c_void_p(handle.value) for handle in self._handles]  # side by side
+        self._chunks, self._variables, self._counts = map(_Words, zip(*(count.places for count in counts)))
+        every = (self._chunks, self._variables, self._counts)
+        self._known_chunks, self._known_variables, self._written = [each.read() if complete else b"" for each in every]
 
     def are_unwritten(self) -> bool:
         """Return whether none was written or got other memory, once all writes that are pending are done."""
-        wait = library.MXNDArrayWaitToRead
-        for array, handle, chunk, known_chunk, count, written in self._watched:
-            if array.handle is not handle or chunk.value != known_chunk:
-                return False
-            code = wait(handle)
-            if code:
-                mx.base.check_call(code)
-            if count.value != written:
-                return False
-        return True
+        if not all(map(is_, map(_HANDLE, self._arrays), self._handles)):
+            return False
+        # In this order: where an array has other memory there may be no variable any more.
+        if self._chunks.read() != self._known_chunks or self._variables.read() != self._known_variables:
+            return False
+        self._counts.read()  # brings into the caches, all at once, what the waits read one by one
+        if any(map(library.MXNDArrayWaitToRead, self._copies)):
+            mx.base.check_call(-1)  # raises what the write that failed said
+        return self._counts.read() == self._written
+
+
+class _Words:
+    """Words of this process's memory that are read together."""
+
+    def __init__(self, addresses: Sequence[int]) -> None:
+        first = min(addresses)
+        count = (max(addresses) - first) // _WORD + 1  # most of which are never looked at
+        self._memory = np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(first))
+        self._places = np.array([(address - first) // _WORD for address in addresses])
+
+    def read(self) -> bytes:
+        """Return what they are now."""
+        found: bytes = self._memory[self._places].tobytes()
+        return found
 
 
 def can_count() -> bool:

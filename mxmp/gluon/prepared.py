@@ -35,7 +35,10 @@ class PreparedParam(gluon.Parameter):
         self.values: Dict[mx.Context, mx.nd.NDArray] = {}
 
     def data(self, ctx: Optional[mx.Context] = None) -> mx.nd.NDArray:
-        """Return the value on a context, the current one if it is not given."""
+        """Return the value on a context, the current one if it is not given, where there must be one."""
+        if ctx is None and len(self.values) == 1:  # to look the context up takes longer
+            (value,) = self.values.values()
+            return value
         return self.values[ctx or mx.context.current_context()]
 
 
@@ -43,13 +46,14 @@ class _Sources:
     """The values of parameters on one context that others are computed from."""
 
     def __init__(self, params: Sequence[gluon.Parameter], arrays: Sequence[mx.nd.NDArray]) -> None:
-        self._places = [(param, _place(param, array), array) for param, array in zip(params, arrays)]
+        self._params, self._arrays = params, arrays
+        self._places = [_place(param, array) for param, array in zip(params, arrays)]
         counts = [count for count in map(write_count, arrays) if count is not None]
         self._counts = UnwrittenArrays(counts) if len(counts) == len(arrays) else None  # None where it cannot be told
 
     def are_held(self) -> bool:
         """Return whether the parameters still have these arrays."""
-        return parameters.have_arrays(self._places)
+        return parameters.have_arrays(self._params, self._places, self._arrays)
 
     def are_current(self) -> bool:
         """Return whether the parameters still have these values, as far as can be told."""

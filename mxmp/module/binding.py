@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, FrozenSet, Iterable, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Optional, Sequence, Tuple
 
 import mxnet as mx
 
 from .. import dtypes
 from ..devices import speed
 from ..graph import Graph
-from ..passes import ScaleLoss
+from ..passes import ScaleLoss, StoreParams
+from ..passes.emulate import has_float16
 from ..passes.facts import CAST_OPS
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
@@ -31,6 +32,8 @@ class Runnable:
         scaled: Whether its loss heads were to get a loss scale.
         loss_outputs: Numbers of the outputs that come from scaled loss heads.
         on_cpu: Whether it is for a CPU, where float16 is emulated.
+        unstored: None, or the same with casts of parameters that this one wants in low precision already, which is
+            what other modules and other shapes can share.
     """
 
     converted: Converted
@@ -40,6 +43,12 @@ class Runnable:
     has_loss_scale: bool
     loss_outputs: Tuple[int, ...]
     on_cpu: bool
+    unstored: Optional[Runnable] = None
+
+    @property
+    def stored_params(self) -> FrozenSet[str]:
+        """Names of the parameters that it wants in low precision and ``unstored`` casts at each call."""
+        return frozenset() if self.unstored is None else self.scaling.low_params - self.unstored.scaling.low_params
 
 
 def prepare(
@@ -69,10 +78,37 @@ def prepare(
     types = input_types(symbol, inputs)
     converted = convert_graph(symbol, policy, shapes, types, params, stored)
     result = _with_loss_scale(converted, shapes, loss_heads) if scaled else converted
-    runs = result.on_cpu(trains, fused=not trains) if on_cpu else result.symbol  # MXNet fuses what is bound to infer
-    runs = _with_dtypes(runs, result.facts.variable_dtypes(result.graph))
+    runs = _running(result, on_cpu, trains)
     outputs = _loss_outputs(result.graph, loss_heads) if scaled else ()
     return Runnable(converted, result, runs, scaled, result is not converted, outputs, on_cpu)
+
+
+def store_params(runnable: Runnable, params: FrozenSet[str], inputs: Iterable[mx.io.DataDesc]) -> Runnable:
+    """Return what runs for inference with parameters stored as all that reads them casts them; the same if none are.
+
+    Their casts are taken out: what sets the parameters has cast them once. Arguments as for `prepare`.
+    """
+    before = runnable.scaling
+    if is_emulated(runnable):  # widening float16 would take longer than rounding float32
+        return runnable
+    each = StoreParams(before.facts, params)
+    stored = each.find(before.graph)
+    if not stored:
+        return runnable
+    changed = _changed(before, each(before.graph).graph, {desc.name: tuple(desc.shape) for desc in inputs}, stored)
+    result = replace(changed, low_params=before.low_params | frozenset(stored))
+    return replace(runnable, scaling=result, symbol=_running(result, runnable.on_cpu, trains=False), unstored=runnable)
+
+
+def is_emulated(runnable: Runnable) -> bool:
+    """Return whether float16 is emulated."""
+    return runnable.on_cpu and has_float16(runnable.scaling.facts)
+
+
+def _running(converted: Converted, on_cpu: bool, trains: bool) -> Any:
+    """Return the symbol that executors bind; MXNet fuses what is bound to infer."""
+    symbol = converted.on_cpu(trains, fused=not trains) if on_cpu else converted.symbol
+    return _with_dtypes(symbol, converted.facts.variable_dtypes(converted.graph))
 
 
 def input_types(symbol: Any, inputs: Iterable[mx.io.DataDesc]) -> Dict[str, str]:
@@ -88,11 +124,15 @@ def input_types(symbol: Any, inputs: Iterable[mx.io.DataDesc]) -> Dict[str, str]
 def _with_loss_scale(converted: Converted, shapes: Dict[str, Any], loss_heads: FrozenSet[str]) -> Converted:
     """Return a converted symbol whose loss heads read the loss scale; the same one if it has none."""
     scaled = ScaleLoss(converted.facts, LOSS_SCALE, loss_heads)(converted.graph)
-    if not scaled.modified:
-        return converted
-    symbol = from_graph(scaled.graph, converted.symbol)
+    return _changed(converted, scaled.graph, shapes, {}) if scaled.modified else converted
+
+
+def _changed(converted: Converted, graph: Graph, shapes: Dict[str, Any], types: Dict[str, str]) -> Converted:
+    """Return a conversion with another graph, in which variables have the dtypes that they had, or the given ones."""
+    symbol = from_graph(graph, converted.symbol)
     graph = to_graph(symbol)  # in the order that MXNet writes
-    facts = infer_facts(symbol, graph, shapes, converted.facts.variable_dtypes(converted.graph), converted.facts.params)
+    types = {**converted.facts.variable_dtypes(converted.graph), **types}
+    facts = infer_facts(symbol, graph, shapes, types, converted.facts.params)
     return replace(converted, symbol=symbol, graph=graph, facts=facts)
 
 

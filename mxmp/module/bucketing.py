@@ -103,6 +103,7 @@ class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
             generated, data_names, label_names = make_symbol(self, key)
             module = Module(generated if symbol is None else symbol, data_names, label_names, **self._options)
             module._scaler = self._scaler
+            module._stores_params = False
             self.mx_buckets[key] = module
 
     def mx_reset_bind(self) -> None:

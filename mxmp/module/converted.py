@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet.module.executor_group import DataParallelExecutorGroup
 
 from ..arrays.casts import to_float32
-from ..dtypes import BFLOAT16, canonical
+from ..arrays.write_counts import UnwrittenArrays, write_count
 from ..errors import ConvertError, TrainerError
 from ..lru_cache import LRUCache
 from ..mxnet_private import modules
@@ -20,7 +20,8 @@ from ..symbol import to_graph
 from ..symbol.arguments import require_kernels
 from ..symbol.monitors import NetworkNames, WatchedExecutor
 from ..symbol.rewrite import ShapeOutcomes
-from .binding import LOSS_SCALE, Runnable, input_types, prepare
+from .binding import LOSS_SCALE, Runnable, input_types, prepare, store_params
+from .metrics import Widening
 from .params import Float32Params, host_zeros
 from .training import Training
 
@@ -44,6 +45,8 @@ class ConvertedModule(Float32Params):
         self._runnable: Optional[Runnable] = None
         self._training: Optional[Training] = None
         self._monitor: Any = None
+        self._stores_params = True  # where it alone infers; a bucket may not, whose parameters others share
+        self._fused: Optional[UnwrittenArrays] = None  # the parameters that fused operators have seen
         self._watched: List[WatchedExecutor] = []  # what the monitor was given
         self._outcomes: Any = None  # what shapes decide about the symbol
         self._runnables: LRUCache[Runnable] = LRUCache(_MAX_RUNNABLES)  # what runs, by what shapes decided
@@ -82,6 +85,7 @@ class ConvertedModule(Float32Params):
         shared = None if shared_module is None else _require_shareable(shared_module)
         if shared is not None:
             self._share_scaler(shared)
+            shared._unstore_params()
         descs = parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
         runnable = self._prepare(descs, shared)
         types = input_types(self.mx_symbol, _inputs(descs))
@@ -89,6 +93,8 @@ class ConvertedModule(Float32Params):
         self._runnables = LRUCache(_MAX_RUNNABLES)
         self._runnables.put(self._outcomes(_shapes_of(descs)), runnable)
         self.mx_data_shapes, self.mx_label_shapes = descs
+        if self._stores_params and shared is None and not for_training:
+            runnable = store_params(runnable, frozenset(self.mx_param_names), _inputs(descs))
         self._use(runnable, shared.mx_exec_group if shared else None)
         self._place_params(shared)
         if shared is not None and shared.optimizer_initialized:
@@ -108,18 +114,35 @@ class ConvertedModule(Float32Params):
             found = self._runnables.get(outcome) or self._prepare(descs, self)
             self._runnables.put(outcome, found)
             if found.converted.graph != runnable.converted.graph:
+                self._unstore_params()
                 self.mx_data_shapes, self.mx_label_shapes = descs
                 self._use(found, self.mx_exec_group)
-                if self._monitor is not None:
-                    self._watch()
                 return
         super().reshape(data_shapes, label_shapes)
         if self._monitor is not None:
             self._watch()
 
+    def forward(self, data_batch: Any, is_train: Optional[bool] = None) -> None:
+        """Run forward with the parameters as they are now, as ``mx.mod.Module.forward``."""
+        if self.binded and self.params_initialized and not self.for_training and self._bound("forward").on_cpu:
+            self._renew_fused()
+        super().forward(data_batch, is_train)
+
+    def _renew_fused(self) -> None:
+        """Make executors anew if parameters were written since the last call.
+
+        MXNet fuses what is bound to infer, and a fused layer without BatchNorm keeps the weights of its first call.
+        """
+        if self._fused is not None and not self._fused.are_unwritten():
+            self._use(self._bound("forward"), self.mx_exec_group)
+        if self._fused is None:
+            counts = [write_count(array) for arrays in self.mx_exec_group.param_arrays for array in arrays]
+            known = [count for count in counts if count is not None]
+            self._fused = UnwrittenArrays(known) if known else None
+
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
         """Update a metric with the last outputs, as ``mx.mod.Module.update_metric``; bfloat16 ones in float32."""
-        super().update_metric(_Widening(eval_metric), labels, pre_sliced)
+        super().update_metric(Widening(eval_metric), labels, pre_sliced)
 
     def install_monitor(self, mon: Any) -> None:
         """Install a monitor on all executors; it sees the network's own names and float32 values.
@@ -148,7 +171,7 @@ class ConvertedModule(Float32Params):
             graph = EraseCasts()(to_graph(self.mx_symbol)).graph
             check_matches(self._policy, [(node.op, node.name) for node in graph.operators()])
         else:
-            stored = shared._low_weights()
+            stored = shared._low_weights() - shared._bound("bind").stored_params
         keeps = shared is self  # other shapes, after which a loss scale can be set as before
         scaled = self._bound("reshape").scaled if keeps else self.for_training and self._scaler.active
         inputs, names, contexts = _inputs(descs), self._host_names(), self.mx_context
@@ -186,8 +209,21 @@ class ConvertedModule(Float32Params):
         group.output_layouts = [mx.io.DataDesc.get_batch_axis(layout) for layout in layouts]
         if runnable.has_loss_scale:
             write_loss_scale(group, 1.0)
-        self._runnable, self.mx_exec_group = runnable, group
+        self._runnable, self.mx_exec_group, self._fused = runnable, group, None
         self.mx_total_exec_bytes = modules.group_exec_bytes(group)
+        if self.binded and self._monitor is not None:
+            self._watch()
+
+    def _unstore_params(self) -> None:
+        """Let executors hold parameters as the policy says and cast them at each call, as others can share them."""
+        runnable = self._bound("bind").unstored
+        if runnable is None:
+            return
+        if self.params_initialized:  # executors may hold others, if their arrays were written
+            modules.sync_params_from_devices(self)
+        self._use(runnable, None)
+        if self.params_initialized:
+            self.mx_exec_group.set_params(self.mx_arg_params, self.mx_aux_params)
 
     def _place_params(self, shared: Optional[ConvertedModule]) -> None:
         """Share the host's parameters, copy them to the devices, or make room for them."""
@@ -216,18 +252,6 @@ class ConvertedModule(Float32Params):
             self._training.step.discard()
         else:
             self._scaler.close_window()
-
-
-class _Widening:
-    """A metric that is given bfloat16 in float32, which numpy can read."""
-
-    def __init__(self, metric: Any) -> None:
-        self._metric = metric
-
-    def update_dict(self, labels: Any, outputs: Dict[str, mx.nd.NDArray]) -> None:
-        """Update the metric with outputs of one context."""
-        wide = {name: to_float32(o) if canonical(o.dtype) == BFLOAT16 else o for name, o in outputs.items()}
-        self._metric.update_dict(labels, wide)
 
 
 def _check_sharing(names: Sequence[str], shared: Sequence[str], low: FrozenSet[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 from mxnet import gluon
 
@@ -60,15 +60,17 @@ def formats(block: gluon.HybridBlock) -> Tuple[Any, Any]:
 
 def set_graph(block: gluon.HybridBlock, graph: Tuple[Any, Any], nesting: Tuple[Any, Any]) -> None:
     """Give a block a graph, and how its inputs and outputs are nested."""
-    cached_graph.set(block, graph)
-    in_format.set(block, nesting[0])
-    out_format.set(block, nesting[1])
+    _set(block, {cached_graph.name: graph, in_format.name: nesting[0], out_format.name: nesting[1]})
 
 
 def set_op(block: gluon.HybridBlock, op: Any, args: List[Any]) -> None:
     """Give a block a cached operator and its arguments."""
-    cached_op.set(block, op)
-    cached_op_args.set(block, args)
+    _set(block, {cached_op.name: op, cached_op_args.name: args})
+
+
+def _set(block: gluon.HybridBlock, values: Dict[str, Any]) -> None:
+    """Set attributes as each call does, past ``Block.__setattr__``, which looks for parameters and blocks."""
+    vars(block).update(values)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Tuple
+from operator import getitem, is_
+from typing import Any, List, Sequence
 
 from mxnet import gluon
 
@@ -42,14 +43,12 @@ def is_initialized(param: gluon.Parameter) -> bool:
     return arrays(param) is not None
 
 
-def have_arrays(places: Iterable[Tuple[gluon.Parameter, int, Any]]) -> bool:
-    """Return whether parameters still have these arrays, each given with its place among those of its parameter."""
-    read = arrays.read
-    for param, index, array in places:
-        values = read(param)
-        if values is None or index >= len(values) or values[index] is not array:
-            return False
-    return True
+def have_arrays(params: Sequence[gluon.Parameter], places: Sequence[int], held: Sequence[Any]) -> bool:
+    """Return whether parameters still have these arrays, each at its place among those of its parameter."""
+    try:
+        return all(map(is_, map(getitem, map(arrays.read, params), places), held))
+    except (TypeError, IndexError):  # it has none, or fewer
+        return False
 
 
 def is_deferred(param: gluon.Parameter) -> bool:

@@ -20,4 +20,5 @@ from .layouts import SeparateLayouts as SeparateLayouts
 from .place import place as place
 from .plan import make_plan as make_plan
 from .scale_loss import ScaleLoss as ScaleLoss
+from .store_params import StoreParams as StoreParams
 from .verdict import Verdict as Verdict

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import symbols
-from mxmp.symbol import convert_model, on_cpu, to_graph
+from benchmarks.zoo import make_model
+from mxmp.symbol import convert_model, to_graph
 from tests.symbol.inference_networks import error, fill, run, zoo
+from tests.symbol.rounded import run_rounded
 
 # Name -> (size of an image, options of the zoo). All whose BatchNorm follows a convolution, in part or throughout.
 SMALL = {"resnet18_v2": (32, {"thumbnail": True}), "mobilenet0.25": (32, {})}
@@ -60,20 +62,40 @@ def test_float32_is_as_exact_as_without_folding(name, size, options):
     assert fused < 4 * usual and unfused < 2 * usual
 
 
+TRAINED = ("resnet18_v1", "resnet50_v1", "mobilenet1.0", "mobilenetv2_1.0")
+SEEDS = 2
+
+
+def errors(name, dtype, seed):
+    """Return the errors of a network with BatchNorm folded and without, whose statistics are near what it sees."""
+    network = make_model(name, batch_size=4, image_size=64, seed=seed)
+    args, aux = network.params()
+    inputs = {"data": network.images.asnumpy()}
+    exact, found = run(network.symbol, inputs, args, aux), []
+    for for_inference in (True, False):
+        policy = f"{dtype},output=float32"
+        model = convert_model(network.symbol, args, aux, policy, {"data": network.images.shape}, for_inference=for_inference)
+        found.append(error(run_rounded(model.symbol, inputs, model.arg_params, model.aux_params), exact))
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_low_precision_is_no_worse_than_without_folding(dtype):
+    folded, unfolded = errors("resnet18_v1", dtype, seed=0)
+    assert folded < unfolded < {"float16": 0.01, "bfloat16": 0.06}[dtype]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18_v1", "mobilenet0.25"])
-def test_float16_is_no_worse_than_without_folding(name):
-    found = []
-    for seed in range(3):
-        size, options = {**SMALL, **LARGE}[name]
-        network = zoo(name, size, seed, **options)
-        exact, models = plain(network), [convert(network, "O2", for_inference) for for_inference in (True, False)]
-        runs = [run(on_cpu(m.symbol), network.inputs, m.arg_params, m.aux_params) for m in models]
-        found.append([error(results, exact) for results in runs])
-    ratios = np.array(found)[:, 0] / np.array(found)[:, 1]
-    assert np.max(found) < 0.005
-    # Other values are rounded: one network's ratio lies between 0.7 and 1.7, the mean of three within a fourth of 1.
-    assert np.exp(np.log(ratios).mean()) < 1.4, found
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_low_precision_is_better_on_average_than_without_folding(name, dtype):
+    """A folded bias is rounded too, but what a convolution gives is not: one rounding less for each BatchNorm.
+
+    One network's error is that of one draw of rounded weights: with others it differs by some 5 %.
+    """
+    found = np.array([errors(name, dtype, seed) for seed in range(SEEDS)])
+    ratios = found[:, 0] / found[:, 1]
+    assert np.exp(np.log(ratios).mean()) < 1 and ratios.max() < 1.1, found
 
 
 @pytest.mark.bfloat16
