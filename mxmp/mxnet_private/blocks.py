@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 from mxnet import gluon
 
@@ -41,6 +41,24 @@ regroup = global_name(gluon.block, "_regroup", "nests a flat list again")
 def children(block: gluon.Block) -> List[gluon.Block]:
     """Return the blocks within a block."""
     return list(_children(block).values())
+
+
+def collected_params(block: gluon.Block) -> Dict[str, gluon.Parameter]:
+    """Return what ``collect_params`` gives, without its look for blocks in lists, which takes most of its time.
+
+    That warns of such blocks: for a warning call the method itself.
+    """
+    found: Dict[str, gluon.Parameter] = {}
+    waiting = [block]
+    while waiting:
+        each = waiting.pop()
+        own = type(each).collect_params is not gluon.Block.collect_params
+        for name, param in (each.collect_params() if own else each.params).items():
+            if found.setdefault(name, param) is not param:
+                return dict(block.collect_params().items())  # raises: two parameters have one name
+        if not own:
+            waiting.extend(reversed(children(each)))
+    return found
 
 
 def is_in_scope(block: gluon.Block) -> bool:
