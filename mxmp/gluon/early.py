@@ -9,11 +9,11 @@ from typing import Any, FrozenSet, List, Mapping, NamedTuple, Optional
 import mxnet as mx
 from mxnet import gluon
 
-from ..graph import Graph, from_json, same_but_for_versions
+from ..graph import Graph, same_but_for_versions
 from ..mxnet_private import blocks
 from ..mxnet_private.arrays import NumpySymbol
 from ..policy import Policy
-from ..symbol import Converted, json_of
+from ..symbol import Converted, json_of, to_graph
 from ..symbol.inference import Dtypes, Shapes
 from ..symbol.rewrite import ShapeOutcomes
 
@@ -38,7 +38,7 @@ class Trace:
     def graph(self) -> Graph:
         """The graph of the symbol."""
         if self._graph is None:
-            self._graph = from_json(self.text)
+            self._graph = to_graph(self.symbol, self.text)
         return self._graph
 
     def repeats(self, other: Trace) -> bool:

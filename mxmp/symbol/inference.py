@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from dataclasses import replace
-from typing import Any, Callable, Dict, FrozenSet, Iterator, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 
@@ -45,13 +45,13 @@ class LaterShapes(Mapping[Key, Tuple[int, ...]]):
         return len(self._found)
 
 
-def to_graph(symbol: Any) -> Graph:
-    """Return a symbol's graph, amp_cast nodes included (MXNet's own ``tojson()`` drops them)."""
-    return from_json(json_of(symbol))
+def to_graph(symbol: Any, text: Optional[str] = None) -> Graph:
+    """Return a symbol's graph; ``text`` is its JSON, if that has been asked for."""
+    return from_json(json_of(symbol) if text is None else text)
 
 
 def json_of(symbol: Any) -> str:
-    """Return a symbol's JSON, amp_cast nodes included."""
+    """Return a symbol's JSON, amp_cast nodes included (MXNet's own ``tojson()`` drops them)."""
     text: str = symbol.tojson(remove_amp_cast=False)
     return text
 

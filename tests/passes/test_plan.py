@@ -277,3 +277,23 @@ def test_loops_in_loops_have_plans_in_plans():
     assert "deep" in {body.nodes[i].name for i in deep.placement.low}
     assert names_of(graph, position, plan.verdicts[position].low_ports) == {"seq", "w"}
     assert plan.casts() == plan.placement.casts + plan.bodies[position, 0].casts()
+
+
+def settled(text, policy, params=("w",)):
+    return Planned(text, policy, params=params).plan.settled
+
+
+def test_a_plan_is_settled_if_sizes_cannot_change_it():
+    text = LAYER + "r = relu(d)\ne = dot(r, w)\nreturn e"
+    assert settled(text, O1) and settled(text, O2)
+    assert not settled(LAYER + "r = relu(d)\nreturn r", O1)
+
+
+def test_sizes_may_tell_that_an_operator_carries_parameters():
+    text = "x = null()\nw = null()\nr = Reshape(w)\nd = dot(x, r)\nreturn d"
+    assert not settled(text, O2)
+
+
+def test_a_plan_with_bodies_is_not_settled():
+    plan, *_ = plan_of(recurrent())
+    assert plan.placement.settled and not plan.settled
