@@ -14,6 +14,7 @@ from ..mxnet_private import blocks
 from ..mxnet_private.arrays import NumpySymbol
 from ..policy import Policy
 from ..symbol import Converted, json_of, to_graph
+from ..symbol.again import for_shapes
 from ..symbol.inference import Dtypes, Shapes
 from ..symbol.rewrite import ShapeOutcomes
 
@@ -64,30 +65,39 @@ class EarlyGraph:
     outcomes: ShapeOutcomes
 
     @classmethod
-    def of(cls, trace: Trace, converted: Converted, policy: Policy, storage: Storage) -> Optional[EarlyGraph]:
+    def of(cls, trace: Trace, converted: Converted, storage: Storage) -> Optional[EarlyGraph]:
         """Return what a call can take over of a conversion, None if that is nothing."""
-        if not converted.decisions.plan.settled or converted.decisions.before is not trace.graph:
+        if not converted.decisions.plan.steady or converted.decisions.before is not trace.graph:
             return None
-        outcomes = ShapeOutcomes(trace.symbol, policy.compute_dtype, {}, storage.storable, trace.graph)
+        dtype = converted.decisions.policy.compute_dtype
+        outcomes = ShapeOutcomes(trace.symbol, dtype, {}, storage.storable, trace.graph)
         return cls(trace, converted, storage, outcomes)
 
     def converted_for(
-        self, symbol: Any, shapes: Shapes, types: Dtypes, params: Mapping[str, Any], storage: Storage
+        self,
+        symbol: Any,
+        policy: Policy,
+        shapes: Shapes,
+        types: Dtypes,
+        params: Mapping[str, Any],
+        storage: Storage,
     ) -> Optional[Converted]:
         """Return the conversion for a call that is traced to the same graph, None if it has to be converted anew.
 
         Args:
             symbol: What the call was traced to.
+            policy: The policy.
             shapes: Shapes of inputs and parameters.
             types: Dtypes of the inputs.
             params: The parameters that the graph reads, by name.
             storage: How parameters are stored now.
         """
-        if not self._infers_like(types, params) or not self._stores_like(storage):
+        same_policy = policy == self.converted.decisions.policy
+        if not same_policy or not self._infers_like(types, params) or not self._stores_like(storage):
             return None
         if self.outcomes.depends and self.outcomes(shapes) != self.outcomes({}):
             return None
-        return self.converted.for_shapes(symbol, shapes)
+        return for_shapes(self.converted, symbol, shapes)
 
     def _infers_like(self, types: Dtypes, params: Mapping[str, Any]) -> bool:
         """Return whether all inputs have the dtypes that they were given when they were not known."""

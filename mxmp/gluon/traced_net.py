@@ -154,8 +154,11 @@ class TracedNet:
         try:
             if folds is not None:
                 return convert_folded(trace.symbol, policy, known, types, frozenset(params), *stored, folds)
-            found = early.converted_for(trace.symbol, known, types, params, stored) if early is not None else None
-            return found or convert_graph(trace.symbol, policy, known, types, *stored, graph=trace.graph)
+            if early is not None:
+                found = early.converted_for(trace.symbol, policy, known, types, params, stored)
+                if found is not None:
+                    return found
+            return convert_graph(trace.symbol, policy, known, types, *stored, graph=trace.graph)
         except ConvertError as e:
             low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []
             advice = f" But {storage.cast_advice(low[0])}" if low else ""

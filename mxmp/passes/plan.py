@@ -25,7 +25,7 @@ class Plan:
             variables that enter it in low precision.
         bodies: The plans of the bodies of control flow nodes, by (node, number of the body).
         any_heads: Of a body, the numbers of its outputs that may have either precision.
-        settled: Whether other sizes give the same plan, as long as the verdicts stay.
+        steady: Whether other sizes change nothing but the placement, as long as the verdicts stay.
     """
 
     verdicts: Tuple[Verdict, ...]
@@ -33,7 +33,7 @@ class Plan:
     low_params: FrozenSet[int]
     bodies: Mapping[Tuple[int, int], "Plan"] = field(default_factory=dict)
     any_heads: FrozenSet[int] = frozenset()
-    settled: bool = False
+    steady: bool = False
 
     def reads_low(self, position: int, port: int) -> bool:
         """Return whether a node wants one of its inputs in low precision."""
@@ -85,8 +85,16 @@ def make_plan(
         free_params = frozenset(params - low_params - {head.node for head in graph.heads}) if final else free_params
     output_low = policy.output_dtype != dtypes.FLOAT32
     placement = place(graph, verdicts, facts, low_params, output_low, free_params=free_params)
-    settled = placement.settled and not carries and not any(verdict.bodies for verdict in verdicts)
-    return Plan(verdicts, placement, low_params | (placement.low & free_params), bodies, settled=settled)
+    steady = not carries and not final and not any(verdict.bodies for verdict in verdicts)
+    return Plan(verdicts, placement, low_params | (placement.low & free_params), bodies, steady=steady)
+
+
+def place_again(plan: Plan, graph: Graph, policy: Policy, facts: Facts) -> Plan:
+    """Return a steady plan for other sizes."""
+    if plan.placement.settled:
+        return plan
+    output_low = policy.output_dtype != dtypes.FLOAT32
+    return replace(plan, placement=place(graph, plan.verdicts, facts, plan.low_params, output_low))
 
 
 def _read_low_only(

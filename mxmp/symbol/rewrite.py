@@ -37,18 +37,7 @@ from ..policy import Policy
 from ..report import Decisions, Removed, Report
 from ..rules import CLEAR, RULES
 from .arguments import known_dtypes, require_symbol
-from .inference import (
-    Dtypes,
-    Shapes,
-    add_shapes,
-    entries_of,
-    from_graph,
-    infer_facts,
-    infer_later,
-    infer_variables,
-    require_shapes,
-    to_graph,
-)
+from .inference import Dtypes, Shapes, add_shapes, entries_of, from_graph, infer_facts, infer_variables, to_graph
 
 
 @dataclass(frozen=True)
@@ -79,23 +68,6 @@ class Converted:
     def noting(self, removed: Removed) -> Converted:
         """Return the same with a report that also says what had been removed from the network before."""
         return replace(self, decisions=replace(self.decisions, removed=removed))
-
-    def for_shapes(self, source: Any, shapes: Shapes) -> Converted:
-        """Return what `convert_graph` gives for inputs of these shapes, if its plan is settled and the verdicts stay.
-
-        Shapes are inferred when they are asked for, but for those that say whether these inputs fit at all.
-
-        Args:
-            source: The symbol that was converted, without casts of mxmp.
-            shapes: The shapes of inputs and parameters.
-
-        Raises:
-            InferenceError: If the network does not take such shapes; it names the node.
-        """
-        require_shapes(source, shapes)
-        before = infer_later(source, self.decisions.before, self.decisions.facts, shapes)
-        after = infer_later(self.symbol, self.graph, self.facts, shapes)
-        return replace(self, facts=after, decisions=replace(self.decisions, facts=before))
 
     @functools.cached_property
     def cast_params(self) -> FrozenSet[str]:

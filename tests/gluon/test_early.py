@@ -13,6 +13,7 @@ from mxmp.errors import InferenceError
 from mxmp.gluon import convert, precision, report, traced_net
 from mxmp.gluon.lookup import conversion_of
 from mxmp.graph import without_versions
+from mxmp.policy import Policy
 
 POLICIES = ["O1", "O2", "mixed_bfloat16"]
 X = mx.nd.ones((2, 3, 8, 8))
@@ -74,6 +75,7 @@ LASTS = {
     "softmax": lambda F, y: F.softmax(y),
     "a free operator": lambda F, y: F.flatten(y),
     "a sum": lambda F, y: F.mean(y, axis=0),
+    "a slice": lambda F, y: F.exp(F.slice_axis(y, axis=1, begin=0, end=1)),
     "several": lambda F, y: F.dot(F.softmax(y), F.relu(y), transpose_a=True),
 }
 
@@ -93,9 +95,10 @@ def test_the_early_conversion_is_taken_over(conversions, policy):
     assert conversions == [{}]
 
 
-def test_a_placement_that_sizes_decide_is_made_anew(conversions):
-    graph_for(make(last=LASTS["several"]))
-    assert [bool(shapes) for shapes in conversions] == [False, True]
+@pytest.mark.parametrize(("last", "anew"), [("several", False), ("a slice", True)])
+def test_it_is_converted_anew_if_sizes_place_casts_elsewhere(last, anew, conversions):
+    graph_for(make(last=LASTS[last]))
+    assert [bool(shapes) for shapes in conversions] == [False, True][: 1 + anew]
 
 
 def test_a_condition_that_shapes_decide_is_asked_again(conversions):
@@ -167,3 +170,29 @@ def test_a_copy_converts_for_itself(conversions):
     other = copy.deepcopy(net)
     assert conversion_of(other).early_graph is None
     assert (other(X) == net(X)).asnumpy().all() and report(other) == report(net)
+
+
+def test_another_policy_takes_nothing_over():
+    net = make()
+    early, (trace, params) = conversion_of(net).early_graph, parts(net)
+    args = {"data": X.shape}, {"data": "float32"}, params, early.storage
+    assert early.converted_for(trace.symbol, Policy.parse("O1"), *args) is not None
+    assert early.converted_for(trace.symbol, Policy.parse("O1", last_layer_fp32=True), *args) is None
+
+
+@pytest.mark.parametrize("change", ["storable", "stored"])
+def test_other_storage_takes_nothing_over(change):
+    net = make("O2")
+    early, (trace, params) = conversion_of(net).early_graph, parts(net)
+    args = trace.symbol, Policy.parse("O2"), {"data": X.shape}, {"data": "float32"}, params
+    low = early.converted.low_params
+    assert early.converted_for(*args, early.storage._replace(stored=low)) is not None
+    name = frozenset(["net_batchnorm0_gamma" if change == "stored" else "net_conv0_weight"])
+    other = {"stored": low | name, "storable": early.storage.storable - name}[change]
+    assert early.converted_for(*args, early.storage._replace(**{change: other})) is None
+
+
+def parts(net):
+    """Return what a call of a net is traced to, and the parameters that this reads."""
+    traced = conversion_of(net)._traced_for((X,))
+    return traced.trace, traced.params

@@ -7,6 +7,7 @@ import pytest
 
 from mxmp.passes import make_plan
 from mxmp.passes.control_flow import bodies_of
+from mxmp.passes.plan import place_again
 from mxmp.passes.verdict import FLOAT32, KEEP, LOW
 from mxmp.policy import Policy
 from mxmp.rules import RULES, RuleSet
@@ -279,21 +280,31 @@ def test_loops_in_loops_have_plans_in_plans():
     assert plan.casts() == plan.placement.casts + plan.bodies[position, 0].casts()
 
 
-def settled(text, policy, params=("w",)):
-    return Planned(text, policy, params=params).plan.settled
+def steady(text, policy, **options):
+    return Planned(text, policy, params=["w"], **options).plan.steady
 
 
-def test_a_plan_is_settled_if_sizes_cannot_change_it():
-    text = LAYER + "r = relu(d)\ne = dot(r, w)\nreturn e"
-    assert settled(text, O1) and settled(text, O2)
-    assert not settled(LAYER + "r = relu(d)\nreturn r", O1)
-
-
-def test_sizes_may_tell_that_an_operator_carries_parameters():
+def test_sizes_change_the_placement_alone_where_no_operator_carries_parameters():
     text = "x = null()\nw = null()\nr = Reshape(w)\nd = dot(x, r)\nreturn d"
-    assert not settled(text, O2)
+    assert steady(text, O1) and not steady(text, O2)
+    assert steady(LAYER + "return d", O2)
 
 
-def test_a_plan_with_bodies_is_not_settled():
+def test_storage_that_is_decided_for_good_goes_by_sizes():
+    assert not steady(LAYER + "return d", O2, final=True)
+
+
+def test_a_plan_with_bodies_is_not_steady():
     plan, *_ = plan_of(recurrent())
-    assert plan.placement.settled and not plan.settled
+    assert not plan.steady
+
+
+def test_a_plan_is_placed_again_for_other_sizes():
+    text = LAYER + "s = slice(d)\ne = exp(s)\nreturn e"
+    graph, unknown = with_facts(text)
+    early = make_plan(graph, O1, unknown)
+    shapes = {"x": (4, 4), "w": (4, 4000), "d": (4, 4000), "s": (4, 1), "e": (4, 1)}
+    _, facts = with_facts(text, shapes=shapes)
+    found = place_again(early, graph, O1, facts)
+    assert found == make_plan(graph, O1, facts)
+    assert found.placement.low - early.placement.low == {3}  # the slice, whose output is the cheaper one to cast
