@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Set
 from mxnet import gluon
 
 from ..gluon.conversion import Conversion
+from ..gluon.early import Trace
 from ..gluon.lookup import blocks_in, conversion_of, conversions_of, descendants
 from ..mxnet_private.blocks import call_cached_op
 from ..optimizer.gradient_pairs import leaves
@@ -47,8 +48,8 @@ class _Conversion(Conversion):
             with present.lock:
                 present.conversions.add(self)
 
-    def _convert(self, symbol: Any, shapes: Any, types: Any, policy: Optional[Policy] = None, **options: Any) -> Any:
-        return super()._convert(symbol, shapes, types, policy or self.request.policy(symbol), **options)
+    def _convert(self, trace: Trace, shapes: Any, types: Any, policy: Optional[Policy] = None, **options: Any) -> Any:
+        return super()._convert(trace, shapes, types, policy or self.request.policy(trace.symbol), **options)
 
 
 class _Hook:

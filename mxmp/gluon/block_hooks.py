@@ -36,7 +36,7 @@ class BlockHooks(FileHooks):
     given_graph: Optional[Tuple[Any, Any]]  # what ``_get_graph`` gives while a cached operator is built; None else
     plain_trainer: PlainTrainerCheck
     is_initialized: bool  # whether the parameters have values, stored in the dtypes that the policy gives them
-    params_recorded: bool  # whether autograd may hold the parameters
+    params_recorded: bool  # whether it is noted that autograd may hold the parameters
 
     @net_method
     def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
@@ -58,7 +58,7 @@ class BlockHooks(FileHooks):
         """Forget all graphs of the net."""
         self.original("clear_cached_op")
         self.graphs, self.current, self.unfolded = GraphCache(), None, frozenset()
-        self.is_initialized, self.params = False, None
+        self.is_initialized, self.params, self.params_recorded = False, None, False
 
     @net_method
     def get_graph(self, *args: Any) -> Any:
@@ -159,11 +159,10 @@ class BlockHooks(FileHooks):
         between two calls of one ``record``.
         """
         with precision(POLICY):  # a region holds for a call, not for what is stored
-            storage.attach_gradients(self._params())
             traced = self._graph_for(args).traced  # a net that cannot be traced says so, before MXNet infers shapes
             self.given_graph = traced.inputs, traced.symbol  # with all parameters
             try:
-                storage.initialize(self.net, args)
+                storage.initialize(self.net, self._params(), args)
             finally:
                 self.given_graph = None
             for sibling in self.siblings.conversions:
@@ -174,8 +173,12 @@ class BlockHooks(FileHooks):
         self.is_initialized = True
 
     def _note_recorded(self) -> None:
-        """Record that autograd holds the net's parameters, which must keep their dtypes from now on."""
+        """Record that autograd holds the net's parameters, which must keep their dtypes from now on.
+
+        Those that were copied get their gradients attached first.
+        """
         if not self.params_recorded:
+            storage.attach_gradients(self._params())
             self.siblings.recorded.update(map(id, self._params()))
             self.params_recorded = True
 

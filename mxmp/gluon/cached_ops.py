@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import gluon
@@ -43,8 +43,8 @@ class OpPlan(NamedTuple):
     """What a cached operator is to be built of."""
 
     symbol: Any
+    args: Sequence[Tuple[bool, gluon.Parameter]]  # (False, parameter) for those that it may read
     prepared: Optional[PreparedParams] = None  # what it reads in place of parameters; None for these alone
-    args: Sequence[Tuple[bool, gluon.Parameter]] = ()  # (False, parameter) for those that it reads, () for all
     keeps_weights: bool = False  # as of `BuiltOp`
 
 
@@ -80,10 +80,11 @@ def op_key(graph: ConvertedGraph) -> OpKey:
 def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str) -> OpPlan:
     """Return what to build a net's cached operator of, for the context, mode, backend and policy's dtype of now."""
     converted, fused = graph.converted, bool(blocks.backend(net))
+    params = blocks.collected_params(net)
     if not infers() or not can_count():
-        return OpPlan(converted.on_cpu(not infers(), fused) if on_cpu() else converted.symbol)
+        symbol = converted.on_cpu(not infers(), fused) if on_cpu() else converted.symbol
+        return OpPlan(symbol, _as_args(params.values()))
     symbol, whole = converted.symbol, converted.graph_on_cpu(fused=fused) if on_cpu() else converted.graph
-    params = dict(net.collect_params())
     folded = {name for fold in converted.folds for name in (fold.weight, fold.bias)}
     dense = {name for name, param in params.items() if storage_type(param) == "default"}
     split = split_params(whole, set(symbol.list_arguments()) & dense | folded)
@@ -91,16 +92,21 @@ def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str) -> OpPlan
     main = symbol if split.main is converted.graph else from_graph(split.main, symbol)
     if split.prepare is not None:
         prepared.cast_by(from_graph(split.prepare, symbol), split.names)
-    read = set(main.list_inputs())
+    read = {node.name for node in split.main.nodes if node.is_variable}
     prepared.give(sorted(folded & read))
     keeps = _keeps_weights(net, whole)
     if keeps:
         prepared.watch(sorted((set(main.list_arguments()) & dense) - folded))
     if not prepared.inputs:
-        return OpPlan(main)
+        return OpPlan(main, _as_args(params.values()))
     gone = folded | (set(graph.traced.params) - read)
     args = [param for name, param in params.items() if name not in gone] + prepared.params
-    return OpPlan(main, prepared, [(False, param) for param in args], keeps)
+    return OpPlan(main, _as_args(args), prepared, keeps)
+
+
+def _as_args(params: Iterable[gluon.Parameter]) -> List[Tuple[bool, gluon.Parameter]]:
+    """Return parameters as a net holds what its cached operator reads."""
+    return [(False, param) for param in params]
 
 
 def _keeps_weights(net: gluon.HybridBlock, graph: Graph) -> bool:

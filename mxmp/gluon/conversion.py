@@ -19,11 +19,11 @@ from ..report import Report
 from ..symbol import Converted, to_graph
 from . import block_regions, storage
 from .block_hooks import BlockHooks
+from .early import EarlyGraph, Trace, trace_early
 from .graphs import GraphCache
 from .lookup import ATTRIBUTE, REPLACED, Siblings, blocks_in, conversion_of, converted_class, plain_class
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, precision
-from .traced_net import trace_early
 
 _REDUCE = "__reduce_ex__"
 
@@ -71,15 +71,23 @@ class Conversion(BlockHooks):
         """Return the conversion for inputs of unknown shape, None if the net must be called first."""
         with precision(POLICY):  # not in a region that the user may be in
             if self.own_graph is not None:
-                return self._convert(self._trace(())[1], {}, {}, folds=self._folds())
+                return self._converted_early(self._trace(())[1])
             with block_regions.entered(self.net, self.regions):
                 symbol = trace_early(self.net)
         try:
-            return None if symbol is None else self._convert(symbol, {}, {}, folds=self._folds())
+            return None if symbol is None else self._converted_early(symbol)
         except InferenceError:
             if storage.cast_by_hand(self.net):
                 raise
             return None  # the inputs were guessed wrong
+
+    def _converted_early(self, symbol: Any) -> Converted:
+        """Return the conversion of a symbol for inputs of unknown shape, and note what a call may take over of it."""
+        trace = Trace(symbol)
+        converted = self._convert(trace, {}, {}, folds=self._folds())
+        stored = self._storage(self._params_read_by(trace))
+        self.early_graph = EarlyGraph.of(trace, converted, stored)
+        return converted
 
     @property
     def erases_casts(self) -> bool:
@@ -169,6 +177,7 @@ class Conversion(BlockHooks):
 def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
     """Return the attributes that each copy of a conversion begins with anew."""
     return {
+        "early_graph": None,
         "graphs": GraphCache(),
         "current": None,
         "unfolded": frozenset(),

@@ -72,7 +72,7 @@ class FileHooks(TracedNet):
         """Return the conversion that reads the net's own parameters: another one where a backend has it folded."""
         if not graph.converted.folds:
             return graph.converted
-        return self._convert(graph.traced.symbol, input_shapes(graph), graph.traced.types)
+        return self._convert(graph.traced.trace, input_shapes(graph), graph.traced.types)
 
     @net_method
     def save_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:

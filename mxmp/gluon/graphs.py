@@ -19,6 +19,7 @@ from ..scaling.loss_heads import loss_heads
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
 from ..symbol.rewrite import ShapeOutcomes
+from .early import EarlyGraph, Trace
 from .precision import current_region
 
 Shape = Tuple[int, ...]
@@ -102,14 +103,27 @@ def as_input(arg: Any) -> Any:
 class TracedGraph:
     """The graph that a net was traced to, for calls whose signatures differ in shapes alone or not at all."""
 
-    graph: Graph  # without versions, to tell whether two calls have the same one
-    source: Graph  # as the symbol has it
+    trace: Trace
     inputs: Any  # symbols
-    symbol: Any
     formats: Tuple[Any, Any]  # how inputs and outputs are nested
     types: Dict[str, str]  # dtypes of its inputs by name
     params: Dict[str, Any]  # those that it reads, by name
     outcomes: ShapeOutcomes  # evaluates the conditions on shapes in it
+    early: Optional[EarlyGraph]  # what was traced to the same before the first call; None if nothing was
+
+    @property
+    def symbol(self) -> Any:
+        """What the net was traced to."""
+        return self.trace.symbol
+
+    @functools.cached_property
+    def graph(self) -> Graph:
+        """Its graph without versions, to tell whether two calls have the same one."""
+        return without_versions(self.trace.graph)
+
+    def outcome(self, shapes: Dict[str, Shape]) -> Tuple[Any, ...]:
+        """Return what the conditions on shapes give for those of the inputs."""
+        return self.outcomes(known_shapes(shapes, self.params)) if self.outcomes.depends else ()
 
     def converts_like(self, other: TracedGraph) -> bool:
         """Return whether another traced graph has the same conversions."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterable, Iterator, List, Tuple, Type
+from typing import Any, Iterable, Iterator, List, Sequence, Tuple, Type
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -117,9 +117,8 @@ def contexts_of(params: Iterable[gluon.Parameter]) -> List[mx.Context]:
     return [ctx for param in params if is_initialized(param) or is_deferred(param) for ctx in param.list_ctx()]
 
 
-def initialize(net: gluon.Block, args: Tuple[Any, ...]) -> None:
-    """Finish deferred initialization in float32, before anything is stored in low precision."""
-    params = list(net.collect_params().values())
+def initialize(net: gluon.Block, params: Sequence[gluon.Parameter], args: Tuple[Any, ...]) -> None:
+    """Finish deferred initialization of a net's parameters in float32, before any is stored in low precision."""
     if any(map(is_deferred, params)):
         blocks.infer_shapes(net, *args)
         for param in params:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
-import mxnet as mx
 from mxnet import gluon
 
 from .. import dtypes
 from ..arrays.write_counts import can_count
 from ..errors import ConvertError, InferenceError, MxmpError
-from ..graph import Graph, without_versions
 from ..mxnet_private import blocks
 from ..mxnet_private.parameters import is_initialized
 from ..passes.fold_batchnorm import Sources
 from ..policy import Policy
-from ..symbol import Converted, convert_graph, to_graph
+from ..symbol import Converted, convert_graph
 from ..symbol.rewrite import ShapeOutcomes
 from . import block_regions, storage
+from .early import EarlyGraph, Storage, Trace
 from .folding import convert_folded
 from .graphs import ConvertedGraph, GraphCache, TracedGraph, Unfolded, infers, known_inputs, known_shapes, signature_of
 from .lookup import REPLACED, Siblings, conversions_of, descendants, suspended
@@ -45,6 +43,7 @@ class TracedNet:
     siblings: Siblings
     stored: List[gluon.Parameter]  # what this conversion has put in low precision
     early: Optional[Converted]  # for inputs of unknown shape; None if the net must be called first
+    early_graph: Optional[EarlyGraph]  # the same with what a call may take over of it; None if that is nothing
 
     def original(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the method of the net's class that a hook replaces; ``name`` is the hook's."""
@@ -60,10 +59,10 @@ class TracedNet:
         traced = self.traced_for(args)
         shapes, _ = known_inputs(traced.inputs, args)
         folds = self._folds()
-        outcome = folds, *traced.outcomes(known_shapes(shapes, traced.params))
+        outcome = folds, *traced.outcome(shapes)
         graph = self.graphs.converted(traced, outcome)
         if graph is None:
-            converted = self._convert(traced.symbol, shapes, traced.types, folds=folds, graph=traced.source)
+            converted = self._convert(traced.trace, shapes, traced.types, folds=folds, early=traced.early)
             if self.on_converted is not None:
                 self.on_converted(converted)
             graph = self.graphs.add_converted(traced, outcome, converted)
@@ -84,24 +83,29 @@ class TracedNet:
         traced = self.graphs.traced(signature)
         if traced is None:
             inputs, symbol = self._trace(args)
-            source = to_graph(symbol)
-            graph = without_versions(source)  # each trace counts versions further
+            trace, early = Trace(symbol), self.early_graph
+            if early is not None and not trace.repeats(early.trace):
+                early = None
             _, types = known_inputs(inputs, args)
-            params = self._params_read_by(symbol)
-            outcomes = ShapeOutcomes(symbol, self.policy.compute_dtype, types, frozenset(params), source)
-            traced = TracedGraph(graph, source, inputs, symbol, blocks.formats(self.net), types, params, outcomes)
+            params = self._params_read_by(trace)
+            if early is None:
+                dtype, names = self.policy.compute_dtype, frozenset(params)
+                outcomes = ShapeOutcomes(symbol, dtype, types, names, trace.graph)
+            else:
+                outcomes = early.outcomes
+            traced = TracedGraph(trace, inputs, blocks.formats(self.net), types, params, outcomes, early)
             traced = self.graphs.add_traced(signature, traced)
         return traced
 
-    def _params_read_by(self, symbol: Any) -> Dict[str, gluon.Parameter]:
-        """Return the parameters that a symbol reads, by name; a net may have others."""
-        read = set(symbol.list_inputs())
+    def _params_read_by(self, trace: Trace) -> Dict[str, gluon.Parameter]:
+        """Return the parameters that a net's graph reads, by name; the net may have others."""
+        read = {node.name for node in trace.graph.nodes if node.is_variable}
         return {param.name: param for param in self._params() if param.name in read}
 
     def _params(self) -> List[gluon.Parameter]:
         """Return the net's parameters, as they were at its last trace."""
         if self.params is None:
-            self.params = list(self.net.collect_params().values())
+            self.params = list(blocks.collected_params(self.net).values())
         return self.params
 
     def _trace(self, args: Tuple[Any, ...]) -> Tuple[Any, Any]:
@@ -126,35 +130,45 @@ class TracedNet:
         with blocks.graph_kept(self.net):  # with the scope that is entered; tracing enters it again
             inputs, symbol = self._trace(args)
             out_format = blocks.out_format(self.net)
-        converted = self._convert(symbol, {}, {})
+        trace = Trace(symbol)
+        converted = self._convert(trace, {}, {})
         if not all(is_initialized(param) for param in self._params() if param.name in converted.low_params):
-            converted = self._convert(symbol, {}, {}, self.policy.replace(param_dtype=dtypes.FLOAT32))
+            converted = self._convert(trace, {}, {}, self.policy.replace(param_dtype=dtypes.FLOAT32))
         self._store(converted)
         return converted, inputs, out_format
 
     def _convert(
         self,
-        symbol: Any,
+        trace: Trace,
         shapes: Any,
         types: Any,
         policy: Optional[Policy] = None,
         *,
         folds: Unfolded = None,
-        graph: Optional[Graph] = None,
+        early: Optional[EarlyGraph] = None,
     ) -> Converted:
-        params = self._params_read_by(symbol)
-        stored = frozenset(name for name, p in params.items() if isinstance(p, storage.LowPrecisionParameter))
-        may_change = current_region() is None  # a region holds for a call, not for what is stored
-        trainable = stored | frozenset(name for name, p in params.items() if may_change and self._may_store(p))
+        """Return the conversion of a trace; ``early`` is one of the same trace."""
+        params = self._params_read_by(trace)
+        stored = self._storage(params)
         known, policy = known_shapes(shapes, params), policy or self.policy
         try:
             if folds is not None:
-                return convert_folded(symbol, policy, known, types, frozenset(params), trainable, stored, folds)
-            return convert_graph(symbol, policy, known, types, trainable, stored, graph=graph)
+                return convert_folded(trace.symbol, policy, known, types, frozenset(params), *stored, folds)
+            if early is not None:
+                found = early.converted_for(trace.symbol, policy, known, types, params, stored)
+                if found is not None:
+                    return found
+            return convert_graph(trace.symbol, policy, known, types, *stored, graph=trace.graph)
         except ConvertError as e:
             low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []
             advice = f" But {storage.cast_advice(low[0])}" if low else ""
             raise type(e)(f"block '{self.net.name}': {e}{advice}") from e
+
+    def _storage(self, params: Dict[str, gluon.Parameter]) -> Storage:
+        """Return which parameters may be stored in low precision, and which are."""
+        stored = frozenset(name for name, p in params.items() if isinstance(p, storage.LowPrecisionParameter))
+        may_change = current_region() is None  # a region holds for a call, not for what is stored
+        return Storage(stored | {name for name, p in params.items() if may_change and self._may_store(p)}, stored)
 
     def _may_store(self, param: gluon.Parameter) -> bool:
         return not isinstance(param, gluon.Constant) and id(param) not in self.siblings.recorded
@@ -170,32 +184,6 @@ class TracedNet:
         if len(self.stored) > count:
             self.graphs.keep_only(converted)
             self.current = self.current if self.graphs.holds(self.current) else None
-
-
-def trace_early(net: gluon.HybridBlock) -> Optional[Any]:
-    """Return the net's symbol for inputs that its signature suggests, None where it cannot be traced like this.
-
-    A guess, which serves to report errors before the first batch: nothing is built on it.
-    """
-    if isinstance(net, gluon.SymbolBlock):
-        return blocks.cached_graph(net)[1]
-    count = _input_count(net)
-    names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
-    try:
-        params = {name: param.var() for name, param in blocks.registered_params(net).items()}
-        with net.name_scope():
-            out = type(net).hybrid_forward(net, mx.sym, *(mx.sym.var(name) for name in names), **params)
-        outputs, _ = blocks.flatten(out, "output")
-        return mx.sym.Group(outputs)
-    except Exception:
-        return None
-
-
-def _input_count(net: gluon.HybridBlock) -> int:
-    own = blocks.registered_params(net)
-    parameters = list(inspect.signature(type(net).hybrid_forward).parameters.values())[2:]
-    inputs = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and p.name not in own]
-    return max(1, len(inputs))
 
 
 def trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:

@@ -49,6 +49,8 @@ class Placement:
             bytes that casts move; or the number of casts when ``in_bytes`` is False, as not all sizes are known.
         flow: Value of the maximum flow in the same unit: a lower bound, equal to ``cost``.
         cast_bytes: Bytes that the casts read and write in one forward pass; None if a size is unknown.
+        settled: Whether it is the cheapest one whatever the sizes are: all that is free is in low precision, next to
+            no cast.
     """
 
     low: FrozenSet[int]
@@ -57,6 +59,7 @@ class Placement:
     in_bytes: bool
     flow: int
     cast_bytes: Optional[int]
+    settled: bool = False
 
 
 class _Tensor(NamedTuple):
@@ -95,14 +98,15 @@ def place(
     network = _Network(tensors, verdicts, in_bytes)
     flow, free_low = network.solve()
     low = frozenset(free_low) | {i for i, v in enumerate(verdicts) if v.label == LOW}
-    cast = [tensor for tensor in tensors if _is_cast(tensor, free_low)]
-    cost = network.cost(free_low, cast)
+    casts = [tensor for tensor in tensors if _is_cast(tensor, free_low)]
+    cost = network.cost(free_low, casts)
     if cost != flow:
         raise PassError(f"place: the cut costs {cost}, but the maximum flow is {flow}; this is a bug in mxmp.")
     unit = _UNIT_BYTES if in_bytes else 1
-    sizes = [tensor.size for tensor in cast]
+    sizes = [tensor.size for tensor in casts]
     cast_bytes = None if None in sizes else sum(_CAST_UNITS * _UNIT_BYTES * (size or 0) for size in sizes)
-    return Placement(low, len(cast), cost * unit, in_bytes, flow * unit, cast_bytes)
+    settled = network.saving.keys() <= free_low and not any(_is_free(tensor) for tensor in casts)
+    return Placement(low, len(casts), cost * unit, in_bytes, flow * unit, cast_bytes, settled)
 
 
 def _tensors(
@@ -162,6 +166,11 @@ def _side(position: int, verdicts: Sequence[Verdict]) -> int:
 def _is_cast(tensor: _Tensor, low: Set[int]) -> bool:
     is_low = tensor.producer == _SINK or tensor.producer in low
     return any((side == _SINK or side in low) != is_low for side in tensor.readers)
+
+
+def _is_free(tensor: _Tensor) -> bool:
+    """Return whether a node whose precision is free gives or reads a tensor."""
+    return any(side >= 0 for side in (tensor.producer, *tensor.readers))
 
 
 class _Network:

@@ -25,6 +25,7 @@ class Plan:
             variables that enter it in low precision.
         bodies: The plans of the bodies of control flow nodes, by (node, number of the body).
         any_heads: Of a body, the numbers of its outputs that may have either precision.
+        steady: Whether other sizes change nothing but the placement, as long as the verdicts stay.
     """
 
     verdicts: Tuple[Verdict, ...]
@@ -32,6 +33,7 @@ class Plan:
     low_params: FrozenSet[int]
     bodies: Mapping[Tuple[int, int], "Plan"] = field(default_factory=dict)
     any_heads: FrozenSet[int] = frozenset()
+    steady: bool = False
 
     def reads_low(self, position: int, port: int) -> bool:
         """Return whether a node wants one of its inputs in low precision."""
@@ -70,18 +72,29 @@ def make_plan(
     verdicts, bodies = _plan_bodies(graph, classify(graph, policy, facts, rules), facts, policy)
     low_params: FrozenSet[int] = frozenset()
     free_params: FrozenSet[int] = frozenset()
+    carries = False
     if policy.param_dtype != dtypes.FLOAT32:
         params = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in facts.params}
         pinned = {i for i, verdict in enumerate(verdicts) if verdict.label == LOW}
         own_casts = _own_casts(graph, policy.compute_dtype)
         reading_low = [replace(v, low_ports=frozenset([0])) if i in own_casts else v for i, v in enumerate(verdicts)]
         low_params = _carried_low_only(graph, reading_low, pinned, facts, params)
+        carries = _may_carry(graph, verdicts, params)
         verdicts = tuple(reading_low[i] if own_casts.get(i) in low_params else v for i, v in enumerate(verdicts))
         low_params |= {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in stored}
         free_params = frozenset(params - low_params - {head.node for head in graph.heads}) if final else free_params
     output_low = policy.output_dtype != dtypes.FLOAT32
     placement = place(graph, verdicts, facts, low_params, output_low, free_params=free_params)
-    return Plan(verdicts, placement, low_params | (placement.low & free_params), bodies)
+    steady = not carries and not final and not any(verdict.bodies for verdict in verdicts)
+    return Plan(verdicts, placement, low_params | (placement.low & free_params), bodies, steady=steady)
+
+
+def place_again(plan: Plan, graph: Graph, policy: Policy, facts: Facts) -> Plan:
+    """Return a steady plan for other sizes."""
+    if plan.placement.settled:
+        return plan
+    output_low = policy.output_dtype != dtypes.FLOAT32
+    return replace(plan, placement=place(graph, plan.verdicts, facts, plan.low_params, output_low))
 
 
 def _read_low_only(
@@ -118,12 +131,25 @@ def _carried_low_only(
 
 def _moves_once(graph: Graph, position: int, verdicts: Sequence[Verdict], facts: Facts) -> bool:
     """Return whether a free operator moves values and repeats none: gradients would be summed in low precision."""
-    node, verdict = graph.nodes[position], verdicts[position]
-    if verdict.label != FREE or verdict.rule is None or verdict.rule.category != CLEAR:
+    node = graph.nodes[position]
+    if not _moves(verdicts[position]):
         return False
     given = [facts.size(Entry(position, index)) for index in range(node.num_outputs)]
     read = [facts.size(entry) for entry in node.inputs]
     return None not in given + read and sum(size or 0 for size in given) <= sum(size or 0 for size in read)
+
+
+def _may_carry(graph: Graph, verdicts: Sequence[Verdict], params: Set[int]) -> bool:
+    """Return whether an operator may be found to carry parameters where sizes are known: it reads nothing else."""
+    for position, node in enumerate(graph.nodes):
+        if node.inputs and all(entry.node in params for entry in node.inputs) and _moves(verdicts[position]):
+            return True
+    return False
+
+
+def _moves(verdict: Verdict) -> bool:
+    """Return whether a free operator moves values."""
+    return verdict.label == FREE and verdict.rule is not None and verdict.rule.category == CLEAR
 
 
 def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import replace
-from typing import Any, Dict, FrozenSet, Iterable, Mapping, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, Mapping, Optional, Tuple
 
 import mxnet as mx
 
@@ -22,9 +23,36 @@ Dtypes = Mapping[str, str]
 _OPERATOR = re.compile(r"Error in operator ([^:]+):")
 
 
-def to_graph(symbol: Any) -> Graph:
-    """Return a symbol's graph, amp_cast nodes included (MXNet's own ``tojson()`` drops them)."""
-    return from_json(symbol.tojson(remove_amp_cast=False))
+class LaterShapes(Mapping[Key, Tuple[int, ...]]):
+    """The shapes of a graph's entries, which MXNet infers when the first is asked for."""
+
+    def __init__(self, infer: Callable[[], Facts]) -> None:
+        """Take what gives facts with shapes."""
+        self._infer = infer
+
+    @functools.cached_property
+    def _found(self) -> Mapping[Key, Tuple[int, ...]]:
+        return self._infer().shapes
+
+    def __getitem__(self, key: Key) -> Tuple[int, ...]:
+        return self._found[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def to_graph(symbol: Any, text: Optional[str] = None) -> Graph:
+    """Return a symbol's graph; ``text`` is its JSON, if that has been asked for."""
+    return from_json(json_of(symbol) if text is None else text)
+
+
+def json_of(symbol: Any) -> str:
+    """Return a symbol's JSON, amp_cast nodes included (MXNet's own ``tojson()`` drops them)."""
+    text: str = symbol.tojson(remove_amp_cast=False)
+    return text
 
 
 def from_graph(graph: Graph, like: Any = None) -> Any:
@@ -67,6 +95,21 @@ def add_shapes(internals: Any, entries: Iterable[Key], graph: Graph, facts: Fact
     _, sizes, _ = _infer(internals.infer_shape_partial, shapes, "shapes") if shapes else (None, None, None)
     facts = replace(facts, shapes={entry: tuple(size) for entry, size in zip(entries, sizes or ()) if size})
     return replace(facts, bodies=_infer_bodies(graph, facts))
+
+
+def infer_later(symbol: Any, graph: Graph, facts: Facts, shapes: Shapes) -> Facts:
+    """Return facts about a symbol's graph, which has no bodies, with shapes that are inferred when they are needed."""
+
+    def infer() -> Facts:
+        internals = symbol.get_internals()
+        return add_shapes(internals, entry_names(internals, graph), graph, facts, shapes)
+
+    return replace(facts, shapes=LaterShapes(infer))
+
+
+def require_shapes(symbol: Any, shapes: Shapes) -> None:
+    """Raise an InferenceError, which names the node, if MXNet finds no shapes for a symbol."""
+    _infer(symbol.infer_shape_partial, shapes, "shapes")
 
 
 def infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:

@@ -145,7 +145,7 @@ def _traced(root: gluon.HybridBlock, args: Tuple[Any, ...]) -> _Graph:
     """Return the float32 graph of a block for a call."""
     args = tuple(map(as_input, args))
     traced = (conversion_of(root) or Conversion(root, Policy())).traced_for(args)
-    nodes = [(node.op, node.name) for node in traced.source.operators()]
+    nodes = [(node.op, node.name) for node in traced.graph.operators()]
     return _Graph(root, split_inputs(args), traced.symbol, traced.inputs, traced.params, nodes)
 
 

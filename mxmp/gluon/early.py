@@ -1,0 +1,138 @@
+"""A net as it is traced and converted before its first call, and what of that a call can take over."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, FrozenSet, List, Mapping, NamedTuple, Optional
+
+import mxnet as mx
+from mxnet import gluon
+
+from ..graph import Graph, same_but_for_versions
+from ..mxnet_private import blocks
+from ..mxnet_private.arrays import NumpySymbol
+from ..policy import Policy
+from ..symbol import Converted, json_of, to_graph
+from ..symbol.again import for_shapes
+from ..symbol.inference import Dtypes, Shapes
+from ..symbol.rewrite import ShapeOutcomes
+
+
+class Storage(NamedTuple):
+    """Which of a net's parameters a conversion may store in low precision, and which are stored so already."""
+
+    storable: FrozenSet[str]
+    stored: FrozenSet[str]
+
+
+class Trace:
+    """A net's symbol with its JSON, which is read when its graph is first asked for."""
+
+    def __init__(self, symbol: Any) -> None:
+        """Take the symbol."""
+        self.symbol = symbol
+        self.text = json_of(symbol)
+        self._graph: Optional[Graph] = None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the symbol."""
+        if self._graph is None:
+            self._graph = to_graph(self.symbol, self.text)
+        return self._graph
+
+    def repeats(self, other: Trace) -> bool:
+        """Return whether this gave the same as another trace but for versions; its graph is taken over then."""
+        kinds = isinstance(self.symbol, NumpySymbol), isinstance(other.symbol, NumpySymbol)
+        if kinds[0] != kinds[1] or not same_but_for_versions(self.text, other.text):
+            return False
+        self._graph = other.graph
+        return True
+
+
+@dataclass(frozen=True)
+class EarlyGraph:
+    """A conversion before the first call, for inputs of unknown shape.
+
+    A call traces the net anew, since what it does may have changed. Where that gives the same as before, and shapes
+    change no verdict and no placement, the conversion is the one that the call needs.
+    """
+
+    trace: Trace
+    converted: Converted
+    storage: Storage
+    outcomes: ShapeOutcomes
+
+    @classmethod
+    def of(cls, trace: Trace, converted: Converted, storage: Storage) -> Optional[EarlyGraph]:
+        """Return what a call can take over of a conversion, None if that is nothing."""
+        if not converted.decisions.plan.steady or converted.decisions.before is not trace.graph:
+            return None
+        dtype = converted.decisions.policy.compute_dtype
+        outcomes = ShapeOutcomes(trace.symbol, dtype, {}, storage.storable, trace.graph)
+        return cls(trace, converted, storage, outcomes)
+
+    def converted_for(
+        self,
+        symbol: Any,
+        policy: Policy,
+        shapes: Shapes,
+        types: Dtypes,
+        params: Mapping[str, Any],
+        storage: Storage,
+    ) -> Optional[Converted]:
+        """Return the conversion for a call that is traced to the same graph, None if it has to be converted anew.
+
+        Args:
+            symbol: What the call was traced to.
+            policy: The policy.
+            shapes: Shapes of inputs and parameters.
+            types: Dtypes of the inputs.
+            params: The parameters that the graph reads, by name.
+            storage: How parameters are stored now.
+        """
+        same_policy = policy == self.converted.decisions.policy
+        if not same_policy or not self._infers_like(types, params) or not self._stores_like(storage):
+            return None
+        if self.outcomes.depends and self.outcomes(shapes) != self.outcomes({}):
+            return None
+        return for_shapes(self.converted, symbol, shapes)
+
+    def _infers_like(self, types: Dtypes, params: Mapping[str, Any]) -> bool:
+        """Return whether all inputs have the dtypes that they were given when they were not known."""
+        before = self.converted.decisions
+        found = before.facts.variable_dtypes(before.before)
+        return {name: dtype for name, dtype in found.items() if name not in params} == types
+
+    def _stores_like(self, storage: Storage) -> bool:
+        """Return whether parameters are stored as before, or as the conversion wants it."""
+        return storage.storable == self.storage.storable and (
+            self.storage.stored <= storage.stored <= self.converted.low_params
+        )
+
+
+def trace_early(net: gluon.HybridBlock) -> Optional[Any]:
+    """Return the net's symbol for inputs that its signature suggests, None where it cannot be traced like this.
+
+    A guess: it reports errors before the first batch, and is compared with what the first batch is traced to.
+    """
+    if isinstance(net, gluon.SymbolBlock):
+        return blocks.cached_graph(net)[1]
+    count = _input_count(net)
+    names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
+    try:
+        params = {name: param.var() for name, param in blocks.registered_params(net).items()}
+        with net.name_scope():
+            out = type(net).hybrid_forward(net, mx.sym, *(mx.sym.var(name) for name in names), **params)
+        outputs, _ = blocks.flatten(out, "output")
+        return mx.sym.Group(outputs)
+    except Exception:
+        return None
+
+
+def _input_count(net: gluon.HybridBlock) -> int:
+    own = blocks.registered_params(net)
+    parameters: List[inspect.Parameter] = list(inspect.signature(type(net).hybrid_forward).parameters.values())[2:]
+    inputs = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and p.name not in own]
+    return max(1, len(inputs))
