@@ -179,7 +179,7 @@ class Interrupted(plan_search.PlanSearch):
         raise AssertionError("the interrupt comes before")
 
 import mxmp.tune
-sys.modules["mxmp.tune.tune"].PlanSearch = Interrupted
+sys.modules["mxmp.tune.by_time"].PlanSearch = Interrupted
 from mxmp.cli import main
 main(sys.argv[1:])
 """

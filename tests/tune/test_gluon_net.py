@@ -137,7 +137,7 @@ def test_labels_that_a_net_does_not_take_are_left_out(batch):
 
 def test_forward_says_how_the_net_is_called(batch):
     workload = GluonNet(make_net(), {"image": batch}, True, False, lambda net, found: net(found["image"][:1]))
-    assert workload.shapes == ((1, 3, 8, 8),)
+    assert workload.shapes == {"data": (1, 3, 8, 8)}
 
 
 def test_a_forward_that_does_not_call_the_net_is_refused(batch):

@@ -21,7 +21,7 @@ from tests.cli.checkpoints import network, params
 from tests.tune.results import result
 
 BATCH = {"data": mx.nd.ones((2, 3, 8, 8))}
-TUNE = sys.modules["mxmp.tune.tune"]
+TUNE = sys.modules["mxmp.tune.by_time"]
 
 
 def model():

@@ -82,7 +82,7 @@ def test_each_kind_of_network_runs(network, batches, training, kind):
 
     workload = make_workload(network(), batches(), training, False)
     assert isinstance(workload, kind)
-    assert workload.shapes == ((2, 3),)
+    assert workload.shapes == {"data": (2, 3)}
     assert workload.on_cpu
     workload.build(Policy())()
     mx.nd.waitall()
