@@ -13,9 +13,9 @@ from ..graph import Graph, same_but_for_versions
 from ..mxnet_private import blocks
 from ..mxnet_private.arrays import NumpySymbol
 from ..policy import Policy
-from ..symbol import Converted, json_of, to_graph
+from ..symbol import Converted, to_graph
 from ..symbol.again import for_shapes
-from ..symbol.inference import Dtypes, Shapes
+from ..symbol.inference import Dtypes, Shapes, json_of
 from ..symbol.rewrite import ShapeOutcomes
 
 

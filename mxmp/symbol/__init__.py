@@ -15,7 +15,6 @@ from .convert import convert_model as convert_model
 from .convert import convert_symbol as convert_symbol
 from .inference import from_graph as from_graph
 from .inference import infer_facts as infer_facts
-from .inference import json_of as json_of
 from .inference import to_graph as to_graph
 from .rewrite import Converted as Converted
 from .rewrite import convert_graph as convert_graph

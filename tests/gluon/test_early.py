@@ -194,5 +194,5 @@ def test_other_storage_takes_nothing_over(change):
 
 def parts(net):
     """Return what a call of a net is traced to, and the parameters that this reads."""
-    traced = conversion_of(net)._traced_for((X,))
+    traced = conversion_of(net).traced_for((X,))
     return traced.trace, traced.params
