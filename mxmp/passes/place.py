@@ -7,7 +7,7 @@ share. Pins are hard: a pinned node is the source or the sink itself.
 
 Among the cheapest placements the one with the fewest casts is taken, and among those the one with the most float32: the
 sink side that the maximum flow leaves smallest, which is unique, so the result does not depend on the solver. The
-flow's value is kept as the certificate that nothing cheaper exists.
+flow's value is kept as the certificate that nothing cheaper exists. Tuning gives costs of its own in place of bytes.
 
 References:
     Kolmogorov and Zabih, "What Energy Functions Can Be Minimized via Graph Cuts?", 2004, for
@@ -17,7 +17,7 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import igraph
 
@@ -46,7 +46,8 @@ class Placement:
     Attributes:
         casts: Tensors that change dtype, so the number of casts.
         cost: Objective beyond the unavoidable: bytes that free nodes move in float32 rather than low precision, plus
-            bytes that casts move; or the number of casts when ``in_bytes`` is False, as not all sizes are known.
+            bytes that casts move; or the number of casts when ``in_bytes`` is False, as not all sizes are known; or
+            what was given as costs: the savings that were missed, the losses that were taken and the casts.
         flow: Value of the maximum flow in the same unit: a lower bound, equal to ``cost``.
         cast_bytes: Bytes that the casts read and write in one forward pass; None if a size is unknown.
     """
@@ -59,7 +60,19 @@ class Placement:
     cast_bytes: Optional[int]
 
 
-class _Tensor(NamedTuple):
+class Costs(NamedTuple):
+    """What a placement is to minimise in place of bytes, in whole units of any size.
+
+    Attributes:
+        saving: What a free node saves by running in low precision, by position; negative if it loses by it.
+        cast: What a cast costs, not negative, by the entry that is cast.
+    """
+
+    saving: Mapping[int, int]
+    cast: Mapping[Key, int]
+
+
+class Tensor(NamedTuple):
     """One tensor of the placement problem.
 
     ``producer`` is the node that decides its dtype: the position of a free node or parameter, ``_SOURCE`` (float32) or
@@ -71,6 +84,11 @@ class _Tensor(NamedTuple):
     readers: FrozenSet[int]
     size: Optional[int]
 
+    def is_cast(self, low: AbstractSet[int]) -> bool:
+        """Return whether it changes dtype, given the free nodes in low precision."""
+        is_low = self.producer == _SINK or self.producer in low
+        return any((side == _SINK or side in low) != is_low for side in self.readers)
+
 
 def place(
     graph: Graph,
@@ -80,23 +98,21 @@ def place(
     output_low: bool = False,
     any_heads: FrozenSet[int] = frozenset(),
     free_params: FrozenSet[int] = frozenset(),
+    costs: Optional[Costs] = None,
 ) -> Placement:
     """Return the cheapest placement that keeps every pin, in bytes, or in casts if a shape is missing.
 
+    ``costs`` are taken in place of these, if they are given.
     The parameters ``low_params``, by position, are stored in low precision; ``free_params`` may be stored in either:
     those that are cheaper so are among the low of the result. ``output_low`` says whether the graph's float32 outputs
     are wanted in low precision, but for positions; ``any_heads`` are the numbers of the outputs that may have either.
     """
-    demands = [
-        None if number in any_heads else output_low and head.index not in verdicts[head.node].positions
-        for number, head in enumerate(graph.heads)
-    ]
-    tensors = _tensors(graph, verdicts, facts, low_params, free_params, demands)
-    in_bytes = all(tensor.size is not None for tensor in tensors)
-    network = _Network(tensors, verdicts, in_bytes)
+    tensors = find_tensors(graph, verdicts, facts, low_params, output_low, any_heads, free_params)
+    in_bytes = costs is None and all(tensor.size is not None for tensor in tensors)
+    network = _Network(tensors, verdicts, in_bytes, costs)
     flow, free_low = network.solve()
     low = frozenset(free_low) | {i for i, v in enumerate(verdicts) if v.label == LOW}
-    cast = [tensor.size for tensor in tensors if _is_cast(tensor, free_low)]
+    cast = [tensor.size for tensor in tensors if tensor.is_cast(free_low)]
     cost = network.cost(free_low)
     if cost != flow:
         raise PassError(f"place: the cut costs {cost}, but the maximum flow is {flow}; this is a bug in mxmp.")
@@ -105,15 +121,23 @@ def place(
     return Placement(low, len(cast), cost * unit, in_bytes, flow * unit, cast_bytes)
 
 
-def _tensors(
+def find_tensors(
     graph: Graph,
     verdicts: Sequence[Verdict],
     facts: Facts,
-    low_params: FrozenSet[int],
-    free_params: FrozenSet[int],
-    demands: Sequence[Optional[bool]],
-) -> List[_Tensor]:
-    """Return the float32 tensors of a graph, with the nodes that decide their dtype and those that need one."""
+    low_params: FrozenSet[int] = frozenset(),
+    output_low: bool = False,
+    any_heads: FrozenSet[int] = frozenset(),
+    free_params: FrozenSet[int] = frozenset(),
+) -> List[Tensor]:
+    """Return the float32 tensors of a graph, with the nodes that decide their dtype and those that need one.
+
+    The arguments are those of `place`.
+    """
+    demands = [
+        None if number in any_heads else output_low and head.index not in verdicts[head.node].positions
+        for number, head in enumerate(graph.heads)
+    ]
     readers: Dict[Key, Set[int]] = {}
     for position, node in enumerate(graph.nodes):
         for port, entry in enumerate(node.inputs):
@@ -136,7 +160,7 @@ def _tensors(
             producer = position
         else:
             producer = _side(position, verdicts) if verdict.output_in_precision(index) else _SOURCE
-        tensors.append(_Tensor(entry, producer, frozenset(sides), facts.size(entry)))
+        tensors.append(Tensor(entry, producer, frozenset(sides), facts.size(entry)))
     return tensors
 
 
@@ -152,31 +176,35 @@ def _side(position: int, verdicts: Sequence[Verdict]) -> int:
     return _SINK if label == LOW else position if label == FREE else _SOURCE
 
 
-def _is_cast(tensor: _Tensor, low: Set[int]) -> bool:
-    is_low = tensor.producer == _SINK or tensor.producer in low
-    return any((side == _SINK or side in low) != is_low for side in tensor.readers)
-
-
 class _Network:
     """The flow network of a placement problem."""
 
-    def __init__(self, tensors: Sequence[_Tensor], verdicts: Sequence[Verdict], in_bytes: bool) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], verdicts: Sequence[Verdict], in_bytes: bool, costs: Optional[Costs]
+    ) -> None:
         self.tensors = tensors
         self.in_bytes = in_bytes
+        self.costs = costs
         # Cost times this, plus one per cast: the fewest casts among the cheapest placements.
-        self.scale = len(tensors) + 1 if in_bytes else 1
+        self.counts_casts_too = in_bytes or costs is not None
+        self.scale = len(tensors) + 1 if self.counts_casts_too else 1
         self.saving = self._savings(verdicts)
         self.vertices: Dict[int, int] = {_SOURCE: 0, _SINK: 1}
         self.edges: List[Tuple[int, int]] = []
         self.capacities: List[Optional[int]] = []
         for node, units in self.saving.items():
-            self._arc(node, _SINK, units * self.scale)
+            if units < 0:
+                self._arc(_SOURCE, node, -units * self.scale)
+            else:
+                self._arc(node, _SINK, units * self.scale)
         for tensor in tensors:
             self._add_tensor(tensor)
 
     def _savings(self, verdicts: Sequence[Verdict]) -> Dict[int, int]:
         """Return, per free node, the units that low precision saves on what it reads and writes."""
         saving = {i: 0 for i, verdict in enumerate(verdicts) if verdict.label == FREE}
+        if self.costs is not None:
+            return {i: self.costs.saving.get(i, 0) for i in saving}
         if self.in_bytes:
             for tensor in self.tensors:
                 for side in (tensor.producer, *tensor.readers):
@@ -184,7 +212,9 @@ class _Network:
                         saving[side] += _OPERATOR_UNITS * (tensor.size or 0)
         return saving
 
-    def _cast_cost(self, tensor: _Tensor) -> int:
+    def _cast_cost(self, tensor: Tensor) -> int:
+        if self.costs is not None:
+            return self.costs.cast.get(tensor.entry.key, 0)
         return _CAST_UNITS * (tensor.size or 0) if self.in_bytes else 1
 
     def _arc(self, start: int, end: int, capacity: Optional[int]) -> None:
@@ -195,8 +225,8 @@ class _Network:
         self.edges.append((self.vertices[start], self.vertices[end]))
         self.capacities.append(capacity)
 
-    def _add_tensor(self, tensor: _Tensor) -> None:
-        weight = self._cast_cost(tensor) * self.scale + (1 if self.in_bytes else 0)
+    def _add_tensor(self, tensor: Tensor) -> None:
+        weight = self._cast_cost(tensor) * self.scale + (1 if self.counts_casts_too else 0)
         others = tensor.readers - {tensor.producer}
         if len(others) == 1:
             (reader,) = others
@@ -227,7 +257,7 @@ class _Network:
         sink_side = self._reaching_sink(capacities, result.flow)
         low = {key for key, vertex in self.vertices.items() if key >= 0 and vertex in sink_side}
         scaled = round(result.value)
-        return (scaled // self.scale if self.in_bytes else scaled), low
+        return (scaled // self.scale if self.counts_casts_too else scaled), low
 
     def _reaching_sink(self, capacities: Sequence[int], flows: Sequence[float]) -> Set[int]:
         """Return the vertices from which the residual network still reaches the sink."""
@@ -246,5 +276,5 @@ class _Network:
 
     def cost(self, low: Set[int]) -> int:
         """Return the objective of a placement in units."""
-        operators = sum(units for node, units in self.saving.items() if node not in low)
-        return operators + sum(self._cast_cost(t) for t in self.tensors if _is_cast(t, low))
+        operators = sum(abs(units) for node, units in self.saving.items() if (units < 0) == (node in low))
+        return operators + sum(self._cast_cost(t) for t in self.tensors if t.is_cast(low))
