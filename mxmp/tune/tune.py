@@ -81,7 +81,7 @@ def tune(
     runs = parsed.compute_dtype != dtypes.BFLOAT16 or runs_bfloat16()
     if not runs:
         notes.append(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
-    problem = NetworkProblem(workload, parsed, runs)
+    problem = NetworkProblem(workload, parsed, runs, seconds)
     with showing_progress(sys.stderr.isatty() if progress is None else progress) as on_trial:
         found = PlanSearch(problem, seconds, on_trial=on_trial).run()
     return TuneResult(
