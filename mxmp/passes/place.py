@@ -7,7 +7,7 @@ share. Pins are hard: a pinned node is the source or the sink itself.
 
 Among the cheapest placements the one with the fewest casts is taken, and among those the one with the most float32: the
 sink side that the maximum flow leaves smallest, which is unique, so the result does not depend on the solver. The
-flow's value is kept as the certificate that nothing cheaper exists.
+flow's value is kept as the certificate that nothing cheaper exists. Tuning gives costs of its own in place of bytes.
 
 References:
     Kolmogorov and Zabih, "What Energy Functions Can Be Minimized via Graph Cuts?", 2004, for
@@ -17,7 +17,7 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import igraph
 
@@ -46,7 +46,8 @@ class Placement:
     Attributes:
         casts: Tensors that change dtype, so the number of casts.
         cost: Objective beyond the unavoidable: bytes that free nodes move in float32 rather than low precision, plus
-            bytes that casts move; or the number of casts when ``in_bytes`` is False, as not all sizes are known.
+            bytes that casts move; or the number of casts when ``in_bytes`` is False, as not all sizes are known; or
+            what was given as costs: the savings that were missed, the losses that were taken and the casts.
         flow: Value of the maximum flow in the same unit: a lower bound, equal to ``cost``.
         cast_bytes: Bytes that the casts read and write in one forward pass; None if a size is unknown.
         settled: Whether it is the cheapest one whatever the sizes are: all that is free is in low precision, next to
@@ -62,7 +63,19 @@ class Placement:
     settled: bool = False
 
 
-class _Tensor(NamedTuple):
+class Costs(NamedTuple):
+    """What a placement is to minimise in place of bytes, in whole units of any size.
+
+    Attributes:
+        saving: What a free node saves by running in low precision, by position; negative if it loses by it.
+        cast: What a cast costs, not negative, by the entry that is cast.
+    """
+
+    saving: Mapping[int, int]
+    cast: Mapping[Key, int]
+
+
+class Tensor(NamedTuple):
     """One tensor of the placement problem.
 
     ``producer`` is the node that decides its dtype: the position of a free node or parameter, ``_SOURCE`` (float32) or
@@ -74,6 +87,11 @@ class _Tensor(NamedTuple):
     readers: FrozenSet[int]
     size: Optional[int]
 
+    def is_cast(self, low: AbstractSet[int]) -> bool:
+        """Return whether it changes dtype, given the free nodes in low precision."""
+        is_low = self.producer == _SINK or self.producer in low
+        return any((side == _SINK or side in low) != is_low for side in self.readers)
+
 
 def place(
     graph: Graph,
@@ -83,22 +101,21 @@ def place(
     output_low: bool = False,
     any_heads: FrozenSet[int] = frozenset(),
     free_params: FrozenSet[int] = frozenset(),
+    costs: Optional[Costs] = None,
 ) -> Placement:
     """Return the cheapest placement that keeps every pin, in bytes, or in casts if a shape is missing.
 
+    ``costs`` are taken in place of these, if they are given.
     The parameters ``low_params``, by position, are stored in low precision; ``free_params`` may be stored in either:
     those that are cheaper so are among the low of the result. ``output_low`` says whether the graph's float32 outputs
     are wanted in low precision, but for positions; ``any_heads`` are the numbers of the outputs that may have either.
     """
-    demands = [
-        None if number in any_heads else output_low and head.index not in verdicts[head.node].positions
-        for number, head in enumerate(graph.heads)
-    ]
-    tensors, in_bytes = _tensors(graph, verdicts, facts, low_params, free_params, demands)
-    network = _Network(tensors, verdicts, in_bytes)
+    tensors, all_known = find_tensors(graph, verdicts, facts, low_params, output_low, any_heads, free_params)
+    in_bytes = all_known and costs is None
+    network = _Network(tensors, verdicts, in_bytes, costs)
     flow, free_low = network.solve()
     low = frozenset(free_low) | {i for i, v in enumerate(verdicts) if v.label == LOW}
-    casts = [tensor for tensor in tensors if _is_cast(tensor, free_low)]
+    casts = [tensor for tensor in tensors if tensor.is_cast(free_low)]
     cost = network.cost(free_low, casts)
     if cost != flow:
         raise PassError(f"place: the cut costs {cost}, but the maximum flow is {flow}; this is a bug in mxmp.")
@@ -109,19 +126,24 @@ def place(
     return Placement(low, len(casts), cost * unit, in_bytes, flow * unit, cast_bytes, settled)
 
 
-def _tensors(
+def find_tensors(
     graph: Graph,
     verdicts: Sequence[Verdict],
     facts: Facts,
-    low_params: FrozenSet[int],
-    free_params: FrozenSet[int],
-    demands: Sequence[Optional[bool]],
-) -> Tuple[List[_Tensor], bool]:
+    low_params: FrozenSet[int] = frozenset(),
+    output_low: bool = False,
+    any_heads: FrozenSet[int] = frozenset(),
+    free_params: FrozenSet[int] = frozenset(),
+) -> Tuple[List[Tensor], bool]:
     """Return the float32 tensors of a graph that may be cast, and whether all its float32 tensors' sizes are known.
 
     Each comes with the node that decides its dtype and those that need one. Tensors that are needed in the dtype that
-    they are given in, whatever is decided, are left out.
+    they are given in, whatever is decided, are left out. The arguments are those of `place`.
     """
+    demands = [
+        None if number in any_heads else output_low and head.index not in verdicts[head.node].positions
+        for number, head in enumerate(graph.heads)
+    ]
     readers: Dict[Key, Set[int]] = {}
     for position, node in enumerate(graph.nodes):
         verdict, side = verdicts[position], _side(position, verdicts)
@@ -147,7 +169,7 @@ def _tensors(
         else:
             producer = _side(position, verdicts) if verdict.output_in_precision(index) else _SOURCE
         if producer >= 0 or not sides <= {producer}:
-            tensors.append(_Tensor(entry, producer, frozenset(sides), size))
+            tensors.append(Tensor(entry, producer, frozenset(sides), size))
     return tensors, all_known
 
 
@@ -163,12 +185,7 @@ def _side(position: int, verdicts: Sequence[Verdict]) -> int:
     return _SINK if label == LOW else position if label == FREE else _SOURCE
 
 
-def _is_cast(tensor: _Tensor, low: Set[int]) -> bool:
-    is_low = tensor.producer == _SINK or tensor.producer in low
-    return any((side == _SINK or side in low) != is_low for side in tensor.readers)
-
-
-def _is_free(tensor: _Tensor) -> bool:
+def _is_free(tensor: Tensor) -> bool:
     """Return whether a node whose precision is free gives or reads a tensor."""
     return any(side >= 0 for side in (tensor.producer, *tensor.readers))
 
@@ -176,23 +193,32 @@ def _is_free(tensor: _Tensor) -> bool:
 class _Network:
     """The flow network of a placement problem."""
 
-    def __init__(self, tensors: Sequence[_Tensor], verdicts: Sequence[Verdict], in_bytes: bool) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], verdicts: Sequence[Verdict], in_bytes: bool, costs: Optional[Costs]
+    ) -> None:
         self.tensors = tensors
         self.in_bytes = in_bytes
+        self.costs = costs
         # Cost times this, plus one per cast: the fewest casts among the cheapest placements.
-        self.scale = len(tensors) + 1 if in_bytes else 1
+        self.counts_casts_too = in_bytes or costs is not None
+        self.scale = len(tensors) + 1 if self.counts_casts_too else 1
         self.saving = self._savings(verdicts)
         self.vertices: Dict[int, int] = {_SOURCE: 0, _SINK: 1}
         self.edges: List[Tuple[int, int]] = []
         self.capacities: List[Optional[int]] = []
         for node, units in self.saving.items():
-            self._arc(node, _SINK, units * self.scale)
+            if units < 0:
+                self._arc(_SOURCE, node, -units * self.scale)
+            else:
+                self._arc(node, _SINK, units * self.scale)
         for tensor in tensors:
             self._add_tensor(tensor)
 
     def _savings(self, verdicts: Sequence[Verdict]) -> Dict[int, int]:
         """Return, per free node, the units that low precision saves on what it reads and writes."""
         saving = {i: 0 for i, verdict in enumerate(verdicts) if verdict.label == FREE}
+        if self.costs is not None:
+            return {i: self.costs.saving.get(i, 0) for i in saving}
         if self.in_bytes:
             for tensor in self.tensors:
                 for side in (tensor.producer, *tensor.readers):
@@ -200,7 +226,9 @@ class _Network:
                         saving[side] += _OPERATOR_UNITS * (tensor.size or 0)
         return saving
 
-    def _cast_cost(self, tensor: _Tensor) -> int:
+    def _cast_cost(self, tensor: Tensor) -> int:
+        if self.costs is not None:
+            return self.costs.cast.get(tensor.entry.key, 0)
         return _CAST_UNITS * (tensor.size or 0) if self.in_bytes else 1
 
     def _arc(self, start: int, end: int, capacity: Optional[int]) -> None:
@@ -211,8 +239,8 @@ class _Network:
         self.edges.append((self.vertices[start], self.vertices[end]))
         self.capacities.append(capacity)
 
-    def _add_tensor(self, tensor: _Tensor) -> None:
-        weight = self._cast_cost(tensor) * self.scale + (1 if self.in_bytes else 0)
+    def _add_tensor(self, tensor: Tensor) -> None:
+        weight = self._cast_cost(tensor) * self.scale + (1 if self.counts_casts_too else 0)
         others = tensor.readers - {tensor.producer}
         if len(others) == 1:
             (reader,) = others
@@ -243,7 +271,7 @@ class _Network:
         sink_side = self._reaching_sink(capacities, result.flow)
         low = {key for key, vertex in self.vertices.items() if key >= 0 and vertex in sink_side}
         scaled = round(result.value)
-        return (scaled // self.scale if self.in_bytes else scaled), low
+        return (scaled // self.scale if self.counts_casts_too else scaled), low
 
     def _reaching_sink(self, capacities: Sequence[int], flows: Sequence[float]) -> Set[int]:
         """Return the vertices from which the residual network still reaches the sink."""
@@ -260,7 +288,7 @@ class _Network:
             stack += new
         return seen
 
-    def cost(self, low: Set[int], cast: Sequence[_Tensor]) -> int:
+    def cost(self, low: Set[int], casts: Sequence[Tensor]) -> int:
         """Return the objective of a placement in units, given the tensors that are cast."""
-        operators = sum(units for node, units in self.saving.items() if node not in low)
-        return operators + sum(map(self._cast_cost, cast))
+        operators = sum(abs(units) for node, units in self.saving.items() if (units < 0) == (node in low))
+        return operators + sum(map(self._cast_cost, casts))

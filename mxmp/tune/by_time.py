@@ -124,7 +124,7 @@ def _search(
     notes: List[str] = []
     if not runs:
         notes.append(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
-    problem = NetworkProblem(workload, parsed, runs, allows)
+    problem = NetworkProblem(workload, parsed, seconds, runs, allows)
     with showing_progress(_shows(progress)) as on_trial:
         try:
             found = PlanSearch(problem, seconds, on_trial=on_trial).run()

@@ -50,7 +50,7 @@ class GluonNet:
     def __init__(
         self, net: gluon.Block, batch: Any, training: bool, for_inference: bool, forward: Optional[Forward] = None
     ) -> None:
-        self._training, self._for_inference = training, for_inference
+        self.training, self._for_inference = training, for_inference
         calls = _calls_of_roots(net, batch, call_with if forward is None else forward)
         with _mode(training):
             self._graphs = [_traced(root, args) for root, args in calls]
@@ -65,7 +65,7 @@ class GluonNet:
         for graph in self._graphs:
             block = self._copy(graph, policy)
             conversion = conversion_of(block)
-            with _mode(self._training):
+            with _mode(self.training):
                 conversion.get_graph(*graph.arrays)
             found.append(conversion.current.converted.decisions)
         return found
@@ -76,9 +76,9 @@ class GluonNet:
 
         def run() -> None:
             for block, arrays in copies:
-                with autograd.record() if self._training else autograd.predict_mode():
+                with autograd.record() if self.training else autograd.predict_mode():
                     outputs, _ = blocks.flatten(block(*arrays), "output")
-                if self._training:
+                if self.training:
                     autograd.backward(outputs)
 
         return run

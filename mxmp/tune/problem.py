@@ -1,22 +1,41 @@
-"""A network whose plans are searched: which choices are allowed and differ, what is tried next, how one is timed."""
+"""A network whose plans are searched: which choices are allowed and differ, and how one is timed."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 import warnings
-from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Protocol, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Hashable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+)
 
 import mxnet as mx
 
+from .. import dtypes
+from ..devices.speed import bfloat16_speed
 from ..errors import SlowPrecisionWarning, mxnet_reason
 from ..passes.plan import Plan, make_plan
 from ..passes.verdict import FLOAT32
 from ..policy import Policy
 from ..report import Decisions
-from .choices import Choice, Choices, Label, find_choices
+from .choices import Choice, Choices, find_choices
+from .costs import State
+from .moves import Moves
 from .plan_search import NotRunnable, Proposal, Trial
 from .race import Lap
+from .roofline import GPU, Speeds
+from .suspects import Account, account_for, run_steps, time_allowed
 
 Run = Callable[[], None]
 """Runs a network once, without waiting for its results."""
@@ -30,12 +49,13 @@ class Workload(Protocol):
     """A network with a batch, which can be built under any policy.
 
     ``shapes`` are those of the inputs by name, ``symbols`` its float32 graphs, ``on_cpu`` says whether any of it runs
-    on a CPU.
+    on a CPU, ``training`` whether it trains.
     """
 
     shapes: Dict[str, Tuple[int, ...]]
     symbols: Tuple[Any, ...]
     on_cpu: bool
+    training: bool
 
     def decide(self, policy: Policy) -> List[Decisions]:
         """Return what the conversion of each of its graphs decides for the batch's shapes."""
@@ -45,7 +65,14 @@ class Workload(Protocol):
 
 
 class NetworkProblem:
-    """The problem of one workload under one policy; where the policy does not run at all, nothing can be chosen.
+    """The problem of one workload under one policy.
+
+    Args:
+        workload: The network.
+        policy: The policy to begin with.
+        seconds: Of the whole search; some of it goes into oneDNN's account of a step.
+        runs: Whether the policy runs here at all; if not, nothing can be chosen.
+        allows: Whether the results of a policy are good enough.
 
     Attributes:
         decided: What the conversion of each graph decides under the untuned policy.
@@ -56,16 +83,19 @@ class NetworkProblem:
         self,
         workload: Workload,
         policy: Policy,
+        seconds: float = 0.0,
         runs: bool = True,
         allows: Callable[[Policy], bool] = lambda policy: True,
     ) -> None:
-        self._workload, self._allows = workload, allows
+        self._workload, self._limit, self._allows = workload, seconds, allows
         self.decided = workload.decide(policy) if runs else []
-        self.choices: Choices = find_choices([(d.before, d.facts, d.plan) for d in self.decided], policy)
-        self._keys: Dict[Choice, Optional[Hashable]] = {}
+        parts = [(each.before, each.facts, each.plan) for each in self.decided]
+        self.choices: Choices = find_choices(parts, policy)
+        self._keys: Dict[Choice, Optional[Tuple[LowNodes, ...]]] = {}
         self._runs = 0  # in a lap
+        self._moves = Moves(parts, self.choices, self._state, self._speeds, workload.training, self._accounts)
 
-    def key(self, choice: Choice) -> Optional[Hashable]:
+    def key(self, choice: Choice) -> Optional[Tuple[LowNodes, ...]]:
         """Return the nodes that run in low precision; None if one of them needs float32 under the untuned policy."""
         if choice not in self._keys:
             policy = self.choices.policy_of(choice)
@@ -100,22 +130,35 @@ class NetworkProblem:
         return choice == self.choices.float32 or self._allows(self.choices.policy_of(choice))
 
     def moves(self, choice: Choice, trials: Sequence[Trial]) -> Iterator[Proposal]:
-        """Yield choices that differ from one in all groups of an operator, then those that do in one group."""
-        groups = self.choices.groups
-        kinds = list(dict.fromkeys((group.op, group.depthwise) for group in groups))
-        members = [[i for i, group in enumerate(groups) if (group.op, group.depthwise) == kind] for kind in kinds]
-        members += [[i] for i in range(len(groups)) if [i] not in members]
-        for numbers in members:
-            for label in self.choices.labels(numbers[0]):
-                changed = tuple(label if i in numbers else old for i, old in enumerate(choice))
-                if changed != choice:
-                    yield Proposal(self._describe(numbers, label), changed)
+        """Yield choices to try beside one, the most promising first."""
+        return self._moves.near(choice, trials)
 
-    def _describe(self, numbers: Sequence[int], label: Label) -> str:
-        groups = self.choices.groups
-        what = str(groups[numbers[0]]) if len(numbers) == 1 else f"every {groups[numbers[0]].op}"
-        dtype = {None: "by bytes", FLOAT32: FLOAT32}.get(label, self.choices.policy.compute_dtype)
-        return f"{what}: {dtype}"
+    def _state(self, choice: Choice) -> Optional[State]:
+        key = self.key(choice)
+        return None if key is None else tuple(part.nodes | part.params for part in key)
+
+    def _speeds(self) -> Speeds:
+        """Return how fast this machine is, as far as it was measured."""
+        if not self._workload.on_cpu:
+            return GPU
+        found = bfloat16_speed() if self.choices.policy.compute_dtype == dtypes.BFLOAT16 else None
+        if found is None:
+            return Speeds()
+        gains = found.convolution, found.product
+        return Speeds()._replace(
+            convolution_gain=gains[0].training if self._workload.training else gains[0].forward,
+            product_gain=gains[1].training if self._workload.training else gains[1].forward,
+        )
+
+    def _accounts(self, choices: Sequence[Choice], step: Optional[float]) -> List[Account]:
+        """Return oneDNN's accounts of a step, if there is time for them."""
+        limit = time_allowed(self._limit, step) if self._workload.on_cpu else None
+        if limit is None:
+            return []
+        parts = [(each.before, each.facts) for each in self.decided]
+        policies = [self.choices.policy_of(choice) for choice in choices]
+        found = run_steps(parts, policies, self._workload.training, limit)
+        return [account_for(times, self.choices.groups) for times in found]
 
 
 def is_as_safe(plan: Plan, untuned: Plan) -> bool:
@@ -125,10 +168,18 @@ def is_as_safe(plan: Plan, untuned: Plan) -> bool:
     return bodies and not needs & plan.placement.low
 
 
-def low_nodes(plan: Plan) -> Hashable:
+class LowNodes(NamedTuple):
+    """The nodes of a graph that run in low precision, the parameters that are stored in it, and those of its bodies."""
+
+    nodes: FrozenSet[int]
+    params: FrozenSet[int]
+    bodies: Tuple[Tuple[Tuple[int, int], Hashable], ...]
+
+
+def low_nodes(plan: Plan) -> LowNodes:
     """Return which nodes run in low precision and which parameters are stored in it, those of bodies included."""
     bodies = tuple(sorted((where, low_nodes(body)) for where, body in plan.bodies.items())) if plan.bodies else ()
-    return plan.placement.low, plan.low_params, bodies
+    return LowNodes(plan.placement.low, plan.low_params, bodies)
 
 
 @contextlib.contextmanager

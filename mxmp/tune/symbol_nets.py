@@ -52,7 +52,7 @@ class ModuleNet:
         self, symbol: Any, params: Tuple[Arrays, Arrays], inputs: Inputs, contexts: Sequence[mx.Context], training: bool
     ) -> None:
         self._symbol, self._params, self._inputs = symbol, params, inputs
-        self._contexts, self._training = list(contexts), training
+        self._contexts, self.training = list(contexts), training
         self.shapes, self.symbols = inputs.shapes, (symbol,)
         self.on_cpu = any(context.device_type != "gpu" for context in contexts)
 
@@ -71,7 +71,7 @@ class ModuleNet:
                 self._contexts,
                 False,
                 frozenset(),
-                self._training,
+                self.training,
             )
         return [found.converted.decisions]
 
@@ -80,15 +80,15 @@ class ModuleNet:
         data, labels = self._inputs
         module = Module(self._symbol, list(data), list(labels), context=self._contexts, policy=policy, loss_scale=None)
         with unwarned(), _without_log():
-            module.bind(_describe(data), _describe(labels) or None, for_training=self._training)
+            module.bind(_describe(data), _describe(labels) or None, for_training=self.training)
         arg_params, aux_params = self._params
         module.init_params(mx.init.Xavier(), dict(arg_params), dict(aux_params), allow_missing=True)
         batch = self._inputs.batch()
         ones: List[mx.nd.NDArray] = []
 
         def run() -> None:
-            module.forward(batch, is_train=self._training)
-            if self._training:
+            module.forward(batch, is_train=self.training)
+            if self.training:
                 if not ones:  # of the true shapes; loss heads ignore them
                     ones.extend(mx.nd.ones(output.shape, output.ctx) for output in module.get_outputs())
                 module.backward(ones)
@@ -112,6 +112,7 @@ class ModelNet:
     ) -> None:
         self._symbol, self._params, self._inputs = symbol, params, inputs
         self._context, self._for_inference = context, for_inference
+        self.training = False
         self.shapes, self.symbols = inputs.shapes, (symbol,)
         self.on_cpu = context.device_type != "gpu"
 
