@@ -2,11 +2,13 @@
 
 There are fewer measurements than groups. So the smallest corrections are taken, each in proportion to the time of its
 group, that explain what was measured as far as it is not noise; groups of one operator are expected to err in the same
-way. That is the mean of a Gaussian process, whose covariance says how uncertain each correction still is. Measured
-differences are compared in the rounds in which both ran, so that they need no filter against outliers of their own.
+way. That is the mean of a Gaussian process, whose covariance says how uncertain each correction still is. Where the
+measurements as a whole are further from the estimates than that allows, as reference code is from a roofline, all
+estimates are trusted less, by as much as is likeliest. Measured differences are medians over rounds in which both ran,
+so that they need no filter against outliers of their own.
 
 References:
-    Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, section 2.1.2.
+    Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, sections 2.1.2 and 5.4.1.
 """
 
 from __future__ import annotations
@@ -71,8 +73,10 @@ def correct(prior: Corrections, measured: Measurements) -> Corrections:
     covariance = np.zeros((size, size))
     covariance[:-1, :-1] = prior.covariance
     covariance[-1, -1] = 1.0
-    gram = features @ covariance @ features.T + np.diag(measured.noise**2)
-    gain = covariance @ features.T @ np.linalg.pinv(gram)
+    noise = np.diag(measured.noise**2)
+    surprise = measured.missed @ np.linalg.pinv(features @ covariance @ features.T + noise) @ measured.missed
+    covariance *= max(1.0, surprise / len(measured.missed))
+    gain = covariance @ features.T @ np.linalg.pinv(features @ covariance @ features.T + noise)
     mean = gain @ measured.missed
     left = covariance - gain @ features @ covariance
     return Corrections(mean[:-1], left[:-1, :-1], float(np.clip(1 + mean[-1], _LEAST, _MOST)))

@@ -12,7 +12,7 @@ from ..passes.place import Costs, Tensor, find_tensors, place
 from ..passes.plan import Plan
 from ..passes.verdict import FREE
 from .choices import Choices
-from .roofline import TRAINING_PASSES, Speeds, cast_seconds, node_seconds
+from .roofline import TRAINING_PASSES, Seconds, Speeds, cast_seconds, node_seconds
 
 Part = Tuple[Graph, Facts, Plan]
 """A graph of a network with its untuned plan."""
@@ -49,8 +49,8 @@ class GraphCosts:
         self._output_low = choices.policy.output_dtype != dtypes.FLOAT32
         passes = TRAINING_PASSES if training else 1
         self.seconds = [
-            node_seconds(self.graph, i, self._facts, verdict, speeds, passes)
-            for i, verdict in enumerate(self._verdicts)
+            Seconds(0.0, 0.0) if node.is_variable else node_seconds(self.graph, i, self._facts, verdict, speeds, passes)
+            for i, (node, verdict) in enumerate(zip(self.graph.nodes, self._verdicts))
         ]
         tensors, _ = find_tensors(
             self.graph, self._verdicts, self._facts, output_low=self._output_low, free_params=self._params
