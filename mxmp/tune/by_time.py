@@ -15,15 +15,15 @@ from ..policy import Policy
 from .accuracy.tolerance import Tolerance
 from .by_accuracy import search_within
 from .changes import find_changes
-from .gluon_net import Forward
 from .holds import holds_here
-from .plan_search import Found, NotRunnable, PlanSearch
-from .problem import NetworkProblem, Workload
 from .progress import showing_progress
-from .race import NOISY
 from .result import INFERENCE, OBJECTIVES, TRAINING, Measured, TuneResult
+from .speed.gluon_net import Forward
+from .speed.plan_search import Found, NotRunnable, PlanSearch
+from .speed.problem import NetworkProblem, Workload
+from .speed.race import NOISY
+from .speed.workloads import make_workload
 from .store import stored_plan
-from .workloads import make_workload
 
 _LOG = logging.getLogger(__name__)
 

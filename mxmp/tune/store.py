@@ -10,11 +10,11 @@ from mxnet import gluon
 
 from ..errors import TuneError
 from ..policy import Policy
-from .gluon_net import Forward
 from .holds import Shapes, digest
-from .problem import Workload
 from .result import TRAINING, TuneResult
-from .workloads import LABEL, make_workload, symbol_of
+from .speed.gluon_net import Forward
+from .speed.problem import Workload
+from .speed.workloads import LABEL, make_workload, symbol_of
 
 
 def load(

@@ -13,10 +13,10 @@ from mxmp.graph import Entry, Graph, GraphBuilder, Node
 from mxmp.passes import Facts
 from mxmp.passes.plan import make_plan
 from mxmp.policy import Policy
-from mxmp.tune.choices import find_choices
-from mxmp.tune.moves import Moves
-from mxmp.tune.problem import low_nodes
-from mxmp.tune.suspects import Account
+from mxmp.tune.speed.choices import find_choices
+from mxmp.tune.speed.moves import Moves
+from mxmp.tune.speed.problem import low_nodes
+from mxmp.tune.speed.suspects import Account
 
 POLICY = Policy.parse("mixed_bfloat16")
 

@@ -13,9 +13,9 @@ from mxmp.gluon import convert
 from mxmp.policy import Policy
 from mxmp.tune import Tolerance, tune
 from mxmp.tune.by_time import tune as _tune
-from mxmp.tune.gluon_net import GluonNet
-from mxmp.tune.plan_search import NotRunnable
-from mxmp.tune.problem import NetworkProblem
+from mxmp.tune.speed.gluon_net import GluonNet
+from mxmp.tune.speed.plan_search import NotRunnable
+from mxmp.tune.speed.problem import NetworkProblem
 from tests.tune.networks import energy
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from mxmp import Policy
 from mxmp.errors import CheckpointError, TuneError
 from mxmp.tune import Change, TuneResult
-from mxmp.tune.choices import pattern
+from mxmp.tune.speed.choices import pattern
 from tests.cli.checkpoints import table
 from tests.full_disk import files_of_at_most
 from tests.names import ANY, EACH

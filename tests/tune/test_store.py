@@ -16,7 +16,7 @@ from mxmp.errors import CheckpointError, TuneError
 from mxmp.symbol import convert_model, convert_symbol
 from mxmp.tune import holds, load, tune
 from mxmp.tune.holds import digest
-from mxmp.tune.plan_search import Found
+from mxmp.tune.speed.plan_search import Found
 from tests.cli.checkpoints import network, params
 from tests.tune.results import result
 

@@ -13,7 +13,7 @@ from ...policy import Policy
 from ...symbol import convert_model, load_checkpoint
 from ...symbol.checkpoint import checkpoint_files, naming_files
 from ...tune import tune
-from ...tune.inputs import make_batch
+from ...tune.speed.inputs import make_batch
 from .output import pairs_table, stdout
 
 

@@ -13,7 +13,7 @@ from typing import AbstractSet, Any, FrozenSet, List, Mapping, NamedTuple, Optio
 
 import numpy as np
 
-from ..passes.verdict import FLOAT32, LOW
+from ...passes.verdict import FLOAT32, LOW
 from .choices import Choice, Choices, Label
 from .corrections import Corrections, Measurements, correct, no_corrections
 from .graph_costs import GraphCosts, Part

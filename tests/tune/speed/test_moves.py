@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mxmp.passes.verdict import FLOAT32, LOW
-from mxmp.tune.choices import Choices
-from mxmp.tune.moves import MOST
-from mxmp.tune.plan_search import PlanSearch, Proposal, Trial
-from mxmp.tune.starts import find_starts
-from mxmp.tune.suspects import Account
+from mxmp.tune.speed.choices import Choices
+from mxmp.tune.speed.moves import MOST
+from mxmp.tune.speed.plan_search import PlanSearch, Proposal, Trial
+from mxmp.tune.speed.starts import find_starts
+from mxmp.tune.speed.suspects import Account
 from tests.tune.fakes import FakeProblem, Times, residual_network
 
 BASE = {"Convolution": (1.0, 0.4), "BatchNorm": (0.2, 0.12), "Activation": (0.1, 0.06), "elemwise_add": (0.1, 0.06)}

@@ -8,8 +8,8 @@ import numpy as np
 
 from mxmp.passes.verdict import FLOAT32, LOW
 from mxmp.policy import Policy
-from mxmp.tune.choices import Choices, Group
-from mxmp.tune.plan_search import NotRunnable, Proposal
+from mxmp.tune.speed.choices import Choices, Group
+from mxmp.tune.speed.plan_search import NotRunnable, Proposal
 
 BUILDING = 2.0  # seconds to build a network
 

@@ -1,6 +1,6 @@
-"""Runs steps of a network on random arrays, for what oneDNN prints of them: ``python -m mxmp.tune.one_step FOLDER``.
+"""Runs steps of a network, for what oneDNN prints of them: ``python -m mxmp.tune.speed.one_step FOLDER``.
 
-`suspects` starts it, and has written the network into the folder.
+`suspects` starts it, and has written the network into the folder; its arrays are random.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Dict, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from .. import dtypes
-from ..policy import Policy
+from ... import dtypes
+from ...policy import Policy
 from .problem import Run
 from .suspects import BEGIN, END, JOB
 from .symbol_nets import Inputs, ModuleNet

@@ -7,9 +7,9 @@ from typing import Any, Dict, Mapping
 import mxnet as mx
 import numpy as np
 
-from .. import dtypes
-from ..errors import TuneError, did_you_mean
-from ..symbol import Checkpoint
+from ... import dtypes
+from ...errors import TuneError, did_you_mean
+from ...symbol import Checkpoint
 from .workloads import LABEL
 
 

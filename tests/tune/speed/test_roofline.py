@@ -8,7 +8,7 @@ from mxmp.graph import Entry, Graph, Node
 from mxmp.passes import Facts, classify
 from mxmp.policy import Policy
 from mxmp.rules import RULES
-from mxmp.tune.roofline import Speeds, cast_seconds, multiply_adds, node_seconds
+from mxmp.tune.speed.roofline import Speeds, cast_seconds, multiply_adds, node_seconds
 
 SPEEDS = Speeds(bytes=1000.0, products=100.0, convolution_gain=2.0, product_gain=4.0, overhead=0.0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mxmp.tune.corrections import Measurements, correct, no_corrections
+from mxmp.tune.speed.corrections import Measurements, correct, no_corrections
 
 KINDS = ["BatchNorm", "BatchNorm", "Activation", "Convolution"]
 

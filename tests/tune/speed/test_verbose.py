@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.tune.verbose import Primitive, parse_line, sum_times
+from mxmp.tune.speed.verbose import Primitive, parse_line, sum_times
 
 # The first were printed by MXNet 1.9.1 on a processor with AVX2. Those of bfloat16 were put together from
 # src/common/verbose.cpp of oneDNN 2.4.4 and the names of its kernels, since that runs on other processors.

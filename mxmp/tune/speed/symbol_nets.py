@@ -8,13 +8,13 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tup
 
 import mxnet as mx
 
-from .. import dtypes
-from ..module import Module
-from ..module.binding import prepare
-from ..policy import Policy
-from ..report import Decisions
-from ..symbol import convert_model
-from ..symbol.rewrite import on_cpu
+from ... import dtypes
+from ...module import Module
+from ...module.binding import prepare
+from ...policy import Policy
+from ...report import Decisions
+from ...symbol import convert_model
+from ...symbol.rewrite import on_cpu
 from .problem import Run, unwarned
 
 Arrays = Mapping[str, mx.nd.NDArray]

@@ -15,9 +15,9 @@ from mxmp.passes import Facts
 from mxmp.policy import Policy
 from mxmp.symbol.inference import infer_facts, to_graph
 from mxmp.tune import suspects
-from mxmp.tune.choices import Group
-from mxmp.tune.suspects import account_for, run_steps, time_allowed
-from mxmp.tune.verbose import Primitive
+from mxmp.tune.speed.choices import Group
+from mxmp.tune.speed.suspects import account_for, run_steps, time_allowed
+from mxmp.tune.speed.verbose import Primitive
 
 SHAPE = (4, 16, 16, 16)
 

@@ -11,9 +11,9 @@ from mxnet.gluon import nn, rnn
 from mxmp.errors import TuneError
 from mxmp.gluon import convert, report
 from mxmp.policy import Policy
-from mxmp.tune.gluon_net import GluonNet, call_with
-from mxmp.tune.plan_search import PlanSearch
-from mxmp.tune.problem import NetworkProblem
+from mxmp.tune.speed.gluon_net import GluonNet, call_with
+from mxmp.tune.speed.plan_search import PlanSearch
+from mxmp.tune.speed.problem import NetworkProblem
 
 O1 = Policy.parse("mixed_float16")
 

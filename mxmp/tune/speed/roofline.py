@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Optional
 
-from ..graph import Entry, Graph
-from ..passes.facts import Facts
-from ..passes.verdict import Verdict
-from ..rules.core import value_of
+from ...graph import Entry, Graph
+from ...passes.facts import Facts
+from ...passes.verdict import Verdict
+from ...rules.core import value_of
 
 TRAINING_PASSES = 3
 """A training step computes what inference does, the gradients by data, and those by weights or what they take."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mxmp.passes.verdict import FLOAT32
 from mxmp.policy import Policy
-from mxmp.tune.choices import Choices, Group
-from mxmp.tune.starts import find_starts
+from mxmp.tune.speed.choices import Choices, Group
+from mxmp.tune.speed.starts import find_starts
 
 
 def make_choices(*groups):

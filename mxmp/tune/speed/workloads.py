@@ -7,10 +7,10 @@ from typing import AbstractSet, Any, Dict, Mapping, Optional, Tuple
 import mxnet as mx
 from mxnet import gluon
 
-from ..errors import TuneError, did_you_mean
-from ..mxnet_private import modules
-from ..symbol import ConvertedModel
-from ..symbol.arguments import require_symbol
+from ...errors import TuneError, did_you_mean
+from ...mxnet_private import modules
+from ...symbol import ConvertedModel
+from ...symbol.arguments import require_symbol
 from .gluon_net import Forward, GluonNet
 from .problem import Workload
 from .symbol_nets import Inputs, ModelNet, ModuleNet

@@ -10,13 +10,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from .. import dtypes
-from ..graph import Entry, Graph
-from ..passes.attributes import PRECISION_ATTR
-from ..passes.facts import Facts
-from ..passes.plan import Plan
-from ..passes.verdict import FLOAT32, FREE, LOW
-from ..policy import Policy
+from ... import dtypes
+from ...graph import Entry, Graph
+from ...passes.attributes import PRECISION_ATTR
+from ...passes.facts import Facts
+from ...passes.plan import Plan
+from ...passes.verdict import FLOAT32, FREE, LOW
+from ...policy import Policy
 
 Label = Optional[str]
 """FLOAT32 or LOW; None leaves it to the policy's rules and the minimum cut on bytes."""

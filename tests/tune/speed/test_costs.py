@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mxmp.passes.verdict import FLOAT32, LOW
-from mxmp.tune.choices import Choices
-from mxmp.tune.costs import NetworkCosts, Observation
-from mxmp.tune.roofline import Speeds
+from mxmp.tune.speed.choices import Choices
+from mxmp.tune.speed.costs import NetworkCosts, Observation
+from mxmp.tune.speed.roofline import Speeds
 from tests.tune.fakes import FakeProblem, Times, residual_network
 
 BASE = {"Convolution": (1.0, 0.4), "BatchNorm": (0.2, 0.12), "Activation": (0.1, 0.06), "elemwise_add": (0.1, 0.06)}

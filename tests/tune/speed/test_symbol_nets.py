@@ -10,8 +10,8 @@ import pytest
 
 from mxmp.policy import Policy
 from mxmp.symbol import convert_model
-from mxmp.tune.problem import NetworkProblem
-from mxmp.tune.symbol_nets import Inputs, ModelNet, ModuleNet
+from mxmp.tune.speed.problem import NetworkProblem
+from mxmp.tune.speed.symbol_nets import Inputs, ModelNet, ModuleNet
 
 O1, O2 = Policy.parse("mixed_float16"), Policy.parse("O2")
 DATA, LABEL = (2, 3, 8, 8), (2,)

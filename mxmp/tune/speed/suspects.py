@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ..devices import amx
-from ..graph import Graph, to_json
-from ..passes.facts import Facts
-from ..policy import Policy
+from ...devices import amx
+from ...graph import Graph, to_json
+from ...passes.facts import Facts
+from ...policy import Policy
 from .choices import Group
 from .verbose import Primitive, sum_times
 

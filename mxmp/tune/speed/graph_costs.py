@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import AbstractSet, Dict, FrozenSet, List, Mapping, Tuple
 
-from .. import dtypes
-from ..graph import Graph, Key
-from ..passes.facts import Facts
-from ..passes.place import Costs, Tensor, find_tensors, place
-from ..passes.plan import Plan
-from ..passes.verdict import FREE
+from ... import dtypes
+from ...graph import Graph, Key
+from ...passes.facts import Facts
+from ...passes.place import Costs, Tensor, find_tensors, place
+from ...passes.plan import Plan
+from ...passes.verdict import FREE
 from .choices import Choices
 from .roofline import TRAINING_PASSES, Seconds, Speeds, cast_seconds, node_seconds
 

@@ -10,15 +10,15 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from ..arrays.casts import to_float32
-from ..errors import TuneError
-from ..gluon.api import convert
-from ..gluon.conversion import Conversion
-from ..gluon.graphs import as_input, split_inputs
-from ..gluon.lookup import conversion_of, roots
-from ..mxnet_private import blocks, parameters
-from ..policy import Policy, only_matching
-from ..report import Decisions
+from ...arrays.casts import to_float32
+from ...errors import TuneError
+from ...gluon.api import convert
+from ...gluon.conversion import Conversion
+from ...gluon.graphs import as_input, split_inputs
+from ...gluon.lookup import conversion_of, roots
+from ...mxnet_private import blocks, parameters
+from ...policy import Policy, only_matching
+from ...report import Decisions
 from .problem import Run, unwarned
 
 Forward = Callable[[gluon.Block, Any], Any]

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mxmp.passes.verdict import FLOAT32, LOW
-from mxmp.tune.plan_search import FINAL_ROUNDS, NotRunnable, PlanSearch, Trial
-from mxmp.tune.race import MARGIN
-from tests.tune.problems import BUILDING, FakeProblem
+from mxmp.tune.speed.plan_search import FINAL_ROUNDS, NotRunnable, PlanSearch, Trial
+from mxmp.tune.speed.race import MARGIN
+from tests.tune.speed.problems import BUILDING, FakeProblem
 
 LONG = 1e6
 

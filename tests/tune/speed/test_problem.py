@@ -9,8 +9,8 @@ from mxmp.passes.verdict import FLOAT32, LOW
 from mxmp.policy import Policy
 from mxmp.symbol import convert_graph
 from mxmp.tune import problem as problem_
-from mxmp.tune.plan_search import NotRunnable
-from mxmp.tune.problem import NetworkProblem
+from mxmp.tune.speed.plan_search import NotRunnable
+from mxmp.tune.speed.problem import NetworkProblem
 
 POLICY = Policy.parse("mixed_float16")  # which has more kernels than bfloat16
 

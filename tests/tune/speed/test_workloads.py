@@ -8,9 +8,9 @@ import pytest
 from mxnet.gluon import nn
 
 from mxmp.errors import TuneError
-from mxmp.tune.gluon_net import GluonNet
-from mxmp.tune.symbol_nets import ModelNet, ModuleNet
-from mxmp.tune.workloads import first_batch, make_workload
+from mxmp.tune.speed.gluon_net import GluonNet
+from mxmp.tune.speed.symbol_nets import ModelNet, ModuleNet
+from mxmp.tune.speed.workloads import first_batch, make_workload
 
 IMAGES, LABELS = np.zeros((4, 3)), np.zeros(4)
 

@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 
 from mxmp.symbol import Checkpoint
-from mxmp.tune.inputs import make_batch
+from mxmp.tune.speed.inputs import make_batch
 from tests.cli.checkpoints import network, params
 
 

@@ -10,7 +10,7 @@ import pytest
 from mxmp.passes.verdict import FLOAT32, LOW
 from mxmp.policy import Policy
 from mxmp.symbol import convert_graph
-from mxmp.tune.choices import find_choices, pattern
+from mxmp.tune.speed.choices import find_choices, pattern
 
 BFLOAT16 = Policy.parse("mixed_bfloat16")
 SHAPES = {"data": (2, 3, 8, 8)}

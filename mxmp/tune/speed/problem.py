@@ -22,13 +22,13 @@ from typing import (
 
 import mxnet as mx
 
-from .. import dtypes
-from ..devices.speed import bfloat16_speed
-from ..errors import SlowPrecisionWarning, mxnet_reason
-from ..passes.plan import Plan, make_plan
-from ..passes.verdict import FLOAT32
-from ..policy import Policy
-from ..report import Decisions
+from ... import dtypes
+from ...devices.speed import bfloat16_speed
+from ...errors import SlowPrecisionWarning, mxnet_reason
+from ...passes.plan import Plan, make_plan
+from ...passes.verdict import FLOAT32
+from ...policy import Policy
+from ...report import Decisions
 from .choices import Choice, Choices, find_choices
 from .costs import State
 from .moves import Moves

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mxmp.tune.race import FEWEST, MARGIN, Race, is_faster
+from mxmp.tune.speed.race import FEWEST, MARGIN, Race, is_faster
 
 
 def race_of(**times):
