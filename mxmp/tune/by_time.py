@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, List, Optional, Union
+from typing import Any, Callable, List, Optional, Union
 
 from .. import dtypes
 from ..devices.bfloat16 import runs_bfloat16
@@ -12,6 +12,8 @@ from ..devices.processor import read_processor
 from ..errors import PolicyError, TuneError
 from ..files import require_folder
 from ..policy import Policy
+from .accuracy.tolerance import Tolerance
+from .by_accuracy import search_within
 from .changes import find_changes
 from .gluon_net import Forward
 from .holds import holds_here
@@ -40,6 +42,7 @@ def tune(
     forward: Optional[Forward] = None,
     progress: Optional[bool] = None,
     store: Optional[str] = None,
+    within: Optional[Tolerance] = None,
     **changes: Any,
 ) -> TuneResult:
     """Find the policy with which a network is fastest on this machine, by running it.
@@ -70,6 +73,8 @@ def tune(
         store: A file. If it has a plan for this policy and objective that holds for this network, these shapes and this
             machine, that is returned without measuring. Else what is found is written there, unless the last
             measurement was interrupted.
+        within: Tells whether the results of a policy are good enough; only such a policy is returned. Where those of
+            ``policy`` are not, tuning begins with what `search` makes of it.
         **changes: Fields of the policy that overrule it.
 
     Returns:
@@ -88,29 +93,39 @@ def tune(
             "policy: it computes in float16, which is emulated on a CPU, and the time of that says nothing of a GPU's. "
             "Give batches on a GPU, or tune a policy of bfloat16."
         )
+    runs = parsed.compute_dtype != dtypes.BFLOAT16 or runs_bfloat16()
+    if runs and within is not None and not within.allows(parsed):
+        parsed = search_within(within, parsed, _shows(progress)).policy
+    allows = _allow_all if within is None else within.allows
     if store is not None:
         require_folder(store)
         plan, different = stored_plan(store, workload, parsed, objective, for_inference)
-        if plan is not None:
+        if plan is not None and allows(plan.policy):
             return plan
         if different:
             _LOG.info("%s: the plan is measured again: %s.", store, "; ".join(different))
-    result = _search(workload, parsed, objective, for_inference, seconds, progress)
+    result = _search(workload, parsed, objective, for_inference, seconds, progress, runs, allows)
     if store is not None and result.proved:
         result.save(store)
     return result
 
 
 def _search(
-    workload: Workload, parsed: Policy, objective: str, for_inference: bool, seconds: float, progress: Optional[bool]
+    workload: Workload,
+    parsed: Policy,
+    objective: str,
+    for_inference: bool,
+    seconds: float,
+    progress: Optional[bool],
+    runs: bool,
+    allows: Callable[[Policy], bool],
 ) -> TuneResult:
     """Return what a search finds."""
     notes: List[str] = []
-    runs = parsed.compute_dtype != dtypes.BFLOAT16 or runs_bfloat16()
     if not runs:
         notes.append(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
-    problem = NetworkProblem(workload, parsed, runs)
-    with showing_progress(sys.stderr.isatty() if progress is None else progress) as on_trial:
+    problem = NetworkProblem(workload, parsed, runs, allows)
+    with showing_progress(_shows(progress)) as on_trial:
         try:
             found = PlanSearch(problem, seconds, on_trial=on_trial).run()
         except NotRunnable as e:
@@ -128,6 +143,14 @@ def _search(
         proved=found.proved,
         holds_for=holds_here(workload.on_cpu, workload.shapes, workload.symbols),
     )
+
+
+def _shows(progress: Optional[bool]) -> bool:
+    return sys.stderr.isatty() if progress is None else progress
+
+
+def _allow_all(policy: Policy) -> bool:
+    return True
 
 
 def _check(policy: Policy, objective: str, seconds: float, for_inference: bool) -> Policy:

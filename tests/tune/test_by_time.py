@@ -11,10 +11,12 @@ from mxmp.devices.bfloat16 import runs_bfloat16
 from mxmp.errors import PolicyError, TuneError
 from mxmp.gluon import convert
 from mxmp.policy import Policy
-from mxmp.tune import tune
+from mxmp.tune import Tolerance, tune
 from mxmp.tune.by_time import tune as _tune
+from mxmp.tune.gluon_net import GluonNet
 from mxmp.tune.plan_search import NotRunnable
 from mxmp.tune.problem import NetworkProblem
+from tests.tune.networks import energy
 
 
 def make_net():
@@ -104,3 +106,24 @@ def test_what_it_holds_for_is_said(batches, without_bfloat16):
 
 def test_the_package_gives_the_function():
     assert package.tune is _tune
+
+
+class Unrestrained(GluonNet):
+    """A net whose emulated float16 is taken for the real one."""
+
+    on_cpu = property(lambda self: False, lambda self, value: None)
+
+
+def test_only_what_is_within_the_tolerance_is_returned(monkeypatch):
+    """Squares overflow under O2: whatever is faster, they stay in float32."""
+    task = energy()
+    data = mx.nd.ones((64, 8))
+    monkeypatch.setattr(
+        "mxmp.tune.by_time.make_workload", lambda net, batches, *rest: Unrestrained(net, data, False, False)
+    )
+    within = Tolerance(task.net, task.evaluate, 0.01)
+    assert not within.allows("O2")
+    result = tune(task.net, [data], "O2", objective="inference", seconds=3, within=within, progress=False)
+    assert within.allows(result.policy)
+    assert within.allows(result.untuned)
+    assert result.untuned.names  # what the search keeps in float32

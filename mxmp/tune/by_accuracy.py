@@ -23,6 +23,8 @@ from .accuracy.tolerance import Tolerance as Tolerance
 
 _Show = Callable[[str], None]
 
+_MAX_EVALUATIONS = 200
+
 
 def search(
     net_or_model: Any,
@@ -32,7 +34,7 @@ def search(
     batches: Optional[Batches] = None,
     *,
     higher_is_better: bool = True,
-    max_evaluations: int = 200,
+    max_evaluations: int = _MAX_EVALUATIONS,
     ctx: Any = None,
     progress: bool = True,
 ) -> SearchResult:
@@ -92,6 +94,12 @@ def search(
             net_or_model, evaluate, tolerance, higher_is_better=higher_is_better, batches=batches, ctx=ctx
         )
         return _Search(judge, parsed, max_evaluations, show).run()
+
+
+def search_within(judge: Tolerance, policy: Policy, progress: bool) -> SearchResult:
+    """Return what `search` finds that begins with a policy, given what tells whether one is within the tolerance."""
+    with _shown(progress) as show:
+        return _Search(judge, policy, _MAX_EVALUATIONS, show).run()
 
 
 class _Ended(Exception):
