@@ -65,7 +65,7 @@ def _symbol_of(network: Any) -> Any:
 def _data_shapes(shapes: Mapping[str, Any], plan: TuneResult) -> Shapes:
     """Return the shapes of inputs without those of labels, which a plan does not have."""
     known = plan.holds_for.shapes
-    return {name: tuple(shape) for name, shape in shapes.items() if name in known or not name.endswith(LABEL)}
+    return {name: tuple(shape) for name, shape in dict(shapes).items() if name in known or not name.endswith(LABEL)}
 
 
 def read_plan(path: str) -> TuneResult:

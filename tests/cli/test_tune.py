@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from mxmp.tune import TuneResult, holds, load
 from mxmp.tune.holds import digest
 from tests.cli.checkpoints import SHAPE, mxmp, network, save, table
 from tests.cli.test_errors import refused
-from tests.cli.test_process import start
+from tests.cli.test_process import read, start
 from tests.tune.results import result
 
 QUICK = ("--seconds", "2")
@@ -210,3 +211,15 @@ def test_nothing_but_the_result_is_printed(prefix):
     ) as process:
         out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "") and json.loads(out)["format"] == package.plan_file.FORMAT
+
+
+def test_progress_shows_on_a_terminal(prefix):
+    """On stderr, and stdout stays what a pipe can take."""
+    ours, theirs = pty.openpty()
+    args = "tune", prefix, 3, "--shape", SHAPE, *QUICK, "--json"
+    with start(*args, stdout=subprocess.PIPE, stderr=theirs) as process, open(ours, "rb", buffering=0) as terminal:
+        os.close(theirs)
+        out = process.stdout.read()
+        shown = b"".join(read(terminal))
+    assert process.returncode == 0 and b"the last measurement" in shown
+    assert TuneResult.from_json(out).seconds["float32"] > 0

@@ -40,7 +40,7 @@ def run(
     batch = make_batch(model, shapes, types)
     with naming_files(*checkpoint_files(prefix, epoch)):
         float32 = convert_model(*model, Policy(), shapes, types)  # of one that is converted, what it was
-        result = tune(tuple(float32), [batch], policy, objective, seconds=seconds, for_inference=for_inference)
+    result = tune(tuple(float32), [batch], policy, objective, seconds=seconds, for_inference=for_inference)
     if out is not None:
         result.save(out)
     if as_json:
