@@ -90,7 +90,10 @@ class Tensor(NamedTuple):
     def is_cast(self, low: AbstractSet[int]) -> bool:
         """Return whether it changes dtype, given the free nodes in low precision."""
         is_low = self.producer == _SINK or self.producer in low
-        return any((side == _SINK or side in low) != is_low for side in self.readers)
+        for side in self.readers:  # a loop: asked for each tensor of each conversion, twice
+            if (side == _SINK or side in low) != is_low:
+                return True
+        return False
 
 
 def place(
