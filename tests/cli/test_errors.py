@@ -65,7 +65,9 @@ def test_missing_files(prefix, tmp_path):
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.1, 0.5, 0.999])
-@pytest.mark.parametrize("end, match", [("symbol.json", "not a symbol's JSON"), ("0003.params", ".* The file is truncated")])
+@pytest.mark.parametrize(
+    "end, match", [("symbol.json", "not a symbol's JSON"), ("0003.params", ".* The file is truncated")]
+)
 def test_truncated_files(end, match, part, prefix, tmp_path):
     file = tmp_path / f"net-{end}"
     data = file.read_bytes()

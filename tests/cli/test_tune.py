@@ -172,7 +172,7 @@ def test_convert_refuses_a_plan_that_does_not_hold(prefix, plan, tmp_path, monke
 
 TUNING = """
 import os, signal, sys
-from mxmp.tune import plan_search
+from mxmp.tune.speed import plan_search
 
 class Interrupted(plan_search.PlanSearch):
     def _improve(self):

@@ -65,8 +65,8 @@ class Choices:
 
     @property
     def float32(self) -> Choice:
-        """The choice of a network in float32."""
-        return (FLOAT32,) * len(self.groups)
+        """The choice of a network in float32; one of its own where there is no group."""
+        return (FLOAT32,) * len(self.groups) or (FLOAT32,)
 
     def labels(self, number: int) -> Tuple[Label, ...]:
         """Return what a group can be."""

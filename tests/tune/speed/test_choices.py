@@ -80,6 +80,14 @@ def test_the_choice_of_float32_is_float32():
     assert not choices.policy_of(choices.float32).is_mixed
 
 
+def test_where_the_policy_decides_all_it_is_measured_against_float32():
+    ops = {"Convolution": "bfloat16", "BatchNorm": "bfloat16", "Activation": "bfloat16", "FullyConnected": "bfloat16"}
+    choices = choices_of(network(), BFLOAT16.replace(ops=ops))
+    assert choices.groups == ()
+    assert choices.policy_of(choices.untuned).is_mixed
+    assert not choices.policy_of(choices.float32).is_mixed
+
+
 def test_an_operator_wholly_in_float32_is_one_override():
     choices = choices_of(network())
     choice = tuple(FLOAT32 if group.op == "Activation" else None for group in choices.groups)

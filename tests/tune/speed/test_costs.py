@@ -11,7 +11,7 @@ from mxmp.passes.verdict import FLOAT32, LOW
 from mxmp.tune.speed.choices import Choices
 from mxmp.tune.speed.costs import NetworkCosts, Observation
 from mxmp.tune.speed.roofline import Speeds
-from tests.tune.fakes import FakeProblem, Times, residual_network
+from tests.tune.speed.fakes import FakeProblem, Times, residual_network
 
 BASE = {"Convolution": (1.0, 0.4), "BatchNorm": (0.2, 0.12), "Activation": (0.1, 0.06), "elemwise_add": (0.1, 0.06)}
 NETWORK = residual_network()

@@ -10,7 +10,7 @@ from mxmp.tune.speed.moves import MOST
 from mxmp.tune.speed.plan_search import PlanSearch, Proposal, Trial
 from mxmp.tune.speed.starts import find_starts
 from mxmp.tune.speed.suspects import Account
-from tests.tune.fakes import FakeProblem, Times, residual_network
+from tests.tune.speed.fakes import FakeProblem, Times, residual_network
 
 BASE = {"Convolution": (1.0, 0.4), "BatchNorm": (0.2, 0.12), "Activation": (0.1, 0.06), "elemwise_add": (0.1, 0.06)}
 NETWORK = residual_network(((4, 16, 32), (4, 32, 16), (4, 64, 8)))

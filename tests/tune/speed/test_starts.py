@@ -28,8 +28,8 @@ def test_no_choice_comes_twice():
         assert len(found) == len(set(found))
 
 
-def test_a_network_without_choices_is_float32():
-    assert find_starts(make_choices()) == [("float32", ())]
+def test_a_network_without_choices_has_two_starts():
+    assert find_starts(make_choices()) == [("untuned", ()), ("float32", (FLOAT32,))]
 
 
 def test_what_follows_depthwise_convolutions_is_told_by_its_shape():

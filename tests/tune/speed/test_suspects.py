@@ -14,7 +14,7 @@ from mxmp.graph import Graph, Node
 from mxmp.passes import Facts
 from mxmp.policy import Policy
 from mxmp.symbol.inference import infer_facts, to_graph
-from mxmp.tune import suspects
+from mxmp.tune.speed import suspects
 from mxmp.tune.speed.choices import Group
 from mxmp.tune.speed.suspects import account_for, run_steps, time_allowed
 from mxmp.tune.speed.verbose import Primitive

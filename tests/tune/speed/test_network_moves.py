@@ -8,12 +8,12 @@ from mxnet import gluon
 
 from mxmp.devices.speed import Gain, Speed
 from mxmp.policy import Policy
-from mxmp.tune import problem as problems
-from mxmp.tune.gluon_net import GluonNet
-from mxmp.tune.plan_search import Trial
-from mxmp.tune.problem import NetworkProblem
-from mxmp.tune.roofline import GPU, Speeds
-from mxmp.tune.verbose import Primitive
+from mxmp.tune.speed import problem as problems
+from mxmp.tune.speed.gluon_net import GluonNet
+from mxmp.tune.speed.plan_search import Trial
+from mxmp.tune.speed.problem import NetworkProblem
+from mxmp.tune.speed.roofline import GPU, Speeds
+from mxmp.tune.speed.verbose import Primitive
 
 
 def network():
