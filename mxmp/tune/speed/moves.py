@@ -28,6 +28,8 @@ _MOST_CUTS = 6  # of them by the minimum cut
 _CUTS = ("the least by estimated costs", 0.0), ("the least by hopeful estimates of low precision", 1.0)
 _BESIDE = 0.25  # share of the time beside a change that may go with it
 
+_TRIES = 3  # to say the same in fewer words
+
 _SUSPECT, _OPERATOR, _SHAPE, _SINGLE = range(4)
 
 
@@ -136,16 +138,17 @@ class Moves:
 
     def _in_few_words(self, costs: NetworkCosts, choice: Choice, state: State) -> Choice:
         """Return a choice that leaves to the placement by bytes what comes out the same by it."""
-        groups = self._choices.groups
-        plain = tuple(label if group.gains else None for group, label in zip(groups, choice))
-        by_bytes = self._state_of(plain)
-        if by_bytes is None:
-            return choice
-        same = costs.low_shares(by_bytes) == costs.low_shares(state)
-        shorter = tuple(
-            label if group.gains or not equal else None for group, label, equal in zip(groups, choice, same)
-        )
-        return shorter if self._state_of(shorter) == state else choice
+        shares = costs.low_shares(state)
+        shorter = tuple(label if group.gains else None for group, label in zip(self._choices.groups, choice))
+        for _ in range(_TRIES):
+            found = self._state_of(shorter)
+            if found is None:
+                break
+            if found == state:
+                return shorter
+            differs = costs.low_shares(found) != shares
+            shorter = tuple(label if wrong else old for label, wrong, old in zip(choice, differs, shorter))
+        return choice
 
     def _next(
         self, costs: NetworkCosts, choice: Choice, state: State, candidates: List[_Candidate], seconds: Optional[float]
