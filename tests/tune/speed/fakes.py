@@ -155,6 +155,9 @@ class FakeProblem:
     def seconds(self, choice):
         return self.times.of(self.graph, self.facts.shapes, self.key(choice).nodes)
 
+    def allows(self, choice):
+        return True
+
     def build(self, choice):
         self.builds.append(choice)
         seconds = self.seconds(choice)

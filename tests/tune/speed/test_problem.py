@@ -18,7 +18,7 @@ POLICY = Policy.parse("mixed_float16")  # which has more kernels than bfloat16
 class Network:
     """A symbol as a workload whose runs are noted."""
 
-    shapes, on_cpu = (), True
+    shapes, symbols, on_cpu, training = {}, (), True, True
 
     def __init__(self, symbol, shapes, error=None):
         self.symbol, self.known, self.error = symbol, shapes, error
