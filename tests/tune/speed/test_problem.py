@@ -82,8 +82,6 @@ def test_moves_are_allowed_or_have_no_key_and_change_something():
     moves = list(problem.moves(untuned, []))
     assert moves
     assert all(move.choice != untuned and len(move.choice) == len(untuned) for move in moves)
-    changed = {number for move in moves for number, label in enumerate(move.choice) if label is not None}
-    assert changed == set(range(len(untuned)))
 
 
 def test_what_mxnet_cannot_run_is_not_runnable():
