@@ -46,7 +46,7 @@ class ConvertedModule(Float32Params):
         self._training: Optional[Training] = None
         self._monitor: Any = None
         self._stores_params = True  # where it alone infers; a bucket may not, whose parameters others share
-        self._fused: Optional[UnwrittenArrays] = None  # the parameters that fused operators have seen
+        self._fused: Optional[UnwrittenArrays] = None  # the parameters and states that fused operators have seen
         self._watched: List[WatchedExecutor] = []  # what the monitor was given
         self._outcomes: Any = None  # what shapes decide about the symbol
         self._runnables: LRUCache[Runnable] = LRUCache(_MAX_RUNNABLES)  # what runs, by what shapes decided
@@ -129,15 +129,17 @@ class ConvertedModule(Float32Params):
         super().forward(data_batch, is_train)
 
     def _renew_fused(self) -> None:
-        """Make executors anew if parameters were written since the last call.
+        """Make executors anew if parameters or auxiliary states were written since the last call.
 
-        MXNet fuses what is bound to infer, and a fused layer without BatchNorm keeps the weights of its first call.
+        MXNet fuses what is bound to infer. A fused layer keeps the weights of its first call if it has no BatchNorm,
+        and BatchNorm's statistics if it has one.
         """
         if self._fused is not None and not self._fused.are_unwritten():
             self._use(self._bound("forward"), self.mx_exec_group)
         if self._fused is None:
-            counts = [write_count(array) for arrays in self.mx_exec_group.param_arrays for array in arrays]
-            known = [count for count in counts if count is not None]
+            group = self.mx_exec_group
+            held = [array for arrays in (*group.param_arrays, *group.aux_arrays) for array in arrays]
+            known = [count for count in map(write_count, held) if count is not None]
             self._fused = UnwrittenArrays(known) if known else None
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:

@@ -155,7 +155,7 @@ def _not_float32(graph: Graph, entry: Entry, facts: Facts) -> Optional[str]:
 
 def depends_on_shapes(graph: Graph, dtype: str, rules: RuleSet = RULES) -> bool:
     """Return whether the verdicts on a graph may change with the shapes of its inputs."""
-    return bool(_shape_dependent(graph, dtype, rules)) or any(
+    return bool(shape_dependent(graph, dtype, rules)) or any(
         depends_on_shapes(body, dtype, rules) for node in graph.nodes for body in node.subgraphs
     )
 
@@ -167,7 +167,7 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
     the facts, those on bodies included, only shapes are looked at.
     """
     found: List[Any] = []
-    for position, rule in _shape_dependent(graph, dtype, rules):
+    for position, rule in shape_dependent(graph, dtype, rules):
         node = graph.nodes[position]
         call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
         found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
@@ -178,7 +178,7 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
     return tuple(found)
 
 
-def _shape_dependent(graph: Graph, dtype: str, rules: RuleSet) -> List[Tuple[int, Rule]]:
+def shape_dependent(graph: Graph, dtype: str, rules: RuleSet = RULES) -> List[Tuple[int, Rule]]:
     """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
     found = []
     for position, node in enumerate(graph.nodes):

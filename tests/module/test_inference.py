@@ -219,3 +219,19 @@ def test_a_monitor_sees_the_networks_names():
     outputs(module, data())
     seen = {name for _, name, _ in monitor.toc()}
     assert {"fc1_weight", "fc1_bias", "relu1_output", "softmax_output"} <= seen
+
+
+@pytest.mark.parametrize("policy", ["float32", *POLICIES])
+def test_statistics_that_are_set_are_seen_by_fused_layers(policy):
+    symbol, shape = convnet(), (2, 3, 8, 8)
+    module = infer(symbol, policy, shape)
+    x = data(shape)
+    before = outputs(module, x)
+    args, aux = module.get_params()
+    module.set_params({}, {name: value + 3 for name, value in aux.items()}, allow_missing=True)
+    found = outputs(module, x)
+    fresh = Module(symbol, policy=policy)
+    bind(fresh, shape)
+    fresh.init_params(arg_params=args, aux_params={name: value + 3 for name, value in aux.items()})
+    np.testing.assert_array_equal(found, outputs(fresh, x))
+    assert not np.array_equal(found, before)

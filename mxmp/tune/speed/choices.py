@@ -13,10 +13,12 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 from ... import dtypes
 from ...graph import Entry, Graph
 from ...passes.attributes import PRECISION_ATTR
+from ...passes.decide import shape_dependent
 from ...passes.facts import Facts
 from ...passes.plan import Plan
 from ...passes.verdict import FLOAT32, FREE, LOW
 from ...policy import Policy
+from ...rules import INFER
 
 Label = Optional[str]
 """FLOAT32 or LOW; None leaves it to the policy's rules and the minimum cut on bytes."""
@@ -29,7 +31,8 @@ class Group(NamedTuple):
     """Operators that are chosen for together, since they do the same on the same shapes.
 
     ``gains`` says whether they are of those that gain from low precision (`allow`): the policy has them in it unless
-    they are chosen otherwise. ``depthwise`` are convolutions of each channel by itself.
+    they are chosen otherwise. ``depthwise`` are convolutions of each channel by itself. ``by_shapes`` are those that
+    may need float32 for inputs of other shapes, as long sums do: none is put in low precision by its name.
     """
 
     op: str
@@ -37,6 +40,7 @@ class Group(NamedTuple):
     depthwise: bool
     gains: bool
     names: Tuple[str, ...]
+    by_shapes: bool = False
 
     def __str__(self) -> str:
         """Return it in words."""
@@ -70,7 +74,8 @@ class Choices:
 
     def labels(self, number: int) -> Tuple[Label, ...]:
         """Return what a group can be."""
-        return (None, FLOAT32) if self.groups[number].gains else (None, FLOAT32, LOW)
+        group = self.groups[number]
+        return (None, FLOAT32) if group.gains or group.by_shapes else (None, FLOAT32, LOW)
 
     def policy_of(self, choice: Choice) -> Policy:
         """Return the policy of a choice: the untuned one with overrides, as few as name it; float32 if all are that."""
@@ -82,6 +87,8 @@ class Choices:
         low = self.policy.compute_dtype
         for group, label in zip(self.groups, choice):
             if label is None or (label == FLOAT32 and ops.get(group.op) == dtypes.FLOAT32):
+                continue
+            if label == LOW and group.by_shapes:
                 continue
             names.update((pattern(name), dtypes.FLOAT32 if label == FLOAT32 else low) for name in group.names)
         return self.policy.replace(ops=ops, names=names)
@@ -101,9 +108,10 @@ def find_choices(parts: Sequence[Tuple[Graph, Facts, Plan]], policy: Policy) -> 
     The operators in bodies of control flow are left to the policy, and so are those that a region, an override by name
     or block, or one by operator decides about.
     """
-    names: Dict[Tuple[str, Tuple[int, ...], bool, bool], Dict[str, None]] = {}
+    names: Dict[Group, Dict[str, None]] = {}
     fixed: Dict[str, int] = defaultdict(int)
     for graph, facts, plan in parts:
+        by_shapes = _decided_by_shapes(graph, plan, policy.compute_dtype)
         for position, node in enumerate(graph.nodes):
             if node.is_variable:
                 continue
@@ -113,10 +121,23 @@ def find_choices(parts: Sequence[Tuple[Graph, Facts, Plan]], policy: Policy) -> 
                 fixed[node.op] += 1
                 continue
             shape = facts.shape(Entry(position)) or ()
-            key = node.op, shape, is_depthwise(graph, position, facts), verdict.label == LOW
-            names.setdefault(key, {})[node.name] = None
-    groups = tuple(Group(*key, tuple(found)) for key, found in names.items())
+            depthwise, gains = is_depthwise(graph, position, facts), verdict.label == LOW
+            kind = Group(node.op, shape, depthwise, gains, (), position in by_shapes)
+            names.setdefault(kind, {})[node.name] = None
+    groups = tuple(kind._replace(names=tuple(found)) for kind, found in names.items())
     return Choices(policy, _disjoint(groups), dict(fixed))
+
+
+def _decided_by_shapes(graph: Graph, plan: Plan, dtype: str) -> Set[int]:
+    """Return the operators of which other shapes may require float32, directly or since what they follow needs it."""
+    conditional = shape_dependent(graph, dtype)
+    own = {position for position, _ in conditional}
+    behind = {position for position, rule in conditional if rule.category == INFER}
+    for position, node in enumerate(graph.nodes):
+        if plan.verdicts[position].label != LOW and any(entry.node in behind for entry in node.inputs):
+            behind.add(position)
+    rules = {position: plan.verdicts[position].rule for position in behind - own}
+    return own | {position for position, rule in rules.items() if rule is not None and rule.category == INFER}
 
 
 def _disjoint(groups: Sequence[Group]) -> Tuple[Group, ...]:

@@ -14,7 +14,7 @@ from typing import AbstractSet, Any, FrozenSet, List, Mapping, NamedTuple, Optio
 import numpy as np
 
 from ...passes.verdict import FLOAT32, LOW
-from .choices import Choice, Choices, Label
+from .choices import Choice, Choices, Group, Label
 from .corrections import Corrections, Measurements, correct, no_corrections
 from .graph_costs import GraphCosts, Part
 from .roofline import Speeds
@@ -128,7 +128,7 @@ class NetworkCosts:
     def labels(self, state: State) -> Choice:
         """Return the choice nearest to a state: of each group what the more of its nodes run in, float32 in a tie."""
         return tuple(
-            low_label(group.gains) if share > 0.5 else FLOAT32
+            low_label(group) if share > 0.5 else FLOAT32
             for group, share in zip(self._groups, self.low_shares(state))
         )
 
@@ -184,6 +184,6 @@ class NetworkCosts:
         return [frozenset(each - {number}) for number, each in enumerate(found)]
 
 
-def low_label(gains: bool) -> Label:
-    """Return the label that has a group in low precision: those that gain from it are so by themselves."""
-    return None if gains else LOW
+def low_label(group: Group) -> Label:
+    """Return the label that has a group in low precision: some are so by themselves, or where the policy has them so."""
+    return None if group.gains or group.by_shapes else LOW

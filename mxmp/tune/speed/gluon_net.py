@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import mxnet as mx
 from mxnet import autograd, gluon
 
+from ... import dtypes
 from ...arrays.casts import to_float32
 from ...errors import TuneError
 from ...gluon.api import convert
@@ -85,14 +86,19 @@ class GluonNet:
 
     def _copy(self, graph: _Graph, policy: Policy) -> gluon.SymbolBlock:
         """Return a block of its own with a graph and copies of its parameters, converted."""
+        values = {name: to_float32(parameters.reduced(own)) for name, own in graph.params.items()}
         params = gluon.ParameterDict()
         for name, own in graph.params.items():
-            grad_stype = parameters.grad_storage_type(own)
-            copied = params.get(name, shape=own.shape, grad_req=own.grad_req, grad_stype=grad_stype)
-            parameters.load_value(copied, to_float32(parameters.reduced(own)), [graph.arrays[0].ctx])
+            if dtypes.canonical(values[name].dtype) == dtypes.FLOAT32:  # of others the block guesses dtypes
+                _add_like(params, name, own, values[name])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # MXNet infers dtypes here, and is told none of the inputs
             block = gluon.SymbolBlock(graph.symbol, list(graph.inputs), params)
+        for name, value in values.items():
+            copied = block.params[name]
+            copied.cast(value.dtype)
+            copied.shape, copied.grad_req = value.shape, graph.params[name].grad_req
+            parameters.load_value(copied, value, [graph.arrays[0].ctx])
         block.hybridize(**dict(blocks.flags(graph.net)))
         blocks.backend.set(block, blocks.backend(graph.net))
         with unwarned():
@@ -144,9 +150,18 @@ def _calls_of_roots(net: gluon.Block, batch: Any, forward: Forward) -> List[Tupl
 def _traced(root: gluon.HybridBlock, args: Tuple[Any, ...]) -> _Graph:
     """Return the float32 graph of a block for a call."""
     args = tuple(map(as_input, args))
-    traced = (conversion_of(root) or Conversion(root, Policy())).traced_for(args)
+    with blocks.graph_kept(root):
+        traced = (conversion_of(root) or Conversion(root, Policy())).traced_for(args)
     nodes = [(node.op, node.name) for node in traced.graph.operators()]
     return _Graph(root, split_inputs(args), traced.symbol, traced.inputs, traced.params, nodes)
+
+
+def _add_like(params: gluon.ParameterDict, name: str, own: gluon.Parameter, value: mx.nd.NDArray) -> None:
+    """Add a parameter like one of a net's; constants stay constants, which are never stored in low precision."""
+    if isinstance(own, gluon.Constant):
+        params.get_constant(name, value)
+    else:
+        params.get(name, shape=own.shape, grad_req=own.grad_req, grad_stype=parameters.grad_storage_type(own))
 
 
 def _shapes(graphs: Sequence[_Graph]) -> Dict[str, Tuple[int, ...]]:

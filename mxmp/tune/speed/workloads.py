@@ -51,17 +51,23 @@ def first_batch(batches: Any) -> Any:
         )
     if isinstance(batches, mx.io.DataIter):
         batches.reset()
-        batch = next(batches, None)
+        found = next(batches, None)
         batches.reset()
-        descriptions = [*batches.provide_data, *(batches.provide_label or ())]
-        return None if batch is None else dict(zip([each[0] for each in descriptions], [*batch.data, *batch.label]))
-    try:
-        found = next(iter(batches), None)
-    except TypeError:
-        raise TuneError(f"batches: expected a list or loader of batches, found a {type(batches).__name__}.") from None
+    else:
+        try:
+            found = next(iter(batches), None)
+        except TypeError:
+            kind = type(batches).__name__
+            raise TuneError(f"batches: expected a list or loader of batches, found a {kind}.") from None
     if found is None:
         raise TuneError("batches: there is none; give at least one.")
-    return found
+    return _by_name(found, batches) if isinstance(batches, mx.io.DataIter) else found
+
+
+def _by_name(batch: mx.io.DataBatch, described: Any) -> Dict[str, mx.nd.NDArray]:
+    """Return a batch's arrays by the names that an iterator, or the batch itself, describes them by."""
+    descriptions = [*described.provide_data, *(described.provide_label or ())]
+    return dict(zip([each[0] for each in descriptions], [*batch.data, *(batch.label or ())]))
 
 
 def _module(module: mx.mod.Module, batch: Any, training: bool) -> Workload:
@@ -98,10 +104,12 @@ def symbol_of(network: Any) -> Any:
 def _inputs(symbol: Any, batch: Any, labels: AbstractSet[str] = frozenset()) -> Inputs:
     """Return the arrays of a batch by name; labels that lack are zeros."""
     if isinstance(batch, mx.io.DataBatch) and batch.provide_data:
-        descriptions = [*batch.provide_data, *(batch.provide_label or ())]
-        batch = dict(zip([each[0] for each in descriptions], [*batch.data, *(batch.label or ())]))
+        batch = _by_name(batch, batch)
     if not isinstance(batch, Mapping) or not batch:
         raise TuneError(f"batches: expected dicts of arrays by the names of inputs, found a {type(batch).__name__}.")
+    for name, array in batch.items():
+        if not isinstance(array, mx.nd.NDArray):
+            raise TuneError(f"batches: {name!r} is a {type(array).__name__}; expected an NDArray.")
     arguments = symbol.list_arguments()
     unknown = sorted(set(batch) - set(arguments))
     if unknown:
@@ -112,4 +120,6 @@ def _inputs(symbol: Any, batch: Any, labels: AbstractSet[str] = frozenset()) -> 
     zeros = {name: mx.nd.zeros(sizes[name]) for name in arguments if name in missing}
     found = {**batch, **zeros}
     data = {name: array for name, array in found.items() if name not in labels}
+    if not data:
+        raise TuneError(f"batches: a batch has labels alone ({', '.join(batch)}); give the symbol's other inputs too.")
     return Inputs(data, {name: array for name, array in found.items() if name in labels})

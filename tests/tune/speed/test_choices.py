@@ -130,3 +130,18 @@ def test_a_name_that_two_graphs_share_is_chosen_for_once():
     part = found.before, found.facts, found.plan
     names = [name for group in find_choices([part, part], BFLOAT16).groups for name in group.names]
     assert len(names) == len(set(names))
+
+
+def test_what_other_shapes_require_float32_of_is_not_put_in_low_precision_by_name():
+    """A sum of few elements is free in float16, one of many needs float32, and so does what is behind it."""
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, flatten=False, name="first")
+    data = mx.sym.tanh(mx.sym.mean(data, axis=1, name="mean"), name="behind")
+    symbol = mx.sym.FullyConnected(data, num_hidden=2, name="last")
+    policy = Policy.parse("O1")
+    few = convert_graph(symbol, policy, {"data": (2, 3, 5)}).decisions
+    choices = find_choices([(few.before, few.facts, few.plan)], policy)
+    assert {"mean", "behind"} <= {name for group in choices.groups for name in group.names}
+    tuned = choices.policy_of(tuple(None if group.gains else LOW for group in choices.groups))
+    many = convert_graph(symbol, tuned, {"data": (2, 3000, 5)}).decisions
+    precision = {row.name: row.precision for row in many.report.rows}
+    assert (precision["mean"], precision["behind"]) == ("float32", "float32")

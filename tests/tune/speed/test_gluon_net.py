@@ -157,3 +157,38 @@ def test_a_search_runs_for_real(batch):
     assert found.seconds["float32"] > 0
     assert {"untuned", "normalisations in float32"} <= {trial.name for trial in found.trials}
     assert min(found.seconds.values()) > 0
+
+
+class Picks(gluon.HybridBlock):
+    """A net that scales by a float32 constant, and picks outputs by an integer one."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=3)
+            self.scale = self.params.get_constant("scale", mx.nd.ones((4, 4)))
+            self.index = self.params.get_constant("index", mx.nd.array([0, 2], dtype="int32"))
+
+    def hybrid_forward(self, F, data, scale, index):
+        return F.take(F.dot(self.dense(data), scale), index, axis=1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_constants_stay_constants_of_their_dtypes(training):
+    net = Picks()
+    net.initialize()
+    workload = GluonNet(net, mx.nd.ones((2, 3)), training, False)
+    (found,) = workload.decide(Policy.parse("O2"))
+    workload.build(Policy.parse("O2"))()
+    mx.nd.waitall()
+    low = {found.before.nodes[position].name for position in found.plan.low_params}
+    assert low == {net.dense.weight.name, net.dense.bias.name}
+
+
+def test_a_net_that_ran_can_be_exported_afterwards(batch, tmp_path):
+    net = make_net()
+    net.hybridize()
+    net(batch)
+    GluonNet(net, batch, True, False)
+    net.export(str(tmp_path / "net"))
+    assert (tmp_path / "net-symbol.json").exists()

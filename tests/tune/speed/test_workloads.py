@@ -110,3 +110,39 @@ def test_forward_is_for_gluon_nets():
 def test_a_module_does_not_fold():
     with pytest.raises(TuneError, match="for_inference: a Module folds no BatchNorm"):
         make_workload(mx.mod.Module(symbol()), iterator(), False, True)
+
+
+class Unlabelled(mx.io.DataIter):
+    """An iterator of MXNet whose batches have no list of labels, so many of them."""
+
+    provide_data, provide_label = [mx.io.DataDesc("data", (2, 3))], []
+
+    def __init__(self, count):
+        super().__init__(2)
+        self.count = count
+
+    def next(self):
+        if not self.count:
+            raise StopIteration
+        return mx.io.DataBatch([mx.nd.zeros((2, 3))], None)
+
+
+def test_batches_of_an_iterator_may_lack_labels():
+    assert {name: array.shape for name, array in first_batch(Unlabelled(1)).items()} == {"data": (2, 3)}
+
+
+def test_an_empty_iterator_of_mxnet_is_refused():
+    with pytest.raises(TuneError, match="batches: there is none; give at least one."):
+        first_batch(Unlabelled(0))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"data": IMAGES}, "batches: 'data' is a ndarray; expected an NDArray."),
+        ({"softmax_label": mx.nd.zeros(4)}, r"batches: a batch has labels alone \(softmax_label\); give the symbol's"),
+    ],
+)
+def test_batches_that_a_symbol_cannot_run_on_are_refused(batch, message):
+    with pytest.raises(TuneError, match=message):
+        make_workload(model(), [batch], training=False, for_inference=False)
