@@ -20,6 +20,7 @@ from .accuracy.minimal import minimal_set
 from .accuracy.result import SearchResult as SearchResult
 from .accuracy.result import SearchRow as SearchRow
 from .accuracy.tolerance import Tolerance as Tolerance
+from .accuracy.tolerance import require_runs
 
 _Show = Callable[[str], None]
 
@@ -53,7 +54,7 @@ def search(
             that runs on ``ctx``; or an `mxmp.module.Module` with the same shapes, contexts and parameters. It may train
             that: each call begins with the same values.
         tolerance: How much worse than in float32 the metric may be, in its unit. A metric that is not finite is out of
-            tolerance, a better one is within.
+            tolerance, and so is a NonFiniteLossError of a trainer in ``evaluate``; a better one is within.
         policy: The policy to begin with; its overrides hold.
         batches: Batches that errors are measured on, the first two of them: for a symbol or Module dicts of NDArrays by
             input, or a DataIter. A Gluon net needs none, as the first calls that ``evaluate`` makes of it are taken.
@@ -68,7 +69,8 @@ def search(
 
     Raises:
         TuneError: If ``evaluate`` gives no number, or none that is finite in float32; if it gives two in float32 that
-            are further apart than the tolerance; or if no choice of operators is within the tolerance.
+            are further apart than the tolerance; if no choice of operators is within the tolerance; or if the policy
+            computes in bfloat16 and MXNet runs none here.
         PolicyError: If the policy does not parse or matches nothing.
         ConvertError: If the network cannot be converted.
 
@@ -88,6 +90,7 @@ def search(
         raise TuneError(f"max_evaluations={max_evaluations!r}: expected a whole number from 4 on.")
     if not parsed.is_mixed:
         raise TuneError(f"policy '{parsed}' is float32, so there is nothing to search; give one such as 'O2'.")
+    require_runs(parsed)
     with _shown(progress) as show:
         show("float32")
         judge = Tolerance(

@@ -11,7 +11,8 @@ from ..devices.bfloat16 import runs_bfloat16
 from ..devices.processor import read_processor
 from ..errors import PolicyError, TuneError
 from ..files import require_folder
-from ..policy import Policy
+from ..policy import Policy, check_matches
+from ..symbol import to_graph
 from .accuracy.tolerance import Tolerance
 from .by_accuracy import search_within
 from .changes import find_changes
@@ -23,7 +24,7 @@ from .speed.plan_search import Found, NotRunnable, PlanSearch
 from .speed.problem import NetworkProblem, Workload
 from .speed.race import NOISY
 from .speed.workloads import make_workload
-from .store import stored_plan
+from .store import file_name, require_writable, stored_plan
 
 _LOG = logging.getLogger(__name__)
 
@@ -81,13 +82,21 @@ def tune(
         The policy, with the times and what they hold for.
 
     Raises:
-        PolicyError: If the policy is invalid, or float32.
+        PolicyError: If the policy is invalid, or float32, or one of its patterns matches nothing.
         TuneError: If an argument is wrong, or ``store`` a file that is no plan; or if the policy computes in float16
             and the network runs on a CPU.
+        CheckpointError: If ``store`` cannot be written, which is looked at before anything is measured.
         ConvertError: If the network cannot be converted.
     """
     parsed = _check(Policy.parse(policy, **changes), objective, seconds, for_inference)
+    if within is not None and not isinstance(within, Tolerance):
+        raise TuneError(f"within is a {type(within).__name__}; expected a mxmp.tune.Tolerance of the same network.")
+    if store is not None:
+        require_folder(file_name("store", store))
     workload = make_workload(net_or_model, batches, objective == TRAINING, for_inference, forward)
+    if parsed.has_overrides:
+        graphs = [to_graph(symbol) for symbol in workload.symbols]
+        check_matches(parsed, [(node.op, node.name) for graph in graphs for node in graph.operators()])
     if parsed.compute_dtype == dtypes.FLOAT16 and workload.on_cpu:
         raise TuneError(
             "policy: it computes in float16, which is emulated on a CPU, and the time of that says nothing of a GPU's. "
@@ -98,12 +107,12 @@ def tune(
         parsed = search_within(within, parsed, _shows(progress)).policy
     allows = _allow_all if within is None else within.allows
     if store is not None:
-        require_folder(store)
         plan, different = stored_plan(store, workload, parsed, objective, for_inference)
         if plan is not None and allows(plan.policy):
             return plan
         if different:
             _LOG.info("%s: the plan is measured again: %s.", store, "; ".join(different))
+        require_writable(store)
     result = _search(workload, parsed, objective, for_inference, seconds, progress, runs, allows)
     if store is not None and result.proved:
         result.save(store)
@@ -139,7 +148,7 @@ def _search(
         seconds=found.seconds,
         candidates=tuple(Measured(each.name, each.seconds, each.ratio, each.won) for each in found.trials),
         changes=find_changes(problem.decided, policy) if policy.is_mixed else (),
-        notes=(*notes, *_notes(found)),
+        notes=(*notes, *_notes(found, runs)),
         proved=found.proved,
         holds_for=holds_here(workload.on_cpu, workload.shapes, workload.symbols),
     )
@@ -166,10 +175,10 @@ def _check(policy: Policy, objective: str, seconds: float, for_inference: bool) 
     return policy
 
 
-def _notes(found: Found) -> List[str]:
-    """Return what the user should know of a search."""
+def _notes(found: Found, runs: bool) -> List[str]:
+    """Return what the user should know of a search; where the policy does not run, noise has hidden nothing."""
     notes = []
-    if found.scatter > NOISY:
+    if runs and found.scatter > NOISY:
         notes.append(
             f"This machine is noisy: runs of the same float32 network differ by {found.scatter:.0%} from their median. "
             f"Smaller gains than that cannot be told; end other programs and tune again."

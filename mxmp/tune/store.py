@@ -8,7 +8,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 import mxnet as mx
 from mxnet import gluon
 
-from ..errors import TuneError
+from ..errors import CheckpointError, TuneError
 from ..policy import Policy
 from .holds import Shapes, digest
 from .result import TRAINING, TuneResult
@@ -41,7 +41,7 @@ def load(
         TuneError: If the file is missing or damaged, or the plan does not hold here; the message names all that
             differs.
     """
-    plan = read_plan(path)
+    plan = read_plan(file_name("path", path))
     symbols: Optional[Sequence[Any]] = None
     if batches is not None:
         workload = make_workload(net_or_model, batches, plan.objective == TRAINING, plan.for_inference, forward)
@@ -65,7 +65,27 @@ def _symbol_of(network: Any) -> Any:
 def _data_shapes(shapes: Mapping[str, Any], plan: TuneResult) -> Shapes:
     """Return the shapes of inputs without those of labels, which a plan does not have."""
     known = plan.holds_for.shapes
-    return {name: tuple(shape) for name, shape in dict(shapes).items() if name in known or not name.endswith(LABEL)}
+    try:
+        found = {str(name): tuple(map(int, shape)) for name, shape in dict(shapes).items()}
+    except (TypeError, ValueError):
+        raise TuneError(f"shapes is {shapes!r}; expected shapes by the names of inputs, {{'data': (8, 3)}}.") from None
+    return {name: shape for name, shape in found.items() if name in known or not name.endswith(LABEL)}
+
+
+def file_name(argument: str, path: Any) -> str:
+    """Return a path as text, or raise a TuneError that names the argument."""
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise TuneError(f"{argument} is a {type(path).__name__}; expected the name of a file.") from None
+
+
+def require_writable(path: str) -> None:
+    """Raise a CheckpointError, before anything is measured, if a plan cannot be written to a file."""
+    file = os.path.realpath(path)
+    for each in (os.path.dirname(file), file):
+        if os.path.lexists(each) and not os.access(each, os.W_OK):
+            raise CheckpointError(f"{path}: {each} is write-protected; give another file to store.")
 
 
 def read_plan(path: str) -> TuneResult:
@@ -92,7 +112,10 @@ def stored_plan(
     """
     if not os.path.lexists(path):
         return None, []
-    plan = read_plan(path)
+    try:
+        plan = read_plan(path)
+    except TuneError as e:
+        raise TuneError(f"{e} Nothing is written over it: give another file to store, or remove this one.") from e
     asked = {"policy": policy, "objective": objective, "for_inference": for_inference}
     had = {"policy": plan.untuned, "objective": plan.objective, "for_inference": plan.for_inference}
     different = [f"{name}: found {asked[name]}, expected {had[name]}" for name in asked if asked[name] != had[name]]

@@ -74,11 +74,24 @@ def test_float16_on_a_cpu_is_refused(batches):
         ({"seconds": "60"}, TuneError, "seconds is '60'; expected a positive number"),
         ({"seconds": float("nan")}, TuneError, "seconds is nan; expected a positive number"),
         ({"for_inference": True}, TuneError, "for_inference=True needs objective='inference'"),
+        ({"within": 0.02}, TuneError, "within is a float; expected a mxmp.tune.Tolerance"),
+        ({"store": 3}, TuneError, "store is a int; expected the name of a file"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_runs(options, error, message):
     with pytest.raises(error, match=message):
         tune(None, None, **options)
+
+
+@pytest.mark.parametrize("overrides", [{"names": {"typo*": "float32"}}, {"ops": {"Typo": "float32"}}])
+def test_a_pattern_that_matches_nothing_is_named(overrides, batches, without_bfloat16):
+    with pytest.raises(PolicyError, match="[Tt]ypo"):
+        tune(make_net(), batches, progress=False, **overrides)
+
+
+def test_noise_is_not_spoken_of_where_the_policy_does_not_run(batches, without_bfloat16, monkeypatch):
+    monkeypatch.setattr("mxmp.tune.by_time.NOISY", -1.0)
+    assert len(tune(make_net(), batches, progress=False).notes) == 1
 
 
 def test_a_network_that_does_not_run_says_so(batches, without_bfloat16):

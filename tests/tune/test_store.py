@@ -161,6 +161,32 @@ def test_a_file_that_is_no_plan_is_refused(content, match, tmp_path):
         load(str(file))
 
 
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_measured(tmp_path, searches, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: path != str(tmp_path))  # the superuser may write anywhere
+    with pytest.raises(CheckpointError, match="plan.json: .* is write-protected; give another file to store"):
+        tune(dense("net_"), [mx.nd.ones((4, 5))], store=str(tmp_path / "plan.json"))
+    assert searches.count == 0
+
+
+def test_a_plan_that_holds_is_used_where_nothing_can_be_written(tmp_path, searches, monkeypatch):
+    file = str(tmp_path / "plan.json")
+    stored = tune(dense("net_"), [mx.nd.ones((4, 5))], store=file)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert tune(dense("net_"), [mx.nd.ones((4, 5))], store=file) == stored
+
+
+@pytest.mark.parametrize("shapes", [{"data": 2}, (4, 5), "data", {"data": None}])
+def test_what_are_no_shapes_is_refused(shapes, file):
+    with pytest.raises(TuneError, match="shapes is .*; expected shapes by the names of inputs"):
+        load(str(file), shapes=shapes)
+
+
+def test_a_number_is_no_file():
+    """Python would take it for a file that is open, and close that."""
+    with pytest.raises(TuneError, match="path is a int; expected the name of a file"):
+        load(0)
+
+
 def test_a_folder_is_refused(tmp_path):
     with pytest.raises(TuneError, match="it cannot be read: Is a directory"):
         load(str(tmp_path))
@@ -230,7 +256,9 @@ def test_tune_stores_nothing_that_is_not_proved(tmp_path, searches):
 def test_tune_does_not_write_over_what_is_no_plan(tmp_path, searches):
     file = tmp_path / "notes.json"
     file.write_text(json.dumps({"mine": 1}))
-    with pytest.raises(TuneError, match="notes.json: this is no tuned plan"):
+    with pytest.raises(
+        TuneError, match="notes.json: this is no tuned plan .* give another file to store, or remove this"
+    ):
         tune(dense("net_"), [mx.nd.ones((4, 5))], store=str(file))
     assert json.loads(file.read_text()) == {"mine": 1} and searches.count == 0
     with pytest.raises(CheckpointError, match="there is no folder"):

@@ -9,8 +9,11 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
+from ... import dtypes
+from ...devices.bfloat16 import runs_bfloat16
+from ...devices.processor import read_processor
 from ...diagnose.batches import Batches
-from ...errors import TuneError
+from ...errors import NonFiniteLossError, TuneError
 from ...graph import Graph
 from ...policy import Policy
 from .gluon_net import GluonNet
@@ -95,6 +98,7 @@ class Tolerance:
         parsed = Policy.parse(policy)
         if not parsed.is_mixed:
             return self.reference
+        require_runs(parsed)
         key = self.network.graphs(parsed)
         if key not in self._metrics:
             self._metrics[key] = self._measure(parsed)
@@ -103,7 +107,12 @@ class Tolerance:
     def _measure(self, policy: Policy) -> float:
         with self.network.under(policy) as candidate:
             self.evaluations += 1
-            value = self._evaluate(candidate)
+            try:
+                value = self._evaluate(candidate)
+            except NonFiniteLossError:  # of a trainer in ``evaluate``
+                if not policy.is_mixed:
+                    raise
+                value = math.nan
         number = _number(value)
         if number is None:
             given = "None" if value is None else f"a {type(value).__name__}"
@@ -125,6 +134,15 @@ class Tolerance:
                 f"beyond that noise."
             )
         return first
+
+
+def require_runs(policy: Policy) -> None:
+    """Raise a TuneError if this machine cannot run a network under a policy."""
+    if policy.compute_dtype == dtypes.BFLOAT16 and not runs_bfloat16():
+        raise TuneError(
+            f"policy: it computes in bfloat16, and MXNet runs none on this processor ({read_processor().name}). Search "
+            f"on one with AVX-512, or with a policy of float16, which is emulated."
+        )
 
 
 def _number(value: Any) -> Optional[float]:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 
 from ... import dtypes
@@ -107,10 +108,17 @@ class GluonNet:
 
 def call_with(net: gluon.Block, batch: Any) -> Any:
     """Call a net with a batch: an array, or arrays of which the net takes the first, as many as it has inputs."""
-    if not isinstance(batch, (list, tuple)):
+    if isinstance(batch, mx.nd.NDArray):
         return net(batch)
-    count = _input_count(net)
-    return net(*batch[:count])
+    if not isinstance(batch, (list, tuple)) or not batch:
+        found = "an empty one" if isinstance(batch, (list, tuple)) else f"a {type(batch).__name__}"
+        raise TuneError(f"batches: expected an NDArray or a list of them as a batch, found {found}; or give forward=.")
+    inputs = batch[: _input_count(net)]
+    if any(isinstance(each, np.ndarray) for each in inputs):
+        raise TuneError(
+            "batches: expected NDArrays as inputs of the net, found an array of numpy; give mx.nd.array(...)."
+        )
+    return net(*inputs)
 
 
 def _input_count(net: gluon.Block) -> Optional[int]:

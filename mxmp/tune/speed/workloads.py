@@ -29,6 +29,8 @@ def make_workload(
     batch = first_batch(batches)
     if forward is not None and not isinstance(network, gluon.Block):
         raise TuneError(f"forward: it is for Gluon nets, but net_or_model is a {type(network).__name__}.")
+    if forward is not None and not callable(forward):
+        raise TuneError(f"forward is a {type(forward).__name__}; expected a function of the net and a batch.")
     if isinstance(network, gluon.Block):
         return GluonNet(network, batch, training, for_inference, forward)
     if isinstance(network, mx.mod.Module):
@@ -85,8 +87,14 @@ def _model(network: Any) -> Tuple[Any, Tuple[Dict[str, Any], Dict[str, Any]]]:
     if isinstance(network, mx.sym.Symbol):
         raise TuneError("net_or_model: a symbol alone cannot run; give (symbol, arg_params, aux_params).")
     symbol = symbol_of(network)
-    _, arg_params, aux_params = network
-    return symbol, (dict(arg_params), dict(aux_params))
+    _, *params = network
+    for name, each in zip(("arg_params", "aux_params"), params):
+        if not isinstance(each, Mapping):
+            raise TuneError(
+                f"net_or_model: {name} is a {type(each).__name__}; expected a dict by the names of variables, "
+                f"{{}} for none."
+            )
+    return symbol, (dict(params[0]), dict(params[1]))
 
 
 def symbol_of(network: Any) -> Any:
@@ -114,6 +122,11 @@ def _inputs(symbol: Any, batch: Any, labels: AbstractSet[str] = frozenset()) -> 
     unknown = sorted(set(batch) - set(arguments))
     if unknown:
         raise TuneError(f"batches: the symbol has no input {unknown[0]!r}{did_you_mean(unknown[0], arguments)}.")
+    for name, each in batch.items():
+        if not isinstance(each, mx.nd.NDArray):
+            raise TuneError(
+                f"batches: input {name!r} is a {type(each).__name__}; expected an NDArray, mx.nd.array(...)."
+            )
     labels = labels | {name for name in arguments if name.endswith(LABEL)}
     sizes = dict(zip(arguments, symbol.infer_shape_partial(**{name: each.shape for name, each in batch.items()})[0]))
     missing = {name for name in labels & set(sizes) - set(batch) if sizes[name] and 0 not in sizes[name]}

@@ -11,8 +11,8 @@ import pytest
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.errors import TuneError
-from mxmp.tune import Tolerance
+from mxmp.errors import NonFiniteLossError, TuneError
+from mxmp.tune import Tolerance, search
 
 DATA = mx.nd.ones((2, 4))
 
@@ -102,6 +102,31 @@ def test_what_is_no_number_is_an_error_that_names_it(value, named):
 @pytest.mark.parametrize("value", [1, np.float32(0.5), np.float64(0.5), np.int64(1)])
 def test_numbers_of_numpy_are_metrics(value):
     assert Tolerance(dense(), gives(value), 0.1).reference == float(value)
+
+
+def test_a_loss_that_is_not_finite_in_low_precision_is_out_of_tolerance():
+    """What a trainer in ``evaluate`` raises of it; in float32 that is passed on."""
+
+    def evaluate(net):
+        if net(DATA * 1e6).max().asscalar() == np.inf:
+            raise NonFiniteLossError("the loss itself is NaN or inf")
+        return 1.0
+
+    net = dense()
+    net.weight.set_data(mx.nd.ones((3, 4)))
+    tolerance = Tolerance(net, evaluate, 0.1)
+    assert math.isnan(tolerance.metric("O2")) and not tolerance.allows("O2")
+    net.weight.set_data(mx.nd.ones((3, 4)) * 1e38)
+    with pytest.raises(NonFiniteLossError):
+        Tolerance(net, evaluate, 0.1)
+
+
+def test_bfloat16_is_refused_where_mxnet_runs_none(monkeypatch):
+    monkeypatch.setattr("mxmp.tune.accuracy.tolerance.runs_bfloat16", lambda: False)
+    with pytest.raises(TuneError, match="policy: it computes in bfloat16, and MXNet runs none on this processor"):
+        Tolerance(dense(), gives(1.0), 0.1).allows("mixed_bfloat16")
+    with pytest.raises(TuneError, match="policy: it computes in bfloat16"):
+        search(dense(), gives(1.0), 0.1, "mixed_bfloat16")
 
 
 @pytest.mark.parametrize("higher, bound", [(True, "at least 0.8"), (False, "at most 1")])

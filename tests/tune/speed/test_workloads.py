@@ -95,6 +95,16 @@ def test_each_kind_of_network_runs(network, batches, training, kind):
         (lambda: 3, {"data": mx.nd.zeros((2, 3))}, "expected a Gluon Block, a Module, or .*; found a int"),
         (model, {"dta": mx.nd.zeros((2, 3))}, "batches: the symbol has no input 'dta'; the nearest are data"),
         (model, mx.nd.zeros((2, 3)), "batches: expected dicts of arrays by the names of inputs, found a NDArray"),
+        (model, {"data": np.zeros((2, 3))}, "batches: input 'data' is a ndarray; expected an NDArray"),
+        (lambda: (symbol(), None, {}), {"data": mx.nd.zeros((2, 3))}, "net_or_model: arg_params is a NoneType"),
+        (dense, np.zeros((2, 3)), "batches: expected an NDArray or a list of them as a batch, found a ndarray"),
+        (
+            dense,
+            {"data": mx.nd.zeros((2, 3))},
+            "batches: expected an NDArray or a list of them as a batch, found a dict",
+        ),
+        (dense, [], "batches: expected an NDArray or a list of them as a batch, found an empty one"),
+        (dense, [np.zeros((2, 3))], "batches: expected NDArrays as inputs of the net, found an array of numpy"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(network, batch, message):
@@ -105,6 +115,11 @@ def test_what_does_not_fit_is_refused_by_name(network, batch, message):
 def test_forward_is_for_gluon_nets():
     with pytest.raises(TuneError, match="forward: it is for Gluon nets, but net_or_model is a tuple"):
         make_workload(model(), iterator(), False, False, forward=lambda net, batch: net)
+
+
+def test_forward_is_a_function():
+    with pytest.raises(TuneError, match="forward is a int; expected a function of the net and a batch"):
+        make_workload(dense(), [mx.nd.zeros((2, 3))], False, False, forward=3)
 
 
 def test_a_module_does_not_fold():
