@@ -128,8 +128,7 @@ class NetworkCosts:
     def labels(self, state: State) -> Choice:
         """Return the choice nearest to a state: of each group what the more of its nodes run in, float32 in a tie."""
         return tuple(
-            low_label(group) if share > 0.5 else FLOAT32
-            for group, share in zip(self._groups, self.low_shares(state))
+            low_label(group) if share > 0.5 else FLOAT32 for group, share in zip(self._groups, self.low_shares(state))
         )
 
     def low_shares(self, state: State) -> np.ndarray[Any, Any]:
@@ -185,5 +184,5 @@ class NetworkCosts:
 
 
 def low_label(group: Group) -> Label:
-    """Return the label that has a group in low precision: some are so by themselves, or where the policy has them so."""
+    """Return the label that has a group in low precision: some are so unless they are chosen otherwise."""
     return None if group.gains or group.by_shapes else LOW

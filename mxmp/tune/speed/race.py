@@ -84,9 +84,3 @@ def is_faster(ratios: Sequence[float], margin: float = MARGIN) -> bool:
         return False
     agreeing = sum(ratio < 1 for ratio in ratios)
     return median(ratios) < 1 - margin and agreeing >= len(ratios) - len(ratios) // DISAGREEING
-
-
-def can_become_faster(ratios: Sequence[float], rounds: int, margin: float = MARGIN) -> bool:
-    """Return whether `is_faster` could still say so once there are so many rounds, whatever the others bring."""
-    left = rounds - len(ratios)
-    return left > 0 and is_faster([*ratios, *[0.0] * left], margin)
