@@ -20,6 +20,10 @@ def read_batches(batches: Batches, labels: bool = False) -> Iterator[Mapping[str
         batches.reset()
         names = [each[0] for each in [*batches.provide_data, *(batches.provide_label if labels else ())]]
         batches = (dict(zip(names, [*batch.data, *(batch.label or ())])) for batch in batches)
+    if batches is None or isinstance(batches, (Mapping, int, float)):
+        raise ConvertError(
+            f"batches is a {type(batches).__name__}; expected a list of dicts of NDArrays, or a DataIter."
+        )
     empty = True
     for batch in batches:
         empty = False
@@ -27,6 +31,9 @@ def read_batches(batches: Batches, labels: bool = False) -> Iterator[Mapping[str
             raise ConvertError(
                 f"batches holds a {type(batch).__name__}; expected dicts of NDArrays by input, or a DataIter."
             )
+        for name, array in batch.items():
+            if not isinstance(array, mx.nd.NDArray):
+                raise ConvertError(f"batches: input {name!r} is a {type(array).__name__}; expected an NDArray.")
         yield batch
     if empty:
         raise ConvertError("batches is empty; give one batch at least.")

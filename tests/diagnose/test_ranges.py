@@ -116,11 +116,23 @@ def test_batches_of_several_shapes():
         ({"batches": [{"y": mx.nd.ones((4, 6))}]}, "shapes: the symbol has no variable 'y'"),
         ({"batches": [{"x": mx.nd.ones((4, 5))}]}, "batches: inputs of shapes .* do not fit"),
         ({"batches": mx.nd.ones((2, 6))}, "batches holds a NDArray; expected dicts of NDArrays"),
+        ({"batches": {"x": mx.nd.ones((4, 6))}}, "batches is a dict; expected a list of dicts of NDArrays"),
+        ({"batches": [{"x": np.ones((4, 6))}]}, "batches: input 'x' is a ndarray; expected an NDArray"),
         ({"batches": [{}]}, "batches: a batch lacks the input 'x'"),
         ({"arg_params": {}}, "arg_params lacks 'a_weight', 'b_weight'"),
         ({"sym": "net.json"}, "sym is a str"),
     ],
-    ids=["no_batch", "unknown_input", "wrong_shape", "no_dict", "no_input", "no_params", "no_symbol"],
+    ids=[
+        "no_batch",
+        "unknown_input",
+        "wrong_shape",
+        "no_dict",
+        "no_list",
+        "no_array",
+        "no_input",
+        "no_params",
+        "no_symbol",
+    ],
 )
 def test_bad_input_of_a_measurement(given, message):
     good = {"sym": scaled(1.0), "arg_params": params(), "aux_params": {}, "batches": batches(1)}

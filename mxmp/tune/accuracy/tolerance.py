@@ -60,6 +60,8 @@ class Tolerance:
             raise TuneError(f"tolerance={tolerance!r}: expected a finite number from 0 on, in the unit of the metric.")
         if not callable(evaluate):
             raise TuneError(f"evaluate is a {type(evaluate).__name__}; expected a function of the network.")
+        if not isinstance(higher_is_better, bool):
+            raise TuneError(f"higher_is_better={higher_is_better!r}: expected True or False.")
         self.tolerance, self.higher_is_better = known, higher_is_better
         self.network = make_network(net_or_model, batches, ctx)
         self.evaluations = 0

@@ -109,7 +109,7 @@ class GluonNet:
 def call_with(net: gluon.Block, batch: Any) -> Any:
     """Call a net with a batch: an array, or arrays of which the net takes the first, as many as it has inputs."""
     if isinstance(batch, mx.nd.NDArray):
-        return net(batch)
+        batch = [batch]
     if not isinstance(batch, (list, tuple)) or not batch:
         found = "an empty one" if isinstance(batch, (list, tuple)) else f"a {type(batch).__name__}"
         raise TuneError(f"batches: expected an NDArray or a list of them as a batch, found {found}; or give forward=.")
@@ -118,6 +118,8 @@ def call_with(net: gluon.Block, batch: Any) -> Any:
         raise TuneError(
             "batches: expected NDArrays as inputs of the net, found an array of numpy; give mx.nd.array(...)."
         )
+    if any(isinstance(each, mx.nd.NDArray) and not each.size for each in inputs):
+        raise TuneError("batches: an input of the first batch has nothing in it; give batches of the real size.")
     return net(*inputs)
 
 

@@ -7,7 +7,7 @@ from typing import AbstractSet, Any, Dict, Mapping, Optional, Tuple
 import mxnet as mx
 from mxnet import gluon
 
-from ...errors import TuneError, did_you_mean
+from ...errors import TuneError, did_you_mean, mxnet_reason
 from ...mxnet_private import modules
 from ...symbol import ConvertedModel
 from ...symbol.arguments import require_symbol
@@ -127,8 +127,14 @@ def _inputs(symbol: Any, batch: Any, labels: AbstractSet[str] = frozenset()) -> 
             raise TuneError(
                 f"batches: input {name!r} is a {type(each).__name__}; expected an NDArray, mx.nd.array(...)."
             )
+        if not each.size:
+            raise TuneError(f"batches: input {name!r} has shape {each.shape}: there is nothing in it.")
     labels = labels | {name for name in arguments if name.endswith(LABEL)}
-    sizes = dict(zip(arguments, symbol.infer_shape_partial(**{name: each.shape for name, each in batch.items()})[0]))
+    shapes = {name: each.shape for name, each in batch.items()}
+    try:
+        sizes = dict(zip(arguments, symbol.infer_shape_partial(**shapes)[0]))
+    except mx.MXNetError as e:
+        raise TuneError(f"batches: inputs of shapes {shapes} do not fit: {mxnet_reason(e)}") from e
     missing = {name for name in labels & set(sizes) - set(batch) if sizes[name] and 0 not in sizes[name]}
     zeros = {name: mx.nd.zeros(sizes[name]) for name in arguments if name in missing}
     found = {**batch, **zeros}

@@ -121,6 +121,11 @@ def test_a_loss_that_is_not_finite_in_low_precision_is_out_of_tolerance():
         Tolerance(net, evaluate, 0.1)
 
 
+def test_which_way_is_better_is_true_or_false():
+    with pytest.raises(TuneError, match="higher_is_better='lower': expected True or False"):
+        Tolerance(dense(), gives(1.0), 0.1, higher_is_better="lower")
+
+
 def test_bfloat16_is_refused_where_mxnet_runs_none(monkeypatch):
     monkeypatch.setattr("mxmp.tune.accuracy.tolerance.runs_bfloat16", lambda: False)
     with pytest.raises(TuneError, match="policy: it computes in bfloat16, and MXNet runs none on this processor"):

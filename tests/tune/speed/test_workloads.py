@@ -103,6 +103,13 @@ def test_each_kind_of_network_runs(network, batches, training, kind):
             {"data": mx.nd.zeros((2, 3))},
             "batches: expected an NDArray or a list of them as a batch, found a dict",
         ),
+        (model, {"data": mx.nd.zeros((2, 3))[:0]}, "batches: input 'data' has shape .*: there is nothing in it"),
+        (
+            model,
+            {"data": mx.nd.zeros((2, 3)), "fc_weight": mx.nd.zeros((2, 4))},
+            "batches: inputs of shapes .* do not fit",
+        ),
+        (dense, mx.nd.zeros((2, 3))[:0], "batches: an input of the first batch has nothing in it"),
         (dense, [], "batches: expected an NDArray or a list of them as a batch, found an empty one"),
         (dense, [np.zeros((2, 3))], "batches: expected NDArrays as inputs of the net, found an array of numpy"),
     ],
