@@ -10,7 +10,7 @@ from hypothesis import given
 from mxmp import Policy
 from mxmp.errors import CheckpointError, TuneError
 from mxmp.tune import Change, TuneResult
-from mxmp.tune.speed.choices import pattern
+from mxmp.tune.overrides import pattern_of
 from tests.cli.checkpoints import table
 from tests.full_disk import files_of_at_most
 from tests.names import ANY, EACH
@@ -74,7 +74,7 @@ def test_json_comes_back_as_it_was():
 
 @given(ANY, ANY)
 def test_any_name_comes_back(name, other):
-    names = {pattern(name): "float32", pattern(other): "bfloat16"}
+    names = {pattern_of(name): "float32", pattern_of(other): "bfloat16"}
     found = result(
         Policy.parse("mixed_bfloat16", names=names),
         changes=(Change("FullyConnected", "float32", (name, other)),),
@@ -86,7 +86,7 @@ def test_any_name_comes_back(name, other):
 
 @given(ANY)
 def test_the_pattern_of_a_name_matches_it(name):
-    policy = Policy.parse(str(Policy.parse("mixed_bfloat16", names={pattern(name): "float32"})))
+    policy = Policy.parse(str(Policy.parse("mixed_bfloat16", names={pattern_of(name): "float32"})))
     assert policy.override("any", name) is not None
 
 

@@ -7,8 +7,8 @@ from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 from ... import dtypes
 from ...policy import Policy
 from ...report import Row
+from ..overrides import pattern_of, with_names
 from .network import Network
-from .overrides import pattern_of, with_names
 
 _REGION = "precision "
 """What the reason of a node begins with that a region of Gluon has put in low precision, which overrules a name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import AbstractSet, Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple
 
 from mxnet import autograd, gluon
 
@@ -16,6 +16,7 @@ from ...mxnet_private import parameters
 from ...policy import Policy
 from ...report import Decisions
 from ...symbol import convert_graph
+from ..overrides import require_same_names
 from .network import BATCHES, Comparison, Network
 
 
@@ -112,7 +113,7 @@ class GluonNet(Network):
             params = {param.name: parameters.reduced(param) for param in self._net.collect_params().values()}
         names = {node.name for each in self.decisions(policy) for node in each.before.operators()}
         for converted, traced, call in self._run(policy):
-            self._require_same_names(names, converted.decisions)
+            require_same_names(self._net, names, converted.decisions.before)
             inputs = split_inputs(tuple(map(as_input, call.inputs)))
             values = {**params, **{symbol.name: array for symbol, array in zip(traced.inputs, inputs)}}
             known = [each for each in found if each.decisions is converted.decisions]
@@ -120,15 +121,6 @@ class GluonNet(Network):
                 found.append(Comparison(converted.decisions, inputs[0].context))
             (known or found[-1:])[0].batches.append(values)
         return found
-
-    def _require_same_names(self, names: AbstractSet[str], traced_again: Decisions) -> None:
-        for node in traced_again.before.operators():
-            if node.name not in names:
-                raise TuneError(
-                    f"block '{self._net.name}': operators in it get other names each time it is traced, {node} for "
-                    f"example, so that no policy can name them. Make it with a prefix: "
-                    f"{type(self._net).__name__}(prefix='net_')."
-                )
 
 
 def _copied(value: Any) -> Any:

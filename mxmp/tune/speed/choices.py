@@ -19,6 +19,7 @@ from ...passes.plan import Plan
 from ...passes.verdict import FLOAT32, FREE, LOW
 from ...policy import Policy
 from ...rules import INFER
+from ..overrides import pattern_of
 
 Label = Optional[str]
 """FLOAT32 or LOW; None leaves it to the policy's rules and the minimum cut on bytes."""
@@ -90,7 +91,7 @@ class Choices:
                 continue
             if label == LOW and group.by_shapes:
                 continue
-            names.update((pattern(name), dtypes.FLOAT32 if label == FLOAT32 else low) for name in group.names)
+            names.update((pattern_of(name), dtypes.FLOAT32 if label == FLOAT32 else low) for name in group.names)
         return self.policy.replace(ops=ops, names=names)
 
     def _wholly_float32(self, choice: Choice) -> List[str]:
@@ -156,12 +157,3 @@ def is_depthwise(graph: Graph, position: int, facts: Facts) -> bool:
     """Return whether a node is a convolution in more than one group."""
     node = graph.nodes[position]
     return node.op in ("Convolution", "Deconvolution") and node.get("num_group", "1") not in ("1", None)
-
-
-def pattern(name: str) -> str:
-    """Return the pattern of names that a policy can hold and that a node's name matches."""
-    begin, end = len(name) - len(name.lstrip()), len(name.rstrip())  # a policy's text loses blanks at both ends
-    return "".join(
-        "?" if character in "*?[],=" or not begin <= position < end else character
-        for position, character in enumerate(name)
-    )

@@ -21,6 +21,7 @@ from ...gluon.lookup import conversion_of, roots
 from ...mxnet_private import blocks, parameters
 from ...policy import Policy, only_matching
 from ...report import Decisions
+from ..overrides import require_same_names
 from .problem import Run, unwarned
 
 Forward = Callable[[gluon.Block, Any], Any]
@@ -113,7 +114,13 @@ def call_with(net: gluon.Block, batch: Any) -> Any:
     if not isinstance(batch, (list, tuple)) or not batch:
         found = "an empty one" if isinstance(batch, (list, tuple)) else f"a {type(batch).__name__}"
         raise TuneError(f"batches: expected an NDArray or a list of them as a batch, found {found}; or give forward=.")
-    inputs = batch[: _input_count(net)]
+    least, most = _input_counts(net)
+    if most is not None and least < len(batch) and least < most:
+        raise TuneError(
+            f"batches: the net takes {least} to {most} arrays, and a batch has {len(batch)}; say with forward= which "
+            f"it gets: forward=lambda net, batch: net(batch[0])."
+        )
+    inputs = batch[:most]
     if any(isinstance(each, np.ndarray) for each in inputs):
         raise TuneError(
             "batches: expected NDArrays as inputs of the net, found an array of numpy; give mx.nd.array(...)."
@@ -123,19 +130,21 @@ def call_with(net: gluon.Block, batch: Any) -> Any:
     return net(*inputs)
 
 
-def _input_count(net: gluon.Block) -> Optional[int]:
-    """Return how many inputs a net takes, None if as many as it is given."""
+def _input_counts(net: gluon.Block) -> Tuple[int, Optional[int]]:
+    """Return how many inputs a net needs, and how many it takes, None if as many as it is given."""
     if isinstance(net, gluon.SymbolBlock):
-        return len(blocks.cached_graph(net)[0])
+        count = len(blocks.cached_graph(net)[0])
+        return count, count
     if isinstance(net, (gluon.nn.Sequential, gluon.nn.HybridSequential)):
-        return 1
+        return 1, 1
     hybrid = isinstance(net, gluon.HybridBlock) and type(net).forward is gluon.HybridBlock.forward
     function = type(net).hybrid_forward if hybrid else type(net).forward
     own = blocks.registered_params(net) if hybrid else {}
     found = list(inspect.signature(function).parameters.values())[2 if hybrid else 1 :]
     if any(each.kind is each.VAR_POSITIONAL for each in found):
-        return None
-    return sum(each.kind is each.POSITIONAL_OR_KEYWORD and each.name not in own for each in found)
+        return 0, None
+    named = [each for each in found if each.kind is each.POSITIONAL_OR_KEYWORD and each.name not in own]
+    return sum(each.default is each.empty for each in named), len(named)
 
 
 def _calls_of_roots(net: gluon.Block, batch: Any, forward: Forward) -> List[Tuple[gluon.HybridBlock, Tuple[Any, ...]]]:
@@ -162,6 +171,8 @@ def _traced(root: gluon.HybridBlock, args: Tuple[Any, ...]) -> _Graph:
     args = tuple(map(as_input, args))
     with blocks.graph_kept(root):
         traced = (conversion_of(root) or Conversion(root, Policy())).traced_for(args)
+        again = Conversion(root, Policy()).traced_for(args)
+    require_same_names(root, {node.name for node in again.graph.operators()}, traced.graph)
     nodes = [(node.op, node.name) for node in traced.graph.operators()]
     return _Graph(root, split_inputs(args), traced.symbol, traced.inputs, traced.params, nodes)
 

@@ -24,7 +24,7 @@ import mxnet as mx
 
 from ... import dtypes
 from ...devices.speed import bfloat16_speed
-from ...errors import SlowPrecisionWarning, mxnet_reason
+from ...errors import MxmpError, SlowPrecisionWarning, mxnet_reason
 from ...passes.plan import Plan, make_plan
 from ...passes.verdict import FLOAT32
 from ...policy import Policy
@@ -110,8 +110,8 @@ class NetworkProblem:
             run = self._workload.build(self.choices.policy_of(choice))
             run()  # has oneDNN generate its code
             mx.nd.waitall()
-        except mx.MXNetError as e:
-            raise NotRunnable(mxnet_reason(e)) from e
+        except (mx.MXNetError, MxmpError) as e:
+            raise NotRunnable(str(e) if isinstance(e, MxmpError) else mxnet_reason(e)) from e
 
         def lap() -> float:
             start = time.perf_counter()

@@ -115,9 +115,6 @@ def _inputs(symbol: Any, batch: Any, labels: AbstractSet[str] = frozenset()) -> 
         batch = _by_name(batch, batch)
     if not isinstance(batch, Mapping) or not batch:
         raise TuneError(f"batches: expected dicts of arrays by the names of inputs, found a {type(batch).__name__}.")
-    for name, array in batch.items():
-        if not isinstance(array, mx.nd.NDArray):
-            raise TuneError(f"batches: {name!r} is a {type(array).__name__}; expected an NDArray.")
     arguments = symbol.list_arguments()
     unknown = sorted(set(batch) - set(arguments))
     if unknown:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 
 import mxnet as mx
-import pytest
 
 from mxmp.passes.verdict import FLOAT32, LOW
 from mxmp.policy import Policy
 from mxmp.symbol import convert_graph
-from mxmp.tune.speed.choices import find_choices, pattern
+from mxmp.tune.speed.choices import find_choices
 
 BFLOAT16 = Policy.parse("mixed_bfloat16")
 SHAPES = {"data": (2, 3, 8, 8)}
@@ -110,13 +109,6 @@ def test_policies_of_choices_print_and_parse():
     for number in range(len(choices.groups)):
         policy = choices.policy_of(tuple(FLOAT32 if i == number else None for i in range(len(choices.groups))))
         assert Policy.parse(str(policy)) == policy
-
-
-@pytest.mark.parametrize("name", ["a*b", "a[0]", "a,b", "a=b", "[x]?", "plain"])
-def test_a_pattern_matches_its_name_and_fits_a_policy(name):
-    policy = Policy.parse("O1").replace(names={pattern(name): "float32"})
-    assert policy.override("op", name) is not None
-    assert Policy.parse(str(policy)) == policy
 
 
 def test_an_operator_that_gains_cannot_be_forced_low():

@@ -192,3 +192,29 @@ def test_a_net_that_ran_can_be_exported_afterwards(batch, tmp_path):
     GluonNet(net, batch, True, False)
     net.export(str(tmp_path / "net"))
     assert (tmp_path / "net-symbol.json").exists()
+
+
+class WithMask(gluon.HybridBlock):
+    """A net with an input that may be left out."""
+
+    def hybrid_forward(self, F, data, mask=None):
+        return data if mask is None else data * mask
+
+
+def test_labels_are_not_taken_for_an_input_that_may_be_left_out(batch):
+    net = WithMask()
+    assert call_with(net, [batch]).shape == batch.shape
+    with pytest.raises(TuneError, match="the net takes 1 to 2 arrays, and a batch has 2; say with forward="):
+        call_with(net, [batch, mx.nd.zeros(2)])
+
+
+class Unnamed(gluon.HybridBlock):
+    """A net that calls an operator without a scope of its own."""
+
+    def hybrid_forward(self, F, data):
+        return F.relu(data)
+
+
+def test_a_net_whose_names_change_with_each_trace_is_refused(batch):
+    with pytest.raises(TuneError, match="operators in it get other names each time it is traced.*prefix='net_'"):
+        GluonNet(Unnamed(prefix=""), batch, False, False)

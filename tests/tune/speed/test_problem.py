@@ -5,6 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 
+from mxmp.errors import ConvertError
 from mxmp.passes.verdict import FLOAT32, LOW
 from mxmp.policy import Policy
 from mxmp.symbol import convert_graph
@@ -84,9 +85,10 @@ def test_moves_are_allowed_or_have_no_key_and_change_something():
     assert all(move.choice != untuned and len(move.choice) == len(untuned) for move in moves)
 
 
-def test_what_mxnet_cannot_run_is_not_runnable():
+@pytest.mark.parametrize("kind", [mx.MXNetError, ConvertError])
+def test_what_does_not_convert_or_run_is_not_runnable(kind):
     network = tainted()
-    network.error = mx.MXNetError("could not create a primitive")
+    network.error = kind("could not create a primitive")
     problem = NetworkProblem(network, POLICY)
     with pytest.raises(NotRunnable, match="could not create a primitive"):
         problem.build(problem.choices.untuned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mxmp import Policy
-from mxmp.tune.accuracy.overrides import pattern_of, with_names
+from mxmp.tune.overrides import pattern_of, with_names
 
 NAMES = ["fc", "fc[1]", "a*b", "why?", "a,b", "a=b", " padded ", "[", "x]y", "a[!b]c", "tab\t"]
 
