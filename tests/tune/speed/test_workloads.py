@@ -161,7 +161,7 @@ def test_an_empty_iterator_of_mxnet_is_refused():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"data": IMAGES}, "batches: 'data' is a ndarray; expected an NDArray."),
+        ({"data": IMAGES}, "batches: input 'data' is a ndarray; expected an NDArray"),
         ({"softmax_label": mx.nd.zeros(4)}, r"batches: a batch has labels alone \(softmax_label\); give the symbol's"),
     ],
 )
