@@ -143,7 +143,7 @@ def switch_on(request: Callable[[], int], run: Callable[[], bool]) -> AmxStatus:
         return _refused(error, wanted)
     if wanted:
         return AmxStatus(True, f"{VARIABLE}={VALUE} is set; mxmp got the kernel's permission.")
-    with _set(VARIABLE, VALUE):
+    with variable_set(VARIABLE, VALUE):
         return _ON if run() else _NO_ONEDNN
 
 
@@ -171,7 +171,7 @@ def run_operator() -> bool:
 
 
 @contextlib.contextmanager
-def _set(name: str, value: str) -> Iterator[None]:
+def variable_set(name: str, value: str) -> Iterator[None]:
     """Set an environment variable within a block, for C code too."""
     before = os.environ.get(name)
     os.environ[name] = value

@@ -72,8 +72,8 @@ def tune(
             batch if that is an array, else with as many of its arrays as the net has inputs.
         progress: Whether to show a bar on stderr; by default if that is a terminal.
         store: A file. If it has a plan for this policy and objective that holds for this network, these shapes and this
-            machine, that is returned without measuring. Else what is found is written there, unless the last
-            measurement was interrupted.
+            machine, that is returned without timing anything; with ``within``, once that has been asked. Else what is
+            found is written there, unless the last measurement was interrupted.
         within: Tells whether the results of a policy are good enough; only such a policy is returned. Where those of
             ``policy`` are not, tuning begins with what `search` makes of it.
         **changes: Fields of the policy that overrule it.

@@ -35,7 +35,6 @@ def run(
         require_folder(out)
         if os.path.lexists(out) and not force:
             raise CheckpointError(f"{out}: it exists; give another file to -o, or --force to overwrite it.")
-    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # MXNet would write a line for each plan, through the bar
     model = load_checkpoint(prefix, epoch)
     batch = make_batch(model, shapes, types)
     with naming_files(*checkpoint_files(prefix, epoch)):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 
 from ... import dtypes
+from ...devices.amx import variable_set
 from ...module import Module
 from ...module.binding import prepare
 from ...policy import Policy
@@ -148,16 +147,6 @@ def _describe(arrays: Arrays) -> List[mx.io.DataDesc]:
     return [mx.io.DataDesc(name, array.shape, array.dtype) for name, array in arrays.items()]
 
 
-@contextlib.contextmanager
-def _without_log() -> Iterator[None]:
-    """Keep MXNet from writing a line on stderr for each network that is bound in this context."""
-    name = "MXNET_SUBGRAPH_VERBOSE"
-    before = os.environ.get(name)
-    os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+def _without_log() -> ContextManager[None]:
+    """Return a context in which MXNet writes no line on stderr for each network that is bound."""
+    return variable_set("MXNET_SUBGRAPH_VERBOSE", "0")
