@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, Mapping
 
 import mxnet as mx
 import numpy as np
@@ -11,9 +11,7 @@ from mxnet import autograd
 
 from .. import dtypes
 from ..errors import ConvertError, LossScaleError
-from ..graph import VARIABLE, Entry, GraphBuilder, Node
-from ..passes.scale_loss import is_loss_head
-from ..rules import RULES
+from ..probe.gradient_probes import add_probes
 from ..symbol import ConvertedModel, convert_model
 from ..symbol.inference import from_graph, infer_facts, to_graph
 from .batches import Batches, fill_inputs, read_batches
@@ -162,10 +160,14 @@ def _largest(array: Any) -> float:
 
 def _gradients(model: ConvertedModel, values: Dict[str, Any], ctx: Any) -> Dict[str, Any]:
     """Return the gradients of all activations, by their names."""
-    symbol, probes = _probe(model, values)
-    if not probes:
+    graph = to_graph(model.symbol)
+    shapes = {name: array.shape for name, array in values.items()}
+    types = {name: dtypes.canonical(array.dtype) for name, array in values.items()}
+    probed = add_probes(graph, infer_facts(model.symbol, graph, shapes, types, frozenset()))
+    if not probed.probes:
         raise ConvertError("sym has no float32 output that an operator reads; give the network in float32.")
-    zeros = {name: mx.nd.zeros(shape, ctx=ctx) for name, (_, shape) in probes.items()}
+    symbol = from_graph(probed.graph, model.symbol)
+    zeros = {name: mx.nd.zeros(each.shape, ctx=ctx) for name, each in probed.probes.items()}
     for array in zeros.values():
         array.attach_grad()
     given = {**{name: array.copyto(ctx) for name, array in values.items()}, **zeros}  # BatchNorm writes statistics
@@ -173,47 +175,7 @@ def _gradients(model: ConvertedModel, values: Dict[str, Any], ctx: Any) -> Dict[
     with autograd.record():
         outputs = run(*[given[name] for name in symbol.list_inputs()])
     autograd.backward(outputs if isinstance(outputs, list) else [outputs])
-    return {probes[name][0]: array.grad for name, array in zeros.items()}
-
-
-def _probe(model: ConvertedModel, values: Mapping[str, Any]) -> Tuple[Any, Dict[str, Tuple[str, Tuple[int, ...]]]]:
-    """Return the network with a zero added to each activation, whose gradient is that of the activation.
-
-    With it, by the variable that holds the zeros, the activation's name and shape.
-    """
-    graph = to_graph(model.symbol)
-    shapes = {name: array.shape for name, array in values.items()}
-    types = {name: dtypes.canonical(array.dtype) for name, array in values.items()}
-    facts = infer_facts(model.symbol, graph, shapes, types, frozenset())
-    readers, builder = graph.consumers(), GraphBuilder(graph)
-    probes: Dict[str, Tuple[str, Tuple[int, ...]]] = {}
-    for position, node in enumerate(graph.nodes):
-        inputs = tuple(map(builder.mapped, node.inputs))
-        if _is_unwritten(node):
-            inputs = tuple(builder.insert("BlockGrad", f"{node.name}_blocked", entry) for entry in inputs)
-        new = builder.copy(position, node.rewired(inputs))
-        for index in _watched(position, node, readers):
-            entry = Entry(position, index)
-            shape = facts.shapes.get((position, index))
-            if facts.dtype(entry) != dtypes.FLOAT32 or not shape:
-                continue
-            name = builder.unique(f"{node.name}_probe{index}")
-            zero = Entry(builder.add(Node(VARIABLE, name)))
-            builder.redirect(entry, builder.insert("elemwise_add", f"{name}_sum", Entry(new, index), zero))
-            probes[name] = facts.output_names[position, index], shape
-    return from_graph(builder.finish(map(builder.mapped, graph.heads)), model.symbol), probes
-
-
-def _is_unwritten(node: Node) -> bool:
-    rule = RULES.find(node.op, dict(node.attrs))
-    return rule is not None and rule.unwritten_gradient
-
-
-def _watched(position: int, node: Node, readers: Mapping[Tuple[int, int], Any]) -> List[int]:
-    """Return the outputs of a node that an operator reads, none of those that ignore their gradient."""
-    if node.is_variable or is_loss_head(node) or _is_unwritten(node):
-        return []
-    return [index for index in range(node.num_outputs) if (position, index) in readers]
+    return {probed.probes[name].output: array.grad for name, array in zeros.items()}
 
 
 def _log2(scale: float) -> int:

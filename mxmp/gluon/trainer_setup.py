@@ -213,6 +213,8 @@ class TrainerSetup(ScalerStatus, TrainerBase):
 
     def _attach_scaler(self, scaler: Scaler) -> None:
         """Work with a scaler, and make what a trainer of mxmp has and one of MXNet lacks."""
+        known = vars(self).get("_scaler")
+        scaler.observers = scaler.observers if known is None else known.observers
         self._scaler = scaler
         scaler.validate = self._require_fitting
         scaler.source.attach(scaler)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -60,6 +60,15 @@ def _update_on_cpu(updater: mx.optimizer.Updater, updates: Sequence[Update], may
     finally:
         for each in low:
             each.state.last_rounded.end_look()
+
+
+def all_masters_follow(
+    pairs: Iterable[Tuple[mx.optimizer.Updater, Sequence[Update]]],
+) -> Optional[mx.nd.NDArray]:
+    """Return a flag that is 1 if no weight was changed beside its master, None where each update looks itself."""
+    flags = [masters_follow(*pair) for pair in pairs]
+    found = [flag for flag in flags if flag is not None]
+    return merge_flags(found) if found and len(found) == len(flags) else None
 
 
 def masters_follow(updater: mx.optimizer.Updater, updates: Sequence[Update]) -> Optional[mx.nd.NDArray]:

@@ -31,6 +31,7 @@ class Scaler:
         factors: What losses are multiplied by.
         graph_checks: Checks on the recorded graphs of losses.
         validate: Raises if the owner cannot work with a loss scale that is set or loaded.
+        observers: What is told of each step, see `mxmp.training.observer`.
     """
 
     def __init__(self, source: ScaleSource) -> None:
@@ -40,6 +41,7 @@ class Scaler:
         self.skips = SkipCounter()
         self.factors, self.graph_checks = Factors(), GraphChecks()
         self.validate: Callable[[LossScale], None] = lambda _: None
+        self.observers: Dict[int, Any] = {}
 
     @property
     def loss_scale(self) -> LossScale:

@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+import contextlib
+from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 
 from ..arrays.casts import is_low_precision, round_into
 from ..arrays.casts_together import copies_in_float32
-from ..arrays.finite import all_finite, first_non_finite, merge_flags
+from ..arrays.finite import all_finite, first_non_finite
 from ..arrays.norms import clip_coefficient, clip_in_place, scale_in_place
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError
 from ..masters.optimizer import MultiPrecision
-from ..masters.update import Update, masters_follow, update
+from ..masters.update import Update, all_masters_follow, update
 from ..scaling.scaler import Scaler, non_finite_loss
+from .observer import Observer, StepEnd
 from .running_stats import Named, RunningStats
 
 
@@ -119,6 +121,8 @@ class Step:
         if scaler.window.reduced:
             return
         weights.prepare_reduce()
+        scale = 1.0 if scaler.window.is_unscaled else scaler.window.scale
+        self._tell(lambda each: each.on_gradients(weights, scale))
         loss_flag = scaler.window.loss_flag
         if weights.kvstore is not None:
             self._show_float32(weights)  # sums over contexts and workers may exceed float16
@@ -126,6 +130,7 @@ class Step:
             loss_flag = workers.agree(loss_flag)
         weights.reduce()
         scaler.window = scaler.window.after_reduce(loss_flag)
+        self._tell(lambda observer: observer.on_reduced(weights, scale))
 
     def unscale(self, weights: Weights) -> None:
         """Make the gradients true ones, in float32, reduced; no host read.
@@ -146,12 +151,12 @@ class Step:
         if not groups:
             return 0.0
         self._check_running_stats(weights, self.scaler.window.grad_flag)
+        norms_of = groups[:1] if weights.kvstore else groups
         try:
-            norms_of = groups[:1] if weights.kvstore else groups
             norm = self.scaler.read_norm([[update.grad for update in group] for group in norms_of])
         except NonFiniteLossError:
-            self.end(weights)
-            raise
+            with self._ending(weights):
+                raise
         if self.scaler.window.finite is not False:
             scale_in_place(_gradients(groups), clip_coefficient(norm, max_norm))
         return norm
@@ -170,16 +175,35 @@ class Step:
         self.reduce(weights)
         if scaler.window.is_scaled and self._unscales_first(weights):
             self.unscale(weights)
-        factor = 1.0 if scaler.window.is_unscaled else 1.0 / scaler.window.scale
-        try:
+        with self._ending(weights) as number:
             finite = self._should_step(weights)
-            number = weights.optimizer.num_update + scaler.skips.skipped_steps + 1
             if finite:
-                self._update(weights, rescale, factor)
+                self._update(weights, rescale)
+            else:
+                self._tell(lambda observer: observer.on_skip(weights))
             scaler.update_scale(finite, number, weights.first_non_finite)
+        return finite
+
+    @contextlib.contextmanager
+    def _ending(self, weights: Weights) -> Iterator[int]:
+        """Give the number of a step that is decided within this context, and end it, whatever is raised."""
+        scaler, skipped = self.scaler, self.scaler.skips.skipped_steps
+        number, scale = weights.optimizer.num_update + skipped + 1, scaler.window.scale
+        error: Optional[BaseException] = None
+        try:
+            yield number
+        except BaseException as e:
+            error = e
+            raise
         finally:
             self.end(weights)
-        return finite
+            taken = error is None and scaler.skips.skipped_steps == skipped
+            self._tell(lambda observer: observer.on_end(StepEnd(number, taken, scale, scaler.loss_scale, error)))
+
+    def _tell(self, event: Callable[[Observer], None]) -> None:
+        """Tell all observers of an event."""
+        for observer in list(self.scaler.observers.values()):
+            event(observer)
 
     def end(self, weights: Weights) -> None:
         """End the window: its gradients are used, and running statistics that were lost are restored."""
@@ -214,7 +238,8 @@ class Step:
         else:
             flag = all_finite(grads)
             self._check_running_stats(weights, flag)
-            self.scaler.window = self.scaler.window.with_masters(_masters_flag(weights))
+            masters_flag = all_masters_follow(zip(weights.updaters, weights.groups()))
+            self.scaler.window = self.scaler.window.with_masters(masters_flag)
             finite = self.scaler.should_step(flag)
         losses = () if finite else weights.losses()
         if losses:
@@ -229,9 +254,11 @@ class Step:
             flag = self._running_stats.check(weights.running_stats(), grad_flag)
             self.scaler.window = self.scaler.window.with_stats(flag)
 
-    def _update(self, weights: Weights, rescale: float, factor: float) -> None:
+    def _update(self, weights: Weights, rescale: float) -> None:
         """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""
         optimizer, updaters, window = weights.optimizer, weights.updaters, self.scaler.window
+        factor = 1.0 if window.is_unscaled else 1.0 / window.scale
+        self._tell(lambda observer: observer.on_update(weights))
         groups = weights.groups()[: len(updaters)]
         for updater, group in zip(updaters, groups):
             optimizer.check_states((index, weight, updater.states.get(index)) for index, _, weight in group)
@@ -242,6 +269,7 @@ class Step:
         finally:
             optimizer.rescale_grad = rescale
         weights.copy_to_other_contexts([update.index for group in groups for update in group])
+        self._tell(lambda observer: observer.on_updated(weights))
 
     def _show_float32(self, weights: Weights) -> None:
         """Show float32 copies of low precision gradients; autograd goes on writing to the arrays that it knows."""
@@ -266,10 +294,3 @@ class Step:
 
 def _gradients(groups: Sequence[Sequence[Update]]) -> List[mx.nd.NDArray]:
     return [update.grad for group in groups for update in group]
-
-
-def _masters_flag(weights: Weights) -> Optional[mx.nd.NDArray]:
-    """Return a flag that is 1 if no weight was changed beside its master, None where each update looks itself."""
-    flags = [masters_follow(*pair) for pair in zip(weights.updaters, weights.groups())]
-    found = [flag for flag in flags if flag is not None]
-    return merge_flags(found) if found and len(found) == len(flags) else None

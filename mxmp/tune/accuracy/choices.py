@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 
 from ... import dtypes
+from ...diagnose.networks.network import Network
 from ...policy import Policy
 from ...report import Row
 from ..overrides import pattern_of, with_names
-from .network import Network
 
 _REGION = "precision "
 """What the reason of a node begins with that a region of Gluon has put in low precision, which overrules a name."""

@@ -13,12 +13,12 @@ from ... import dtypes
 from ...devices.bfloat16 import runs_bfloat16
 from ...devices.processor import read_processor
 from ...diagnose.batches import Batches
+from ...diagnose.networks.gluon_net import GluonNet
+from ...diagnose.networks.network import Network
+from ...diagnose.networks.symbols import BoundModule, Model
 from ...errors import NonFiniteLossError, TuneError
 from ...graph import Graph
 from ...policy import Policy
-from .gluon_net import GluonNet
-from .model import BoundModule, Model
-from .network import Network
 
 
 class Tolerance:

@@ -13,6 +13,7 @@ from mxnet import autograd, gluon
 
 from ... import dtypes
 from ...arrays.casts import to_float32
+from ...diagnose.networks.names import require_same_names
 from ...errors import TuneError
 from ...gluon.api import convert
 from ...gluon.conversion import Conversion
@@ -21,7 +22,6 @@ from ...gluon.lookup import conversion_of, roots
 from ...mxnet_private import blocks, parameters
 from ...policy import Policy, only_matching
 from ...report import Decisions
-from ..overrides import require_same_names
 from .problem import Run, unwarned
 
 Forward = Callable[[gluon.Block, Any], Any]

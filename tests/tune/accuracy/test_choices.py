@@ -9,8 +9,8 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from mxmp import Policy
+from mxmp.diagnose.networks.gluon_net import GluonNet
 from mxmp.tune.accuracy.choices import Choices
-from mxmp.tune.accuracy.gluon_net import GluonNet
 from tests.tune.networks import FAILING
 
 DATA = mx.nd.ones((4, 8))

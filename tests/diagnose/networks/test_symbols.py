@@ -145,14 +145,14 @@ def test_a_module_is_searched_and_left_as_it_is(kind):
 
 
 def test_a_module_that_is_not_bound_is_refused():
-    with pytest.raises(TuneError, match="the Module is not bound, or has no parameters"):
+    with pytest.raises(ConvertError, match="the Module is not bound, or has no parameters"):
         search(mx.mod.Module(network()), lambda module: 0.0, 0.1, batches=iterator())
 
 
 def test_batches_are_asked_for():
     module, _ = bound()
     for given in (module, (network(), *module.get_params())):
-        with pytest.raises(TuneError, match="batches is missing: give a few batches of inputs"):
+        with pytest.raises(ConvertError, match="batches is missing: give a few batches of inputs"):
             search(given, lambda candidate: 0.0, 0.1)
 
 

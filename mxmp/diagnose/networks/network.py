@@ -1,4 +1,4 @@
-"""What a search needs of a network, whichever front it comes from."""
+"""A network of any front, and what is compared of it: with float32 under a policy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ContextManager, Dict, Iterable, List, Mapping, Tuple
 
-from ...diagnose.node_errors import NodeError, node_errors
 from ...graph import Graph
 from ...lru_cache import LRUCache
 from ...policy import Policy
+from ...probe.node_errors import NodeError, node_errors
 from ...report import Decisions, Row
 
 BATCHES = 2

@@ -1,4 +1,4 @@
-"""A symbol with parameters, and a Module, under search: a new one for each evaluation."""
+"""A symbol with parameters, and a Module: a new one under each policy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, ContextManager, Iterable, Iterator, List, Mapping, Optio
 import mxnet as mx
 
 from ... import dtypes
-from ...diagnose.batches import Batches, fill_inputs, read_batches
-from ...errors import TuneError
+from ...errors import ConvertError
 from ...lru_cache import LRUCache
 from ...module import Module
 from ...mxnet_private.modules import ModuleBase
 from ...policy import Policy
 from ...report import Decisions
 from ...symbol import ConvertedModel, convert_graph, convert_model, on_cpu
+from ..batches import Batches, fill_inputs, read_batches
 from .network import BATCHES, Comparison, Network
 
 
@@ -78,7 +78,8 @@ class BoundModule(Network):
     def __init__(self, module: mx.mod.Module, batches: Any) -> None:
         super().__init__()
         if not (module.binded and module.params_initialized):
-            raise TuneError(f"the {type(module).__name__} is not bound, or has no parameters; call bind, set_params.")
+            kind = type(module).__name__
+            raise ConvertError(f"the {kind} is not bound, or has no parameters; call bind, set_params.")
         self._module = module
         self._args, self._aux = module.get_params()
         self._descs = [*module.data_shapes, *(module.label_shapes or ())]
@@ -121,7 +122,7 @@ class BoundModule(Network):
 def first_batches(batches: Optional[Batches]) -> List[Mapping[str, Any]]:
     """Return the first batches of what a user gives for a symbol; its label variables may be missing in them."""
     if batches is None:
-        raise TuneError(
+        raise ConvertError(
             "batches is missing: give a few batches of inputs, dicts of NDArrays by name or a DataIter, that the "
             "errors of operators are measured on. Only a Gluon net does without: what evaluate calls it with is taken."
         )

@@ -1,4 +1,4 @@
-"""A Gluon net under search: the same net, converted for each evaluation and put back after it."""
+"""A Gluon net: the same net, converted for as long as it is run under a policy and put back after it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, T
 
 from mxnet import autograd, gluon
 
-from ...errors import TuneError
+from ...errors import ConvertError
 from ...gluon.api import convert
 from ...gluon.graphs import as_input, known_inputs, known_shapes, split_inputs
 from ...gluon.kept import kept
@@ -16,7 +16,7 @@ from ...mxnet_private import parameters
 from ...policy import Policy
 from ...report import Decisions
 from ...symbol import convert_graph
-from ..overrides import require_same_names
+from .names import require_same_names
 from .network import BATCHES, Comparison, Network
 
 
@@ -47,7 +47,7 @@ class GluonNet(Network):
         self._graphs: List[_Graph] = []
         for param in net.collect_params().values():
             if not parameters.is_initialized(param):
-                raise TuneError(
+                raise ConvertError(
                     f"block '{net.name}': parameter '{param.name}' has no values; load or train the net first, or run "
                     f"one batch if its shapes are not known yet."
                 )
@@ -62,7 +62,7 @@ class GluonNet(Network):
             for handle in handles:
                 handle.detach()
         if not self._calls:
-            raise TuneError(
+            raise ConvertError(
                 f"evaluate did not call block '{self._net.name}' ({type(self._net).__name__}), so nothing is known of "
                 f"what it runs; call the net that evaluate is given."
             )

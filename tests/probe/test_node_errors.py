@@ -10,8 +10,8 @@ import pytest
 from mxnet import autograd
 
 import symbols
-from mxmp.diagnose.node_errors import node_errors
 from mxmp.errors import ConvertError
+from mxmp.probe.node_errors import node_errors
 from mxmp.symbol import convert_model
 
 
