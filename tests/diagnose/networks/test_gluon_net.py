@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.errors import ConvertError
+from mxmp.errors import ConvertError, TuneError
 from mxmp.tune import search
 
 DATA = mx.nd.array(np.random.RandomState(0).randn(16, 8) * 100)
@@ -89,7 +89,7 @@ def test_the_net_is_as_it_was_found_if_evaluate_fails(call):
             raise ZeroDivisionError
         return evaluate(net) + (np.nan if "float16" in repr(net) else 0)
 
-    with pytest.raises(ZeroDivisionError if call < 5 else ConvertError):
+    with pytest.raises(ZeroDivisionError if call < 5 else TuneError):
         find(net, fails)
     assert "compute=float16" in repr(net) and np.array_equal(net(DATA / 100).asnumpy(), output)
     assert not net._forward_pre_hooks
@@ -182,7 +182,7 @@ def test_a_net_is_searched_for_the_shapes_that_evaluate_uses():
 def test_regions_hold():
     net = make()
     mxmp.gluon.set_policy(net.last, "low")
-    with pytest.raises(ConvertError, match=r"float16 is asked for by name of 'net_dense1_fwd' \(FullyConnected\)"):
+    with pytest.raises(TuneError, match=r"float16 is asked for by name of 'net_dense1_fwd' \(FullyConnected\)"):
         find(net, error_of(net, DATA))
     mxmp.gluon.set_policy(net.last, "float32")
     assert find(net, error_of(net, DATA)).kept == ("net__mul0",)
