@@ -12,7 +12,16 @@ from . import amx
 from .processor import read_processor
 
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-_VARIABLES = ("OMP_NUM_THREADS", "MXNET_MKLDNN_ENABLED", amx.VARIABLE)
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "MXNET_MKLDNN_ENABLED",
+    "MXNET_SUBGRAPH_BACKEND",
+    amx.VARIABLE,
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,8 @@ class Machine:
         instructions: Which of the instruction sets that matter it has: a name may stand for several processors.
         cores: How many of them this process may use.
         amx: Whether MXNet uses AMX.
-        variables: The environment variables that matter, as 'NAME=value'; the threads among them.
+        variables: Those environment variables that matter and are set, as 'NAME=value': threads, their places,
+            what of oneDNN is used.
         mxnet: MXNet's version and the size of its library.
     """
 
@@ -39,13 +49,13 @@ class Machine:
         """Return it in one line."""
         instructions = f" ({', '.join(self.instructions)})" if self.instructions else ""
         processor = f"{self.processor}{instructions}, {self.cores} cores, AMX {'on' if self.amx else 'off'}"
-        return f"{processor}, {', '.join(self.variables)}; MXNet {self.mxnet}"
+        return f"{', '.join([processor, *self.variables])}; MXNet {self.mxnet}"
 
 
 def read_machine() -> Machine:
     """Return what this process runs on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
-    variables = tuple(f"{name}={os.environ.get(name, '')}" for name in _VARIABLES)
+    variables = tuple(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ)
     processor = read_processor()
     instructions = tuple(flag for flag in _INSTRUCTIONS if flag in processor.flags)
     mxnet = f"{mx.__version__}, {os.stat(library()).st_size} bytes"

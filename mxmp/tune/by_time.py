@@ -102,17 +102,17 @@ def tune(
             "policy: it computes in float16, which is emulated on a CPU, and the time of that says nothing of a GPU's. "
             "Give batches on a GPU, or tune a policy of bfloat16."
         )
-    runs = parsed.compute_dtype != dtypes.BFLOAT16 or runs_bfloat16()
-    if runs and within is not None and not within.allows(parsed):
-        parsed = search_within(within, parsed, _shows(progress)).policy
     allows = _allow_all if within is None else within.allows
     if store is not None:
-        plan, different = stored_plan(store, workload, parsed, objective, for_inference)
+        plan, different = stored_plan(store, workload, parsed, objective, for_inference, searched=within is not None)
         if plan is not None and allows(plan.policy):
             return plan
         if different:
             _LOG.info("%s: the plan is measured again: %s.", store, "; ".join(different))
         require_writable(store)
+    runs = parsed.compute_dtype != dtypes.BFLOAT16 or runs_bfloat16()
+    if runs and within is not None and not within.allows(parsed):
+        parsed = search_within(within, parsed, _shows(progress)).policy
     result = _search(workload, parsed, objective, for_inference, seconds, progress, runs, allows)
     if store is not None and result.proved:
         result.save(store)

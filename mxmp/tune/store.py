@@ -34,13 +34,15 @@ def load(
         path: A file that `TuneResult.save`, ``tune(..., store=path)`` or ``mxmp tune -o`` wrote.
         net_or_model: The network that it is to be used for, as for `tune`, or a symbol alone.
         batches: Batches, as for `tune`; of a Gluon net they are needed to see its graph.
-        shapes: In place of batches the shapes of the inputs by name; those of labels do not count.
+        shapes: The shapes of the inputs by name, in place of batches; those of labels do not count.
         forward: As for `tune`.
 
     Raises:
         TuneError: If the file is missing or damaged, or the plan does not hold here; the message names all that
-            differs.
+            differs. If both batches and shapes are given.
     """
+    if batches is not None and shapes is not None:
+        raise TuneError("shapes: the batches tell the shapes of the inputs already; give one of the two.")
     plan = read_plan(file_name("path", path))
     symbols: Optional[Sequence[Any]] = None
     if batches is not None:
@@ -104,11 +106,12 @@ def read_plan(path: str) -> TuneResult:
 
 
 def stored_plan(
-    path: str, workload: Workload, policy: Policy, objective: str, for_inference: bool
+    path: str, workload: Workload, policy: Policy, objective: str, for_inference: bool, searched: bool = False
 ) -> Tuple[Optional[TuneResult], List[str]]:
     """Return the plan in a file if it holds for a workload and was tuned for the same, else None and what differs.
 
-    A file that is not there holds no plan; TuneError if it is something else than a plan.
+    A file that is not there holds no plan; TuneError if it is something else than a plan. ``searched`` says that a
+    search within a tolerance may have added name overrides to the policy that the plan began with.
     """
     if not os.path.lexists(path):
         return None, []
@@ -117,7 +120,8 @@ def stored_plan(
     except TuneError as e:
         raise TuneError(f"{e} Nothing is written over it: give another file to store, or remove this one.") from e
     asked = {"policy": policy, "objective": objective, "for_inference": for_inference}
-    had = {"policy": plan.untuned, "objective": plan.objective, "for_inference": plan.for_inference}
+    begun = plan.untuned.replace(names=policy.names) if searched else plan.untuned
+    had = {"policy": begun, "objective": plan.objective, "for_inference": plan.for_inference}
     different = [f"{name}: found {asked[name]}, expected {had[name]}" for name in asked if asked[name] != had[name]]
     different += plan.holds_for.differences(workload.shapes, digest(workload.symbols))
     return (None, different) if different else (plan, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from types import SimpleNamespace
 
 import mxnet as mx
 import pytest
@@ -13,8 +14,9 @@ from mxnet import gluon
 import mxmp
 from mxmp.devices.machine import read_machine
 from mxmp.errors import CheckpointError, TuneError
+from mxmp.policy import Policy
 from mxmp.symbol import convert_model, convert_symbol
-from mxmp.tune import holds, load, tune
+from mxmp.tune import Tolerance, holds, load, tune
 from mxmp.tune.holds import digest
 from mxmp.tune.speed.plan_search import Found
 from tests.cli.checkpoints import network, params
@@ -192,6 +194,11 @@ def test_a_folder_is_refused(tmp_path):
         load(str(tmp_path))
 
 
+def test_batches_and_shapes_are_not_given_together(file):
+    with pytest.raises(TuneError, match="shapes: the batches tell the shapes"):
+        load(file, model(), [BATCH], shapes={"data": (2, 3, 8, 8)})
+
+
 def test_a_gluon_net_needs_a_batch(file):
     with pytest.raises(TuneError, match="batches: give one"):
         load(file, gluon.nn.Dense(3))
@@ -244,6 +251,21 @@ def test_tune_measures_again_on_another_machine(tmp_path, searches, monkeypatch,
         again = tune(dense("net_"), [mx.nd.ones((4, 5))], store=file)
     assert searches.count == 2 and again.holds_for.machine.cores == 97 and load(file) == again
     assert "the plan is measured again: cores: found 97, expected" in caplog.text
+
+
+def test_a_plan_within_a_tolerance_is_used_without_another_search(tmp_path, searches, monkeypatch):
+    """The search for what is accurate adds names to the policy that the plan began with."""
+    file, net = str(tmp_path / "plan.json"), dense("net_")
+    net(mx.nd.ones((4, 5)))
+    kept = Policy.parse("mixed_bfloat16").replace(names={"net_dense1_fwd": "float32"})
+    monkeypatch.setattr(TUNE, "search_within", lambda *_: SimpleNamespace(policy=kept))
+    monkeypatch.setattr(Tolerance, "allows", lambda self, policy: bool(Policy.parse(policy).names))
+    within = Tolerance(net, lambda net: net(mx.nd.ones((4, 5))).sum().asscalar().item(), 0.01)
+    first = tune(net, [mx.nd.ones((4, 5))], store=file, within=within)
+    assert first.untuned == kept and searches.count == 1
+    monkeypatch.setattr(TUNE, "search_within", None)
+    assert tune(net, [mx.nd.ones((4, 5))], store=file, within=within) == first
+    assert searches.count == 1
 
 
 def test_tune_stores_nothing_that_is_not_proved(tmp_path, searches):
