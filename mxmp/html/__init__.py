@@ -13,12 +13,14 @@ from .page import Section as Section
 from .page import cards as cards
 from .page import facts as facts
 from .page import fragment as fragment
+from .page import grid as grid
 from .page import notes as notes
 from .page import page as page
 from .sections import compare_sections as compare_sections
 from .sections import ledger_sections as ledger_sections
 from .sections import policy_sections as policy_sections
 from .sections import report_sections as report_sections
+from .sections import run_sections as run_sections
 from .sections import steps_sections as steps_sections
 from .tables import Column as Column
 from .tables import table as table

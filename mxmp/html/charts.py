@@ -25,6 +25,7 @@ RANGES: Dict[str, Tuple[int, int, int]] = {
 2**third on overflow (IEEE 754, binary16 and binary32; bfloat16 has float32's exponents and 7 bits of fraction)."""
 
 _MOST = 400  # columns of a line: beyond it the extremes of each column are drawn
+_FEW_MARKS = 60  # beyond it they are short, so as not to hide the lines
 _SIZE = 1000  # of the plane, in its own units
 
 Points = Sequence[Tuple[float, Optional[float]]]
@@ -32,7 +33,7 @@ Points = Sequence[Tuple[float, Optional[float]]]
 
 @dataclass(frozen=True)
 class Line:
-    """A series of a chart: a name for the legend, and its values, None where there is none.
+    """A series of a chart: a name for the legend, and its values, None where there is none, for a step not sampled.
 
     ``dots`` draws each value by itself, with no line from one to the next.
     """
@@ -62,8 +63,10 @@ class _Axis(NamedTuple):
         marks = power_ticks(self.low, self.high) if self.base else ticks(self.low, self.high)
         inside = [each for each in marks if self.low <= each <= self.high]
         name = share if as_share else figure
-        return [(100 * (each - self.low) / (self.high - self.low),
-                 power(int(each), self.base) if self.base else name(each)) for each in inside]  # fmt: skip
+        return [
+            (100 * (each - self.low) / (self.high - self.low), f"{self.base}^{each:.0f}" if self.base else name(each))
+            for each in inside
+        ]
 
 
 def power(exponent: int, base: int = 2) -> str:
@@ -90,7 +93,7 @@ def lines(
     Args:
         caption: What is shown.
         x: Where the values are, growing; as many as each line has values.
-        series: Up to four lines. Values that are None, infinite or NaN are gaps.
+        series: Up to four lines. Values that are None are passed over; infinite ones and NaN are gaps.
         x_title: What ``x`` counts.
         scale: Of the values: 'linear', 'share' (of 1), 'log2', 'log10', or 'auto', which is 'log10' for positive values
             that span more than three powers of ten, else 'linear'.
@@ -112,6 +115,7 @@ def lines(
         shades=[],
         bars=[],
         marks=at,
+        mark_top=0 if len(at) <= _FEW_MARKS else 930,
         lines=drawn,
     )
 
@@ -133,24 +137,31 @@ def histogram(caption: str, counts: Mapping[int, float], dtype: str = "float16")
     along, top = _Axis(low, high), max(counts.values(), default=0.0) / total or 1.0
     up = _Axis(0.0, 1.05 * top)
     bars = [
-        (*_bar(along, up, each, counts[each] / total),
-         f"{power(each)} to {power(each + 1)}: {figure(counts[each])}, {share(counts[each] / total)}")
-        for each in sorted(present) if counts.get(each)
-    ]  # fmt: skip
-    regions = [("zero", low, zero, "becomes 0"), ("subnormal", zero, subnormal, "subnormal"),
-               ("overflow", overflow, high, "overflows")]  # fmt: skip
+        (
+            *_bar(along, up, each, counts[each] / total),
+            f"{power(each)} to {power(each + 1)}: {figure(counts[each])}, {share(counts[each] / total)}",
+        )
+        for each in sorted(present)
+        if counts.get(each)
+    ]
+    regions = [
+        ("zero", low, zero, "becomes 0"),
+        ("subnormal", zero, subnormal, "subnormal"),
+        ("overflow", overflow, high, "overflows"),
+    ]
     shades = _shades(along, regions)
     return render(
         "chart",
         caption=caption,
         label=f"{caption}: most values are from {power(max(present, key=lambda e: counts.get(e, 0)))} on",
         legend=[(kind, f"{name} in {dtype}") for kind, _, _, name in shades],
-        x_labels=[(at, power(int(each))) for at, each in _whole(along)],
+        x_labels=[(at, f"2^{each:.0f}") for at, each in _whole(along)],
         y_labels=up.labels(as_share=True),
         x_title="magnitude",
         shades=shades,
         bars=bars,
         marks=[],
+        mark_top=0,
         lines=[],
     )
 
@@ -162,12 +173,13 @@ def spark(counts: Mapping[Any, float], span: Sequence[int], dtype: str = "float1
     low, high = min(span[0], subnormal) - 1, max(span[1] + 1, overflow + 1 if dtype == "float16" else span[1] + 1)
     along, most = _Axis(low, high), max(known.values(), default=1.0)
     regions = [("zero", low, zero, ""), ("subnormal", zero, subnormal, ""), ("overflow", overflow, high, "")]
-    peak = max(known, key=lambda each: known[each]) if known else None
+    peak = max(known, key=lambda each: known[each]) if known else 0
+    span_named = f"{power(min(known))} to {power(max(known) + 1)}, most from {power(peak)}" if known else "no values"
     return render(
         "spark",
         bars=[_bar(along, _Axis(0.0, 1.0), each, max(math.sqrt(count / most), 0.06)) for each, count in known.items()],
         shades=_shades(along, regions),
-        label="no values" if peak is None else f"{power(min(known))} to {power(max(known) + 1)}, most from {power(peak)}",
+        label=span_named,
     )
 
 
@@ -196,7 +208,8 @@ def _value_axis(values: Sequence[Optional[float]], scale: str) -> _Axis:
 
 def _points(x: Sequence[float], line: Line, along: _Axis, up: _Axis) -> Points:
     """Return a line's points in the plane, no more of them than can be seen."""
-    points = [(_SIZE * (along.place(at) or 0.0), up.place(value)) for at, value in zip(x, line.values)]
+    known = [(at, value) for at, value in zip(x, line.values) if value is not None]
+    points = [(_SIZE * (along.place(at) or 0.0), up.place(value)) for at, value in known]
     placed = [(at, None if y is None else _SIZE * (1 - y)) for at, y in points]
     if len(placed) <= 4 * _MOST or line.dots:
         return placed
@@ -249,7 +262,7 @@ def _shades(along: _Axis, regions: Sequence[Tuple[str, float, float, str]]) -> L
 
 def _whole(axis: _Axis) -> List[Tuple[float, float]]:
     """Return percents of an axis of exponents, each with the exponent that stands there."""
-    return [(100 * (axis.place(each) or 0.0), each) for each in power_ticks(axis.low, axis.high, 7) if each <= axis.high]
+    return [(100 * (axis.place(each) or 0.0), each) for each in power_ticks(axis.low, axis.high, 7)]
 
 
 def _described(caption: str, series: Sequence[Line], marks: Sequence[float], mark_name: str) -> str:

@@ -1,9 +1,9 @@
 """Where the boxes of a layered graph stand: each below those that it reads, with few crossings and straight lines.
 
 References:
-    Sugiyama, Tagawa, Toda, "Methods for Visual Understanding of Hierarchical System Structures", 1981: layers, waypoints
-    of long edges, order by barycentres. Positions within a layer are the nearest to the neighbours' that keep order
-    and distance (isotonic regression by pooling adjacent violators).
+    Sugiyama, Tagawa, Toda, "Methods for Visual Understanding of Hierarchical System Structures", 1981: layers,
+    waypoints of long edges, order by barycentres. Positions within a layer are the nearest to the neighbours' that
+    keep order and distance (isotonic regression by pooling adjacent violators).
 """
 
 from __future__ import annotations

@@ -19,10 +19,11 @@ _LONGEST = 9  # operators in a box
 _MOST_BOXES = 1500
 _MOST_LINES = 24  # of the details of a box
 
-_BOX, _HEIGHT, _GAP, _RISE, _EDGE = 136.0, 40.0, 12.0, 66.0, 8.0  # pixels
+_BOX, _HEIGHT, _GAP, _RISE, _EDGE = 140.0, 40.0, 12.0, 66.0, 8.0  # pixels
 _TELLING = ("Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot", "RNN", "Embedding")
+_SUFFIX = "_fwd"  # of the nodes of Gluon's layers
 _CELLS = _BOX - 16.0
-_LETTERS = 20  # that fit into a box
+_LETTERS = 19  # that fit into a box
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ def _box(operators: Sequence[Operator], run: Sequence[int], layout: Layout, numb
     x, y = layout.x[number] - _BOX / 2 + _EDGE, layout.layer[number] * _RISE + _EDGE
     label, below = _labels(inside, prefix)
     width = _CELLS / len(run)
-    cells = [_Cell(x + 8 + i * width, width - (1 if len(run) > 1 else 0), each.precision) for i, each in enumerate(inside)]
+    drawn = width - (1 if len(run) > 1 else 0)
+    cells = [_Cell(x + 8 + i * width, drawn, each.precision) for i, each in enumerate(inside)]
     return _Box(x, y, label, below, _details(inside), cells)
 
 
@@ -146,16 +148,15 @@ def _prefix(names: Sequence[str]) -> int:
 
 def _labels(inside: Sequence[Operator], prefix: int) -> Tuple[str, str]:
     """Return what a box says: the operators' names, shortened, and their kinds."""
-    names = [visible(each.name[prefix:]) for each in inside]
+    name = visible(inside[0].name[prefix:])
+    name = name[: -len(_SUFFIX)] if name.endswith(_SUFFIX) and len(name) > len(_SUFFIX) else name
     if len(inside) == 1:
-        return _shortened(names[0]), _shortened(visible(inside[0].op))
-    shared = os.path.commonprefix([names[0], names[-1]])
-    last = names[-1][shared.rfind("_") + 1 :]
+        return _shortened(name), _shortened(visible(inside[0].op))
     kinds = Counter(visible(each.op) for each in inside)
     kind = max(kinds, key=lambda op: (op in _TELLING, kinds[op]))
     times = f"{kinds[kind]} × " if kinds[kind] > 1 else ""
     more = f" + {len(inside) - kinds[kind]}" if len(inside) > kinds[kind] else ""
-    return _shortened(f"{names[0]} – {last}", _LETTERS), _shortened(f"{times}{kind}", _LETTERS - len(more)) + more
+    return _shortened(name, _LETTERS - 2) + " …", _shortened(f"{times}{kind}", _LETTERS - len(more)) + more
 
 
 def _details(operators: Sequence[Operator]) -> str:
@@ -186,7 +187,8 @@ def _edge_marks(
     routes: Dict[Tuple[int, int], List[Tuple[float, int]]],
 ) -> List[_Mark]:
     """Return marks for casts between boxes, near the reader."""
-    marks, seen = [], set()  # type: Tuple[List[_Mark], Set[Tuple[int, int, str]]]
+    marks: List[_Mark] = []
+    seen: Set[Tuple[int, int, str]] = set()
     for position, read in enumerate(sources):
         for source in read:
             edge = home[source], home[position]
@@ -243,4 +245,4 @@ def _shortened(text: str, most: int = _LETTERS) -> str:
     if len(text) <= most:
         return text
     keep = most - 1
-    return f"{text[: keep // 2]}…{text[len(text) - (keep - keep // 2):]}"
+    return f"{text[: keep // 2]}…{text[len(text) - (keep - keep // 2) :]}"

@@ -40,9 +40,11 @@ def figure(value: Any) -> str:
         return NONE
     if math.isinf(number):
         return "∞" if number > 0 else "−∞"
-    if number == int(number) and abs(number) < 1e6 if math.isfinite(number) else False:
-        return f"{int(number):,}"
-    return f"{number:.3g}".replace("nan", "NaN")
+    if math.isnan(number):
+        return "NaN"
+    if 1000 <= abs(number) < 1e6 or (number == int(number) and abs(number) < 1e6):
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
 
 
 def share(value: Any) -> str:
@@ -57,7 +59,8 @@ def share(value: Any) -> str:
         return figure(number)
     if 0 < number < 1e-4:
         return "< 0.01 %"
-    return f"{100 * number:.3g} %"
+    percent = 100 * number
+    return f"{percent:.3g} %" if percent == 0 or percent >= 0.1 else f"{percent:.2f} %"
 
 
 def size(count: Any) -> str:
@@ -91,7 +94,13 @@ def ticks(low: float, high: float, most: int = 5) -> List[float]:
 
 
 def power_ticks(low: float, high: float, most: int = 6) -> List[float]:
-    """Return whole exponents within a range of exponents, equally far apart."""
-    first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
-    step = max(1, math.ceil((last - first) / most))
-    return [float(each) for each in range(first - first % -step if step > 1 else first, last + 1, step)]
+    """Return exponents within a range, at most ``most`` + 1, each a multiple of the same power of two.
+
+    Example:
+        >>> power_ticks(-27, 18)
+        [-24.0, -16.0, -8.0, 0.0, 8.0, 16.0]
+    """
+    step = 1
+    while (high - low) / step > most:
+        step *= 2
+    return [float(step * each) for each in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]

@@ -36,12 +36,12 @@ def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
         sections: Its parts, from top to bottom.
         lead: A line under the title.
     """
-    return str(render("page", title=visible(title), lead=_breakable(lead), sections=list(zip(_anchors(sections), sections))))
+    return _framed("page", title, sections, lead)
 
 
 def fragment(title: str, sections: Sequence[Section], lead: str = "") -> str:
     """Return the same as a piece of HTML, for a cell of a notebook: no frame, and styles that touch nothing else."""
-    return str(render("fragment", title=visible(title), lead=_breakable(lead), sections=list(zip(_anchors(sections), sections))))
+    return _framed("fragment", title, sections, lead)
 
 
 def facts(pairs: Sequence[Tuple[str, str]]) -> Markup:
@@ -54,6 +54,11 @@ def cards(pairs: Sequence[Tuple[str, str, str]]) -> Markup:
     return render("cards", cards=pairs)
 
 
+def grid(blocks: Sequence[Markup]) -> Markup:
+    """Return some charts, side by side where there is room."""
+    return render("grid", blocks=blocks)
+
+
 def notes(kind: str, sentences: Sequence[str]) -> Markup:
     """Return sentences to be noticed.
 
@@ -62,6 +67,11 @@ def notes(kind: str, sentences: Sequence[str]) -> Markup:
         sentences: One to a line.
     """
     return render("notes", kind=kind, sentences=[visible(each) for each in sentences])
+
+
+def _framed(template: str, title: str, sections: Sequence[Section], lead: str) -> str:
+    named = list(zip(_anchors(sections), sections))
+    return str(render(template, title=visible(title), lead=_breakable(lead), sections=named))
 
 
 def _breakable(text: str) -> str:

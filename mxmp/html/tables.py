@@ -25,8 +25,8 @@ class Column:
 
     Attributes:
         title: Its heading.
-        kind: 'text', 'number', 'share' (of 1), 'bytes', 'precision' (the name of a dtype), 'bar' (a share, drawn too), or
-            'spark' (a dict of counts by exponent of two, drawn against a dtype's range).
+        kind: 'text', 'number', 'share' (of 1), 'bytes', 'precision' (the name of a dtype), 'bar' (a share, drawn
+            too), or 'spark' (a dict of counts by exponent of two, drawn against a dtype's range).
         help: What it holds, in a sentence; shown where the pointer rests.
         dtype: The dtype whose range a 'spark' is drawn against.
     """
@@ -57,8 +57,10 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], caption: str
         caption: What it holds.
         unit: What its rows are, in the plural.
     """
-    largest = [max((to_float(row[i]) or 0.0 for row in rows), default=0.0) if c.kind == BAR else 0.0
-               for i, c in enumerate(columns)]  # fmt: skip
+    largest = [
+        max((to_float(row[i]) or 0.0 for row in rows), default=0.0) if c.kind == BAR else 0.0
+        for i, c in enumerate(columns)
+    ]
     span = _span([row[i] for row in rows for i, c in enumerate(columns) if c.kind == HISTOGRAM])
     cells: List[List[Cell]] = [
         [_cell(column, value, most, span) for column, value, most in zip(columns, row, largest)] for row in rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ def environment() -> Environment:
     """Return the environment of the templates; Jinja2 is imported here, when the first of them is used."""
     import jinja2
 
-    from . import numbers
-
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(str(FOLDER)),
         autoescape=True,
@@ -27,7 +26,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    found.filters.update(figure=numbers.figure, share=numbers.share, size=numbers.size)
+    found.filters.update(breakable=_breakable, powers=_powers)
     return found
 
 
@@ -36,3 +35,18 @@ def render(name: str, **values: Any) -> Markup:
     from markupsafe import Markup
 
     return Markup(environment().get_template(f"{name}.html.j2").render(**values))
+
+
+def _breakable(text: str) -> Markup:
+    """Return a name that may wrap behind its underscores, slashes and dots."""
+    from markupsafe import Markup, escape
+
+    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_/.])(?=[^_/.])", text))
+
+
+def _powers(text: str) -> Markup:
+    """Return a label such as '2^16' with the exponent raised."""
+    from markupsafe import Markup, escape
+
+    base, caret, exponent = text.partition("^")
+    return escape(base) + (Markup("<sup>{}</sup>").format(exponent.replace("-", "−")) if caret else "")

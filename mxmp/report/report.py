@@ -29,8 +29,6 @@ DROPPED = "dropped"
 
 _NO_PRECISIONS = (AS_IT_WAS, FOLDED, DROPPED)
 
-Pairs = List[Tuple[str, str]]
-
 _COLUMNS = ("node", "operator", "precision", "reason", "casts")
 
 # (where it stands in a reason, how it is written, what it means), in the order of the legend.
@@ -162,10 +160,9 @@ class Report:
         """Return what a notebook shows: totals and the table, without the picture."""
         return html.fragment("Mixed precision", html.report_sections(*self._shown(), picture=False), self.policy)
 
-    def _shown(self) -> Tuple[Dict[str, Any], Pairs, List[str], Pairs]:
-        """Return what sections are made of: plain values, totals, what to notice, and the words of the reasons."""
-        noticed = [*self.warnings, *self.notes]
-        return self.to_dict(), self.totals, noticed, legend(row.reason for row in self.rows)
+    def _shown(self) -> Tuple[Dict[str, Any], List[str], List[Tuple[str, str]]]:
+        """Return what sections are made of: plain values, what to notice, and the words of the reasons."""
+        return self.to_dict(), [*self.warnings, *self.notes], legend(row.reason for row in self.rows)
 
     def table(self, narrow: bool = False) -> Table:
         """Return a table of the operators with a legend of the reasons, for a terminal.

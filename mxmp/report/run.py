@@ -56,22 +56,13 @@ class Run:
         return text
 
     def _sections(self) -> List[html.Section]:
-        """Return the sections of the page: first what matters, then what explains it."""
-        found: List[html.Section] = []
-        operators: List[html.Section] = []
-        order: Tuple[str, ...] = ()
+        """Return the sections of the page."""
+        parts: Dict[str, Any] = {"steps": self.steps, "ledger": self.ledger, "compare": self.compare}
         if self.report is not None:
-            words = legend(row.reason for row in self.report.rows)
+            legend_ = legend(row.reason for row in self.report.rows)
             noticed = [*self.report.warnings, *self.report.notes]
-            *found, table = html.report_sections(self.report.to_dict(), self.report.totals, noticed, words)
-            operators, order = [table], tuple(row.name for row in self.report.rows)
-        if self.steps is not None:
-            found += html.steps_sections(self.steps)
-        if self.ledger is not None:
-            found += html.ledger_sections(self.ledger)
-        if self.compare is not None:
-            found += html.compare_sections(self.compare, order)
-        return found + operators
+            parts.update(report=self.report.to_dict(), warnings=noticed, legend=legend_)
+        return html.run_sections(**parts)
 
 
 def read_run(path: str) -> Run:
@@ -87,7 +78,8 @@ def read_run(path: str) -> Run:
     if os.path.isdir(path):
         files = {name: os.path.join(path, name) for name in RUN_FILES if os.path.lexists(os.path.join(path, name))}
         if not files:
-            raise CheckpointError(f"{path}: none of {', '.join(RUN_FILES)} is in this folder; give the folder of a run.")
+            names = ", ".join(RUN_FILES)
+            raise CheckpointError(f"{path}: none of {names} is in this folder; give the folder of a run.")
     elif os.path.lexists(path):
         files = {name_of(path): path}
     else:

@@ -15,6 +15,11 @@ from .saved import report_from_dict
 REPORT, LEDGER, COMPARE, STEPS = "report.json", "ledger.json", "compare.json", "steps.csv"
 
 _VERSION = 1
+_NUMBERS = (
+    *("step", "seconds", "scale", "next_scale", "grad_norm", "loss"),
+    *("zero_share", "subnormal_share", "largest"),
+)
+"""Columns of a log of steps that hold numbers."""
 
 
 def read_report(path: str) -> Report:
@@ -33,7 +38,9 @@ def read_ledger(path: str) -> Dict[str, Any]:
         _require(layer, "histogram", dict, "counts by exponent", f"layers[{i}]")
         for key, count in layer["histogram"].items():
             if not _is_whole(key) or not _is_number(count) or count < 0:
-                raise StateError(f"layers[{i}] has {key!r}: {count!r} in histogram; expected a count by exponent of two.")
+                raise StateError(
+                    f"layers[{i}] has {key!r}: {count!r} in histogram; expected counts by exponent of two."
+                )
         _require_numbers(layer, ("elements", "zero_share", "subnormal_share", "largest", "skips"), f"layers[{i}]")
     return data
 
@@ -153,7 +160,7 @@ def _is_whole(text: str) -> bool:
 
 def _step(row: Mapping[str, Any], line: int) -> Dict[str, Any]:
     found: Dict[str, Any] = {"error": row.get("error") or None, "taken": _taken(row.get("taken"), line)}
-    for name in ("step", "seconds", "scale", "next_scale", "grad_norm", "loss", "zero_share", "subnormal_share", "largest"):
+    for name in _NUMBERS:
         text = (row.get(name) or "").strip()
         try:
             found[name] = float(text) if text else None

@@ -27,8 +27,9 @@ def _row(number: int, data: Any) -> Row:
     where = f"rows[{number}]"
     if not isinstance(data, Mapping):
         raise StateError(f"{where} is {data!r}; expected the values of an operator.")
-    text = [_text(data, name, where) for name in ("name", "op", "precision", "reason")]
-    return Row(*text, _texts(data, "casts", where), _texts(data, "inputs", where) if "inputs" in data else ())
+    name, op, precision, reason = (_text(data, field, where) for field in ("name", "op", "precision", "reason"))
+    inputs = _texts(data, "inputs", where) if "inputs" in data else ()
+    return Row(name, op, precision, reason, _texts(data, "casts", where), inputs)
 
 
 def _text(data: Mapping[str, Any], name: str, where: str = "it") -> str:

@@ -2,9 +2,7 @@
 
 from .compare import compare_sections as compare_sections
 from .ledger import ledger_sections as ledger_sections
-from .report import network_section as network_section
-from .report import operators_section as operators_section
 from .report import policy_sections as policy_sections
-from .report import report_cards as report_cards
 from .report import report_sections as report_sections
+from .run import run_sections as run_sections
 from .steps import steps_sections as steps_sections

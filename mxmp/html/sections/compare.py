@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..charts import Line, lines
 from ..numbers import figure, to_float
-from ..page import Section, facts
+from ..page import Section, facts, grid
 from ..tables import BAR, NUMBER, PRECISION, Column, table
 
 _COLUMNS = (
@@ -33,7 +33,8 @@ def compare_sections(compare: Mapping[str, Any], order: Sequence[str] = ()) -> L
     names = ("name", "op", "precision", "own", "carried", "contribution", "gradient_own", "gradient_carried")
     body = table(_COLUMNS, [tuple(row.get(name) for name in names) for row in rows], "Errors by layer", "nodes")
     outputs = [(f"error of {each['name']}", figure(each["error"])) for each in compare.get("outputs") or ()]
-    blocks = (facts([("policy", str(compare["policy"])), *outputs]), *_charts(rows, order), body)
+    policy = ("policy", compare["policy"].replace(",", ", "))
+    blocks = (facts([policy, *outputs]), grid(_charts(rows, order)), body)
     lead = "Errors relative to float32, on one batch: 'own' is what a node adds, 'carried' what has added up in it."
     return [Section("Errors by layer", blocks, lead)]
 
@@ -43,8 +44,10 @@ def _charts(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> Tuple[An
     inside = sorted(rows, key=lambda row: place.get(row["name"], len(place))) if order else list(rows)
     where = "from the network's inputs to its outputs" if order else "in the order of the table"
     found = []
-    for caption, own, carried in (("Errors of values", "own", "carried"),
-                                  ("Errors of gradients", "gradient_own", "gradient_carried")):  # fmt: skip
+    for caption, own, carried in (
+        ("Errors of values", "own", "carried"),
+        ("Errors of gradients", "gradient_own", "gradient_carried"),
+    ):
         series = [Line("carried", _values(inside, carried)), Line("own", _values(inside, own), dots=True)]
         if any(value is not None for line in series for value in line.values):
             found.append(lines(f"{caption}, {where}", list(range(1, len(inside) + 1)), series, "node", "log10"))

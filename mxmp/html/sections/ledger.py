@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
 
 from ..charts import RANGES, histogram
 from ..numbers import figure
 from ..page import Section, cards, notes
 from ..tables import HISTOGRAM, NUMBER, SHARE, Column, table
 
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
 
 def ledger_sections(ledger: Mapping[str, Any]) -> List[Section]:
     """Return the sections of a ledger, given what its ``to_dict`` returns."""
+    return [gradients_section(ledger, (cards(ledger_cards(ledger)), notes("Advice", ledger.get("advice") or ())))]
+
+
+def gradients_section(ledger: Mapping[str, Any], before: Sequence[Markup] = ()) -> Section:
+    """Return a ledger's histogram and table, behind other blocks."""
     dtype = ledger["dtype"] if ledger["dtype"] in RANGES else "float16"
-    layers = ledger["layers"]
-    blocks = [cards(ledger_cards(ledger)), notes("Advice", ledger.get("advice") or ())]
+    layers, blocks = ledger["layers"], list(before)
     counts = _sum(layers)
     if counts:
         blocks.append(histogram(f"All gradients, against {dtype}'s range", counts, dtype))
     blocks.append(table(_columns(dtype), [_row(layer) for layer in layers], "Gradients by layer", "layers"))
     every, sampled = ledger["every"], ledger["sampled"]
     lead = f"Gradients as they were, times the loss scale, in {sampled:,} sampled steps, one in {every:,}."
-    return [Section("Gradients", tuple(blocks), lead)]
+    return Section("Gradients", tuple(blocks), lead)
 
 
 def ledger_cards(ledger: Mapping[str, Any]) -> List[Tuple[str, str, str]]:
     """Return the figures of a ledger that matter most."""
     steps, skipped, scale = ledger["steps"], ledger["skipped"], ledger.get("scale") or {}
-    found = [("steps", figure(steps), f"{ledger['sampled']:,} sampled"), ("skipped", figure(skipped), _part(skipped, steps))]
+    found = [
+        ("steps", figure(steps), f"{ledger['sampled']:,} sampled"),
+        ("skipped", figure(skipped), _part(skipped, steps)),
+    ]
     if scale.get("last") is not None:
         between = f"from {figure(scale.get('lowest'))} to {figure(scale.get('highest'))}"
         found.append(("loss scale at the end", figure(scale["last"]), between))
@@ -44,7 +54,7 @@ def _columns(dtype: str) -> List[Column]:
         Column("largest", NUMBER, "Largest magnitude"),
         Column("skips", NUMBER, "Skipped steps that it caused"),
         Column("lost updates", SHARE, "Share of updates below half a bit of the weight, which change nothing"),
-        Column("magnitudes", HISTOGRAM, f"By powers of two, heights as square roots; shaded where {dtype} has none", dtype),
+        Column("magnitudes", HISTOGRAM, f"By powers of two; shaded where {dtype} has none", dtype),
     ]
 
 

@@ -25,7 +25,6 @@ _GONE = ("folded", "dropped")
 
 def report_sections(
     report: Mapping[str, Any],
-    totals: Pairs = (),
     warnings: Sequence[str] = (),
     legend: Pairs = (),
     picture: bool = True,
@@ -34,17 +33,19 @@ def report_sections(
 
     Args:
         report: What ``Report.to_dict`` returns.
-        totals: What it counts, each with the count, as text.
         warnings: Sentences on what may harm training or speed.
         legend: Words in the reasons, each with its meaning.
         picture: Whether the network is drawn.
     """
-    summary = Section("Summary", (cards(report_cards(report)), notes("Warning", warnings), facts(totals)))
-    return [
-        summary,
-        *([network_section(report)] if picture and report["rows"] else []),
-        operators_section(report, legend),
-    ]
+    summary = Section("Summary", (cards(report_cards(report)), notes("Warning", report_warnings(report, warnings))))
+    drawn = [network_section(report)] if picture and report["rows"] else []
+    return [summary, *drawn, operators_section(report, legend)]
+
+
+def report_warnings(report: Mapping[str, Any], warnings: Sequence[str]) -> List[str]:
+    """Return what is to be noticed about a report, operators that no rule is known for included."""
+    without = report["without_rule"]
+    return [*warnings, *([f"No rule for {', '.join(without)}: left as they were."] if without else [])]
 
 
 def report_cards(report: Mapping[str, Any]) -> List[Tuple[str, str, str]]:
@@ -53,11 +54,15 @@ def report_cards(report: Mapping[str, Any]) -> List[Tuple[str, str, str]]:
     count = Counter(row["precision"] for row in rows)
     computed = sum(number for precision, number in count.items() if precision not in _GONE)
     found = [
-        (f"operators in {precision}" if precision.startswith(("float", "bfloat")) else f"operators {precision}",
-         figure(number), f"of {computed:,}" if precision not in _GONE else "")
+        (
+            f"operators in {precision}" if precision.startswith(("float", "bfloat")) else f"operators {precision}",
+            figure(number),
+            f"of {computed:,}" if precision not in _GONE else "",
+        )
         for precision, number in sorted(count.items(), key=lambda each: (each[0].endswith("32"), each[0]))
-    ]  # fmt: skip
-    found.append(("casts", figure(report["casts"]), f"{report['activation_casts']:,} of activations"))
+    ]
+    moved = f", {size(report['cast_bytes'])} moved" if report["cast_bytes"] is not None else ""
+    found.append(("casts", figure(report["casts"]), f"{report['activation_casts']:,} of activations{moved}"))
     for what, name in (("activations", "activation_bytes"), ("parameters", "param_bytes")):
         sizes = report.get(name)
         if sizes:
@@ -78,7 +83,8 @@ def network_section(report: Mapping[str, Any]) -> Section:
 
 def operators_section(report: Mapping[str, Any], legend: Pairs = ()) -> Section:
     """Return the table of a report's operators, with a legend of the reasons."""
-    rows = [(row["name"], row["op"], row["precision"], row["reason"], ", ".join(row["casts"])) for row in report["rows"]]
+    names = "name", "op", "precision", "reason"
+    rows = [(*(row[name] for name in names), ", ".join(row["casts"])) for row in report["rows"]]
     body = table(_COLUMNS, rows, "Operators, in the order in which they run", "operators")
     return Section("Operators", (body, *([facts(legend)] if legend else [])))
 

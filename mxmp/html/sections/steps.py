@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..charts import Line, lines
 from ..numbers import figure, to_float
-from ..page import Section, cards
+from ..page import Section, cards, grid
 from ..tables import NUMBER, Column, table
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _MOST_SKIPS = 2000  # rows of their table
 
@@ -19,25 +22,36 @@ def steps_sections(steps: Sequence[Mapping[str, Any]]) -> List[Section]:
         steps: A dict for each step: 'step', 'seconds', 'taken', 'scale', 'grad_norm', 'loss', 'zero_share',
             'subnormal_share', 'largest', 'error', any of them missing, or None where it is not known.
     """
-    if not steps:
-        return []
+    return [steps_section(steps, [cards(steps_cards(steps))])] if steps else []
+
+
+def steps_section(steps: Sequence[Mapping[str, Any]], before: Sequence[Markup] = ()) -> Section:
+    """Return charts of a log of steps and a table of those that were skipped, behind other blocks."""
     x = [_number(each, "step", i) for i, each in enumerate(steps)]
     marks = [at for at, each in zip(x, steps) if each.get("taken") is False]
-    blocks = [cards(_cards(steps, len(marks)))]
-    blocks += _charts(x, steps, marks)
+    charts = _charts(x, steps, marks)
+    blocks = [*before, *([grid(charts)] if charts else [])]
     skips = [
-        (figure(int(at)), each.get("scale"), each.get("next_scale"), each.get("grad_norm"), each.get("error"))
-        for at, each in zip(x, steps) if each.get("taken") is False
-    ]  # fmt: skip
+        (int(at), each.get("scale"), each.get("next_scale"), each.get("grad_norm"), each.get("error"))
+        for at, each in zip(x, steps)
+        if each.get("taken") is False
+    ]
     if skips:
-        columns = (Column("step", NUMBER), Column("scale", NUMBER), Column("next scale", NUMBER),
-                   Column("gradient norm", NUMBER), Column("why"))  # fmt: skip
+        columns = (
+            Column("step", NUMBER),
+            Column("scale", NUMBER),
+            Column("next scale", NUMBER),
+            Column("gradient norm", NUMBER),
+            Column("why"),
+        )
         blocks.append(table(columns, skips[:_MOST_SKIPS], "Skipped steps", "skipped steps"))
-    return [Section("Steps", tuple(blocks))]
+    return Section("Steps", tuple(blocks))
 
 
-def _cards(steps: Sequence[Mapping[str, Any]], skipped: int) -> List[Any]:
-    found = [("steps", f"{len(steps):,}", ""), ("skipped", f"{skipped:,}", "")]
+def steps_cards(steps: Sequence[Mapping[str, Any]]) -> List[Tuple[str, str, str]]:
+    """Return the figures of a log of steps that matter most."""
+    skipped = sum(each.get("taken") is False for each in steps)
+    found = [("steps", f"{len(steps):,}", f"{skipped:,} skipped")]
     last = {name: _last(steps, name) for name in ("loss", "scale")}
     found += [(f"last {name}", figure(value), "") for name, value in last.items() if value is not None]
     times = sorted(value for value in (to_float(each.get("seconds")) for each in steps) if value is not None)

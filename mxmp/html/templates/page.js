@@ -83,6 +83,7 @@
       box.addEventListener("click", () => {
         figure.querySelectorAll(".chosen").forEach((each) => each.classList.remove("chosen"));
         box.classList.add("chosen");
+        figure.classList.add("chosen-details");
         details.textContent = box.querySelector("title").textContent;
       });
     });
