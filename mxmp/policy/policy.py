@@ -129,6 +129,13 @@ class Policy:
             items.append(f"loss_scale={self.loss_scale}")
         return ",".join(items)
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the fields, one to a line."""
+        from .. import html  # when it is shown, not with every import of mxmp
+
+        fields_ = [(f.name, _shown(getattr(self, f.name))) for f in dataclasses.fields(self)]
+        return html.fragment("Policy", html.policy_sections([pair for pair in fields_ if pair[1]]))
+
     def override(self, op: str, name: str) -> Optional[Tuple[str, str]]:
         """Return (dtype, what decided) for a node that an override matches, else None."""
         for kind, pairs, matches in (
@@ -164,6 +171,13 @@ class Policy:
     def _refuse(self, field: str, why: str) -> None:
         value = f"{field}={getattr(self, field)!r}"
         raise PolicyError(f"{value} with compute_dtype={self.compute_dtype!r} makes no sense: {why}")
+
+
+def _shown(value: Any) -> str:
+    """Return the value of a field as text; '' of what is not set."""
+    if isinstance(value, tuple):
+        return ", ".join(f"{key}: {dtype}" for key, dtype in value)
+    return "" if value is None or value is False else str(value).replace("True", "yes")
 
 
 def block_pattern(key: str) -> str:

@@ -12,3 +12,5 @@ from .report import Report as Report
 from .report import Row as Row
 from .report import legend as legend
 from .report import merge as merge
+from .run import Run as Run
+from .run import read_run as read_run

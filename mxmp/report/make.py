@@ -93,7 +93,9 @@ class _Conversion(ABC):
         for position, node in enumerate(self.graph.nodes):
             if node.is_variable:
                 continue
-            yield Row(node.name, node.op, *self.decision(position), casts.get(position, ()))
+            read = (self.graph.nodes[entry.node] for entry in node.inputs)
+            inputs = tuple(dict.fromkeys(each.name for each in read if not each.is_variable))
+            yield Row(node.name, node.op, *self.decision(position), casts.get(position, ()), inputs)
             for number, before in enumerate(node.subgraphs):
                 body = self.body(position, number, before, self.after.nodes[self.where[position]].subgraphs[number])
                 yield from body.rows() if body is not None else ()

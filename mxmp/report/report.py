@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .. import html
 from ..errors import visible
 from .counts import total
+from .saving import save_page
 
 AS_IT_WAS = "as it was"
 """The precision of a node that is not touched."""
@@ -62,6 +64,7 @@ class Row:
         reason: Why.
         casts: The tensors that mxmp casts for its inputs, or behind it for the network's outputs, each
             with the dtype that it becomes. Readers share casts: one may stand in several rows.
+        inputs: Names of the operators that it reads, in the order of its inputs; variables are left out.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Row:
     precision: str
     reason: str
     casts: Tuple[str, ...]
+    inputs: Tuple[str, ...] = ()
 
 
 class Removed(NamedTuple):
@@ -134,6 +138,31 @@ class Report:
     def to_json(self) -> str:
         """Return the report as JSON."""
         return json.dumps(self.to_dict(), indent=2)
+
+    def to_html(self, path: Optional[str] = None, title: str = "Mixed precision") -> str:
+        """Return the report as one self-contained HTML file, and write it if asked to.
+
+        The page loads nothing from a network, and has the network as a picture and a table that sorts and filters.
+
+        Args:
+            path: The file to write, replaced if it is there; None to write none.
+            title: The page's.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        text = html.page(title, html.report_sections(*self._shown()), self.policy)
+        if path is not None:
+            save_page(text, path)
+        return text
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: totals and the table, without the picture."""
+        return html.fragment("Mixed precision", html.report_sections(*self._shown(), picture=False), self.policy)
+
+    def _shown(self) -> Tuple[Dict[str, Any], List[str], List[Tuple[str, str]]]:
+        """Return what sections are made of: plain values, what to notice, and the words of the reasons."""
+        return self.to_dict(), [*self.warnings, *self.notes], legend(row.reason for row in self.rows)
 
     def table(self, narrow: bool = False) -> Table:
         """Return a table of the operators with a legend of the reasons, for a terminal.

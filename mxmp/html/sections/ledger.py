@@ -1,0 +1,74 @@
+"""A ledger of gradients: what vanished, what was subnormal, what overflowed, by layer and over the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
+
+from ..charts import RANGES, histogram
+from ..numbers import figure
+from ..page import Section, cards, notes
+from ..tables import HISTOGRAM, NUMBER, SHARE, Column, table
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+def ledger_sections(ledger: Mapping[str, Any]) -> List[Section]:
+    """Return the sections of a ledger, given what its ``to_dict`` returns."""
+    return [gradients_section(ledger, (cards(ledger_cards(ledger)), notes("Advice", ledger.get("advice") or ())))]
+
+
+def gradients_section(ledger: Mapping[str, Any], before: Sequence[Markup] = ()) -> Section:
+    """Return a ledger's histogram and table, behind other blocks."""
+    dtype = ledger["dtype"] if ledger["dtype"] in RANGES else "float16"
+    layers, blocks = ledger["layers"], list(before)
+    counts = _sum(layers)
+    if counts:
+        blocks.append(histogram(f"All gradients, against {dtype}'s range", counts, dtype))
+    blocks.append(table(_columns(dtype), [_row(layer) for layer in layers], "Gradients by layer", "layers"))
+    every, sampled = ledger["every"], ledger["sampled"]
+    lead = f"Gradients as they were, times the loss scale, in {sampled:,} sampled steps, one in {every:,}."
+    return Section("Gradients", tuple(blocks), lead)
+
+
+def ledger_cards(ledger: Mapping[str, Any]) -> List[Tuple[str, str, str]]:
+    """Return the figures of a ledger that matter most."""
+    steps, skipped, scale = ledger["steps"], ledger["skipped"], ledger.get("scale") or {}
+    found = [
+        ("steps", figure(steps), f"{ledger['sampled']:,} sampled"),
+        ("skipped", figure(skipped), _part(skipped, steps)),
+    ]
+    if scale.get("last") is not None:
+        between = f"from {figure(scale.get('lowest'))} to {figure(scale.get('highest'))}"
+        found.append(("loss scale at the end", figure(scale["last"]), between))
+    return found
+
+
+def _columns(dtype: str) -> List[Column]:
+    return [
+        Column("layer"),
+        Column("elements", NUMBER, "Number of the gradient's elements"),
+        Column("zero", SHARE, "Share that became zero"),
+        Column("subnormal", SHARE, f"Share below {dtype}'s normal range, with fewer digits"),
+        Column("largest", NUMBER, "Largest magnitude"),
+        Column("skips", NUMBER, "Skipped steps that it caused"),
+        Column("lost updates", SHARE, "Share of updates below half a bit of the weight, which change nothing"),
+        Column("magnitudes", HISTOGRAM, f"By powers of two; shaded where {dtype} has none", dtype),
+    ]
+
+
+def _row(layer: Mapping[str, Any]) -> Tuple[Any, ...]:
+    names = "name", "elements", "zero_share", "subnormal_share", "largest", "skips", "lost_update_share", "histogram"
+    return tuple(layer.get(name) for name in names)
+
+
+def _sum(layers: List[Mapping[str, Any]]) -> Dict[int, float]:
+    total: Counter[int] = Counter()
+    for layer in layers:
+        total.update({int(key): count for key, count in (layer.get("histogram") or {}).items()})
+    return {exponent: float(count) for exponent, count in total.items()}
+
+
+def _part(count: int, total: int) -> str:
+    return f"{100 * count / total:.2g} % of them" if total and count else ""

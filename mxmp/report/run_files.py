@@ -1,0 +1,179 @@
+"""The files of a run, read and checked: each error names the file and what is wrong with it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from typing import Any, Callable, Dict, List, Mapping, Tuple
+
+from ..errors import CheckpointError, StateError
+from .report import Report
+from .saved import report_from_dict
+
+REPORT, LEDGER, COMPARE, STEPS = "report.json", "ledger.json", "compare.json", "steps.csv"
+
+_VERSION = 1
+_NUMBERS = (
+    *("step", "seconds", "scale", "next_scale", "grad_norm", "loss"),
+    *("zero_share", "subnormal_share", "largest"),
+)
+"""Columns of a log of steps that hold numbers."""
+
+
+def read_report(path: str) -> Report:
+    """Return the report in a file that has what ``Report.to_json`` gives, or what `mxmp inspect --json` prints."""
+    return report_from_dict(_json(path))
+
+
+def read_ledger(path: str) -> Dict[str, Any]:
+    """Return the ledger of gradients in a file, checked."""
+    data = _of_kind(_json(path), "ledger")
+    for name in ("every", "steps", "sampled", "skipped"):
+        _require(data, name, int, "a count")
+    _require(data, "dtype", str, "the name of a dtype")
+    _require(data, "advice", list, "a list of sentences")
+    for i, layer in enumerate(_rows(data, "layers")):
+        _require(layer, "histogram", dict, "counts by exponent", f"layers[{i}]")
+        for key, count in layer["histogram"].items():
+            if not _is_whole(key) or not _is_number(count) or count < 0:
+                raise StateError(
+                    f"layers[{i}] has {key!r}: {count!r} in histogram; expected counts by exponent of two."
+                )
+        _require_numbers(layer, ("elements", "zero_share", "subnormal_share", "largest", "skips"), f"layers[{i}]")
+    return data
+
+
+def read_compare(path: str) -> Dict[str, Any]:
+    """Return the comparison in a file, checked."""
+    data = _of_kind(_json(path), "compare")
+    _require(data, "policy", str, "a policy")
+    for i, row in enumerate(_rows(data, "rows")):
+        for name in ("op", "precision"):
+            _require(row, name, str, "text", f"rows[{i}]")
+        _require_numbers(row, ("own", "carried", "contribution", "gradient_own", "gradient_carried"), f"rows[{i}]")
+    for i, row in enumerate(_rows(data, "outputs")):
+        _require_numbers(row, ("error",), f"outputs[{i}]")
+    return data
+
+
+def read_steps(path: str) -> List[Dict[str, Any]]:
+    """Return a dict for each step of a log; cells are numbers or None, 'taken' a bool, 'error' text."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        if "step" not in (reader.fieldnames or ()):
+            raise StateError("its first line has no column 'step'.")
+        return [_step(row, reader.line_num) for row in reader]
+
+
+READERS: Dict[str, Callable[[str], Any]] = {
+    REPORT: read_report,
+    LEDGER: read_ledger,
+    COMPARE: read_compare,
+    STEPS: read_steps,
+}
+"""How each file of a run is read."""
+
+
+def read_file(path: str, name: str) -> Any:
+    """Return what a file has that is one of a run's, named by ``name``.
+
+    Raises:
+        CheckpointError: If it cannot be read, or is broken; the message names it.
+    """
+    try:
+        return READERS[name](path)
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror or e}") from e
+    except (StateError, ValueError, csv.Error, RecursionError) as e:
+        raise CheckpointError(f"{path} cannot be shown: {str(e) or type(e).__name__}") from e
+
+
+def name_of(path: str) -> str:
+    """Return which of a run's files one is, whatever it is called: by its name, else by what is in it.
+
+    Raises:
+        CheckpointError: If it is none of them.
+    """
+    base = os.path.basename(path)
+    if base in READERS:
+        return base
+    if base.lower().endswith(".csv"):
+        return STEPS
+    try:
+        data = _json(path)
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror or e}") from e
+    except (StateError, ValueError, RecursionError) as e:
+        raise CheckpointError(f"{path} cannot be shown: {e}") from e
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    return {"ledger": LEDGER, "compare": COMPARE}.get(str(kind), REPORT)
+
+
+def _json(path: str) -> Any:
+    with open(path, encoding="utf-8") as file:
+        try:
+            return json.load(file)
+        except json.JSONDecodeError as e:
+            raise StateError(f"it is no JSON: {e}") from e
+
+
+def _of_kind(data: Any, kind: str) -> Dict[str, Any]:
+    found = data.get("kind") if isinstance(data, dict) else None
+    if found != kind:
+        raise StateError(f"it is no {kind} of mxmp: expected 'kind': {kind!r}, found {found!r}.")
+    if data.get("version", _VERSION) != _VERSION:
+        raise StateError(f"it is of version {data['version']!r}; this mxmp reads version {_VERSION}.")
+    return dict(data)
+
+
+def _rows(data: Mapping[str, Any], name: str) -> List[Dict[str, Any]]:
+    """Return a list of dicts, each with a name."""
+    _require(data, name, list, "a list")
+    for i, row in enumerate(data[name]):
+        if not isinstance(row, dict):
+            raise StateError(f"{name}[{i}] is {row!r}; expected an object.")
+        _require(row, "name", str, "a name", f"{name}[{i}]")
+    return list(data[name])
+
+
+def _require(data: Mapping[str, Any], name: str, kind: type, what: str, where: str = "it") -> None:
+    value = data.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise StateError(f"{where} has {name}={value!r}; expected {what}.")
+
+
+def _require_numbers(row: Mapping[str, Any], names: Tuple[str, ...], where: str) -> None:
+    for name in names:
+        if row.get(name) is not None and not _is_number(row[name]):
+            raise StateError(f"{where} has {name}={row[name]!r}; expected a number, null or 'inf'.")
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and (isinstance(value, (int, float)) or value in ("inf", "-inf", "nan"))
+
+
+def _is_whole(text: str) -> bool:
+    return text.lstrip("-").isdigit() and abs(int(text)) < 10_000
+
+
+def _step(row: Mapping[str, Any], line: int) -> Dict[str, Any]:
+    found: Dict[str, Any] = {"error": row.get("error") or None, "taken": _taken(row.get("taken"), line)}
+    for name in _NUMBERS:
+        text = (row.get(name) or "").strip()
+        try:
+            found[name] = float(text) if text else None
+        except ValueError:
+            raise StateError(f"line {line} has {name}={text!r}; expected a number.") from None
+    if found["step"] is None or not math.isfinite(found["step"]):
+        raise StateError(f"line {line} has no step.")
+    return found
+
+
+def _taken(text: Any, line: int) -> Any:
+    values = {"": None, "1": True, "true": True, "0": False, "false": False}
+    word = (text or "").strip().lower()
+    if word not in values:
+        raise StateError(f"line {line} has taken={text!r}; expected 1 or 0.")
+    return values[word]
