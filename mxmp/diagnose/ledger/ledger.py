@@ -152,7 +152,7 @@ class Ledger(Observer):
         sample, self._sample, self._before = self._sample, None, []
         if sample is not None and end.taken:
             self._read()
-            self._counted, self._due = sample, self.steps - 1 + self.every
+            self._counted, self._due = sample.at_scale(end.scale), self.steps - 1 + self.every
             self.sampled += 1
             if sample.on_host:
                 self._read()

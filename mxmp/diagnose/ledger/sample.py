@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Dict, List, NamedTuple, Tuple
 
+import numpy as np
+
 from ...arrays.devices import on_gpu
-from ...arrays.exponents import NONFINITE, Read, count_exponents
+from ...arrays.exponents import LARGEST, NONFINITE, ZERO, Read, count_exponents, largest
 from ...training.step import Weights
 
 
@@ -27,6 +30,14 @@ class Sample(NamedTuple):
     on_host: bool
     updates: List[Tuple[str, Any]]
 
+    def at_scale(self, scale: float) -> Sample:
+        """Return the sample as if the gradients were multiplied by ``scale``, to the next power of two.
+
+        They are already but for a loop without a trainer, which hands them in with their scale taken out.
+        """
+        read, factor = self.read, scale / self.scale
+        return self._replace(read=lambda: scaled(read(), factor), scale=scale)
+
 
 def take(weights: Weights, scale: float) -> Sample:
     """Begin to count the gradients of all contexts."""
@@ -34,6 +45,19 @@ def take(weights: Weights, scale: float) -> Sample:
     layers = [(name_of(weights, each.index), each.weight.size) for each in updates]
     grads = [each.grad for each in updates]
     return Sample(layers, count_exponents(grads), scale, not any(map(on_gpu, grads)), [])
+
+
+def scaled(table: Any, factor: float) -> Any:
+    """Return the counts of gradients that are multiplied by a factor, rounded to a power of two."""
+    shift = round(math.log2(factor))
+    if not shift:
+        return table
+    found = np.zeros_like(table)
+    found[:, ZERO], found[:, NONFINITE] = table[:, ZERO], table[:, NONFINITE]
+    for column in table[:, ZERO + 1 : NONFINITE].any(axis=0).nonzero()[0] + ZERO + 1:
+        found[:, min(max(column + shift, ZERO + 1), NONFINITE - 1)] += table[:, column]
+    found[:, LARGEST] = (largest(table) * np.float32(2.0**shift)).astype(np.float32).view(np.uint32)
+    return found
 
 
 def not_finite(weights: Weights) -> Dict[str, float]:
