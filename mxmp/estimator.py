@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, List, Union
+from typing import Any, List, Sequence, Union
 
 import numpy as np
 from mxnet import autograd, gluon
@@ -91,10 +91,13 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         policy: A policy or its name.
         loss_scale: 'policy' for the policy's; or 'dynamic', a number, a `LossScale`, or None for no
             scaling and no checks.
+        observers: What is to look at the steps, such as a `mxmp.diagnose.Ledger`: each one's ``attach`` is called
+            with the trainer when a fit begins.
 
     Raises:
         PolicyError: If the policy is not one.
         LossScaleError: If the loss scale is not one.
+        TrainerError: If an observer has no ``attach``.
 
     Example:
         >>> handler = MixedPrecisionHandler("O2", loss_scale=128)  # estimator.fit(..., event_handlers=[handler])
@@ -108,10 +111,16 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
     # Before all others: the LoggingHandler and a CheckpointHandler that resumes use the trainer.
     priority = -np.inf
 
-    def __init__(self, policy: Union[str, Policy] = "O1", loss_scale: Any = "policy") -> None:
+    def __init__(
+        self, policy: Union[str, Policy] = "O1", loss_scale: Any = "policy", observers: Sequence[Any] = ()
+    ) -> None:
         self.policy = Policy.parse(policy)
         follows = isinstance(loss_scale, str) and loss_scale == "policy"
         self.loss_scale = parse(self.policy.loss_scale if follows else loss_scale)
+        self.observers = tuple(observers)
+        for each in self.observers:
+            if not callable(getattr(each, "attach", None)):
+                raise TrainerError(f"observers holds a {type(each).__name__}, which has no attach; expected a Ledger.")
         self._first_batch, self._epoch, self._skipped = True, 0, 0
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
@@ -128,6 +137,8 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         convert_all(nets, self.policy)
         if getattr(estimator.batch_processor.fit_batch, "__func__", None) is BatchProcessor.fit_batch:
             estimator.batch_processor = ScalingBatchProcessor(estimator.batch_processor)
+        for each in self.observers:
+            each.attach(estimator.trainer)
         self._first_batch, self._epoch = True, 0
         text = "MixedPrecisionHandler: policy %s; losses are scaled by %s, now %g"
         scale = estimator.trainer.loss_scale.value

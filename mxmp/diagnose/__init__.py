@@ -10,6 +10,8 @@ from ..report import read_run as read_run
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
+from .ledger.advice import Advice as Advice
+from .ledger.ledger import Ledger as Ledger
 from .measure import Magnitudes as Magnitudes
 from .measure import measure_gradients as measure_gradients
 from .measure import measure_ranges as measure_ranges

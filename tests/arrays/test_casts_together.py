@@ -77,7 +77,9 @@ def test_one_changed_element_of_many_is_seen(where, change, elements, monkeypatc
     values = [master.asnumpy().astype(np.float16) for master in masters]
     last = values[where].reshape(-1)[-1:]
     last[:] = {"next": np.nextafter(last, np.float16(9)), "sign": -last, "inf": np.inf, "nan": np.nan}[change]
-    assert casts_together.all_rounded(masters, [mx.nd.array(value, dtype="float16") for value in values]).asscalar() == 0
+    assert (
+        casts_together.all_rounded(masters, [mx.nd.array(value, dtype="float16") for value in values]).asscalar() == 0
+    )
 
 
 @pytest.mark.parametrize("elements", [14, 2**24])

@@ -61,7 +61,9 @@ def test_scale_in_place_keeps_the_array():
     assert rows.asnumpy().tolist() == [[0, 0], [0.5, 1.0], [0, 0]]
 
 
-@pytest.mark.parametrize("change", [lambda a: scale_in_place(a, 0.3), lambda a: clip_in_place(a, 0.3)], ids=["scale", "clip"])
+@pytest.mark.parametrize(
+    "change", [lambda a: scale_in_place(a, 0.3), lambda a: clip_in_place(a, 0.3)], ids=["scale", "clip"]
+)
 def test_changes_in_place_are_the_same_on_a_gpu(change, monkeypatch):
     draw = np.random.RandomState(0)
     shapes = [(3, 4), (5,), (2, 3, 2)] * 25

@@ -1,0 +1,84 @@
+"""What a ledger knows of one layer: its gradients' exponents at each scale, its skips, its lost updates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Dict
+
+import numpy as np
+
+from ...arrays.exponents import BIAS, LARGEST, NONFINITE, ZERO, largest
+from ...dtypes import limits
+
+
+@dataclass
+class Layer:
+    """The gradients of one parameter over a run.
+
+    Attributes:
+        name: The parameter.
+        elements: Its elements.
+        counts: By log2 of the loss scale, rounded: how many elements of the scaled gradients have which exponent;
+            columns as of `mxmp.arrays.exponents.count_exponents`, those below `NONFINITE`.
+        largest: The largest finite magnitude of a scaled gradient.
+        largest_unscaled: The largest magnitude of a gradient with its scale taken out.
+        skips: Skipped steps that it caused, see `mxmp.diagnose.Ledger`.
+        nonfinite: Skipped steps in which its gradient was not finite.
+        lost, moved: Elements whose update was lost, of those whose gradient was not 0; of weights without a master.
+    """
+
+    name: str
+    elements: int = 0
+    counts: Dict[int, Any] = field(default_factory=dict)
+    largest: float = 0.0
+    largest_unscaled: float = 0.0
+    skips: int = 0
+    nonfinite: int = 0
+    lost: int = 0
+    moved: int = 0
+
+    def add(self, row: Any, scale: float) -> None:
+        """Add the counts of a gradient that was multiplied by ``scale``."""
+        exponent, top = round(math.log2(scale)), float(largest(row))
+        self.counts[exponent] = self.counts.get(exponent, 0) + row[:NONFINITE]
+        self.largest = max(self.largest, top)
+        self.largest_unscaled = max(self.largest_unscaled, top / scale)
+        if row[NONFINITE]:
+            self.largest = math.inf
+
+    @property
+    def total(self) -> Any:
+        """The counts over all scales."""
+        return sum(self.counts.values(), np.zeros(NONFINITE, np.int64))
+
+    def shares(self, dtype: str) -> Dict[str, float]:
+        """Return the shares of elements, over all samples, that are 0 and that are subnormal in low precision."""
+        return shares(self.total, dtype)
+
+    @property
+    def lost_share(self) -> Any:
+        """The share of updates that were lost; None if the weight has a master, is float32, or was not looked at."""
+        return self.lost / self.moved if self.moved else None
+
+    @property
+    def histogram(self) -> Dict[int, int]:
+        """How many elements of the scaled gradients are at least 2**e and below 2**(e+1) in magnitude, by e."""
+        total = self.total
+        return {int(column) - BIAS: int(total[column]) for column in total.nonzero()[0] if column != ZERO}
+
+
+def shares(counts: Any, dtype: str) -> Dict[str, float]:
+    """Return what part of counted elements is 0, and what part subnormal in a dtype; 0 if there are none."""
+    every = max(int(counts[:NONFINITE].sum()), 1)
+    tiny = round(math.log2(limits(dtype).tiny)) + BIAS
+    return {
+        "zero_share": int(counts[ZERO]) / every,
+        "subnormal_share": int(counts[ZERO + 1 : tiny].sum()) / every,
+    }
+
+
+def summary_of(table: Any, dtype: str) -> Dict[str, float]:
+    """Return the shares over all rows of a table, and the largest magnitude; inf if an element is not finite."""
+    top = math.inf if table[:, NONFINITE].any() else float(largest(table).max(initial=0.0))
+    return {**shares(table.sum(axis=0)[:LARGEST], dtype), "largest": top}

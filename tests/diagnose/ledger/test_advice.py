@@ -1,0 +1,178 @@
+"""What a ledger advises, on runs whose true gradients are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mxmp.diagnose import Ledger
+from mxmp.errors import TrainerError
+from mxmp.loss_scale import DynamicLossScale
+from mxmp.policy import Policy
+from tests.diagnose.ledger.runs import Run, lognormal, seen
+
+
+def lost_at(scale, *true):
+    """Return the share of values, those that are 0 left out, that float16 rounds to 0 at a scale."""
+    values = np.concatenate([each.ravel() for each in true])
+    values = values[values != 0]
+    return np.mean((values * scale).astype(np.float16) == 0)
+
+
+def with_zeros(values, share=0.7, seed=1):
+    """Return values of which a share is 0, as behind ReLUs."""
+    return values * (np.random.RandomState(seed).rand(values.size) >= share)
+
+
+# ---------------------------------------------------------------------- what vanishes
+
+
+@pytest.mark.parametrize("spread", [2, 4, 6])
+@pytest.mark.parametrize("median", [2.0**-28, 2.0**-24])
+@pytest.mark.parametrize("zeros", [0, 0.5])
+def test_a_scale_of_one_lets_gradients_vanish_and_a_larger_one_is_advised(median, spread, zeros):
+    true = with_zeros(lognormal(median, spread), zeros)
+    advice = seen({"fc_weight": true}, scale=1.0).advice(lost=0.05)
+    assert lost_at(1.0, true) > 0.05
+    assert "At the scale of 1 an estimated" in advice.sentences[0] and "'fc_weight'" in advice.sentences[0]
+    assert lost_at(advice.lowest, true) < lost_at(1.0, true)
+    assert advice.lowest <= advice.highest
+
+
+@pytest.mark.parametrize("spread", [2, 3, 4])
+def test_the_lowest_scale_is_near_the_one_that_float16_needs(spread):
+    true = lognormal(2.0**-22, spread)
+    advice = seen({"w": true}, scale=2.0).advice(lost=0.01)
+    needed = next(scale for scale in range(-10, 40) if lost_at(2.0**scale, true) <= 0.01)
+    assert abs(np.log2(advice.lowest) - needed) <= 4
+
+
+@pytest.mark.parametrize("spread", [1, 3, 5])
+def test_a_scale_under_which_nothing_vanishes_needs_no_extrapolation(spread):
+    true = lognormal(2.0**-12, spread)
+    advice = seen({"w": true}, scale=256.0).advice(lost=0.01)
+    needed = next(scale for scale in range(-30, 40) if lost_at(2.0**scale, true) <= 0.01)
+    assert abs(np.log2(advice.lowest) - needed) <= 1
+
+
+@pytest.mark.parametrize("zeros", [0.5, 0.9, 0.999])
+@pytest.mark.parametrize("spread", [1, 3])
+def test_zeros_of_healthy_gradients_are_no_reason_for_advice(zeros, spread):
+    true = {f"conv{n}_weight": with_zeros(lognormal(2.0 ** -(12 + n), spread, seed=n), zeros, n) for n in range(4)}
+    ledger = seen(true, scale=2.0**12)
+    assert ledger.advice().sentences == () and ledger.advice().float32_layers == ()
+    assert str(ledger.advice()) == "Nothing is wrong with the gradients that were seen."
+
+
+def test_gradients_evenly_spread_around_zero_are_healthy():
+    true = np.random.RandomState(0).uniform(-1e-3, 1e-3, 50000)
+    assert seen({"w": true}, scale=64.0).advice().sentences == ()
+
+
+def test_zeros_that_a_larger_scale_shows_too_have_not_vanished():
+    """Flat from 2**-26 on: at a scale of 1 the zeros may all have vanished; at 2**10 they are seen to be zeros."""
+    random = np.random.RandomState(0)
+    true = with_zeros(2.0 ** random.uniform(-26, -10, 20000), 0.6)
+    shares = []
+    for scales in ([1.0], [1.0, 1024.0]):
+        run = Run({"w": true.shape}, loss_scale=1.0)
+        ledger = Ledger(every=1).attach(run.trainer)
+        for scale in scales:
+            run.trainer.loss_scale = scale
+            run.step({"w": (true * scale).astype(np.float16)})
+        run.trainer.loss_scale = 1.0
+        run.step({"w": true.astype(np.float16)})
+        sentences = ledger.advice().sentences
+        shares.append(float(sentences[0].split("an estimated ")[1].split("%")[0]) / 100 if sentences else 0.0)
+    assert shares[1] < shares[0]
+    assert shares[1] == pytest.approx(lost_at(1.0, true), abs=0.05)
+
+
+def test_what_is_computed_in_float32_does_not_vanish():
+    run = Run({"gamma": (1000,), "w": (1000,)}, {"gamma": "float32"}, loss_scale=1.0)
+    ledger = Ledger(every=1).attach(run.trainer)
+    run.step({"gamma": lognormal(2.0**-30, 3, 1000), "w": lognormal(2.0**-8, 2, 1000).astype(np.float16)})
+    assert ledger.advice().sentences == ()
+
+
+def test_a_float32_run_says_which_scales_would_do():
+    true = lognormal(2.0**-22, 2)
+    run = Run({"w": true.shape}, {"w": "float32"}, loss_scale=1.0)
+    ledger = Ledger(every=1).attach(run.trainer)
+    run.step({"w": true})
+    needed = next(scale for scale in range(-10, 40) if lost_at(2.0**scale, true) <= 0.01)
+    advice = ledger.advice()
+    assert abs(np.log2(advice.lowest) - needed) <= 1 and advice.sentences == ()
+
+
+# ---------------------------------------------------------------------- what overflows
+
+
+def test_the_highest_scale_leaves_a_margin_below_the_largest_gradient():
+    highest = seen({"w": np.float64([0.5, -3.0])}).advice().highest
+    assert highest * 3.0 * 2 <= 65504 < highest * 3.0 * 4
+
+
+def test_a_scale_at_which_steps_are_skipped_is_too_high():
+    run = Run({"w": (1,), "v": (1,)}, loss_scale=4096.0)
+    ledger = Ledger(every=1).attach(run.trainer)
+    for number in range(10):
+        run.step({"w": np.inf if number % 2 else 1.0, "v": 1.0})
+    advice = ledger.advice()
+    assert advice.highest == 2048
+    assert advice.sentences == (
+        "At the scale of 4096 5 of 10 steps were skipped, most by 'w'. Scale the loss by 2**11 at most.",
+    )
+
+
+def test_skips_by_which_a_dynamic_scale_finds_its_place_are_healthy():
+    run = Run({"w": (1,)}, loss_scale=DynamicLossScale(init_scale=2.0**16, growth_interval=50))
+    ledger = Ledger(every=1).attach(run.trainer)
+    for _ in range(120):
+        scaled = 4.0 * run.trainer.loss_scale.value
+        run.step({"w": scaled if scaled <= 65504 else np.inf})
+    assert ledger.skipped >= 3 and ledger.advice().sentences == ()
+
+
+# ---------------------------------------------------------------------- float32 layers
+
+
+def test_a_layer_that_no_scale_serves_is_to_be_kept_in_float32():
+    narrow, wide = lognormal(2.0**-4, 1), np.concatenate([lognormal(2.0**-34, 2, 500), lognormal(2.0**6, 1, 500)])
+    ledger = seen({"conv_weight": narrow, "attn_weight": wide}, scale=128.0)
+    advice = ledger.advice()
+    assert advice.float32_layers == ("attn_weight",)
+    assert Policy.parse(f"O1,{advice.overrides}").names == (("attn*", "float32"),)
+    assert advice.sentences[-1].startswith("No scale serves 'attn_weight': at 2**")
+    assert "Keep these layers in float32." in advice.sentences[-1]
+
+
+def test_a_layer_may_vanish_because_another_overflows():
+    ledger = seen({"big_weight": lognormal(2.0**12, 1), "small_weight": lognormal(2.0**-30, 2)}, scale=1.0)
+    assert ledger.advice().float32_layers == ("small_weight",)
+
+
+# ---------------------------------------------------------------------- updates
+
+
+@pytest.mark.parametrize(("rate", "said"), [(1e-4, True), (0.5, False)])
+def test_updates_that_are_lost_want_masters(rate, said):
+    run = Run({"fc_weight": (100,)}, learning_rate=rate, multi_precision=False)
+    ledger = Ledger(every=1).attach(run.trainer)
+    run.step({"fc_weight": 1024.0})
+    sentence = (
+        "100% of the updates are lost, below half a bit of their weight, most of 'fc_weight'. "
+        "Keep float32 masters: multi_precision=True."
+    )
+    assert ledger.advice().sentences == ((sentence,) if said else ())
+
+
+def test_before_the_first_step_there_is_no_advice():
+    advice = Ledger().advice()
+    assert (advice.lowest, advice.highest, advice.last, advice.sentences) == (None, None, None, ())
+
+
+@pytest.mark.parametrize("lost", [0, 1, -0.1, True, "1%"])
+def test_what_may_be_lost_must_be_a_share(lost):
+    with pytest.raises(TrainerError, match="lost=.*; expected a share between 0 and 1"):
+        Ledger().advice(lost=lost)
