@@ -5,9 +5,13 @@ from ..devices.amx import amx_status as amx_status
 from ..devices.bfloat16 import runs_bfloat16 as runs_bfloat16
 from ..devices.check import Finding as Finding
 from ..devices.check import check_devices as check_devices
+from .csv_log import CSVLogger as CSVLogger
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
 from .measure import Magnitudes as Magnitudes
 from .measure import measure_gradients as measure_gradients
 from .measure import measure_ranges as measure_ranges
+from .step_log import StepLogger as StepLogger
+from .step_log import StepRecord as StepRecord
+from .tensorboard import TensorBoardLogger as TensorBoardLogger
