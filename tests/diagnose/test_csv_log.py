@@ -9,6 +9,7 @@ import pytest
 
 from mxmp.diagnose import CSVLogger
 from mxmp.errors import CheckpointError, NonFiniteLossError
+from mxmp.loss_scale import DynamicLossScale
 from tests.full_disk import files_of_at_most
 from tests.training.adapters import Trainer
 
@@ -28,7 +29,7 @@ def trained(path, steps=1, **options):
 
 
 def test_the_file_of_a_run_has_a_line_per_step(tmp_path):
-    adapter = Trainer("dynamic")
+    adapter = Trainer(DynamicLossScale(init_scale=256, growth_interval=100))
     with CSVLogger(tmp_path / "run", every=2).attach(adapter.owner) as log:
         adapter.run(0.25)
         log.log(loss=1.5)
@@ -50,7 +51,7 @@ def test_a_path_that_ends_in_csv_is_the_file(tmp_path):
 
 
 def test_a_message_with_commas_and_quotes_is_one_cell(tmp_path):
-    adapter = Trainer("dynamic")
+    adapter = Trainer(DynamicLossScale(init_scale=256, growth_interval=100))
     log = CSVLogger(tmp_path).attach(adapter.owner)
     adapter.backward(np.nan)
     with pytest.raises(NonFiniteLossError) as caught:

@@ -14,6 +14,7 @@ from tensorboardX.proto import event_pb2
 
 from mxmp.diagnose import TensorBoardLogger
 from mxmp.errors import CheckpointError, DependencyError
+from mxmp.loss_scale import DynamicLossScale
 from tests.full_disk import files_of_at_most
 from tests.training.adapters import Module, Trainer
 
@@ -62,7 +63,7 @@ class Ledger:
 
 @pytest.mark.parametrize("make", [Trainer, Module], ids=lambda make: make.__name__)
 def test_the_scalars_of_each_step_are_in_the_event_file(make, tmp_path):
-    adapter = make("dynamic")
+    adapter = make(DynamicLossScale(init_scale=256, growth_interval=100))
     with TensorBoardLogger(tmp_path / "run").attach(adapter.owner) as log:
         adapter.run(0.25)
         log.log(loss=1.5)
@@ -88,7 +89,7 @@ def test_the_shares_of_a_ledger_are_scalars(tmp_path):
 
 
 def test_what_is_not_finite_is_left_out(tmp_path):
-    adapter = Trainer("dynamic")
+    adapter = Trainer(DynamicLossScale(init_scale=256, growth_interval=100))
     with TensorBoardLogger(tmp_path).attach(adapter.owner) as log:
         adapter.run(0.25, bad=np.nan)
         log.log(loss=float("nan"))
@@ -96,7 +97,7 @@ def test_what_is_not_finite_is_left_out(tmp_path):
 
 
 def test_skips_before_the_log_was_attached_count(tmp_path):
-    adapter = Trainer("dynamic")
+    adapter = Trainer(DynamicLossScale(init_scale=256, growth_interval=100))
     adapter.run(0.25, bad=np.inf)
     with TensorBoardLogger(tmp_path).attach(adapter.owner):
         adapter.run(0.25)
