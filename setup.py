@@ -18,10 +18,13 @@ ONNX = ["onnx>=1.13,<1.14; python_version < '3.12'", "onnx>=1.16,<1.24; python_v
 # What records, without a GPU, what mxnet-cu112 asks of one (tools/gpu_record). NVRTC compiles fused operators there.
 ELF = "pyelftools>=0.29"
 GPU_RECORD = [ELF, "nvidia-cuda-nvrtc-cu11>=11.2; sys_platform == 'linux'"]
+# Event files for TensorBoard. From 2.6.2 on it takes protobuf 3.20, which onnx 1.13 wants, and later ones.
+TENSORBOARD = ["tensorboardX>=2.6.2"]
 DOCS = ["myst-parser>=1.0", "ruff>=0.6", "sphinx>=5.0,<8"]
 TEST = [
     *DEMO,
     *ONNX,
+    *TENSORBOARD,
     ELF,
     "hypothesis>=6.80",
     "mypy>=1.5",
@@ -80,6 +83,7 @@ setup(
         "cu112": mxnet("mxnet-cu112"),
         "onnx": ONNX,
         "plot": PLOT,
+        "tensorboard": TENSORBOARD,
         "demo": DEMO,
         "docs": DOCS,
         "gpu-record": GPU_RECORD,

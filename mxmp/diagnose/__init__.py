@@ -7,6 +7,7 @@ from ..devices.check import Finding as Finding
 from ..devices.check import check_devices as check_devices
 from ..report import Run as Run
 from ..report import read_run as read_run
+from .csv_log import CSVLogger as CSVLogger
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
@@ -15,3 +16,6 @@ from .ledger.ledger import Ledger as Ledger
 from .measure import Magnitudes as Magnitudes
 from .measure import measure_gradients as measure_gradients
 from .measure import measure_ranges as measure_ranges
+from .step_log import StepLogger as StepLogger
+from .step_log import StepRecord as StepRecord
+from .tensorboard import TensorBoardLogger as TensorBoardLogger

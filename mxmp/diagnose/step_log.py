@@ -1,0 +1,264 @@
+"""What a log of training steps records, and how it is attached; `csv_log` and `tensorboard` write it down.
+
+What is computed for the log stays on the device until the next step ends: its finite check has waited for all that
+by then, so that the log adds no wait of the host to a step.
+"""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import dataclasses
+import math
+import time
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon.contrib.estimator import BatchEnd, TrainBegin, TrainEnd
+
+from ..arrays.casts import is_low_precision, to_float32
+from ..arrays.casts_together import copies_in_float32
+from ..arrays.norms import sum_of_squares
+from ..errors import TrainerError
+from ..training.observer import Observation, Observer, StepEnd, observe, scaler_of
+from ..training.step import Weights
+
+_BEFORE_THE_STEP = -2001  # MXNet's GradientUpdateHandler, which calls the trainer's step, has -2000
+
+Log = TypeVar("Log", bound="StepLogger")
+
+
+class StepRecord(NamedTuple):
+    """One step of a log; None is what was not measured.
+
+    Attributes:
+        step: Its number among all steps, taken and skipped, from 1 on.
+        seconds: Since the log was attached; where a file goes on, since the first one.
+        taken: Whether the weights were updated.
+        scale: What the losses were multiplied by.
+        next_scale: What those of the next step will be.
+        grad_norm: Norm of all true gradients, summed over contexts and workers, before clipping, not divided by the
+            batch size. Not finite where a gradient was not.
+        loss: Mean of the loss that was given.
+        zero_share: Share of the gradients' elements that became zero, of the ledger's last sample.
+        subnormal_share: Share of those that are subnormal, likewise.
+        largest: The largest magnitude of a gradient, likewise.
+        error: What the step raised, in one line.
+    """
+
+    step: int
+    seconds: float
+    taken: bool
+    scale: float
+    next_scale: float
+    grad_norm: Optional[float] = None
+    loss: Optional[float] = None
+    zero_share: Optional[float] = None
+    subnormal_share: Optional[float] = None
+    largest: Optional[float] = None
+    error: str = ""
+
+
+class _Norm:
+    """The norm of the gradients of a step, the largest of several contexts; computed on the devices and read later."""
+
+    def __init__(self, weights: Weights, scale: float) -> None:
+        groups = [group for group in weights.groups() if group]
+        groups = groups[:1] if weights.kvstore is not None else groups  # all contexts have the same
+        self._squares = [_squares([update.grad for update in group]) for group in groups]
+        self._scale = scale
+
+    def read(self) -> float:
+        """Return the norm of the true gradients, NaN if one of them is."""
+        squares = [_number(square) for square in self._squares]
+        return math.nan if any(map(math.isnan, squares)) else math.sqrt(max(squares, default=0.0)) / self._scale
+
+
+class _Mean:
+    """The mean of a loss: a number, or arrays that are averaged on their devices and read later."""
+
+    def __init__(self, loss: Any) -> None:
+        parts = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+        wrong = [part for part in parts if not isinstance(part, (int, float, np.number, mx.nd.NDArray))]
+        if wrong or not parts:
+            found = f"a {type(wrong[0]).__name__}" if wrong else "an empty list"
+            raise TrainerError(f"log: loss is {found}; expected a number, an NDArray, or a list of them.")
+        with mx.autograd.pause():
+            self._parts: List[Tuple[Any, int]] = [_mean(part) for part in parts]
+
+    def read(self) -> float:
+        """Return the mean of all elements."""
+        count = sum(size for _, size in self._parts)
+        return sum(_number(value) * size for value, size in self._parts) / count if count else math.nan
+
+
+@dataclasses.dataclass
+class _Pending:
+    """A step that is over, with what of it lies on the device still."""
+
+    record: StepRecord
+    norm: Optional[_Norm]
+    loss: Optional[_Mean]
+
+    def read(self) -> StepRecord:
+        """Return the record, complete."""
+        norm, loss = (None if each is None else each.read() for each in (self.norm, self.loss))
+        return self.record._replace(grad_norm=norm, loss=loss)
+
+
+class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
+    """Records the steps of one trainer, module or optimizer; its children say where to.
+
+    It changes nothing of the training, bit for bit. Each step is written when the next one ends, and the last one by
+    `detach` or `close`, which the end of the program calls if need be.
+
+    Attributes:
+        priority: For an Estimator: before the handler that makes the step.
+    """
+
+    priority = _BEFORE_THE_STEP
+
+    def __init__(self, every: int, ledger: Any) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise TrainerError(f"{type(self).__name__}: every={every!r}; expected a whole number of steps, 1 or more.")
+        if ledger is not None and not callable(getattr(ledger, "shares", None)):
+            raise TrainerError(f"{type(self).__name__}: ledger is a {type(ledger).__name__}, which has no shares().")
+        self._every, self._ledger = every, ledger
+        self._owner: Any = None
+        self._observation: Optional[Observation] = None
+        self._steps, self._begin = 0, 0.0
+        self._norm: Optional[_Norm] = None
+        self._loss: Optional[_Mean] = None
+        self._pending: Optional[_Pending] = None
+        self._closed = False
+
+    def attach(self: Log, owner: Any) -> Log:
+        """Record each step of a trainer, a module or a `LossScaleOptimizer` of mxmp from now on; return the log.
+
+        A module may be attached before it is bound, so that ``fit`` is recorded. Steps that a kvstore takes by itself
+        (``update_on_kvstore=True``) are not told. Of several workers let one keep a log.
+
+        Raises:
+            TrainerError: If ``owner`` is none of them; if the log is attached already, or closed.
+        """
+        if self._closed or self._observation is not None:
+            state = "closed" if self._closed else "attached already; detach it first"
+            raise TrainerError(f"attach: this {type(self).__name__} is {state}. Each trainer has a log of its own.")
+        self._observation, self._owner = observe(owner, self), owner
+        self._begin = time.monotonic()
+        atexit.register(self.close)
+        return self
+
+    def detach(self) -> None:
+        """Write the last step and record no further ones; a second call does nothing."""
+        if self._observation is not None:
+            self._observation.detach()
+            self._observation = self._owner = self._norm = self._loss = None
+            atexit.unregister(self.close)
+            self._flush()
+
+    def close(self) -> None:
+        """Detach, and close what is written to; a second call does nothing."""
+        try:
+            self.detach()
+        finally:
+            if not self._closed:
+                self._closed = True
+                self._end()
+
+    def __enter__(self: Log) -> Log:
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], *rest: Any) -> None:
+        self.close()
+
+    def log(self, *, loss: Any) -> None:
+        """Record the loss of the step under way; between steps, that of the step that has just ended.
+
+        Args:
+            loss: As it was before scaling: a number, an NDArray of any shape, or a list of them, one per context. Their
+                mean is recorded; arrays are averaged on their devices in float32, and not waited for.
+
+        Raises:
+            TrainerError: If ``loss`` is none of these, or the log is not attached.
+        """
+        if self._owner is None:
+            raise TrainerError(f"log: this {type(self).__name__} is not attached; call attach(trainer) first.")
+        between = scaler_of(self._owner).window.is_ready and self._pending is not None
+        if between and self._pending is not None and self._pending.loss is None:
+            self._pending.loss = _Mean(loss)
+        else:
+            self._loss = _Mean(loss)
+
+    # ------------------------------------------------------------------ an observer
+
+    def on_reduced(self, weights: Weights, scale: float) -> None:
+        """Compute the sum of the squares of all gradients, in one step of ``every``; it stays on the device."""
+        self._norm = _Norm(weights, scale) if self._steps % self._every == 0 else None
+
+    def on_end(self, end: StepEnd) -> None:
+        """Write the step before, and keep this one until the next ends."""
+        self._flush()
+        shares = self._ledger.shares() if self._ledger is not None else {}
+        error = "" if end.error is None else " ".join(f"{type(end.error).__name__}: {end.error}".split())
+        seconds, scale = time.monotonic() - self._begin, end.loss_scale.value
+        record = StepRecord(end.number, seconds, end.taken, end.scale, scale, None, None, *_read(shares), error)
+        self._pending = _Pending(record, self._norm, self._loss)
+        self._norm = self._loss = None
+        self._steps += 1
+        if end.error is not None:  # which may end the program
+            self._flush()
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._write(pending.read())
+
+    # ------------------------------------------------------------------ a handler of an Estimator
+
+    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Attach the log to an Estimator's trainer."""
+        self.detach()
+        self.attach(estimator.trainer)
+
+    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Record the losses of a batch."""
+        self.log(loss=kwargs["loss"])
+
+    def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Write the last step."""
+        self.detach()
+
+    # ------------------------------------------------------------------ what children do
+
+    @abc.abstractmethod
+    def _write(self, record: StepRecord) -> None:
+        """Write one step."""
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """Close what is written to."""
+
+
+def _read(shares: Mapping[str, float]) -> Tuple[Optional[float], Optional[float], Optional[float]]:
+    """Return the shares of a ledger, None for all before its first sample."""
+    return shares.get("zero_share"), shares.get("subnormal_share"), shares.get("largest")
+
+
+def _squares(grads: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return the sum of the squares of the gradients of one context, shape (1,), in float32."""
+    low = [grad for grad in grads if is_low_precision(grad)]
+    return sum_of_squares([*copies_in_float32(low), *(grad for grad in grads if not is_low_precision(grad))])
+
+
+def _mean(loss: Any) -> Tuple[Any, int]:
+    """Return the mean of a loss, on its device, and the number of its elements."""
+    if not isinstance(loss, mx.nd.NDArray):
+        return float(loss), 1
+    array = to_float32(loss.as_nd_ndarray())
+    return array.astype("float32", copy=False).mean(), loss.size
+
+
+def _number(value: Any) -> float:
+    return float(value.asnumpy().reshape(-1)[0]) if isinstance(value, mx.nd.NDArray) else value

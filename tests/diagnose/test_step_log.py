@@ -1,0 +1,393 @@
+"""What logs of training steps record, of every front; written to a list instead of a file."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler
+
+import mxmp
+from mxmp.diagnose import StepLogger
+from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
+from mxmp.estimator import MixedPrecisionHandler
+from mxmp.loss_scale import DynamicLossScale
+from tests.training.adapters import ADAPTERS, Bucketing, Module, Trainer
+
+OVER_FRONTS = pytest.mark.parametrize("make", ADAPTERS, ids=lambda make: make.__name__)
+
+
+class Listed(StepLogger):
+    """Keeps the records."""
+
+    def __init__(self, every=1, ledger=None):
+        super().__init__(every, ledger)
+        self.records, self.ended = [], 0
+
+    def _write(self, record):
+        self.records.append(record)
+
+    def _end(self):
+        self.ended += 1
+
+
+class Ledger:
+    """A ledger of told shares."""
+
+    def __init__(self):
+        self.told = {}
+
+    def shares(self):
+        return self.told
+
+
+def attached(make=Trainer, every=1, ledger=None, **options):
+    adapter = make(DynamicLossScale(init_scale=4, growth_interval=2), **options)
+    return adapter, Listed(every, ledger).attach(adapter.owner)
+
+
+def norm(*values):
+    return pytest.approx(np.linalg.norm(np.concatenate([np.ravel(value) for value in values])), rel=1e-6)
+
+
+@OVER_FRONTS
+def test_each_step_is_recorded_with_its_scale_and_the_norm_of_true_gradients(make):
+    adapter, log = attached(make)
+    adapter.run({"a": [0.25, -0.5], "b": [1.0]})
+    adapter.run(0.125)
+    log.detach()
+    first, second = log.records
+    assert (first.step, first.taken, first.scale, first.next_scale, first.error) == (1, True, 4, 4, "")
+    assert (second.step, second.taken, second.scale) == (2, True, 4)
+    assert first.grad_norm == norm([0.25, -0.5, 1.0])
+    assert second.grad_norm == norm([0.125] * 3)
+    assert 0 <= first.seconds <= second.seconds
+    assert first.zero_share is first.subnormal_share is first.largest is None
+
+
+@OVER_FRONTS
+def test_a_skipped_step_is_recorded(make):
+    adapter, log = attached(make)
+    assert not adapter.run(0.25, bad=np.inf)
+    adapter.run(0.25)
+    log.close()
+    skipped, taken = log.records
+    assert (skipped.step, skipped.taken, taken.step, taken.taken) == (1, False, 2, True)
+    assert not math.isfinite(skipped.grad_norm) and math.isfinite(taken.grad_norm)
+    assert skipped.error == ""
+
+
+@pytest.mark.parametrize("make", [Trainer, Module], ids=lambda make: make.__name__)
+def test_gradients_of_several_contexts_are_summed_first(make):
+    adapter, log = attached(make, contexts=2)
+    adapter.run([0.25, 0.5])
+    log.close()
+    assert log.records[0].grad_norm == norm([0.75] * 3)
+
+
+def test_without_a_kvstore_the_largest_norm_counts():
+    adapter, log = attached(contexts=2, kvstore=None)
+    adapter.run([0.25, 0.5])
+    log.close()
+    assert log.records[0].grad_norm == norm([0.5] * 3)
+
+
+@pytest.mark.parametrize("make", [Trainer, Module, Bucketing], ids=lambda make: make.__name__)
+def test_float16_gradients_are_squared_in_float32(make):
+    adapter = make(2.0**10, dtype="float16")
+    log = Listed().attach(adapter.owner)
+    adapter.run(0.25)  # 256, whose square float16 does not hold
+    log.close()
+    assert log.records[0].grad_norm == norm([0.25] * 3)
+
+
+def test_the_norm_is_that_before_clipping():
+    adapter, log = attached()
+    adapter.backward(0.5)
+    assert adapter.clip(1e-2) == norm([0.5] * 3)
+    adapter.step()
+    log.close()
+    assert log.records[0].grad_norm == norm([0.5] * 3)
+
+
+def test_the_norm_is_computed_in_one_step_of_so_many():
+    adapter, log = attached(every=3)
+    for _ in range(7):
+        adapter.run()
+    log.close()
+    assert [each.step for each in log.records if each.grad_norm is not None] == [1, 4, 7]
+
+
+def test_a_step_whose_gradients_were_discarded_leaves_no_record():
+    adapter, log = attached()
+    adapter.backward(0.5)
+    adapter.unscale()
+    adapter.discard()
+    adapter.run(0.25)
+    log.close()
+    assert [(each.step, each.grad_norm) for each in log.records] == [(1, norm([0.25] * 3))]
+
+
+@OVER_FRONTS
+def test_training_is_the_same_bit_for_bit(make):
+    traces = []
+    for logs in (False, True):
+        adapter = make(DynamicLossScale(init_scale=4, growth_interval=2), "adam", {"learning_rate": 0.1})
+        log = Listed().attach(adapter.owner) if logs else None
+        for bad in (None, np.inf, None):
+            adapter.run(0.3, bad=bad)
+        if log is not None:
+            assert log._pending is not None or len(log.records) == 3
+        traces.append(adapter.trace())
+    assert traces[0] == traces[1]
+
+
+def test_nothing_is_read_from_a_device_before_the_next_finite_check(monkeypatch):
+    adapter, log = attached()
+    reads = []
+    original = mx.nd.NDArray.asnumpy
+    monkeypatch.setattr(mx.nd.NDArray, "asnumpy", lambda array: reads.append(len(log.records)) or original(array))
+    adapter.backward()
+    log.log(loss=mx.nd.ones(3))
+    adapter.step()
+    assert len(reads) == 1  # the finite check
+    adapter.run()
+    assert len(reads) == 4  # the next one, then norm and loss of the first step
+    log.close()
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_step_that_raised_is_recorded_at_once(clips):
+    adapter, log = attached()
+    adapter.backward(np.nan)
+    with pytest.raises(NonFiniteLossError):
+        adapter.clip(1.0) if clips else adapter.step()
+    (record,) = log.records
+    assert not record.taken and record.error.startswith("NonFiniteLossError: the loss itself is NaN")
+    assert "\n" not in record.error
+
+
+def test_a_scale_that_gave_up_is_recorded():
+    adapter = Trainer(DynamicLossScale(init_scale=1, max_floor_skips=1))
+    log = Listed().attach(adapter.owner)
+    with pytest.raises(LossScaleError):
+        adapter.run(0.25, bad=np.inf)
+    assert log.records[0].error.startswith("LossScaleError: ")
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, None, "1"])
+def test_a_wrong_every_is_refused(every):
+    with pytest.raises(TrainerError, match="^Listed: every=.*; expected a whole number of steps, 1 or more"):
+        Listed(every)
+
+
+def test_a_ledger_without_shares_is_refused():
+    with pytest.raises(TrainerError, match="^Listed: ledger is a dict, which has no shares"):
+        Listed(1, {})
+
+
+def test_what_is_no_trainer_is_refused_and_the_log_can_be_attached_then():
+    log = Listed()
+    with pytest.raises(TrainerError, match="expected a trainer, a module or a LossScaleOptimizer of mxmp"):
+        log.attach(mx.optimizer.SGD())
+    log.attach(Trainer().owner).close()
+
+
+def test_a_log_is_attached_to_one_trainer():
+    adapter, log = attached()
+    with pytest.raises(TrainerError, match="^attach: this Listed is attached already; detach it first"):
+        log.attach(adapter.owner)
+    log.detach()
+    log.attach(adapter.owner).close()
+    with pytest.raises(TrainerError, match="^attach: this Listed is closed"):
+        log.attach(adapter.owner)
+
+
+# ---------------------------------------------------------------------- detach and close
+
+
+def test_a_log_that_is_detached_records_nothing_more():
+    adapter, log = attached()
+    adapter.run()
+    log.detach()
+    log.detach()
+    adapter.run()
+    assert len(log.records) == 1 and log.ended == 0
+    with pytest.raises(TrainerError, match="^log: this Listed is not attached"):
+        log.log(loss=1.0)
+
+
+def test_a_log_closes_at_the_end_of_its_block_whatever_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        with attached()[1] as log:
+            raise ZeroDivisionError
+    log.close()
+    assert log.ended == 1
+
+
+def test_the_end_of_the_program_writes_the_last_step(monkeypatch):
+    at_exit = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    monkeypatch.setattr("atexit.unregister", at_exit.remove)
+    adapter, log = attached()
+    adapter.run()
+    (function,) = at_exit
+    function()
+    assert len(log.records) == log.ended == 1 and at_exit == []
+
+
+# ---------------------------------------------------------------------- loss
+
+
+def test_the_loss_is_that_of_the_step_under_way():
+    adapter, log = attached()
+    for loss in (3.0, 2.0):
+        adapter.backward()
+        log.log(loss=loss)
+        adapter.step()
+    log.close()
+    assert [each.loss for each in log.records] == [3.0, 2.0]
+
+
+def test_a_loss_after_the_step_is_that_of_the_step():
+    adapter, log = attached()
+    for loss in (3.0, 2.0):
+        adapter.run()
+        log.log(loss=loss)
+    adapter.run()
+    log.close()
+    assert [each.loss for each in log.records] == [3.0, 2.0, None]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_without_a_loss_scale_too_each_step_has_its_loss(after):
+    adapter = Trainer(None)
+    log = Listed().attach(adapter.owner)
+    for loss in (3.0, 2.0, 1.0):
+        if not after:
+            log.log(loss=loss)
+        adapter.run()
+        if after:
+            log.log(loss=loss)
+    log.close()
+    assert [each.loss for each in log.records] == [3.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "mean"),
+    [
+        (np.float32(0.5), 0.5),
+        (3, 3.0),
+        (mx.nd.array([1, 2, 6]), 3.0),
+        (mx.nd.array([1, 2, 6]).astype("float16"), 3.0),
+        (mx.nd.array([1, 2, 6]).astype("int32"), 3.0),
+        (mx.nd.array([60000, 60000]).astype("float16"), 60000),  # no sum that float16 could hold
+        ([mx.nd.array([1, 2, 6]), mx.nd.array([7], ctx=mx.cpu(1))], 4.0),
+        (mx.np.array([[1.0, 3.0]]), 2.0),
+    ],
+)
+def test_losses_are_averaged(loss, mean):
+    adapter, log = attached()
+    adapter.backward()
+    log.log(loss=loss)
+    adapter.step()
+    log.close()
+    assert log.records[0].loss == pytest.approx(mean, rel=2.0**-8 if mean == 60000 else 1e-6)
+
+
+@pytest.mark.parametrize("loss", ["0.5", None, [], [None], {"loss": 1.0}])
+def test_what_is_no_loss_is_refused(loss):
+    _, log = attached()
+    with pytest.raises(TrainerError, match="^log: loss is a.*; expected a number, an NDArray, or a list of them"):
+        log.log(loss=loss)
+    log.close()
+
+
+def test_a_loss_in_a_recorded_graph_is_not_recorded_further():
+    adapter, log = attached()
+    x = mx.nd.ones(2)
+    x.attach_grad()
+    with autograd.record():
+        y = x * 2
+        log.log(loss=y)
+    y.backward()
+    np.testing.assert_array_equal(x.grad.asnumpy(), [2, 2])
+    log.close()
+
+
+# ---------------------------------------------------------------------- ledger
+
+
+def test_the_shares_of_a_ledger_are_recorded_as_they_are_when_a_step_ends():
+    ledger = Ledger()
+    adapter, log = attached(ledger=ledger)
+    adapter.run()
+    ledger.told = {"zero_share": 0.5, "subnormal_share": 0.25, "largest": 8.0}
+    adapter.run()
+    ledger.told = {}
+    log.close()
+    assert [each[7:10] for each in log.records] == [(None, None, None), (0.5, 0.25, 8.0)]
+
+
+# ---------------------------------------------------------------------- fits
+
+
+LOSS = gluon.loss.L2Loss()
+
+
+def network():
+    net = gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    return net
+
+
+def batches(count):
+    data = mx.nd.random.normal(shape=(4 * count, 3))
+    return gluon.data.DataLoader(gluon.data.ArrayDataset(data, mx.nd.ones((4 * count, 2))), 4)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("late", [False, True])
+def test_an_estimator_takes_a_log_as_a_handler(order, late):
+    net, data = network(), batches(3)
+    outputs = [LOSS(net(x), y).mean().asscalar() for x, y in data]
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
+    estimator = Estimator(net, LOSS, mx.metric.Loss(), trainer=trainer)
+    estimator.logger.handlers.clear()
+    estimator.logger.propagate = False
+    log = Listed()
+    handlers = [MixedPrecisionHandler("float32", loss_scale=128), log][::order]
+    if late:  # the log's handler comes after the step
+        handlers.append(GradientUpdateHandler(priority=-3000))
+    estimator.fit(data, epochs=2, event_handlers=handlers)
+    assert [each.step for each in log.records] == [1, 2, 3, 4, 5, 6]
+    assert [each.loss for each in log.records] == pytest.approx(outputs * 2, rel=1e-5)
+    assert all(each.scale == 128 and each.grad_norm > 0 for each in log.records)
+    estimator.fit(batches(1), epochs=1, event_handlers=handlers)
+    log.close()
+    assert [each.step for each in log.records[6:]] == [7]
+
+
+def test_an_estimator_without_mixed_precision_is_refused():
+    net = network()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    estimator = Estimator(net, LOSS, mx.metric.Loss(), trainer=trainer)
+    with pytest.raises(TrainerError, match="found a Trainer of mxnet.gluon.trainer"):
+        estimator.fit(batches(1), epochs=1, event_handlers=[Listed()])
+
+
+def test_a_module_is_attached_before_it_is_fitted():
+    data = mx.io.NDArrayIter(np.ones((12, 3), "float32"), np.ones(12, "float32"), 4, label_name="softmax_label")
+    output = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
+    module = mxmp.module.Module(output, policy="O1", loss_scale=8)
+    with Listed().attach(module) as log:
+        module.fit(data, num_epoch=2, batch_end_callback=lambda param: log.log(loss=param.nbatch))
+    assert [each.step for each in log.records] == [1, 2, 3, 4, 5, 6]
+    assert [each.loss for each in log.records] == [0, 1, 2, 0, 1, 2]
+    assert all(each.scale == 8 and each.grad_norm > 0 for each in log.records)
