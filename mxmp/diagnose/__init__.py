@@ -8,6 +8,6 @@ from ..devices.check import check_devices as check_devices
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
-from .measure import Magnitudes as Magnitudes
+from .magnitudes import Magnitudes as Magnitudes
 from .measure import measure_gradients as measure_gradients
 from .measure import measure_ranges as measure_ranges
