@@ -13,7 +13,7 @@ from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
 from .ledger.advice import Advice as Advice
 from .ledger.ledger import Ledger as Ledger
-from .measure import Magnitudes as Magnitudes
+from .magnitudes import Magnitudes as Magnitudes
 from .measure import measure_gradients as measure_gradients
 from .measure import measure_ranges as measure_ranges
 from .step_log import StepLogger as StepLogger

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zipfile
 from typing import Any, Dict, Iterable, Iterator, Mapping, Union
 
 import mxnet as mx
+import numpy as np
 
 from ..errors import ConvertError, mxnet_reason
 from ..symbol import ConvertedModel
@@ -37,6 +39,19 @@ def read_batches(batches: Batches, labels: bool = False) -> Iterator[Mapping[str
         yield batch
     if empty:
         raise ConvertError("batches is empty; give one batch at least.")
+
+
+def load_batch(file: str) -> Dict[str, Any]:
+    """Return the arrays of an .npz file, as ``numpy.savez`` writes it, as NDArrays by name.
+
+    Raises:
+        ConvertError: If it is none.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: mx.nd.array(arrays[name], dtype=arrays[name].dtype) for name in arrays.files}
+    except (ValueError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as e:
+        raise ConvertError(f"{file}: cannot read it as an .npz file: {str(e).rstrip('.')}.") from e
 
 
 def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = False) -> Dict[str, Any]:

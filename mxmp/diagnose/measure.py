@@ -2,184 +2,155 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Optional, overload
 
 import mxnet as mx
-import numpy as np
-from mxnet import autograd
+from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..errors import ConvertError, LossScaleError
-from ..probe.gradient_probes import add_probes
-from ..symbol import ConvertedModel, convert_model
-from ..symbol.inference import from_graph, infer_facts, to_graph
+from ..errors import ConvertError
+from ..probe.largest_values import LargestValues
+from ..probe.watched_gradients import WatchedGradients
+from ..symbol import convert_model
+from . import measure_net
 from .batches import Batches, fill_inputs, read_batches
+from .magnitudes import GradientCounts, Magnitudes
+from .progress import shown
 
 
-class Magnitudes:
-    """A histogram of log2 of absolute values.
-
-    Attributes:
-        counts: By exponent e: how many values are above 2**(e - 1) and at most 2**e.
-        zeros: How many are 0.
-        nonfinite: How many are infinite or NaN.
-        largest: The largest finite absolute value, 0 if there is none.
-    """
-
-    def __init__(self) -> None:
-        self.counts: Dict[int, int] = {}
-        self.zeros = self.nonfinite = 0
-        self.largest = 0.0
-
-    @property
-    def total(self) -> int:
-        """How many values there are, but for those that are 0, infinite or NaN."""
-        return sum(self.counts.values())
-
-    def add(self, values: np.ndarray[Any, Any]) -> None:
-        """Add the values of an array of any shape and floating point dtype."""
-        values = np.abs(values.astype(np.float64))
-        finite = values[np.isfinite(values)]
-        nonzero = finite[finite > 0]
-        self.nonfinite += values.size - finite.size
-        self.zeros += finite.size - nonzero.size
-        self.largest = max(self.largest, float(finite.max(initial=0.0)))
-        mantissas, exponents = np.frexp(nonzero)  # mantissas from 0.5, excluding 1
-        for exponent, count in zip(*np.unique(exponents - (mantissas == 0.5), return_counts=True)):
-            self.counts[int(exponent)] = self.counts.get(int(exponent), 0) + int(count)
-
-    def merge(self, other: Magnitudes) -> None:
-        """Add the values that another one counted."""
-        for exponent, count in other.counts.items():
-            self.counts[exponent] = self.counts.get(exponent, 0) + count
-        self.zeros += other.zeros
-        self.nonfinite += other.nonfinite
-        self.largest = max(self.largest, other.largest)
-
-    def share_lost(self, scale: float = 1.0, dtype: str = "float16") -> float:
-        """Return the share of `total` that becomes 0 in low precision, from 0 to 1.
-
-        Args:
-            scale: What the values are multiplied by before; a power of two, for the counts tell no more.
-            dtype: 'float16' or 'bfloat16'.
-
-        Raises:
-            LossScaleError: If the scale is no power of two.
-        """
-        shift = _log2(scale)
-        least = _log2(dtypes.limits(dtypes.canonical(dtype)).smallest_subnormal)
-        # Half of the least number, and all below, is rounded to 0: ties go to even.
-        lost = sum(count for exponent, count in self.counts.items() if exponent + shift <= least - 1)
-        return lost / self.total if self.total else 0.0
-
-    def largest_scale(self, dtype: str = "float16") -> float:
-        """Return the largest power of two that leaves all values finite in low precision; 1 if there is no value."""
-        if not self.largest:
-            return 1.0
-        return 2.0 ** math.floor(math.log2(dtypes.limits(dtypes.canonical(dtype)).max / self.largest))
-
-
+@overload
 def measure_ranges(
     sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], batches: Batches, ctx: Any = None
-) -> Dict[str, float]:
+) -> Dict[str, float]: ...
+
+
+@overload
+def measure_ranges(net: gluon.Block, loader: Any, *, batches: Optional[int] = None) -> Dict[str, float]: ...
+
+
+def measure_ranges(*args: Any, **kwargs: Any) -> Dict[str, float]:  # noqa: D417 - the overloads have them
     """Run a float32 network on batches of data and return the largest magnitude of each tensor.
 
-    What it returns is for the ``ranges`` of ``mxmp.symbol.convert_model``: an activation that is
-    scaled by 1000 and leaves float16's range is thereby found, and kept in float32.
+    Called as ``measure_ranges(net, loader)`` for a Gluon net, or as ``measure_ranges(sym, arg_params, aux_params,
+    batches)``. What it returns is for the ``ranges`` of ``mxmp.gluon.convert`` and ``mxmp.symbol.convert_model``: an
+    activation that is scaled by 1000 and leaves float16's range is thereby found, and kept in float32. Every tensor
+    is reduced to a number where it is computed; a terminal shows a bar on stderr.
 
     Args:
+        net: A Gluon net whose parameters have values, converted or not; it runs in float32, in inference, and is
+            left as it was. Of a Block with several HybridBlocks in it the values of each are measured.
+        loader: A DataLoader, a list or any other iterable of batches, or a DataIter, which is reset. A batch is an
+            NDArray of data, a list or tuple whose last item is the label (None for none) and whose others are the
+            net's inputs, or a DataBatch.
         sym: The network, in inference; the bodies of its loops are not looked into.
         arg_params: Its arguments, NDArrays by name.
         aux_params: Its auxiliary states, likewise.
-        batches: Batches of its inputs: dicts of NDArrays by name, or a DataIter, which is reset and
-            read to its end. Labels may be left out where MXNet infers their shapes.
-        ctx: Where to run; the CPU unless given.
+        batches: For a net how many batches are read, all unless given. For a symbol batches of its inputs: dicts of
+            NDArrays by name, or a DataIter, which is reset and read to its end. Labels may be left out where MXNet
+            infers their shapes.
+        ctx: Where a symbol runs; the CPU unless given. A net runs on the first of its contexts.
 
     Returns:
         By the name of an output ('conv0_output') or input, parameters left out: the largest magnitude
         among its finite values, 0 if there is none. An attention mask's -inf is none: float16 has it.
 
     Raises:
-        ConvertError: If the parameters do not fit, there is no batch, or one lacks an input.
+        ConvertError: If the parameters do not fit or have no values, there is no batch, one lacks an input, or the
+            net cannot be traced.
     """
-    model = convert_model(sym, arg_params, aux_params, "O0")  # without casts, should it be converted
-    internals, params = model.symbol.get_internals(), {**model.arg_params, **model.aux_params}
-    outputs = internals.list_outputs()
-    watched = [number for number, name in enumerate(outputs) if name not in params]
-    group = mx.sym.Group([internals[number] for number in watched])
-    run = mx.nd.CachedOp(group)  # an executor would fuse operators with oneDNN, and hide what they give
-    found: Dict[str, float] = {}
-    for batch in read_batches(batches):
-        values = fill_inputs(model, batch)
-        results = run(*[values[name].as_in_context(ctx or mx.cpu()) for name in group.list_inputs()])
-        for number, result in zip(watched, results):
-            found[outputs[number]] = max(found.get(outputs[number], 0.0), _largest(result))
-    return found
+    return (measure_net.ranges if _is_of_net(args, kwargs) else _ranges)(*args, **kwargs)
 
 
+@overload
 def measure_gradients(
     sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], batches: Batches, ctx: Any = None
-) -> Dict[str, Magnitudes]:
+) -> Dict[str, Magnitudes]: ...
+
+
+@overload
+def measure_gradients(
+    net: gluon.Block, loss: Any, loader: Any, *, batches: Optional[int] = None
+) -> Dict[str, Magnitudes]: ...
+
+
+def measure_gradients(*args: Any, **kwargs: Any) -> Dict[str, Magnitudes]:  # noqa: D417 - the overloads have them
     """Run a float32 network forward and backward and count the gradients of its activations by magnitude.
 
-    They are what a loss scale is chosen for: without one, many become 0 in float16. Nothing is trained; dropout
-    drops and BatchNorm takes the batch's statistics as in training, and its running ones stay as they are.
+    Called as ``measure_gradients(net, loss, loader)`` for a Gluon net, or as ``measure_gradients(sym, arg_params,
+    aux_params, batches)``. They are what a loss scale is chosen for: without one, many become 0 in float16. Nothing
+    is trained; dropout drops and BatchNorm takes the batch's statistics as in training, and its running ones stay as
+    they are. One gradient after the other is counted on the host while backward runs, and none is kept.
 
     Args:
+        net: A Gluon net as for `measure_ranges`; gradients that it holds stay as they are.
+        loss: Called with what the net returns and the label; a Gluon loss, for example. What it returns, an NDArray
+            or a list of them, is summed, as ``backward`` does.
+        loader: As for `measure_ranges`, with labels.
         sym: The network with its loss heads, or with losses as outputs; bodies of its loops are not looked into.
         arg_params: Its arguments, NDArrays by name.
         aux_params: Its auxiliary states, likewise.
-        batches: Batches of its inputs with labels: dicts of NDArrays by name, or a DataIter, which is reset and
-            read to its end.
-        ctx: Where to run; the CPU unless given.
+        batches: For a net how many batches are read, all unless given. For a symbol batches of its inputs with
+            labels: dicts of NDArrays by name, or a DataIter, which is reset and read to its end.
+        ctx: Where a symbol runs; the CPU unless given.
 
     Returns:
-        By the name of an output ('conv0_output'): the magnitudes of its gradient over all batches. Outputs that no
-        operator reads, those of loss heads, and those whose gradient is 0 everywhere are left out.
+        By the name of an output ('conv0_output'): the magnitudes of its gradient over all batches. Left out is what
+        has no gradient in training, or 0 everywhere: outputs that nothing reads, those of loss heads, and those that
+        depend on no parameter that is trained.
 
     Raises:
-        ConvertError: If the parameters do not fit, there is no batch, one lacks an input, or the network has no
-            activation in float32.
+        ConvertError: If the parameters do not fit or have no values, there is no batch, one lacks an input, or the
+            network has no activation in float32 or no parameter to train.
 
     References:
         Micikevicius et al., "Mixed Precision Training", 2017, https://arxiv.org/abs/1710.03740, figure 3
     """
+    return (measure_net.gradients if _is_of_net(args, kwargs) else _gradients)(*args, **kwargs)
+
+
+def _is_of_net(args: Any, kwargs: Mapping[str, Any]) -> bool:
+    return "net" in kwargs or isinstance(args[0] if args else None, gluon.Block)
+
+
+def _ranges(
+    sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], batches: Batches, ctx: Any = None
+) -> Dict[str, float]:
     model = convert_model(sym, arg_params, aux_params, "O0")  # without casts, should it be converted
-    found: Dict[str, Magnitudes] = {}
-    for batch in read_batches(batches, labels=True):
-        for name, gradient in _gradients(model, fill_inputs(model, batch, labels=True), ctx or mx.cpu()).items():
-            found.setdefault(name, Magnitudes()).add(gradient.asnumpy())
-    return {name: magnitudes for name, magnitudes in found.items() if magnitudes.total or magnitudes.nonfinite}
+    run = LargestValues(model.symbol, {**model.arg_params, **model.aux_params})
+    for batch in shown("measuring ranges", read_batches(batches), batches):
+        values = fill_inputs(model, batch)
+        run({name: values[name].as_in_context(ctx or mx.cpu()) for name in run.inputs})
+    return run.found
 
 
-def _largest(array: Any) -> float:
-    values = np.abs(array.asnumpy().astype(np.float64))
-    return float(values[np.isfinite(values)].max(initial=0.0))
+def _gradients(
+    sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], batches: Batches, ctx: Any = None
+) -> Dict[str, Magnitudes]:
+    model = convert_model(sym, arg_params, aux_params, "O0")  # without casts, should it be converted
+    ctx = ctx or mx.cpu()
+    held = {**model.arg_params, **model.aux_params}
+    params = {name: array.copyto(ctx) for name, array in held.items()}  # BatchNorm writes its statistics
+    for name in model.arg_params:
+        if dtypes.canonical(params[name].dtype) == dtypes.FLOAT32:
+            params[name].attach_grad()
+    counts = GradientCounts()
+    runs: Dict[Any, WatchedGradients] = {}
+    for batch in shown("measuring gradients", read_batches(batches, labels=True), batches):
+        given = fill_inputs(model, batch, labels=True)
+        types = tuple((name, dtypes.canonical(array.dtype)) for name, array in given.items())
+        if types not in runs:  # one graph for all shapes
+            runs[types] = WatchedGradients(model.symbol, dict(types), False, counts.add)
+            _require_gradients(runs[types], params)
+        values = {name: params.get(name, array).as_in_context(ctx) for name, array in given.items()}
+        with autograd.record():
+            outputs = runs[types](values)
+        autograd.backward(outputs)
+        runs[types].raise_errors()
+    return counts.found([name for run in runs.values() for name in run.outputs])
 
 
-def _gradients(model: ConvertedModel, values: Dict[str, Any], ctx: Any) -> Dict[str, Any]:
-    """Return the gradients of all activations, by their names."""
-    graph = to_graph(model.symbol)
-    shapes = {name: array.shape for name, array in values.items()}
-    types = {name: dtypes.canonical(array.dtype) for name, array in values.items()}
-    probed = add_probes(graph, infer_facts(model.symbol, graph, shapes, types, frozenset()))
-    if not probed.probes:
+def _require_gradients(run: WatchedGradients, params: Mapping[str, Any]) -> None:
+    if not run.outputs:
         raise ConvertError("sym has no float32 output that an operator reads; give the network in float32.")
-    symbol = from_graph(probed.graph, model.symbol)
-    zeros = {name: mx.nd.zeros(each.shape, ctx=ctx) for name, each in probed.probes.items()}
-    for array in zeros.values():
-        array.attach_grad()
-    given = {**{name: array.copyto(ctx) for name, array in values.items()}, **zeros}  # BatchNorm writes statistics
-    run = mx.nd.CachedOp(symbol)
-    with autograd.record():
-        outputs = run(*[given[name] for name in symbol.list_inputs()])
-    autograd.backward(outputs if isinstance(outputs, list) else [outputs])
-    return {probed.probes[name].output: array.grad for name, array in zeros.items()}
-
-
-def _log2(scale: float) -> int:
-    mantissa, exponent = math.frexp(scale) if scale > 0 and math.isfinite(scale) else (0.0, 0)
-    if mantissa != 0.5:
-        raise LossScaleError(f"scale is {scale!r}; expected a power of two.")
-    return exponent - 1
+    if not any(params[name].grad is not None for name in run.inputs if name in params):
+        raise ConvertError("sym reads no float32 argument of arg_params, so there is nothing to train.")

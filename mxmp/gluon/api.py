@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from mxnet import gluon
 
@@ -15,6 +15,7 @@ from ..mxnet_private import blocks
 from ..policy import Policy, check_matches
 from ..report import Report, merge
 from ..symbol import Converted, convert_graph, save_checkpoint
+from ..symbol.arguments import beyond_range, checked_ranges
 from . import storage
 from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
@@ -26,7 +27,13 @@ _FLOAT32 = "_mxmp_float32"
 """Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
 
 
-def convert(net: gluon.Block, policy: Union[str, Policy], for_inference: bool = False, **changes: Any) -> gluon.Block:
+def convert(
+    net: gluon.Block,
+    policy: Union[str, Policy],
+    for_inference: bool = False,
+    ranges: Optional[Mapping[str, float]] = None,
+    **changes: Any,
+) -> gluon.Block:
     """Convert a net in place, so that it trains and infers in mixed precision.
 
     The net keeps its parameters with their names, its API and its state of hybridization. It
@@ -44,6 +51,8 @@ def convert(net: gluon.Block, policy: Union[str, Policy], for_inference: bool = 
             change. What the policy's dtype cannot hold is not folded. A call that is recorded or in training mode is
             refused, and so is one with symbols, in the trace of a net around it: convert the outermost one.
             ``export`` writes the folded model.
+        ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges(net, loader)`` has them. What
+            gives and what reads a tensor beyond half of the range of the policy's dtype stays in float32.
         **changes: Fields of the policy that overrule it, such as ``last_layer_fp32=True``.
 
     Returns:
@@ -55,23 +64,24 @@ def convert(net: gluon.Block, policy: Union[str, Policy], for_inference: bool = 
         ConvertError: If the net cannot be traced or its conversion does not type-check; the
             message names the block or node, and the net is as it was. A net whose inputs are not
             known yet is checked at its first call. If ``net.cast`` has put its parameters in low
-            precision. Also if the policy uses bfloat16 and parameters are on a GPU, for which MXNet has
-            no bfloat16 kernels; a call with inputs on one says the same.
+            precision, or ``ranges`` has an output beyond the range that the net lacks. Also if the policy uses
+            bfloat16 and parameters are on a GPU, for which MXNet has no bfloat16 kernels; a call with inputs on
+            one says the same.
     """
     policy = Policy.parse(policy, **changes)
-    found = roots(net)
+    found, measured = roots(net), checked_ranges(ranges)
     for root in found:
         storage.refuse_cast(root)
     regions = find_regions(net)
-    if all(_is_current(conversion_of(root), policy, regions, for_inference) for root in found):
+    if all(_is_current(conversion_of(root), policy, regions, for_inference, measured) for root in found):
         return net
     replaced = conversions_of(blocks_in(*found))
     with suspended(replaced):
-        conversions = [Conversion(root, policy, regions, for_inference) for root in found]
+        conversions = [Conversion(root, policy, regions, for_inference, measured) for root in found]
         siblings = Siblings()  # they may share parameters
         for conversion in conversions:
             siblings.add(conversion)
-        _OverrideCheck(policy, sorted({block.prefix for block in blocks_in(net) if block.prefix}), conversions)
+        _MatchCheck(policy, sorted({block.prefix for block in blocks_in(net) if block.prefix}), conversions)
     for conversion in replaced:
         conversion.remove()
     try:
@@ -93,7 +103,7 @@ def convert(net: gluon.Block, policy: Union[str, Policy], for_inference: bool = 
 def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:
     """Convert several nets, or leave all of them as they were; raises as `convert`."""
     known = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
-    before = [(each.net, each.policy, each.for_inference) for each in conversions_of(known)]
+    before = [(each.net, each.policy, each.for_inference, each.ranges) for each in conversions_of(known)]
     done: List[gluon.Block] = []
     try:
         for net in nets:
@@ -102,8 +112,8 @@ def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None
     except Exception:
         for net in done:
             restore(net)
-        for block, old, for_inference in before:
-            convert(block, old, for_inference)
+        for block, *old in before:
+            convert(block, *old)
         raise
 
 
@@ -204,9 +214,9 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
     return written
 
 
-def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions, for_inference: bool) -> bool:
+def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions, *options: Any) -> bool:
     """Return whether a conversion is what ``convert`` would install."""
-    if type(conversion) is not Conversion or conversion.for_inference != for_inference:
+    if type(conversion) is not Conversion or (conversion.for_inference, conversion.ranges) != options:
         return False
     return conversion.policy == policy and conversion.regions == regions
 
@@ -225,27 +235,36 @@ def _float32_report(net: gluon.Block) -> Optional[Report]:
     return convert_graph(graph[1], policy).report
 
 
-class _OverrideCheck:
-    """Checks that each pattern of a policy matches something, once all graphs of a net are known.
+class _MatchCheck:
+    """Checks that what a user gives names for is there, once all graphs of a net are known.
 
-    Here if they are known already; else the conversions add them when they are called.
+    Each pattern of a policy matches something, and each output with a range beyond low precision's is one of the net.
+    Here if the graphs are known already; else the conversions add them when they are called.
     """
 
-    def __init__(self, policy: Policy, prefixes: Sequence[str], conversions: Sequence[Any]) -> None:
+    def __init__(self, policy: Policy, prefixes: Sequence[str], conversions: Sequence[Conversion]) -> None:
         self.policy = policy
         self.prefixes = prefixes
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
-        self.count = len(conversions) if policy.has_overrides else 0
+        folds = any(each.for_inference for each in conversions)  # so that outputs are gone
+        self.beyond = set() if folds else set(beyond_range(conversions[0].ranges, policy))
+        self.count = len(conversions) if policy.has_overrides or self.beyond else 0
         for number, conversion in enumerate(conversions):
             conversion.on_converted = functools.partial(self.add, number)
             if conversion.early is not None:
                 conversion.on_converted(conversion.early)
 
     def add(self, number: int, converted: Converted) -> None:
-        """Add the graph of one conversion; raise a PolicyError if it was the last and a pattern matches nothing."""
+        """Add the graph of one conversion; raise an error if it was the last and a name matches nothing."""
         if not self.count:
             return
         self.nodes.setdefault(number, []).extend((row.op, row.name) for row in converted.report.rows)
+        self.beyond -= set(converted.decisions.facts.output_names.values())
         if len(self.nodes) == self.count:
             check_matches(self.policy, [node for nodes in self.nodes.values() for node in nodes], self.prefixes)
+            if self.beyond:
+                raise ConvertError(
+                    f"ranges: the net has no output {min(self.beyond)!r}; measure the net that is converted. If its "
+                    f"operators get other names each time it is traced, make it with a prefix."
+                )
             self.nodes, self.count = {}, 0  # what matches once need not be looked for again

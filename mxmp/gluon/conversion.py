@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import threading
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Type
 
 import mxnet as mx
 from mxnet import gluon
@@ -42,11 +42,13 @@ class Conversion(BlockHooks):
         policy: Policy,
         regions: Optional[block_regions.BlockRegions] = None,
         for_inference: bool = False,
+        ranges: Optional[Mapping[str, float]] = None,
     ) -> None:
         """Trace and convert the net if its inputs can be guessed; change nothing. Regions are looked up if None."""
         self.net = net
         self.policy = policy
         self.for_inference = for_inference
+        self.ranges = dict(ranges or {})
         self.regions = block_regions.find_regions(net) if regions is None else regions
         block_regions.check_regions(self.regions, policy)
         self._require_kernels(storage.contexts_of(net.collect_params().values()))

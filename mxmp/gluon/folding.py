@@ -29,6 +29,7 @@ def convert_folded(
     storable: FrozenSet[str],
     stored: FrozenSet[str],
     unfolded: FrozenSet[Sources] = frozenset(),
+    out_of_range: FrozenSet[str] = frozenset(),
 ) -> Converted:
     """Return the conversion of a symbol for inference alone; its ``folds`` say how parameters are folded, in float32.
 
@@ -43,6 +44,7 @@ def convert_folded(
         storable: Names of those that may be stored in low precision.
         stored: Names of those that are.
         unfolded: What is not to be folded.
+        out_of_range: Names of outputs of the symbol, as it was traced, with values beyond low precision's range.
     """
     foldable = params if can_count() else frozenset()
     found = prepare(symbol, foldable, shapes, types)
@@ -53,7 +55,10 @@ def convert_folded(
     read = set(found.symbol.list_inputs())
     known = {name: shape for name, shape in shapes.items() if name in read and name not in sources}
     known.update((fold.weight, shapes[fold.sources.weight]) for fold in found.folds if fold.sources.weight in shapes)
-    converted = convert_graph(found.symbol, policy, known, types, storable - sources, stored - sources)
+    beyond = {name for name in out_of_range if name not in found.outputs}
+    beyond.update(name for name, before in found.outputs.items() if before in out_of_range)
+    storage = storable - sources, stored - sources
+    converted = convert_graph(found.symbol, policy, known, types, *storage, frozenset(beyond))
     return replace(converted.noting(found.removed), folds=found.folds)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Iterable, Iterator, List, Tuple
 import mxnet as mx
 from mxnet import autograd, gluon
 
+from ..mxnet_private.arrays import is_fresh
 from .api import restore
 from .lookup import blocks_in, conversions_of
 
@@ -17,7 +18,7 @@ def kept(net: gluon.Block) -> Iterator[None]:
     """Give the net as it was written within this context, and as it was found after it, also after an exception.
 
     That includes its policy and graphs, whether it is hybridized, and the very arrays of its parameters, statistics and
-    gradients, whose values are copied for that.
+    gradients, whose values are copied for that. What backward writes in it counts as no gradient for a trainer's step.
     """
     found = _Found(net)
     try:
@@ -36,6 +37,7 @@ class _Found:
         self._objects = [_Object(each) for each in (*inside, *conversions, *params)]
         self._recorded = [(each.siblings.recorded, set(each.siblings.recorded)) for each in conversions]
         arrays = {id(array): array for param in params for array in _arrays_of(param)}
+        self._fresh = [(array, is_fresh(array)) for array in arrays.values()]
         with autograd.pause():
             self._values: List[Tuple[Any, Any]] = [(array, array.copy()) for array in arrays.values()]
 
@@ -49,6 +51,9 @@ class _Found:
         with autograd.pause():
             for array, value in self._values:
                 value.copyto(array)
+        for array, was_fresh in self._fresh:
+            if is_fresh(array) != was_fresh:
+                is_fresh.set(array, was_fresh)
 
 
 class _Object:

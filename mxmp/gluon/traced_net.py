@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from mxnet import gluon
 
@@ -15,6 +15,7 @@ from ..mxnet_private.parameters import is_initialized
 from ..passes.fold_batchnorm import Sources
 from ..policy import Policy
 from ..symbol import Converted, convert_graph
+from ..symbol.arguments import beyond_range
 from ..symbol.rewrite import ShapeOutcomes
 from . import block_regions, storage
 from .early import EarlyGraph, Storage, Trace
@@ -32,6 +33,7 @@ class TracedNet:
 
     net: gluon.HybridBlock
     policy: Policy
+    ranges: Mapping[str, float]  # magnitudes of outputs, measured
     for_inference: bool  # whether the net only infers, BatchNorm folded
     unfolded: FrozenSet[Sources]  # of BatchNorms that cannot be folded with the values that parameters have had
     regions: block_regions.BlockRegions  # what `set_policy` said about the net and the blocks in it
@@ -151,14 +153,15 @@ class TracedNet:
         params = self._params_read_by(trace)
         stored = self._storage(params)
         known, policy = known_shapes(shapes, params), policy or self.policy
+        beyond = beyond_range(self.ranges, policy)
         try:
             if folds is not None:
-                return convert_folded(trace.symbol, policy, known, types, frozenset(params), *stored, folds)
+                return convert_folded(trace.symbol, policy, known, types, frozenset(params), *stored, folds, beyond)
             if early is not None:
                 found = early.converted_for(trace.symbol, policy, known, types, params, stored)
                 if found is not None:
                     return found
-            return convert_graph(trace.symbol, policy, known, types, *stored, graph=trace.graph)
+            return convert_graph(trace.symbol, policy, known, types, *stored, beyond, graph=trace.graph)
         except ConvertError as e:
             low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []
             advice = f" But {storage.cast_advice(low[0])}" if low else ""

@@ -17,6 +17,7 @@ multiply = global_name(_internal, "_mul_scalar", "multiplies by a number in plac
 
 library = global_name(mx.base, "_LIB", "the C interface, for what Python has no call for")
 compose = method(mx.sym.Symbol, "_compose", "gives the variables of a symbol other symbols, by name")
+register_op_hook = method(mx.nd.CachedOp, "_register_op_hook", "has a cached operator report what its operators give")
 NumpySymbol = global_name(mx.sym.numpy, "_Symbol", "the class of symbols of mx.np")
 executor_symbol = attribute(mx.executor.Executor, "_symbol", "the symbol that an executor runs, read by monitors")
 

@@ -41,10 +41,10 @@ def add_probes(graph: Graph, facts: Facts) -> Probed:
     probes: Dict[str, Probe] = {}
     for position, node in enumerate(graph.nodes):
         inputs = tuple(map(builder.mapped, node.inputs))
-        if _is_unwritten(node):
+        if is_unwritten(node):
             inputs = tuple(builder.insert("BlockGrad", f"{node.name}_blocked", entry) for entry in inputs)
         new = builder.copy(position, node.rewired(inputs))
-        for index in _watched(position, node, readers):
+        for index in read_outputs(position, node, readers):
             entry = Entry(position, index)
             shape = facts.shapes.get((position, index))
             if facts.dtype(entry) != dtypes.FLOAT32 or not shape:
@@ -56,13 +56,14 @@ def add_probes(graph: Graph, facts: Facts) -> Probed:
     return Probed(builder.finish(map(builder.mapped, graph.heads)), probes)
 
 
-def _is_unwritten(node: Node) -> bool:
+def is_unwritten(node: Node) -> bool:
+    """Return whether an operator leaves the gradients of its inputs unwritten: they hold what was in memory."""
     rule = RULES.find(node.op, dict(node.attrs))
     return rule is not None and rule.unwritten_gradient
 
 
-def _watched(position: int, node: Node, readers: Mapping[Tuple[int, int], Any]) -> List[int]:
+def read_outputs(position: int, node: Node, readers: Mapping[Tuple[int, int], Any]) -> List[int]:
     """Return the outputs of a node that an operator reads, none of those that ignore their gradient."""
-    if node.is_variable or is_loss_head(node) or _is_unwritten(node):
+    if node.is_variable or is_loss_head(node) or is_unwritten(node):
         return []
     return [index for index in range(node.num_outputs) if (position, index) in readers]

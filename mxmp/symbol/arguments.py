@@ -55,10 +55,15 @@ class Model(NamedTuple):
 
     def beyond_range(self, policy: Policy) -> FrozenSet[str]:
         """Return the names of what may have values beyond the range of a policy's compute dtype."""
-        if not policy.is_mixed:
-            return frozenset()
-        largest = dtypes_.limits(policy.compute_dtype).max
-        return frozenset(name for name, value in self.ranges.items() if value * HEADROOM > largest)
+        return beyond_range(self.ranges, policy)
+
+
+def beyond_range(ranges: Mapping[str, float], policy: Policy) -> FrozenSet[str]:
+    """Return the names of what may have values beyond the range of a policy's compute dtype, from measured ones."""
+    if not policy.is_mixed:
+        return frozenset()
+    largest = dtypes_.limits(policy.compute_dtype).max
+    return frozenset(name for name, value in ranges.items() if value * HEADROOM > largest)
 
 
 def make_model(sym: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None) -> Model:
@@ -115,11 +120,18 @@ def known_dtypes(sym: Any, dtypes: Optional[Mapping[str, Any]]) -> Dict[str, str
 
 def known_ranges(sym: Any, ranges: Optional[Mapping[str, float]]) -> Dict[str, float]:
     """Return magnitudes by the name of an output, such as 'conv0_output', or of a variable."""
-    found = {}
-    names = set(sym.get_internals().list_outputs()) if ranges else set()
-    for name, value in _require_mapping("ranges", ranges or {}).items():
+    found = checked_ranges(ranges)
+    names = set(sym.get_internals().list_outputs()) if found else set()
+    for name in found:
         if name not in names:
             raise ConvertError(f"ranges: the symbol has no output {name!r}{did_you_mean(str(name), sorted(names))}.")
+    return found
+
+
+def checked_ranges(ranges: Optional[Mapping[str, float]]) -> Dict[str, float]:
+    """Return magnitudes by name, whatever the names are of."""
+    found = {}
+    for name, value in _require_mapping("ranges", ranges or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
             raise ConvertError(f"ranges: {name!r} is {value!r}; expected its largest magnitude, a number from 0 on.")
         found[name] = float(value)

@@ -35,7 +35,7 @@ def python(code, *args):
         (["--help"], 0),
         (["--version"], 0),
         ([], None),  # 0 or 2, as click decides
-        *(([command, "--help"], 0) for command in ("convert", "inspect", "tune", "doctor", "launch", "run", "site")),
+        *(([command, "--help"], 0) for command in ("convert", "inspect", "tune", "doctor", "launch", "ranges", "run", "site")),
         (["nonsense"], 2),
         (["convert", "net"], 2),
         (["convert", "net", "three", "-o", "out"], 2),

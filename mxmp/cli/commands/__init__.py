@@ -13,6 +13,7 @@ from ..interrupts import INTERRUPTED, LINE
 from .environment import doctor, site
 from .models import convert, inspect, tune
 from .programs import launch, run
+from .ranges import ranges
 from .reports import report
 
 
@@ -45,7 +46,7 @@ def commands() -> None:
     """Mixed precision for Apache MXNet: convert checkpoints, tune them, look at what is decided and at the machine."""
 
 
-for command in (convert, doctor, inspect, launch, report, run, site, tune):
+for command in (convert, doctor, inspect, launch, ranges, report, run, site, tune):
     commands.add_command(command)
 
 

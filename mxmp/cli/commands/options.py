@@ -79,6 +79,14 @@ def model_options(command: Command) -> Command:
     return command
 
 
+def input_options(command: Command) -> Command:
+    """Add the options that say what is known about a network's inputs."""
+    for option in reversed(_MODEL_OPTIONS[_INPUTS]):
+        command = option(command)
+    return command
+
+
+_INPUTS = slice(1, 3)  # of the options below
 _MODEL_OPTIONS: List[Callable[[Any], Any]] = [
     click.option(
         "--keep-float32",

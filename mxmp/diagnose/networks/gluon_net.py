@@ -45,12 +45,7 @@ class GluonNet(Network):
         self._roots = roots(net)
         self._calls: List[_Call] = []
         self._graphs: List[_Graph] = []
-        for param in net.collect_params().values():
-            if not parameters.is_initialized(param):
-                raise ConvertError(
-                    f"block '{net.name}': parameter '{param.name}' has no values; load or train the net first, or run "
-                    f"one batch if its shapes are not known yet."
-                )
+        require_values(net)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -121,6 +116,16 @@ class GluonNet(Network):
                 found.append(Comparison(converted.decisions, inputs[0].context))
             (known or found[-1:])[0].batches.append(values)
         return found
+
+
+def require_values(net: gluon.Block) -> None:
+    """Raise a ConvertError unless all parameters of a net have values."""
+    for param in net.collect_params().values():
+        if not parameters.is_initialized(param):
+            raise ConvertError(
+                f"block '{net.name}': parameter '{param.name}' has no values; load or train the net first, or run "
+                f"one batch if its shapes are not known yet."
+            )
 
 
 def _copied(value: Any) -> Any:

@@ -1,0 +1,50 @@
+"""``mxmp ranges``: the magnitudes of a checkpoint's network on a batch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Optional
+
+import click
+
+from .. import work
+from .options import check_prefix, input_options
+
+
+@click.command()
+@click.argument("prefix", callback=partial(check_prefix, read=True))
+@click.argument("epoch", type=click.IntRange(min=0))
+@input_options
+@click.option(
+    "--data",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE.npz",
+    help="A batch: arrays by the names of inputs, as numpy.savez writes them. Random numbers from 0 to 1 unless given.",
+)
+@click.option("--gradients", is_flag=True, help="Run backward too, and count the gradients by magnitude.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def ranges(
+    ctx: click.Context,
+    prefix: str,
+    epoch: int,
+    shapes: Any,
+    types: Any,
+    data: Optional[str],
+    gradients: bool,
+    as_json: bool,
+) -> None:
+    """Show how large the tensors of a checkpoint's network are, beside float16's range.
+
+    The network runs in float32, on one batch. Its tensors are listed with their largest magnitudes, the worst first.
+    What is beyond half of float16's range stays in float32 if a conversion is given the ranges, for a batch does not
+    have the largest value of all. With --gradients: which share of each activation's gradient becomes 0 in
+    float16 without a loss scale, and the largest scale that keeps it finite. Labels that are not given are zeros.
+
+    \b
+    Example:
+      mxmp ranges resnet50 12 --data batch.npz
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
+    if not shapes and data is None:
+        raise click.UsageError("give --shape of every input, such as data:1,3,224,224, or --data.", ctx)
+    work.run("ranges", prefix, epoch, shapes, types, data, gradients, as_json)

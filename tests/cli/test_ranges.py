@@ -1,0 +1,75 @@
+"""``mxmp ranges``: magnitudes on a batch, the worst first."""
+
+from __future__ import annotations
+
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.diagnose import measure_gradients, measure_ranges
+from tests.cli.checkpoints import SHAPE, SHAPES, mxmp, network, params, save, table
+
+DATA = np.random.RandomState(0).randn(*SHAPES["data"]).astype(np.float32)
+
+
+@pytest.fixture
+def batch(tmp_path):
+    file = tmp_path / "batch.npz"
+    np.savez(file, data=DATA, softmax_label=np.float32([1, 4]))
+    return file
+
+
+def test_the_ranges_of_a_batch_are_those_measured_the_largest_first(tmp_path, batch):
+    out, err = mxmp("ranges", save(tmp_path), 3, "--data", batch)
+    assert err == "" and str(batch) in out
+    expected = measure_ranges(network(), *params(network()), [{"data": mx.nd.array(DATA)}])
+    rows = {row[0]: float(row[1]) for row in table(out)[1:]}
+    assert rows.keys() == expected.keys()
+    assert list(rows.values()) == sorted(rows.values(), reverse=True)
+    assert rows["fc_output"] == pytest.approx(expected["fc_output"], rel=1e-4)
+
+
+def test_what_leaves_float16_is_marked(tmp_path):
+    out, _ = mxmp("ranges", save(tmp_path, fc_bias=1e6), 3, "--shape", SHAPE)
+    assert "random numbers from 0 to 1" in out
+    notes = {row[0]: row[3] for row in table(out)[1:]}
+    assert notes["fc_output"] == "beyond float16" and notes["data"] == ""
+    near, _ = mxmp("ranges", save(tmp_path, fc_bias=5e4), 3, "--shape", SHAPE)
+    assert {row[0]: row[3] for row in table(near)[1:]}["fc_output"].startswith("near its end")
+
+
+def test_json_has_the_numbers(tmp_path, batch):
+    out, _ = mxmp("ranges", save(tmp_path), 3, "--data", batch, "--gradients", "--json")
+    found = json.loads(out)
+    given = {"data": mx.nd.array(DATA), "softmax_label": mx.nd.array([1, 4])}
+    expected = measure_gradients(network(), *params(network()), [given])
+    assert found["data"] == str(batch) and found["largest_of_float16"] == 65504
+    assert found["gradients"].keys() == expected.keys()
+    assert found["gradients"]["fc_output"]["largest"] == pytest.approx(expected["fc_output"].largest, rel=1e-5)
+
+
+def test_gradients_are_shown_with_zeros_for_labels_that_are_missing(tmp_path):
+    out, _ = mxmp("ranges", save(tmp_path), 3, "--shape", SHAPE, "--gradients")
+    assert "Gradients on random numbers" in out and "largest scale" in out
+
+
+@pytest.mark.parametrize(
+    "args, code, message",
+    [
+        ([], 2, "give --shape of every input"),
+        (["--shape", "dat:1,2"], 1, "the network has no input 'dat'; the nearest are data"),
+        (["--data", "missing.npz"], 2, "does not exist"),
+    ],
+)
+def test_bad_arguments(args, code, message, tmp_path):
+    _, err = mxmp("ranges", save(tmp_path), 3, *args, code=code)
+    assert message in " ".join(err.split())
+
+
+def test_a_file_that_is_no_npz_is_refused_by_name(tmp_path):
+    file = tmp_path / "batch.npz"
+    file.write_text("no zip")
+    _, err = mxmp("ranges", save(tmp_path), 3, "--data", file, code=1)
+    assert err.startswith(f"mxmp: error: {file}: cannot read it as an .npz file")
