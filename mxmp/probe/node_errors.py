@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, NamedTuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 import mxnet as mx
 from mxnet import autograd
@@ -12,7 +12,7 @@ from mxnet import autograd
 from ..errors import ConvertError
 from ..graph import Key
 from ..report import Decisions
-from .running import Values, arguments, runnable, values_on
+from .running import Runner, Values, runnable, values_on
 from .side_by_side import Compared, side_by_side
 
 
@@ -90,7 +90,7 @@ class OutputErrors:
     def __init__(self, decisions: Decisions, ctx: Any, trains: bool = False) -> None:
         self._decisions, self._ctx, self._trains = decisions, ctx, trains
         self._both = side_by_side(decisions)
-        self._sums: Any = None
+        self._sums: Optional[Runner] = None
 
     @property
     def has_run(self) -> bool:
@@ -102,11 +102,9 @@ class OutputErrors:
         values = values_on(self._decisions, batch, self._ctx, copied=self._trains)
         if self._sums is None:
             heads = runnable(self._both.graph, self._decisions, values, self._ctx)
-            self._sums = mx.sym.Group(_sums(heads, self._both.compared))
-            self._run = mx.nd.CachedOp(self._sums)
-        given = arguments(self._sums, values)
+            self._sums = Runner(mx.sym.Group(_sums(heads, self._both.compared)))
         with autograd.pause(train_mode=self._trains):
-            results = self._run(*given)
+            results = self._sums(values)
         sizes = iter(mx.nd.concat(*[result.reshape((1,)) for result in results], dim=0).asnumpy().tolist())
         found: Dict[Key, Errors] = {}
         for each in self._both.compared:

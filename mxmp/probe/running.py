@@ -51,13 +51,20 @@ def _converted(graph: Graph, decisions: Decisions, values: Values) -> Converted:
     return Converted(symbol, graph, facts, frozenset(), replace(decisions, after=graph))
 
 
-def arguments(symbol: Any, values: Values) -> List[Any]:
-    """Return the values of a symbol's inputs in their order; ConvertError if one is missing."""
-    names = symbol.list_inputs()
-    for name in names:
-        if name not in values:
-            raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
-    return [values[name] for name in names]
+class Runner:
+    """A symbol that runs on values given by name, and always gives a list."""
+
+    def __init__(self, symbol: Any) -> None:
+        self._names = symbol.list_inputs()
+        self._run = mx.nd.CachedOp(symbol)
+
+    def __call__(self, values: Values) -> List[Any]:
+        """Return the outputs; ConvertError if the value of an input is missing."""
+        for name in self._names:
+            if name not in values:
+                raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
+        outputs = self._run(*[values[name] for name in self._names])
+        return outputs if isinstance(outputs, list) else [outputs]
 
 
 def values_on(decisions: Decisions, batch: Values, ctx: Any, copied: bool = False) -> Dict[str, Any]:
