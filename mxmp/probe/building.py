@@ -1,9 +1,9 @@
-"""Builds a graph of copies of a network's nodes, in float32 or as a conversion has them, and of operators between them."""
+"""Builds a graph of copies of nodes of a network, in float32 or converted, and of operators between them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, FrozenSet, List, Mapping, Sequence, Set
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Set
 
 from .. import dtypes
 from ..graph import VARIABLE, Entry, Graph, Key, Node, in_written_order
@@ -34,7 +34,7 @@ class Building:
         self._verdicts: List[Verdict] = []
         self._low: Set[int] = set()
         self._sources: Dict[int, int] = {}  # positions in the network, by those of what is copied or added
-        self._added: Set[int] = set()
+        self._added: Dict[int, str] = {}
         variables = (i for i, node in enumerate(decisions.before.nodes) if node.is_variable)
         self.variables = {position: self._add(position) for position in variables}
 
@@ -52,9 +52,10 @@ class Building:
         name = f"{op.strip('_').lower()}_probe{len(self._nodes)}"
         return self._insert(Node(op, name, make_attrs(attrs), tuple(inputs)))
 
-    def variable(self, name: str) -> Entry:
-        """Add a float32 variable; no other may have its name."""
-        return self._insert(Node(VARIABLE, name, make_attrs({"__dtype__": dtypes.to_flag(dtypes.FLOAT32)})))
+    def variable(self, name: str, dtype: Optional[str] = dtypes.FLOAT32) -> Entry:
+        """Add a variable of a dtype, None if it is not known; no other may have its name."""
+        attrs = {} if dtype is None else {"__dtype__": dtypes.to_flag(dtype)}
+        return self._insert(Node(VARIABLE, name, make_attrs(attrs)), dtype)
 
     def finish(self, heads: Sequence[Entry]) -> Graph:
         """Return the graph, with casts; its heads are in float32."""
@@ -63,17 +64,18 @@ class Building:
         casts = InsertCasts(policy, self._facts(), plan=self._plan()), FoldCasts()
         return in_written_order(Sequential(casts)(graph).graph)
 
-    def _add(self, position: int, node: Node | None = None, converted: bool = False) -> int:
+    def _add(self, position: int, node: Optional[Node] = None, converted: bool = False) -> int:
         verdict = self._decisions.plan.verdicts[position]
         self._nodes.append(node or self._decisions.before.nodes[position])
         self._verdicts.append(verdict if converted else _in_float32(verdict))
         self._sources[len(self._nodes) - 1] = position
         return len(self._nodes) - 1
 
-    def _insert(self, node: Node) -> Entry:
+    def _insert(self, node: Node, dtype: Optional[str] = dtypes.FLOAT32) -> Entry:
         self._nodes.append(node)
         self._verdicts.append(_PROBE)
-        self._added.add(len(self._nodes) - 1)
+        if dtype is not None:
+            self._added[len(self._nodes) - 1] = dtype
         return Entry(len(self._nodes) - 1)
 
     def _plan(self) -> Plan:
@@ -85,7 +87,7 @@ class Building:
 
     def _facts(self) -> Facts:
         facts = self._decisions.facts
-        types = {(new, 0): dtypes.FLOAT32 for new in self._added}
+        types = {(new, 0): dtype for new, dtype in self._added.items()}
         bodies = {}
         for new, old in self._sources.items():
             for index in range(self._nodes[new].num_outputs):

@@ -55,6 +55,7 @@ class Runner:
     """A symbol that runs on values given by name, and always gives a list."""
 
     def __init__(self, symbol: Any) -> None:
+        self.symbol = symbol
         self._names = symbol.list_inputs()
         self._run = mx.nd.CachedOp(symbol)
 
