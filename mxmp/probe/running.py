@@ -83,4 +83,3 @@ def zeros(shapes: Mapping[str, Tuple[int, ...]], ctx: Any) -> Dict[str, Any]:
     for array in found.values():
         array.attach_grad()
     return found
-

@@ -1,4 +1,4 @@
-"""Show how far tuning is, on a terminal."""
+"""Show how far long work is, on a terminal."""
 
 from __future__ import annotations
 
