@@ -7,6 +7,10 @@ from ..devices.check import Finding as Finding
 from ..devices.check import check_devices as check_devices
 from ..report import Run as Run
 from ..report import read_run as read_run
+from .compare import compare as compare
+from .comparison import Comparison as Comparison
+from .comparison import NodeComparison as NodeComparison
+from .comparison import OutputComparison as OutputComparison
 from .csv_log import CSVLogger as CSVLogger
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis

@@ -1,9 +1,10 @@
-"""Show how far a measurement is, on a terminal."""
+"""Show how far long work is, on a terminal."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import Any, Iterable, Iterator, Optional, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -31,3 +32,15 @@ def shown(what: str, items: Iterable[T], counted: Any = None) -> Iterator[T]:
         for item in items:
             yield item
             bar.advance(task)
+
+
+@contextlib.contextmanager
+def showing_progress(shown: bool) -> Iterator[Callable[[str, float], None]]:
+    """Yield a function of what is done next and the share that is done, which a bar on stderr shows if asked to."""
+    if not shown:
+        yield lambda name, share: None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True, markup=False), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda name, share: bar.update(task, description=name, completed=min(share, 1.0), refresh=True)

@@ -9,6 +9,7 @@ from typing import Any, Callable, List, Optional, Union
 from .. import dtypes
 from ..devices.bfloat16 import runs_bfloat16
 from ..devices.processor import read_processor
+from ..diagnose.progress import showing_progress
 from ..errors import PolicyError, TuneError
 from ..files import require_folder
 from ..policy import Policy, check_matches
@@ -17,7 +18,6 @@ from .accuracy.tolerance import Tolerance
 from .by_accuracy import search_within
 from .changes import find_changes
 from .holds import holds_here
-from .progress import showing_progress
 from .result import INFERENCE, OBJECTIVES, TRAINING, Measured, TuneResult
 from .speed.gluon_net import Forward
 from .speed.plan_search import Found, NotRunnable, PlanSearch

@@ -17,7 +17,7 @@ from ...policy import Policy
 from ...report import Decisions
 from ...symbol import convert_graph
 from .names import require_same_names
-from .network import BATCHES, Comparison, Network
+from .network import BATCHES, GraphBatches, Network
 
 
 class _Call(NamedTuple):
@@ -39,9 +39,10 @@ class _Graph(NamedTuple):
 class GluonNet(Network):
     """A Gluon net, with one graph for each HybridBlock outside of all others, and perhaps for each kind of call."""
 
-    def __init__(self, net: gluon.Block) -> None:
+    def __init__(self, net: gluon.Block, calls: int = BATCHES) -> None:
         super().__init__()
         self._net = net
+        self._noted = calls  # of each block
         self._roots = roots(net)
         self._calls: List[_Call] = []
         self._graphs: List[_Graph] = []
@@ -63,7 +64,7 @@ class GluonNet(Network):
             )
 
     def _note(self, block: gluon.HybridBlock, inputs: Tuple[Any, ...]) -> None:
-        if sum(call.block is block for call in self._calls) < BATCHES:
+        if sum(call.block is block for call in self._calls) < self._noted:
             with autograd.pause():
                 self._calls.append(_Call(block, tuple(map(_copied, inputs))))
 
@@ -101,20 +102,21 @@ class GluonNet(Network):
                 graph = conversion_of(call.block).current
                 yield graph.converted, graph.traced, call
 
-    def comparisons(self, policy: Policy) -> Iterable[Comparison]:
+    def comparisons(self, policy: Policy) -> Iterable[GraphBatches]:
         """Return a comparison for each graph, on the calls that were noted."""
-        found: List[Comparison] = []
+        found: List[GraphBatches] = []
         with kept(self._net):
             params = {param.name: parameters.reduced(param) for param in self._net.collect_params().values()}
         names = {node.name for each in self.decisions(policy) for node in each.before.operators()}
-        for converted, traced, call in self._run(policy):
+        for number, (converted, traced, call) in enumerate(self._run(policy)):
             require_same_names(self._net, names, converted.decisions.before)
             inputs = split_inputs(tuple(map(as_input, call.inputs)))
             values = {**params, **{symbol.name: array for symbol, array in zip(traced.inputs, inputs)}}
             known = [each for each in found if each.decisions is converted.decisions]
             if not known:
-                found.append(Comparison(converted.decisions, inputs[0].context))
+                found.append(GraphBatches(converted.decisions, inputs[0].context, out_format=traced.formats[1]))
             (known or found[-1:])[0].batches.append(values)
+            (known or found[-1:])[0].numbers.append(number)
         return found
 
 

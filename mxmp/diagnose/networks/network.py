@@ -19,12 +19,22 @@ _POLICIES = 8  # whose decisions are kept
 
 
 @dataclass
-class Comparison:
-    """What the nodes of one graph are compared on: what a conversion decided, and values of all variables by name."""
+class GraphBatches:
+    """What the nodes of one graph are compared on.
+
+    Attributes:
+        decisions: What a conversion decided.
+        context: Where to run.
+        batches: The values of all variables by name.
+        numbers: Of each batch, the number of the call of a net, or of the batch given.
+        out_format: How a net's outputs are nested, None of a symbol.
+    """
 
     decisions: Decisions
     context: Any
     batches: List[Mapping[str, Any]] = field(default_factory=list)
+    numbers: List[int] = field(default_factory=list)
+    out_format: Any = None
 
 
 class Network(ABC):
@@ -46,7 +56,7 @@ class Network(ABC):
         """Return what a conversion to a policy decides, for each graph of the network."""
 
     @abstractmethod
-    def comparisons(self, policy: Policy) -> Iterable[Comparison]:
+    def comparisons(self, policy: Policy) -> Iterable[GraphBatches]:
         """Return what the errors of nodes under a policy are measured on."""
 
     def decisions(self, policy: Policy) -> List[Decisions]:

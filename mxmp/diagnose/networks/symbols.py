@@ -18,7 +18,7 @@ from ...policy import Policy
 from ...report import Decisions
 from ...symbol import ConvertedModel, convert_graph, convert_model, on_cpu
 from ..batches import Batches, fill_inputs, read_batches
-from .network import BATCHES, Comparison, Network
+from .network import BATCHES, GraphBatches, Network
 
 
 class Model(Network):
@@ -27,13 +27,15 @@ class Model(Network):
     Its arrays are copies, and float16 is emulated on a CPU.
     """
 
-    def __init__(self, sym: Any, args: Mapping[str, Any], aux: Mapping[str, Any], batches: Any, ctx: Any) -> None:
+    def __init__(
+        self, sym: Any, args: Mapping[str, Any], aux: Mapping[str, Any], batches: Any, ctx: Any, count: int = BATCHES
+    ) -> None:
         super().__init__()
         self._ctx = ctx or mx.cpu()
         self._models: LRUCache[ConvertedModel] = LRUCache(1)
         plain = convert_model(sym, args, aux, "O0")  # without casts, should it be converted
         self._given, self._model = (sym, args, aux), plain
-        self._batches = [fill_inputs(plain, batch) for batch in first_batches(batches)]
+        self._batches = [fill_inputs(plain, batch) for batch in first_batches(batches, count)]
         inputs = [name for name in plain.symbol.list_arguments() if name not in plain.arg_params]
         values = {name: self._batches[0][name] for name in inputs}
         self._shapes = {name: array.shape for name, array in values.items()}
@@ -67,15 +69,16 @@ class Model(Network):
         """Return the decisions on the symbol, for inputs of the shapes of the first batch."""
         return [self._converted(policy).decisions]
 
-    def comparisons(self, policy: Policy) -> Iterable[Comparison]:
+    def comparisons(self, policy: Policy) -> Iterable[GraphBatches]:
         """Return the one comparison, on the batches given."""
-        return [Comparison(self._converted(policy).decisions, self._ctx, list(self._batches))]
+        numbers = list(range(len(self._batches)))
+        return [GraphBatches(self._converted(policy).decisions, self._ctx, list(self._batches), numbers)]
 
 
 class BoundModule(Network):
     """A Module that is bound and has parameters. ``evaluate`` gets an `mxmp.module.Module` like it."""
 
-    def __init__(self, module: mx.mod.Module, batches: Any) -> None:
+    def __init__(self, module: mx.mod.Module, batches: Any, count: int = BATCHES) -> None:
         super().__init__()
         if not (module.binded and module.params_initialized):
             kind = type(module).__name__
@@ -84,7 +87,7 @@ class BoundModule(Network):
         self._args, self._aux = module.get_params()
         self._descs = [*module.data_shapes, *(module.label_shapes or ())]
         plain = convert_model(module.symbol, self._args, self._aux, "O0")
-        self._batches = [fill_inputs(plain, batch) for batch in first_batches(batches)]
+        self._batches = [fill_inputs(plain, batch) for batch in first_batches(batches, count)]
 
     def watched(self) -> ContextManager[None]:
         """Note nothing: shapes are bound, batches are given."""
@@ -113,17 +116,18 @@ class BoundModule(Network):
         params = frozenset((*self._args, *self._aux))
         return [convert_graph(self._module.symbol, policy, shapes, types, params).decisions]
 
-    def comparisons(self, policy: Policy) -> Iterable[Comparison]:
+    def comparisons(self, policy: Policy) -> Iterable[GraphBatches]:
         """Return the one comparison, on the batches given, on the first context."""
         context = ModuleBase.mx_context(self._module)[0]
-        return [Comparison(each, context, list(self._batches)) for each in self.decisions(policy)]
+        numbers = list(range(len(self._batches)))
+        return [GraphBatches(each, context, list(self._batches), numbers) for each in self.decisions(policy)]
 
 
-def first_batches(batches: Optional[Batches]) -> List[Mapping[str, Any]]:
+def first_batches(batches: Optional[Batches], count: int = BATCHES) -> List[Mapping[str, Any]]:
     """Return the first batches of what a user gives for a symbol; its label variables may be missing in them."""
     if batches is None:
         raise ConvertError(
             "batches is missing: give a few batches of inputs, dicts of NDArrays by name or a DataIter, that the "
             "errors of operators are measured on. Only a Gluon net does without: what evaluate calls it with is taken."
         )
-    return list(itertools.islice(read_batches(batches), BATCHES))
+    return list(itertools.islice(read_batches(batches), count))

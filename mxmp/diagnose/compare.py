@@ -1,0 +1,192 @@
+"""Compare a network in low precision with float32, node by node: where is accuracy lost?"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import starmap
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
+
+import mxnet as mx
+
+from .. import dtypes
+from ..errors import ConvertError
+from ..graph import Key
+from ..passes.verdict import KEEP
+from ..policy import Policy
+from ..probe.building import in_low_precision
+from ..probe.contributions import Contributions
+from ..probe.gradient_errors import GradientErrors
+from ..probe.node_errors import Errors, OutputErrors
+from ..report import Decisions
+from ..report.report import AS_IT_WAS
+from .comparison import NUMBERS, Comparison, NodeComparison, OutputComparison
+from .networks.network import GraphBatches
+from .progress import showing_progress
+from .subject import Subject, read_subject, require_low
+
+_SCALE = 1024.0
+
+
+def compare(
+    net_or_model: Any,
+    batches: Any,
+    policy: Union[str, Policy] = "O1",
+    *,
+    loss: Optional[Callable[..., Any]] = None,
+    loss_scale: float = _SCALE,
+    ctx: Any = None,
+    progress: bool = True,
+) -> Comparison:
+    """Run a network in float32 and in low precision side by side, and return how far each node is off.
+
+    Of each node in low precision: its *own* error, if it gets what it gets in float32; the error *carried* there in the
+    converted network, where all nodes before it have made theirs; and its *contribution* to the error of the network's
+    outputs. Nothing is rounded but as the policy does it: on a CPU float16 is emulated, on a GPU it is the GPU's.
+
+    The contribution is the error of the outputs if this node alone is rounded, to first order: the derivative of the
+    outputs times the node's own error. All nodes' come from a few backward passes from random projections of the
+    outputs, by which they are off by about a quarter (their standard deviation), or exactly, if the outputs have as
+    few elements; `mxmp.probe.contributions` says how. Where errors are large, the first order is not the whole.
+
+    With gradients, the errors are those of the gradients that each node gives of its data and parameters: own, from
+    float32's values and float32's gradient times the loss scale; carried, as the conversion gives them for the loss
+    times the loss scale. The scale is divided out in float32. The network runs as in training then, BatchNorm with the
+    batch's statistics, and without gradients as in inference. Dropout drops nothing in either. What draws random
+    numbers differs as these do. The bodies of control flow are not looked into: the node around them has their error.
+
+    Args:
+        net_or_model: A Gluon net with values, converted or not; a symbol with its parameters, ``(symbol, arg_params,
+            aux_params)``; or a Module of MXNet or mxmp that is bound. It is left as it is. The blocks of a plain Block
+            that have graphs are compared one by one, each with float32's inputs.
+        batches: One batch, or a list of them; all are taken, and the worst of each error counts. For a Gluon net, a
+            batch is what the net is called with, an NDArray or a tuple; with ``loss``, the last of the tuple is the
+            label: ``loss(net(*batch[:-1]), batch[-1])``. For a symbol or Module, a dict of NDArrays by input, labels
+            too for gradients, or all batches of a DataIter.
+        policy: The policy.
+        loss: Gives the loss of a Gluon net's output and a label, an NDArray of any shape or a list of them; with it,
+            gradients are compared. Of a symbol or Module gradients are compared if it has loss heads, and batches hold
+            their labels.
+        loss_scale: What gradients are multiplied by while they are in low precision, a power of two.
+        ctx: Where a symbol runs, the CPU unless given.
+        progress: Whether to show on a terminal how far it is.
+
+    Returns:
+        A row for each operator, those first that contribute most to the error of the outputs.
+
+    Raises:
+        ConvertError: If the network cannot be converted; if there is no batch, or one does not fit; if the policy is
+            float32, or bfloat16 which MXNet does not run here; if ``loss`` gives no NDArray; or if MXNet cannot run the
+            network backward.
+        PolicyError: If the policy does not parse or matches nothing.
+
+    Example:
+        >>> import mxnet as mx
+        >>> from mxmp.diagnose import compare
+        >>> data = mx.sym.var("data")
+        >>> square = mx.sym.elemwise_mul(data, data, name="square")  # 300**2 is beyond float16
+        >>> root = mx.sym.sqrt(square, name="root")
+        >>> compare((root, {}, {}), {"data": mx.nd.full((2, 3), 300)}, "O3").rows[0].name
+        'square'
+    """
+    parsed = require_low(policy)
+    if isinstance(loss_scale, bool) or not isinstance(loss_scale, (int, float)) or not 0 < loss_scale < math.inf:
+        raise ConvertError(f"loss_scale={loss_scale!r}: expected a finite number above 0, a power of two.")
+    with showing_progress(progress and sys.stderr.isatty()) as show:
+        show("convert", 0.0)
+        subject = read_subject(net_or_model, batches, loss, ctx)
+        graphs = list(subject.network.comparisons(parsed))
+        count, done, merged = sum(len(graph.batches) for graph in graphs), 0, _Merged()
+        for graph in graphs:
+            measure = _Measure(graph, subject, float(loss_scale))
+            for number, batch in zip(graph.numbers, graph.batches):
+                for name, share in measure(number, batch, merged):
+                    show(f"batch {done + 1} of {count}: {name}", (done + share) / count)
+                done += 1
+    return merged.result(parsed)
+
+
+class _Measure:
+    """Measures what one graph gives on batches."""
+
+    def __init__(self, graph: GraphBatches, subject: Subject, scale: float) -> None:
+        trains = subject.has_losses
+        self._graph, self._subject, self._trains = graph, subject, trains
+        self._errors = OutputErrors(graph.decisions, graph.context, trains)
+        self._contributions = Contributions(graph.decisions, graph.context, trains)
+        self._gradients = GradientErrors(graph.decisions, graph.context, scale) if trains else None
+
+    def __call__(self, number: int, batch: Mapping[str, Any], merged: _Merged) -> Iterator[Tuple[str, float]]:
+        """Measure on one batch; yield what is done next, and the share that is done."""
+        yield "forward", 0.0
+        errors = self._errors(batch)
+        yield "contributions", 0.2
+        try:
+            contributions: Mapping[int, float] = self._contributions(batch)
+        except mx.MXNetError:  # an operator without a derivative
+            contributions = dict.fromkeys(in_low_precision(self._graph.decisions), math.nan)
+        gradients: Mapping[int, Errors] = {}
+        if self._gradients is not None:
+            yield "gradients", 0.5
+            gradients = self._gradients(batch, self._subject.loss_of(number, self._graph.out_format))
+        merged.add(self._graph.decisions, errors, contributions, gradients)
+
+
+class _Merged:
+    """The worst of what was measured on several batches and graphs, by node."""
+
+    def __init__(self) -> None:
+        self._rows: Dict[Tuple[str, str, int], NodeComparison] = {}
+        self._outputs: Dict[str, float] = {}
+
+    def add(
+        self,
+        decisions: Decisions,
+        errors: Mapping[Key, Errors],
+        contributions: Mapping[int, float],
+        gradients: Mapping[int, Errors],
+    ) -> None:
+        """Add what was measured of one graph on one batch."""
+        graph, seen = decisions.before, Counter[Tuple[str, str]]()
+        by_node: Dict[int, Errors] = {}
+        for (position, _), each in errors.items():
+            by_node[position] = each.worst(by_node.get(position, Errors()))
+        for position, each in sorted(by_node.items()):
+            node = graph.nodes[position]
+            seen[node.name, node.op] += 1
+            key = node.name, node.op, seen[node.name, node.op]
+            row = _row(decisions, position, each, contributions.get(position, 0.0), gradients.get(position))
+            self._rows[key] = _worst(row, self._rows[key]) if key in self._rows else row
+        for head in graph.heads:
+            if head.key in errors:
+                name = decisions.facts.output_name(graph, head)
+                self._outputs[name] = max(errors[head.key].carried, self._outputs.get(name, 0.0))
+
+    def result(self, policy: Policy) -> Comparison:
+        """Return the rows, the worst first."""
+        rows = sorted(
+            self._rows.values(), key=lambda row: (row.contribution or 0.0, row.own, row.carried), reverse=True
+        )
+        return Comparison(str(policy), tuple(rows), tuple(starmap(OutputComparison, self._outputs.items())))
+
+
+def _row(
+    decisions: Decisions, position: int, errors: Errors, contribution: float, gradients: Optional[Errors]
+) -> NodeComparison:
+    node, plan = decisions.before.nodes[position], decisions.plan
+    precision = AS_IT_WAS if plan.verdicts[position].label == KEEP else dtypes.FLOAT32
+    precision = decisions.policy.compute_dtype if position in plan.placement.low else precision
+    contribution = math.inf if errors.own == math.inf else contribution
+    found = None if math.isnan(contribution) else contribution
+    return NodeComparison(node.name, node.op, precision, *errors, found, *(gradients or (None, None)))
+
+
+def _worst(one: NodeComparison, other: NodeComparison) -> NodeComparison:
+    """Return the larger number of each, the known one where one is not known."""
+    changes: Dict[str, Any] = {}
+    for name in NUMBERS:
+        known = [value for value in (getattr(one, name), getattr(other, name)) if value is not None]
+        changes[name] = max(known, default=None)
+    return replace(one, **changes)

@@ -1,0 +1,210 @@
+"""What a comparison with float32 gives: a row for each node and the outputs' errors, as a table or JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import ConvertError, visible
+from ..files import saving
+
+KIND = "compare"
+"""What a file says that it holds."""
+
+_INF = "inf"
+NUMBERS = ("own", "carried", "contribution", "gradient_own", "gradient_carried")
+"""The fields of a row that are measured."""
+
+
+@dataclass(frozen=True)
+class NodeComparison:
+    """How far one node is off in low precision.
+
+    An error is the 2-norm of the difference from float32 over that of float32's values, of the worst output (of
+    gradients: input) and batch. It is inf where low precision is not finite and float32 is. None was not measured.
+
+    Attributes:
+        name: The node's name in the network.
+        op: Its operator.
+        precision: The dtype that it computes in; 'as it was' for a node that is not touched.
+        own: The error of what it gives if it gets float32's values, rounded to its precision; 0 in float32.
+        carried: The error of what it gives in the converted network, whose nodes before this one have made theirs.
+        contribution: The error of the network's outputs if this node alone is rounded, to first order; 0 in float32.
+            None if the outputs have no finite derivative by it.
+        gradient_own: The error of the gradients that it gives, in low precision, of what it reads, if it gets
+            float32's values and float32's gradient times the loss scale.
+        gradient_carried: The error of the same gradients in the converted network.
+    """
+
+    name: str
+    op: str
+    precision: str
+    own: float
+    carried: float
+    contribution: Optional[float] = None
+    gradient_own: Optional[float] = None
+    gradient_carried: Optional[float] = None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that is finite in float32 is finite here."""
+        return not any(getattr(self, name) == math.inf for name in NUMBERS)
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """The error of one output of the network, by its name."""
+
+    name: str
+    error: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A network in low precision beside float32, node by node; ``print`` shows it as a table.
+
+    Attributes:
+        policy: The policy, as text.
+        rows: One per operator with an output in float32, the worst first: those that contribute most to the error of
+            the outputs.
+        outputs: The errors of the network's outputs.
+    """
+
+    policy: str
+    rows: Tuple[NodeComparison, ...]
+    outputs: Tuple[OutputComparison, ...]
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether gradients were compared."""
+        return any(row.gradient_carried is not None for row in self.rows)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return it as plain values; infinity, which JSON lacks, is the text 'inf'."""
+        rows, outputs = ([_written(asdict(each)) for each in part] for part in (self.rows, self.outputs))
+        return {"kind": KIND, "policy": self.policy, "rows": rows, "outputs": outputs}
+
+    def to_json(self) -> str:
+        """Return it as JSON, which `from_json` reads."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Comparison:
+        """Return what `to_dict` gave.
+
+        Raises:
+            ConvertError: If the values are not that.
+        """
+        if not isinstance(values, Mapping) or values.get("kind") != KIND:
+            kind = values.get("kind") if isinstance(values, Mapping) else type(values).__name__
+            raise ConvertError(f"this is no comparison: its kind is {kind!r}, expected {KIND!r}.")
+        try:
+            rows = tuple(NodeComparison(**_read(NodeComparison, each)) for each in values["rows"])
+            outputs = tuple(OutputComparison(**_read(OutputComparison, each)) for each in values["outputs"])
+            return cls(str(values["policy"]), rows, outputs)
+        except (KeyError, TypeError, ValueError) as e:
+            raise ConvertError(f"the comparison is damaged: {type(e).__name__}: {e}") from e
+
+    @classmethod
+    def from_json(cls, text: str) -> Comparison:
+        """Return what `to_json` gave; raises as `from_dict`."""
+        try:
+            return cls.from_dict(json.loads(text))
+        except json.JSONDecodeError as e:
+            raise ConvertError(f"this is no comparison: it is no JSON ({e}).") from e
+
+    def save(self, path: str) -> None:
+        """Write it to a file as JSON, whole or not at all.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        with saving(f"{path}: the comparison", path) as (name,), open(name, "w", encoding="utf-8") as file:
+            file.write(self.to_json() + "\n")
+
+    @property
+    def summary(self) -> List[str]:
+        """What stands out, a sentence each."""
+        found = [f"The output '{each.name}' is off by {_text(each.error)}." for each in self.outputs]
+        low = [row for row in self.rows if row.own]
+        most = max(low, key=lambda row: row.contribution or 0, default=None)
+        if most is None:
+            found.append("No node makes an error of its own.")
+        elif most.contribution and most.is_finite:
+            found.append(
+                f"{_node(most)} contributes most: alone, it would move the outputs by {most.contribution:.2g}."
+            )
+        for what, own, carried in (("forward", "own", "carried"), ("backward", "gradient_own", "gradient_carried")):
+            found += self._not_finite(what, own, carried)
+        return found
+
+    def _not_finite(self, what: str, own: str, carried: str) -> List[str]:
+        """Return what there is to say about values that are not finite but in float32, in one direction."""
+        origins = [row for row in self.rows if getattr(row, own) == math.inf]
+        reached = sum(getattr(row, carried) == math.inf and row not in origins for row in self.rows)
+        if not origins and not reached:
+            return []
+        names = ", ".join(_node(row) for row in origins[:3]) + (f" and {len(origins) - 3} more" if origins[3:] else "")
+        behind = f"; {reached} node{'' if reached == 1 else 's'} get it from others" if reached else ""
+        return [f"Not finite {what}, where float32 is, by itself: {names or 'no node'}{behind}."]
+
+    def table(self, narrow: bool = False, worst: Optional[int] = None) -> Table:
+        """Return a table of the nodes.
+
+        Args:
+            narrow: Whether it has few columns, so that cells share theirs, in several lines.
+            worst: How many of the rows to show; all unless given.
+        """
+        title = Text(f"mxmp compare: {self.policy}".replace(",", ", "))  # it may wrap
+        table = Table(title=title)
+        numbers = NUMBERS if self.has_gradients else NUMBERS[:3]
+        left = ("node, operator, precision",) if narrow else ("node", "operator", "precision")
+        for column in left:
+            table.add_column(column, overflow="fold")
+        for column in numbers:
+            table.add_column(column.replace("_", " "), justify="right")
+        for row in self.rows[:worst]:
+            cells = [visible(cell) for cell in (row.name, row.op, row.precision)]
+            cells = ["\n  ".join(cells)] if narrow else cells
+            table.add_row(*map(Text, [*cells, *(_text(getattr(row, name)) for name in numbers)]))
+        return table
+
+    def __str__(self) -> str:
+        """Return it as a table for a terminal, and what stands out."""
+        console = Console(file=io.StringIO(), width=120)
+        console.print(self.table())
+        for line in self.summary:
+            console.print(visible(line), highlight=False, markup=False)
+        output: Any = console.file
+        return str(output.getvalue())
+
+
+def _node(row: NodeComparison) -> str:
+    return f"'{row.name}' ({row.op})"
+
+
+def _text(value: Optional[float]) -> str:
+    return "-" if value is None else "0" if value == 0 else f"{value:.2g}"
+
+
+def _written(values: Dict[str, Any]) -> Dict[str, Any]:
+    return {name: _INF if value == math.inf else value for name, value in values.items()}
+
+
+def _read(kind: Any, values: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the fields of a row or output, checked."""
+    found = {field.name: values[field.name] for field in fields(kind)}
+    for name, value in found.items():
+        number = name in (*NUMBERS, "error")
+        if number and value is not None:
+            found[name] = float(value)
+        elif not number and not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}")
+    return found

@@ -1,0 +1,85 @@
+"""Runs a graph that was built of a network's nodes, with values for its variables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Dict, List, Mapping, Tuple
+
+import mxnet as mx
+
+from .. import dtypes
+from ..errors import ConvertError
+from ..graph import Graph
+from ..passes import ScaleLoss
+from ..report import Decisions
+from ..symbol import Converted
+from ..symbol.inference import from_graph, infer_facts
+
+SCALE = "loss_scale_of_heads"
+"""The variable by which gradients of loss heads are scaled."""
+
+Values = Mapping[str, Any]
+"""NDArrays of all variables by name, parameters in float32."""
+
+
+def runnable(
+    graph: Graph, decisions: Decisions, values: Values, ctx: Any, *, trains: bool = False, scaled: bool = False
+) -> Any:
+    """Return the symbol that runs a graph with casts on a context: float16 emulated on a CPU.
+
+    Args:
+        graph: The graph.
+        decisions: What was decided on the network that it was made of.
+        values: Values of its variables, of which the shapes and dtypes are taken.
+        ctx: The context.
+        trains: Whether its backward pass is run too.
+        scaled: Whether the gradients of loss heads are to be scaled by a variable `SCALE`, of shape (1,).
+    """
+    known = _converted(graph, decisions, values)
+    if scaled:
+        graph = ScaleLoss(facts=known.facts, variable=SCALE)(graph).graph
+        known = _converted(graph, decisions, {**values, SCALE: mx.nd.ones(1)})
+    return known.symbol if ctx.device_type == "gpu" else known.on_cpu(trains=trains)
+
+
+def _converted(graph: Graph, decisions: Decisions, values: Values) -> Converted:
+    symbol = from_graph(graph)
+    shapes = {name: values[name].shape for name in symbol.list_inputs() if name in values}
+    types = {name: dtypes.canonical(values[name].dtype) for name in shapes}
+    facts = infer_facts(symbol, graph, shapes, types, frozenset())
+    return Converted(symbol, graph, facts, frozenset(), replace(decisions, after=graph))
+
+
+class Runner:
+    """A symbol that runs on values given by name, and always gives a list."""
+
+    def __init__(self, symbol: Any) -> None:
+        self.symbol = symbol
+        self._names = symbol.list_inputs()
+        self._run = mx.nd.CachedOp(symbol)
+
+    def __call__(self, values: Values) -> List[Any]:
+        """Return the outputs; ConvertError if the value of an input is missing."""
+        for name in self._names:
+            if name not in values:
+                raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
+        outputs = self._run(*[values[name] for name in self._names])
+        return outputs if isinstance(outputs, list) else [outputs]
+
+
+def values_on(decisions: Decisions, batch: Values, ctx: Any, copied: bool = False) -> Dict[str, Any]:
+    """Return a batch's values on a context, without their gradients; ``copied`` auxiliary states may be written."""
+    states = frozenset(from_graph(decisions.before).list_auxiliary_states()) if copied else ()
+    found = {name: array.as_in_context(ctx).detach() for name, array in batch.items()}
+    return {name: array.copy() if name in states else array for name, array in found.items()}
+
+
+def zeros(shapes: Mapping[str, Tuple[int, ...]], ctx: Any) -> Dict[str, Any]:
+    """Return zeros of the shapes given, by name, each with a gradient of its own; they share memory."""
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    memory = mx.nd.zeros(max(sizes.values(), default=1), ctx=ctx)
+    found = {name: memory[: sizes[name]].reshape(shape) for name, shape in shapes.items()}
+    for array in found.values():
+        array.attach_grad()
+    return found
