@@ -5,9 +5,15 @@ from ..devices.amx import amx_status as amx_status
 from ..devices.bfloat16 import runs_bfloat16 as runs_bfloat16
 from ..devices.check import Finding as Finding
 from ..devices.check import check_devices as check_devices
+from ..probe.nonfinite import NonFinite as NonFinite
+from ..probe.value_range import ValueRange as ValueRange
+from ..probe.verdict import Verdict as Verdict
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
 from .measure import Magnitudes as Magnitudes
 from .measure import measure_gradients as measure_gradients
 from .measure import measure_ranges as measure_ranges
+from .nonfinite import explain as explain
+from .nonfinite import find_nonfinite as find_nonfinite
+from .watch import Watch as Watch
