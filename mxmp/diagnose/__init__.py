@@ -5,6 +5,9 @@ from ..devices.amx import amx_status as amx_status
 from ..devices.bfloat16 import runs_bfloat16 as runs_bfloat16
 from ..devices.check import Finding as Finding
 from ..devices.check import check_devices as check_devices
+from ..probe.nonfinite import NonFinite as NonFinite
+from ..probe.value_range import ValueRange as ValueRange
+from ..probe.verdict import Verdict as Verdict
 from ..report import Run as Run
 from ..report import read_run as read_run
 from .compare import compare as compare
@@ -20,6 +23,9 @@ from .ledger.ledger import Ledger as Ledger
 from .magnitudes import Magnitudes as Magnitudes
 from .measure import measure_gradients as measure_gradients
 from .measure import measure_ranges as measure_ranges
+from .nonfinite import explain as explain
+from .nonfinite import find_nonfinite as find_nonfinite
 from .step_log import StepLogger as StepLogger
 from .step_log import StepRecord as StepRecord
 from .tensorboard import TensorBoardLogger as TensorBoardLogger
+from .watch import Watch as Watch

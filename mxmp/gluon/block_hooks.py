@@ -20,6 +20,7 @@ from ..symbol.arguments import require_kernels
 from . import storage
 from .bulks import bulks_kept
 from .cached_ops import BuiltOp, backend_chosen, context_of, op_key, plan_op
+from .calls import NetCalls, calls_of
 from .file_hooks import FileHooks
 from .folding import refuse_symbols, refuse_training
 from .graphs import ConvertedGraph, GraphCache, as_input, infers, on_cpu, op_hook_on, split_inputs
@@ -36,6 +37,7 @@ class BlockHooks(FileHooks):
     given_graph: Optional[Tuple[Any, Any]]  # what ``_get_graph`` gives while a cached operator is built; None else
     plain_trainer: PlainTrainerCheck
     is_initialized: bool  # whether the parameters have values, stored in the dtypes that the policy gives them
+    calls: Optional[NetCalls]  # what its recorded calls are noted by; None for its trainer
     params_recorded: bool  # whether it is noted that autograd may hold the parameters
 
     @net_method
@@ -134,7 +136,9 @@ class BlockHooks(FileHooks):
         graph, built = self._op_for(graph, args)
         blocks.set_op(self.net, built.op, built.args)
         with op_hook_on(self.net, graph):
-            return self.original("call_cached_op", *args)
+            outputs = self.original("call_cached_op", *args)
+        calls = (self.calls or calls_of(self._params())) if recording else None
+        return outputs if calls is None else calls.note(self.net, graph, args, outputs)
 
     def _op_for(self, graph: ConvertedGraph, args: Tuple[Any, ...]) -> Tuple[ConvertedGraph, BuiltOp]:
         """Return the cached operator that runs a graph now, with what it reads of parameters as they are.

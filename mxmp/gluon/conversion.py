@@ -188,6 +188,7 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "params": None,
         "is_initialized": False,
         "params_recorded": False,
+        "calls": None,
         "suspension": threading.local(),
     }
 

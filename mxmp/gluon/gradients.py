@@ -221,6 +221,7 @@ class Gradients(Weights):
         """Forget the taken gradients."""
         self._cleared.clear()
         self._taken = None
+        self._trainer._calls.forget()
         loss_heads.forget(self._params)
 
     def running_stats(self) -> Named:

@@ -33,6 +33,7 @@ from ..training.kvstores import (
 from ..training.state_header import Target
 from ..training.step import Step
 from .adoption import adoptable, listed, require_addable, update_choice
+from .calls import NetCalls
 from .gradients import Gradients
 
 _LOG = logging.getLogger(__name__)
@@ -80,11 +81,8 @@ class TrainerSetup(ScalerStatus, TrainerBase):
             raise
         self._attach_scaler(scaler)
         if not kvstore and len(self.mx_contexts) > 1:
-            _LOG.warning(
-                "kvstore=%r with %d contexts: their gradients are not summed, and their parameters drift apart",
-                kvstore,
-                len(self.mx_contexts),
-            )
+            text = "kvstore=%r with %d contexts: their gradients are not summed, and their parameters drift apart"
+            _LOG.warning(text, kvstore, len(self.mx_contexts))
         if given is not None:
             given.hand_over("Trainer")
         if choice is False and distributed(kvstore) and not any(map(parameters.is_deferred, self.mx_params)):
@@ -217,6 +215,7 @@ class TrainerSetup(ScalerStatus, TrainerBase):
         scaler.observers = scaler.observers if known is None else known.observers
         self._scaler = scaler
         scaler.validate = self._require_fitting
+        self._calls = NetCalls.of(self, scaler)
         scaler.source.attach(scaler)
         if "_gradients" in vars(self):
             self._training_step.scaler = scaler

@@ -18,6 +18,7 @@ from ..report import Report
 from ..symbol.arguments import require_symbol
 from ..training.running_stats import Named
 from .converted import write_loss_scale
+from .replay import explain
 from .saving import ModuleFiles
 from .setup import accumulates, make_scaler
 from .training import BoundWeights, Training
@@ -104,6 +105,7 @@ class Module(ModuleFiles):
             loss_heads=frozenset(loss_heads),
         )
         self._backward_scale = 1.0
+        self._out_grads: Any = None  # true gradients of outputs that the present step was given
         self._scaler.validate = self._require_fitting
 
     @property
@@ -148,7 +150,7 @@ class Module(ModuleFiles):
         if runnable.has_loss_scale:
             write_loss_scale(self.mx_exec_group, scale)
         if out_grads is not None:
-            out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
+            out_grads = self._out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
             out_grads = [to_float32(grad) * scale for grad in out_grads] if scale != 1.0 else out_grads
         if self._scaler.active and self._training is not None:
             self._training.step.keep_running_stats(self._running_stats())
@@ -224,11 +226,15 @@ class Module(ModuleFiles):
         if self._scaler.active:
             self._require_gradients("update")
         self.mx_params_dirty = True  # auxiliary states change in a skipped step as well
-        return self._training.step.run(self._step_weights(self._training), self.mx_optimizer.rescale_grad)
+        try:
+            return self._training.step.run(self._step_weights(self._training), self.mx_optimizer.rescale_grad)
+        finally:
+            self._out_grads = None
 
     def _step_weights(self, training: Training) -> BoundWeights:
         """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
         group, numbers = self.mx_exec_group, self._bound("update").loss_outputs
+        self._scaler.explain = lambda: explain(self, self._backward_scale, self._out_grads)
         losses = [executor.outputs[number] for executor in group.execs for number in numbers]
         return BoundWeights(training, self._trained(), losses, self._running_stats())
 

@@ -16,6 +16,7 @@ group_exec_bytes = attribute(DataParallelExecutorGroup, "_total_exec_bytes", "th
 buckets = attribute(_Buckets, "_buckets", "the modules by bucket key")
 default_key = attribute(_Buckets, "_default_bucket_key", "the key of the bucket that is bound first")
 sym_gen = attribute(_Buckets, "_sym_gen", "makes the symbol of a key")
+current_module = attribute(_Buckets, "_curr_module", "the module of the present bucket")
 make_symbol = method(_Buckets, "_call_sym_gen", "makes and checks (symbol, data names, label names) of a key")
 
 # Of what a module was made with, under the names that its constructor has.
@@ -69,7 +70,7 @@ class BucketingModuleBase(mx.mod.BucketingModule):
     """A bucketing module whose private attributes have names, and whose private methods can be overridden."""
 
     mx_buckets = buckets
-    mx_current = attribute(_Buckets, "_curr_module", "the module of the present bucket")
+    mx_current = current_module
     mx_default_key = default_key
     mx_sym_gen = sym_gen
     mx_context = attribute(_Buckets, "_context", "the contexts that were given")

@@ -6,6 +6,7 @@ Whoever calls out of turn gets a `TrainerError` and nothing is changed.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
@@ -13,12 +14,14 @@ import mxnet as mx
 
 from ..arrays.norms import host_norm, sum_of_squares
 from ..errors import LossScaleError, NonFiniteLossError, TrainerError
-from ..loss_scale import LossScale, NoOpLossScale
+from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale
 from .recorded_graph import GraphChecks
 from .scaled_loss import Factors
 from .skips import SkipCounter
 from .source import ScaleSource
 from .window import Stage, Window
+
+_LOG = logging.getLogger(__name__)
 
 
 class Scaler:
@@ -32,6 +35,7 @@ class Scaler:
         graph_checks: Checks on the recorded graphs of losses.
         validate: Raises if the owner cannot work with a loss scale that is set or loaded.
         observers: What is told of each step, see `mxmp.training.observer`.
+        explain: Runs the present step again and says why it is not finite; None if that is not found out.
     """
 
     def __init__(self, source: ScaleSource) -> None:
@@ -42,6 +46,7 @@ class Scaler:
         self.factors, self.graph_checks = Factors(), GraphChecks()
         self.validate: Callable[[LossScale], None] = lambda _: None
         self.observers: Dict[int, Any] = {}
+        self.explain: Callable[[], Optional[str]] = lambda: None
 
     @property
     def loss_scale(self) -> LossScale:
@@ -174,8 +179,23 @@ class Scaler:
     def _read(self, values: Sequence[mx.nd.NDArray]) -> List[float]:
         numbers, self.window = self.window.read(values)
         if self.window.loss_finite is False:
-            raise non_finite_loss()
+            raise non_finite_loss(self.explained())
         return numbers
+
+    @property
+    def next_skip_is_told(self) -> bool:
+        """Whether there is more to say than the first time if the next step is skipped: a warning, or an error."""
+        scale = self.loss_scale
+        gives_up = isinstance(scale, DynamicLossScale) and scale.floor_skips + 1 >= scale.max_floor_skips
+        return gives_up or self.skips.next_is_explained
+
+    def explained(self) -> Optional[str]:
+        """Return why the present step is not finite, from running it again; None if that is not found out, or fails."""
+        try:
+            return self.explain()
+        except Exception:  # an explanation that fails must not hide what it was to explain
+            _LOG.debug("the step cannot be run again", exc_info=True)
+            return None
 
     # ------------------------------------------------------------------ between windows
 
@@ -187,10 +207,17 @@ class Scaler:
 
         def where() -> Optional[str]:
             name = first_bad()
-            return None if name is None else f"'{name}' at step {step}"
+            if name is None:
+                return None
+            why = self.explained()
+            return f"'{name}' at step {step}" + ("" if why is None else f". Run again: {why.rstrip('.')}")
 
+        explains = not finite and self.skips.next_is_explained
         self.skips.count(finite)
         self.skips.log(finite, step, self.source.adjust(self, finite, where), self.window.stats_lost)
+        why = self.explained() if explains else None
+        if why is not None:
+            _LOG.warning("step %d run again: %s", step, why)
 
     def to_dict(self) -> Dict[str, Any]:
         """Return the loss scale and the counters as plain JSON data."""
@@ -220,12 +247,12 @@ class Scaler:
             scaler.validate(value)
 
 
-def non_finite_loss() -> NonFiniteLossError:
-    """Return the error for a loss that is not finite by itself."""
+def non_finite_loss(why: Optional[str] = None) -> NonFiniteLossError:
+    """Return the error for a loss that is not finite by itself; ``why`` says what running it again has shown."""
     return NonFiniteLossError(
         "the loss itself is NaN or inf, before any scaling; no loss scale mends that. The "
         "weights and the loss scale are unchanged. Look at the data, the learning rate and "
-        "the forward pass: an activation may exceed its dtype."
+        "the forward pass: an activation may exceed its dtype." + ("" if why is None else f" Run again: {why}")
     )
 
 

@@ -23,6 +23,11 @@ class SkipCounter:
         self.last_step_skipped = False
         self._row = 0  # steps skipped right before the last one
 
+    @property
+    def next_is_explained(self) -> bool:
+        """Whether the next step, if it is skipped, is one of so many in a row that it is told why."""
+        return self.consecutive_skips >= 9 and worth_a_line(self.consecutive_skips + 1)
+
     def count(self, taken: bool) -> None:
         """Count a step as taken or skipped."""
         self._row = self.consecutive_skips

@@ -246,7 +246,7 @@ class Step:
             flag = all_finite(losses)
             flag = flag if weights.workers is None else weights.workers.agree(flag)
             if flag.asscalar() != 1.0:
-                raise non_finite_loss()
+                raise non_finite_loss(self.scaler.explained())
         return finite
 
     def _check_running_stats(self, weights: Weights, grad_flag: Optional[mx.nd.NDArray]) -> None:

@@ -1,0 +1,127 @@
+"""Keeps what the last training step ran on, so that it can be run again."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, List, Optional, Tuple, Type
+
+from mxnet import gluon
+
+from ..errors import TrainerError
+from ..gluon import Trainer
+from ..module import BucketingModule, Module
+from ..module.replay import calls_of
+from ..probe.step_replay import Call, LossGradients
+from ..probe.verdict import Verdict, judge
+from ..training.observer import Observer, StepEnd, observe
+from ..training.step import Weights
+
+
+class Watch(Observer):
+    """Keeps the inputs of each step of a trainer or module, to run a skipped one again: bug or overflow?
+
+    It costs the memory of a batch, and an addition to each output of a net; nothing is run again before `verdict` is
+    called. Call that before the next step: the weights are those of now. Dropout draws anew, and random numbers of
+    the user's stream with it. A ``with`` block detaches it at its end.
+
+    Args:
+        owner: A `mxmp.gluon.Trainer` of nets that mxmp has converted, a `mxmp.module.Module` or `BucketingModule`.
+        loss: Of a trainer, the loss Block that is called with a net's output and labels, so that labels are looked at
+            too; may be left out.
+
+    Attributes:
+        end: How the last step ended: a `mxmp.training.observer.StepEnd`; None before the first.
+
+    Raises:
+        TrainerError: If the owner is none of them, or the loss is no Block.
+    """
+
+    end: Optional[StepEnd] = None
+
+    def __init__(self, owner: Any, loss: Optional[gluon.Block] = None) -> None:
+        if not isinstance(owner, (Trainer, Module, BucketingModule)):
+            raise TrainerError(
+                f"Watch: expected a trainer or module of mxmp, found a {type(owner).__name__} of "
+                f"{type(owner).__module__}; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."
+            )
+        if loss is not None and not isinstance(loss, gluon.Block):
+            raise TrainerError(
+                f"Watch: loss is a {type(loss).__name__}; expected a Block, such as gluon.loss.L2Loss()."
+            )
+        self._owner: Any = owner
+        self._loss: Any = loss
+        self._calls: List[Call] = []
+        self._scale = 1.0
+        self._labels: List[Tuple[Any, ...]] = []
+        self._observation: Any = observe(owner, self)
+        self._handle = None if loss is None else loss.register_forward_pre_hook(self._note_labels)
+        if isinstance(owner, Trainer):
+            owner._calls.watches += 1
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], stack: Optional[TracebackType]
+    ) -> None:
+        self.detach()
+
+    def detach(self) -> None:
+        """Keep nothing from now on; a second call does nothing."""
+        if self._observation is None:
+            return
+        self._observation.detach()
+        if self._handle is not None:
+            self._handle.detach()
+        if isinstance(self._owner, Trainer):
+            self._owner._calls.watches -= 1
+        self._observation, self._calls, self._labels = None, [], []
+
+    def verdict(self) -> Verdict:
+        """Return why the last step was skipped, by running it again.
+
+        Returns:
+            The verdict; 'no fault found' for a step that is finite.
+
+        Raises:
+            TrainerError: If no step was made since it watches, or the nets of the trainer are not converted.
+        """
+        if not self._calls:
+            raise TrainerError(
+                "verdict: no step of a converted net was kept; create the Watch before the forward pass of a step, and "
+                "call verdict after step or update."
+            )
+        calls, self._labels = list(self._calls), []
+        loss, self._loss = self._loss, None  # which is called, and not to be noted
+        try:
+            return judge(calls, self._scale)
+        finally:
+            self._loss = loss
+
+    # ------------------------------------------------------------------ what is told
+
+    def on_reduced(self, weights: Weights, scale: float) -> None:
+        """Keep the calls of the step that is being made."""
+        owner = self._owner
+        if isinstance(owner, Trainer):
+            self._scale = owner._scaler.window.scale
+            noted = owner._calls.noted
+            self._calls = [each.replay(self._scale, self._of_loss(each.outputs)) for each in noted]
+        else:
+            module = owner if isinstance(owner, Module) else owner._current("verdict")
+            self._scale = module._backward_scale
+            self._calls = calls_of(module, module._out_grads, copied=True)
+        self._labels = []
+
+    def on_end(self, end: StepEnd) -> None:
+        """Note how the step ended."""
+        self.end = end
+
+    def _note_labels(self, block: gluon.Block, inputs: Tuple[Any, ...]) -> None:
+        if self._loss is not None:
+            self._labels.append(inputs)
+
+    def _of_loss(self, outputs: Any) -> Optional[LossGradients]:
+        """Return what computes the gradients of a call's outputs, if the loss was called with these."""
+        labels = next((given[1:] for given in self._labels if given and given[0] is outputs), None)
+        return None if labels is None else LossGradients(self._loss, labels, outputs)

@@ -1,0 +1,151 @@
+"""The calls of converted nets that a trainer's next step rests on, so that a step that fails can be run again.
+
+A call that is recorded is noted with its inputs until the step is over; autograd holds these for about as long. Only
+where the next step will be told about if it is skipped, or where a `mxmp.diagnose.Watch` asks for it, zeros are added
+to the net's outputs, whose gradients are those of the outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from ..loss_scale import NoOpLossScale
+from ..mxnet_private import parameters
+from ..probe.step_replay import Call, Gradients, LossGradients
+from ..probe.verdict import NO_FAULT, judge
+from ..scaling.scaler import Scaler
+from ..scaling.source import ScaleSource
+from .graphs import ConvertedGraph, split_inputs
+from .lookup import blocks_in, conversions_of
+
+ATTRIBUTE = "_calls"  # where a trainer has them
+MOST_CALLS = 16  # that are kept of one step
+
+
+@dataclass(eq=False)
+class NetCall:
+    """A recorded call of a converted net.
+
+    Attributes:
+        net: The net.
+        graph: What ran.
+        inputs: Its inputs, as a flat list.
+        context: Where it ran.
+        training: Whether in training mode.
+        outputs: What the net returned, if gradients are kept.
+        zeros: What was added to its outputs, with the gradients of these; empty if they are not kept.
+    """
+
+    net: gluon.Block
+    graph: ConvertedGraph
+    inputs: Sequence[Any]
+    context: Any
+    training: bool
+    outputs: Any = None
+    zeros: Sequence[Any] = ()
+
+    def replay(self, scale: float, of_loss: Optional[LossGradients] = None, backward: bool = True) -> Call:
+        """Return it as something that can be run again, perhaps backward.
+
+        ``scale`` is that of the gradients that are kept; ``of_loss`` computes them where they are not finite, or not
+        known.
+        """
+        params, traced = self.graph.traced.params, self.graph.traced
+        names = [symbol.name for symbol in traced.inputs]
+        values = {name: param.data(self.context) for name, param in params.items()}
+        values.update(zip(names, self.inputs))
+        trained = frozenset(name for name, param in params.items() if param.grad_req != "null")
+        gradients: Optional[Gradients] = of_loss
+        if self.zeros and backward:
+            with autograd.pause():
+                gradients = Gradients([each.grad.astype("float32") / scale for each in self.zeros], of_loss)
+        decisions = self.graph.converted.decisions
+        name = str(self.net.name)
+        return Call(name, decisions, values, names, trained, gradients, self.context, self.training)
+
+
+class NetCalls:
+    """The recorded calls of the nets that a trainer trains, since its last step.
+
+    Attributes:
+        scaler: The trainer's.
+        watches: How many ask for the gradients of outputs at each step.
+    """
+
+    def __init__(self, scaler: Scaler) -> None:
+        self.scaler = scaler
+        self.watches = 0
+        self._calls: Dict[Tuple[int, Any, int], NetCall] = {}
+
+    @classmethod
+    def of(cls, trainer: Any, scaler: Scaler) -> NetCalls:
+        """Return those of a trainer, with a scaler that explains its steps by them."""
+        found: NetCalls = vars(trainer).get(ATTRIBUTE) or cls(scaler)
+        found.scaler, scaler.explain = scaler, found.explain
+        return found
+
+    @classmethod
+    def watching(cls, net: gluon.Block) -> NetCalls:
+        """Return what notes the calls of the converted blocks in a net from now on, and its outputs' gradients."""
+        found = cls(Scaler(ScaleSource(NoOpLossScale())))
+        found.watches = 1
+        for conversion in conversions_of(blocks_in(net)):
+            conversion.calls = found
+        return found
+
+    @property
+    def noted(self) -> List[NetCall]:
+        """The calls since the last step, the last ones where there were many."""
+        return list(self._calls.values())
+
+    def note(self, net: gluon.Block, graph: ConvertedGraph, args: Tuple[Any, ...], outputs: Any) -> Any:
+        """Note a call, and return its outputs, with zeros added if gradients are kept."""
+        inputs = split_inputs(args)
+        context = next((each.ctx for each in inputs if isinstance(each, mx.nd.NDArray)), mx.context.current_context())
+        call = NetCall(net, graph, inputs, context, autograd.is_training())
+        if not (self.watches or self.scaler.next_skip_is_told):
+            self._calls[id(net), context, 0] = call
+            return outputs
+        call.zeros = []
+        call.outputs = _with_zeros(outputs, call.zeros)
+        self._calls[id(net), context, len(self._calls) + 1] = call
+        if len(self._calls) > MOST_CALLS:
+            del self._calls[next(iter(self._calls))]
+        return call.outputs
+
+    def forget(self) -> None:
+        """Forget the calls: the step is over."""
+        self._calls.clear()
+
+    def explain(self) -> Optional[str]:
+        """Return why the present step is not finite, in sentences; None if that is not found out."""
+        if not self._calls:
+            return None
+        scale = self.scaler.window.scale
+        verdict = judge([call.replay(scale) for call in self.noted], scale)
+        return None if verdict.kind == NO_FAULT else str(verdict)
+
+
+def calls_of(params: Iterable[gluon.Parameter]) -> Optional[NetCalls]:
+    """Return what notes the calls of a net with these parameters; None if no trainer of mxmp has them."""
+    trainer = next(filter(None, map(parameters.trainer_of, params)), None)
+    found: Optional[NetCalls] = None if trainer is None else vars(trainer).get(ATTRIBUTE)
+    return found
+
+
+def _with_zeros(outputs: Any, zeros: List[Any]) -> Any:
+    """Return outputs, perhaps nested, each with a zero added that has a gradient."""
+    if isinstance(outputs, (list, tuple)):
+        items = [_with_zeros(each, zeros) for each in outputs]
+        return type(outputs)(*items) if hasattr(outputs, "_fields") else type(outputs)(items)
+    if not isinstance(outputs, mx.nd.NDArray):
+        return outputs
+    with autograd.pause():
+        zero = (mx.np if isinstance(outputs, mx.np.ndarray) else mx.nd).zeros_like(outputs)
+        zero.attach_grad("add")
+    zeros.append(zero)
+    return outputs + zero

@@ -1,0 +1,234 @@
+"""The first node of a network whose output or gradient is inf or NaN: found, and said in a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from .. import dtypes
+from ..graph import Graph, Key
+from ..passes.attributes import MARK_ATTR, replaced
+from ..report.counts import positions
+from .looking import Seen
+from .value_range import ValueRange
+
+FORWARD, BACKWARD, DATA, PARAMETER, LOSS = "forward", "backward", "data", "parameter", "loss"
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """Where inf or NaN comes up first.
+
+    Attributes:
+        where: 'forward' or 'backward', a node of the network; 'data' or 'parameter', a value that it is given; 'loss',
+            the loss outside of the network.
+        name: The node, input or parameter.
+        op: The node's operator; empty for what is no node. A cast that a conversion put in is a 'cast'.
+        precision: The dtype in which it is: 'float16', 'bfloat16' or 'float32'.
+        output: What holds inf or NaN: the node's output; backward, the gradient that it hands on.
+        inputs: What the node reads; backward, the gradients that its outputs get stand before that.
+        float32: The same output in float32; None where that is not known.
+        rows: Of data, and of a loss, the first rows (numbers along the first axis) that hold inf or NaN.
+    """
+
+    where: str
+    name: str
+    op: str
+    precision: str
+    output: ValueRange
+    inputs: Tuple[ValueRange, ...] = ()
+    float32: Optional[ValueRange] = None
+    rows: Tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        count = f"{self.output.bad:,} of {self.output.size:,} elements"
+        rows = f", in {_rows(self.rows)}" if self.rows else ""
+        if self.where in (DATA, PARAMETER):
+            kind = "input" if self.where == DATA else "parameter"
+            return f"{self.where}: {kind} '{self.name}' holds {self.output.what} in {count}{rows}"
+        if self.where == LOSS:
+            return (
+                f"loss: the gradient of the loss with respect to '{self.name}' is {self.output.what} in {count}{rows}, "
+                f"though that output is finite: it reaches {self.inputs[0].magnitude:.4g}"
+            )
+        node = f"'{self.name}' ({self.op}, {self.precision})"
+        if self.where == FORWARD:
+            text = f"forward: {node} gives {self.output.what} in {count}"
+        else:
+            text = f"backward: {node} gives a gradient of {self.output.what} in {count} for '{self.output.name}'"
+        return text + self._reached()
+
+    def _reached(self) -> str:
+        reached = [each for each in self.inputs if each.size]
+        text = ""
+        if reached and self.where == BACKWARD:
+            text = f"; the gradient that it gets reaches {reached[0].magnitude:.4g}"
+        elif reached:
+            ends = " and ".join(f"{each.magnitude:.4g}" for each in reached[:3])
+            text = f"; its {'inputs reach' if len(reached) > 1 else 'input reaches'} {ends}"
+        if self.precision in dtypes.LOW_PRECISION:
+            text += f", {self.precision} ends at {dtypes.limits(self.precision).max:.5g}"
+        if self.float32 is not None and not self.float32.bad:
+            text += f"; in float32 it reaches {self.float32.magnitude:.4g}"
+        return text
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return the fields as plain JSON data."""
+        return {
+            "where": self.where,
+            "name": self.name,
+            "op": self.op,
+            "precision": self.precision,
+            "output": self.output.to_dict(),
+            "inputs": [each.to_dict() for each in self.inputs],
+            "float32": None if self.float32 is None else self.float32.to_dict(),
+            "rows": list(self.rows),
+            "text": str(self),
+        }
+
+
+def _rows(rows: Sequence[int]) -> str:
+    listed = ", ".join(map(str, rows[:5]))
+    return f"row{'s' if len(rows) > 1 else ''} {listed}{' ...' if len(rows) > 5 else ''}"
+
+
+class Names:
+    """What the nodes of a converted graph are called in the network that it was made of."""
+
+    def __init__(self, before: Graph, after: Graph) -> None:
+        self._before, self._after = before, after
+        self.known = {new: old for old, new in positions(before, after).items()}
+
+    def of(self, position: int) -> Tuple[str, str]:
+        """Return the name and operator of a node; of a cast, the name of what it casts."""
+        if position in self.known:
+            node = self._before.nodes[self.known[position]]
+            return node.name, node.op
+        node = self._after.nodes[position]
+        if node.get(MARK_ATTR) is None or not node.inputs:
+            return node.name, replaced(node)[0]
+        return self.of(node.inputs[0].node)[0], "cast"
+
+
+def first_forward(seen: Seen, exact: Seen, before: Graph, allowed: bool = True) -> Optional[NonFinite]:
+    """Return the first operator whose output has more inf and NaN than in float32.
+
+    Args:
+        seen: The network as it was converted.
+        exact: The same in float32.
+        before: The graph in float32.
+        allowed: Whether inf and NaN that float32 has too are no fault (an attention mask); if not, an operator counts
+            that has inf or NaN though all its inputs are finite.
+    """
+    names = Names(before, seen.graph)
+    for key in sorted(key for key in seen.forward if not seen.graph.nodes[key[0]].is_variable):
+        found, same = seen.forward[key], _same(names, key, exact)
+        known = same.bad if same is not None and allowed else 0
+        if found.bad > known and (allowed or not _excused(key[0], seen)):
+            if same is None and allowed and _excused(key[0], seen):
+                continue  # a cast of what is infinite by intention
+            return _made(FORWARD, key[0], found, _read(key[0], seen, names), names, seen, same)
+    return None
+
+
+def _same(names: Names, key: Key, exact: Seen) -> Optional[ValueRange]:
+    """Return an output in float32; of a cast, what it casts."""
+    position = names.known.get(key[0])
+    return None if position is None else exact.forward.get((position, key[1]))
+
+
+def _excused(position: int, seen: Seen) -> bool:
+    """Return whether a node hands on what it reads: inf for inf, NaN for NaN; or depends on constants alone."""
+    node = seen.graph.nodes[position]
+    read = [seen.forward[entry.key] for entry in node.inputs if entry.key in seen.forward]
+    given = [found for key, found in seen.forward.items() if key[0] == position]
+    if any(each.nans for each in given):
+        return any(each.nans for each in read)
+    return any(each.bad for each in read) or not _reads_variables(seen.graph, position)
+
+
+def _reads_variables(graph: Graph, position: int) -> bool:
+    waiting, known = [position], {position}
+    while waiting:
+        node = graph.nodes[waiting.pop()]
+        if node.is_variable:
+            return True
+        new = {entry.node for entry in node.inputs} - known
+        known |= new
+        waiting += new
+    return False
+
+
+def first_backward(seen: Seen, exact: Optional[Seen], before: Graph) -> Optional[NonFinite]:
+    """Return the operator whose backward gives inf or NaN first, in the order in which backward runs.
+
+    ``exact`` is float32's run, whose gradients are no fault where they are not finite by themselves.
+    """
+    graph, names, readers = seen.graph, Names(before, seen.graph), seen.graph.consumers()
+    numbers = {node.name: (i, 0) for i, node in enumerate(before.nodes) if node.is_variable}
+    last = {key: max((reader for reader, _ in readers.get(key, ())), default=key[0]) for key in seen.backward}
+    for key in sorted(seen.backward, key=lambda each: (-last[each], -each[0], each[1])):
+        found = seen.backward[key]
+        node = graph.nodes[key[0]]
+        place = numbers.get(node.name) if node.is_variable else (names.known.get(key[0], -1), key[1])
+        same = None if exact is None or place is None else exact.backward.get(place)
+        if not found.bad or (exact is not None and same is not None and found.bad <= same.bad):
+            continue
+        return _gradient(key, found, seen, names, readers, same)
+    return None
+
+
+def _gradient(
+    key: Key, found: ValueRange, seen: Seen, names: Names, readers: Mapping[Key, Any], same: Optional[ValueRange]
+) -> NonFinite:
+    """Return the finding for the gradient of one output: the operator that gives it, with what that gets and reads."""
+    reader = _reader(key, seen, readers)
+    if reader is None:  # an output of the network
+        given = [each for each in seen.head_gradients or () if each.name == found.name]
+        return _made(BACKWARD, key[0], found, given, names, seen, same)
+    gets = [seen.backward[each] for each in sorted(seen.backward) if each[0] == reader]
+    return _made(BACKWARD, reader, found, [*gets, *_read(reader, seen, names)], names, seen, same)
+
+
+def _reader(key: Key, seen: Seen, readers: Mapping[Key, Any]) -> Optional[int]:
+    """Return the node that hands an inf or NaN gradient to an output first: its own gradients are finite."""
+    found: List[int] = []
+    waiting, known = [key], {key}
+    while waiting:
+        for reader, _ in readers.get(waiting.pop(), ()):
+            outputs = [(reader, index) for index in range(seen.graph.nodes[reader].num_outputs)]
+            if seen.graph.nodes[reader].get(MARK_ATTR) == "loss_scale":
+                waiting += [each for each in outputs if each not in known]
+                known |= set(outputs)
+            elif not any(seen.backward[each].bad for each in outputs if each in seen.backward):
+                found.append(reader)
+    return max(found, default=None)
+
+
+def _read(position: int, seen: Seen, names: Names) -> List[ValueRange]:
+    keys = (entry.key for entry in seen.graph.nodes[position].inputs)
+    return [seen.forward[key] for key in keys if key in seen.forward]
+
+
+def _made(
+    where: str,
+    position: int,
+    found: ValueRange,
+    inputs: Sequence[ValueRange],
+    names: Names,
+    seen: Seen,
+    same: Optional[ValueRange],
+) -> NonFinite:
+    name, op = names.of(position)
+    precision = _precision(position, seen, where)
+    return NonFinite(where, name, op, precision, found, tuple(inputs), same)
+
+
+def _precision(position: int, seen: Seen, where: str) -> str:
+    """Return the precision of a node's arithmetic: backward, that of what it reads."""
+    node = seen.graph.nodes[position]
+    types = [seen.facts.dtypes.get((position, 0))]
+    if where == BACKWARD:
+        read = [seen.facts.dtypes.get(entry.key) for entry in node.inputs]
+        types = [each for each in read if each in dtypes.LOW_PRECISION] or types
+    return str(types[0] or dtypes.FLOAT32)

@@ -1,0 +1,155 @@
+"""A training step that is run again: in float32, and in low precision at any loss scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+
+from .. import dtypes
+from ..graph import Graph
+from ..report import Decisions
+from .looking import Looker, Seen
+from .value_range import ValueRange, ranges_of
+
+
+@dataclass
+class Call:
+    """One call of a network in a step.
+
+    Attributes:
+        name: What errors call the network.
+        decisions: What its conversion decided, with the graph before and after it.
+        values: NDArrays of all variables by name, on one context.
+        inputs: Names of those that are data or labels.
+        trained: Names of those whose gradients the step uses.
+        gradients: Gives the true gradients of its outputs; None if they are not known.
+        context: Where it ran.
+        training: Whether it ran in training mode.
+        loss_heads: Names of Custom operators that are loss heads.
+    """
+
+    name: str
+    decisions: Decisions
+    values: Dict[str, Any]
+    inputs: Sequence[str]
+    trained: FrozenSet[str]
+    gradients: Optional[Gradients]
+    context: Any
+    training: bool = True
+    loss_heads: FrozenSet[str] = frozenset()
+    _lookers: Dict[bool, Looker] = field(default_factory=dict)
+
+    def run(self, low: bool, scale: float = 1.0) -> Seen:
+        """Run it once, as it was converted or in float32, with the loss times ``scale``."""
+        graph = self.decisions.after if low else self.decisions.before
+        if low not in self._lookers:
+            made = graph, self.decisions, self.context, self.trained, self.training, self.loss_heads
+            self._lookers[low] = Looker(*made)
+        return self._lookers[low](_in_declared_dtypes(graph, self.values), self.gradients, scale)
+
+    def given(self) -> Dict[str, Any]:
+        """Return the data: inputs, labels, and what the loss reads besides."""
+        found = {name: self.values[name] for name in self.inputs if name in self.values}
+        return {**found, **(self.gradients.given() if self.gradients is not None else {})}
+
+    def parameters(self) -> List[ValueRange]:
+        """Return the ranges of parameters and auxiliary states."""
+        return ranges_of({n: each for n, each in self.values.items() if n not in self.inputs and is_real(each)})
+
+    def cleaned(self) -> Call:
+        """Return the same with 0 in place of inf and NaN in data and labels."""
+        values = {name: _cleaned(each) if name in self.inputs else each for name, each in self.values.items()}
+        gradients = None if self.gradients is None else self.gradients.cleaned()
+        return replace(self, values=values, gradients=gradients, _lookers=dict(self._lookers))
+
+
+class Gradients:
+    """Gives the gradients of a network's outputs; these are known."""
+
+    follows_outputs = False  # whether they are computed of the outputs that are given
+
+    def __init__(self, arrays: Sequence[Any], of_loss: Optional[LossGradients] = None) -> None:
+        """``of_loss`` computes them anew, where these are not finite."""
+        self._arrays, self.of_loss = list(arrays), of_loss
+
+    def __call__(self, heads: List[Any]) -> Optional[List[Any]]:
+        """Return the gradient of each output, None where it has none."""
+        return self._arrays
+
+    def given(self) -> Dict[str, Any]:
+        """Return what they depend on besides the outputs, by name."""
+        return {} if self.of_loss is None else self.of_loss.given()
+
+    def cleaned(self) -> Gradients:
+        """Return the same of data without inf and NaN."""
+        return self
+
+
+class LossGradients(Gradients):
+    """Those of a loss that is computed of the outputs: ``loss(outputs, *labels)``."""
+
+    follows_outputs = True
+
+    def __init__(self, loss: Callable[..., Any], labels: Sequence[Any], outputs: Any) -> None:
+        """``outputs`` are such as the loss is given: an array, or a list of them."""
+        super().__init__([])
+        self._loss, self._labels, self._like = loss, list(labels), outputs
+
+    def __call__(self, heads: List[Any]) -> List[Any]:
+        """Return the gradient of each output."""
+        leaves = [head.detach() for head in heads]
+        for leaf in leaves:
+            leaf.attach_grad()
+        with autograd.record():
+            losses = self._loss(_nested(leaves, self._like), *self._labels)
+        autograd.backward(list(losses) if isinstance(losses, (list, tuple)) else [losses])
+        return [leaf.grad for leaf in leaves]
+
+    def given(self) -> Dict[str, Any]:
+        """Return the labels."""
+        several = len(self._labels) > 1
+        return {f"label{number if several else ''}": each for number, each in enumerate(self._labels)}
+
+    def cleaned(self) -> LossGradients:
+        """Return the same with 0 in place of inf and NaN in labels."""
+        return LossGradients(self._loss, [_cleaned(each) for each in self._labels], self._like)
+
+
+def _nested(arrays: List[Any], like: Any) -> Any:
+    """Return a flat list of arrays as one array or a list of them, of the kind that others are."""
+    several = isinstance(like, (list, tuple))
+    as_numpy = isinstance(like[0] if several else like, mx.np.ndarray)
+    found = [each.as_np_ndarray() if as_numpy else each for each in arrays]
+    return type(like)(found) if several else found[0]
+
+
+def is_real(array: Any) -> bool:
+    """Return whether an array holds numbers with a point, of which some may be inf or NaN."""
+    return isinstance(array, mx.nd.NDArray) and dtypes.canonical(array.dtype) in (*dtypes.PRECISIONS, "float64")
+
+
+def _cleaned(array: Any) -> Any:
+    if not is_real(array):
+        return array
+    with autograd.pause():
+        plain = array.as_nd_ndarray()
+        clean = mx.nd.where(plain * 0 == 0, plain, mx.nd.zeros_like(plain))
+        return clean.as_np_ndarray() if isinstance(array, mx.np.ndarray) else clean
+
+
+def _in_declared_dtypes(graph: Graph, values: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return values in the dtypes that a graph's variables declare, float32 for low precision that declares none."""
+    declared = {node.name: dtypes.from_flag(node.get("__dtype__") or "") for node in graph.nodes if node.is_variable}
+    found = {}
+    for name, array in values.items():
+        wanted, has = declared.get(name), dtypes.canonical(array.dtype)
+        if has in dtypes.LOW_PRECISION and wanted is None:
+            wanted = dtypes.FLOAT32
+        if wanted in dtypes.PRECISIONS and has in dtypes.PRECISIONS and wanted != has:
+            with autograd.pause():
+                array = mx.nd.amp_cast(array.as_nd_ndarray(), dtype=wanted)
+        found[name] = array
+    return found
