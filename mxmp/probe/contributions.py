@@ -47,7 +47,8 @@ class Contributions:
         self._decisions, self._ctx, self._trains = decisions, ctx, trains
         low = frozenset(in_low_precision(decisions))
         self._keys = [key for key in float32_outputs(decisions) if key[0] in low]
-        self._runners: Optional[List[Runner]] = None
+        self._has_loops = any(node.subgraphs for node in decisions.before.nodes)
+        self._runners: List[Runner] = []
 
     def __call__(self, batch: Values) -> Dict[int, float]:
         """Return, by position of each node in low precision, the change of the outputs as a share of them.
@@ -58,25 +59,31 @@ class Contributions:
         if not self._keys:
             return {}
         values = values_on(self._decisions, batch, self._ctx, copied=self._trains)
-        if self._runners is None:
+        if not self._runners:
             graph = _errors_of(self._decisions, self._keys)
-            self._runners = [Runner(runnable(graph, self._decisions, values, self._ctx))]
+            self._runners.append(Runner(runnable(graph, self._decisions, values, self._ctx)))
         with autograd.pause(train_mode=self._trains):
             errors = self._runners[0](values)
         zero = zeros({_name(key): error.shape for key, error in zip(self._keys, errors)}, self._ctx)
         if len(self._runners) == 1:
             graph = _probed(self._decisions, frozenset(self._keys))
             self._runners.append(Runner(runnable(graph, self._decisions, {**values, **zero}, self._ctx, trains=True)))
-        with autograd.record(train_mode=self._trains):
-            outputs = self._runners[1]({**values, **zero})
+        given = {**values, **zero}
+        outputs = self._recorded(given)
         finite = [_finite(error.asnumpy().reshape(-1)) for error in errors]
         squares: Dict[int, float] = {}
-        for heads in _directions([output.asnumpy() for output in outputs]):
+        for number, heads in enumerate(_directions([output.asnumpy() for output in outputs])):
+            outputs = self._recorded(given) if number and self._has_loops else outputs
             gradients = [mx.nd.array(each, ctx=self._ctx) for each in heads]
-            autograd.backward(outputs, gradients, retain_graph=True, train_mode=self._trains)
+            autograd.backward(outputs, gradients, retain_graph=not self._has_loops, train_mode=self._trains)
             for position, change in self._changes(finite, zero).items():
                 squares[position] = squares.get(position, 0.0) + change**2
         return {position: math.sqrt(square) for position, square in squares.items()}
+
+    def _recorded(self, values: Values) -> List[Any]:
+        """Return the outputs of float32, recorded; MXNet goes back through a loop only once."""
+        with autograd.record(train_mode=self._trains):
+            return self._runners[1](values)
 
     def _changes(self, errors: List[Any], zero: Dict[str, Any]) -> Dict[int, float]:
         """Return by how much the projection of the outputs changes for the error of each node."""

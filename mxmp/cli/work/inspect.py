@@ -20,9 +20,7 @@ from ...symbol.arguments import blaming_params, check_params, known_shapes, make
 from ...symbol.checkpoint import checkpoint_files, describe_epochs, naming_files, params_file_of, saved_epochs
 from ...symbol.inference import Dtypes, Shapes
 from ...symbol.params import Change, require_matches, total_bytes, widened
-from .output import pairs_table, progress, rounded_lines, stdout, value_lines
-
-_NARROW = 80  # columns of a terminal, below which names would be broken
+from .output import NARROW, pairs_table, progress, rounded_lines, stdout, value_lines
 
 _UNEVEN = f"no multiple of {MULTIPLE}"
 
@@ -135,7 +133,7 @@ def run(
 
 def _print(found: Inspection, dtype: str, prefix: str) -> None:
     console = stdout()
-    console.print(found.report.table(narrow=console.width < _NARROW))
+    console.print(found.report.table(narrow=console.width < NARROW))
     pairs = found.report.totals + value_lines(found.changes, found.out_of_range, dtype)
     if found.report.param_bytes is None:
         several = describe_epochs(prefix)

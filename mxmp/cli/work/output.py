@@ -17,6 +17,9 @@ from rich.text import Text
 from ...errors import visible
 from ...symbol.params import Change
 
+NARROW = 80
+"""Columns of a terminal, below which names would be broken."""
+
 _UNLIMITED = 10_000  # columns; a pipe has no width, and a name in one piece can be searched for
 
 

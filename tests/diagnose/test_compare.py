@@ -1,0 +1,257 @@
+"""``mxmp.diagnose.compare``: networks of every front, batches, losses, and what is left as it was."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp.diagnose import Comparison, compare
+from mxmp.errors import ConvertError, PolicyError
+from tests.probe.test_node_errors import half, ratio
+
+DATA = mx.nd.array(np.random.RandomState(0).randn(4, 5))
+LABEL = mx.nd.array([0, 1, 2, 0])
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def make(**kwargs):
+    mx.random.seed(0)
+    net = nn.HybridSequential(prefix="net_", **kwargs)
+    with net.name_scope():
+        net.add(nn.Dense(6, in_units=5, activation="relu", use_bias=False), nn.BatchNorm(in_channels=6))
+        net.add(nn.Dropout(0.5), nn.Dense(3, in_units=6, use_bias=False))
+    net.initialize(mx.init.Normal(1.0))
+    return net
+
+
+def model():
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=6, no_bias=True, name="first")
+    scores = mx.sym.FullyConnected(data, num_hidden=3, no_bias=True, name="second")
+    draw = np.random.RandomState(1)
+    args = {"first_weight": mx.nd.array(draw.randn(6, 5)), "second_weight": mx.nd.array(draw.randn(3, 6))}
+    return mx.sym.SoftmaxOutput(scores, name="softmax"), args, {}
+
+
+def rows(found):
+    return {row.name: row for row in found.rows}
+
+
+def test_a_model_is_compared_as_numpy_does():
+    sym, args, aux = model()
+    found = compare((sym.get_internals()["second_output"], args, aux), {"data": DATA}, "O2")
+    x, w, v = DATA.asnumpy(), args["first_weight"].asnumpy(), args["second_weight"].asnumpy()
+    first, exact = half(half(x) @ half(w).T), x @ w.T @ v.T
+    assert rows(found)["first"].own == pytest.approx(ratio(first, x @ w.T), rel=0.02)
+    (output,) = found.outputs
+    assert output.name == "second_output"
+    assert output.error == pytest.approx(ratio(half(first @ half(v).T), exact), rel=0.02)
+    assert rows(found)["second"].carried == output.error
+    assert not found.has_gradients and {row.precision for row in found.rows} == {"float16"}
+
+
+def test_rows_are_in_the_order_of_what_they_contribute():
+    found = compare(make(), DATA, "O3")
+    contributions = [row.contribution for row in found.rows]
+    assert contributions == sorted(contributions, reverse=True) and contributions[0] > 1e-5
+    assert f"'{found.rows[0].name}' ({found.rows[0].op}) contributes most" in str(found)
+
+
+def test_operators_in_float32_make_no_error():
+    sym, args, aux = model()
+    found = rows(compare((sym, args, aux), {"data": DATA}, "O1"))
+    assert found["softmax"].precision == "float32" and found["softmax"].own == found["softmax"].contribution == 0
+    assert found["softmax"].carried > 0
+
+
+def test_a_symbol_has_gradients_if_its_labels_are_given():
+    given = {"data": DATA, "softmax_label": LABEL}
+    assert not compare(model(), {"data": DATA}).has_gradients
+    found = compare(model(), given)
+    assert found.has_gradients and 1e-5 < rows(found)["first"].gradient_carried < 1e-2
+
+
+def test_the_worst_of_several_batches_counts():
+    large = {"data": DATA * 1000}
+    one, other, both = (compare(model(), batches, "O2") for batches in ({"data": DATA}, large, [{"data": DATA}, large]))
+    for name, row in rows(both).items():
+        assert row.own == max(rows(one)[name].own, rows(other)[name].own)
+        assert row.contribution == max(rows(one)[name].contribution, rows(other)[name].contribution)
+    assert both.outputs[0].error == max(one.outputs[0].error, other.outputs[0].error)
+
+
+def test_an_overflow_is_found_where_it_begins():
+    found = compare(model(), {"data": DATA * 20_000}, "O1")
+    worst = found.rows[0]
+    assert worst.name == "first" and math.isinf(worst.own) and math.isinf(worst.contribution)
+    assert "Not finite forward, where float32 is, by itself: 'first' (FullyConnected)" in str(found)
+    assert found.outputs[0].name == "softmax_output" and found.outputs[0].error == math.inf
+
+
+def test_an_iterator_of_mxnet_is_read_with_its_labels():
+    batches = mx.io.NDArrayIter(DATA, LABEL, batch_size=2)
+    found = compare(model(), batches, "O1")
+    expected = compare(model(), [{"data": DATA[i : i + 2], "softmax_label": LABEL[i : i + 2]} for i in (0, 2)], "O1")
+    assert found == expected and found.has_gradients
+
+
+@pytest.mark.parametrize("hybridized", [True, False])
+@pytest.mark.parametrize("policy", [None, "O1", "O2"])
+def test_a_net_is_left_as_it_was(policy, hybridized):
+    net = make()
+    if hybridized:
+        net.hybridize()
+    if policy:
+        mxmp.gluon.convert(net, policy)
+    with autograd.record():
+        value = net(DATA).sum()
+    value.backward()
+    params = net.collect_params().values()
+
+    def state():
+        values = [(id(p.data()), p.data().asnumpy().tobytes(), str(p.dtype)) for p in params]
+        return values, [p.grad().asnumpy().tobytes() for p in params if p.grad_req != "null"], repr(net), net._active
+
+    np.random.seed(1)
+    before, draws = state(), np.random.get_state()[1].tolist()
+    found = compare(net, (DATA, LABEL), "O2", loss=LOSS)
+    assert state() == before and np.random.get_state()[1].tolist() == draws and not net._forward_pre_hooks
+    assert found == compare(make(), (DATA, LABEL), "O2", loss=LOSS)
+
+
+def test_a_net_with_a_loss_is_compared_as_the_symbol_with_its_head():
+    """Cross entropy by SoftmaxOutput has the same gradients, of the sum over the batch."""
+    sym, args, aux = model()
+    net = gluon.SymbolBlock(sym.get_internals()["second_output"], mx.sym.var("data"))
+    for name, param in net.collect_params().items():
+        param._load_init(args[name], mx.cpu())
+    found = rows(compare(net, (DATA, LABEL), "O1", loss=LOSS, loss_scale=64))
+    expected = rows(compare((sym, args, aux), {"data": DATA, "softmax_label": LABEL}, "O1", loss_scale=64))
+    for name in ("first", "second"):
+        for what in ("own", "carried", "gradient_own", "gradient_carried"):
+            assert getattr(found[name], what) == pytest.approx(getattr(expected[name], what), rel=0.02), (name, what)
+
+
+class Two(gluon.HybridBlock):
+    """Two inputs, two outputs, one of them in a list."""
+
+    def __init__(self, **kwargs):
+        super().__init__(prefix="two_", **kwargs)
+        with self.name_scope():
+            self.a, self.b = nn.Dense(3, in_units=5), nn.Dense(2, in_units=5)
+
+    def hybrid_forward(self, F, x, y):
+        return self.a(x), [self.b(y), self.b(x)]
+
+
+def test_a_net_with_several_inputs_and_outputs_gives_its_loss_what_it_returns():
+    net, given = Two(), []
+    net.initialize()
+
+    def loss(output, label):
+        given.append([output[0].shape, [each.shape for each in output[1]]])
+        return [LOSS(output[0], label), output[1][0].sum() + output[1][1].sum()]
+
+    found = compare(net, [(DATA, DATA * 2, LABEL)], "O1", loss=loss)
+    assert given == [[(4, 3), [(4, 2), (4, 2)]]] * 2
+    assert len(found.outputs) == 3 and found.has_gradients
+
+
+def test_batches_of_a_net_are_arrays_tuples_or_what_a_loader_gives():
+    net = make()
+    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(DATA, LABEL), batch_size=2)
+    pairs = [(DATA[:2], LABEL[:2]), (DATA[2:], LABEL[2:])]
+    assert compare(net, loader, loss=LOSS) == compare(net, pairs, loss=LOSS)
+    assert compare(net, DATA) == compare(net, [DATA]) == compare(net, (DATA,)) == compare(net, [(DATA,)])
+
+
+def test_blocks_of_a_plain_block_are_compared_one_by_one():
+    class Plain(gluon.Block):
+        def __init__(self):
+            super().__init__(prefix="plain_")
+            with self.name_scope():
+                self.a, self.b = nn.Dense(4, in_units=5), nn.Dense(2, in_units=4)
+
+        def forward(self, x):
+            return self.b(self.a(x) if x.sum().asscalar() > -1e9 else x)
+
+    net = Plain()
+    net.initialize()
+    found = compare(net, DATA, "O1")
+    assert [each.name for each in found.outputs] == ["plain_dense0_fwd_output", "plain_dense1_fwd_output"]
+    with pytest.raises(ConvertError, match=r"block 'plain_' \(Plain\) is no HybridBlock"):
+        compare(net, (DATA, LABEL), loss=LOSS)
+
+
+@pytest.mark.parametrize("kind", [mx.mod.Module, lambda sym: mxmp.module.Module(sym, policy="O2")], ids=["mx", "mxmp"])
+def test_a_module_is_compared_as_its_symbol_and_left_as_it_was(kind):
+    sym, args, aux = model()
+    module = kind(sym)
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    module.set_params(args, aux)
+    before = {name: array.asnumpy() for name, array in module.get_params()[0].items()}
+    given = {"data": DATA, "softmax_label": LABEL}
+    assert rows(compare(module, given)) == rows(compare((sym, args, aux), given))
+    assert all((before[name] == array.asnumpy()).all() for name, array in module.get_params()[0].items())
+
+
+def test_a_converted_model_is_compared_with_what_it_was_converted_from():
+    sym, args, aux = model()
+    converted = mxmp.symbol.convert_model(sym, args, aux, "O1")
+    found = compare((converted.symbol, converted.arg_params, converted.aux_params), {"data": DATA}, "O1")
+    assert found == compare((sym, args, aux), {"data": DATA}, "O1")
+
+
+def test_an_operator_without_a_derivative_leaves_contributions_out():
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=6, no_bias=True, name="first")
+    sym = mx.sym.topk(data, ret_typ="mask", k=2, name="top") + mx.sym.contrib.index_array(data).sum() * 0
+    found = compare((sym, {"first_weight": mx.nd.ones((6, 5))}, {}), {"data": DATA}, "O1")
+    assert rows(found)["first"].own > 0 and not rows(found)["first"].contribution
+
+
+@pytest.mark.parametrize(
+    "net_or_model, batches, options, match",
+    [
+        (make, DATA, {"policy": "O0"}, "policy '.*' is float32, so there is nothing to compare"),
+        (make, None, {}, "batches is a NoneType; expected what the net is called with"),
+        (make, [], {}, "batches is empty"),
+        (make, {"data": DATA}, {}, "batches is a dict"),
+        (make, [np.ones((2, 5))], {}, "a batch has a ndarray; expected NDArrays"),
+        (make, DATA, {"ctx": mx.cpu()}, "ctx is for a symbol"),
+        (make, DATA, {"loss": LOSS}, "a batch has no label for loss"),
+        (make, (DATA, LABEL), {"loss": 3}, "loss is a int"),
+        (make, (DATA, LABEL), {"loss": lambda output, label: 1.0}, "loss gave float; expected the loss"),
+        (make, (DATA, LABEL), {"loss": LOSS, "loss_scale": 0}, "loss_scale=0: expected a finite number above 0"),
+        (model, None, {}, "batches is a NoneType"),
+        (model, [], {}, "batches is empty"),
+        (model, {"data": DATA}, {"loss": LOSS}, "loss is for a Gluon net"),
+        (model, {"softmax_label": LABEL}, {}, "a batch lacks the input 'data'"),
+        (model, {"data": DATA, "other": DATA}, {}, "other"),
+        (lambda: 3, {"data": DATA}, {}, "net_or_model is a int; expected a Gluon net"),
+        (lambda: mx.mod.Module(model()[0]), {"data": DATA}, {}, "not bound"),
+        (lambda: nn.Dense(3), DATA, {}, "has no values"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(net_or_model, batches, options, match):
+    with pytest.raises(ConvertError, match=match):
+        compare(net_or_model(), batches, **options)
+
+
+def test_a_policy_that_does_not_parse_is_refused():
+    with pytest.raises(PolicyError, match="unknown policy"):
+        compare(make(), DATA, "O9")
+
+
+@pytest.mark.bfloat16
+def test_bfloat16_is_compared_too():
+    assert 1e-4 < compare(make(), DATA, "mixed_bfloat16").outputs[0].error < 1e-1
+
+
+def test_results_are_read_back():
+    found = compare(model(), {"data": DATA * 20_000, "softmax_label": LABEL}, "O1")
+    assert Comparison.from_json(found.to_json()) == found
