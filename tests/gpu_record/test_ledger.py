@@ -39,7 +39,7 @@ def test_a_sample_is_counted_in_two_launches_for_each_dtype(found):
     assert steps["sample"].launches - steps["without"].launches == 2 * dtypes
     assert steps["sample"].host_reads - steps["without"].host_reads == dtypes
     assert steps["sample"].host_read_bytes - steps["without"].host_read_bytes == facts["arrays"] * 257 * 4
-    assert steps["sample"].allocated_bytes == 0
+    assert steps["sample"].allocated_bytes < 2**18  # those counts lie there while the next are made
 
 
 @pytest.mark.parametrize("found", CASES, indirect=True)
