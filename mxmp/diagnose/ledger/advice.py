@@ -21,7 +21,8 @@ class Advice:
 
     Attributes:
         lowest: The smallest power of two that as a scale lets less than the share asked for vanish, of all elements
-            that are not 0; None if there is nothing to tell it by.
+            that are not 0; None if there is nothing to tell it by. An estimate, and too low where most has vanished:
+            how small that was cannot be seen.
         highest: The largest that leaves all gradients that were seen a factor of 2 below the dtype's maximum, and at
             which under 1 % of the steps were skipped; None likewise.
         last: The scale of the last step; None before the first.
@@ -112,13 +113,10 @@ def _vanishing(
     losses = {name: share_lost(each, scale, dtype) * sum(each.values()) for name, each in exponents.items()}
     worst = sorted((name for name in losses if losses[name]), key=lambda name: -losses[name])
     said = f"At the scale of {last:g} an estimated {share:.0%} of the gradients vanish, most of {_names(worst)}."
-    if highest is None or lowest <= highest:
-        return [f"{said} Scale the loss by 2**{lowest} or more{_at_most(highest)}."]
-    return [f"{said} That takes a scale of 2**{lowest}, at which others overflow."]
-
-
-def _at_most(highest: Optional[int]) -> str:
-    return "" if highest is None else f", at most by 2**{highest}"
+    if highest is not None and lowest > highest:
+        return [f"{said} That takes a scale of 2**{lowest}, at which others overflow."]
+    most = "" if highest is None else f", 2**{highest} at the most"
+    return [f"{said} A larger one keeps them: 2**{lowest} at the least{most}; loss_scale='dynamic' finds one."]
 
 
 def _overflowing(
