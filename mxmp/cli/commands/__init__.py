@@ -10,6 +10,7 @@ import click
 from ... import __version__
 from ...errors import MxmpError, mxnet_reason, visible
 from ..interrupts import INTERRUPTED, LINE
+from .benchmark import benchmark
 from .environment import doctor, site
 from .models import convert, inspect, tune
 from .programs import launch, run
@@ -44,7 +45,7 @@ def commands() -> None:
     """Mixed precision for Apache MXNet: convert checkpoints, tune them, look at what is decided and at the machine."""
 
 
-for command in (convert, doctor, inspect, launch, run, site, tune):
+for command in (benchmark, convert, doctor, inspect, launch, run, site, tune):
     commands.add_command(command)
 
 
