@@ -83,8 +83,9 @@ class Accumulator:
             batches: A loader, or anything else that yields batches.
 
         Raises:
-            TrainerError: If it is nothing to loop over; if a gradient is row_sparse, which MXNet does not add up; within another loop, or between a backward and its step; in
-                the loop, if `step` was not called for a batch, or the trainer's own.
+            TrainerError: If it is nothing to loop over, or a gradient is row_sparse, which MXNet does not add up;
+                within another loop, or between a backward and its step; in the loop, if `step` was not called for a
+                batch, or the trainer's own was.
         """
         if not isinstance(batches, Iterable):
             raise TrainerError(f"Accumulator: a {type(batches).__name__} is nothing to loop over; give a loader.")
@@ -174,8 +175,8 @@ class Accumulator:
         for param in self._params():
             if parameters.grad_storage_type(param) != "default":
                 raise TrainerError(
-                    f"Accumulator: the gradient of parameter '{param.name}' is row_sparse, which MXNet does not add up; "
-                    "make its layer with sparse_grad=False."
+                    f"Accumulator: the gradient of parameter '{param.name}' is row_sparse, which MXNet does not add "
+                    "up; make its layer with sparse_grad=False."
                 )
 
     def _params(self) -> List[gluon.Parameter]:

@@ -185,3 +185,70 @@ def test_what_was_decided_is_what_is_held(name, policy):
     ]
     for total in ("casts", "activation_casts", "cast_bytes", "activation_bytes", "param_bytes", "without_rule"):
         assert getattr(found, total) == getattr(was, total), total
+
+
+# ---------------------------------------------------------------------- summaries
+
+
+def deep():
+    """Return the small network with 20 more layers."""
+    data = mx.sym.var("data")
+    for number in range(20):
+        data = mx.sym.relu(mx.sym.Convolution(data, kernel=(1, 1), num_filter=3, name=f"c{number}"), name=f"r{number}")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=5, name="fc"), name="softmax")
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """Return the prefix of a network without parameters."""
+    prefix = tmp_path_factory.mktemp("long") / "net"
+    deep().save(f"{prefix}-symbol.json")
+    return prefix
+
+
+def kinds(out):
+    """Return the words of the rows of a summary's table, by operator; a table in a box follows."""
+    rows = [line.split() for line in out.partition("┌")[0].splitlines()]
+    return {words[0]: words[1:] for words in rows if words}
+
+
+def test_a_summary_counts_by_kind_of_operator(long):
+    out, err = mxmp("inspect", long, "--policy", "O1", "--shape", SHAPE, "--summary")
+    assert err == "" and len(out.splitlines()) < 25
+    found = kinds(out)
+    assert found["Convolution"] == ["20", "41", "to", "float16"]  # weights, biases and the data
+    assert found["relu"] == ["20"]
+    assert found["FullyConnected"] == ["1", "2", "to", "float16"]
+    assert found["SoftmaxOutput"] == ["1", "1", "to", "float32"]
+    assert "r19" not in out
+    assert totals(out)["operators"] == "41 in float16, 1 in float32"
+
+
+def test_a_summary_names_few_of_many_layers(long):
+    out, _ = mxmp("inspect", long, "--policy", "O1", "--shape", SHAPE, "--summary")
+    lines = uneven(out)
+    assert lines == [*(f"c{number}: in 3, out 3; cuDNN pads it, by a copy" for number in range(3)), "and 19 more"]
+
+
+def test_a_summary_as_json_is_one_object(long):
+    found = as_json(long, "--policy", "O1", "--shape", SHAPE, "--summary")
+    whole = as_json(long, "--policy", "O1", "--shape", SHAPE)
+    assert found["operators"] == {
+        "Convolution": {"float16": 20},
+        "relu": {"float16": 20},
+        "FullyConnected": {"float16": 1},
+        "SoftmaxOutput": {"float32": 1},
+    }
+    assert found["casts_read"]["Convolution"] == {"float16": 41}
+    assert found["precisions"] == {"float16": 41, "float32": 1}
+    assert "rows" not in found
+    for field in ("casts", "activation_casts", "cast_bytes", "param_bytes", "activation_bytes", "uneven", "policy"):
+        assert found[field] == whole[field]
+
+
+def test_a_summary_of_a_converted_network_shows_what_it_holds(tmp_path):
+    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--keep-float32", "fc")
+    out, _ = mxmp("inspect", tmp_path / "out", "--summary")
+    assert "mxmp: as converted" in out
+    assert kinds(out)["Convolution"] == ["1", "1", "to", "float16"]
+    assert totals(out)["operators"] == "1 in float16, 5 in float32"

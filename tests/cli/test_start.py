@@ -36,6 +36,8 @@ def python(code, *args):
         (["--version"], 0),
         ([], None),  # 0 or 2, as click decides
         *(([command, "--help"], 0) for command in ("convert", "inspect", "tune", "doctor", "launch", "ranges", "run", "site")),
+        (["benchmark", "--help"], 0),
+        (["benchmark", "net"], 2),
         (["nonsense"], 2),
         (["convert", "net"], 2),
         (["convert", "net", "three", "-o", "out"], 2),

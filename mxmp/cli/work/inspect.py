@@ -15,12 +15,15 @@ from ...graph import Graph
 from ...passes import Facts, is_converted
 from ...policy import Policy
 from ...report import Report, report_converted, variable_bytes
+from ...report.summary import few, summarize
 from ...symbol import Converted, convert_graph, convert_model, infer_facts, load_params, load_symbol, to_graph
 from ...symbol.arguments import blaming_params, check_params, known_shapes, make_model, param_names
 from ...symbol.checkpoint import checkpoint_files, describe_epochs, naming_files, params_file_of, saved_epochs
 from ...symbol.inference import Dtypes, Shapes
 from ...symbol.params import Change, require_matches, total_bytes, widened
 from .output import NARROW, pairs_table, progress, rounded_lines, stdout, value_lines
+
+_FEW = 3  # names in a line of a summary
 
 _UNEVEN = f"no multiple of {MULTIPLE}"
 
@@ -103,12 +106,19 @@ def _param_bytes(
 
 
 def run(
-    prefix: str, epoch: Optional[int], policy: Policy, asked: bool, shapes: Shapes, types: Dtypes, as_json: bool
+    prefix: str,
+    epoch: Optional[int],
+    policy: Policy,
+    asked: bool,
+    shapes: Shapes,
+    types: Dtypes,
+    as_json: bool,
+    summary: bool,
 ) -> None:
     """Print what a policy decides about the network of a prefix, or what it holds.
 
     A converted network is shown as it is unless a policy was asked for. Without an epoch the parameters are those
-    of the only one there.
+    of the only one there. A summary has a row per kind of operator.
     """
     with progress(2) as begin:
         begin("load")
@@ -126,14 +136,15 @@ def run(
     if as_json:
         values = {"changes": [asdict(change) for change in found.changes], "unfit": found.out_of_range}
         uneven = [layer._asdict() for layer in found.uneven]
-        click.echo(json.dumps({**found.report.to_dict(), **values, "uneven": uneven}, indent=2))
+        report = summarize(found.report).to_dict() if summary else found.report.to_dict()
+        click.echo(json.dumps({**report, **values, "uneven": uneven}, indent=2))
     else:
-        _print(found, policy.compute_dtype, prefix)
+        _print(found, policy.compute_dtype, prefix, summary)
 
 
-def _print(found: Inspection, dtype: str, prefix: str) -> None:
+def _print(found: Inspection, dtype: str, prefix: str, summary: bool) -> None:
     console = stdout()
-    console.print(found.report.table(narrow=console.width < NARROW))
+    console.print(summarize(found.report).table() if summary else found.report.table(narrow=console.width < NARROW))
     pairs = found.report.totals + value_lines(found.changes, found.out_of_range, dtype)
     if found.report.param_bytes is None:
         several = describe_epochs(prefix)
@@ -142,12 +153,13 @@ def _print(found: Inspection, dtype: str, prefix: str) -> None:
         )
     if found.report.activation_bytes is None:
         pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
-    pairs += _uneven_lines(found.uneven) + rounded_lines(found.widened)
+    pairs += _uneven_lines(found.uneven, _FEW if summary else None) + rounded_lines(found.widened)
     notes = [*found.report.warnings, *amx.notes(found.report.count)]
-    console.print(pairs_table(pairs + [("note", note) for note in notes]))
+    pairs += [("note", note) for note in notes]
+    console.print(pairs_table(few(pairs) if summary else pairs))
 
 
-def _uneven_lines(layers: Sequence[Uneven]) -> List[Tuple[str, str]]:
+def _uneven_lines(layers: Sequence[Uneven], most: Optional[int]) -> List[Tuple[str, str]]:
     """Return a line for each layer that does not fill tensor cores, and one for all with the same batch."""
     lines = []
     batches: Dict[int, List[str]] = {}
@@ -157,4 +169,9 @@ def _uneven_lines(layers: Sequence[Uneven]) -> List[Tuple[str, str]]:
             lines.append((_UNEVEN, f"{layer.name}: {rest}" + ("; cuDNN pads it, by a copy" if layer.padded else "")))
         if BATCH in layer.sizes:
             batches.setdefault(layer.sizes[BATCH], []).append(layer.name)
-    return lines + [(_UNEVEN, f"batch {batch}: {', '.join(names)}") for batch, names in batches.items()]
+    return lines + [(_UNEVEN, f"batch {batch}: {_listed(names, most)}") for batch, names in batches.items()]
+
+
+def _listed(names: Sequence[str], most: Optional[int]) -> str:
+    more = 0 if most is None else len(names) - most
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more:,} more"

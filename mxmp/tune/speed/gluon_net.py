@@ -22,7 +22,8 @@ from ...gluon.lookup import conversion_of, roots
 from ...mxnet_private import blocks, parameters
 from ...policy import Policy, only_matching
 from ...report import Decisions
-from .problem import Run, unwarned
+from .problem import unwarned
+from .stopwatch import Run
 
 Forward = Callable[[gluon.Block, Any], Any]
 """Calls a net with a batch."""

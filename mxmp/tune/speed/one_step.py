@@ -18,7 +18,7 @@ import numpy as np
 
 from ... import dtypes
 from ...policy import Policy
-from .problem import Run
+from .stopwatch import Run
 from .suspects import BEGIN, END, JOB
 from .symbol_nets import Inputs, ModuleNet
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import warnings
 from typing import (
     Any,
@@ -35,14 +34,8 @@ from .moves import Moves
 from .plan_search import NotRunnable, Proposal, Trial
 from .race import Lap
 from .roofline import GPU, Speeds
+from .stopwatch import Run, Stopwatch
 from .suspects import Account, account_for, run_steps, time_allowed
-
-Run = Callable[[], None]
-"""Runs a network once, without waiting for its results."""
-
-
-_SHORTEST = 0.02  # seconds of a lap: other programs disturb shorter ones by more
-_MOST_RUNS = 100
 
 
 class Workload(Protocol):
@@ -62,6 +55,17 @@ class Workload(Protocol):
 
     def build(self, policy: Policy) -> Run:
         """Build the network anew under a policy, with arrays of its own."""
+
+
+def start(workload: Workload, policy: Policy) -> Run:
+    """Return what runs a network built anew under a policy, once it has run; NotRunnable if it does not."""
+    try:
+        run = workload.build(policy)
+        run()  # has oneDNN generate its code
+        mx.nd.waitall()
+    except (mx.MXNetError, MxmpError) as e:
+        raise NotRunnable(str(e) if isinstance(e, MxmpError) else mxnet_reason(e)) from e
+    return run
 
 
 class NetworkProblem:
@@ -92,7 +96,7 @@ class NetworkProblem:
         parts = [(each.before, each.facts, each.plan) for each in self.decided]
         self.choices: Choices = find_choices(parts, policy)
         self._keys: Dict[Choice, Optional[Tuple[LowNodes, ...]]] = {}
-        self._runs = 0  # in a lap
+        self._stopwatch = Stopwatch()
         self._moves = Moves(parts, self.choices, self._state, self._speeds, workload.training, self._accounts)
 
     def key(self, choice: Choice) -> Optional[Tuple[LowNodes, ...]]:
@@ -106,24 +110,7 @@ class NetworkProblem:
 
     def build(self, choice: Choice) -> Lap:
         """Return a function that runs the network of a choice, built anew, and returns its seconds."""
-        try:
-            run = self._workload.build(self.choices.policy_of(choice))
-            run()  # has oneDNN generate its code
-            mx.nd.waitall()
-        except (mx.MXNetError, MxmpError) as e:
-            raise NotRunnable(str(e) if isinstance(e, MxmpError) else mxnet_reason(e)) from e
-
-        def lap() -> float:
-            start = time.perf_counter()
-            for _ in range(self._runs):
-                run()
-                mx.nd.waitall()
-            return (time.perf_counter() - start) / self._runs
-
-        if not self._runs:  # the same for all, from the first, which is float32
-            self._runs = 1
-            self._runs = min(max(1, round(_SHORTEST / lap())), _MOST_RUNS)
-        return lap
+        return self._stopwatch.lap_of(start(self._workload, self.choices.policy_of(choice)))
 
     def allows(self, choice: Choice) -> bool:
         """Return whether the results of a choice are good enough."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
+import numpy as np
 
 from ... import dtypes
+from ...arrays.casts import to_float32
 from ...devices.amx import variable_set
 from ...module import Module
 from ...module.binding import prepare
@@ -14,7 +16,8 @@ from ...policy import Policy
 from ...report import Decisions
 from ...symbol import convert_model
 from ...symbol.rewrite import on_cpu
-from .problem import Run, unwarned
+from .problem import unwarned
+from .stopwatch import Run
 
 Arrays = Mapping[str, mx.nd.NDArray]
 
@@ -121,6 +124,19 @@ class ModelNet:
 
     def build(self, policy: Policy) -> Run:
         """Convert the model under a policy and bind it."""
+        executor = self._bind(policy)
+
+        def run() -> None:
+            executor.forward(is_train=False)
+
+        return run
+
+    def outputs(self, policy: Policy) -> List[Any]:
+        """Return what the model gives for the batch under a policy, in float64."""
+        outputs = self._bind(policy).forward(is_train=False)
+        return [to_float32(output).asnumpy().astype(np.float64) for output in outputs]
+
+    def _bind(self, policy: Policy) -> Any:
         symbol, arg_params, aux_params = model = self._convert(policy)
         given = {**self._inputs.data, **self._inputs.labels}
         if self.on_cpu and policy.compute_dtype == dtypes.FLOAT16:
@@ -130,11 +146,7 @@ class ModelNet:
         with _without_log():
             executor = symbol.simple_bind(self._context, grad_req="null", type_dict=types, **shapes)
         executor.copy_params_from({**arg_params, **given}, aux_params)
-
-        def run() -> None:
-            executor.forward(is_train=False)
-
-        return run
+        return executor
 
     def _convert(self, policy: Policy) -> Any:
         given = {**self._inputs.data, **self._inputs.labels}

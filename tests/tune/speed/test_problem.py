@@ -9,7 +9,7 @@ from mxmp.errors import ConvertError
 from mxmp.passes.verdict import FLOAT32, LOW
 from mxmp.policy import Policy
 from mxmp.symbol import convert_graph
-from mxmp.tune.speed import problem as problem_
+from mxmp.tune.speed import stopwatch
 from mxmp.tune.speed.plan_search import NotRunnable
 from mxmp.tune.speed.problem import NetworkProblem
 
@@ -96,7 +96,7 @@ def test_what_does_not_convert_or_run_is_not_runnable(kind):
 
 def test_short_runs_are_repeated_and_long_ones_are_not(monkeypatch):
     clock = iter(range(10**6))
-    monkeypatch.setattr(problem_.time, "perf_counter", lambda: next(clock) * step)
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(clock) * step)
     for step, runs in ((0.004, 5), (10.0, 1)):
         network = tainted()
         problem = NetworkProblem(network, POLICY)

@@ -1,0 +1,73 @@
+"""``mxmp benchmark``: how fast a checkpoint's network runs here under several policies."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Optional, Sequence
+
+import click
+
+from .. import work
+from .options import check_prefix, make_policy, model_options
+
+
+@click.command()
+@click.argument("prefix", callback=partial(check_prefix, read=True))
+@click.argument("epoch", type=click.IntRange(min=0), required=False)
+@click.option(
+    "--policy",
+    "texts",
+    multiple=True,
+    help="A policy to measure beside float32; those that the device runs by itself unless given. Repeatable.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["training", "inference"]),
+    help="What is timed: forward and backward, or forward alone; training unless --for-inference is given.",
+)
+@click.option("--for-inference", is_flag=True, help="Time inference with BatchNorm folded, as convert does it.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30,
+    show_default=True,
+    help="About how long the rounds may take, of which there are at least five.",
+)
+@click.option("--gpu", type=click.IntRange(min=0), help="Run on this GPU instead of the processor.")
+@model_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def benchmark(
+    ctx: click.Context,
+    /,
+    prefix: str,
+    epoch: Optional[int],
+    texts: Sequence[str],
+    objective: Optional[str],
+    for_inference: bool,
+    seconds: float,
+    shapes: Any,
+    types: Any,
+    **options: Any,
+) -> None:
+    """Time a checkpoint's network under several policies, and compare its outputs with float32's.
+
+    The policies take turns, round by round; printed are the medians, the time relative to float32 and whether the
+    difference is more than noise. Inputs are random numbers of the shapes given, labels zeros. Nothing of the
+    checkpoint is changed. Float16 is emulated on a CPU and measured only if asked for. Give the threads of the real
+    work (OMP_NUM_THREADS), and let nothing else run. EPOCH may be left out if there are parameters of one alone.
+
+    \b
+    Example:
+      mxmp benchmark resnet50 12 --shape data:8,3,224,224 --objective inference
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
+    if for_inference and objective == "training":
+        raise click.UsageError("--for-inference is for --objective inference.", ctx)
+    if not shapes:
+        raise click.UsageError("give --shape of every input, such as data:8,3,224,224.", ctx)
+    asked = objective or ("inference" if for_inference else "training")
+    gpu, as_json = options.pop("gpu"), options.pop("as_json")
+    if any(options.values()) and not texts:
+        raise click.UsageError("--keep-float32 and its like change a policy; give --policy too.", ctx)
+    policies = {text: make_policy(text, **options) for text in texts}
+    work.run("benchmark", prefix, epoch, policies, asked, for_inference, seconds, shapes, types, gpu, as_json)

@@ -1,0 +1,109 @@
+"""What a benchmark measures; times by a clock that is told, errors by numpy."""
+
+from __future__ import annotations
+
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp import Policy
+from mxmp.errors import PolicyError, TuneError
+from mxmp.tune import benchmark as module
+from mxmp.tune.benchmark import benchmark, default_policies
+from mxmp.tune.speed.plan_search import NotRunnable
+from tests.cli.checkpoints import SHAPES, network, params
+
+BATCH = {"data": mx.nd.array(np.random.RandomState(0).rand(*SHAPES["data"]))}
+
+
+def model():
+    symbol = network()
+    return (symbol, *params(symbol))
+
+
+def measure(*names, objective="inference", for_inference=False, **kwargs):
+    policies = {name: Policy.parse(name) for name in names}
+    return benchmark(kwargs.get("model") or model(), BATCH, policies, objective, for_inference, 1e-3, False)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Let laps of the policies take told seconds: float32 2, others by the order in which they are given."""
+    seconds = iter([2.0, 1.0, 4.0, 2.0])
+
+    class Told:
+        def lap_of(self, run):
+            mine = next(seconds)
+            return lambda: mine
+
+    monkeypatch.setattr(module, "Stopwatch", Told)
+
+
+def test_times_are_medians_relative_to_float32(clock):
+    found = measure("O1", "O2", "O2,output=float16")
+    assert [row.policy for row in found.rows] == ["float32", "O1", "O2", "O2,output=float16"]
+    assert [row.seconds for row in found.rows] == [2.0, 1.0, 4.0, 2.0]
+    assert [row.ratio for row in found.rows] == [1.0, 0.5, 2.0, 1.0]
+    assert [row.verdict for row in found.rows] == ["", "faster", "slower", "within the noise"]
+    assert found.rounds >= 5 and found.scatter == 0
+
+
+@pytest.mark.parametrize("objective", ["training", "inference"])
+def test_the_error_is_that_of_outputs_in_inference(objective):
+    symbol, args, aux = model()
+    rounded = {name: mx.nd.array(value.asnumpy().astype("float16")) for name, value in args.items()}
+
+    def output(values):
+        executor = symbol.simple_bind(mx.cpu(), grad_req="null", **SHAPES)
+        executor.copy_params_from({**values, **BATCH}, aux)
+        return executor.forward()[0].asnumpy()
+
+    found = measure("O2", objective=objective).rows[1]
+    exact = output(args)
+    of_weights = np.linalg.norm(output(rounded) - exact) / np.linalg.norm(exact)
+    assert found.emulated and of_weights / 10 < found.error < 1e-3
+
+
+def test_folding_is_measured_against_folded_float32():
+    assert measure("O1", for_inference=True).rows[1].error < 1e-3
+
+
+def test_float32_is_measured_once():
+    assert [row.policy for row in measure("float32").rows] == ["float32"]
+
+
+def test_a_policy_that_does_not_run_says_why(monkeypatch):
+    monkeypatch.setattr(module, "runs_bfloat16", lambda: False)
+    row = measure("mixed_bfloat16").rows[1]
+    assert row.seconds is row.error is None
+    assert row.failure.startswith("MXNet runs no bfloat16 on this processor")
+
+
+def test_a_network_that_does_not_run_in_float32_is_refused(monkeypatch):
+    def start(workload, policy):
+        raise NotRunnable("there is no memory left")
+
+    monkeypatch.setattr(module, "start", start)
+    with pytest.raises(TuneError, match="^the network does not run in float32: there is no memory left"):
+        measure("O1")
+
+
+def test_a_pattern_that_matches_nothing_is_refused():
+    with pytest.raises(PolicyError, match="nowhere"):
+        measure("O1,name:nowhere=float32")
+
+
+@pytest.mark.parametrize(("runs", "names"), [(True, ["mixed_bfloat16", "bfloat16"]), (False, [])])
+def test_the_policies_of_a_processor_are_those_that_it_runs(runs, names, monkeypatch):
+    monkeypatch.setattr(module, "runs_bfloat16", lambda: runs)
+    assert list(default_policies(False)) == names
+    assert list(default_policies(True)) == ["O1", "O2"]
+
+
+def test_table_and_json_have_every_policy(clock):
+    found = measure("O1", "O2")
+    assert [row["policy"] for row in json.loads(found.to_json())["rows"]] == ["float32", "O1", "O2"]
+    assert found.table().row_count == 3
+    assert any("float16 is emulated" in text for _, text in found.totals)
