@@ -5,9 +5,13 @@ from ..devices.amx import amx_status as amx_status
 from ..devices.bfloat16 import runs_bfloat16 as runs_bfloat16
 from ..devices.check import Finding as Finding
 from ..devices.check import check_devices as check_devices
+from .check_loop import check_loop as check_loop
+from .check_loop import checking as checking
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
+from .loops.findings import LoopFinding as LoopFinding
+from .loops.findings import LoopFindings as LoopFindings
 from .magnitudes import Magnitudes as Magnitudes
 from .measure import measure_gradients as measure_gradients
 from .measure import measure_ranges as measure_ranges
