@@ -10,6 +10,8 @@ from ..probe.value_range import ValueRange as ValueRange
 from ..probe.verdict import Verdict as Verdict
 from ..report import Run as Run
 from ..report import read_run as read_run
+from .check_loop import check_loop as check_loop
+from .check_loop import checking as checking
 from .compare import compare as compare
 from .comparison import Comparison as Comparison
 from .comparison import NodeComparison as NodeComparison
@@ -20,6 +22,8 @@ from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
 from .ledger.advice import Advice as Advice
 from .ledger.ledger import Ledger as Ledger
+from .loops.findings import LoopFinding as LoopFinding
+from .loops.findings import LoopFindings as LoopFindings
 from .magnitudes import Magnitudes as Magnitudes
 from .measure import measure_gradients as measure_gradients
 from .measure import measure_ranges as measure_ranges

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterable, Iterator, List, Tuple
+from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -20,7 +20,7 @@ def kept(net: gluon.Block) -> Iterator[None]:
     That includes its policy and graphs, whether it is hybridized, and the very arrays of its parameters, statistics and
     gradients, whose values are copied for that. What backward writes in it counts as no gradient for a trainer's step.
     """
-    found = _Found(net)
+    found = Found([net])
     try:
         restore(net)
         yield
@@ -28,12 +28,16 @@ def kept(net: gluon.Block) -> Iterator[None]:
         found.put_back()
 
 
-class _Found:
-    """What a net and the objects that belong to it were like: classes, attributes and values of arrays."""
+class Found:
+    """What nets and the objects that belong to them were like: classes, attributes and values of arrays.
 
-    def __init__(self, net: gluon.Block) -> None:
-        inside = blocks_in(net)
-        conversions, params = conversions_of(inside), list(net.collect_params().values())
+    ``others`` are further parameters.
+    """
+
+    def __init__(self, nets: Sequence[gluon.Block], others: Iterable[gluon.Parameter] = ()) -> None:
+        inside = blocks_in(*nets)
+        own = (param for net in nets for param in net.collect_params().values())
+        conversions, params = conversions_of(inside), list({id(param): param for param in (*own, *others)}.values())
         self._objects = [_Object(each) for each in (*inside, *conversions, *params)]
         self._recorded = [(each.siblings.recorded, set(each.siblings.recorded)) for each in conversions]
         arrays = {id(array): array for param in params for array in _arrays_of(param)}

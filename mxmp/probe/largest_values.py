@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Tuple
+import math
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 import mxnet as mx
 
@@ -22,32 +23,44 @@ class LargestValues:
 
     def __init__(self, symbol: Any, without: Any) -> None:
         """Build the operator; ``without`` has the names of variables that are not looked at."""
-        as_numpy = isinstance(symbol, NumpySymbol)
-        plain = symbol.as_nd_ndarray() if as_numpy else symbol
-        internals = plain.get_internals()
-        names = internals.list_outputs()
-        watched = [number for number, name in enumerate(names) if name not in without]
-        self.found: Dict[str, float] = {names[number]: 0.0 for number in watched}
-        self._names = [names[number] for number in watched]
-        group = mx.sym.Group([plain, *(_largest(internals[number]) for number in watched)])
-        running = group.as_np_ndarray() if as_numpy else group
-        self.inputs: List[str] = running.list_inputs()
-        self._run = mx.nd.CachedOp(running)  # an executor would fuse operators with oneDNN, and hide what they give
+        self._as_numpy = isinstance(symbol, NumpySymbol)
+        self._symbol = symbol.as_nd_ndarray() if self._as_numpy else symbol
+        self._internals = self._symbol.get_internals()
+        names = self._internals.list_outputs()
+        self._watched = [number for number, name in enumerate(names) if name not in without]
+        self._names = [names[number] for number in self._watched]
+        self.found: Dict[str, float] = dict.fromkeys(self._names, 0.0)
+        self.inputs: List[str] = self._symbol.list_inputs()
+        self._run = self._operator(_largest)
 
     def __call__(self, values: Mapping[str, Any]) -> List[Any]:
         """Return the network's outputs, for a value of each variable; waits for the magnitudes."""
-        outputs, largest = self._split(self._run(*[values[name] for name in self.inputs]))
-        for name, array in zip(self._names, largest):
-            self.found[name] = max(self.found[name], float(array.asnumpy().reshape(-1)[0]))
+        given = [values[name] for name in self.inputs]
+        outputs, sizes = self._split(self._run(*given))
+        if not all(map(math.isfinite, sizes)):
+            self._run = self._operator(_largest_finite)  # for good: it costs more, and they will come again
+            outputs, sizes = self._split(self._run(*given))
+        for name, size in zip(self._names, sizes):
+            self.found[name] = max(self.found[name], size)
         return outputs
 
-    def _split(self, results: Any) -> Tuple[List[Any], List[Any]]:
+    def _operator(self, reduce: Callable[[Any], Any]) -> Any:
+        group = mx.sym.Group([self._symbol, *(reduce(self._internals[number]) for number in self._watched)])
+        # An executor would fuse operators with oneDNN, and hide what they give.
+        return mx.nd.CachedOp(group.as_np_ndarray() if self._as_numpy else group)
+
+    def _split(self, results: Any) -> Tuple[List[Any], List[float]]:
         results = list(results) if isinstance(results, (list, tuple)) else [results]
         count = len(results) - len(self._names)
-        return results[:count], results[count:]
+        return results[:count], [float(array.asnumpy().reshape(-1)[0]) for array in results[count:]]
 
 
 def _largest(tensor: Any) -> Any:
+    """Return the largest magnitude of a tensor of any dtype; what it is where one is not finite is not said."""
+    return mx.sym.max(mx.sym.abs(mx.sym.cast(tensor, dtype=dtypes.FLOAT32)))
+
+
+def _largest_finite(tensor: Any) -> Any:
     """Return the largest magnitude among the finite values of a tensor, of any dtype."""
     size = mx.sym.abs(mx.sym.cast(tensor, dtype=dtypes.FLOAT32))
     return mx.sym.max(mx.sym.where(size * 0 == 0, size, mx.sym.zeros_like(size)))

@@ -98,6 +98,13 @@ def test_gradients_are_those_of_numpy():
         assert each.largest == pytest.approx(np.abs(gradient).max(), rel=1e-4)
 
 
+def test_the_largest_finite_value_counts():
+    data = X.copy()
+    data[0, 0], data[2, 1] = np.nan, -np.inf
+    found = measure_ranges(make(), [mx.nd.array(data), mx.nd.array(X / 2)])
+    assert found["data"] == pytest.approx(np.abs(data[np.isfinite(data)]).max())
+
+
 def test_all_kinds_of_batches_are_taken():
     net = make()
     data, label = batches()[0]
@@ -159,8 +166,10 @@ def test_each_graph_is_built_once_whatever_the_shapes(monkeypatch):
     sizes = [mx.nd.ones((rows, 4)) for rows in (1, 2, 3, 2)]
     measure_ranges(make(), sizes)
     assert len(built) == 1
+    measure_ranges(make(), [*sizes, mx.nd.ones((2, 4)) * np.inf, *sizes])
+    assert len(built) == 1 + 2  # the second one leaves out what is not finite
     measure_gradients(make(), LOSS, [(each, mx.nd.zeros(each.shape[0])) for each in sizes])
-    assert len(built) == 2
+    assert len(built) == 1 + 2 + 1
 
 
 class Chain(gluon.Block):

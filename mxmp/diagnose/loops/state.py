@@ -1,0 +1,115 @@
+"""Checks of nets and trainers as they stand, before a loop runs or after it."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence, Tuple
+
+import mxnet as mx
+from mxnet import gluon
+
+from ... import dtypes
+from ...devices.speed import bfloat16_speed
+from ...gluon.lookup import blocks_in, conversions_of
+from ...gluon.storage import LowPrecisionParameter, contexts_of, dtype_of
+from ...gluon.trainer_setup import TrainerSetup
+from ...mxnet_private import trainers as private
+from ..tensor_cores import BATCH, uneven_layers
+from .findings import LoopFindings
+
+_NORMS = (gluon.nn.BatchNorm, gluon.nn.LayerNorm, gluon.nn.InstanceNorm, gluon.nn.GroupNorm)
+_NAMED = 3  # layers or parameters that a sentence names
+
+
+def names_of(found: Sequence[str]) -> str:
+    """Return names in words, the first few of them."""
+    more = len(found) - _NAMED
+    return ", ".join(f"'{name}'" for name in found[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def check_parameters(nets: Sequence[gluon.Block], found: LoopFindings) -> None:
+    """Find parameters that ``cast`` has put in low precision."""
+    blocks = blocks_in(*nets)
+    norms = [block for block in blocks if isinstance(block, _NORMS)]
+    low = _cast([param for block in norms for param in block.params.values()])
+    if low:
+        found.add(
+            "norm_precision",
+            f"parameters of normalization layers are {dtype_of(low[0])}: {names_of([p.name for p in low])}. Their sums "
+            f"need float32; call cast('float32') on these layers, and mxmp.gluon.convert(net, 'O2') in place of "
+            f"net.cast.",
+        )
+    others = [param for net in nets for param in net.collect_params().values() if param not in low]
+    cast = _cast(others)
+    if cast:
+        found.add(
+            "cast_by_hand",
+            f"net.cast has put parameters in {dtype_of(cast[0])}: {names_of([p.name for p in cast])}. Call "
+            f"net.cast('float32'), and mxmp.gluon.cast(net, {dtype_of(cast[0])!r}) in its place, which keeps what "
+            f"needs it in float32.",
+            "warning",
+        )
+
+
+def _cast(params: Sequence[gluon.Parameter]) -> List[gluon.Parameter]:
+    return [p for p in params if not isinstance(p, LowPrecisionParameter) and dtype_of(p) in dtypes.LOW_PRECISION]
+
+
+def check_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer], found: LoopFindings) -> None:
+    """Find trainers of MXNet where the nets need one of mxmp."""
+    policies = [each.policy for each in conversions_of(blocks_in(*nets))]
+    scaled = any(policy.loss_scale not in (None, 1.0) for policy in policies)
+    for trainer in trainers:
+        if isinstance(trainer, TrainerSetup):
+            continue
+        low = [param.name for param in private.params(trainer) if dtype_of(param) in dtypes.LOW_PRECISION]
+        masters = bool(getattr(private.optimizer(trainer), "multi_precision", False))
+        reasons = ["gradients are not scaled, so that small ones become 0"] if scaled else []
+        if low and not masters:
+            reasons.append(f"weights in low precision, {names_of(low)}, have no float32 masters")
+        if reasons:
+            found.add(
+                "plain_trainer",
+                f"the trainer is a {type(trainer).__module__}.{type(trainer).__name__}, not one of mxmp: "
+                f"{'; '.join(reasons)}. Use mxmp.gluon.Trainer, or mxmp.gluon.Trainer.adopt(trainer).",
+            )
+
+
+def check_speed(nets: Sequence[gluon.Block], batches: Sequence[int], found: LoopFindings) -> None:
+    """Find what makes low precision slow: sizes that tensor cores do not take, and this machine."""
+    conversions = conversions_of(blocks_in(*nets))
+    used = {each.policy.compute_dtype for each in conversions}
+    on_cpu = all(ctx.device_type != "gpu" for net in nets for ctx in contexts_of(net.collect_params().values()))
+    if on_cpu and dtypes.FLOAT16 in used:
+        text = "float16 is emulated on a CPU, which is slower than float32: fine for a test, not to train with."
+        found.add("slow_policy", f"{text} On a CPU take 'mixed_bfloat16' or float32.", "note")
+    speed = bfloat16_speed() if on_cpu and dtypes.BFLOAT16 in used else None
+    if speed is not None and speed.slower:
+        found.add("slow_policy", f"bfloat16 is {speed} on this processor. {speed.advice}", "note")
+    if dtypes.FLOAT16 not in used:
+        return
+    layers = [layer for each in conversions for layer in _uneven(each)]
+    if layers:
+        text = f"sizes of {names_of([text for _, text in layers])} are no multiples of 8, which tensor cores want; pad"
+        found.add("uneven_sizes", f"{text} them if the layer is large. `mxmp inspect` lists all.", "note")
+    largest = max(batches, default=8)
+    if largest % 8:
+        found.add("uneven_sizes", f"the batch of {largest} is no multiple of 8, which tensor cores want.", "note")
+
+
+def _uneven(conversion: Any) -> List[Tuple[str, str]]:
+    """Return the layers of a net's last graph whose sizes, but for the batch, do not fit, with these in words."""
+    if conversion.current is None:
+        return []
+    decisions = conversion.current.converted.decisions
+    rows = {(row.name, row.op) for row in decisions.report.rows if row.precision == dtypes.FLOAT16}
+    found = []
+    for layer in uneven_layers(decisions.before, decisions.facts, rows):
+        sizes = ", ".join(f"{what} {size}" for what, size in layer.sizes.items() if what != BATCH)
+        if sizes:
+            found.append((layer.name, f"{layer.name} ({sizes})"))
+    return found
+
+
+def is_low(array: Any) -> bool:
+    """Return whether something is an array in low precision."""
+    return isinstance(array, mx.nd.NDArray) and dtypes.canonical(array.dtype) in dtypes.LOW_PRECISION

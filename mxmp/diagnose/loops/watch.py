@@ -1,0 +1,260 @@
+"""Watches nets and trainers while a loop runs: hooks on the nets, and methods in front of the trainers' own."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+from ... import dtypes
+from ...gluon.trainer_setup import TrainerSetup
+from ...mxnet_private import parameters
+from ...mxnet_private import trainers as private
+from ...mxnet_private.arrays import is_fresh
+from ...training.observer import scaler_of
+from .findings import LoopFindings
+from .state import is_low, names_of
+
+_USING = ("unscale", "clip_global_norm", "clip_value", "allreduce_grads", "step", "update")
+"""The methods of a trainer that use gradients."""
+
+
+class Call(NamedTuple):
+    """A call of a net: the sizes of its inputs by axis, and whether it was recorded, in training mode."""
+
+    sizes: Tuple[Tuple[int, ...], ...]
+    recorded: bool
+    training: bool
+
+
+class LoopWatch:
+    """Notes what a loop does from one step to the next, and adds what is wrong to the findings."""
+
+    def __init__(self, nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer], found: LoopFindings) -> None:
+        self.found = found
+        self.steps = 0
+        self.rows: List[int] = []  # of the batches that the nets were called with
+        self._nets = nets
+        self._watched = [_Trainer(trainer, self) for trainer in trainers]
+        self.calls: List[Call] = []  # since the last step of all trainers
+        self._stepped: Set[int] = set()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch within this context."""
+        handles = [net.register_forward_pre_hook(self._note_call) for net in self._nets]
+        for watched in self._watched:
+            watched.attach()
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.detach()
+            for watched in self._watched:
+                watched.detach()
+
+    def _note_call(self, block: gluon.Block, inputs: Tuple[Any, ...]) -> None:
+        arrays = [each for each in inputs if isinstance(each, mx.nd.NDArray)]
+        if self._stepped:  # a new iteration
+            self.calls, self._stepped = [], set()
+        self.calls.append(Call(tuple(each.shape for each in arrays), autograd.is_recording(), autograd.is_training()))
+        self.rows += [array.shape[0] for array in arrays[:1] if array.shape]
+        for array in arrays:
+            if np.dtype(array.dtype) == np.float64:
+                self.found.add(
+                    "float64_data",
+                    f"block '{block.name}' is called with float64 data, as numpy makes it; give it "
+                    f"x.astype('float32').",
+                )
+
+    def check_recorded(self) -> List[Call]:
+        """Check how the nets were called since the last step, and return the calls that were recorded."""
+        recorded = [call for call in self.calls if call.recorded]
+        if self.calls and not recorded:
+            self.found.add(
+                "not_recorded",
+                "the net was called outside of autograd.record(), so that backward does not reach it; call net and "
+                "loss within it.",
+            )
+        elif recorded and not any(call.training for call in recorded):
+            self.found.add(
+                "not_training",
+                "the net is called in autograd.record(train_mode=False): dropout and BatchNorm run as in inference. "
+                "Leave train_mode out, if that is not meant.",
+                "warning",
+            )
+        return recorded
+
+    def note_step(self, watched: _Trainer, batch_size: Any) -> None:
+        """Check the calls before a step."""
+        self.steps += 1
+        self._stepped.add(id(watched))
+        recorded = self.check_recorded()
+        if autograd.is_recording():
+            self.found.add(
+                "step_recorded",
+                "step is called within autograd.record(), so that the update is recorded too; end the block before.",
+            )
+        if recorded and isinstance(batch_size, (int, float)) and not _fits(batch_size, recorded):
+            sizes = ", ".join(str(call.sizes[0][0]) for call in recorded if call.sizes and call.sizes[0])
+            self.found.add(
+                "batch_size",
+                f"step divides the gradients by {batch_size:g}, but the net was called with batches of {sizes}; give "
+                f"the number of examples (data.shape[0]), or 1 if the loss is a mean.",
+                "warning",
+            )
+
+
+def _fits(batch_size: float, calls: Sequence[Call]) -> bool:
+    """Return whether a batch size is that of calls, of one or of all of them, on any axis, or 1 for a mean loss."""
+    sizes = [{size for shape in call.sizes for size in shape} for call in calls]
+    if not all(sizes):
+        return True  # nothing is known
+    single = set().union(*sizes)
+    sums = {sum(call.sizes[0][axis] for call in calls) for axis in range(min(len(call.sizes[0]) for call in calls))}
+    return batch_size in {1, *single, *sums, *(size * len(calls) for size in single)}
+
+
+class _Trainer:
+    """Watches one trainer: its methods on this one object note a call, and call the class's own."""
+
+    def __init__(self, trainer: gluon.Trainer, watch: LoopWatch) -> None:
+        self._trainer, self._watch, self._found = trainer, watch, watch.found
+        self._is_ours = isinstance(trainer, TrainerSetup)
+        self._scaled: Dict[int, Any] = {}  # copies of gradients after backward on a scaled loss, by the id of each
+        self._is_begun = False  # whether a loss of this step was scaled
+        self._is_using = False  # whether a method that uses gradients runs, or has run since the last backward
+        self._depth = 0
+        self._skipped = False
+
+    def attach(self) -> None:
+        """Put methods in front of the trainer's."""
+        for name in _USING:
+            if hasattr(self._trainer, name):
+                vars(self._trainer)[name] = partial(self._use, name, getattr(self._trainer, name))
+        setter = self._trainer.set_learning_rate
+        vars(self._trainer)["set_learning_rate"] = partial(self._set_rate, setter)
+        if self._is_ours:
+            vars(self._trainer)["scale_loss"] = partial(self._scale_loss, self._trainer.scale_loss)
+
+    def detach(self) -> None:
+        """Take them away."""
+        for name in (*_USING, "set_learning_rate", "scale_loss"):
+            vars(self._trainer).pop(name, None)
+
+    @contextlib.contextmanager
+    def _scale_loss(self, original: Any, loss: Any, *others: Any) -> Iterator[Any]:
+        everyone = [each for each in self._watch_all() if each._trainer is self._trainer or each._trainer in others]
+        for each in everyone:
+            each._begin()
+        for array in loss if isinstance(loss, (list, tuple)) else [loss]:
+            if is_low(array):
+                self._found.add(
+                    "loss_precision",
+                    f"the loss is {dtypes.canonical(array.dtype)}: it is computed in low precision, which loses its "
+                    f"digits and caps the loss scale; give the loss float32 outputs (output.astype('float32')).",
+                    "warning",
+                )
+        with original(loss, *others) as scaled:
+            yield scaled
+        for each in everyone:
+            each._scaled = {id(grad): grad.copy() for _, grad in each._fresh_gradients()}
+            each._is_using = False
+
+    def _watch_all(self) -> List[_Trainer]:
+        return self._watch._watched
+
+    def _begin(self) -> None:
+        """Check, before the first backward of a step, that gradients which add up are zero."""
+        if not self._is_begun:
+            self._is_begun, self._skipped = True, False
+            left = [
+                param.name
+                for param in self._params()
+                if param.grad_req == "add" and any(np.any(grad.asnumpy()) for grad in param.list_grad())
+            ]
+            if left:
+                self._found.add(
+                    "zero_grad_missing",
+                    f"grad_req='add', but the gradients of {names_of(left)} are not zero before the first backward of "
+                    f"a step: those of the step before are added in. Call zero_grad() on the parameters after each "
+                    f"step.",
+                )
+
+    def _params(self) -> List[gluon.Parameter]:
+        found = (param for param in private.params(self._trainer) if param.grad_req != "null")
+        return [param for param in found if parameters.is_initialized(param)]
+
+    def _fresh_gradients(self) -> Iterator[Tuple[gluon.Parameter, Any]]:
+        for param in self._params():
+            for data, grad in zip(param.list_data(), param.list_grad()):
+                if is_fresh(data):
+                    yield param, grad
+
+    def _use(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Check the gradients before the first method that uses them, and call it."""
+        inner = self._depth > 0
+        if not inner:
+            self._before(name, args, kwargs)
+        self._depth += 1
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        if not inner and name in ("step", "update"):
+            self._is_begun = self._is_using = False
+            self._scaled = {}
+            self._skipped = result is False
+        return result
+
+    def _before(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        if not self._is_using:
+            self._is_using = True
+            self._check_changed(name)
+            self._check_stale(name, kwargs.get("ignore_stale_grad", len(args) > 1 and args[1]))
+        if name in ("step", "update"):
+            self._watch.note_step(self, kwargs.get("batch_size", args[0] if args else None))
+
+    def _check_changed(self, name: str) -> None:
+        """Find gradients that were changed while they were scaled."""
+        if not self._is_ours or scaler_of(self._trainer).window.scale == 1.0:
+            return
+        fresh = [(param, grad) for param, grad in self._fresh_gradients() if id(grad) in self._scaled]
+        changed = [param.name for param, grad in fresh if not _same(grad, self._scaled[id(grad)])]
+        if changed:
+            self._found.add(
+                "clip_before_unscale",
+                f"the gradients of {names_of(changed)} were changed between backward and {name}, while they were still "
+                f"multiplied by the loss scale, as by gluon.utils.clip_global_norm. Call trainer.unscale() before, or "
+                f"trainer.clip_global_norm(max_norm), which does.",
+            )
+
+    def _check_stale(self, name: str, ignored: Any) -> None:
+        """Find weights without a gradient, where others have one."""
+        fresh = {id(param) for param, _ in self._fresh_gradients()}
+        stale = [param.name for param in self._params() if id(param) not in fresh]
+        if stale and fresh and not ignored:
+            self._found.add(
+                "no_gradient",
+                f"no backward wrote the gradient of {names_of(stale)} before {name}: the loss does not depend on them. "
+                f"Call the layers that they belong to, or set grad_req='null' on them.",
+            )
+
+    def _set_rate(self, original: Any, rate: float) -> None:
+        if self._skipped:
+            self._found.add(
+                "schedule_on_skip",
+                "the learning rate is set after a step that was skipped, so that the schedule runs ahead of the "
+                "updates; do it where step returned True, or give the optimizer an lr_scheduler.",
+                "warning",
+            )
+        original(rate)
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Return whether two arrays have the same values, NaN too."""
+    return bool(np.array_equal(left.asnumpy(), right.asnumpy(), equal_nan=True))
