@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from .. import dtypes
-from ..graph import Graph, Key
+from ..graph import Graph, Key, in_written_order
 from ..passes import ScaleLoss
 from ..passes.attributes import MARK_ATTR, SCALE_MARK
 from ..passes.facts import Facts
@@ -99,13 +99,13 @@ class _Built:
         graph, facts = looker.graph, _facts(looker.graph, values)
         if any(is_loss_head(node) or node.name in looker.loss_heads for node in graph.nodes):
             known = looker.loss_heads & {node.name for node in graph.nodes}
-            graph = ScaleLoss(facts, SCALE, frozenset(known))(graph).graph
+            graph = in_written_order(ScaleLoss(facts, SCALE, frozenset(known))(graph).graph)
             values = {**values, SCALE: mx.nd.ones(1)}
-            symbol = from_graph(graph)
             facts = _facts(graph, values)
         probed = add_probes(graph, facts, dtypes.PRECISIONS, heads=True)
         keys = _looked_at(graph, facts)
-        watched = replace(probed.graph, heads=(*probed.graph.heads, *(probed.places[key] for key in keys)))
+        heads = (*probed.graph.heads, *(probed.places[key] for key in keys))
+        watched = in_written_order(replace(probed.graph, heads=heads))
         zeros = {name: mx.nd.zeros(probe.shape) for name, probe in probed.probes.items()}
         symbol = from_graph(watched)
         converted = Converted(

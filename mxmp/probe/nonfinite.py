@@ -28,7 +28,9 @@ class NonFinite:
         output: What holds inf or NaN: the node's output; backward, the gradient that it hands on.
         inputs: What the node reads; backward, the gradients that its outputs get stand before that.
         float32: The same output in float32; None where that is not known.
-        rows: Of data, and of a loss, the first rows (numbers along the first axis) that hold inf or NaN.
+        rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
+        keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
+            that read its output.
     """
 
     where: str
@@ -39,6 +41,7 @@ class NonFinite:
     inputs: Tuple[ValueRange, ...] = ()
     float32: Optional[ValueRange] = None
     rows: Tuple[int, ...] = ()
+    keep: Tuple[str, ...] = ()
 
     def __str__(self) -> str:
         count = f"{self.output.bad:,} of {self.output.size:,} elements"
@@ -83,6 +86,7 @@ class NonFinite:
             "inputs": [each.to_dict() for each in self.inputs],
             "float32": None if self.float32 is None else self.float32.to_dict(),
             "rows": list(self.rows),
+            "keep": list(self.keep),
             "text": str(self),
         }
 
@@ -221,7 +225,30 @@ def _made(
 ) -> NonFinite:
     name, op = names.of(position)
     precision = _precision(position, seen, where)
-    return NonFinite(where, name, op, precision, found, tuple(inputs), same)
+    return NonFinite(where, name, op, precision, found, tuple(inputs), same, keep=_to_keep(position, names, seen))
+
+
+def _to_keep(position: int, names: Names, seen: Seen) -> Tuple[str, ...]:
+    """Return a node and those in low precision that read its output, casts passed over."""
+    readers, graph = seen.graph.consumers(), seen.graph
+    found: Dict[str, None] = {}
+    waiting = [position]
+    while waiting:
+        number = waiting.pop(0)
+        is_inserted = graph.nodes[number].get(MARK_ATTR) is not None
+        if not is_inserted:
+            found[names.of(number)[0]] = None
+        if is_inserted or number == position:
+            outputs = range(graph.nodes[number].num_outputs)
+            following = [reader for index in outputs for reader, _ in readers.get((number, index), ())]
+            low = [each for each in following if _is_low(each, seen) or graph.nodes[each].get(MARK_ATTR) is not None]
+            waiting += sorted(set(low))
+    return tuple(found)
+
+
+def _is_low(position: int, seen: Seen) -> bool:
+    entries = [(position, 0), *(entry.key for entry in seen.graph.nodes[position].inputs)]
+    return any(seen.facts.dtypes.get(key) in dtypes.LOW_PRECISION for key in entries)
 
 
 def _precision(position: int, seen: Seen, where: str) -> str:
