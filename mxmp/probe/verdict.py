@@ -181,9 +181,9 @@ def _replayed(call: Call) -> Call:
     """
     if call.gradients is None or call.gradients.follows_outputs:
         return call
-    seen = call.run(low=True)
-    spoilt = any(each.bad for each in seen.head_gradients or ())
-    if not spoilt or not (call.gradients.of_loss or any(each.bad for each in seen.outputs)):
+    if not call.gradients.are_spoilt():
+        return call
+    if call.gradients.of_loss is None and not any(each.bad for each in call.run(low=True).outputs):
         return call
     return replace(call, gradients=call.gradients.of_loss)
 

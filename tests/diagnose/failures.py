@@ -152,6 +152,7 @@ def looped(factor):
 
     def step(x, states):
         new = mx.sym.FullyConnected(states[0] * factor, num_hidden=4, name="inner", no_bias=True)
+        new = mx.sym.broadcast_add(new, mx.sym.reshape(x, shape=(1, -1)))
         return new, [new]
 
     outputs, _ = mx.sym.contrib.foreach(step, mx.sym.transpose(mx.sym.var("data")), [mx.sym.var("state")], name="loop")
