@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .. import dtypes
-from ..graph import Graph, Key
+from ..graph import Entry, Graph, Key
 from ..passes.attributes import MARK_ATTR, replaced
 from ..report.counts import positions
 from .looking import Seen
@@ -113,6 +113,12 @@ class Names:
             return node.name, replaced(node)[0]
         return self.of(node.inputs[0].node)[0], "cast"
 
+    def ranged(self, key: Key, found: ValueRange) -> ValueRange:
+        """Return the range of an output under the name that it has in the network."""
+        if key[0] not in self.known:
+            return found
+        return replace(found, name=self._before.entry_name(Entry(self.known[key[0]], key[1])))
+
 
 def first_forward(seen: Seen, exact: Seen, before: Graph, allowed: bool = True) -> Optional[NonFinite]:
     """Return the first operator whose output has more inf and NaN than in float32.
@@ -131,7 +137,7 @@ def first_forward(seen: Seen, exact: Seen, before: Graph, allowed: bool = True) 
         if found.bad > known and (allowed or not _excused(key[0], seen)):
             if same is None and allowed and _excused(key[0], seen):
                 continue  # a cast of what is infinite by intention
-            return _made(FORWARD, key[0], found, _read(key[0], seen, names), names, seen, same)
+            return _made(FORWARD, key[0], names.ranged(key, found), _read(key[0], seen, names), names, seen, same)
     return None
 
 
@@ -187,10 +193,12 @@ def _gradient(
 ) -> NonFinite:
     """Return the finding for the gradient of one output: the operator that gives it, with what that gets and reads."""
     reader = _reader(key, seen, readers)
+    found = names.ranged(key, found)
     if reader is None:  # an output of the network
-        given = [each for each in seen.head_gradients or () if each.name == found.name]
+        ends = dict(zip((head.key for head in seen.graph.heads), seen.head_gradients or ()))
+        given = [ends[key]] if key in ends else []
         return _made(BACKWARD, key[0], found, given, names, seen, same)
-    gets = [seen.backward[each] for each in sorted(seen.backward) if each[0] == reader]
+    gets = [names.ranged(each, seen.backward[each]) for each in sorted(seen.backward) if each[0] == reader]
     return _made(BACKWARD, reader, found, [*gets, *_read(reader, seen, names)], names, seen, same)
 
 
@@ -211,7 +219,7 @@ def _reader(key: Key, seen: Seen, readers: Mapping[Key, Any]) -> Optional[int]:
 
 def _read(position: int, seen: Seen, names: Names) -> List[ValueRange]:
     keys = (entry.key for entry in seen.graph.nodes[position].inputs)
-    return [seen.forward[key] for key in keys if key in seen.forward]
+    return [names.ranged(key, seen.forward[key]) for key in keys if key in seen.forward]
 
 
 def _made(

@@ -265,7 +265,7 @@ def _too_high(where: Optional[NonFinite], scale: float, finite: float) -> str:
 def _out_of_range(where: Optional[NonFinite]) -> str:
     if where is None:
         return "low precision is not finite at any scale, and float32 is. Keep more of the network in float32."
-    overrides = ",".join(f"{name}=float32" for name in where.keep)
+    overrides = ",".join(f"name:{name}=float32" for name in where.keep)
     sides = "activation" if where.where == FORWARD else "gradient"
     return (
         f"no loss scale mends this {sides}. {_sentence(where)} Keep {'it' if len(where.keep) == 1 else 'these'} in "

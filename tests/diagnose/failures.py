@@ -9,9 +9,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from mxmp import diagnose, gluon as mixed
+from mxmp import diagnose
+from mxmp import gluon as mixed
 from mxmp.errors import MxmpError
-from mxmp.loss_scale import DynamicLossScale
 from mxmp.module import BucketingModule, Module
 
 PURE = "O3"  # all in float16
@@ -37,16 +37,24 @@ def of_symbol(sym, policy="O1", scale=SMALL, batch=None, params=None, seed=1, fa
     shapes = {name: array.shape for name, array in batch.items()}
     found, _, aux = sym.infer_shape(**shapes)
     rng = np.random.default_rng(seed)
-    values = {n: mx.nd.array(rng.normal(size=s) * factor) for n, s in zip(sym.list_arguments(), found) if n not in batch}
+    values = {
+        n: mx.nd.array(rng.normal(size=s) * factor) for n, s in zip(sym.list_arguments(), found) if n not in batch
+    }
     labels = {name: mx.nd.zeros(array.shape) for name, array in values.items() if name.endswith("label")}
     args = {name: array for name, array in values.items() if name not in labels}
-    args.update({name: mx.nd.array(np.broadcast_to(v, args[name].shape)) for name, v in (params or {}).items() if name in args})
+    args.update(
+        {name: mx.nd.array(np.broadcast_to(v, args[name].shape)) for name, v in (params or {}).items() if name in args}
+    )
     states = {n: mx.nd.zeros(s) + ("var" in n) for n, s in zip(sym.list_auxiliary_states(), aux)}
-    states.update({n: mx.nd.array(np.broadcast_to(v, states[n].shape)) for n, v in (params or {}).items() if n in states})
+    states.update(
+        {n: mx.nd.array(np.broadcast_to(v, states[n].shape)) for n, v in (params or {}).items() if n in states}
+    )
     return diagnose.explain((sym, args, states), {**labels, **batch}, policy, scale=scale)
 
 
-def of_trainer(net, x, y=None, loss=None, policy="O1", scale=SMALL, watch_loss=True, init=0.3, before=None, **hybridize):
+def of_trainer(
+    net, x, y=None, loss=None, policy="O1", scale=SMALL, watch_loss=True, init=0.3, before=None, **hybridize
+):
     """Return the verdict on a step of a trainer."""
     loss = loss or gluon.loss.L2Loss()
     net.initialize(mx.init.Constant(init) if isinstance(init, float) else init)

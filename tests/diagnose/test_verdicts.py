@@ -276,9 +276,7 @@ SOUND = {
         conv_net(), data((4, 3, 8, 8)), mx.nd.arange(4) % 3, SOFTMAX, init=mx.init.Xavier(), static_alloc=True
     ),
     "LSTM": lambda: of_trainer(gluon.rnn.LSTM(8, prefix="net_"), data((5, 4, 6)), init=mx.init.Xavier()),
-    "LSTM cell": lambda: of_trainer(
-        Applied(lambda F, x: F.tanh(F.sigmoid(x) * x)), data(), init=mx.init.Xavier()
-    ),
+    "LSTM cell": lambda: of_trainer(Applied(lambda F, x: F.tanh(F.sigmoid(x) * x)), data(), init=mx.init.Xavier()),
     "attention": lambda: of_symbol(attention(), "O1,op:batch_dot=float16", batch={"data": data((2, 5, 6))}),
     "attention, -inf mask given": lambda: of_symbol(
         attention(mx.sym.var("mask")), batch={"data": data((2, 5, 6)), "mask": mx.nd.array(MASK)}
@@ -328,4 +326,3 @@ def test_no_fault_is_found_in_a_healthy_step(name):
 
 def test_there_are_as_many_cases_as_are_asked_for():
     assert len(FAILURES) >= 24 and len(SOUND) >= 24
-
