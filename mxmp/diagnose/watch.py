@@ -108,7 +108,7 @@ class Watch(Observer):
             noted = owner._calls.noted
             self._calls = [each.replay(self._scale, self._of_loss(each.outputs)) for each in noted]
         else:
-            module = owner if isinstance(owner, Module) else owner._current("verdict")
+            module = owner if isinstance(owner, Module) else owner.mx_current
             self._scale = module._backward_scale
             self._calls = calls_of(module, module._out_grads, copied=True)
         self._labels = []

@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from .. import dtypes
-from ..graph import Graph, Key
+from ..graph import Graph, Key, in_written_order
 from ..passes import ScaleLoss
 from ..passes.attributes import MARK_ATTR, SCALE_MARK
 from ..passes.facts import Facts
@@ -18,7 +18,7 @@ from ..report import Decisions
 from ..symbol import Converted
 from ..symbol.inference import from_graph, infer_facts
 from .gradient_probes import Probed, add_probes
-from .value_range import ValueRange, read_ranges, summarize
+from .value_range import Summaries, ValueRange, read_ranges, summarize
 
 HeadGradients = Callable[[List[Any]], Optional[List[Any]]]
 """Gives the gradients of a graph's outputs, one each, for these; None where they are not known."""
@@ -93,19 +93,20 @@ class _Built:
     operator: Any
     trained: FrozenSet[str]
     training: bool
+    summaries: Summaries = field(default_factory=Summaries)
 
     @classmethod
     def of(cls, looker: Looker, values: Mapping[str, Any]) -> _Built:
         graph, facts = looker.graph, _facts(looker.graph, values)
         if any(is_loss_head(node) or node.name in looker.loss_heads for node in graph.nodes):
             known = looker.loss_heads & {node.name for node in graph.nodes}
-            graph = ScaleLoss(facts, SCALE, frozenset(known))(graph).graph
+            graph = in_written_order(ScaleLoss(facts, SCALE, frozenset(known))(graph).graph)
             values = {**values, SCALE: mx.nd.ones(1)}
-            symbol = from_graph(graph)
             facts = _facts(graph, values)
         probed = add_probes(graph, facts, dtypes.PRECISIONS, heads=True)
         keys = _looked_at(graph, facts)
-        watched = replace(probed.graph, heads=(*probed.graph.heads, *(probed.places[key] for key in keys)))
+        heads = (*probed.graph.heads, *(probed.places[key] for key in keys))
+        watched = in_written_order(replace(probed.graph, heads=heads))
         zeros = {name: mx.nd.zeros(probe.shape) for name, probe in probed.probes.items()}
         symbol = from_graph(watched)
         converted = Converted(
@@ -135,9 +136,10 @@ class _Built:
         gradients = {} if given is None else _backward(heads, given, scale, zeros, trained)
         seen: Dict[Any, Any] = {("output", number): each for number, each in enumerate(summaries[:count])}
         seen.update({("forward", key): each for key, each in zip(self.keys, summaries[count:])})
-        seen.update({("forward", key): summarize(mx.nd, array) for key, array in variables.items()})
-        seen.update({("given", number): summarize(mx.nd, each) for number, each in enumerate(given or ())})
-        seen.update({("backward", key): summarize(mx.nd, each) for key, each in self._keyed(gradients).items()})
+        others: Dict[Any, Any] = {("forward", key): array for key, array in variables.items()}
+        others.update({("given", number): each for number, each in enumerate(given or ()) if each is not None})
+        others.update({("backward", key): each for key, each in self._keyed(gradients).items()})
+        seen.update(zip(others, self.summaries(list(others.values()))))
         ranges = dict(zip(seen, read_ranges([self._name(place) for place in seen], list(seen.values()))))
 
         def of(kind: str) -> Dict[Any, ValueRange]:

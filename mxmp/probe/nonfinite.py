@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .. import dtypes
-from ..graph import Graph, Key
+from ..graph import Entry, Graph, Key
 from ..passes.attributes import MARK_ATTR, replaced
 from ..report.counts import positions
 from .looking import Seen
@@ -28,7 +28,9 @@ class NonFinite:
         output: What holds inf or NaN: the node's output; backward, the gradient that it hands on.
         inputs: What the node reads; backward, the gradients that its outputs get stand before that.
         float32: The same output in float32; None where that is not known.
-        rows: Of data, and of a loss, the first rows (numbers along the first axis) that hold inf or NaN.
+        rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
+        keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
+            that read its output.
     """
 
     where: str
@@ -39,6 +41,7 @@ class NonFinite:
     inputs: Tuple[ValueRange, ...] = ()
     float32: Optional[ValueRange] = None
     rows: Tuple[int, ...] = ()
+    keep: Tuple[str, ...] = ()
 
     def __str__(self) -> str:
         count = f"{self.output.bad:,} of {self.output.size:,} elements"
@@ -83,6 +86,7 @@ class NonFinite:
             "inputs": [each.to_dict() for each in self.inputs],
             "float32": None if self.float32 is None else self.float32.to_dict(),
             "rows": list(self.rows),
+            "keep": list(self.keep),
             "text": str(self),
         }
 
@@ -109,6 +113,12 @@ class Names:
             return node.name, replaced(node)[0]
         return self.of(node.inputs[0].node)[0], "cast"
 
+    def ranged(self, key: Key, found: ValueRange) -> ValueRange:
+        """Return the range of an output under the name that it has in the network."""
+        if key[0] not in self.known:
+            return found
+        return replace(found, name=self._before.entry_name(Entry(self.known[key[0]], key[1])))
+
 
 def first_forward(seen: Seen, exact: Seen, before: Graph, allowed: bool = True) -> Optional[NonFinite]:
     """Return the first operator whose output has more inf and NaN than in float32.
@@ -127,7 +137,7 @@ def first_forward(seen: Seen, exact: Seen, before: Graph, allowed: bool = True) 
         if found.bad > known and (allowed or not _excused(key[0], seen)):
             if same is None and allowed and _excused(key[0], seen):
                 continue  # a cast of what is infinite by intention
-            return _made(FORWARD, key[0], found, _read(key[0], seen, names), names, seen, same)
+            return _made(FORWARD, key[0], names.ranged(key, found), _read(key[0], seen, names), names, seen, same)
     return None
 
 
@@ -183,10 +193,12 @@ def _gradient(
 ) -> NonFinite:
     """Return the finding for the gradient of one output: the operator that gives it, with what that gets and reads."""
     reader = _reader(key, seen, readers)
+    found = names.ranged(key, found)
     if reader is None:  # an output of the network
-        given = [each for each in seen.head_gradients or () if each.name == found.name]
+        ends = dict(zip((head.key for head in seen.graph.heads), seen.head_gradients or ()))
+        given = [ends[key]] if key in ends else []
         return _made(BACKWARD, key[0], found, given, names, seen, same)
-    gets = [seen.backward[each] for each in sorted(seen.backward) if each[0] == reader]
+    gets = [names.ranged(each, seen.backward[each]) for each in sorted(seen.backward) if each[0] == reader]
     return _made(BACKWARD, reader, found, [*gets, *_read(reader, seen, names)], names, seen, same)
 
 
@@ -207,7 +219,7 @@ def _reader(key: Key, seen: Seen, readers: Mapping[Key, Any]) -> Optional[int]:
 
 def _read(position: int, seen: Seen, names: Names) -> List[ValueRange]:
     keys = (entry.key for entry in seen.graph.nodes[position].inputs)
-    return [seen.forward[key] for key in keys if key in seen.forward]
+    return [names.ranged(key, seen.forward[key]) for key in keys if key in seen.forward]
 
 
 def _made(
@@ -221,7 +233,30 @@ def _made(
 ) -> NonFinite:
     name, op = names.of(position)
     precision = _precision(position, seen, where)
-    return NonFinite(where, name, op, precision, found, tuple(inputs), same)
+    return NonFinite(where, name, op, precision, found, tuple(inputs), same, keep=_to_keep(position, names, seen))
+
+
+def _to_keep(position: int, names: Names, seen: Seen) -> Tuple[str, ...]:
+    """Return a node and those in low precision that read its output, casts passed over."""
+    readers, graph = seen.graph.consumers(), seen.graph
+    found: Dict[str, None] = {}
+    waiting = [position]
+    while waiting:
+        number = waiting.pop(0)
+        is_inserted = graph.nodes[number].get(MARK_ATTR) is not None
+        if not is_inserted:
+            found[names.of(number)[0]] = None
+        if is_inserted or number == position:
+            outputs = range(graph.nodes[number].num_outputs)
+            following = [reader for index in outputs for reader, _ in readers.get((number, index), ())]
+            low = [each for each in following if _is_low(each, seen) or graph.nodes[each].get(MARK_ATTR) is not None]
+            waiting += sorted(set(low))
+    return tuple(found)
+
+
+def _is_low(position: int, seen: Seen) -> bool:
+    entries = [(position, 0), *(entry.key for entry in seen.graph.nodes[position].inputs)]
+    return any(seen.facts.dtypes.get(key) in dtypes.LOW_PRECISION for key in entries)
 
 
 def _precision(position: int, seen: Seen, where: str) -> str:

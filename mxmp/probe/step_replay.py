@@ -79,6 +79,10 @@ class Gradients:
         """Return the gradient of each output, None where it has none."""
         return self._arrays
 
+    def are_spoilt(self) -> bool:
+        """Return whether they are known, and not finite."""
+        return any(each.bad for each in ranges_of({str(i): each for i, each in enumerate(self._arrays)}))
+
     def given(self) -> Dict[str, Any]:
         """Return what they depend on besides the outputs, by name."""
         return {} if self.of_loss is None else self.of_loss.given()

@@ -119,13 +119,17 @@ def _any_worse(runs: Sequence[_Run], exact: Sequence[_Run]) -> bool:
 
 
 def _finite_scale(calls: Sequence[Call], exact: Sequence[_Run], scale: float) -> float:
-    """Return the largest scale that is finite, of 1/8 of the step's and so on; 1 is known to be."""
-    scale /= _STEP
-    while scale > 1.0:
-        if not _any_worse([_Run(call, call.run(low=True, scale=scale)) for call in calls], exact):
-            return scale
-        scale /= _STEP
-    return 1.0
+    """Return the largest scale that is finite, of 1/2 of the step's, 1/4 and so on; 1 is known to be."""
+
+    def is_finite(scale: float) -> bool:
+        return not _any_worse([_Run(call, call.run(low=True, scale=scale)) for call in calls], exact)
+
+    tried = scale / _STEP
+    while tried > 1.0 and not is_finite(tried):
+        tried /= _STEP
+    tried = max(tried, 1.0)
+    finer = (tried * factor for factor in (4.0, 2.0))
+    return next((each for each in finer if each < scale and is_finite(each)), tried)
 
 
 def _first(exact: Sequence[_Run], runs: Sequence[_Run]) -> Optional[NonFinite]:
@@ -177,9 +181,9 @@ def _replayed(call: Call) -> Call:
     """
     if call.gradients is None or call.gradients.follows_outputs:
         return call
-    seen = call.run(low=True)
-    spoilt = any(each.bad for each in seen.head_gradients or ())
-    if not spoilt or not (call.gradients.of_loss or any(each.bad for each in seen.outputs)):
+    if not call.gradients.are_spoilt():
+        return call
+    if call.gradients.of_loss is None and not any(each.bad for each in call.run(low=True).outputs):
         return call
     return replace(call, gradients=call.gradients.of_loss)
 
@@ -252,19 +256,25 @@ def _of_broken(where: NonFinite, scale: float) -> Verdict:
 def _too_high(where: Optional[NonFinite], scale: float, finite: float) -> str:
     place = "" if where is None else f" {_sentence(where)}"
     return (
-        f"at a loss scale of {scale:g} gradients overflow, at {finite:g} all is finite: the skip was right.{place} "
-        f"There is nothing to do: a dynamic scale falls by itself. A static one should be at most {finite:g}."
+        f"at a loss scale of {_number(scale)} gradients overflow, at {_number(finite)} all is finite: the skip was "
+        f"right.{place} There is nothing to do: a dynamic scale falls by itself. A static one should be at most "
+        f"{_number(finite)}."
     )
 
 
 def _out_of_range(where: Optional[NonFinite]) -> str:
     if where is None:
         return "low precision is not finite at any scale, and float32 is. Keep more of the network in float32."
+    overrides = ",".join(f"name:{name}=float32" for name in where.keep)
     sides = "activation" if where.where == FORWARD else "gradient"
     return (
-        f"no loss scale mends this {sides}. {_sentence(where)} Keep the operator in float32, with its neighbours if "
-        f"they overflow too: add '{where.name}=float32' to the policy, or scale its inputs down."
+        f"no loss scale mends this {sides}. {_sentence(where)} Keep {'it' if len(where.keep) == 1 else 'these'} in "
+        f"float32 by the policy's overrides, '{overrides}', or scale the inputs down."
     )
+
+
+def _number(scale: float) -> str:
+    return f"{scale:,.0f}" if scale >= 1 and scale == round(scale) and scale < 1e15 else f"{scale:g}"
 
 
 def _sentence(where: NonFinite) -> str:

@@ -1,0 +1,152 @@
+"""Where inf and NaN come up first: in nets, symbols and modules, forward and backward; and nothing of the user's changes."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+from mxmp import diagnose, symbol
+from mxmp import gluon as mixed
+from mxmp.errors import ConvertError, LossScaleError
+from mxmp.module import Module
+from tests.diagnose.failures import Applied, data, dense, ended, linear
+from tests.freeze import freeze
+
+LOSS = gluon.loss.L2Loss()
+
+
+def squares(factor=300.0, policy="O1,op:square=float16"):
+    """Return a net, its values 1, whose square of 6 * factor overflows in float16."""
+    net = Applied(lambda F, x: F.square(x * factor, name="sq"))
+    net.initialize(mx.init.One())
+    net(mx.nd.ones((2, 6)))
+    return mixed.convert(net, policy) if policy else net
+
+
+def test_a_converted_net_is_looked_at_as_it_is_converted():
+    found = diagnose.find_nonfinite(squares(), mx.nd.ones((2, 6)))
+    assert (found.where, found.name, found.op, found.precision) == ("forward", "net_sq", "square", "float16")
+    assert (found.output.infs, found.output.nans, found.output.size) == (8, 0, 8)
+    assert (found.inputs[0].smallest, found.inputs[0].largest) == (1800.0, 1800.0)
+    assert found.float32.largest == 1800.0**2
+
+
+def test_it_is_said_in_one_sentence():
+    text = str(diagnose.find_nonfinite(squares(), mx.nd.ones((2, 6))))
+    assert text == (
+        "forward: 'net_sq' (square, float16) gives inf in 8 of 8 elements; its input reaches 1800, float16 ends at "
+        "65504; in float32 it reaches 3.24e+06"
+    )
+
+
+def test_a_net_that_is_not_converted_is_float32_unless_a_policy_is_given():
+    net = squares(policy=None)
+    assert diagnose.find_nonfinite(net, mx.nd.ones((2, 6))) is None
+    assert diagnose.find_nonfinite(net, mx.nd.ones((2, 6)), "O1,op:square=float16").name == "net_sq"
+    assert diagnose.find_nonfinite(squares(1e20, None), mx.nd.ones((2, 6))).precision == "float32"
+
+
+def test_with_a_loss_gradients_are_looked_at_in_the_order_of_backward():
+    net = dense(4, 2)
+    net.initialize(mx.init.One())
+    mixed.convert(net, "O1")
+    batch = mx.nd.ones((2, 6)), mx.nd.zeros((2, 2))
+    assert diagnose.find_nonfinite(net, batch, loss=LOSS) is None
+    found = diagnose.find_nonfinite(net, batch, loss=LOSS, scale=2.0**15)
+    assert (found.where, found.name, found.output.name) == ("backward", "net_dense1_fwd", "net_dense1_fwd_output")
+    assert found.inputs[0].largest == 12 * 2.0**15
+
+
+def test_a_gradient_that_ends_in_the_middle_names_the_operator_that_gives_it():
+    net = Applied(lambda F, x: F.sqrt(F.relu(x, name="zeros"), name="root"))
+    net.initialize(mx.init.Zero())
+    found = diagnose.find_nonfinite(net, (mx.nd.ones((2, 6)), mx.nd.ones((2, 4))), loss=LOSS)
+    assert (found.where, found.name, found.op, found.precision) == ("backward", "net_root", "sqrt", "float32")
+    assert found.output.name == "net_zeros_output" and found.output.infs == 8
+
+
+def test_the_net_is_as_it_was():
+    net = squares()
+    net.hybridize(static_alloc=True)
+    with autograd.record():
+        net(mx.nd.ones((2, 6))).backward()
+    params = net.collect_params()
+    before, policy = freeze({name: param.data() for name, param in params.items()}), str(mixed.report(net))
+    grads = {name: param.grad().asnumpy() for name, param in params.items()}
+    diagnose.find_nonfinite(net, (mx.nd.ones((2, 6)) * 2, mx.nd.zeros((2, 4))), loss=LOSS)
+    assert freeze({name: param.data() for name, param in params.items()}) == before and str(mixed.report(net)) == policy
+    for name, param in params.items():
+        np.testing.assert_array_equal(param.grad().asnumpy(), grads[name])
+
+
+def model(policy=None):
+    sym = ended(mx.sym.square(linear(mx.sym.var("data"), "fc") * 300, name="sq"))
+    shapes = dict(zip(sym.list_arguments(), sym.infer_shape(data=(2, 6))[0]))
+    args = {name: mx.nd.ones(shape) for name, shape in shapes.items() if name not in ("data", "out_label")}
+    return (sym, args, {}) if policy is None else symbol.convert_model(sym, args, {}, policy)
+
+
+@pytest.mark.parametrize("given, policy", [(None, "O1,op:square=float16"), ("O1,op:square=float16", None)])
+def test_a_symbol_with_parameters_and_a_converted_model(given, policy):
+    found = diagnose.find_nonfinite(model(given), {"data": mx.nd.ones((2, 6))}, policy)
+    assert (found.name, found.precision) == ("sq", "float16")
+
+
+@pytest.mark.parametrize("kind", [mx.mod.Module, Module])
+def test_a_module_of_mxnet_and_of_mxmp(kind):
+    sym, args, _ = model()
+    options = {} if kind is mx.mod.Module else {"policy": "O1,op:square=float16"}
+    module = kind(sym, label_names=["out_label"], **options)
+    module.bind([("data", (2, 6))], [("out_label", (2, 2))])
+    module.set_params(args, {})
+    batch = mx.io.DataBatch([mx.nd.ones((2, 6))], [mx.nd.zeros((2, 2))])
+    found = diagnose.find_nonfinite(module, batch)
+    assert (found and found.name) == (None if kind is mx.mod.Module else "sq")
+    assert diagnose.find_nonfinite(module, batch, "O1,op:square=float16").name == "sq"
+
+
+def test_data_and_parameters_are_named_as_such():
+    net = squares(1.0)
+    bad = data((3, 6))
+    bad[1] = np.nan
+    found = diagnose.find_nonfinite(net, bad)
+    assert (found.where, found.name, found.rows) == ("data", "data", (1,))
+    assert str(found) == "data: input 'data' holds NaN in 6 of 18 elements, in row 1"
+    next(iter(net.collect_params().values())).set_data(mx.nd.full((4, 6), np.inf))
+    found = diagnose.find_nonfinite(net, mx.nd.ones((2, 6)))
+    assert str(found) == "parameter: parameter 'net_dense0_weight' holds inf in 24 of 24 elements"
+
+
+@pytest.mark.parametrize("fault", ["data", "fc"])
+def test_a_policy_with_what_the_finding_says_is_to_be_kept_overflows_no_more_there(fault):
+    sym = ended(mx.sym.square(linear(mx.sym.var("data"), "fc"), name="sq"))
+    _, args, _ = model()
+    batch = {"data": mx.nd.ones((2, 6)) * (1e5 if fault == "data" else 2e4)}
+    found = diagnose.find_nonfinite((sym, args, {}), batch, "O1")
+    assert found.name == fault
+    policy = "O1," + ",".join(f"name:{name}=float32" for name in found.keep)
+    again = diagnose.find_nonfinite((sym, args, {}), batch, policy)
+    assert again is None or again.name != fault
+
+
+@pytest.mark.parametrize(
+    "given, batch, options, error, message",
+    [
+        (3, {}, {}, ConvertError, "net_or_model is a int; expected a Gluon net"),
+        (squares, 3, {}, ConvertError, "batch is a int; expected an NDArray or a tuple"),
+        (model, 3, {}, ConvertError, "batch is a int; expected a dict"),
+        (model, {}, {"loss": LOSS}, ConvertError, "loss is given, but a symbol"),
+        (model, {}, {}, ConvertError, "a batch lacks the input 'data'"),
+        (squares, mx.nd.ones((2, 6)), {"scale": 0}, LossScaleError, "scale is 0; expected a positive"),
+    ],
+)
+def test_bad_input_gets_one_clear_message(given, batch, options, error, message):
+    with pytest.raises(error, match=message):
+        diagnose.find_nonfinite(given() if callable(given) else given, batch, **options)
+
+
+def test_all_of_it_is_plain_data():
+    found = diagnose.find_nonfinite(squares(), mx.nd.ones((2, 6))).to_dict()
+    assert found["output"]["infs"] == 8 and found["text"].startswith("forward: 'net_sq'") and found["rows"] == []

@@ -1,0 +1,328 @@
+"""Verdicts on steps that fail for a reason that is known, and on healthy ones: none is invented."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+
+from tests.diagnose.failures import (
+    INF,
+    NAN,
+    PURE,
+    Applied,
+    attention,
+    data,
+    dense,
+    ended,
+    growing,
+    linear,
+    looped,
+    of_buckets,
+    of_module,
+    of_symbol,
+    of_trainer,
+)
+
+X = mx.sym.var("data")
+HIGH, RANGE, BROKEN, DATA, PARAMS = (
+    "scale too high",
+    "activation out of range",
+    "float32 model broken",
+    "data",
+    "parameters",
+)
+HEALTHY = "no fault found"
+
+
+def holding(value, shape=(4, 6), row=2):
+    found = data(shape)
+    found[row] = value
+    return found
+
+
+def with_norm(x, name="bn", **options):
+    return mx.sym.BatchNorm(x, name=name, fix_gamma=False, **options)
+
+
+def set_weight(name, value):
+    def change(net):
+        param = next(param for each, param in net.collect_params().items() if each.endswith(name))
+        param.set_data(mx.nd.zeros(param.shape) + value)
+
+    return change
+
+
+FAILURES = {
+    # Forward: out of float16's range whatever the scale.
+    "squares": (
+        lambda: of_symbol(
+            ended(mx.sym.square(linear(X, "fc"), name="sq")), "O1,op:square=float16", params={"fc_bias": 300.0}
+        ),
+        RANGE,
+        "sq",
+    ),
+    "exp": (
+        lambda: of_symbol(ended(mx.sym.exp(linear(X, "fc"), name="e")), PURE, params={"fc_bias": 12.0}),
+        RANGE,
+        "e",
+    ),
+    "attention scores": (
+        lambda: of_symbol(
+            attention(factor=1000.0), "O1,op:batch_dot=float16", batch={"data": data((2, 5, 6), scale=10)}
+        ),
+        RANGE,
+        "attention_scores",
+    ),
+    "a long sum": (
+        lambda: of_symbol(
+            ended(mx.sym.expand_dims(mx.sym.sum(X, axis=1, name="total"), axis=1)),
+            "O1,op:sum=float16",
+            batch={"data": mx.nd.full((2, 900), 100)},
+        ),
+        RANGE,
+        "total",
+    ),
+    "a variance": (
+        lambda: of_symbol(
+            ended(
+                mx.sym.broadcast_div(mx.sym.square(X, name="sq"), mx.sym.mean(mx.sym.square(X), axis=1, keepdims=True))
+            ),
+            PURE,
+            batch={"data": data(scale=2000)},
+        ),
+        RANGE,
+        "sq",
+    ),
+    "residual growth": (lambda: of_symbol(growing(6, 30.0), PURE), RANGE, "_mulscalar"),
+    "a scaled embedding": (
+        lambda: of_symbol(
+            ended(linear(mx.sym.Embedding(X, input_dim=10, output_dim=4, name="emb") * 1e6, "fc")),
+            batch={"data": mx.nd.array([[1, 2, 3], [4, 5, 6]])},
+        ),
+        RANGE,
+        "_mulscalar",
+    ),
+    "a dense layer of a trainer": (
+        lambda: of_trainer(dense(4, 2), data(scale=1e4), init=9.0),
+        RANGE,
+        "net_dense0_fwd",
+    ),
+    "a dense layer, static": (
+        lambda: of_trainer(dense(4, 2), data(scale=1e4), init=9.0, static_alloc=True, static_shape=True),
+        RANGE,
+        "net_dense0_fwd",
+    ),
+    "several outputs": (
+        lambda: of_trainer(
+            Applied(lambda F, x: (x, F.square(x * 400, name="sq"))),
+            mx.nd.ones((4, 6)),
+            [mx.nd.zeros((4, 4))],
+            lambda out, y: gluon.loss.L2Loss()(out[0], y[0]) + out[1].sum(axis=1),
+            "O1,op:square=float16",
+            watch_loss=False,
+        ),
+        RANGE,
+        "net_sq",
+    ),
+    "a module": (
+        lambda: of_module(
+            ended(mx.sym.square(linear(X, "fc") * 500, name="sq")), "O1,op:square=float16", x=mx.nd.ones((4, 6)) * 3
+        ),
+        RANGE,
+        "sq",
+    ),
+    "a loop": (
+        lambda: of_symbol(
+            looped(100.0), batch={"state": mx.nd.ones((6, 4)), "data": data((4, 6))}, params={"inner_weight": 1.0}
+        ),
+        RANGE,
+        "_foreach",
+    ),
+    # Backward, at scale 1 already.
+    "large weights, backward": (
+        lambda: of_trainer(
+            Applied(lambda F, x: F.FullyConnected(x * 1e-4, F.ones((2, 4)) * 6e4, num_hidden=2, no_bias=True) * 1e4),
+            mx.nd.ones((4, 6)),
+            policy="O1",
+            scale=1.0001,
+        ),
+        RANGE,
+        "",
+    ),
+    # The scale.
+    "scale 2**23, symbol": (lambda: of_symbol(ended(linear(X, "fc")), scale=2.0**24), HIGH, "last"),
+    "scale 2**23, trainer": (lambda: of_trainer(dense(4, 2), data(), scale=2.0**24), HIGH, "net_dense1_fwd"),
+    "scale 2**23, buckets": (lambda: of_buckets(2.0**23), HIGH, "last"),
+    "scale too high by a factor of 2": (
+        lambda: of_module(linear_head(), scale=2.0**16, x=mx.nd.ones((4, 6)), params={"last_weight": 1 / 6.0}),
+        HIGH,
+        "last",
+    ),
+    "two contexts": (
+        lambda: of_module(ended(linear(X, "fc")), scale=2.0**24, contexts=[mx.cpu(0), mx.cpu(1)]),
+        HIGH,
+        "last",
+    ),
+    # Float32 itself.
+    "division by zero": (
+        lambda: of_symbol(ended(mx.sym.broadcast_div(X, mx.sym.relu(-mx.sym.abs(X)), name="ratio"))),
+        BROKEN,
+        "ratio",
+    ),
+    "log of 0": (lambda: of_symbol(ended(mx.sym.log(mx.sym.relu(X), name="logarithm"))), BROKEN, "logarithm"),
+    "sqrt backward at 0": (
+        lambda: of_symbol(
+            ended(mx.sym.sqrt(mx.sym.relu(linear(X, "fc"), name="zeros"), name="root")), params={"fc_bias": -50.0}
+        ),
+        BROKEN,
+        "root",
+    ),
+    "0 * inf": (
+        lambda: of_symbol(
+            ended(mx.sym.broadcast_mul(mx.sym.zeros_like(X), mx.sym.exp(X * 200, name="e"), name="product"))
+        ),
+        BROKEN,
+        "e",
+    ),
+    "weights of 1e30": (
+        lambda: of_trainer(dense(4, 4, 2), data(), init=1e30),
+        BROKEN,
+        "net_dense1_fwd",
+    ),
+    "a loss of its own": (
+        lambda: of_trainer(
+            dense(4, 2), mx.nd.ones((4, 6)), None, lambda out, y: mx.nd.log(out - out), watch_loss=False
+        ),
+        BROKEN,
+        "",
+    ),
+    # Data and parameters.
+    "a NaN image": (lambda: of_trainer(dense(4, 2), holding(NAN)), DATA, "data"),
+    "a NaN image, module": (lambda: of_module(ended(linear(X, "fc")), x=holding(NAN)), DATA, "data"),
+    "an inf label, module": (
+        lambda: of_module(ended(linear(X, "fc")), label=holding(INF, (4, 2))),
+        DATA,
+        "out_label",
+    ),
+    "an inf label, trainer": (lambda: of_trainer(dense(4, 2), data(), holding(INF, (4, 2))), DATA, "label"),
+    "a NaN weight": (
+        lambda: of_trainer(dense(4, 2), data(), before=set_weight("dense0_weight", NAN)),
+        PARAMS,
+        "net_dense0_weight",
+    ),
+    "an inf running mean": (
+        lambda: of_symbol(
+            ended(with_norm(linear(X, "fc"), use_global_stats=True)), params={"bn_moving_mean": INF, "bn_gamma": 1.0}
+        ),
+        PARAMS,
+        "bn_moving_mean",
+    ),
+}
+
+
+def linear_head():
+    return mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(X, num_hidden=1, no_bias=True, name="last"), name="out")
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_gets_its_verdict_and_names_the_node(name):
+    make, kind, node = FAILURES[name]
+    verdict = make()
+    assert (verdict.kind, verdict.node is not None) == (kind, True), verdict
+    assert verdict.node.name.startswith(node), verdict
+
+
+def digits_like():
+    rng = np.random.default_rng(0)
+    return mx.nd.array(rng.uniform(0, 16, (8, 64)))
+
+
+def conv_net():
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Conv2D(4, 3, activation="relu"), gluon.nn.BatchNorm(), gluon.nn.MaxPool2D(), gluon.nn.Dense(3))
+    return net
+
+
+MASK = np.triu(np.full((1, 5, 5), -INF, np.float32), 1)
+
+
+def constant_mask():
+    row = mx.sym.reshape(mx.sym.arange(0, 5), shape=(1, 5, 1))
+    column = mx.sym.reshape(mx.sym.arange(0, 5), shape=(1, 1, 5))
+    hidden = mx.sym.broadcast_greater(column, row)
+    return mx.sym.where(hidden, mx.sym.ones((1, 5, 5)) * -INF, mx.sym.zeros((1, 5, 5)))
+
+
+SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss()
+SOUND = {
+    "digits MLP": lambda: of_trainer(dense(16, 10), digits_like(), mx.nd.arange(8), SOFTMAX, init=mx.init.Xavier()),
+    "digits MLP, warm-up scale": lambda: of_trainer(
+        dense(16, 10), digits_like(), mx.nd.arange(8), SOFTMAX, init=mx.init.Xavier(), scale="dynamic"
+    ),
+    "digits MLP in O2": lambda: of_trainer(
+        dense(16, 10), digits_like(), mx.nd.arange(8), SOFTMAX, "O2", init=mx.init.Xavier()
+    ),
+    "digits MLP in O3": lambda: of_trainer(
+        dense(16, 10), digits_like(), mx.nd.arange(8), SOFTMAX, "O3", init=mx.init.Xavier()
+    ),
+    "float32": lambda: of_symbol(ended(linear(X, "fc")), "O0"),
+    "conv net with BatchNorm": lambda: of_trainer(
+        conv_net(), data((4, 3, 8, 8)), mx.nd.arange(4) % 3, SOFTMAX, init=mx.init.Xavier()
+    ),
+    "conv net, static": lambda: of_trainer(
+        conv_net(), data((4, 3, 8, 8)), mx.nd.arange(4) % 3, SOFTMAX, init=mx.init.Xavier(), static_alloc=True
+    ),
+    "LSTM": lambda: of_trainer(gluon.rnn.LSTM(8, prefix="net_"), data((5, 4, 6)), init=mx.init.Xavier()),
+    "LSTM cell": lambda: of_trainer(Applied(lambda F, x: F.tanh(F.sigmoid(x) * x)), data(), init=mx.init.Xavier()),
+    "attention": lambda: of_symbol(attention(), "O1,op:batch_dot=float16", batch={"data": data((2, 5, 6))}),
+    "attention, -inf mask given": lambda: of_symbol(
+        attention(mx.sym.var("mask")), batch={"data": data((2, 5, 6)), "mask": mx.nd.array(MASK)}
+    ),
+    "attention, -inf mask in float16": lambda: of_symbol(
+        attention(mx.sym.var("mask")),
+        "O1,op:batch_dot=float16,op:broadcast_add=float16",
+        batch={"data": data((2, 5, 6)), "mask": mx.nd.array(MASK)},
+    ),
+    "attention, constant -inf mask": lambda: of_symbol(attention(constant_mask()), batch={"data": data((2, 5, 6))}),
+    "attention, -1e9 mask becomes -inf": lambda: of_symbol(
+        attention(mx.sym.var("mask")),
+        "O1,op:batch_dot=float16,op:broadcast_add=float16",
+        batch={"data": data((2, 5, 6)), "mask": mx.nd.array(np.maximum(MASK, -1e9))},
+    ),
+    "values of 60000": lambda: of_symbol(
+        ended(linear(X, "fc") * 1e-4), PURE, batch={"data": mx.nd.full((4, 6), 1e4)}, params={"fc_weight": 1.0}, scale=1
+    ),
+    "subnormal gradients": lambda: of_symbol(ended(linear(X, "fc") * 1e-6), PURE),
+    "zero gradients": lambda: of_symbol(ended(mx.sym.BlockGrad(linear(X, "fc")))),
+    "dead relu": lambda: of_symbol(ended(mx.sym.relu(linear(X, "fc"))), params={"fc_bias": -50.0}),
+    "residual net": lambda: of_symbol(growing(6, 0.1), PURE),
+    "a loop": lambda: of_symbol(looped(0.5), batch={"state": mx.nd.ones((6, 4)), "data": data((4, 6))}),
+    "embedding": lambda: of_symbol(
+        ended(linear(mx.sym.Embedding(X, input_dim=10, output_dim=4, name="emb"), "fc")),
+        batch={"data": mx.nd.array([[1, 2, 3], [4, 5, 6]])},
+    ),
+    "dropout": lambda: of_symbol(ended(mx.sym.Dropout(linear(X, "fc"), p=0.5))),
+    "module": lambda: of_module(ended(linear(X, "fc"))),
+    "module in O2": lambda: of_module(ended(linear(X, "fc")), "O2"),
+    "module, two contexts": lambda: of_module(ended(linear(X, "fc")), contexts=[mx.cpu(0), mx.cpu(1)]),
+    "buckets": lambda: of_buckets(64.0),
+    "running statistics in inference": lambda: of_symbol(
+        ended(with_norm(linear(X, "fc"), use_global_stats=True)), params={"bn_moving_var": 2.0, "bn_gamma": 1.0}
+    ),
+    "inf that is clipped in float32 too": lambda: of_symbol(
+        ended(mx.sym.clip(mx.sym.log(mx.sym.BlockGrad(mx.sym.relu(X))), a_min=-5, a_max=5))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_no_fault_is_found_in_a_healthy_step(name):
+    verdict = SOUND[name]()
+    assert (verdict.kind, verdict.node) == (HEALTHY, None), verdict
+
+
+def test_there_are_as_many_cases_as_are_asked_for():
+    assert len(FAILURES) >= 24 and len(SOUND) >= 24

@@ -1,0 +1,209 @@
+"""What trainers and modules say of a step that fails, from running it again; and that healthy steps keep nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import mxnet as mx
+import pytest
+from mxnet import autograd, gluon
+
+from mxmp import diagnose
+from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
+from mxmp.gluon import Trainer, convert
+from mxmp.loss_scale import DynamicLossScale
+from mxmp.module import Module
+from tests.diagnose.failures import Applied, data, ended, linear
+
+LOSS = gluon.loss.L2Loss()
+
+
+def overflowing(policy="O1,op:square=float16", ctx=None, factor=300.0):
+    """Return a net whose output is inf in float16."""
+    net = Applied(lambda F, x: F.square(x * factor, name="sq"))
+    net.initialize(mx.init.One(), ctx=ctx)
+    return convert(net, policy)
+
+
+def trainer_of(net, loss_scale=4.0):
+    return Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3}, loss_scale=loss_scale)
+
+
+def step(net, trainer, x=None, ctxs=(None,)):
+    losses = []
+    with autograd.record():
+        for ctx in ctxs:
+            each = (mx.nd.ones((4, 6)) if x is None else x).as_in_context(ctx or mx.cpu())
+            losses.append(LOSS(net(each), mx.nd.zeros((4, 4), ctx=ctx)))
+    with trainer.scale_loss(losses) as scaled:
+        autograd.backward(scaled)
+    return trainer.step(4)
+
+
+@pytest.mark.parametrize(
+    "flags", [None, {"active": False}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
+)
+def test_a_loss_that_is_not_finite_names_the_activation(flags):
+    net = overflowing()
+    if flags:
+        net.hybridize(**flags)
+    with pytest.raises(NonFiniteLossError, match=r"the loss itself.*Run again: activation out of range.*'net_sq'"):
+        step(net, trainer_of(net))
+
+
+def test_a_nan_image_is_told_from_an_overflow():
+    net = overflowing(factor=1.0)
+    x = data()
+    x[1] = float("nan")
+    with pytest.raises(NonFiniteLossError, match=r"Run again: data: data: input 'data' holds NaN .* in row 1"):
+        step(net, trainer_of(net), x)
+
+
+def test_several_contexts():
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net = overflowing(ctx=contexts)
+    with pytest.raises(NonFiniteLossError, match="'net_sq'"):
+        step(net, trainer_of(net), ctxs=contexts)
+
+
+def root(ctx=None):
+    """Return a net with a finite output whose gradient is inf: sqrt at 0."""
+    net = Applied(lambda F, x: F.sqrt(F.relu(x - 100), name="root") + 1)
+    net.initialize(mx.init.One(), ctx=ctx)
+    return convert(net, "O1")
+
+
+def test_the_tenth_skip_in_a_row_is_told_with_the_operator(caplog):
+    net = root()
+    trainer = trainer_of(net)
+    for _ in range(9):
+        assert not step(net, trainer)
+    assert "run again" not in caplog.text
+    assert not step(net, trainer)
+    assert "step 10 run again: float32 model broken" in caplog.text and "'net_root' (sqrt, float32)" in caplog.text
+
+
+def test_a_scale_that_gives_up_says_why():
+    net = root()
+    trainer = trainer_of(net, DynamicLossScale(init_scale=1, max_floor_skips=2))
+    step(net, trainer)
+    with pytest.raises(LossScaleError, match=r"first bad gradient: 'net_dense0_\w+' at step 2. Run again.*'net_root'"):
+        step(net, trainer)
+
+
+def test_gradients_that_are_added_up():
+    net = root()
+    net.collect_params().setattr("grad_req", "add")
+    trainer = trainer_of(net, DynamicLossScale(init_scale=1, max_floor_skips=1))
+    with pytest.raises(LossScaleError, match="'net_root'"):
+        step(net, trainer)
+
+
+def test_a_net_of_several_graphs_names_the_one_at_fault():
+    class Two(gluon.Block):
+        def __init__(self):
+            super().__init__(prefix="two_")
+            self.first, self.second = overflowing(factor=1.0), gluon.nn.Dense(2, prefix="second_")
+            self.second.initialize(mx.init.Constant(3000.0))
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    net = convert(Two(), "O1")
+    trainer = trainer_of(net)
+    with autograd.record():
+        loss = LOSS(net(mx.nd.ones((4, 6))), mx.nd.zeros((4, 2)))
+    with pytest.raises(NonFiniteLossError, match="'second_fwd'"):
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        trainer.step(4)
+
+
+def test_a_module_says_it_too(caplog):
+    x = mx.sym.sqrt(mx.sym.relu(linear(mx.sym.var("data"), "fc") - 1e4), name="root")
+    module = Module(ended(x), label_names=["out_label"], loss_scale=4.0)
+    module.bind([("data", (4, 6))], [("out_label", (4, 2))])
+    module.init_params(mx.init.Uniform(0.1))
+    module.init_optimizer()
+    for _ in range(10):
+        module.forward_backward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.zeros((4, 2))]))
+        module.update()
+    assert "step 10 run again: float32 model broken" in caplog.text and "'root' (sqrt, float32)" in caplog.text
+
+
+def test_an_explanation_that_fails_leaves_the_message_as_it_is():
+    net = overflowing()
+    trainer = trainer_of(net)
+    trainer._scaler.explain = lambda: 1 / 0
+    with pytest.raises(NonFiniteLossError) as caught:
+        step(net, trainer)
+    assert str(caught.value).endswith("an activation may exceed its dtype.")
+
+
+def test_a_healthy_step_adds_no_operator_and_keeps_no_input():
+    net, plain = overflowing(factor=1.0), overflowing(factor=1.0)
+    trainer = trainer_of(net)
+    x = mx.nd.ones((4, 6))
+    with autograd.record():
+        graphs = [autograd.get_symbol(LOSS(each(x), mx.nd.zeros((4, 4)))) for each in (net, plain)]
+    counts = [len(json.loads(graph.tojson())["nodes"]) for graph in graphs]
+    assert counts[0] == counts[1]
+    del graphs
+    step(net, trainer, x)
+    before = sys.getrefcount(x)
+    assert step(net, trainer, x) and sys.getrefcount(x) == before and trainer._calls.noted == []
+
+
+def test_the_step_is_the_same_bit_for_bit_when_it_is_watched():
+    found = []
+    for watched in (False, True):
+        net = overflowing(factor=1.0)
+        trainer = trainer_of(net)
+        watch = diagnose.Watch(trainer) if watched else None
+        for seed in range(3):
+            step(net, trainer, data(seed=seed))
+        found.append(next(iter(net.collect_params().values())).data().asnumpy().tobytes())
+        if watch is not None:
+            watch.detach()
+            assert trainer._calls.watches == 0
+    assert found[0] == found[1]
+
+
+def test_a_watch_gives_its_verdict_after_a_skip_and_tells_how_the_step_ended():
+    net = root()
+    trainer = trainer_of(net)
+    with diagnose.Watch(trainer, LOSS) as watch:
+        with pytest.raises(TrainerError, match="no step of a converted net was kept"):
+            watch.verdict()
+        assert not step(net, trainer)
+        verdict = watch.verdict()
+        assert not watch.end.taken and verdict.node.name == "net_root"
+    assert verdict.to_dict()["kind"] == "float32 model broken" and str(verdict).startswith("float32 model broken: ")
+    with pytest.raises(TrainerError):
+        watch.verdict()
+
+
+@pytest.mark.parametrize(
+    "owner, loss, message",
+    [(3, None, "expected a trainer or module"), ("trainer", 3, "loss is a int; expected a Block")],
+)
+def test_what_cannot_be_watched_is_refused(owner, loss, message):
+    with pytest.raises(TrainerError, match=message):
+        diagnose.Watch(trainer_of(overflowing()) if owner == "trainer" else owner, loss)
+
+
+def test_weights_gradients_and_statistics_are_not_touched_by_a_verdict():
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Dense(4), gluon.nn.BatchNorm())
+    net.initialize()
+    convert(net, "O1")
+    trainer = trainer_of(net)
+    with diagnose.Watch(trainer) as watch:
+        step(net, trainer)
+        values = {name: param.data().asnumpy().tobytes() for name, param in net.collect_params().items()}
+        grads = [p.grad().asnumpy().tobytes() for p in net.collect_params().values() if p.grad_req != "null"]
+        assert watch.verdict().kind == "no fault found"
+    assert values == {name: param.data().asnumpy().tobytes() for name, param in net.collect_params().items()}
+    assert grads == [p.grad().asnumpy().tobytes() for p in net.collect_params().values() if p.grad_req != "null"]
