@@ -76,10 +76,16 @@ class Page:
         return [entry["message"] for entry in self.browser.get_log("browser")]
 
     def requested(self):
-        """Return the addresses that were asked for since the last call."""
+        """Return the addresses that pages asked for since the last call, Chromium's own page at its start left out."""
         messages = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
-        sent = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
-        return [url for url in sent if not url.startswith("data:")]
+        sent = [each["params"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+        urls = [each["request"]["url"] for each in sent if not each["documentURL"].startswith(("chrome:", "chrome-"))]
+        return [url for url in urls if not url.startswith("data:")]
+
+    def seconds(self):
+        """Return the time that the page's tasks have taken so far; processor time once that was asked for."""
+        metrics = self.browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return next(each["value"] for each in metrics if each["name"] == "TaskDuration")
 
     def all(self, css):
         return self.browser.find_elements("css selector", css)
