@@ -52,6 +52,7 @@ class _Mark(NamedTuple):
     x: float
     y: float
     title: str
+    radius: float = 5.0
 
 
 class _Cell(NamedTuple):
@@ -177,7 +178,7 @@ def _inner_marks(operators: Sequence[Operator], runs: Sequence[Sequence[int]], b
         for before, after, cell in zip(run, run[1:], box.cells[1:]):
             cast = _cast_of(operators[after].casts, operators[before].name)
             if cast:
-                marks.append(_Mark(cell.x - 0.5, box.y + _HEIGHT - 5.5, visible(cast)))
+                marks.append(_Mark(cell.x - 0.5, box.y + _HEIGHT - 7.5, visible(cast), 3.5))
     return marks
 
 

@@ -45,7 +45,7 @@ class Cell:
     kind: str
     key: Optional[str] = None
     drawn: Optional[Markup] = None
-    width: float = 0.0
+    part: float = 0.0
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], caption: str, unit: str = "rows") -> Markup:
@@ -72,10 +72,10 @@ def _cell(column: Column, value: Any, most: float, span: Sequence[int]) -> Cell:
         return Cell("" if value is None else visible(str(value)), column.kind)
     number = to_float(value)
     key = "" if number is None or number != number else repr(number)  # NaN has no place in an order
-    width = 0.0
+    part = 0.0
     if column.kind == BAR and number is not None and number > 0 and most > 0:
-        width = round(100 * min(number / most, 1.0), 1)
-    return Cell(_FORMATS[column.kind](value), column.kind, key, width=width)
+        part = round(min(number / most, 1.0), 3)
+    return Cell(_FORMATS[column.kind](value), column.kind, key, part=part)
 
 
 def _largest(values: Sequence[Any]) -> float:

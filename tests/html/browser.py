@@ -61,7 +61,7 @@ class Page:
     def __init__(self, browser):
         self.browser = browser
 
-    def open(self, path, width=1440, dark=False, media="screen"):
+    def open(self, path, width=1440, dark=False, media=""):
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}

@@ -189,8 +189,18 @@ def test_text_has_enough_contrast(chromium, file, dark):
     assert (paper == "rgb(255, 255, 255)") != dark
 
 
+def test_bars_are_as_long_as_their_values(chromium, file):
+    chromium.open(file)
+    code = """
+        const bars = [...document.querySelectorAll("#errors-by-layer td.bar")].slice(0, 4);
+        return bars.map(b => b.querySelector("i").getBoundingClientRect().width);
+    """
+    found = chromium.run(code)
+    assert found[0] > 40 and [width / found[0] for width in found] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4], rel=0.02)
+
+
 def test_print_has_no_controls_and_whole_tables(chromium, file):
-    chromium.open(file, media="screen")
+    chromium.open(file)
     hidden = "return [...document.querySelectorAll('.controls, nav')].every(e => e.offsetParent === null)"
     cut = "return [...document.querySelectorAll('.scroll')].some(e => e.scrollHeight > e.clientHeight + 1)"
     assert not chromium.run(hidden) and chromium.run(cut)

@@ -14,7 +14,7 @@ def cells(value, kind):
     """Return the text of a cell, what it is sorted by, and the width of its bar."""
     text = str(table([Column("a"), Column("b", kind)], [("row", value), ("other", 2.0)], "caption"))
     cell = re.search(r"<td.*?</td>", text).group()
-    key, width = re.search(r'data-key="(.*?)"', cell), re.search(r"width:([\d.]+)%", cell)
+    key, width = re.search(r'data-key="(.*?)"', cell), re.search(r"--part:([\d.]+)", cell)
     return re.sub("<.*?>", "", cell), key and key.group(1), width and float(width.group(1))
 
 
@@ -30,10 +30,10 @@ def cells(value, kind):
         ("nan", "number", ("NaN", "", None)),
         (0.5, "share", ("50 %", "0.5", None)),
         (2_500_000, "bytes", ("2.5 MB", "2500000.0", None)),
-        (1.0, "bar", ("100 %", "1.0", 50.0)),
+        (1.0, "bar", ("100 %", "1.0", 0.5)),
         (None, "bar", ("–", "", 0.0)),
         ("nan", "bar", ("NaN", "", 0.0)),
-        ("inf", "bar", ("∞", "inf", 100.0)),
+        ("inf", "bar", ("∞", "inf", 1.0)),
         ("float16", "precision", ("float16", None, None)),
     ],
 )
