@@ -33,6 +33,7 @@ TEST = [
     "pytest-timeout>=2.1",
     "pytest-xdist>=3.3",
     "ruff>=0.6",
+    "selenium>=4.10",  # drives Chromium (tests/html), with no download of its own
     "setuptools>=64",  # tests/test_setup.py reads this file; environments of Python 3.12 and later come without it
 ]
 
@@ -69,12 +70,13 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mxmp", "mxmp.*", "symbols", "symbols.*"]),
-    package_data={"mxmp": ["py.typed", "rounding/*.cc"]},
+    package_data={"mxmp": ["py.typed", "rounding/*.cc", "html/templates/*"]},
     python_requires=">=3.8,<3.14",
     install_requires=[
         "numpy>=1.21",
         "click>=8.1",  # command line
         "igraph>=0.10",  # maximum flow
+        "jinja2>=3.0",  # pages
         "rich>=12.0",  # tables and progress bars
     ],
     entry_points={"console_scripts": ["mxmp = mxmp.cli:main"]},

@@ -184,3 +184,9 @@ def test_out_of_range_is_clamp_unless_told():
     policy = Policy.parse("O2,out_of_range=float32")
     assert policy.out_of_range == "float32"
     assert "out_of_range=float32" in str(policy) and Policy.parse(str(policy)) == policy
+
+
+def test_a_notebook_shows_the_fields_that_are_set():
+    text = Policy.parse("O2,name:*<b>*=float32")._repr_html_()
+    assert "<dt>compute_dtype</dt><dd>float16</dd>" in text and "*&lt;b&gt;*: float32" in text
+    assert "pure" not in text and text.startswith('<div class="mxmp')

@@ -11,6 +11,7 @@ from mxmp.graph import Entry, from_text
 from mxmp.passes import Facts, FoldCasts, InsertCasts, Sequential, make_plan
 from mxmp.policy import Policy
 from mxmp.report import Row, legend, make_report, merge
+from mxmp.report.saved import report_from_dict
 from mxmp.symbol import convert_graph
 from tests.passes.graphs import with_facts
 from tests.symbol.networks import load
@@ -48,6 +49,16 @@ def test_rows_name_their_casts():
         "d": ("x to float16", "w to float16"),
         "s": ("d_output to float32",),
         "c": (),
+    }
+
+
+def test_rows_name_the_operators_that_they_read():
+    text = "x = null()\nw = null()\nd = dot(x, w)\ne = exp(d)\nf = broadcast_add(e, d)\ng = elemwise_mul(f, f)\nreturn g"
+    assert {row.name: row.inputs for row in report_of(text, sizes={}).rows} == {
+        "d": (),
+        "e": ("d",),
+        "f": ("e", "d"),
+        "g": ("f",),
     }
 
 
@@ -117,6 +128,29 @@ def test_bytes_of_parameters_show_where_they_are_known():
 def test_json_holds_the_same():
     data = json.loads(report_of().to_json())
     assert data["casts"] == 3 and [row["name"] for row in data["rows"]] == ["d", "s", "c"]
+
+
+def test_json_is_read_back():
+    found = replace(report_of(), param_bytes=(48, 24), widely_read=(("x", 40),))
+    assert report_from_dict(json.loads(found.to_json())) == found == report_from_dict(found.to_dict())
+    old = {key: value for key, value in found.to_dict().items() if key not in ("widely_read", "param_bytes")}
+    old["rows"] = [{key: value for key, value in row.items() if key != "inputs"} for row in old["rows"]]
+    assert [row.inputs for row in report_from_dict(old).rows] == [(), (), ()]
+
+
+def test_html_holds_every_operator_the_warnings_and_the_notes(tmp_path):
+    found = replace(report_of(), notes=("slow <here>",), widely_read=(("x", 40),))
+    text = found.to_html(str(tmp_path / "report.html"), title="Mine")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == text
+    assert "<title>Mine</title>" in text and "slow &lt;here&gt;" in text and "cast once for 40 readers" in text
+    for each in ("d (dot): float16, allow; casts x to float16, w to float16", "No rule for Custom", ">softmax</td>"):
+        assert each in text
+
+
+def test_a_notebook_shows_totals_and_the_table_without_a_page_around():
+    text = report_of()._repr_html_()
+    assert text.startswith('<div class="mxmp') and "<html" not in text and "<h1" not in text
+    assert ">softmax</td>" in text and 'class="network"' not in text
 
 
 def test_merge_adds_up():

@@ -1,4 +1,4 @@
-"""HTML from plain values: self-contained pages with tables, charts and the picture of a network.
+"""Internal: HTML from plain values: self-contained pages with tables, charts and the picture of a network.
 
 Nothing here knows a report, a ledger or a comparison but by the dict that each gives, so that all of them can be shown
 by one line: ``page(title, ledger_sections(ledger.to_dict()))`` for a file, `fragment` with the same for a notebook.

@@ -22,6 +22,7 @@ _MOST_LINES = 24  # of the details of a box
 _BOX, _HEIGHT, _GAP, _RISE, _EDGE = 140.0, 40.0, 12.0, 66.0, 8.0  # pixels
 _TELLING = ("Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot", "RNN", "Embedding")
 _SUFFIX = "_fwd"  # of the nodes of Gluon's layers
+_OUTPUTS = ("output", "state")  # what MXNet calls outputs: fc_output, split_output1, rnn_state
 _CELLS = _BOX - 16.0
 _LETTERS = 19  # that fit into a box
 
@@ -51,6 +52,7 @@ class _Mark(NamedTuple):
     x: float
     y: float
     title: str
+    radius: float = 5.0
 
 
 class _Cell(NamedTuple):
@@ -176,7 +178,7 @@ def _inner_marks(operators: Sequence[Operator], runs: Sequence[Sequence[int]], b
         for before, after, cell in zip(run, run[1:], box.cells[1:]):
             cast = _cast_of(operators[after].casts, operators[before].name)
             if cast:
-                marks.append(_Mark(cell.x - 0.5, box.y + _HEIGHT - 5.5, visible(cast)))
+                marks.append(_Mark(cell.x - 0.5, box.y + _HEIGHT - 7.5, visible(cast), 3.5))
     return marks
 
 
@@ -209,7 +211,8 @@ def _output_marks(operators: Sequence[Operator], home: Dict[int, int], boxes: Se
 
 def _cast_of(casts: Sequence[str], producer: str) -> Optional[str]:
     """Return the cast among some that is of an output of a producer."""
-    return next((each for each in casts if each.startswith((f"{producer}_", f"{producer} to "))), None)
+    starts = tuple(f"{producer}_{output}" for output in _OUTPUTS)
+    return next((each for each in casts if each.startswith(starts)), None)
 
 
 def _curve(route: Sequence[Tuple[float, int]]) -> str:

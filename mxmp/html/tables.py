@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
 
 from ..errors import visible
 from .charts import spark
-from .numbers import figure, share, size, to_float
+from .numbers import figure, finite, share, size, to_float
 from .templating import render
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Cell:
     kind: str
     key: Optional[str] = None
     drawn: Optional[Markup] = None
-    width: float = 0.0
+    part: float = 0.0
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], caption: str, unit: str = "rows") -> Markup:
@@ -57,10 +57,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], caption: str
         caption: What it holds.
         unit: What its rows are, in the plural.
     """
-    largest = [
-        max((to_float(row[i]) or 0.0 for row in rows), default=0.0) if c.kind == BAR else 0.0
-        for i, c in enumerate(columns)
-    ]
+    largest = [_largest([row[i] for row in rows]) if c.kind == BAR else 0.0 for i, c in enumerate(columns)]
     span = _span([row[i] for row in rows for i, c in enumerate(columns) if c.kind == HISTOGRAM])
     cells: List[List[Cell]] = [
         [_cell(column, value, most, span) for column, value, most in zip(columns, row, largest)] for row in rows
@@ -75,8 +72,15 @@ def _cell(column: Column, value: Any, most: float, span: Sequence[int]) -> Cell:
         return Cell("" if value is None else visible(str(value)), column.kind)
     number = to_float(value)
     key = "" if number is None or number != number else repr(number)  # NaN has no place in an order
-    width = 100 * min(number / most, 1.0) if column.kind == BAR and number and most > 0 else 0.0
-    return Cell(_FORMATS[column.kind](value), column.kind, key, width=max(round(width, 1), 0.0))
+    part = 0.0
+    if column.kind == BAR and number is not None and number > 0 and most > 0:
+        part = round(min(number / most, 1.0), 3)
+    return Cell(_FORMATS[column.kind](value), column.kind, key, part=part)
+
+
+def _largest(values: Sequence[Any]) -> float:
+    """Return the largest of the values that are finite numbers, 0 if there is none."""
+    return max((each for each in map(finite, map(to_float, values)) if each is not None), default=0.0)
 
 
 def _span(histograms: Sequence[Any]) -> List[int]:

@@ -12,5 +12,6 @@ from .report import Report as Report
 from .report import Row as Row
 from .report import legend as legend
 from .report import merge as merge
+from .run import RUN_FILES as RUN_FILES
 from .run import Run as Run
 from .run import read_run as read_run

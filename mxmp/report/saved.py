@@ -14,7 +14,7 @@ def report_from_dict(data: Any) -> Report:
     Raises:
         StateError: If it is none; the message names the field.
     """
-    if not isinstance(data, Mapping) or not isinstance(data.get("rows"), list):
+    if not isinstance(data, Mapping) or not isinstance(data.get("rows"), (list, tuple)):
         raise StateError("it is no report of mxmp: it has no list 'rows'.")
     values: Dict[str, Any] = {name: read(data, name) for name, read in _FIELDS.items() if name in data}
     missing = [name for name in _FIELDS if name not in values and name not in _OPTIONAL]

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections import Counter
-from typing import Callable, Iterator, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Iterator, List, Mapping, Sequence, Tuple
 
 from rich import box
 from rich.console import Console
@@ -15,7 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import visible
-from ...symbol.params import Change
+
+if TYPE_CHECKING:  # it imports MXNet, which `mxmp report` does without
+    from ...symbol.params import Change
 
 NARROW = 80
 """Columns of a terminal, below which names would be broken."""

@@ -77,7 +77,7 @@ def network_section(report: Mapping[str, Any]) -> Section:
         Operator(row["name"], row["op"], row["precision"], row["reason"], row["casts"], row.get("inputs", ()))
         for row in rows
     ]
-    lead = "Each operator is a cell in the colour of its precision. Choose a box to read what is in it."
+    lead = "Each operator is a cell in the colour of its precision."
     return Section("Network", (network(operators),), lead)
 
 

@@ -84,7 +84,11 @@
         figure.querySelectorAll(".chosen").forEach((each) => each.classList.remove("chosen"));
         box.classList.add("chosen");
         figure.classList.add("chosen-details");
-        details.textContent = box.querySelector("title").textContent;
+        details.replaceChildren(...box.querySelector("title").textContent.split("\n").map((line) => {
+          const span = document.createElement("span");
+          span.textContent = line;
+          return span;
+        }));
       });
     });
   }

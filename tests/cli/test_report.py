@@ -1,0 +1,72 @@
+"""``mxmp report``: the files of a run made a page."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.checkpoints import SHAPE, mxmp, save, table
+from tests.cli.test_errors import refused
+from tests.html.runs import ledger, report
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "report.json").write_text(json.dumps(report()))
+    return folder
+
+
+def test_a_page_is_written_and_what_is_missing_said(run, tmp_path):
+    out, err = mxmp("report", run, "-o", tmp_path / "page.html", "--title", "My run")
+    assert err == ""
+    assert table(out) == [["written", str(tmp_path / "page.html")], ["not there", "ledger.json, compare.json, steps.csv"]]
+    assert "<title>My run</title>" in (tmp_path / "page.html").read_text()
+
+
+def test_one_file_is_taken_too(run, tmp_path):
+    (run / "mine.json").write_text(json.dumps(ledger()))
+    out, _ = mxmp("report", run / "mine.json", "-o", tmp_path / "page.html")
+    assert table(out) == [["written", str(tmp_path / "page.html")]]
+    assert "<title>mine.json</title>" in (tmp_path / "page.html").read_text()
+
+
+def test_what_inspect_prints_is_a_run(tmp_path):
+    (tmp_path / "report.json").write_text(mxmp("inspect", save(tmp_path), "--shape", SHAPE, "--json")[0])
+    mxmp("report", tmp_path / "report.json", "-o", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "softmax (SoftmaxOutput): float32" in text and "fc_output to float32" in text
+
+
+def test_a_file_that_exists_is_kept_unless_forced(run, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    refused("page.html: it exists", "report", run, "-o", page)
+    assert page.read_text() == "mine"
+    mxmp("report", run, "-o", page, "--force")
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [("empty", "none of report.json"), ("missing", "there is no such folder or file"), ("run", "cannot be shown")],
+)
+def test_what_is_no_run_is_refused_in_one_line(run, tmp_path, name, message):
+    (tmp_path / "empty").mkdir()
+    (run / "ledger.json").write_text("{")
+    refused(message, "report", tmp_path / name, "-o", tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_missing_folder_is_said_before_any_work(run, tmp_path):
+    refused("there is no folder", "report", run, "-o", tmp_path / "no" / "page.html")
+
+
+def test_it_does_not_import_mxnet(run, tmp_path):
+    code = "import sys; from mxmp.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: print('mxnet' in sys.modules)"
+    command = [sys.executable, "-c", code, "report", str(run), "-o", str(tmp_path / "page.html")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith("False\n")
