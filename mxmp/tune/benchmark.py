@@ -15,10 +15,10 @@ from rich.text import Text
 from .. import dtypes
 from ..devices.bfloat16 import runs_bfloat16
 from ..devices.processor import read_processor
+from ..diagnose.progress import showing_progress
 from ..errors import MxmpError, TuneError, mxnet_reason, visible
 from ..policy import Policy, check_matches
 from ..symbol import to_graph
-from .progress import showing_progress
 from .result import TRAINING
 from .speed.plan_search import NotRunnable
 from .speed.problem import start, unwarned
