@@ -5,6 +5,7 @@ bfloat16 ones where MXNet runs bfloat16, AMX ones where it is on, those that com
 from __future__ import annotations
 
 import functools
+import gc
 import shutil
 from typing import Any
 
@@ -36,6 +37,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=f"AMX is off: {amx_status().reason}"))
         if item.get_closest_marker("compiler") and not has_compiler():
             item.add_marker(pytest.mark.skip(reason="no C compiler (cc or gcc)"))
+
+
+def pytest_collection_finish(session):
+    """Keep the thousands of tests out of each collection of garbage that one of them asks for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,15 +30,13 @@ def imports_of(module, files=FILES, types=False):
     """
     found = set()
     package = module if files[module].name == "__init__.py" else module.rpartition(".")[0]
-    for node in _statements(ast.parse(files[module].read_text(encoding="utf-8")), types):
+    for node in _imports_in(files[module].read_text(encoding="utf-8"), types):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
             names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in files else base for alias in node.names]
-        else:
-            continue
         found.update(name if name in files else name.partition(".")[0] for name in names)
     return found - {module}
 
@@ -54,6 +53,12 @@ def cycles_among(imports):
             if middle in names:
                 names |= reached[middle]
     return sorted({tuple(sorted(m for m in reached[n] if n in reached[m])) for n in reached if n in reached[n]})
+
+
+@functools.lru_cache(maxsize=None)
+def _imports_in(text, types):
+    """Return the import statements of a file; each file is parsed once for all who ask."""
+    return [node for node in _statements(ast.parse(text), types) if isinstance(node, (ast.Import, ast.ImportFrom))]
 
 
 def _statements(tree, types):

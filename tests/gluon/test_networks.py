@@ -39,11 +39,23 @@ def make(name, **kwargs):
     return net
 
 
+@pytest.fixture(scope="module")
+def classifier(request):
+    """A classifier that each test gets as it was written, images, and its logits before any conversion."""
+    net, x = make(request.param), images(CLASSIFIERS[request.param])
+    return net, x, net(x).asnumpy()
+
+
+@pytest.fixture
+def restored(classifier):
+    yield classifier
+    restore(classifier[0])
+
+
 @pytest.mark.parametrize("policy", ["O1", "O2", MIXED_BFLOAT16])
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_classifier_gives_nearly_the_same_logits(name, policy):
-    net, x = make(name), images(CLASSIFIERS[name])
-    expected = net(x).asnumpy()
+@pytest.mark.parametrize("classifier", CLASSIFIERS, indirect=True)
+def test_classifier_gives_nearly_the_same_logits(restored, policy):
+    net, x, expected = restored
     convert(net, policy)
     low = Policy.parse(policy).compute_dtype
     found = net(x).asnumpy()

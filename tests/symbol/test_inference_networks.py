@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import mxnet as mx
@@ -66,15 +67,21 @@ TRAINED = ("resnet18_v1", "resnet50_v1", "mobilenet1.0", "mobilenetv2_1.0")
 SEEDS = 2
 
 
-def errors(name, dtype, seed):
-    """Return the errors of a network with BatchNorm folded and without, whose statistics are near what it sees."""
+@functools.lru_cache(maxsize=SEEDS)
+def trained(name, seed):
+    """Return symbol, parameters and inputs of a network whose statistics are near what it sees, and its outputs."""
     network = make_model(name, batch_size=4, image_size=64, seed=seed)
     args, aux = network.params()
     inputs = {"data": network.images.asnumpy()}
-    exact, found = run(network.symbol, inputs, args, aux), []
+    return network.symbol, args, aux, inputs, run(network.symbol, inputs, args, aux)
+
+
+def errors(name, dtype, seed):
+    """Return the errors of a network with BatchNorm folded and without."""
+    symbol, args, aux, inputs, exact = trained(name, seed)
+    shapes, found = {"data": inputs["data"].shape}, []
     for for_inference in (True, False):
-        policy = f"{dtype},output=float32"
-        model = convert_model(network.symbol, args, aux, policy, {"data": network.images.shape}, for_inference=for_inference)
+        model = convert_model(symbol, args, aux, f"{dtype},output=float32", shapes, for_inference=for_inference)
         found.append(error(run_rounded(model.symbol, inputs, model.arg_params, model.aux_params), exact))
     return found
 
