@@ -10,11 +10,12 @@ import click
 import mxnet as mx
 import numpy as np
 
+from ... import dtypes
 from ...diagnose import compare
 from ...errors import CheckpointError
 from ...files import require_folder
 from ...policy import Policy
-from ...symbol import load_checkpoint
+from ...symbol import Checkpoint, load_checkpoint
 from ...symbol.checkpoint import checkpoint_files, naming_files
 from ...tune.speed.inputs import make_batch
 from .output import NARROW, pairs_table, stdout
@@ -38,7 +39,7 @@ def run(
         if os.path.lexists(out) and not force:
             raise CheckpointError(f"{out}: it exists; give another file to -o, or --force to overwrite it.")
     model = load_checkpoint(prefix, epoch)
-    batch = make_batch(model, shapes, types) if data is None else _read_batch(data)
+    batch = make_batch(model, shapes, types) if data is None else _read_batch(data, model, types)
     with naming_files(*checkpoint_files(prefix, epoch)):
         found = compare(tuple(model), batch, policy)
     if out is not None:
@@ -56,18 +57,16 @@ def run(
     console.print(pairs_table(pairs + ([] if out is None else [("written", out)])))
 
 
-def _read_batch(path: str) -> Dict[str, Any]:
-    """Return the arrays of a .npz file."""
+def _read_batch(path: str, model: Checkpoint, types: Mapping[str, str]) -> Dict[str, Any]:
+    """Return the arrays of a .npz file, in the dtypes that are given, that the network declares, or float32."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files} if isinstance(file, np.lib.npyio.NpzFile) else None
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {name: loaded[name] for name in getattr(loaded, "files", ())}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as e:
         raise CheckpointError(f"{path}: it cannot be read as a .npz file: {e}") from e
     if not arrays:
         raise CheckpointError(f"{path}: it is no .npz file with an array for each input; write one with numpy.savez.")
-    return {name: mx.nd.array(array, dtype=_dtype(array)) for name, array in arrays.items()}
-
-
-def _dtype(array: Any) -> Any:
-    """Return the dtype of an input: float32 for what numpy makes of Python's numbers."""
-    return np.float32 if array.dtype in (np.float64, np.float16) else array.dtype
+    attributes = model.symbol.attr_dict()
+    declared = {name: dtypes.from_flag(attributes.get(name, {}).get("__dtype__", "")) for name in arrays}
+    wanted = {name: types.get(name) or declared[name] or dtypes.FLOAT32 for name in arrays}
+    return {name: mx.nd.array(array, dtype=wanted[name]) for name, array in arrays.items()}
