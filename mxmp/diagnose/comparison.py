@@ -181,7 +181,7 @@ class Comparison:
         console = Console(file=io.StringIO(), width=120)
         console.print(self.table())
         for line in self.summary:
-            console.print(visible(line), highlight=False, markup=False)
+            console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
         output: Any = console.file
         return str(output.getvalue())
 
