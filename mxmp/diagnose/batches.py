@@ -8,7 +8,8 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, Union
 import mxnet as mx
 import numpy as np
 
-from ..errors import ConvertError, mxnet_reason
+from .. import dtypes
+from ..errors import CheckpointError, ConvertError, mxnet_reason
 from ..symbol import ConvertedModel
 from ..symbol.arguments import known_shapes
 
@@ -41,19 +42,6 @@ def read_batches(batches: Batches, labels: bool = False) -> Iterator[Mapping[str
         raise ConvertError("batches is empty; give one batch at least.")
 
 
-def load_batch(file: str) -> Dict[str, Any]:
-    """Return the arrays of an .npz file, as ``numpy.savez`` writes it, as NDArrays by name.
-
-    Raises:
-        ConvertError: If it is none.
-    """
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            return {name: mx.nd.array(arrays[name], dtype=arrays[name].dtype) for name in arrays.files}
-    except (ValueError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as e:
-        raise ConvertError(f"{file}: cannot read it as an .npz file: {str(e).rstrip('.')}.") from e
-
-
 def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = False) -> Dict[str, Any]:
     """Return the values of all inputs by name: parameters, a batch, and zeros for labels unless they are needed."""
     sym, given = model.symbol, {**model.arg_params, **model.aux_params, **batch}
@@ -67,3 +55,22 @@ def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = 
         if labels or not name.endswith("label") or not size or 0 in size:
             raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
     return {**given, **{name: mx.nd.zeros(size) for name, size in missing.items()}}
+
+
+def load_batch(path: str, symbol: Any, types: Mapping[str, str]) -> Dict[str, mx.nd.NDArray]:
+    """Return the arrays of a .npz file by name, in the dtypes that are given, that a symbol declares, or float32.
+
+    Raises:
+        CheckpointError: If the file cannot be read, or has no arrays.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {name: loaded[name] for name in getattr(loaded, "files", ())}
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as e:
+        raise CheckpointError(f"{path}: it cannot be read as a .npz file: {e}") from e
+    if not arrays:
+        raise CheckpointError(f"{path}: it is no .npz file with an array for each input; write one with numpy.savez.")
+    attributes = symbol.attr_dict()
+    declared = {name: dtypes.from_flag(attributes.get(name, {}).get("__dtype__", "")) for name in arrays}
+    wanted = {name: types.get(name) or declared[name] or dtypes.FLOAT32 for name in arrays}
+    return {name: mx.nd.array(array, dtype=wanted[name]) for name, array in arrays.items()}

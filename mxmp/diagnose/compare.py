@@ -6,7 +6,6 @@ import math
 import sys
 from collections import Counter
 from dataclasses import replace
-from itertools import starmap
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import mxnet as mx
@@ -125,7 +124,7 @@ class _Measure:
         yield "contributions", 0.2
         try:
             contributions: Mapping[int, float] = self._contributions(batch)
-        except mx.MXNetError:  # an operator without a derivative
+        except mx.MXNetError:  # of an operator that fails in its backward pass
             contributions = dict.fromkeys(in_low_precision(self._graph.decisions), math.nan)
         gradients: Mapping[int, Errors] = {}
         if self._gradients is not None:
@@ -139,7 +138,7 @@ class _Merged:
 
     def __init__(self) -> None:
         self._rows: Dict[Tuple[str, str, int], NodeComparison] = {}
-        self._outputs: Dict[str, float] = {}
+        self._outputs: Dict[Tuple[str, int], float] = {}
 
     def add(
         self,
@@ -159,17 +158,20 @@ class _Merged:
             key = node.name, node.op, seen[node.name, node.op]
             row = _row(decisions, position, each, contributions.get(position, 0.0), gradients.get(position))
             self._rows[key] = _worst(row, self._rows[key]) if key in self._rows else row
-        for head in graph.heads:
-            if head.key in errors:
-                name = decisions.facts.output_name(graph, head)
-                self._outputs[name] = max(errors[head.key].carried, self._outputs.get(name, 0.0))
+        names = Counter[str]()
+        for head in (head for head in graph.heads if head.key in errors):
+            name = decisions.facts.output_name(graph, head)
+            names[name] += 1
+            output = name, names[name]
+            self._outputs[output] = max(errors[head.key].carried, self._outputs.get(output, 0.0))
 
     def result(self, policy: Policy) -> Comparison:
         """Return the rows, the worst first."""
         rows = sorted(
             self._rows.values(), key=lambda row: (row.contribution or 0.0, row.own, row.carried), reverse=True
         )
-        return Comparison(str(policy), tuple(rows), tuple(starmap(OutputComparison, self._outputs.items())))
+        outputs = (OutputComparison(name, error) for (name, _), error in self._outputs.items())
+        return Comparison(str(policy), tuple(rows), tuple(outputs))
 
 
 def _row(

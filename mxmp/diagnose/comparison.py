@@ -152,7 +152,7 @@ class Comparison:
         if not origins and not reached:
             return []
         names = ", ".join(_node(row) for row in origins[:3]) + (f" and {len(origins) - 3} more" if origins[3:] else "")
-        behind = f"; {reached} node{'' if reached == 1 else 's'} get it from others" if reached else ""
+        behind = f"; {reached} node{' gets' if reached == 1 else 's get'} it from others" if reached else ""
         return [f"Not finite {what}, where float32 is, by itself: {names or 'no node'}{behind}."]
 
     def table(self, narrow: bool = False, worst: Optional[int] = None) -> Table:
@@ -181,7 +181,7 @@ class Comparison:
         console = Console(file=io.StringIO(), width=120)
         console.print(self.table())
         for line in self.summary:
-            console.print(visible(line), highlight=False, markup=False)
+            console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
         output: Any = console.file
         return str(output.getvalue())
 

@@ -111,7 +111,8 @@ class GradientErrors:
         values = values_on(self._decisions, batch, self._ctx, copied=True)
         exact = {(i, 0): values[node.name] for i, node in enumerate(nodes) if node.is_variable and node.name in values}
         with autograd.pause(train_mode=True):
-            exact.update(zip(read, self._known("values", lambda: _float32(self._decisions, read), values)(values)))
+            outputs = self._known("values", lambda: _float32(self._decisions, read), values)(values) if read else []
+        exact.update(zip(read, outputs))
         values.update({_value(key): exact[key] for key in read})
         inputs = {port: exact[nodes[port[0]].inputs[port[1]].key].detach() for port in self._ports if port[0] in low}
         for array in inputs.values():

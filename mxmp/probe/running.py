@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 import mxnet as mx
 
 from .. import dtypes
-from ..errors import ConvertError
+from ..errors import ConvertError, mxnet_reason
 from ..graph import Graph
 from ..passes import ScaleLoss
 from ..report import Decisions
@@ -57,7 +57,10 @@ class Runner:
     def __init__(self, symbol: Any) -> None:
         self.symbol = symbol
         self._names = symbol.list_inputs()
-        self._run = mx.nd.CachedOp(symbol)
+        try:
+            self._run = mx.nd.CachedOp(symbol)
+        except mx.MXNetError as e:  # of an operator without a gradient, also if none is asked for
+            raise ConvertError(f"MXNet cannot run the network in one piece: {mxnet_reason(e)}") from e
 
     def __call__(self, values: Values) -> List[Any]:
         """Return the outputs; ConvertError if the value of an input is missing."""

@@ -13,6 +13,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.diagnose import Comparison, compare
 from mxmp.errors import ConvertError, PolicyError
+from mxmp.probe import contributions
 from tests.probe.test_node_errors import half, ratio
 
 DATA = mx.nd.array(np.random.RandomState(0).randn(4, 5))
@@ -184,7 +185,7 @@ def test_blocks_of_a_plain_block_are_compared_one_by_one():
     net.initialize()
     found = compare(net, DATA, "O1")
     assert [each.name for each in found.outputs] == ["plain_dense0_fwd_output", "plain_dense1_fwd_output"]
-    with pytest.raises(ConvertError, match=r"block 'plain_' \(Plain\) is no HybridBlock"):
+    with pytest.raises(ConvertError, match=r"block 'plain' \(Plain\) is no HybridBlock"):
         compare(net, (DATA, LABEL), loss=LOSS)
 
 
@@ -207,11 +208,21 @@ def test_a_converted_model_is_compared_with_what_it_was_converted_from():
     assert found == compare((sym, args, aux), {"data": DATA}, "O1")
 
 
-def test_an_operator_without_a_derivative_leaves_contributions_out():
+def test_an_operator_without_a_gradient_is_named():
     data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=6, no_bias=True, name="first")
-    sym = mx.sym.topk(data, ret_typ="mask", k=2, name="top") + mx.sym.contrib.index_array(data).sum() * 0
-    found = compare((sym, {"first_weight": mx.nd.ones((6, 5))}, {}), {"data": DATA}, "O1")
-    assert rows(found)["first"].own > 0 and not rows(found)["first"].contribution
+    sym = mx.sym.multi_sum_sq(data, num_arrays=1, name="norm")
+    with pytest.raises(ConvertError, match="Operator multi_sum_sq is non-differentiable"):
+        compare((sym, {"first_weight": mx.nd.ones((6, 5))}, {}), {"data": DATA}, "O1")
+
+
+def test_an_operator_that_fails_backward_leaves_contributions_out(monkeypatch):
+    def fails(*args, **kwargs):
+        raise mx.MXNetError("not implemented")
+
+    monkeypatch.setattr(contributions.autograd, "backward", fails)
+    found = compare(model(), {"data": DATA})
+    assert rows(found)["first"].own > 0 and rows(found)["first"].contribution is None
+    assert rows(found)["softmax"].contribution == 0 and "contributes" not in str(found)
 
 
 @pytest.mark.parametrize(

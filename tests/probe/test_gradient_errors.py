@@ -133,7 +133,7 @@ def test_a_residual_sum_gets_the_gradients_of_all_of_its_readers():
 
 
 def test_a_loop_is_compared_as_a_whole():
-    found = measure(loop(), values_of(loop(), data=(3, 2, 4)), loss=squares)
+    found = measure(loop(), values_of(loop(), data=(3, 2, 4)), scale=16.0, loss=squares)
     (whole,) = (errors for name, errors in found.items() if "foreach" in name)
     assert 1e-5 < whole.own < 1e-2 and 1e-5 < whole.carried < 1e-2
 

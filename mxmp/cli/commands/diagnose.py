@@ -52,7 +52,7 @@ def compare(
     """  # noqa: D301 - click keeps the lines behind its mark as they are
     if not shapes and data is None:
         raise click.UsageError("give --data, or --shape of every input, such as data:1,3,224,224.", ctx)
-    if data is not None and (shapes or types):
-        raise click.UsageError("--data has shapes and dtypes; leave --shape and --dtype out.", ctx)
+    if data is not None and shapes:
+        raise click.UsageError("--data has shapes; leave --shape out.", ctx)
     force, as_json = options.pop("force"), options.pop("as_json")
     work.run("compare", prefix, epoch, make_policy(text, **options), shapes, types, data, worst, out, force, as_json)

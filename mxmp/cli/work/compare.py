@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import zipfile
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 import click
-import mxnet as mx
-import numpy as np
 
 from ...diagnose import compare
-from ...errors import CheckpointError
+from ...diagnose.batches import load_batch
+from ...errors import CheckpointError, visible
 from ...files import require_folder
 from ...policy import Policy
 from ...symbol import load_checkpoint
@@ -38,7 +36,7 @@ def run(
         if os.path.lexists(out) and not force:
             raise CheckpointError(f"{out}: it exists; give another file to -o, or --force to overwrite it.")
     model = load_checkpoint(prefix, epoch)
-    batch = make_batch(model, shapes, types) if data is None else _read_batch(data)
+    batch = make_batch(model, shapes, types) if data is None else load_batch(data, model.symbol, types)
     with naming_files(*checkpoint_files(prefix, epoch)):
         found = compare(tuple(model), batch, policy)
     if out is not None:
@@ -49,25 +47,8 @@ def run(
     console = stdout()
     console.print(found.table(narrow=console.width < NARROW, worst=worst))
     for line in found.summary:
-        console.print(line)
+        console.print(visible(line), soft_wrap=True)
     inputs = "random numbers from 0 to 1; give real ones with --data" if data is None else data
     shown = f"{min(worst, len(found.rows))} of {len(found.rows)} operators, the worst; --worst N lists more"
     pairs = [("inputs", inputs)] + ([("listed", shown)] if worst < len(found.rows) else [])
     console.print(pairs_table(pairs + ([] if out is None else [("written", out)])))
-
-
-def _read_batch(path: str) -> Dict[str, Any]:
-    """Return the arrays of a .npz file."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files} if isinstance(file, np.lib.npyio.NpzFile) else None
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as e:
-        raise CheckpointError(f"{path}: it cannot be read as a .npz file: {e}") from e
-    if not arrays:
-        raise CheckpointError(f"{path}: it is no .npz file with an array for each input; write one with numpy.savez.")
-    return {name: mx.nd.array(array, dtype=_dtype(array)) for name, array in arrays.items()}
-
-
-def _dtype(array: Any) -> Any:
-    """Return the dtype of an input: float32 for what numpy makes of Python's numbers."""
-    return np.float32 if array.dtype in (np.float64, np.float16) else array.dtype

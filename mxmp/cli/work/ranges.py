@@ -34,7 +34,7 @@ def run(
 ) -> None:
     """Measure the checkpoint of a prefix and an epoch on a batch, and print what was found."""
     model = load_checkpoint(prefix, epoch)
-    given = {} if data is None else load_batch(data)
+    given = {} if data is None else load_batch(data, model.symbol, types)
     batch = {**make_batch(model, {**shapes, **{name: array.shape for name, array in given.items()}}, types), **given}
     with naming_files(*checkpoint_files(prefix, epoch)):
         found = measure_ranges(*model, [batch])

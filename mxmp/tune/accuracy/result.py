@@ -27,7 +27,7 @@ _WORDS = (
 class SearchRow:
     """An operator that the policy given has in low precision.
 
-    An error is the sum of all absolute differences from float32 over the sum of all absolute values, of the worst
+    An error is the 2-norm of the difference from float32 over that of float32's values, of the worst
     output and batch. It is inf where float32 is finite and low precision is not, NaN where nothing could be compared.
 
     Attributes:
