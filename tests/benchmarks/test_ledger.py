@@ -22,6 +22,7 @@ def test_the_average_is_that_of_one_sample_in_so_many(tmp_path, capsys):
     assert "at most 1.05" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_each_kind_of_step_is_what_it_is_called():
     training = ledger.Training("mobilenet0.25", "float32", 1, 32)
     found = ledger.measure(training, 1, 2)
