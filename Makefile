@@ -38,6 +38,7 @@ bench: $(VENV)/.demo
 	@$(VENV)/bin/python -m benchmarks.conversion
 	@$(VENV)/bin/python -m benchmarks.first_call
 	@$(VENV)/bin/python -m benchmarks.trainer_step
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.ledger
 	@$(VENV)/bin/python -m benchmarks.import_time
 
 # Fails on a public name without a docstring, and on anything that Sphinx warns of.

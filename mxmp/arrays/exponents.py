@@ -33,6 +33,8 @@ Read = Callable[[], Any]
 def count_exponents(arrays: Sequence[mx.nd.NDArray]) -> Read:
     """Begin to count the elements of arrays by exponent; those of GPUs without any wait of the host.
 
+    But for row_sparse ones, whose number of rows MXNet waits for.
+
     Args:
         arrays: Any shapes, contexts and floating point dtypes. Of a row_sparse one the stored rows are counted.
 

@@ -1,7 +1,8 @@
 """The exponents of arrays on a GPU, counted by one kernel that is compiled at run time: one launch, one read of each.
 
 MXNet compiles it with NVRTC (``mx.rtc``), as it does its fused operators. The arrays go to it as they are; what it
-reads of the float16 ones are bits, so it needs no header.
+reads of the float16 ones are bits, so it needs no header. No GPU was at hand: a host compiles the same source, and
+counts as numpy does (`tests/arrays/test_exponents.py`); NVRTC takes it (`tests/gpu_record/test_ledger.py`).
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ class Ledger(Observer):
     Where float16 weights have no float32 masters, the update of a sample is compared with the weights before it: it is
     lost where the gradient is not 0 and the weight stayed what it was. That copies these weights for a moment.
 
-    Nothing of the training changes, bit for bit. Steps that a kvstore takes by itself are not seen.
+    Nothing of the training changes, bit for bit. Steps that a kvstore takes by itself are not seen; of several workers
+    each has a ledger of its own gradients.
 
     Args:
         every: A step in how many is a sample.

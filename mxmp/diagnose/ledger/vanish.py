@@ -7,6 +7,8 @@ is taken to hold r = l / u times as many as the pair above it, for as far as flo
 
     vanished = l * (r + r**2 + ... + r**12), at most the zeros that there are
 
+So that a few stray elements make no alarm, such as the rounding errors of a sum that is 0, two standard deviations of a
+count are taken off l (l - 2 * sqrt(l)), and r is at most 1 unless a tenth of what is not 0 lies in these two binades.
 Values spread evenly around 0 give r = 1/4, and a gradient that stays clear of the bottom gives l = 0: nothing has
 vanished then, however many zeros there are. Where the same layer was seen at a larger scale, those that were 0 there
 and did not vanish there are zeros at a smaller scale too. A gradient that has elements below the dtype's smallest
@@ -24,7 +26,8 @@ from ...arrays.exponents import BIAS, NONFINITE, ZERO
 from ...dtypes import limits
 
 _PAIRS = 12  # of binades, below the dtype's smallest number
-_STEEPEST = 4.0  # r, where few elements tell it
+_STEEPEST = 4.0  # r at most, where many elements lie at the bottom
+_MANY = 0.1  # of those that are not 0
 
 Exponents = Dict[int, float]
 
@@ -85,9 +88,11 @@ def _vanished(each: Any, dtype: str, most: float) -> Exponents:
     """Return by exponent how many elements below a dtype's smallest number there were."""
     least = bottom(dtype) + BIAS
     lower, upper = float(each[least : least + 2].sum()), float(each[least + 2 : least + 4].sum())
-    if not lower or most <= 0:
+    lower -= 2 * math.sqrt(lower)
+    if lower <= 0 or most <= 0:
         return {}
-    ratio = min(lower / upper, _STEEPEST) if upper else _STEEPEST
+    steepest = _STEEPEST if lower >= _MANY * each[ZERO + 1 : NONFINITE].sum() else 1.0
+    ratio = min(lower / upper, steepest) if upper else steepest
     pairs = lower * ratio ** np.arange(1, _PAIRS + 1)
     pairs = np.diff(np.minimum(np.cumsum(pairs), most), prepend=0.0)
     found: Exponents = {}
