@@ -123,7 +123,7 @@ class _Trainer:
     """Watches one trainer: its methods on this one object note a call, and call the class's own."""
 
     def __init__(self, trainer: gluon.Trainer, watch: LoopWatch) -> None:
-        self._trainer, self._watch, self._found = trainer, watch, watch.found
+        self.trainer, self._watch, self._found = trainer, watch, watch.found
         self._is_ours = isinstance(trainer, TrainerSetup)
         self._scaled: Dict[int, Any] = {}  # copies of gradients after backward on a scaled loss, by the id of each
         self._is_begun = False  # whether a loss of this step was scaled
@@ -134,21 +134,21 @@ class _Trainer:
     def attach(self) -> None:
         """Put methods in front of the trainer's."""
         for name in _USING:
-            if hasattr(self._trainer, name):
-                vars(self._trainer)[name] = partial(self._use, name, getattr(self._trainer, name))
-        setter = self._trainer.set_learning_rate
-        vars(self._trainer)["set_learning_rate"] = partial(self._set_rate, setter)
+            if hasattr(self.trainer, name):
+                vars(self.trainer)[name] = partial(self._use, name, getattr(self.trainer, name))
+        setter = self.trainer.set_learning_rate
+        vars(self.trainer)["set_learning_rate"] = partial(self._set_rate, setter)
         if self._is_ours:
-            vars(self._trainer)["scale_loss"] = partial(self._scale_loss, self._trainer.scale_loss)
+            vars(self.trainer)["scale_loss"] = partial(self._scale_loss, self.trainer.scale_loss)
 
     def detach(self) -> None:
         """Take them away."""
         for name in (*_USING, "set_learning_rate", "scale_loss"):
-            vars(self._trainer).pop(name, None)
+            vars(self.trainer).pop(name, None)
 
     @contextlib.contextmanager
     def _scale_loss(self, original: Any, loss: Any, *others: Any) -> Iterator[Any]:
-        everyone = [each for each in self._watch_all() if each._trainer is self._trainer or each._trainer in others]
+        everyone = [each for each in self._watch_all() if each.trainer in (self.trainer, *others)]
         for each in everyone:
             each._begin()
         for array in loss if isinstance(loss, (list, tuple)) else [loss]:
@@ -186,7 +186,7 @@ class _Trainer:
                 )
 
     def _params(self) -> List[gluon.Parameter]:
-        found = (param for param in private.params(self._trainer) if param.grad_req != "null")
+        found = (param for param in private.params(self.trainer) if param.grad_req != "null")
         return [param for param in found if parameters.is_initialized(param)]
 
     def _fresh_gradients(self) -> Iterator[Tuple[gluon.Parameter, Any]]:
@@ -221,7 +221,7 @@ class _Trainer:
 
     def _check_changed(self, name: str) -> None:
         """Find gradients that were changed while they were scaled."""
-        if not self._is_ours or scaler_of(self._trainer).window.scale == 1.0:
+        if not self._is_ours or scaler_of(self.trainer).window.scale == 1.0:
             return
         fresh = [(param, grad) for param, grad in self._fresh_gradients() if id(grad) in self._scaled]
         changed = [param.name for param, grad in fresh if not _same(grad, self._scaled[id(grad)])]
