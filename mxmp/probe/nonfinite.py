@@ -48,10 +48,10 @@ class NonFinite:
         rows = f", in {_rows(self.rows)}" if self.rows else ""
         if self.where in (DATA, PARAMETER):
             kind = "input" if self.where == DATA else "parameter"
-            return f"{self.where}: {kind} '{self.name}' holds {self.output.what} in {count}{rows}"
+            return f"{kind} '{self.name}' holds {self.output.what} in {count}{rows}"
         if self.where == LOSS:
             return (
-                f"loss: the gradient of the loss with respect to '{self.name}' is {self.output.what} in {count}{rows}, "
+                f"the gradient of the loss with respect to '{self.name}' is {self.output.what} in {count}{rows}, "
                 f"though that output is finite: it reaches {self.inputs[0].magnitude:.4g}"
             )
         node = f"'{self.name}' ({self.op}, {self.precision})"

@@ -113,10 +113,10 @@ def test_data_and_parameters_are_named_as_such():
     bad[1] = np.nan
     found = diagnose.find_nonfinite(net, bad)
     assert (found.where, found.name, found.rows) == ("data", "data", (1,))
-    assert str(found) == "data: input 'data' holds NaN in 6 of 18 elements, in row 1"
+    assert str(found) == "input 'data' holds NaN in 6 of 18 elements, in row 1"
     next(iter(net.collect_params().values())).set_data(mx.nd.full((4, 6), np.inf))
     found = diagnose.find_nonfinite(net, mx.nd.ones((2, 6)))
-    assert str(found) == "parameter: parameter 'net_dense0_weight' holds inf in 24 of 24 elements"
+    assert str(found) == "parameter 'net_dense0_weight' holds inf in 24 of 24 elements"
 
 
 @pytest.mark.parametrize("fault", ["data", "fc"])
