@@ -105,7 +105,9 @@ def test_a_loss_that_fails_on_finite_outputs_is_looked_for_outside_of_the_net():
     trainer = trainer_of(net)
     with autograd.record():
         loss = mx.nd.log(net(mx.nd.ones((4, 6))) - 100)
-    with pytest.raises(NonFiniteLossError, match="Run again: all outputs of the nets are finite here: look at the loss"):
+    with pytest.raises(
+        NonFiniteLossError, match="Run again: all outputs of the nets are finite here: look at the loss"
+    ):
         with trainer.scale_loss(loss) as scaled:
             scaled.backward()
         trainer.step(4)
