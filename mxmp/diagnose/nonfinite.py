@@ -58,7 +58,8 @@ def find_nonfinite(
         ctx: Where a symbol runs, the CPU unless given; a net and a Module run where their parameters are.
 
     Returns:
-        Where it comes up first, forward before backward; None if all is finite. ``str()`` of it is a sentence.
+        Where it comes up first; None if all is finite. What reaches an output of the network comes first, then
+        gradients, in the order of backward, then what does no harm. ``str()`` of it is a sentence.
 
     Raises:
         ConvertError: If the network or the batch is none, or they do not fit each other.

@@ -127,7 +127,10 @@ class NetCalls:
             return None
         scale = self.scaler.window.scale
         verdict = judge([call.replay(scale) for call in self.noted], scale)
-        return None if verdict.kind == NO_FAULT else str(verdict)
+        if verdict.kind != NO_FAULT:
+            return str(verdict)
+        outside = self.scaler.window.loss_finite is False
+        return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None
 
 
 def calls_of(params: Iterable[gluon.Parameter]) -> Optional[NetCalls]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
@@ -9,7 +10,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from .. import dtypes
-from ..graph import Graph, Key, in_written_order
+from ..graph import Entry, Graph, Key, in_written_order
 from ..passes import ScaleLoss
 from ..passes.attributes import MARK_ATTR, SCALE_MARK
 from ..passes.facts import Facts
@@ -107,12 +108,12 @@ class _Built:
         keys = _looked_at(graph, facts)
         heads = (*probed.graph.heads, *(probed.places[key] for key in keys))
         watched = in_written_order(replace(probed.graph, heads=heads))
-        zeros = {name: mx.nd.zeros(probe.shape) for name, probe in probed.probes.items()}
+        shapes = {name: probe.shape for name, probe in probed.probes.items()}
         symbol = from_graph(watched)
         converted = Converted(
             symbol,
             watched,
-            _facts(watched, {**values, **zeros}),
+            _facts(watched, values, shapes),
             frozenset(),
             replace(looker.decisions, after=watched),
         )
@@ -140,7 +141,8 @@ class _Built:
         others.update({("given", number): each for number, each in enumerate(given or ()) if each is not None})
         others.update({("backward", key): each for key, each in self._keyed(gradients).items()})
         seen.update(zip(others, self.summaries(list(others.values()))))
-        ranges = dict(zip(seen, read_ranges([self._name(place) for place in seen], list(seen.values()))))
+        sizes = [others[place].size if place in others else self._size(place) for place in seen]
+        ranges = dict(zip(seen, read_ranges([self._name(place) for place in seen], sizes, list(seen.values()))))
 
         def of(kind: str) -> Dict[Any, ValueRange]:
             return {place: found for (each, place), found in ranges.items() if each == kind}
@@ -150,7 +152,9 @@ class _Built:
 
     def _inputs(self, values: Mapping[str, Any], scale: float) -> Tuple[List[Any], Dict[str, Any], Dict[str, Any]]:
         """Return the operator's inputs, and which of them have gradients: probes, and variables that are trained."""
-        zeros = {name: mx.nd.zeros(probe.shape) for name, probe in self.probed.probes.items()}
+        sizes = {name: math.prod(probe.shape) for name, probe in self.probed.probes.items()}
+        memory = mx.nd.zeros(max(sizes.values(), default=1))  # which all zeros share
+        zeros = {name: memory[: sizes[name]].reshape(probe.shape) for name, probe in self.probed.probes.items()}
         given = {name: array.copy() if name in self.states else array.detach() for name, array in values.items()}
         trained = {name: given[name] for name in self.names if name in self.trained and name in given}
         for array in (*zeros.values(), *trained.values()):
@@ -174,12 +178,17 @@ class _Built:
             return self.graph.entry_name(self.graph.heads[where])
         return self.facts.output_names.get(where) or self.graph.nodes[where[0]].name
 
+    def _size(self, place: Tuple[str, Any]) -> int:
+        kind, where = place
+        return self.facts.size(self.graph.heads[where] if kind == "output" else Entry(*where)) or 0
 
-def _facts(graph: Graph, values: Mapping[str, Any]) -> Facts:
-    symbol = from_graph(graph)
+
+def _facts(graph: Graph, values: Mapping[str, Any], zeros: Optional[Mapping[str, Tuple[int, ...]]] = None) -> Facts:
+    """Return what is known of a graph whose variables have these values, but for ``zeros`` of these shapes."""
+    symbol, zeros = from_graph(graph), zeros or {}
     read = {name: values[name] for name in symbol.list_inputs() if name in values}
-    types = {name: dtypes.canonical(array.dtype) for name, array in read.items()}
-    return infer_facts(symbol, graph, {name: array.shape for name, array in read.items()}, types, frozenset())
+    types = {**{name: dtypes.canonical(array.dtype) for name, array in read.items()}, **dict.fromkeys(zeros, "float32")}
+    return infer_facts(symbol, graph, {**{n: array.shape for n, array in read.items()}, **zeros}, types, frozenset())
 
 
 def _looked_at(graph: Graph, facts: Facts) -> List[Key]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key
@@ -48,10 +48,10 @@ class NonFinite:
         rows = f", in {_rows(self.rows)}" if self.rows else ""
         if self.where in (DATA, PARAMETER):
             kind = "input" if self.where == DATA else "parameter"
-            return f"{self.where}: {kind} '{self.name}' holds {self.output.what} in {count}{rows}"
+            return f"{kind} '{self.name}' holds {self.output.what} in {count}{rows}"
         if self.where == LOSS:
             return (
-                f"loss: the gradient of the loss with respect to '{self.name}' is {self.output.what} in {count}{rows}, "
+                f"the gradient of the loss with respect to '{self.name}' is {self.output.what} in {count}{rows}, "
                 f"though that output is finite: it reaches {self.inputs[0].magnitude:.4g}"
             )
         node = f"'{self.name}' ({self.op}, {self.precision})"
@@ -120,7 +120,9 @@ class Names:
         return replace(found, name=self._before.entry_name(Entry(self.known[key[0]], key[1])))
 
 
-def first_forward(seen: Seen, exact: Seen, before: Graph, allowed: bool = True) -> Optional[NonFinite]:
+def first_forward(
+    seen: Seen, exact: Seen, before: Graph, allowed: bool = True, harmful: bool = True
+) -> Optional[NonFinite]:
     """Return the first operator whose output has more inf and NaN than in float32.
 
     Args:
@@ -129,9 +131,13 @@ def first_forward(seen: Seen, exact: Seen, before: Graph, allowed: bool = True) 
         before: The graph in float32.
         allowed: Whether inf and NaN that float32 has too are no fault (an attention mask); if not, an operator counts
             that has inf or NaN though all its inputs are finite.
+        harmful: Whether only those count from which inf and NaN reach an output of the network.
     """
     names = Names(before, seen.graph)
+    reaching = _reaching(seen)
     for key in sorted(key for key in seen.forward if not seen.graph.nodes[key[0]].is_variable):
+        if harmful and key not in reaching:
+            continue
         found, same = seen.forward[key], _same(names, key, exact)
         known = same.bad if same is not None and allowed else 0
         if found.bad > known and (allowed or not _excused(key[0], seen)):
@@ -139,6 +145,19 @@ def first_forward(seen: Seen, exact: Seen, before: Graph, allowed: bool = True) 
                 continue  # a cast of what is infinite by intention
             return _made(FORWARD, key[0], names.ranged(key, found), _read(key[0], seen, names), names, seen, same)
     return None
+
+
+def _reaching(seen: Seen) -> Set[Key]:
+    """Return the outputs of nodes from which inf or NaN reaches an output of the network, all the way as inf or NaN."""
+    waiting = [head.key for head, found in zip(seen.graph.heads, seen.outputs) if found.bad]
+    known = set(waiting)
+    while waiting:
+        for entry in seen.graph.nodes[waiting.pop()[0]].inputs:
+            found = seen.forward.get(entry.key)
+            if entry.key not in known and (found is None or found.bad):
+                known.add(entry.key)
+                waiting.append(entry.key)
+    return known
 
 
 def _same(names: Names, key: Key, exact: Seen) -> Optional[ValueRange]:

@@ -53,56 +53,43 @@ class ValueRange:
 
 
 def summarize(F: Any, x: Any) -> Any:
-    """Return five numbers about an array or symbol: NaNs, infs, smallest, largest and all; shape (5,), float32."""
+    """Return four numbers about an array or symbol, in float32: how many are inf or NaN, how many NaN, the finite ends.
+
+    Counts of 0 are exact for arrays of any size.
+    """
     x = F.BlockGrad(F.cast(x, dtype="float32"))
-    zeros = F.zeros_like(x)
-    is_finite, is_nan = x * 0 == 0, x != x
-    return F.concat(
-        *[
-            F.reshape(each, shape=(1,))
-            for each in (
-                F.sum(is_nan),
-                F.sum(1 - is_finite) - F.sum(is_nan),
-                F.min(F.where(is_finite, x, zeros + _LARGEST)),
-                F.max(F.where(is_finite, x, zeros - _LARGEST)),
-                F.sum(zeros + 1),
-            )
-        ],
-        dim=0,
-    )
+    product, zeros = x * 0, F.zeros_like(x)
+    is_finite = product == 0
+    smallest = F.min(F.where(is_finite, x, zeros + _LARGEST))
+    largest = F.max(F.where(is_finite, x, zeros - _LARGEST))
+    return F.stack(F.sum(product != 0), F.sum(x != x), smallest, largest)
 
 
 class Summaries:
-    """Sums up arrays that are not in a graph, as many at once as there are, by one operator for each count."""
+    """Sums up arrays that are not in a graph."""
 
     def __init__(self) -> None:
-        self._operators: Dict[int, Any] = {}
+        self._operator = mx.nd.CachedOp(summarize(mx.sym, mx.sym.var("x")))
 
     def __call__(self, arrays: Sequence[Any]) -> List[Any]:
-        """Return what `summarize` gives for each array, all on one context; nothing is recorded."""
-        count = len(arrays)
-        if not count:
-            return []
-        if count not in self._operators:
-            symbols = [summarize(mx.sym, mx.sym.var(f"array{number}")) for number in range(count)]
-            self._operators[count] = mx.nd.CachedOp(mx.sym.Group(symbols))
+        """Return what `summarize` gives for each array; nothing is recorded."""
         with autograd.pause():
-            found = self._operators[count](*[array.as_nd_ndarray() for array in arrays])
-        return list(found) if isinstance(found, (list, tuple)) else [found]
+            return [self._operator(array.as_nd_ndarray()) for array in arrays]
 
 
-def read_ranges(names: Sequence[str], summaries: Sequence[mx.nd.NDArray]) -> List[ValueRange]:
-    """Return what summaries say, which all lie on one context, by one host read."""
+def read_ranges(names: Sequence[str], sizes: Sequence[int], summaries: Sequence[mx.nd.NDArray]) -> List[ValueRange]:
+    """Return what summaries of arrays of known sizes say, which all lie on one context, by one host read."""
     if not summaries:
         return []
-    rows = mx.nd.concat(*[each.as_nd_ndarray() for each in summaries], dim=0).asnumpy().reshape(-1, 5).tolist()
+    rows = mx.nd.concat(*[each.as_nd_ndarray() for each in summaries], dim=0).asnumpy().reshape(-1, 4).tolist()
     found = []
-    for name, (nans, infs, low, high, size) in zip(names, rows):
+    for name, size, (bad, nans, low, high) in zip(names, sizes, rows):
         low, high = (low, high) if low <= high else (0.0, 0.0)
-        found.append(ValueRange(name, round(size), round(nans), round(infs), low, high))
+        found.append(ValueRange(name, max(size, round(bad)), round(nans), round(bad - nans), low, high))
     return found
 
 
 def ranges_of(arrays: Dict[str, Any]) -> List[ValueRange]:
     """Return the ranges of arrays by name, all on one context."""
-    return read_ranges(list(arrays), Summaries()(list(arrays.values())))
+    sizes = [array.size for array in arrays.values()]
+    return read_ranges(list(arrays), sizes, Summaries()(list(arrays.values())))

@@ -133,12 +133,19 @@ def _finite_scale(calls: Sequence[Call], exact: Sequence[_Run], scale: float) ->
 
 
 def _first(exact: Sequence[_Run], runs: Sequence[_Run]) -> Optional[NonFinite]:
-    """Return the first inf or NaN in low precision that float32 does not have: forward, then backward."""
+    """Return the first inf or NaN in low precision that float32 does not have.
+
+    That which reaches an output of the network comes first, then a gradient, then what does no harm.
+    """
+    return _first_value(exact, runs) or _first_gradient(exact, runs) or _first_value(exact, runs, harmful=False)
+
+
+def _first_value(exact: Sequence[_Run], runs: Sequence[_Run], harmful: bool = True) -> Optional[NonFinite]:
     for run, other in zip(runs, exact):
-        found = first_forward(run.seen, other.seen, run.call.decisions.before)
+        found = first_forward(run.seen, other.seen, run.call.decisions.before, harmful=harmful)
         if found is not None:
             return found
-    return _first_gradient(exact, runs)
+    return None
 
 
 def _first_gradient(exact: Sequence[_Run], runs: Sequence[_Run]) -> Optional[NonFinite]:
@@ -217,10 +224,9 @@ def rows_of(array: Any) -> tuple[int, ...]:
 def _origin(run: _Run) -> Optional[NonFinite]:
     """Return the operator of a float32 network that gives inf or NaN first, though it reads none."""
     seen, before = run.seen, run.call.decisions.before
-    if any(each.bad for each in seen.outputs) or (seen.backward and run.is_bad):
-        found = first_forward(seen, seen, before, allowed=False)
-        if found is not None:
-            return found
+    found = first_forward(seen, seen, before, allowed=False)
+    if found is not None:
+        return found
     return first_backward(seen, None, before) if seen.backward and run.is_bad else None
 
 

@@ -107,16 +107,27 @@ def test_a_module_of_mxnet_and_of_mxmp(kind):
     assert diagnose.find_nonfinite(module, batch, "O1,op:square=float16").name == "sq"
 
 
+def test_what_does_harm_is_named_before_what_does_none():
+    x = mx.sym.var("data")
+    harmless = mx.sym.broadcast_div(mx.sym.ones((1, 1)), 1 + mx.sym.exp(x, name="harmless"), name="sigmoid")
+    batch = {"data": mx.nd.full((2, 6), 30.0)}
+    args = {name: mx.nd.ones(shape) for name, shape in (("last_weight", (2, 6)), ("last_bias", (2,)))}
+    assert diagnose.find_nonfinite((ended(harmless), args, {}), batch, "O3").name == "harmless"
+    assert diagnose.explain((ended(harmless), args, {}), batch, "O3").kind == "no fault found"
+    both = mx.sym.elemwise_add(harmless, mx.sym.square(x * 10, name="harmful"))
+    assert diagnose.find_nonfinite((ended(both), args, {}), batch, "O3").name == "harmful"
+
+
 def test_data_and_parameters_are_named_as_such():
     net = squares(1.0)
     bad = data((3, 6))
     bad[1] = np.nan
     found = diagnose.find_nonfinite(net, bad)
     assert (found.where, found.name, found.rows) == ("data", "data", (1,))
-    assert str(found) == "data: input 'data' holds NaN in 6 of 18 elements, in row 1"
+    assert str(found) == "input 'data' holds NaN in 6 of 18 elements, in row 1"
     next(iter(net.collect_params().values())).set_data(mx.nd.full((4, 6), np.inf))
     found = diagnose.find_nonfinite(net, mx.nd.ones((2, 6)))
-    assert str(found) == "parameter: parameter 'net_dense0_weight' holds inf in 24 of 24 elements"
+    assert str(found) == "parameter 'net_dense0_weight' holds inf in 24 of 24 elements"
 
 
 @pytest.mark.parametrize("fault", ["data", "fc"])

@@ -13,7 +13,7 @@ from mxmp import diagnose
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.gluon import Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
-from mxmp.module import Module
+from mxmp.module import BucketingModule, Module
 from tests.diagnose.failures import Applied, data, ended, linear
 
 LOSS = gluon.loss.L2Loss()
@@ -56,7 +56,7 @@ def test_a_nan_image_is_told_from_an_overflow():
     net = overflowing(factor=1.0)
     x = data()
     x[1] = float("nan")
-    with pytest.raises(NonFiniteLossError, match=r"Run again: data: data: input 'data' holds NaN .* in row 1"):
+    with pytest.raises(NonFiniteLossError, match=r"Run again: data: input 'data' holds NaN .* in row 1"):
         step(net, trainer_of(net), x)
 
 
@@ -100,6 +100,19 @@ def test_gradients_that_are_added_up():
         step(net, trainer)
 
 
+def test_a_loss_that_fails_on_finite_outputs_is_looked_for_outside_of_the_net():
+    net = overflowing(factor=1.0)
+    trainer = trainer_of(net)
+    with autograd.record():
+        loss = mx.nd.log(net(mx.nd.ones((4, 6))) - 100)
+    with pytest.raises(
+        NonFiniteLossError, match="Run again: all outputs of the nets are finite here: look at the loss"
+    ):
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        trainer.step(4)
+
+
 def test_a_net_of_several_graphs_names_the_one_at_fault():
     class Two(gluon.Block):
         def __init__(self):
@@ -130,6 +143,24 @@ def test_a_module_says_it_too(caplog):
         module.forward_backward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.zeros((4, 2))]))
         module.update()
     assert "step 10 run again: float32 model broken" in caplog.text and "'root' (sqrt, float32)" in caplog.text
+
+
+def test_a_bucketing_module_explains_the_bucket_that_was_used():
+    def make(key):
+        x = mx.sym.mean(mx.sym.var("data"), axis=1) * 300
+        return ended(mx.sym.square(linear(x, "fc"), name=f"square_of_{key}")), ("data",), ("out_label",)
+
+    module = BucketingModule(make, 8, policy="O1,op:square=float16", loss_scale=4.0)
+    module.bind([("data", (4, 8, 6))], [("out_label", (4, 2))])
+    module.init_params(mx.init.One())
+    module.init_optimizer()
+    shapes = [mx.io.DataDesc("data", (4, 5, 6))], [mx.io.DataDesc("out_label", (4, 2))]
+    arrays = [mx.nd.ones((4, 5, 6))], [mx.nd.zeros((4, 2))]
+    batch = mx.io.DataBatch(*arrays, bucket_key=5, provide_data=shapes[0], provide_label=shapes[1])
+    module.forward_backward(batch)
+    with pytest.raises(NonFiniteLossError, match="'square_of_5'"):
+        module.update()
+    assert diagnose.find_nonfinite(module, batch).name == "square_of_5"
 
 
 def test_an_explanation_that_fails_leaves_the_message_as_it_is():
