@@ -37,9 +37,10 @@ class CSVLogger(StepLogger):
         TrainerError: If ``every`` is no positive whole number, or ``ledger`` has no shares.
 
     Example:
-        >>> import tempfile, mxmp
-        >>> log = CSVLogger(tempfile.mkdtemp())  # .attach(trainer), or in event_handlers of an Estimator
-        >>> log.close()
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as run, CSVLogger(run) as log:  # CSVLogger(run).attach(trainer)
+        ...     print(os.path.basename(log.path))
+        steps.csv
     """
 
     def __init__(self, path: Union[str, os.PathLike[str]], *, every: int = 10, ledger: Any = None) -> None:

@@ -11,10 +11,13 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from mxmp.distributed import KVStore
 from mxmp.errors import NonFiniteLossError, StaleGradientError, TrainerError
 from mxmp.gluon import Accumulator, SharedLossScale, Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import TWO, value
+from tests.distributed.engines import Twins
+from tests.gluon.trainer_tools import TWO, param, sgd, value
+from tests.gluon.trainer_tools import backward as backward_of
 
 LOSS = gluon.loss.L2Loss()
 BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.bfloat16)
@@ -131,6 +134,27 @@ def test_gradients_of_several_contexts_are_summed_once_a_group(kvstore, monkeypa
     large(other, trainer_of(other), split(data, 8))
     assert reduced == [1]
     assert_same(net, other)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_workers_are_asked_once_a_group_and_its_gradients_are_summed_once(dtype):
+    class Counting(Twins):
+        asked = 0
+
+        def sum(self, key, array, priority):
+            self.asked += array.shape == (2,)
+            super().sum(key, array, priority)
+
+    w, engine = param([1.0, 2.0], dtype), Counting(4)
+    trainer = sgd(w, loss_scale=64, kvstore=KVStore(engine))
+    accumulator = Accumulator(trainer, 3)
+    for row in accumulator([[0.5, 0.25], [1.0, 0.5], [0.5, 0.25], [1.0, 1.0]]):
+        backward_of(trainer, w, row)
+        accumulator.step(8)  # of all workers together
+    total, last = np.array([2.0, 1.0]), np.array([1.0, 1.0])
+    assert engine.asked == 2
+    rtol = 1e-6 if dtype == "float32" else 2.0**-10
+    np.testing.assert_allclose(value(w.data()), [1, 2] - 4 * total / 24 - 4 * last / 8, rtol=rtol)
 
 
 def test_several_trainers_of_a_net_step_together():
