@@ -135,6 +135,13 @@ def tune_net():
     return found
 
 
+def compare_net():
+    net = dense()
+    with calls() as found:
+        str(mxmp.diagnose.compare(net, (mx.nd.ones((2, 4)), mx.nd.ones(2)), loss=lambda output, label: output.sum()))
+    return found
+
+
 RUNS = {
     "Every conversion": convert_and_call,
     "Gluon: `convert` and the first call": convert_and_call,
@@ -142,6 +149,7 @@ RUNS = {
     "`Module.fit`": fit,
     "`mxmp convert`": convert_files,
     "`tune`": tune_net,
+    "`compare`": compare_net,
 }
 
 

@@ -216,5 +216,5 @@ class Unnamed(gluon.HybridBlock):
 
 
 def test_a_net_whose_names_change_with_each_trace_is_refused(batch):
-    with pytest.raises(TuneError, match="operators in it get other names each time it is traced.*prefix='net_'"):
+    with pytest.raises(ConvertError, match="operators in it get other names each time it is traced.*prefix='net_'"):
         GluonNet(Unnamed(prefix=""), batch, False, False)
