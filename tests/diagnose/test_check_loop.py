@@ -193,7 +193,9 @@ WRONG = {
     "plain_trainer of O2": lambda: plain_under("O2"),
     "loss_not_scaled": lambda: changed(Loop(), backward=unscaled),
     "loss_not_scaled unused": lambda: changed(Loop(), backward=unused),
-    "clip_before_unscale": lambda: changed(Loop(), clip=lambda loop: gluon.utils.clip_global_norm(loop.gradients(), 0.1)),
+    "clip_before_unscale": lambda: changed(
+        Loop(), clip=lambda loop: gluon.utils.clip_global_norm(loop.gradients(), 0.1)
+    ),
     "clip_before_unscale by hand": lambda: changed(Loop("O2"), clip=lambda loop: loop.gradients()[0].__imul__(0.5)),
     "zero_grad_missing": adding,
     "no_gradient": with_unused_layer,

@@ -64,3 +64,16 @@ def test_a_tensor_without_values_loses_none():
 def test_a_scale_that_is_no_power_of_two_is_refused(scale):
     with pytest.raises(LossScaleError, match="expected a power of two"):
         counted([1.0]).share_lost(scale)
+
+
+def test_float32_is_counted_by_its_bits_as_by_its_values():
+    rng = np.random.RandomState(1)
+    values = (rng.randn(3000) * 2.0 ** rng.uniform(-149, 127, 3000)).astype(np.float32)
+    edges = np.float32([0, -0.0, np.inf, -np.inf, np.nan, 2.0**-126, 2.0**-149, 1, -2, np.finfo(np.float32).max])
+    values = np.concatenate([values, edges])
+    exact = np.abs(values[np.isfinite(values)].astype(np.float64))
+    exponents, counts = np.unique(np.ceil(np.log2(exact[exact > 0])), return_counts=True)
+    found = counted(values.reshape(10, -1))
+    assert found.counts == {int(exponent): count for exponent, count in zip(exponents, counts)}
+    assert (found.zeros, found.nonfinite, found.largest) == (2 + (values[:3000] == 0).sum(), 3, exact.max())
+    assert counted(np.zeros((0, 3), np.float32)).total == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -223,6 +225,7 @@ def test_ranges_are_part_of_a_conversion():
     mxmp.gluon.convert(net, "O1", ranges=ranges)
     again = mxmp.gluon.convert(net, "O1", ranges=ranges)
     assert np.isfinite(again(data).asnumpy()).all()
+    assert np.isfinite(copy.deepcopy(net)(data).asnumpy()).all()
     mxmp.gluon.convert(net, "O1")
     assert not np.isfinite(net(data).asnumpy()).all()
 
