@@ -8,7 +8,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
-from mxmp.errors import TuneError
+from mxmp.errors import ConvertError, TuneError
 from mxmp.gluon import convert, report
 from mxmp.policy import Policy
 from mxmp.tune.speed.gluon_net import GluonNet, call_with
