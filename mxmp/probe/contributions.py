@@ -47,6 +47,8 @@ class Contributions:
         self._decisions, self._ctx, self._trains = decisions, ctx, trains
         low = frozenset(in_low_precision(decisions))
         self._keys = [key for key in float32_outputs(decisions) if key[0] in low]
+        heads = decisions.before.heads
+        self._has_outputs = any(decisions.facts.dtype(head) == dtypes.FLOAT32 for head in heads)
         self._has_loops = any(node.subgraphs for node in decisions.before.nodes)
         self._runners: List[Runner] = []
 
@@ -56,6 +58,8 @@ class Contributions:
         It is the 2-norm over that of float32's outputs; of several outputs, the root of the sum of the squares. NaN if
         float32 has no finite derivative there. Elements of an own error that are not finite are left out.
         """
+        if not self._has_outputs:
+            return {position: math.nan for position, _ in self._keys}
         if not self._keys:
             return {}
         values = values_on(self._decisions, batch, self._ctx, copied=self._trains)

@@ -152,6 +152,12 @@ def test_many_outputs_are_projected_at_random_without_touching_random_states(mon
     assert measure(sym, values)[0]["only"] == pytest.approx(expected, rel=0.15)
 
 
+def test_without_float32_outputs_nothing_is_known():
+    sym = mx.sym.Cast(chain(), dtype="int32")
+    found, _ = measure(sym, values_of(sym, data=(3, 4)))
+    assert np.isnan(found["first"])
+
+
 def test_an_error_that_is_not_finite_is_left_out():
     data = mx.sym.var("data")
     square = mx.sym.elemwise_mul(data, data, name="square")
