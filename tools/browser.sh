@@ -9,4 +9,4 @@ command -v apt-get >/dev/null || {
 echo "Installing chromium and chromium-driver"
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
-apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null
+apt-get install -y -qq chromium chromium-driver >/dev/null

@@ -39,7 +39,7 @@ def test_what_is_missing_is_installed(tmp_path, there):
     assert run(tmp_path).returncode == 0
     assert (tmp_path / "asked").read_text().splitlines() == [
         "update -qq",
-        "install -y -qq --no-install-recommends chromium chromium-driver",
+        "install -y -qq chromium chromium-driver",
     ]
 
 
