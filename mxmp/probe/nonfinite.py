@@ -114,9 +114,13 @@ class Names:
         return self.of(node.inputs[0].node)[0], "cast"
 
     def ranged(self, key: Key, found: ValueRange) -> ValueRange:
-        """Return the range of an output under the name that it has in the network."""
+        """Return the range of an output under the name that it has in the network; of a cast, that of what it casts."""
+        node = self._after.nodes[key[0]]
         if key[0] not in self.known:
-            return found
+            is_cast = node.get(MARK_ATTR) is not None and bool(node.inputs)
+            return self.ranged(node.inputs[0].key, found) if is_cast else found
+        if node.is_variable:
+            return replace(found, name=self._before.nodes[self.known[key[0]]].name)
         return replace(found, name=self._before.entry_name(Entry(self.known[key[0]], key[1])))
 
 
