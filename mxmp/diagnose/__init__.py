@@ -5,7 +5,7 @@ from ..devices.amx import amx_status as amx_status
 from ..devices.bfloat16 import runs_bfloat16 as runs_bfloat16
 from ..devices.check import Finding as Finding
 from ..devices.check import check_devices as check_devices
-from .compare import compare as compare
+from .compare_nodes import compare as compare
 from .comparison import Comparison as Comparison
 from .comparison import NodeComparison as NodeComparison
 from .comparison import OutputComparison as OutputComparison
