@@ -12,7 +12,6 @@ from ..report import Run as Run
 from ..report import read_run as read_run
 from .check_loop import check_loop as check_loop
 from .check_loop import checking as checking
-from .compare import compare as compare
 from .compare_nodes import compare as compare
 from .comparison import Comparison as Comparison
 from .comparison import NodeComparison as NodeComparison

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .. import html
 from ..errors import ConvertError, visible
-from ..files import saving
+from ..report.saving import save_text
 
 KIND = "compare"
 """What a file says that it holds."""
@@ -126,8 +127,18 @@ class Comparison:
         Raises:
             CheckpointError: If the file cannot be written.
         """
-        with saving(f"{path}: the comparison", path) as (name,), open(name, "w", encoding="utf-8") as file:
-            file.write(self.to_json() + "\n")
+        save_text(self.to_json() + "\n", path)
+
+    def to_html(self, path: Optional[str] = None, title: str = "Low precision beside float32") -> str:
+        """Return it as one self-contained HTML file, and write that if asked to; raises as `save`."""
+        text = html.page(title, html.compare_sections(self.to_dict()), self.policy)
+        if path is not None:
+            save_text(text, path)
+        return text
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return html.fragment("Low precision beside float32", html.compare_sections(self.to_dict()), self.policy)
 
     @property
     def summary(self) -> List[str]:

@@ -16,7 +16,7 @@ from rich.text import Text
 from .. import html
 from ..errors import visible
 from .counts import total
-from .saving import save_page
+from .saving import save_text
 
 AS_IT_WAS = "as it was"
 """The precision of a node that is not touched."""
@@ -139,6 +139,14 @@ class Report:
         """Return the report as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
+    def save(self, path: str) -> None:
+        """Write the report to a file as JSON, whole or not at all: ``report.json`` of a run.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        save_text(self.to_json() + "\n", path)
+
     def to_html(self, path: Optional[str] = None, title: str = "Mixed precision") -> str:
         """Return the report as one self-contained HTML file, and write it if asked to.
 
@@ -153,7 +161,7 @@ class Report:
         """
         text = html.page(title, html.report_sections(*self._shown()), self.policy)
         if path is not None:
-            save_page(text, path)
+            save_text(text, path)
         return text
 
     def _repr_html_(self) -> str:

@@ -10,7 +10,7 @@ from .. import html
 from ..errors import CheckpointError
 from .report import Report, legend
 from .run_files import COMPARE, LEDGER, READERS, REPORT, STEPS, name_of, read_file
-from .saving import save_page
+from .saving import save_text
 
 RUN_FILES = tuple(READERS)
 """The names of the files that a run's folder may have."""
@@ -52,7 +52,7 @@ class Run:
         """
         text = html.page(title or self.name, self._sections(), self.report.policy if self.report else "")
         if path is not None:
-            save_page(text, path)
+            save_text(text, path)
         return text
 
     def _sections(self) -> List[html.Section]:

@@ -1,4 +1,4 @@
-"""Pages written to files, whole or not at all."""
+"""Reports and pages written to files, whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from ..files import saving
 
 
-def save_page(text: str, path: str) -> None:
-    """Write a page to a file, which is replaced if it is there.
+def save_text(text: str, path: str) -> None:
+    """Write a text to a file, which is replaced if it is there.
 
     Raises:
         CheckpointError: If it cannot be written.

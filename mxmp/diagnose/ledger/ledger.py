@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 from rich.table import Table
 
-from ... import dtypes
+from ... import dtypes, html
 from ...errors import DtypeError, TrainerError
-from ...files import saving
+from ...report.saving import save_text
 from ...training.observer import Observation, Observer, StepEnd, observe
 from ...training.step import Weights
 from . import lost, show, storage
@@ -235,8 +235,18 @@ class Ledger(Observer):
         Raises:
             CheckpointError: If the file cannot be written.
         """
-        with saving(f"{path}: the ledger", path) as (name,), open(name, "w", encoding="utf-8") as file:
-            file.write(storage.to_json(self.to_dict()))
+        save_text(storage.to_json(self.to_dict()), path)
+
+    def to_html(self, path: Optional[str] = None, title: str = "Gradients") -> str:
+        """Return it as one self-contained HTML file, and write that if asked to; raises as `save`."""
+        text = html.page(title, html.ledger_sections(self.to_dict()))
+        if path is not None:
+            save_text(text, path)
+        return text
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return html.fragment("Gradients", html.ledger_sections(self.to_dict()))
 
     @classmethod
     def load(cls, path: str) -> Ledger:

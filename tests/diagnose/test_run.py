@@ -1,0 +1,65 @@
+"""A run from its training to its page: what the parts write is what the reader and the page expect."""
+
+from __future__ import annotations
+
+import re
+
+import mxnet as mx
+import pytest
+from mxnet import autograd, gluon
+
+import mxmp
+from mxmp.diagnose import CSVLogger, Ledger, compare, read_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the folder of a run of three steps, the second of which is skipped, and the net's name."""
+    folder = tmp_path_factory.mktemp("run")
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Dense(8, activation="relu", in_units=4), gluon.nn.Dense(3, in_units=8))
+    net.initialize(mx.init.Xavier())
+    mxmp.gluon.convert(net, "O1")
+    trainer, loss_fn = mxmp.gluon.Trainer(net.collect_params(), "sgd"), gluon.loss.L2Loss()
+    ledger = Ledger(every=1).attach(trainer)
+    data, label = mx.nd.random.normal(shape=(5, 4)), mx.nd.ones((5, 3))
+    with CSVLogger(str(folder), every=1, ledger=ledger).attach(trainer) as log:
+        for spoilt in (False, True, False):
+            with autograd.record():
+                loss = loss_fn(net(data), label)
+            with trainer.scale_loss(loss) as scaled:
+                autograd.backward(scaled)
+            if spoilt:
+                net[1].weight.grad()[:] = float("inf")
+            log.log(loss=loss.mean().asscalar().item())
+            trainer.step(5)
+    ledger.save(str(folder / "ledger.json"))
+    mxmp.gluon.report(net).save(str(folder / "report.json"))
+    compare(net, (data, label), "O1", loss=loss_fn).save(str(folder / "compare.json"))
+    return folder
+
+
+def test_all_that_a_run_leaves_is_read_and_shown(run, tmp_path):
+    found = read_run(str(run))
+    assert not found.missing
+    page = found.to_html(str(tmp_path / "page.html"))
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
+    text = re.sub(r"<[^>]+>", " ", page)
+    for expected in ("net_dense0_fwd", "net_dense1_weight", "FullyConnected", "float16"):
+        assert expected in text
+    assert len(found.steps) == 3 and [row["taken"] for row in found.steps].count(False) == 1
+
+
+@pytest.mark.parametrize("name", ["ledger", "compare", "report"])
+def test_each_part_has_a_page_of_its_own_and_a_view_in_a_notebook(run, name, tmp_path):
+    values = (run / f"{name}.json").read_text()
+    made = {
+        "ledger": lambda: Ledger.load(str(run / "ledger.json")),
+        "compare": lambda: mxmp.diagnose.Comparison.from_json(values),
+        "report": lambda: read_run(str(run)).report,
+    }[name]()
+    page = made.to_html(str(tmp_path / "page.html"))
+    assert page.startswith("<!DOCTYPE html>") and (tmp_path / "page.html").read_text(encoding="utf-8") == page
+    view = made._repr_html_()
+    assert "<!DOCTYPE" not in view and "net_dense0" in view.replace("<wbr>", "")
