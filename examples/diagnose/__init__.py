@@ -1,0 +1,1 @@
+"""Broken runs, each with the tool that explains it."""
