@@ -9,15 +9,17 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from mxmp.cli.commands import commands
 from tests.cli.checkpoints import SHAPE, save
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(*args, columns=100, **streams):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": str(columns)}
+def start(*args, **streams):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
     command = [sys.executable, "-m", "mxmp", *map(str, args)]
     return subprocess.Popen(command, env=env, **{"stderr": subprocess.PIPE, "text": True, **streams})
 
@@ -59,13 +61,17 @@ def read(terminal):
         yield from iter(lambda: terminal.read(4096), b"")
 
 
-def test_a_narrow_terminal_breaks_no_name(tmp_path):
+def test_a_narrow_terminal_breaks_no_name(tmp_path, monkeypatch):
+    """A real terminal, which the program writes to in this process."""
     ours, theirs = pty.openpty()
-    args = "inspect", save(tmp_path), "--policy", "O1", "--shape", SHAPE
-    with start(*args, columns=60, stdout=theirs) as process, open(ours, "rb", buffering=0) as terminal:
-        os.close(theirs)
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", b"".join(read(terminal)).decode()).splitlines()
-    assert process.returncode == 0
+    for name, value in {"TERM": "xterm", "COLUMNS": "60"}.items():
+        monkeypatch.setenv(name, value)
+    with open(ours, "rb", buffering=0) as terminal, ThreadPoolExecutor(1) as reader:
+        shown = reader.submit(lambda: b"".join(read(terminal)))
+        with open(theirs, "w", encoding="utf-8") as stdout, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stdout)
+            commands(["inspect", save(tmp_path), "--policy", "O1", "--shape", SHAPE], standalone_mode=False)
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.result().decode()).splitlines()
     assert max(map(len, lines)) <= 60
     for word in ("FullyConnected", "softmax", "conv_weight", "loss_scale=dynamic", "cheapest", "allow: gains from low"):
         assert any(word in line for line in lines), word

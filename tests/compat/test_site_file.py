@@ -153,7 +153,7 @@ def total(x):
     return float(mx.nd.ones(np.int64(x)).sum().asscalar())
 
 if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
         print(pool.map(total, [1, 2, 3]))
 """
 

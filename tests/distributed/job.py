@@ -1,4 +1,7 @@
-"""What workers run: ``python -m tests.distributed.job NAME ENGINE FOLDER ...``; each leaves a file in FOLDER."""
+"""What workers run: ``python -m tests.distributed.job ENGINE TRANSPORT FOLDER PART ...``.
+
+A PART is NAME or NAME=ARGUMENT; they run one after another, and each worker leaves a file in FOLDER/NAME.
+"""
 
 from __future__ import annotations
 
@@ -157,29 +160,32 @@ def module(kvstore, folder, transport):
     return fit(made, batches, kvstore.type, 7 + kvstore.rank, BATCH)
 
 
-def again(engine, folder):
+def again(engine):
     """Train twice by the name of the kvstore; the first trainer is gone before the second comes."""
     for _ in range(2):
         kvstore = KVStore(engine)
-        rank, size = kvstore.rank, kvstore.num_workers
+        rank = kvstore.rank
         del kvstore
         result = regression(rank, engine)
         gc.collect()
-    np.savez(f"{folder}/rank{rank}.npz", **result)
-    print(f"rank {rank} of {size} is done")
+    return result
 
 
 JOBS = {job.__name__: job for job in (train, resume, module, float64)}
 
 
 def main():
-    name, engine, transport, folder, *rest = sys.argv[1:]
-    if name == "again":
-        again(engine, folder)
-        return
-    kvstore = KVStore(engine, transport)
-    results = JOBS[name](kvstore, Path(folder), *(rest or [transport]))
-    np.savez(f"{folder}/rank{kvstore.rank}.npz", **results)
+    engine, transport, folder, *parts = sys.argv[1:]
+    for part in parts:
+        name, _, argument = part.partition("=")
+        place = Path(folder, name)
+        place.mkdir(exist_ok=True)
+        if name == "again":
+            found = again(engine)
+        else:
+            found = JOBS[name](KVStore(engine, transport), place, argument or transport)
+        kvstore = KVStore(engine, transport)
+        np.savez(f"{place}/rank{kvstore.rank}.npz", **found)
     print(f"rank {kvstore.rank} of {kvstore.num_workers} is done")
 
 

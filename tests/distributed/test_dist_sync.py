@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -23,51 +24,68 @@ pytestmark = pytest.mark.slow
 
 
 def launch(*job, code=0, **environment):
-    """Run a job of two workers; return what it printed."""
+    """Run a job of two workers; return what it printed, and the time when it had ended."""
     command = [sys.executable, "-m", "mxmp", "launch", "-n", "2", "--timeout", str(TIMEOUT - 10)]
     command += [sys.executable, "-m", "tests.distributed.job", *map(str, job)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout, done.stderr
+    return done.stdout, done.stderr, time.time()
+
+
+# The jobs by name: their transport, what memory holds that MXNet does not initialize, and their parts. A job
+# starts four processes that import MXNet, so one of them does what several tests look at.
+JOBS = {
+    "float32": ("float32", "0", ("again", "float64=3", "train", "resume=lives")),
+    "float16": ("float16", "0", ("train",)),
+    "broken": ("float32", "0", ("resume=dies",)),
+    "goes on": ("float32", "255", ("float64=3", "resume=dies", "module")),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return a function that runs a job once; it returns the folder, what was printed, and when the job had ended."""
+
+    @functools.lru_cache(maxsize=None)
+    def run(name, code=0):
+        transport, perturb, parts = JOBS[name]
+        folder = run("broken", 137)[0] if name == "goes on" else tmp_path_factory.mktemp("job")
+        return (folder, *launch("dist_sync", transport, folder, *parts, code=code, MALLOC_PERTURB_=perturb))
+
+    return run
 
 
 @pytest.mark.behaviour("an overflow on one context")
 @pytest.mark.parametrize("transport", ["float32", "float16"])
-def test_workers_train_alike(tmp_path, transport):
+def test_workers_train_alike(run, transport):
     """Inf and NaN on one worker included; and as numpy does with all batches in one place."""
-    out, _ = launch("train", "dist_sync", transport, tmp_path)
+    folder, out, *_ = run(transport)
     assert sorted(out.splitlines()) == [f"[worker {rank}] rank {rank} of 2 is done" for rank in range(2)]
-    check_training(tmp_path, transport)
+    check_training(folder / "train", transport)
 
 
-@pytest.mark.parametrize("perturb", ["0", "255"])
-def test_float64_sums_are_of_float64(tmp_path, perturb):
+@pytest.mark.parametrize("job", ["float32", "goes on"], ids=["0", "255"])
+def test_float64_sums_are_of_float64(run, job):
     """Whatever memory of the server holds that MXNet does not initialize; with glibc 255 makes it add in float32."""
-    launch("float64", "dist_sync", "float32", tmp_path, "3", MALLOC_PERTURB_=perturb)
     expected = [(step + 1 / 7) + (step + 2 / 7) for step in range(3)]
-    for worker in results(tmp_path):
+    for worker in results(run(job)[0] / "float64"):
         assert worker["sums"].tolist() == expected
 
 
-def test_a_job_that_lost_a_worker_goes_on_from_its_checkpoint(tmp_path):
-    for name in ("whole", "broken"):
-        (tmp_path / name).mkdir()
-    launch("resume", "dist_sync", "float32", tmp_path / "whole", "lives")
-    out, err = launch("resume", "dist_sync", "float32", tmp_path / "broken", "dies", code=137)
-    assert time.time() - float(out.split("[worker 1] dies at ")[1]) < 10  # MXNet by itself waits for ever
+def test_a_job_that_lost_a_worker_goes_on_from_its_checkpoint(run):
+    _, out, err, ended = run("broken", 137)
+    assert ended - float(out.split("[worker 1] dies at ")[1]) < 10  # MXNet by itself waits for ever
     assert err.splitlines()[-1] == "mxmp: worker 1 was ended by SIGKILL; ended the others."
-    launch("resume", "dist_sync", "float32", tmp_path / "broken", "dies")
-    for whole, broken in zip(results(tmp_path / "whole"), results(tmp_path / "broken")):
+    for whole, broken in zip(*(results(run(job)[0] / "resume") for job in ("float32", "goes on"))):
         assert whole.pop("begun") == 0
         assert 0 < broken.pop("begun") <= 5  # less where worker 0 was ended while it saved
         for name in whole:
             np.testing.assert_array_equal(whole[name], broken[name], err_msg=name)
 
 
-def test_a_module_trains_as_mxnets_with_all_batches_in_one_place(tmp_path):
-    launch("module", "dist_sync", "float32", tmp_path)
-    both = results(tmp_path)
+def test_a_module_trains_as_mxnets_with_all_batches_in_one_place(run):
+    both = results(run("goes on")[0] / "module")
     pairs = [[data(rank, step, 5, 3) for rank in range(2)] for step in range(STEPS)]
     batches = [[mx.nd.concat(*arrays, dim=0) for arrays in zip(*pair)] for pair in pairs]
     alone = fit(mx.mod.Module(network(), label_names=["label"]), batches, None, 7, 2 * BATCH)
@@ -77,12 +95,12 @@ def test_a_module_trains_as_mxnets_with_all_batches_in_one_place(tmp_path):
         np.testing.assert_allclose(both[0][name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_a_second_trainer_finds_the_job_of_one_that_is_gone(tmp_path):
+def test_a_second_trainer_finds_the_job_of_one_that_is_gone(run):
     """And the process ends in peace, though it holds the kvstore to its end."""
-    out, err = launch("again", "dist_sync", "float32", tmp_path)
+    folder, out, err, _ = run("float32")
     assert sorted(out.splitlines()) == [f"[worker {rank}] rank {rank} of 2 is done" for rank in range(2)]
     assert err == ""
-    first, second = results(tmp_path)
+    first, second = results(folder / "again")
     np.testing.assert_array_equal(first["regression"], second["regression"])
 
 

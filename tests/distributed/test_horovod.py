@@ -31,12 +31,12 @@ def launch(*job):
 
 @pytest.mark.parametrize("transport", ["float32", "float16"])
 def test_workers_train_alike(tmp_path, transport):
-    done = launch("train", "horovod", transport, tmp_path)
+    done = launch("horovod", transport, tmp_path, "train")
     assert done.returncode == 0, done.stdout + done.stderr
-    check_training(tmp_path, transport)
+    check_training(tmp_path / "train", transport)
 
 
 def test_a_job_that_lost_a_worker_ends(tmp_path):
-    done = launch("resume", "horovod", "float32", tmp_path, "dies")
+    done = launch("horovod", "float32", tmp_path, "resume=dies")
     assert done.returncode != 0
-    assert not (tmp_path / "rank0.npz").exists()
+    assert (tmp_path / "resume").is_dir() and not (tmp_path / "resume" / "rank0.npz").exists()
