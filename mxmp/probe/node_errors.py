@@ -117,16 +117,21 @@ class OutputErrors:
 def _sums(heads: Any, compared: Iterable[Compared]) -> List[Any]:
     """Return, for each output compared, the 2-norms of float32's values and of the differences from it.
 
-    ``norm`` would not do: it is off by percents for millions of values (``red::nrm2`` of MXNet 1.9.1).
+    They are computed in float64, where no square of a float32 overflows or vanishes: a norm is finite unless low
+    precision is not. ``norm`` would not do: it is off by percents for millions (``red::nrm2`` of MXNet 1.9.1).
     """
     found = []
     for each in compared:
-        exact = heads[each.exact]
-        nothing = mx.sym.zeros_like(exact)
-        is_finite = exact * 0 == 0
-        kept = [exact, *(heads[n] - exact for n in (each.carried, each.own) if n != each.exact)]
-        found += [mx.sym.sqrt(mx.sym.sum(mx.sym.square(mx.sym.where(is_finite, one, nothing)))) for one in kept]
+        is_finite = heads[each.exact] * 0 == 0
+        exact = _kept(heads[each.exact], is_finite)
+        low = (_kept(heads[n], is_finite) for n in (each.carried, each.own) if n != each.exact)
+        found += [mx.sym.sqrt(mx.sym.sum(mx.sym.square(one))) for one in (exact, *(value - exact for value in low))]
     return found
+
+
+def _kept(values: Any, is_kept: Any) -> Any:
+    """Return values in float64, 0 where they are not kept."""
+    return mx.sym.cast(mx.sym.where(is_kept, values, mx.sym.zeros_like(values)), "float64")
 
 
 def ratio(difference: float, size: float) -> float:

@@ -65,7 +65,7 @@ def steps(count=300):
     found = []
     for i in range(count):
         skipped = i in (40, 41, 200)
-        found.append({"step": i, "seconds": 0.1, "taken": not skipped, "scale": 2.0 ** (8 + i // 50),
+        found.append({"step": i, "seconds": 0.1 * i, "taken": not skipped, "scale": 2.0 ** (8 + i // 50),
                       "next_scale": 256.0, "grad_norm": "inf" if skipped else 1.0 + i % 7, "loss": 5.0 / (1 + i),
                       "zero_share": 0.01 if i % 10 == 0 else None, "subnormal_share": None, "largest": None,
                       "error": HOSTILE if i == 40 else None})  # fmt: skip

@@ -82,6 +82,14 @@ def test_steps_show_what_was_logged_and_no_more():
     assert steps_sections([]) == []
 
 
+def test_the_time_of_a_step_is_the_median_between_two():
+    """The log's seconds are counted from its beginning; a resumed run's first step may lie before the last one."""
+    seconds = [10.0, 10.5, 11.0, 11.5, None, 99.0, 3.0, 3.5, 9.0]
+    found = cards_of(steps_sections([{"step": i, "seconds": each} for i, each in enumerate(seconds)]))
+    assert found["seconds per step"] == ("0.5", "median")
+    assert "seconds per step" not in cards_of(steps_sections([{"step": 1, "seconds": 40.0}]))
+
+
 def test_skipped_steps_are_listed_with_why():
     text = text_of(steps_sections(steps()))
     assert re.findall(r'data-key="(\d+)\.0">\d+</th>', text) == ["40", "41", "200"]

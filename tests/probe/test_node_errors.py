@@ -84,6 +84,29 @@ def test_an_overflow_is_infinite_from_where_it_begins():
     assert found["dense"].own < 1e-3 and math.isinf(square.own) and math.isinf(square.carried)
 
 
+@pytest.mark.parametrize("factor", [1e26, 1e-26])
+def test_values_whose_squares_float32_cannot_hold_have_their_error(factor):
+    """Softplus or masks give such values in float32 behind a node in low precision."""
+    sym = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, no_bias=True, name="dense") * factor
+    values = values_of(sym, data=(5, 4))
+    x, w = values["data"].asnumpy(), values["dense_weight"].asnumpy()
+    (found,) = (error for name, error in measure(sym, "O1,op:_mul_scalar=float32", values).items() if name != "dense")
+    assert found.own == 0 and found.carried == pytest.approx(ratio(half(half(x) @ half(w).T), x @ w.T), rel=0.02)
+
+
+def test_a_finite_difference_from_huge_values_is_not_lost():
+    """A mask of -1e30 beside values that are off; float16 has -inf there."""
+    mask = mx.nd.array([[-1e30, 0.0, 0.0]])
+    sym = mx.sym.broadcast_add(mx.sym.var("data"), mx.sym.var("mask"), name="masked")
+    values = {"data": mx.nd.ones((1, 3)), "mask": mask}
+    assert measure(sym, "O3", values, data=("data", "mask"))["masked"].own == math.inf
+    sym = mx.sym.broadcast_mul(mx.sym.sqrt(mx.sym.var("data"), name="root"), mx.sym.var("mask"), name="product")
+    values = {"data": mx.nd.full((1, 3), 2.0), "mask": mask}
+    found = measure(sym, "O1,op:sqrt=float16,op:broadcast_mul=float32", values, data=("data", "mask"))
+    root = np.float32(np.sqrt(np.float32(2)))
+    assert found["product"].carried == pytest.approx(abs(float(np.float16(root)) / float(root) - 1), rel=1e-3)
+
+
 def test_where_float32_is_infinite_itself_nothing_is_compared():
     """An attention mask of -inf is as good in float16."""
     data = mx.sym.var("data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..charts import Line, lines
@@ -19,8 +20,8 @@ def steps_sections(steps: Sequence[Mapping[str, Any]]) -> List[Section]:
     """Return the sections of a log of steps.
 
     Args:
-        steps: A dict for each step: 'step', 'seconds', 'taken', 'scale', 'grad_norm', 'loss', 'zero_share',
-            'subnormal_share', 'largest', 'error', any of them missing, or None where it is not known.
+        steps: A dict for each step: 'step', 'seconds' since the run began, 'taken', 'scale', 'grad_norm', 'loss',
+            'zero_share', 'subnormal_share', 'largest', 'error', any of them missing, or None where it is not known.
     """
     return [steps_section(steps, [cards(steps_cards(steps))])] if steps else []
 
@@ -54,10 +55,17 @@ def steps_cards(steps: Sequence[Mapping[str, Any]]) -> List[Tuple[str, str, str]
     found = [("steps", f"{len(steps):,}", f"{skipped:,} skipped")]
     last = {name: _last(steps, name) for name in ("loss", "scale")}
     found += [(f"last {name}", figure(value), "") for name, value in last.items() if value is not None]
-    times = sorted(value for value in (to_float(each.get("seconds")) for each in steps) if value is not None)
+    times = _durations(steps)
     if times:
         found.append(("seconds per step", figure(times[len(times) // 2]), "median"))
     return found
+
+
+def _durations(steps: Sequence[Mapping[str, Any]]) -> List[float]:
+    """Return what the steps but the first took, sorted; where a run was resumed, time may go back, and is left out."""
+    seconds = [to_float(each.get("seconds")) for each in steps]
+    taken = (end - begin for begin, end in zip(seconds, seconds[1:]) if begin is not None and end is not None)
+    return sorted(each for each in taken if 0 <= each < math.inf)
 
 
 def _charts(x: List[float], steps: Sequence[Mapping[str, Any]], marks: List[float]) -> List[Any]:
