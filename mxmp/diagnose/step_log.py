@@ -98,6 +98,7 @@ class _Pending:
     """A step that is over, with what of it lies on the device still."""
 
     record: StepRecord
+    skipped: bool
     norm: Optional[_Norm]
     loss: Optional[_Mean]
 
@@ -131,6 +132,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         self._norm: Optional[_Norm] = None
         self._loss: Optional[_Mean] = None
         self._pending: Optional[_Pending] = None
+        self._skipped = 0  # how many steps were skipped, up to the one that is written
         self._closed = False
 
     def attach(self: Log, owner: Any) -> Log:
@@ -146,7 +148,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
             state = "closed" if self._closed else "attached already; detach it first"
             raise TrainerError(f"attach: this {type(self).__name__} is {state}. Each trainer has a log of its own.")
         self._observation, self._owner = observe(owner, self), owner
-        self._begin = time.monotonic()
+        self._begin, self._skipped = time.monotonic(), owner.skipped_steps
         atexit.register(self.close)
         return self
 
@@ -204,7 +206,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         error = "" if end.error is None else " ".join(f"{type(end.error).__name__}: {end.error}".split())
         seconds, scale = time.monotonic() - self._begin, end.loss_scale.value
         record = StepRecord(end.number, seconds, end.taken, end.scale, scale, None, None, *_read(shares), error)
-        self._pending = _Pending(record, self._norm, self._loss)
+        self._pending = _Pending(record, end.skipped, self._norm, self._loss)
         self._norm = self._loss = None
         self._steps += 1
         if end.error is not None:  # which may end the program
@@ -213,6 +215,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     def _flush(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
+            self._skipped += pending.skipped
             self._write(pending.read())
 
     # ------------------------------------------------------------------ a handler of an Estimator

@@ -18,6 +18,7 @@ class StepEnd(NamedTuple):
     Attributes:
         number: Its number among all steps, taken and skipped, from 1 on.
         taken: Whether the weights were updated.
+        skipped: Whether it counts as skipped, also where the loss scale then gave up; not so where a loss was not finite.
         scale: What the losses were multiplied by.
         loss_scale: The loss scale of the next step.
         error: What the step raised, None if nothing.
@@ -25,6 +26,7 @@ class StepEnd(NamedTuple):
 
     number: int
     taken: bool
+    skipped: bool
     scale: float
     loss_scale: LossScale
     error: Optional[BaseException] = None

@@ -49,9 +49,9 @@ class Ledger(Observer):
     Attributes:
         every: As given.
         dtype: As given, in full.
-        steps: How many steps were seen, skipped ones too.
+        steps: How many steps were seen, also those that were skipped or ended by an error.
         sampled: How many samples there are.
-        skipped: How many steps were skipped.
+        skipped: How many steps were skipped; one whose loss was not finite is none of them.
 
     Raises:
         TrainerError: If ``every`` is no positive integer.
@@ -148,8 +148,8 @@ class Ledger(Observer):
         """Count the step."""
         self.steps += 1
         self._last = end.scale
-        counted = self._scales.setdefault(round(math.log2(end.scale)), [0, 0])
-        counted[0 if end.taken else 1] += 1
+        if end.taken or end.skipped:
+            self._scales.setdefault(round(math.log2(end.scale)), [0, 0])[end.skipped] += 1
         sample, self._sample, self._before = self._sample, None, []
         if sample is not None and end.taken:
             self._read()

@@ -8,7 +8,7 @@ import pytest
 
 import mxmp
 from mxmp.diagnose import Ledger
-from mxmp.errors import DtypeError, TrainerError
+from mxmp.errors import DtypeError, LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.loss_scale import DynamicLossScale
 from tests.diagnose.ledger.runs import Run, layers
 from tests.freeze import freeze
@@ -168,6 +168,20 @@ def test_the_gradient_with_fewest_elements_that_are_not_finite_caused_the_skip()
     assert [found[name]["skips"] for name in ("first", "second")] == [0, 1]
     assert [found[name]["nonfinite"] for name in ("first", "second")] == [1, 1]
     assert "third" not in found
+
+
+def test_skips_are_those_of_the_trainer():
+    """A skip at which the scale gives up is one, a step whose loss is not finite is not, nor a reason for advice."""
+    adapter = ADAPTERS[0](DynamicLossScale(init_scale=1, max_floor_skips=1))
+    ledger = Ledger(every=1).attach(adapter.owner)
+    adapter.backward(np.nan)
+    with pytest.raises(NonFiniteLossError):
+        adapter.step()
+    assert ledger.skipped == adapter.owner.skipped_steps == 0 and ledger.to_dict()["scales"] == {}
+    assert "0 of 1 steps were skipped" in ledger.summary
+    with pytest.raises(LossScaleError):
+        adapter.run(0.25, bad=np.inf)
+    assert ledger.skipped == adapter.owner.skipped_steps == 1
 
 
 def test_all_with_the_smallest_share_caused_it():
