@@ -11,7 +11,8 @@ import atexit
 import dataclasses
 import math
 import time
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+import weakref
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -112,7 +113,8 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     """Records the steps of one trainer, module or optimizer; its children say where to.
 
     It changes nothing of the training, bit for bit. Each step is written when the next one ends, and the last one by
-    `detach` or `close`, which the end of the program calls if need be.
+    `detach` or `close`. The end of the program calls that if need be, for a log that is alive still: one whose trainer
+    is gone with it has to be closed before, or its last step is lost.
 
     Attributes:
         priority: For an Estimator: before the handler that makes the step.
@@ -149,7 +151,8 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
             raise TrainerError(f"attach: this {type(self).__name__} is {state}. Each trainer has a log of its own.")
         self._observation, self._owner = observe(owner, self), owner
         self._begin, self._skipped = time.monotonic(), owner.skipped_steps
-        atexit.register(self.close)
+        self._at_exit = _closing(self)
+        atexit.register(self._at_exit)
         return self
 
     def detach(self) -> None:
@@ -157,7 +160,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         if self._observation is not None:
             self._observation.detach()
             self._observation = self._owner = self._norm = self._loss = None
-            atexit.unregister(self.close)
+            atexit.unregister(self._at_exit)
             self._flush()
 
     def close(self) -> None:
@@ -242,6 +245,18 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     @abc.abstractmethod
     def _end(self) -> None:
         """Close what is written to."""
+
+
+def _closing(log: StepLogger) -> Callable[[], None]:
+    """Return what closes a log without keeping it alive, nor the trainer and the parameters that it knows."""
+    alive = weakref.ref(log)
+
+    def close() -> None:
+        found = alive()
+        if found is not None:
+            found.close()
+
+    return close
 
 
 def _read(shares: Mapping[str, float]) -> Tuple[Optional[float], Optional[float], Optional[float]]:

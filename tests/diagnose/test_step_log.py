@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import mxnet as mx
 import numpy as np
@@ -240,6 +242,15 @@ def test_the_end_of_the_program_writes_the_last_step(monkeypatch):
     (function,) = at_exit
     function()
     assert len(log.records) == log.ended == 1 and at_exit == []
+
+
+def test_a_log_that_was_never_closed_keeps_nothing_alive():
+    adapter, log = attached()
+    adapter.run()
+    kept = [weakref.ref(log), weakref.ref(adapter.owner)]
+    del adapter, log
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
 
 
 # ---------------------------------------------------------------------- loss
