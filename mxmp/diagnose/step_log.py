@@ -35,7 +35,7 @@ class StepRecord(NamedTuple):
 
     Attributes:
         step: Its number among all steps, taken and skipped, from 1 on.
-        seconds: Since the log was attached; where a file goes on, since the first one.
+        seconds: Since the log was attached; where a log is attached again, or its file goes on, after the last ones.
         taken: Whether the weights were updated.
         scale: What the losses were multiplied by.
         next_scale: What those of the next step will be.
@@ -131,6 +131,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         self._owner: Any = None
         self._observation: Optional[Observation] = None
         self._steps, self._begin = 0, 0.0
+        self._seconds = 0.0  # of the last step
         self._norm: Optional[_Norm] = None
         self._loss: Optional[_Mean] = None
         self._pending: Optional[_Pending] = None
@@ -150,7 +151,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
             state = "closed" if self._closed else "attached already; detach it first"
             raise TrainerError(f"attach: this {type(self).__name__} is {state}. Each trainer has a log of its own.")
         self._observation, self._owner = observe(owner, self), owner
-        self._begin, self._skipped = time.monotonic(), owner.skipped_steps
+        self._begin, self._skipped = time.monotonic() - self._seconds, owner.skipped_steps
         self._at_exit = _closing(self)
         atexit.register(self._at_exit)
         return self
@@ -207,8 +208,8 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         self._flush()
         shares = self._ledger.shares() if self._ledger is not None else {}
         error = "" if end.error is None else " ".join(f"{type(end.error).__name__}: {end.error}".split())
-        seconds, scale = time.monotonic() - self._begin, end.loss_scale.value
-        record = StepRecord(end.number, seconds, end.taken, end.scale, scale, None, None, *_read(shares), error)
+        self._seconds, scale = time.monotonic() - self._begin, end.loss_scale.value
+        record = StepRecord(end.number, self._seconds, end.taken, end.scale, scale, None, None, *_read(shares), error)
         self._pending = _Pending(record, end.skipped, self._norm, self._loss)
         self._norm = self._loss = None
         self._steps += 1
