@@ -22,7 +22,7 @@ from ..arrays.casts import is_low_precision, to_float32
 from ..arrays.casts_together import copies_in_float32
 from ..arrays.norms import sum_of_squares
 from ..errors import TrainerError
-from ..training.observer import Observation, Observer, StepEnd, observe, scaler_of
+from ..training.observer import Observation, Observer, StepEnd, attached_elsewhere, observe, scaler_of
 from ..training.step import Weights
 
 _BEFORE_THE_STEP = -2001  # MXNet's GradientUpdateHandler, which calls the trainer's step, has -2000
@@ -142,14 +142,18 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         """Record each step of a trainer, a module or a `LossScaleOptimizer` of mxmp from now on; return the log.
 
         A module may be attached before it is bound, so that ``fit`` is recorded. Steps that a kvstore takes by itself
-        (``update_on_kvstore=True``) are not told. Of several workers let one keep a log.
+        (``update_on_kvstore=True``) are not told. Of several workers let one keep a log. A second call with the same
+        owner does nothing.
 
         Raises:
-            TrainerError: If ``owner`` is none of them; if the log is attached already, or closed.
+            TrainerError: If ``owner`` is none of them; if the log is attached to another, or closed.
         """
-        if self._closed or self._observation is not None:
-            state = "closed" if self._closed else "attached already; detach it first"
-            raise TrainerError(f"attach: this {type(self).__name__} is {state}. Each trainer has a log of its own.")
+        if self._closed:
+            raise TrainerError(f"attach: this {type(self).__name__} is closed; make another.")
+        if self._observation is not None:
+            if self._owner is owner:
+                return self
+            raise attached_elsewhere(self, self._owner)
         self._observation, self._owner = observe(owner, self), owner
         self._begin, self._skipped = time.monotonic() - self._seconds, owner.skipped_steps
         self._at_exit = _closing(self)

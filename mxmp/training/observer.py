@@ -79,6 +79,14 @@ def observe(owner: Any, observer: Observer) -> Observation:
     return Observation(scaler_of(owner).observers, observer)
 
 
+def attached_elsewhere(observer: Observer, owner: Any) -> TrainerError:
+    """Return the error of what is attached to one owner and shall be to another."""
+    name = type(observer).__name__
+    return TrainerError(
+        f"attach: this {name} is attached to another {type(owner).__name__}; detach it first, or make one for each."
+    )
+
+
 def scaler_of(owner: Any) -> Scaler:
     """Return the scaler of a trainer, a module or an optimizer of mxmp; a TrainerError if it is none of them."""
     if not isinstance(owner, ScalerStatus):

@@ -203,9 +203,12 @@ def test_what_is_no_trainer_is_refused_and_the_log_can_be_attached_then():
 
 def test_a_log_is_attached_to_one_trainer():
     adapter, log = attached()
-    with pytest.raises(TrainerError, match="^attach: this Listed is attached already; detach it first"):
-        log.attach(adapter.owner)
+    assert log.attach(adapter.owner) is log
+    adapter.run()
+    with pytest.raises(TrainerError, match="^attach: this Listed is attached to another Trainer; detach it first, or"):
+        log.attach(Trainer().owner)
     log.detach()
+    assert [each.step for each in log.records] == [1]
     log.attach(adapter.owner).close()
     with pytest.raises(TrainerError, match="^attach: this Listed is closed"):
         log.attach(adapter.owner)

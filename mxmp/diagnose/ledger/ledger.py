@@ -11,7 +11,7 @@ from rich.table import Table
 from ... import dtypes, html
 from ...errors import DtypeError, TrainerError
 from ...report.saving import save_text
-from ...training.observer import Observation, Observer, StepEnd, observe
+from ...training.observer import Observation, Observer, StepEnd, attached_elsewhere, observe
 from ...training.step import Weights
 from . import lost, show, storage
 from .advice import Advice, advise
@@ -101,9 +101,7 @@ class Ledger(Observer):
             TrainerError: If ``owner`` is none of them, or the ledger is attached to another.
         """
         if self._observation is not None and self._owner is not owner:
-            raise TrainerError(
-                f"this ledger is attached to another {type(self._owner).__name__}; detach it first, or keep one each."
-            )
+            raise attached_elsewhere(self, self._owner)
         if self._observation is None:
             self._observation = observe(owner, self)
             self._owner = owner
@@ -115,6 +113,12 @@ class Ledger(Observer):
             self._observation.detach()
         self._observation = self._owner = None
         self._read()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.detach()
 
     # ------------------------------------------------------------------ steps
 

@@ -290,13 +290,22 @@ def test_a_ledger_that_is_detached_keeps_what_it_saw():
     assert (ledger.steps, layers(ledger)["w"]["histogram"]) == (1, {"0": 1})
 
 
+def test_a_ledger_is_detached_at_the_end_of_its_block():
+    run = Run({"w": (1,)})
+    with pytest.raises(ZeroDivisionError), Ledger(every=1).attach(run.trainer) as ledger:
+        run.step({"w": 1.0})
+        raise ZeroDivisionError
+    run.step({"w": 1.0})
+    assert ledger.steps == 1
+
+
 def test_a_trainer_is_attached_once():
     run, other = Run({"w": (1,)}), Run({"w": (1,)})
     ledger = Ledger(every=1).attach(run.trainer)
     assert ledger.attach(run.trainer) is ledger
     run.step({"w": 1.0})
     assert ledger.steps == 1
-    with pytest.raises(TrainerError, match="this ledger is attached to another Trainer; detach it first"):
+    with pytest.raises(TrainerError, match="^attach: this Ledger is attached to another Trainer; detach it first, or"):
         ledger.attach(other.trainer)
     ledger.detach()
     ledger.attach(other.trainer)
