@@ -24,8 +24,9 @@ def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: boo
     """Run two steps of a training loop and return what is wrong with it.
 
     A dry run: parameters, gradients, running statistics, optimizer states, update counts, loss scale and learning rate
-    schedule are as before after it. What else the loop changes, such as an iterator that it reads, and the state of
-    random numbers, is not put back. A Module needs none: its ``fit`` makes the steps by itself.
+    schedule are as before after it; logs and ledgers of mxmp on the trainer do not see its steps. Not put back is what
+    else the loop changes: what hooks and other logs write, the state of random numbers, an iterator that it reads. A
+    Module needs none: its ``fit`` makes the steps by itself.
 
     What is found: ``plain_trainer`` (a trainer of MXNet where float16 needs one of mxmp), ``loss_not_scaled``,
     ``loss_precision`` (a loss computed in low precision), ``loss_not_finite``, ``clip_before_unscale`` (gradients

@@ -52,10 +52,10 @@ class CSVLogger(StepLogger):
             if isinstance(e, CheckpointError):
                 raise
             raise CheckpointError(f"{self.path} cannot be written: {e.strerror or e}.") from e
-        self._offset = _seconds_of(self._file)
+        self._seconds = _seconds_of(self._file)
 
     def _write(self, record: StepRecord) -> None:
-        record = record._replace(seconds=round(record.seconds + self._offset, 3))
+        record = record._replace(seconds=round(record.seconds, 3))
         cells = [int(cell) if isinstance(cell, bool) else cell for cell in record]
         try:
             _append(self._file, cells)

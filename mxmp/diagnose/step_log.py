@@ -11,7 +11,8 @@ import atexit
 import dataclasses
 import math
 import time
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+import weakref
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -21,7 +22,7 @@ from ..arrays.casts import is_low_precision, to_float32
 from ..arrays.casts_together import copies_in_float32
 from ..arrays.norms import sum_of_squares
 from ..errors import TrainerError
-from ..training.observer import Observation, Observer, StepEnd, observe, scaler_of
+from ..training.observer import Observation, Observer, StepEnd, attached_elsewhere, observe, scaler_of
 from ..training.step import Weights
 
 _BEFORE_THE_STEP = -2001  # MXNet's GradientUpdateHandler, which calls the trainer's step, has -2000
@@ -34,7 +35,7 @@ class StepRecord(NamedTuple):
 
     Attributes:
         step: Its number among all steps, taken and skipped, from 1 on.
-        seconds: Since the log was attached; where a file goes on, since the first one.
+        seconds: Since the log was attached; where a log is attached again, or its file goes on, after the last ones.
         taken: Whether the weights were updated.
         scale: What the losses were multiplied by.
         next_scale: What those of the next step will be.
@@ -98,6 +99,7 @@ class _Pending:
     """A step that is over, with what of it lies on the device still."""
 
     record: StepRecord
+    skipped: bool
     norm: Optional[_Norm]
     loss: Optional[_Mean]
 
@@ -111,7 +113,8 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     """Records the steps of one trainer, module or optimizer; its children say where to.
 
     It changes nothing of the training, bit for bit. Each step is written when the next one ends, and the last one by
-    `detach` or `close`, which the end of the program calls if need be.
+    `detach` or `close`. The end of the program calls that if need be, for a log that is alive still: one whose trainer
+    is gone with it has to be closed before, or its last step is lost.
 
     Attributes:
         priority: For an Estimator: before the handler that makes the step.
@@ -128,26 +131,33 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         self._owner: Any = None
         self._observation: Optional[Observation] = None
         self._steps, self._begin = 0, 0.0
+        self._seconds = 0.0  # of the last step
         self._norm: Optional[_Norm] = None
         self._loss: Optional[_Mean] = None
         self._pending: Optional[_Pending] = None
+        self._skipped = 0  # how many steps were skipped, up to the one that is written
         self._closed = False
 
     def attach(self: Log, owner: Any) -> Log:
         """Record each step of a trainer, a module or a `LossScaleOptimizer` of mxmp from now on; return the log.
 
         A module may be attached before it is bound, so that ``fit`` is recorded. Steps that a kvstore takes by itself
-        (``update_on_kvstore=True``) are not told. Of several workers let one keep a log.
+        (``update_on_kvstore=True``) are not told. Of several workers let one keep a log. A second call with the same
+        owner does nothing.
 
         Raises:
-            TrainerError: If ``owner`` is none of them; if the log is attached already, or closed.
+            TrainerError: If ``owner`` is none of them; if the log is attached to another, or closed.
         """
-        if self._closed or self._observation is not None:
-            state = "closed" if self._closed else "attached already; detach it first"
-            raise TrainerError(f"attach: this {type(self).__name__} is {state}. Each trainer has a log of its own.")
+        if self._closed:
+            raise TrainerError(f"attach: this {type(self).__name__} is closed; make another.")
+        if self._observation is not None:
+            if self._owner is owner:
+                return self
+            raise attached_elsewhere(self, self._owner)
         self._observation, self._owner = observe(owner, self), owner
-        self._begin = time.monotonic()
-        atexit.register(self.close)
+        self._begin, self._skipped = time.monotonic() - self._seconds, owner.skipped_steps
+        self._at_exit = _closing(self)
+        atexit.register(self._at_exit)
         return self
 
     def detach(self) -> None:
@@ -155,7 +165,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         if self._observation is not None:
             self._observation.detach()
             self._observation = self._owner = self._norm = self._loss = None
-            atexit.unregister(self.close)
+            atexit.unregister(self._at_exit)
             self._flush()
 
     def close(self) -> None:
@@ -202,9 +212,9 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         self._flush()
         shares = self._ledger.shares() if self._ledger is not None else {}
         error = "" if end.error is None else " ".join(f"{type(end.error).__name__}: {end.error}".split())
-        seconds, scale = time.monotonic() - self._begin, end.loss_scale.value
-        record = StepRecord(end.number, seconds, end.taken, end.scale, scale, None, None, *_read(shares), error)
-        self._pending = _Pending(record, self._norm, self._loss)
+        self._seconds, scale = time.monotonic() - self._begin, end.loss_scale.value
+        record = StepRecord(end.number, self._seconds, end.taken, end.scale, scale, None, None, *_read(shares), error)
+        self._pending = _Pending(record, end.skipped, self._norm, self._loss)
         self._norm = self._loss = None
         self._steps += 1
         if end.error is not None:  # which may end the program
@@ -213,6 +223,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     def _flush(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
+            self._skipped += pending.skipped
             self._write(pending.read())
 
     # ------------------------------------------------------------------ a handler of an Estimator
@@ -239,6 +250,18 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     @abc.abstractmethod
     def _end(self) -> None:
         """Close what is written to."""
+
+
+def _closing(log: StepLogger) -> Callable[[], None]:
+    """Return what closes a log without keeping it alive, nor the trainer and the parameters that it knows."""
+    alive = weakref.ref(log)
+
+    def close() -> None:
+        found = alive()
+        if found is not None:
+            found.close()
+
+    return close
 
 
 def _read(shares: Mapping[str, float]) -> Tuple[Optional[float], Optional[float], Optional[float]]:

@@ -9,7 +9,7 @@ import time
 from typing import Any, Union
 
 from ..errors import CheckpointError, DependencyError
-from .step_log import Log, StepLogger, StepRecord
+from .step_log import StepLogger, StepRecord
 
 _SKIPPED = "skipped_steps"
 
@@ -29,7 +29,7 @@ _FLUSH_SECONDS = 5.0
 class TensorBoardLogger(StepLogger):
     """Writes the scalars of each training step to an event file: ``tensorboard --logdir FOLDER`` shows them.
 
-    They are ``loss_scale``, ``skipped_steps`` (how many so far), ``gradients/norm``, ``loss`` if it is given, and of a
+    They are ``loss_scale``, ``skipped_steps`` (of the trainer, so far), ``gradients/norm``, ``loss`` if it is given, and of a
     ledger ``gradients/zero_share``, ``gradients/subnormal_share`` and ``gradients/largest``; `StepRecord` says what
     each is. Numbers that are not finite, such as the norm of a skipped step, are left out. The file is brought up to
     date every five seconds and at the end. A resumed run that is given the same folder goes on in a second file there.
@@ -53,7 +53,7 @@ class TensorBoardLogger(StepLogger):
         if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
             raise CheckpointError(f"TensorBoardLogger: folder is {folder!r}; expected the folder of the event files.")
         writer, self._events = _import_tensorboard()
-        self._folder, self._skipped = os.fspath(folder), 0
+        self._folder = os.fspath(folder)
         unique = f".{os.getpid()}.{secrets.token_hex(4)}"  # its own names are the same for a whole second
         try:
             os.makedirs(self._folder, exist_ok=True)
@@ -62,14 +62,7 @@ class TensorBoardLogger(StepLogger):
         except OSError as e:
             raise self._unwritten(e) from e
 
-    def attach(self: Log, owner: Any) -> Log:
-        """Do as `StepLogger.attach`; steps that were skipped before count."""
-        super().attach(owner)
-        self._skipped = owner.skipped_steps
-        return self
-
     def _write(self, record: StepRecord) -> None:
-        self._skipped += not record.taken and not record.error
         named = {tag: getattr(record, field) for field, tag in _TAGS.items()}
         found = {tag: value for tag, value in named.items() if value is not None and math.isfinite(value)}
         event = self._events.Event(wall_time=time.time(), step=record.step)

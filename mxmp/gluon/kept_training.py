@@ -11,6 +11,8 @@ from mxnet import autograd, gluon
 from ..distributed import distributed
 from ..errors import TrainerError
 from ..mxnet_private import trainers as private
+from ..scaling.scaler import ScalerStatus
+from ..training.observer import scaler_of
 from .kept import Found
 
 _STATE = (gluon.Trainer, mx.optimizer.Optimizer, mx.optimizer.Updater, mx.lr_scheduler.LRScheduler)
@@ -23,7 +25,11 @@ def kept_training(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer]
     """Put nets and trainers back after this context, also after an exception, whatever steps are made in it.
 
     That is all that `kept` puts back, here with nets converted as they are, and of trainers: optimizer states, masters,
-    update counts, learning rate schedule, loss scale, and hooks and methods of the one object.
+    update counts, learning rate schedule, loss scale, and hooks and methods of the one object. Observers of the
+    trainers, such as logs and ledgers, are told of none of these steps, and observe again after it.
+
+    Not put back is what is outside of these: what step hooks, and logs that are not of mxmp, do; the state of random
+    numbers; iterators that are read.
 
     Raises:
         TrainerError: If a trainer's kvstore is set up and updates weights by itself, or sums over workers: what it
@@ -33,6 +39,9 @@ def kept_training(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer]
         _require_own_update(trainer)
     found = Found(nets, [param for trainer in trainers for param in private.params(trainer)])
     state = _State(trainers)
+    for trainer in trainers:
+        if isinstance(trainer, ScalerStatus):
+            scaler_of(trainer).observers.clear()  # the state has them
     try:
         yield
     finally:

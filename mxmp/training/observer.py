@@ -18,6 +18,7 @@ class StepEnd(NamedTuple):
     Attributes:
         number: Its number among all steps, taken and skipped, from 1 on.
         taken: Whether the weights were updated.
+        skipped: Whether it counts as skipped, also where the loss scale then gave up; not so where a loss was not finite.
         scale: What the losses were multiplied by.
         loss_scale: The loss scale of the next step.
         error: What the step raised, None if nothing.
@@ -25,6 +26,7 @@ class StepEnd(NamedTuple):
 
     number: int
     taken: bool
+    skipped: bool
     scale: float
     loss_scale: LossScale
     error: Optional[BaseException] = None
@@ -75,6 +77,14 @@ def observe(owner: Any, observer: Observer) -> Observation:
         TrainerError: If ``owner`` is none of them.
     """
     return Observation(scaler_of(owner).observers, observer)
+
+
+def attached_elsewhere(observer: Observer, owner: Any) -> TrainerError:
+    """Return the error of what is attached to one owner and shall be to another."""
+    name = type(observer).__name__
+    return TrainerError(
+        f"attach: this {name} is attached to another {type(owner).__name__}; detach it first, or make one for each."
+    )
 
 
 def scaler_of(owner: Any) -> Scaler:

@@ -187,8 +187,8 @@ class Step:
     @contextlib.contextmanager
     def _ending(self, weights: Weights) -> Iterator[int]:
         """Give the number of a step that is decided within this context, and end it, whatever is raised."""
-        scaler, skipped = self.scaler, self.scaler.skips.skipped_steps
-        number, scale = weights.optimizer.num_update + skipped + 1, scaler.window.scale
+        scaler, before = self.scaler, self.scaler.skips.skipped_steps
+        number, scale = weights.optimizer.num_update + before + 1, scaler.window.scale
         error: Optional[BaseException] = None
         try:
             yield number
@@ -197,8 +197,9 @@ class Step:
             raise
         finally:
             self.end(weights)
-            taken = error is None and scaler.skips.skipped_steps == skipped
-            self._tell(lambda observer: observer.on_end(StepEnd(number, taken, scale, scaler.loss_scale, error)))
+            skipped = scaler.skips.skipped_steps > before
+            end = StepEnd(number, error is None and not skipped, skipped, scale, scaler.loss_scale, error)
+            self._tell(lambda observer: observer.on_end(end))
 
     def _tell(self, event: Callable[[Observer], None]) -> None:
         """Tell all observers of an event."""

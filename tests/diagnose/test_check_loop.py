@@ -11,7 +11,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.diagnose import check_loop, checking
+from mxmp.diagnose import CSVLogger, Ledger, Watch, check_loop, checking
 from mxmp.errors import TrainerError
 
 RNG = np.random.RandomState(0)
@@ -426,6 +426,22 @@ def test_it_is_put_back_after_an_error_of_the_user():
     after = [p.data().asnumpy() for p in loop.net.collect_params().values()]
     assert all(map(np.array_equal, before, after))
     assert vars(loop.trainer) == attributes and not loop.net._forward_pre_hooks
+
+
+def test_logs_ledgers_and_watches_do_not_see_the_steps_and_go_on(tmp_path):
+    loop = Loop("O2")
+    ledger = Ledger(every=1).attach(loop.trainer)
+    log = CSVLogger(tmp_path, ledger=ledger).attach(loop.trainer)
+    changed(loop, after=lambda loop: log.log(loss=1.5))
+    loop()
+    with Watch(loop.trainer) as watch:
+        assert not loop.check() and watch.end is None
+        loop()
+        assert watch.end.number == 2
+    log.close()
+    rows = [line.split(",") for line in (tmp_path / "steps.csv").read_text().splitlines()]
+    assert [row[0] for row in rows] == ["step", "1", "2"] and [row[6] for row in rows[1:]] == ["1.5", "1.5"]
+    assert (ledger.steps, ledger.sampled) == (2, 2)
 
 
 def test_parameters_of_unknown_shape_have_none_after_it():

@@ -72,6 +72,22 @@ def test_a_resumed_run_goes_on_in_the_file(tmp_path):
     assert float(found[2]["seconds"]) >= float(found[1]["seconds"])
 
 
+def test_seconds_go_on_where_a_log_is_attached_again(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("mxmp.diagnose.step_log.time.monotonic", lambda: clock[0])
+    adapter = Trainer(4.0)
+    for run in range(2):  # two fits, and a resumed run
+        log = CSVLogger(tmp_path)
+        for _ in range(2):
+            log.attach(adapter.owner)
+            clock[0] += 0.5
+            adapter.run(0.25)
+            log.detach()
+            clock[0] += 10
+        log.close()
+    assert [row["seconds"] for row in rows(log.path)] == ["0.5", "1.0", "1.5", "2.0"]
+
+
 @pytest.mark.parametrize("kept", ["", COLUMNS[:10]])
 def test_a_file_without_a_whole_line_is_begun_anew(tmp_path, kept):
     (tmp_path / "steps.csv").write_text(kept)

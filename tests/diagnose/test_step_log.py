@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import mxnet as mx
 import numpy as np
@@ -201,9 +203,12 @@ def test_what_is_no_trainer_is_refused_and_the_log_can_be_attached_then():
 
 def test_a_log_is_attached_to_one_trainer():
     adapter, log = attached()
-    with pytest.raises(TrainerError, match="^attach: this Listed is attached already; detach it first"):
-        log.attach(adapter.owner)
+    assert log.attach(adapter.owner) is log
+    adapter.run()
+    with pytest.raises(TrainerError, match="^attach: this Listed is attached to another Trainer; detach it first, or"):
+        log.attach(Trainer().owner)
     log.detach()
+    assert [each.step for each in log.records] == [1]
     log.attach(adapter.owner).close()
     with pytest.raises(TrainerError, match="^attach: this Listed is closed"):
         log.attach(adapter.owner)
@@ -240,6 +245,15 @@ def test_the_end_of_the_program_writes_the_last_step(monkeypatch):
     (function,) = at_exit
     function()
     assert len(log.records) == log.ended == 1 and at_exit == []
+
+
+def test_a_log_that_was_never_closed_keeps_nothing_alive():
+    adapter, log = attached()
+    adapter.run()
+    kept = [weakref.ref(log), weakref.ref(adapter.owner)]
+    del adapter, log
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
 
 
 # ---------------------------------------------------------------------- loss

@@ -13,7 +13,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from mxmp.diagnose import TensorBoardLogger
-from mxmp.errors import CheckpointError, DependencyError
+from mxmp.errors import CheckpointError, DependencyError, LossScaleError, NonFiniteLossError
 from mxmp.loss_scale import DynamicLossScale
 from tests.full_disk import files_of_at_most
 from tests.training.adapters import Module, Trainer
@@ -102,6 +102,21 @@ def test_skips_before_the_log_was_attached_count(tmp_path):
     with TensorBoardLogger(tmp_path).attach(adapter.owner):
         adapter.run(0.25)
     assert scalars(tmp_path)[2]["skipped_steps"] == 1
+
+
+def test_a_skip_at_which_the_scale_gives_up_counts_and_a_loss_that_is_not_finite_does_not(tmp_path):
+    adapter = Trainer(DynamicLossScale(init_scale=1, max_floor_skips=1))
+    with TensorBoardLogger(tmp_path).attach(adapter.owner):
+        adapter.backward(np.nan)
+        with pytest.raises(NonFiniteLossError):
+            adapter.step()
+        assert adapter.owner.skipped_steps == 0
+        with pytest.raises(LossScaleError):
+            adapter.run(0.25, bad=np.inf)
+        adapter.run(0.25)
+    (path,) = tmp_path.iterdir()
+    counts = [each.summary.value[0].simple_value for each in events(path)[1:]]
+    assert counts == [0, 1, 1] and adapter.owner.skipped_steps == 1
 
 
 def test_a_resumed_run_goes_on_in_a_file_beside_the_first(tmp_path):

@@ -112,7 +112,8 @@ def test_an_error_ends_a_step_that_was_not_taken(clips):
     with pytest.raises(NonFiniteLossError) as caught:
         adapter.clip(1.0) if clips else adapter.step()
     (end,) = notes.ends
-    assert not end.taken and end.error is caught.value
+    assert not end.taken and not end.skipped and end.error is caught.value
+    assert adapter.owner.skipped_steps == 0
 
 
 def test_a_scale_that_gives_up_ends_the_step_with_its_error():
@@ -120,7 +121,7 @@ def test_a_scale_that_gives_up_ends_the_step_with_its_error():
     observe(adapter.owner, notes)
     with pytest.raises(LossScaleError):
         adapter.run(0.25, bad=np.inf)
-    assert not notes.ends[0].taken and isinstance(notes.ends[0].error, LossScaleError)
+    assert not notes.ends[0].taken and notes.ends[0].skipped and isinstance(notes.ends[0].error, LossScaleError)
 
 
 def test_an_observer_that_is_detached_is_told_nothing_more():

@@ -11,7 +11,7 @@ from rich.table import Table
 from ... import dtypes, html
 from ...errors import DtypeError, TrainerError
 from ...report.saving import save_text
-from ...training.observer import Observation, Observer, StepEnd, observe
+from ...training.observer import Observation, Observer, StepEnd, attached_elsewhere, observe
 from ...training.step import Weights
 from . import lost, show, storage
 from .advice import Advice, advise
@@ -49,9 +49,9 @@ class Ledger(Observer):
     Attributes:
         every: As given.
         dtype: As given, in full.
-        steps: How many steps were seen, skipped ones too.
+        steps: How many steps were seen, also those that were skipped or ended by an error.
         sampled: How many samples there are.
-        skipped: How many steps were skipped.
+        skipped: How many steps were skipped; one whose loss was not finite is none of them.
 
     Raises:
         TrainerError: If ``every`` is no positive integer.
@@ -101,9 +101,7 @@ class Ledger(Observer):
             TrainerError: If ``owner`` is none of them, or the ledger is attached to another.
         """
         if self._observation is not None and self._owner is not owner:
-            raise TrainerError(
-                f"this ledger is attached to another {type(self._owner).__name__}; detach it first, or keep one each."
-            )
+            raise attached_elsewhere(self, self._owner)
         if self._observation is None:
             self._observation = observe(owner, self)
             self._owner = owner
@@ -115,6 +113,12 @@ class Ledger(Observer):
             self._observation.detach()
         self._observation = self._owner = None
         self._read()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.detach()
 
     # ------------------------------------------------------------------ steps
 
@@ -148,8 +152,8 @@ class Ledger(Observer):
         """Count the step."""
         self.steps += 1
         self._last = end.scale
-        counted = self._scales.setdefault(round(math.log2(end.scale)), [0, 0])
-        counted[0 if end.taken else 1] += 1
+        if end.taken or end.skipped:
+            self._scales.setdefault(round(math.log2(end.scale)), [0, 0])[end.skipped] += 1
         sample, self._sample, self._before = self._sample, None, []
         if sample is not None and end.taken:
             self._read()

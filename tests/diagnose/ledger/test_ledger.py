@@ -8,7 +8,7 @@ import pytest
 
 import mxmp
 from mxmp.diagnose import Ledger
-from mxmp.errors import DtypeError, TrainerError
+from mxmp.errors import DtypeError, LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.loss_scale import DynamicLossScale
 from tests.diagnose.ledger.runs import Run, layers
 from tests.freeze import freeze
@@ -170,6 +170,20 @@ def test_the_gradient_with_fewest_elements_that_are_not_finite_caused_the_skip()
     assert "third" not in found
 
 
+def test_skips_are_those_of_the_trainer():
+    """A skip at which the scale gives up is one, a step whose loss is not finite is not, nor a reason for advice."""
+    adapter = ADAPTERS[0](DynamicLossScale(init_scale=1, max_floor_skips=1))
+    ledger = Ledger(every=1).attach(adapter.owner)
+    adapter.backward(np.nan)
+    with pytest.raises(NonFiniteLossError):
+        adapter.step()
+    assert ledger.skipped == adapter.owner.skipped_steps == 0 and ledger.to_dict()["scales"] == {}
+    assert "0 of 1 steps were skipped" in ledger.summary
+    with pytest.raises(LossScaleError):
+        adapter.run(0.25, bad=np.inf)
+    assert ledger.skipped == adapter.owner.skipped_steps == 1
+
+
 def test_all_with_the_smallest_share_caused_it():
     run = Run({"first": (1,), "second": (2,)}, contexts=2)
     ledger = Ledger(every=1).attach(run.trainer)
@@ -276,13 +290,22 @@ def test_a_ledger_that_is_detached_keeps_what_it_saw():
     assert (ledger.steps, layers(ledger)["w"]["histogram"]) == (1, {"0": 1})
 
 
+def test_a_ledger_is_detached_at_the_end_of_its_block():
+    run = Run({"w": (1,)})
+    with pytest.raises(ZeroDivisionError), Ledger(every=1).attach(run.trainer) as ledger:
+        run.step({"w": 1.0})
+        raise ZeroDivisionError
+    run.step({"w": 1.0})
+    assert ledger.steps == 1
+
+
 def test_a_trainer_is_attached_once():
     run, other = Run({"w": (1,)}), Run({"w": (1,)})
     ledger = Ledger(every=1).attach(run.trainer)
     assert ledger.attach(run.trainer) is ledger
     run.step({"w": 1.0})
     assert ledger.steps == 1
-    with pytest.raises(TrainerError, match="this ledger is attached to another Trainer; detach it first"):
+    with pytest.raises(TrainerError, match="^attach: this Ledger is attached to another Trainer; detach it first, or"):
         ledger.attach(other.trainer)
     ledger.detach()
     ledger.attach(other.trainer)
