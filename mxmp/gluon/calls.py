@@ -15,8 +15,9 @@ from mxnet import autograd, gluon
 
 from ..loss_scale import NoOpLossScale
 from ..mxnet_private import parameters
+from ..probe.faults import NO_FAULT
 from ..probe.step_replay import Call, Gradients, LossGradients
-from ..probe.verdict import NO_FAULT, judge
+from ..probe.verdict import judge
 from ..scaling.scaler import Scaler
 from ..scaling.source import ScaleSource
 from .graphs import ConvertedGraph, split_inputs

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
 import mxnet as mx
 
+from ..probe.faults import NO_FAULT
 from ..probe.step_replay import Call, Gradients
-from ..probe.verdict import NO_FAULT, judge
+from ..probe.verdict import judge
 from .binding import LOSS_SCALE
 
 if TYPE_CHECKING:

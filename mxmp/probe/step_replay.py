@@ -53,7 +53,11 @@ class Call:
     def given(self) -> Dict[str, Any]:
         """Return the data: inputs, labels, and what the loss reads besides."""
         found = {name: self.values[name] for name in self.inputs if name in self.values}
-        return {**found, **(self.gradients.given() if self.gradients is not None else {})}
+        return {**found, **self.labels()}
+
+    def labels(self) -> Dict[str, Any]:
+        """Return what the loss reads besides the network's outputs."""
+        return self.gradients.given() if self.gradients is not None else {}
 
     def parameters(self) -> List[ValueRange]:
         """Return the ranges of parameters and auxiliary states."""

@@ -133,6 +133,18 @@ def dense(*sizes, prefix="net_", **options):
     return net
 
 
+def chain(*blocks):
+    """Return a plain Block that calls HybridBlocks one after the other, each with a graph of its own."""
+    net = gluon.nn.Sequential(prefix="net_")
+    net.add(*blocks)
+    return net
+
+
+def layer(name, weight, units=4):
+    """Return a dense layer whose weights are all alike."""
+    return gluon.nn.Dense(units, prefix=f"{name}_", weight_initializer=mx.init.Constant(weight), in_units=4)
+
+
 class Applied(gluon.HybridBlock):
     """A dense layer, and a function of its output, as a net with an output or several."""
 

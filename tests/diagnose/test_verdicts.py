@@ -13,10 +13,12 @@ from tests.diagnose.failures import (
     PURE,
     Applied,
     attention,
+    chain,
     data,
     dense,
     ended,
     growing,
+    layer,
     linear,
     looped,
     of_buckets,
@@ -34,6 +36,13 @@ HIGH, RANGE, BROKEN, DATA, PARAMS = (
     "parameters",
 )
 HEALTHY = "no fault found"
+
+
+HUNDREDS = mx.nd.full((4, 4), 100)
+
+
+def root_of_zeros():
+    return Applied(lambda F, x: F.sqrt(F.relu(x * 0 - 1), name="root") + 1)
 
 
 def holding(value, shape=(4, 6), row=2):
@@ -140,6 +149,21 @@ FAILURES = {
         RANGE,
         "_foreach",
     ),
+    "the first of two blocks": (
+        lambda: of_trainer(chain(layer("first", 1000.0), layer("second", 0.3)), HUNDREDS),
+        RANGE,
+        "first_fwd",
+    ),
+    "the first of two blocks, its loss not known": (
+        lambda: of_trainer(chain(layer("first", 1000.0), layer("second", 0.3)), HUNDREDS, watch_loss=False),
+        RANGE,
+        "first_fwd",
+    ),
+    "the second of two blocks": (
+        lambda: of_trainer(chain(layer("first", 1.0), layer("second", 1000.0)), HUNDREDS, watch_loss=False),
+        RANGE,
+        "second_fwd",
+    ),
     # Backward, at scale 1 already.
     "large weights, backward": (
         lambda: of_trainer(
@@ -159,6 +183,11 @@ FAILURES = {
         lambda: of_module(linear_head(), scale=2.0**16, x=mx.nd.ones((4, 6)), params={"last_weight": 1 / 6.0}),
         HIGH,
         "last",
+    ),
+    "scale 2**24, two blocks": (
+        lambda: of_trainer(chain(layer("first", 0.3), layer("second", 0.3)), data((4, 4)), scale=2.0**24),
+        HIGH,
+        "second_fwd",
     ),
     "two contexts": (
         lambda: of_module(ended(linear(X, "fc")), scale=2.0**24, contexts=[mx.cpu(0), mx.cpu(1)]),
@@ -198,7 +227,29 @@ FAILURES = {
         BROKEN,
         "",
     ),
+    "the second of two blocks, in float32": (
+        lambda: of_trainer(chain(layer("first", 0.3), root_of_zeros()), HUNDREDS, policy="O1"),
+        BROKEN,
+        "net_root",
+    ),
     # Data and parameters.
+    "a NaN image, two blocks": (
+        lambda: of_trainer(chain(layer("first", 0.3), layer("second", 0.3)), holding(NAN, (4, 4))),
+        DATA,
+        "data",
+    ),
+    "an inf label, two blocks": (
+        lambda: of_trainer(chain(layer("first", 0.3), layer("second", 0.3)), HUNDREDS, holding(INF, (4, 4))),
+        DATA,
+        "label",
+    ),
+    "a NaN weight, two blocks": (
+        lambda: of_trainer(
+            chain(layer("first", 0.3), layer("second", 0.3)), HUNDREDS, before=set_weight("first_weight", NAN)
+        ),
+        PARAMS,
+        "first_weight",
+    ),
     "a NaN image": (lambda: of_trainer(dense(4, 2), holding(NAN)), DATA, "data"),
     "a NaN image, module": (lambda: of_module(ended(linear(X, "fc")), x=holding(NAN)), DATA, "data"),
     "an inf label, module": (
@@ -275,6 +326,7 @@ SOUND = {
     "conv net, static": lambda: of_trainer(
         conv_net(), data((4, 3, 8, 8)), mx.nd.arange(4) % 3, SOFTMAX, init=mx.init.Xavier(), static_alloc=True
     ),
+    "two blocks": lambda: of_trainer(chain(layer("first", 0.3), layer("second", 0.3)), data((4, 4))),
     "LSTM": lambda: of_trainer(gluon.rnn.LSTM(8, prefix="net_"), data((5, 4, 6)), init=mx.init.Xavier()),
     "LSTM cell": lambda: of_trainer(Applied(lambda F, x: F.tanh(F.sigmoid(x) * x)), data(), init=mx.init.Xavier()),
     "attention": lambda: of_symbol(attention(), "O1,op:batch_dot=float16", batch={"data": data((2, 5, 6))}),
