@@ -7,7 +7,15 @@ from typing import Any, List, Sequence, Union
 
 import numpy as np
 from mxnet import autograd, gluon
-from mxnet.gluon.contrib.estimator import BatchEnd, BatchProcessor, EpochBegin, EpochEnd, Estimator, TrainBegin
+from mxnet.gluon.contrib.estimator import (
+    BatchEnd,
+    BatchProcessor,
+    EpochBegin,
+    EpochEnd,
+    Estimator,
+    TrainBegin,
+    TrainEnd,
+)
 
 from .arrays.casts import is_low_precision
 from .errors import TrainerError
@@ -21,6 +29,7 @@ from .masters.optimizer import MasterState
 from .mxnet_private.estimators import BatchProcessorBase, split_batch
 from .mxnet_private.trainers import params, updaters
 from .policy import Policy
+from .training.observer import scaler_of
 
 _ATTRIBUTE = "_mxmp_mixed_precision"
 
@@ -74,7 +83,7 @@ class ScalingBatchProcessor(BatchProcessorBase):
         return data, label, pred, loss
 
 
-class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
+class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd):
     """Makes an Estimator train in mixed precision, from the beginning of a fit on.
 
     It converts the estimator's nets in place, makes its trainer an `mxmp.gluon.Trainer` and has
@@ -92,7 +101,8 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         loss_scale: 'policy' for the policy's; or 'dynamic', a number, a `LossScale`, or None for no
             scaling and no checks.
         observers: What is to look at the steps, such as a `mxmp.diagnose.Ledger`: each one's ``attach`` is called
-            with the trainer when a fit begins.
+            with the trainer when a fit begins, and its ``detach``, if it has one, when it ends, so that a log writes
+            its last step; one that was attached to the trainer before stays attached.
 
     Raises:
         PolicyError: If the policy is not one.
@@ -121,6 +131,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         for each in self.observers:
             if not callable(getattr(each, "attach", None)):
                 raise TrainerError(f"observers holds a {type(each).__name__}, which has no attach; expected a Ledger.")
+        self._attached: List[Any] = []  # observers that were not attached before
         self._first_batch, self._epoch, self._skipped = True, 0, 0
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
@@ -137,8 +148,12 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         convert_all(nets, self.policy)
         if getattr(estimator.batch_processor.fit_batch, "__func__", None) is BatchProcessor.fit_batch:
             estimator.batch_processor = ScalingBatchProcessor(estimator.batch_processor)
+        self._detach()  # an exception may have ended the last fit
+        known = list(scaler_of(estimator.trainer).observers.values())
         for each in self.observers:
             each.attach(estimator.trainer)
+            if not any(each is other for other in known):
+                self._attached.append(each)
         self._first_batch, self._epoch = True, 0
         text = "MixedPrecisionHandler: policy %s; losses are scaled by %s, now %g"
         scale = estimator.trainer.loss_scale.value
@@ -162,6 +177,15 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
             text = "[Epoch %d] MixedPrecisionHandler: %d steps skipped, their gradients were not finite; loss scale %g"
             estimator.logger.info(text, self._epoch, skipped, trainer.loss_scale.value)
         self._epoch += 1
+
+    def train_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Detach the observers that `train_begin` attached."""
+        self._detach()
+
+    def _detach(self) -> None:
+        attached, self._attached = self._attached, []
+        for each in attached:
+            getattr(each, "detach", lambda: None)()
 
     @staticmethod
     def restore(estimator: Estimator) -> None:

@@ -20,7 +20,8 @@ class Magnitudes:
     """A histogram of log2 of absolute values.
 
     Attributes:
-        counts: By exponent e: how many values are above 2**(e - 1) and at most 2**e.
+        counts: By exponent e: how many values are above 2**(e - 1) and at most 2**e. A `mxmp.diagnose.Ledger`
+            counts otherwise: from 2**e to below 2**(e + 1).
         zeros: How many are 0.
         nonfinite: How many are infinite or NaN.
         largest: The largest finite absolute value, 0 if there is none.

@@ -29,10 +29,11 @@ _FLUSH_SECONDS = 5.0
 class TensorBoardLogger(StepLogger):
     """Writes the scalars of each training step to an event file: ``tensorboard --logdir FOLDER`` shows them.
 
-    They are ``loss_scale``, ``skipped_steps`` (of the trainer, so far), ``gradients/norm``, ``loss`` if it is given, and of a
-    ledger ``gradients/zero_share``, ``gradients/subnormal_share`` and ``gradients/largest``; `StepRecord` says what
-    each is. Numbers that are not finite, such as the norm of a skipped step, are left out. The file is brought up to
-    date every five seconds and at the end. A resumed run that is given the same folder goes on in a second file there.
+    They are ``loss_scale``, ``skipped_steps`` (of the trainer, so far), ``gradients/norm``, ``loss`` if it is given,
+    and of a ledger ``gradients/zero_share``, ``gradients/subnormal_share`` and ``gradients/largest``; `StepRecord` says
+    what each is. Numbers that are not finite, such as the norm of a skipped step, are left out. The file is brought up
+    to date every five seconds and at the end. A resumed run that is given the same folder goes on in a second file
+    there.
 
     Args:
         folder: Of the event files; made if it is missing.

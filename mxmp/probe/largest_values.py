@@ -52,7 +52,8 @@ class LargestValues:
     def _split(self, results: Any) -> Tuple[List[Any], List[float]]:
         results = list(results) if isinstance(results, (list, tuple)) else [results]
         count = len(results) - len(self._names)
-        return results[:count], [float(array.asnumpy().reshape(-1)[0]) for array in results[count:]]
+        sizes = [array.reshape((-1,)).as_nd_ndarray() for array in results[count:]]
+        return results[:count], mx.nd.concat(*sizes, dim=0).asnumpy().tolist() if sizes else []
 
 
 def _largest(tensor: Any) -> Any:

@@ -18,7 +18,7 @@ class StepEnd(NamedTuple):
     Attributes:
         number: Its number among all steps, taken and skipped, from 1 on.
         taken: Whether the weights were updated.
-        skipped: Whether it counts as skipped, also where the loss scale then gave up; not so where a loss was not finite.
+        skipped: Whether it counts as skipped, even if the loss scale gave up; not so if a loss was not finite.
         scale: What the losses were multiplied by.
         loss_scale: The loss scale of the next step.
         error: What the step raised, None if nothing.

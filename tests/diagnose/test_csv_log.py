@@ -76,7 +76,7 @@ def test_seconds_go_on_where_a_log_is_attached_again(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("mxmp.diagnose.step_log.time.monotonic", lambda: clock[0])
     adapter = Trainer(4.0)
-    for run in range(2):  # two fits, and a resumed run
+    for _run in range(2):  # two fits, and a resumed run
         log = CSVLogger(tmp_path)
         for _ in range(2):
             log.attach(adapter.owner)

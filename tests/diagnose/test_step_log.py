@@ -388,6 +388,24 @@ def test_an_estimator_takes_a_log_as_a_handler(order, late):
     assert [each.step for each in log.records[6:]] == [7]
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_an_observer_of_the_handler_is_attached_for_each_fit(before):
+    """And one that was attached before stays so after it."""
+    net, log = network(), Listed()
+    trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", loss_scale=128)
+    estimator = Estimator(net, LOSS, mx.metric.Loss(), trainer=trainer)
+    estimator.logger.handlers.clear()
+    estimator.logger.propagate = False
+    handler = MixedPrecisionHandler("float32", loss_scale=128, observers=[log])
+    if before:
+        log.attach(trainer)
+    for fits in (1, 2):
+        estimator.fit(batches(2), epochs=1, event_handlers=[handler])
+        assert len(log.records) == 2 * fits - before and bool(trainer._scaler.observers) == before
+    log.close()
+    assert [each.step for each in log.records] == [1, 2, 3, 4]
+
+
 def test_an_estimator_without_mixed_precision_is_refused():
     net = network()
     trainer = gluon.Trainer(net.collect_params(), "sgd")

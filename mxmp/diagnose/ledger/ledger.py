@@ -22,11 +22,12 @@ from .sample import Sample, name_of, not_finite, take
 class Ledger(Observer):
     """Keeps over a run, for each parameter, what becomes of its gradient in low precision; ``print`` shows it.
 
-    One step in ``every`` is a sample. Its gradients are counted by exponent as backward wrote them: scaled, each
-    context's own, before they are summed, clipped or unscaled. On a GPU that is one launch for up to 200 of them,
-    which reads each once and copies none; the counts stay there until the next sample, or until the ledger is asked. On
-    a CPU they are counted at once, which waits for backward, as the check for overflows does. A sample whose step is
-    skipped does not count, and the next step is one instead. Of a row_sparse gradient the stored rows count.
+    One step in ``every`` is a sample. Its gradients are counted by exponent e (from 2**e to below 2**(e + 1), unlike
+    those of measured magnitudes: above 2**(e - 1) to 2**e) as backward wrote them: scaled, each context's own, before
+    they are summed, clipped or unscaled. On a GPU that is one launch for up to 200 of them, which reads each once and
+    copies none; the counts stay there until the next sample, or until the ledger is asked. On a CPU they are counted at
+    once, which waits for backward, as the check for overflows does. A sample whose step is skipped does not count, and
+    the next step is one instead. Of a row_sparse gradient the stored rows count.
 
     Gradients in float32, as in 'O1', came through low precision, and are counted on its grid: 0 is what is 0, and
     subnormal what is below its smallest normal number. Those of operators in float32 have numbers that it lacks; they
