@@ -59,12 +59,16 @@ def read_compare(path: str) -> Dict[str, Any]:
 
 
 def read_steps(path: str) -> List[Dict[str, Any]]:
-    """Return a dict for each step of a log; cells are numbers or None, 'taken' a bool, 'error' text."""
+    """Return a dict for each step of a log, in their order; cells are numbers or None, 'taken' a bool, 'error' text.
+
+    Of a step that a resumed run made again, the last line counts.
+    """
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         if "step" not in (reader.fieldnames or ()):
             raise StateError("its first line has no column 'step'.")
-        return [_step(row, reader.line_num) for row in reader]
+        last = {step["step"]: step for step in (_step(row, reader.line_num) for row in reader)}
+        return [last[number] for number in sorted(last)]
 
 
 READERS: Dict[str, Callable[[str], Any]] = {

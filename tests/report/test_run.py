@@ -138,6 +138,12 @@ def test_unknown_columns_and_fields_are_passed_over(folder):
     assert run.report.casts == 3
 
 
+def test_of_a_step_that_a_resumed_run_made_again_the_last_line_counts(folder):
+    (folder / "steps.csv").write_text("step,loss,taken\n1,4,1\n2,3,0\n3,9,0\n2,2,1\n3,1,1\n")
+    run = read_run(folder)
+    assert [(each["step"], each["loss"]) for each in run.steps] == [(1, 4), (2, 2), (3, 1)]
+
+
 def test_a_run_of_no_steps_and_no_operators_is_a_page(folder):
     (folder / "steps.csv").write_text("step,loss\n")
     (folder / "report.json").write_text(json.dumps(report(rows=[])))
