@@ -93,6 +93,16 @@ def test_a_file_of_another_name_is_known_by_what_is_in_it(folder, name):
         ("ledger.json", json.dumps(ledger(advice="x")), "advice='x'"),
         ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"x": 1}}])), r"layers\[0\] has 'x': 1"),
         ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {}, "largest": "big"}])), "largest='big'"),
+        *(
+            ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"1": count}}])), r"layers\[0\] has '1'")
+            for count in ("inf", float("nan"), -1, 0.5, True, 10**400)
+        ),
+        ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"--5": 1}}])), "has '--5': 1"),
+        ("ledger.json", json.dumps(ledger(steps=-1)), "steps=-1; expected a count"),
+        ("ledger.json", json.dumps(ledger(scale=[1])), r"has scale=\[1\]"),
+        ("ledger.json", json.dumps(ledger(scale={"last": []})), r"scale has last=\[\]"),
+        ("ledger.json", json.dumps(ledger(advice=[1])), r"has 1 at advice\[0\]"),
+        ("ledger.json", json.dumps(ledger(layers=[dict(ledger()["layers"][0], lost_update_share={})])), "update_share={}"),
         ("compare.json", "{}", "expected 'kind': 'compare'"),
         ("compare.json", json.dumps(compare(rows=[{"op": "x"}])), r"rows\[0\] has name=None"),
         ("compare.json", json.dumps(compare(outputs=[{"name": "o", "error": []}])), r"outputs\[0\] has error=\[\]"),
