@@ -69,6 +69,10 @@ def test_errors_follow_the_network_where_it_is_known():
     assert heights["unknown"] == sorted(heights["unknown"])
 
 
+def test_errors_are_said_to_be_the_worst_of_all_batches():
+    assert "relative to float32, the worst of all batches" in text_of(compare_sections(compare()))
+
+
 def test_gradients_that_were_not_compared_have_no_chart():
     rows = [dict(each, gradient_own=None, gradient_carried=None) for each in compare()["rows"]]
     text = text_of(compare_sections(compare(rows=rows)))
