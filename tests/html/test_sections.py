@@ -94,6 +94,22 @@ def test_the_time_of_a_step_is_the_median_between_two():
     assert "seconds per step" not in cards_of(steps_sections([{"step": 1, "seconds": 40.0}]))
 
 
+@pytest.mark.parametrize(
+    "values",
+    [[1e17], [1e17, 1e17], [-1.7e308, 1.7e308], [0.0, 5e-323], [5e-324], [float("inf")], [10**400], [1.7e308, -1.0]],
+)
+def test_extreme_values_are_a_page(values):
+    names = ("step", "loss", "scale", "zero_share", "seconds")
+    found = [{name: each for name in names if name != "step" or abs(each) < 1e308} for each in values]
+    text = text_of(steps_sections(found))
+    assert not re.search(r'd="[^"]*(nan|inf)', text)
+    assert "<h2>Steps" in text
+
+
+def test_sizes_beyond_all_floats_are_a_page():
+    assert cards_of(report_sections(report(activation_bytes=(10**400, 1))))["activations"] == ("1 bytes", "∞ before")
+
+
 def test_skipped_steps_are_listed_with_why():
     text = text_of(steps_sections(steps()))
     assert re.findall(r'data-key="(\d+)\.0">\d+</th>', text) == ["40", "41", "200"]
