@@ -26,6 +26,7 @@ RANGES: Dict[str, Tuple[int, int, int]] = {
 
 _MOST = 400  # columns of a line: beyond it the extremes of each column are drawn
 _FEW_MARKS = 60  # beyond it they are short, so as not to hide the lines
+_LARGEST = 1e300  # of what is drawn
 _SIZE = 1000  # of the plane, in its own units
 
 Points = Sequence[Tuple[float, Optional[float]]]
@@ -52,7 +53,7 @@ class _Axis(NamedTuple):
 
     def place(self, value: Optional[float]) -> Optional[float]:
         """Return where a value is, from 0 to 1; None where it has no place."""
-        value = finite(value)
+        value = _drawable(value)
         if value is None or (self.base and value <= 0):
             return None
         at = math.log(value, self.base) if self.base else value
@@ -183,14 +184,21 @@ def spark(counts: Mapping[Any, float], span: Sequence[int], dtype: str = "float1
     )
 
 
+def _drawable(value: Optional[float]) -> Optional[float]:
+    """Return a number that has a place on an axis, None for all others; differences of larger ones overflow."""
+    value = finite(value)
+    return value if value is not None and abs(value) < _LARGEST else None
+
+
 def _linear(values: Sequence[Optional[float]]) -> _Axis:
-    known = [each for each in map(finite, values) if each is not None] or [0.0]
+    known = [each for each in map(_drawable, values) if each is not None] or [0.0]
     low, high = min(known), max(known)
-    return _Axis(low, high) if high > low else _Axis(low - 0.5, low + 0.5)
+    room = max(0.5, 1e-9 * abs(low))  # beside large numbers 0.5 is nothing
+    return _Axis(low, high) if high > low else _Axis(low - room, low + room)
 
 
 def _value_axis(values: Sequence[Optional[float]], scale: str) -> _Axis:
-    known = [each for each in map(finite, values) if each is not None]
+    known = [each for each in map(_drawable, values) if each is not None]
     positive = [each for each in known if each > 0]
     if scale == "auto":
         scale = "log10" if positive and len(positive) == len(known) and max(known) > 1e3 * min(known) else "linear"
@@ -269,7 +277,7 @@ def _described(caption: str, series: Sequence[Line], marks: Sequence[float], mar
     """Return what a chart shows, for those who do not see it."""
     parts = []
     for line in series:
-        known = [each for each in map(finite, line.values) if each is not None]
+        known = [each for each in map(_drawable, line.values) if each is not None]
         if known:
             parts.append(f"{line.name} from {figure(min(known))} to {figure(max(known))}, last {figure(known[-1])}")
     if marks:

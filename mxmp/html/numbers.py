@@ -17,6 +17,8 @@ def to_float(value: Any) -> Optional[float]:
         return None
     try:
         return float(value)
+    except OverflowError:  # of an integer beyond all floats
+        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
         return None
 
@@ -71,8 +73,8 @@ def size(count: Any) -> str:
         '102 MB'
     """
     number = to_float(count)
-    if number is None:
-        return NONE
+    if number is None or not math.isfinite(number):
+        return figure(number)
     power = min(max(int(math.log10(number)) // 3, 0), len(_UNITS) - 1) if number >= 1 else 0
     return f"{number / 1000**power:.3g} {_UNITS[power]}"
 
@@ -85,7 +87,7 @@ def ticks(low: float, high: float, most: int = 5) -> List[float]:
         [0.0, 20.0, 40.0, 60.0, 80.0]
     """
     rough = (high - low) / most
-    if not rough > 0:
+    if not rough > 1e-300:  # the powers below are not exact, or 0
         return [low]
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(each * power for each in (1, 2, 5, 10) if each * power >= rough * 0.999)

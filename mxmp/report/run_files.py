@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from ..errors import CheckpointError, StateError
@@ -21,6 +22,8 @@ _NUMBERS = (
 )
 """Columns of a log of steps that hold numbers."""
 
+_OF_LAYERS = ("elements", "zero_share", "subnormal_share", "largest", "skips", "lost_update_share")
+
 
 def read_report(path: str) -> Report:
     """Return the report in a file that has what ``Report.to_json`` gives, or what `mxmp inspect --json` prints."""
@@ -31,17 +34,24 @@ def read_ledger(path: str) -> Dict[str, Any]:
     """Return the ledger of gradients in a file, checked."""
     data = _of_kind(_json(path), "ledger")
     for name in ("every", "steps", "sampled", "skipped"):
-        _require(data, name, int, "a count")
+        if not _is_count(data.get(name)):
+            raise StateError(f"it has {name}={data.get(name)!r}; expected a count.")
     _require(data, "dtype", str, "the name of a dtype")
     _require(data, "advice", list, "a list of sentences")
+    for i, sentence in enumerate(data["advice"]):
+        if not isinstance(sentence, str):
+            raise StateError(f"it has {sentence!r} at advice[{i}]; expected a sentence.")
+    if data.get("scale") is not None:
+        _require(data, "scale", dict, "an object with 'lowest', 'highest' and 'last'")
+        _require_numbers(data["scale"], ("lowest", "highest", "last"), "scale")
     for i, layer in enumerate(_rows(data, "layers")):
         _require(layer, "histogram", dict, "counts by exponent", f"layers[{i}]")
         for key, count in layer["histogram"].items():
-            if not _is_whole(key) or not _is_number(count) or count < 0:
+            if not _is_whole(key) or not _is_count(count):
                 raise StateError(
                     f"layers[{i}] has {key!r}: {count!r} in histogram; expected counts by exponent of two."
                 )
-        _require_numbers(layer, ("elements", "zero_share", "subnormal_share", "largest", "skips"), f"layers[{i}]")
+        _require_numbers(layer, _OF_LAYERS, f"layers[{i}]")
     return data
 
 
@@ -59,12 +69,16 @@ def read_compare(path: str) -> Dict[str, Any]:
 
 
 def read_steps(path: str) -> List[Dict[str, Any]]:
-    """Return a dict for each step of a log; cells are numbers or None, 'taken' a bool, 'error' text."""
+    """Return a dict for each step of a log, in their order; cells are numbers or None, 'taken' a bool, 'error' text.
+
+    Of a step that a resumed run made again, the last line counts.
+    """
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         if "step" not in (reader.fieldnames or ()):
             raise StateError("its first line has no column 'step'.")
-        return [_step(row, reader.line_num) for row in reader]
+        last = {step["step"]: step for step in (_step(row, reader.line_num) for row in reader)}
+        return [last[number] for number in sorted(last)]
 
 
 READERS: Dict[str, Callable[[str], Any]] = {
@@ -155,7 +169,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_whole(text: str) -> bool:
-    return text.lstrip("-").isdigit() and abs(int(text)) < 10_000
+    return re.fullmatch(r"-?[0-9]{1,4}", text) is not None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _step(row: Mapping[str, Any], line: int) -> Dict[str, Any]:

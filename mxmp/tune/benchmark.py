@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -42,7 +43,8 @@ class Timed:
         ratio: Its time divided by float32's: the median over rounds.
         verdict: 'faster' or 'slower' than float32 by more than the noise, else 'within the noise'.
         error: Of the outputs in inference: the norm of their difference from float32's, divided by the norm of those;
-            the largest of several outputs.
+            the largest of several outputs. It is inf where float32 is finite and the policy is not; where float32 is
+            not finite, nothing is compared.
         emulated: Whether float16 is emulated, so that the time tells nothing of a GPU's.
         failure: Why it does not run.
     """
@@ -77,8 +79,11 @@ class Benchmark:
     device: str
 
     def to_json(self) -> str:
-        """Return all of it as JSON."""
-        return json.dumps(asdict(self), indent=2)
+        """Return all of it as JSON; infinity, which JSON lacks, is the text 'inf'."""
+        values = asdict(self)
+        for row in values["rows"]:
+            row["error"] = "inf" if row["error"] == math.inf else row["error"]
+        return json.dumps(values, indent=2, allow_nan=False)
 
     def table(self) -> Table:
         """Return a table with a row per policy."""
@@ -197,9 +202,13 @@ def _errors(net: Any, named: Mapping[str, Policy], failures: Dict[str, str]) -> 
 
 
 def _error(output: Any, exact: Any) -> float:
-    with np.errstate(all="ignore"):
-        difference, size = np.linalg.norm((output - exact).ravel()), np.linalg.norm(exact.ravel())
-        return float(difference / size) if size else (0.0 if difference == 0 else float("inf"))
+    """Return the error of an output where float32's is finite, in float64, whose squares always fit."""
+    is_finite = np.isfinite(exact)
+    right, found = (np.where(is_finite, each, 0).astype(np.float64).ravel() for each in (exact, output))
+    if not np.isfinite(found).all():
+        return math.inf
+    difference, size = float(np.linalg.norm(found - right)), float(np.linalg.norm(right))
+    return difference / size if size else (0.0 if difference == 0 else math.inf)
 
 
 def _row(

@@ -69,6 +69,10 @@ def test_errors_follow_the_network_where_it_is_known():
     assert heights["unknown"] == sorted(heights["unknown"])
 
 
+def test_errors_are_said_to_be_the_worst_of_all_batches():
+    assert "relative to float32, the worst of all batches" in text_of(compare_sections(compare()))
+
+
 def test_gradients_that_were_not_compared_have_no_chart():
     rows = [dict(each, gradient_own=None, gradient_carried=None) for each in compare()["rows"]]
     text = text_of(compare_sections(compare(rows=rows)))
@@ -88,6 +92,22 @@ def test_the_time_of_a_step_is_the_median_between_two():
     found = cards_of(steps_sections([{"step": i, "seconds": each} for i, each in enumerate(seconds)]))
     assert found["seconds per step"] == ("0.5", "median")
     assert "seconds per step" not in cards_of(steps_sections([{"step": 1, "seconds": 40.0}]))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1e17], [1e17, 1e17], [-1.7e308, 1.7e308], [0.0, 5e-323], [5e-324], [float("inf")], [10**400], [1.7e308, -1.0]],
+)
+def test_extreme_values_are_a_page(values):
+    names = ("step", "loss", "scale", "zero_share", "seconds")
+    found = [{name: each for name in names if name != "step" or abs(each) < 1e308} for each in values]
+    text = text_of(steps_sections(found))
+    assert not re.search(r'd="[^"]*(nan|inf)', text)
+    assert "<h2>Steps" in text
+
+
+def test_sizes_beyond_all_floats_are_a_page():
+    assert cards_of(report_sections(report(activation_bytes=(10**400, 1))))["activations"] == ("1 bytes", "∞ before")
 
 
 def test_skipped_steps_are_listed_with_why():

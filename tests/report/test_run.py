@@ -93,6 +93,16 @@ def test_a_file_of_another_name_is_known_by_what_is_in_it(folder, name):
         ("ledger.json", json.dumps(ledger(advice="x")), "advice='x'"),
         ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"x": 1}}])), r"layers\[0\] has 'x': 1"),
         ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {}, "largest": "big"}])), "largest='big'"),
+        *(
+            ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"1": count}}])), r"layers\[0\] has '1'")
+            for count in ("inf", float("nan"), -1, 0.5, True, 10**400)
+        ),
+        ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"--5": 1}}])), "has '--5': 1"),
+        ("ledger.json", json.dumps(ledger(steps=-1)), "steps=-1; expected a count"),
+        ("ledger.json", json.dumps(ledger(scale=[1])), r"has scale=\[1\]"),
+        ("ledger.json", json.dumps(ledger(scale={"last": []})), r"scale has last=\[\]"),
+        ("ledger.json", json.dumps(ledger(advice=[1])), r"has 1 at advice\[0\]"),
+        ("ledger.json", json.dumps(ledger(layers=[dict(ledger()["layers"][0], lost_update_share={})])), "update_share={}"),
         ("compare.json", "{}", "expected 'kind': 'compare'"),
         ("compare.json", json.dumps(compare(rows=[{"op": "x"}])), r"rows\[0\] has name=None"),
         ("compare.json", json.dumps(compare(outputs=[{"name": "o", "error": []}])), r"outputs\[0\] has error=\[\]"),
@@ -136,6 +146,12 @@ def test_unknown_columns_and_fields_are_passed_over(folder):
     run = read_run(folder)
     assert [(each["step"], each["loss"], each["taken"]) for each in run.steps] == [(1, 2.5, None), (2, None, None)]
     assert run.report.casts == 3
+
+
+def test_of_a_step_that_a_resumed_run_made_again_the_last_line_counts(folder):
+    (folder / "steps.csv").write_text("step,loss,taken\n1,4,1\n2,3,0\n3,9,0\n2,2,1\n3,1,1\n")
+    run = read_run(folder)
+    assert [(each["step"], each["loss"]) for each in run.steps] == [(1, 4), (2, 2), (3, 1)]
 
 
 def test_a_run_of_no_steps_and_no_operators_is_a_page(folder):

@@ -66,6 +66,29 @@ def test_the_error_is_that_of_outputs_in_inference(objective):
     assert found.emulated and of_weights / 10 < found.error < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("output", "exact", "error"),
+    [
+        ([np.nan, 1.0], [2.0, 1.0], np.inf),
+        ([np.inf, 1.0], [2.0, 1.0], np.inf),
+        ([np.inf, 1.5], [np.inf, 1.0], 0.5),
+        ([1.5e30, 0.0], [1e30, 0.0], 0.5),
+        ([1.5e-30, 0.0], [1e-30, 0.0], 0.5),
+        ([0.0], [0.0], 0.0),
+        ([1.0], [0.0], np.inf),
+    ],
+)
+def test_errors_of_extreme_outputs(output, exact, error):
+    arrays = np.array(output, np.float32), np.array(exact, np.float32)
+    assert module._error(*arrays) == pytest.approx(error, rel=1e-6)
+
+
+def test_an_infinite_error_is_text_in_json():
+    rows = (module.Timed("float32", 1.0, 1.0), module.Timed("O3", 1.0, 1.0, "slower", float("inf")))
+    text = module.Benchmark("inference", False, 5, 0.0, rows, "cpu").to_json()
+    assert [row["error"] for row in json.loads(text, parse_constant=None)["rows"]] == [None, "inf"]
+
+
 def test_folding_is_measured_against_folded_float32():
     assert measure("O1", for_inference=True).rows[1].error < 1e-3
 

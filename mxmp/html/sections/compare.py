@@ -35,7 +35,10 @@ def compare_sections(compare: Mapping[str, Any], order: Sequence[str] = ()) -> L
     outputs = [(f"error of {each['name']}", figure(each["error"])) for each in compare.get("outputs") or ()]
     policy = ("policy", compare["policy"].replace(",", ", "))
     blocks = (facts([policy, *outputs]), grid(_charts(rows, order)), body)
-    lead = "Errors relative to float32, on one batch: 'own' is what a node adds, 'carried' what has added up in it."
+    lead = (
+        "Errors relative to float32, the worst of all batches: 'own' is what a node adds, 'carried' what has added up "
+        "in it."
+    )
     return [Section("Errors by layer", blocks, lead)]
 
 
