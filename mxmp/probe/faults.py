@@ -117,7 +117,7 @@ def fault_of(exact: Sequence[Run], runs: Sequence[Run]) -> Optional[Fault]:
         return None
     for number, (run, low) in enumerate(zip(exact, runs)):
         earlier = (*exact[:number], *runs[:number])
-        given = any(each.bad for other in earlier for each in other.seen.outputs)
+        given = run.call.follows_lost or any(each.bad for other in earlier for each in other.seen.outputs)
         fault = _fault_in_forward(run, low, given)
         if fault is not None:
             return fault
@@ -127,7 +127,7 @@ def fault_of(exact: Sequence[Run], runs: Sequence[Run]) -> Optional[Fault]:
 
 
 def _fault_in_forward(run: Run, low: Run, given: bool) -> Optional[Fault]:
-    """Return what is at fault in one call; ``given``: whether an earlier one has given inf or NaN."""
+    """Return what is at fault in one call; ``given``: whether an earlier one has or may have given inf or NaN."""
     before = run.call.decisions.before
     if _is_broken(run):
         data = _bad_data(run, given)

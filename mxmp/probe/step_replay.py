@@ -29,6 +29,7 @@ class Call:
         context: Where it ran.
         training: Whether it ran in training mode.
         loss_heads: Names of Custom operators that are loss heads.
+        follows_lost: Whether its inputs may come from a call that is not known, so that they cannot be called data.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Call:
     context: Any
     training: bool = True
     loss_heads: FrozenSet[str] = frozenset()
+    follows_lost: bool = False
     _lookers: Dict[bool, Looker] = field(default_factory=dict)
 
     def run(self, low: bool, scale: float = 1.0) -> Seen:
