@@ -144,11 +144,14 @@ class NetCalls:
         self.lost = self._noted = 0
 
     def explain(self) -> Optional[str]:
-        """Return why the present step is not finite, in sentences; None if that is not found out."""
+        """Return why the present step is not finite, in sentences; None if that is not found out.
+
+        Nobody has asked for it, so dropout is off: the user's random numbers stay as they are.
+        """
         if not self._calls:
             return None
         scale = self.scaler.window.scale
-        verdict = judge([call.replay(scale) for call in self.noted], scale)
+        verdict = judge([call.replay(scale).without_dropout() for call in self.noted], scale)
         if verdict.kind != NO_FAULT:
             return str(verdict)
         outside = self.scaler.window.loss_finite is False and not self.lost

@@ -219,8 +219,7 @@ def _gradient(
     found = names.ranged(key, found)
     if reader is None:  # an output of the network
         ends = dict(zip((head.key for head in seen.graph.heads), seen.head_gradients or ()))
-        end = ends.get(key)
-        given = [] if end is None else [end]
+        given = [each for each in (ends.get(key),) if each is not None]
         return _made(BACKWARD, key[0], found, given, names, seen, same)
     gets = [names.ranged(each, seen.backward[each]) for each in sorted(seen.backward) if each[0] == reader]
     return _made(BACKWARD, reader, found, [*gets, *_read(reader, seen, names)], names, seen, same)

@@ -11,6 +11,7 @@ from mxnet import autograd
 from .. import dtypes
 from ..graph import Graph
 from ..report import Decisions
+from .building import without_dropout
 from .looking import Looker, Seen
 from .value_range import ValueRange, ranges_of
 
@@ -64,6 +65,12 @@ class Call:
     def parameters(self) -> List[ValueRange]:
         """Return the ranges of parameters and auxiliary states."""
         return ranges_of({n: each for n, each in self.values.items() if n not in self.inputs and is_real(each)})
+
+    def without_dropout(self) -> Call:
+        """Return the same with dropout that drops nothing, and so draws no random number."""
+        graphs = self.decisions.before, self.decisions.after
+        before, after = (replace(each, nodes=tuple(map(without_dropout, each.nodes))) for each in graphs)
+        return replace(self, decisions=replace(self.decisions, before=before, after=after), _lookers={})
 
     def cleaned(self) -> Call:
         """Return the same with 0 in place of inf and NaN in data and labels."""

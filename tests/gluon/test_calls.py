@@ -287,3 +287,33 @@ def test_a_noted_input_does_not_keep_the_graph_that_gave_it():
     (call,) = trainer._calls.noted
     with pytest.raises(mx.MXNetError):
         autograd.get_symbol(call.inputs[0])
+
+
+def test_a_step_that_is_explained_unasked_draws_no_random_number():
+    found = []
+    for explained in (True, False):
+        net = Applied(lambda F, x: F.square(F.Dropout(x, p=0.5) * 300, name="sq"))
+        net.initialize(mx.init.One())
+        convert(net, "O1,op:square=float16")
+        trainer = trainer_of(net)
+        if not explained:
+            trainer._scaler.explain = lambda: None
+        mx.random.seed(3)
+        with pytest.raises(NonFiniteLossError) as caught:
+            step(net, trainer)
+        assert ("'net_sq'" in str(caught.value)) == explained
+        found.append(mx.nd.random.uniform(shape=(4,)).asnumpy().tobytes())
+        found.append(mx.nd.Dropout(mx.nd.ones((64,)), p=0.5, mode="always").asnumpy().tobytes())
+    assert found[:2] == found[2:]
+
+
+def test_gradients_given_to_one_backward_of_a_module_are_not_those_of_the_next():
+    module = Module(ended(linear(mx.sym.var("data"), "fc")), label_names=["out_label"], loss_scale=4.0)
+    module.bind([("data", (4, 6))], [("out_label", (4, 2))])
+    module.init_params(mx.init.Uniform(0.1))
+    module.init_optimizer()
+    module.forward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.zeros((4, 2))]), is_train=True)
+    module.backward([mx.nd.ones((4, 2))])
+    module.discard_grads()
+    module.forward_backward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.zeros((4, 2))]))
+    assert module._out_grads is None
