@@ -1,8 +1,10 @@
 """The calls of converted nets that a trainer's next step rests on, so that a step that fails can be run again.
 
-A call that is recorded is noted with its inputs until the step is over; autograd holds these for about as long. Only
-where the next step will be told about if it is skipped, or where a `mxmp.diagnose.Watch` asks for it, zeros are added
-to the net's outputs, whose gradients are those of the outputs.
+A call that is recorded is noted with its inputs, detached from what was recorded before it, until the step is over;
+where no step follows, until the same net is called again. Only where the next step will be told about if it is skipped,
+or where a `mxmp.diagnose.Watch` asks for it, all calls are kept, up to `MOST_CALLS`, and zeros are added to the net's
+outputs, whose gradients are those of the outputs. Else a net's last call on each context is kept. Where others were
+made, nothing is said of what they may have given: neither that an input is bad data nor that all outputs are finite.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from .graphs import ConvertedGraph, split_inputs
 from .lookup import blocks_in, conversions_of
 
 ATTRIBUTE = "_calls"  # where a trainer has them
-MOST_CALLS = 16  # that are kept of one step
+MOST_CALLS = 256  # that are kept of one step of a trainer
 
 
 @dataclass(eq=False)
@@ -34,11 +36,12 @@ class NetCall:
     Attributes:
         net: The net.
         graph: What ran.
-        inputs: Its inputs, as a flat list.
+        inputs: Its inputs, as a flat list; they share memory with what was given, but not its graph.
         context: Where it ran.
         training: Whether in training mode.
         outputs: What the net returned, if gradients are kept.
         zeros: What was added to its outputs, with the gradients of these; empty if they are not kept.
+        follows_lost: Whether calls before it are not kept, which may have given its inputs.
     """
 
     net: gluon.Block
@@ -48,6 +51,7 @@ class NetCall:
     training: bool
     outputs: Any = None
     zeros: Sequence[Any] = ()
+    follows_lost: bool = False
 
     def replay(self, scale: float, of_loss: Optional[LossGradients] = None, backward: bool = True) -> Call:
         """Return it as something that can be run again, perhaps backward.
@@ -66,7 +70,8 @@ class NetCall:
                 gradients = Gradients([each.grad.astype("float32") / scale for each in self.zeros], of_loss)
         decisions = self.graph.converted.decisions
         name = str(self.net.name)
-        return Call(name, decisions, values, names, trained, gradients, self.context, self.training)
+        made = name, decisions, values, names, trained, gradients, self.context, self.training
+        return Call(*made, follows_lost=self.follows_lost)
 
 
 class NetCalls:
@@ -75,11 +80,16 @@ class NetCalls:
     Attributes:
         scaler: The trainer's.
         watches: How many ask for the gradients of outputs at each step.
+        most: How many calls are kept of one step; None for all.
+        lost: How many calls of the present step are not kept, since others took their place.
     """
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
         self.watches = 0
+        self.most: Optional[int] = MOST_CALLS
+        self.lost = 0
+        self._noted = 0  # calls of the present step
         self._calls: Dict[Tuple[int, Any, int], NetCall] = {}
 
     @classmethod
@@ -91,46 +101,60 @@ class NetCalls:
 
     @classmethod
     def watching(cls, net: gluon.Block) -> NetCalls:
-        """Return what notes the calls of the converted blocks in a net from now on, and its outputs' gradients."""
+        """Return what notes all calls of the converted blocks in a net from now on, and its outputs' gradients."""
         found = cls(Scaler(ScaleSource(NoOpLossScale())))
-        found.watches = 1
+        found.watches, found.most = 1, None
         for conversion in conversions_of(blocks_in(net)):
             conversion.calls = found
         return found
 
     @property
     def noted(self) -> List[NetCall]:
-        """The calls since the last step, the last ones where there were many."""
+        """The calls since the last step in their order, the last ones where there were many."""
         return list(self._calls.values())
 
     def note(self, net: gluon.Block, graph: ConvertedGraph, args: Tuple[Any, ...], outputs: Any) -> Any:
         """Note a call, and return its outputs, with zeros added if gradients are kept."""
         inputs = split_inputs(args)
         context = next((each.ctx for each in inputs if isinstance(each, mx.nd.NDArray)), mx.context.current_context())
+        inputs = [each.detach() if isinstance(each, mx.nd.NDArray) else each for each in inputs]
         call = NetCall(net, graph, inputs, context, autograd.is_training())
+        self._noted += 1
         if not (self.watches or self.scaler.next_skip_is_told):
-            self._calls[id(net), context, 0] = call
+            self._keep((id(net), context, 0), call)
             return outputs
         call.zeros = []
         call.outputs = _with_zeros(outputs, call.zeros)
-        self._calls[id(net), context, len(self._calls) + 1] = call
-        if len(self._calls) > MOST_CALLS:
-            del self._calls[next(iter(self._calls))]
+        self._keep((id(net), context, self._noted), call)
         return call.outputs
+
+    def _keep(self, key: Tuple[int, Any, int], call: NetCall) -> None:
+        """Keep a call, the last one; those that are too many, or that it replaces, are lost."""
+        self.lost += self._calls.pop(key, None) is not None
+        self._calls[key] = call
+        if self.most is not None and len(self._calls) > self.most:
+            del self._calls[next(iter(self._calls))]
+            self.lost += 1
+        for each in self._calls.values() if self.lost else ():
+            each.follows_lost = True
 
     def forget(self) -> None:
         """Forget the calls: the step is over."""
         self._calls.clear()
+        self.lost = self._noted = 0
 
     def explain(self) -> Optional[str]:
-        """Return why the present step is not finite, in sentences; None if that is not found out."""
+        """Return why the present step is not finite, in sentences; None if that is not found out.
+
+        Nobody has asked for it, so dropout is off: the user's random numbers stay as they are.
+        """
         if not self._calls:
             return None
         scale = self.scaler.window.scale
-        verdict = judge([call.replay(scale) for call in self.noted], scale)
+        verdict = judge([call.replay(scale).without_dropout() for call in self.noted], scale)
         if verdict.kind != NO_FAULT:
             return str(verdict)
-        outside = self.scaler.window.loss_finite is False
+        outside = self.scaler.window.loss_finite is False and not self.lost
         return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, Iterable, List, Sequence, Union
+from typing import Any, Iterable, List, Optional, Sequence, Union
 
 import mxnet as mx
 
@@ -149,8 +149,8 @@ class Module(ModuleFiles):
                 )
         if runnable.has_loss_scale:
             write_loss_scale(self.mx_exec_group, scale)
+        self._out_grads = out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
         if out_grads is not None:
-            out_grads = self._out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
             out_grads = [to_float32(grad) * scale for grad in out_grads] if scale != 1.0 else out_grads
         if self._scaler.active and self._training is not None:
             self._training.step.keep_running_stats(self._running_stats())
@@ -234,9 +234,12 @@ class Module(ModuleFiles):
     def _step_weights(self, training: Training) -> BoundWeights:
         """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
         group, numbers = self.mx_exec_group, self._bound("update").loss_outputs
-        self._scaler.explain = lambda: explain(self, self._backward_scale, self._out_grads)
+        self._scaler.explain = self._explain  # of the modules that share a scaler, the one that steps
         losses = [executor.outputs[number] for executor in group.execs for number in numbers]
         return BoundWeights(training, self._trained(), losses, self._running_stats())
+
+    def _explain(self) -> Optional[str]:
+        return explain(self, self._backward_scale, self._out_grads)
 
     def _running_stats(self) -> Named:
         """Return the running statistics by name, on every context."""

@@ -55,6 +55,9 @@ def _gradients(
 
 
 def explain(module: Module, scale: float, out_grads: Optional[Sequence[Any]]) -> Optional[str]:
-    """Return why the present step of a module is not finite, in sentences; None if that is not found out."""
-    verdict = judge(calls_of(module, out_grads), scale)
+    """Return why the present step of a module is not finite, in sentences; None if that is not found out.
+
+    Nobody has asked for it, so dropout is off: the user's random numbers stay as they are.
+    """
+    verdict = judge([call.without_dropout() for call in calls_of(module, out_grads)], scale)
     return None if verdict.kind == NO_FAULT else str(verdict)

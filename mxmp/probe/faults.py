@@ -117,7 +117,7 @@ def fault_of(exact: Sequence[Run], runs: Sequence[Run]) -> Optional[Fault]:
         return None
     for number, (run, low) in enumerate(zip(exact, runs)):
         earlier = (*exact[:number], *runs[:number])
-        given = any(each.bad for other in earlier for each in other.seen.outputs)
+        given = run.call.follows_lost or any(each.bad for other in earlier for each in other.seen.outputs)
         fault = _fault_in_forward(run, low, given)
         if fault is not None:
             return fault
@@ -127,7 +127,7 @@ def fault_of(exact: Sequence[Run], runs: Sequence[Run]) -> Optional[Fault]:
 
 
 def _fault_in_forward(run: Run, low: Run, given: bool) -> Optional[Fault]:
-    """Return what is at fault in one call; ``given``: whether an earlier one has given inf or NaN."""
+    """Return what is at fault in one call; ``given``: whether an earlier one has or may have given inf or NaN."""
     before = run.call.decisions.before
     if _is_broken(run):
         data = _bad_data(run, given)
@@ -144,7 +144,7 @@ def _fault_in_forward(run: Run, low: Run, given: bool) -> Optional[Fault]:
 
 
 def _is_broken(run: Run) -> bool:
-    return run.is_bad or any(each.bad for each in run.seen.head_gradients or ())
+    return run.is_bad or any(each is not None and each.bad for each in run.seen.head_gradients or ())
 
 
 def _bad_data(run: Run, given: bool) -> Optional[NonFinite]:
@@ -173,7 +173,7 @@ def rows_of(array: Any) -> tuple[int, ...]:
 
 def _origin_in_backward(run: Run) -> Optional[NonFinite]:
     """Return the operator of a float32 network whose backward gives inf or NaN first, though it gets none."""
-    if not run.is_bad or any(each.bad for each in run.seen.head_gradients or ()):
+    if not run.is_bad or any(each is not None and each.bad for each in run.seen.head_gradients or ()):
         return None
     return first_backward(run.seen, None, run.call.decisions.before) if run.seen.backward else None
 
@@ -181,6 +181,6 @@ def _origin_in_backward(run: Run) -> Optional[NonFinite]:
 def _bad_loss(run: Run) -> Optional[NonFinite]:
     """Return that the loss outside of the network gives gradients that are not finite."""
     for number, each in enumerate(run.seen.head_gradients or ()):
-        if each.bad:
+        if each is not None and each.bad:
             return NonFinite(LOSS, each.name, "", dtypes.FLOAT32, each, (run.seen.outputs[number],))
     return None

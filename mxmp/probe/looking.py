@@ -37,7 +37,8 @@ class Seen:
         forward: The values of its outputs by node and output.
         backward: Their gradients, those of variables that are trained included.
         outputs: The values of the network's outputs.
-        head_gradients: The gradients that were given for them; None if there was no backward.
+        head_gradients: The gradients that were given for them, None for an output without one; None if there was no
+            backward.
     """
 
     graph: Graph
@@ -45,7 +46,7 @@ class Seen:
     forward: Mapping[Key, ValueRange]
     backward: Mapping[Key, ValueRange]
     outputs: Sequence[ValueRange]
-    head_gradients: Optional[Sequence[ValueRange]] = None
+    head_gradients: Optional[Sequence[Optional[ValueRange]]] = None
 
     @property
     def trained(self) -> List[ValueRange]:
@@ -147,7 +148,7 @@ class _Built:
         def of(kind: str) -> Dict[Any, ValueRange]:
             return {place: found for (each, place), found in ranges.items() if each == kind}
 
-        heads_given = None if given is None else list(of("given").values())
+        heads_given = None if given is None else [of("given").get(number) for number in range(len(given))]
         return Seen(self.graph, self.facts, of("forward"), of("backward"), list(of("output").values()), heads_given)
 
     def _inputs(self, values: Mapping[str, Any], scale: float) -> Tuple[List[Any], Dict[str, Any], Dict[str, Any]]:

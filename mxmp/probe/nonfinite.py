@@ -219,7 +219,7 @@ def _gradient(
     found = names.ranged(key, found)
     if reader is None:  # an output of the network
         ends = dict(zip((head.key for head in seen.graph.heads), seen.head_gradients or ()))
-        given = [ends[key]] if key in ends else []
+        given = [each for each in (ends.get(key),) if each is not None]
         return _made(BACKWARD, key[0], found, given, names, seen, same)
     gets = [names.ranged(each, seen.backward[each]) for each in sorted(seen.backward) if each[0] == reader]
     return _made(BACKWARD, reader, found, [*gets, *_read(reader, seen, names)], names, seen, same)
@@ -260,8 +260,16 @@ def _made(
 
 
 def _to_keep(position: int, names: Names, seen: Seen) -> Tuple[str, ...]:
-    """Return a node and those in low precision that read its output, casts passed over."""
+    """Return a node and those in low precision that read its output, casts passed over.
+
+    Of an inserted cast those that read it, and the node that it casts if that is in low precision.
+    """
     readers, graph = seen.graph.consumers(), seen.graph
+    source = position
+    while graph.nodes[source].get(MARK_ATTR) is not None and graph.nodes[source].inputs:
+        source = graph.nodes[source].inputs[0].node
+    if not graph.nodes[source].is_variable and _is_low(source, seen):
+        position = source
     found: Dict[str, None] = {}
     waiting = [position]
     while waiting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -11,6 +11,7 @@ from mxnet import autograd
 from .. import dtypes
 from ..graph import Graph
 from ..report import Decisions
+from .building import without_dropout
 from .looking import Looker, Seen
 from .value_range import ValueRange, ranges_of
 
@@ -29,6 +30,7 @@ class Call:
         context: Where it ran.
         training: Whether it ran in training mode.
         loss_heads: Names of Custom operators that are loss heads.
+        follows_lost: Whether its inputs may come from a call that is not known, so that they cannot be called data.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Call:
     context: Any
     training: bool = True
     loss_heads: FrozenSet[str] = frozenset()
+    follows_lost: bool = False
     _lookers: Dict[bool, Looker] = field(default_factory=dict)
 
     def run(self, low: bool, scale: float = 1.0) -> Seen:
@@ -62,6 +65,12 @@ class Call:
     def parameters(self) -> List[ValueRange]:
         """Return the ranges of parameters and auxiliary states."""
         return ranges_of({n: each for n, each in self.values.items() if n not in self.inputs and is_real(each)})
+
+    def without_dropout(self) -> Call:
+        """Return the same with dropout that drops nothing, and so draws no random number."""
+        graphs = self.decisions.before, self.decisions.after
+        before, after = (replace(each, nodes=tuple(map(without_dropout, each.nodes))) for each in graphs)
+        return replace(self, decisions=replace(self.decisions, before=before, after=after), _lookers={})
 
     def cleaned(self) -> Call:
         """Return the same with 0 in place of inf and NaN in data and labels."""
@@ -102,7 +111,7 @@ class LossGradients(Gradients):
     follows_outputs = True
 
     def __init__(self, loss: Callable[..., Any], labels: Sequence[Any], outputs: Any) -> None:
-        """``outputs`` are such as the loss is given: an array, or a list of them."""
+        """``outputs`` are such as the loss is given: an array, or lists and tuples of them, perhaps nested."""
         super().__init__([])
         self._loss, self._labels, self._like = loss, list(labels), outputs
 
@@ -112,7 +121,7 @@ class LossGradients(Gradients):
         for leaf in leaves:
             leaf.attach_grad()
         with autograd.record():
-            losses = self._loss(_nested(leaves, self._like), *self._labels)
+            losses = self._loss(_nested(iter(leaves), self._like), *self._labels)
         autograd.backward(list(losses) if isinstance(losses, (list, tuple)) else [losses])
         return [leaf.grad for leaf in leaves]
 
@@ -126,12 +135,15 @@ class LossGradients(Gradients):
         return LossGradients(self._loss, [_cleaned(each) for each in self._labels], self._like)
 
 
-def _nested(arrays: List[Any], like: Any) -> Any:
-    """Return a flat list of arrays as one array or a list of them, of the kind that others are."""
-    several = isinstance(like, (list, tuple))
-    as_numpy = isinstance(like[0] if several else like, mx.np.ndarray)
-    found = [each.as_np_ndarray() if as_numpy else each for each in arrays]
-    return type(like)(found) if several else found[0]
+def _nested(arrays: Iterator[Any], like: Any) -> Any:
+    """Return a flat sequence of arrays nested as others are, each of the kind of that in its place."""
+    if isinstance(like, (list, tuple)):
+        items = [_nested(arrays, each) for each in like]
+        return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+    if not isinstance(like, mx.nd.NDArray):
+        return like
+    array = next(arrays)
+    return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
 
 
 def is_real(array: Any) -> bool:

@@ -18,7 +18,7 @@ from .faults import (
     first_of,
     without_spoilt,
 )
-from .nonfinite import FORWARD, LOSS, NonFinite
+from .nonfinite import BACKWARD, FORWARD, LOSS, NonFinite
 from .step_replay import Call
 
 _STEP = 8.0  # by which the scale falls from replay to replay
@@ -30,7 +30,8 @@ class Verdict:
 
     Attributes:
         kind: 'scale too high' (the skip was right), 'activation out of range' (of low precision, at any scale: forward,
-            or in a gradient at scale 1), 'float32 model broken', 'data', 'parameters', or 'no fault found'.
+            or in a gradient at scale 1; of that 1/8 and 1/64 are tried too), 'float32 model broken', 'data',
+            'parameters', or 'no fault found'.
         text: Sentences that say so and end in what to do.
         node: Where inf or NaN comes up first; None if it does nowhere.
         scale: The loss scale of the step.
@@ -88,7 +89,16 @@ def judge(calls: Sequence[Call], scale: float = 1.0) -> Verdict:
         where = first_gradient(exact, given)
         return Verdict(SCALE_TOO_HIGH, _too_high(where, scale, finite), where, scale, finite)
     where = first_of(exact, base)
-    return Verdict(OUT_OF_RANGE, _out_of_range(where), where, scale)
+    below = _scale_below(calls, exact, lowest) if where is not None and where.where == BACKWARD else None
+    return Verdict(OUT_OF_RANGE, _out_of_range(where, below), where, scale, below)
+
+
+def _scale_below(calls: Sequence[Call], exact: Sequence[Run], scale: float) -> Optional[float]:
+    """Return 1/8 or 1/64 of a scale, the larger of those at which gradients are finite; None if they are at neither."""
+    for tried in (scale / _STEP, scale / _STEP**2):
+        if not _any_worse([Run(call, call.run(low=True, scale=tried)) for call in calls], exact):
+            return tried
+    return None
 
 
 def _any_worse(runs: Sequence[Run], exact: Sequence[Run]) -> bool:
@@ -138,15 +148,22 @@ def _too_high(where: Optional[NonFinite], scale: float, finite: float) -> str:
     )
 
 
-def _out_of_range(where: Optional[NonFinite]) -> str:
+def _out_of_range(where: Optional[NonFinite], below: Optional[float] = None) -> str:
+    """Return what to do; ``below``: a scale below 1 at which gradients are finite, if one was found."""
     if where is None:
         return "low precision is not finite at any scale, and float32 is. Keep more of the network in float32."
-    overrides = ",".join(f"name:{name}=float32" for name in where.keep)
-    sides = "activation" if where.where == FORWARD else "gradient"
-    return (
-        f"no loss scale mends this {sides}. {_sentence(where)} Keep {'it' if len(where.keep) == 1 else 'these'} in "
-        f"float32 by the policy's overrides, '{overrides}', or scale the inputs down."
-    )
+    if where.where == FORWARD:
+        text = "no loss scale mends this activation."
+    elif below is None:
+        text = "no loss scale from 1/64 on mends this gradient."
+    else:
+        text = f"no loss scale from 1 on mends this gradient; at {_number(below)} all is finite."
+    advice = "Scale the inputs or the loss down."
+    if where.keep:
+        overrides = ",".join(f"name:{name}=float32" for name in where.keep)
+        which = "it" if len(where.keep) == 1 else "these"
+        advice = f"Keep {which} in float32 by the policy's overrides, '{overrides}', or scale the inputs down."
+    return f"{text} {_sentence(where)} {advice}"
 
 
 def _number(scale: float) -> str:

@@ -35,7 +35,8 @@ class Scaler:
         graph_checks: Checks on the recorded graphs of losses.
         validate: Raises if the owner cannot work with a loss scale that is set or loaded.
         observers: What is told of each step, see `mxmp.training.observer`.
-        explain: Runs the present step again and says why it is not finite; None if that is not found out.
+        explain: Runs the present step again, without dropout, and says why it is not finite; None if that is not found
+            out.
     """
 
     def __init__(self, source: ScaleSource) -> None:

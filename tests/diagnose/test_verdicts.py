@@ -285,6 +285,11 @@ def test_a_failure_gets_its_verdict_and_names_the_node(name):
     assert verdict.node.name.startswith(node), verdict
 
 
+def test_a_cast_is_mended_by_keeping_what_it_casts_and_scales_below_1_are_tried():
+    steep = of_trainer(dense(2), mx.nd.ones((4, 6)), None, lambda out, y: out * 1e6, watch_loss=False, scale=1.0001)
+    assert steep.node.keep == ("net_dense0_fwd",) and steep.finite_scale == 1 / 64 and "at 0.015625" in steep.text
+
+
 def digits_like():
     rng = np.random.default_rng(0)
     return mx.nd.array(rng.uniform(0, 16, (8, 64)))

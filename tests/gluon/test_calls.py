@@ -12,9 +12,10 @@ from mxnet import autograd, gluon
 from mxmp import diagnose
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.gluon import Trainer, convert
+from mxmp.gluon.calls import NetCalls
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.module import BucketingModule, Module
-from tests.diagnose.failures import Applied, data, ended, linear
+from tests.diagnose.failures import Applied, chain, data, ended, layer, linear
 
 LOSS = gluon.loss.L2Loss()
 
@@ -238,3 +239,81 @@ def test_weights_gradients_and_statistics_are_not_touched_by_a_verdict():
         assert watch.verdict().kind == "no fault found"
     assert values == {name: param.data().asnumpy().tobytes() for name, param in net.collect_params().items()}
     assert grads == [p.grad().asnumpy().tobytes() for p in net.collect_params().values() if p.grad_req != "null"]
+
+
+@pytest.mark.parametrize("count", [20, 30])
+def test_no_call_is_lost_where_one_step_is_looked_at(count):
+    net = chain(*(layer(f"fc{number}", 1000.0 if number == 0 else 0.25) for number in range(count)))
+    net.initialize()
+    assert diagnose.find_nonfinite(net, mx.nd.full((2, 4), 100), "O1").name == "fc0_fwd"
+
+
+def noted(most, count):
+    """Return what is noted of calls of a net with a limit."""
+    net = overflowing(factor=1.0)
+    calls = NetCalls.watching(net)
+    calls.most = most
+    with autograd.record():
+        for number in range(count):
+            net(mx.nd.full((1, 6), number))
+    return calls
+
+
+def test_the_last_calls_are_kept_where_there_are_many():
+    calls = noted(15, 30)
+    assert [each.inputs[0].asnumpy()[0, 0] for each in calls.noted] == list(range(15, 30)) and calls.lost == 15
+    assert all(each.replay(1.0).follows_lost for each in calls.noted)
+
+
+def test_nothing_is_said_of_a_step_whose_calls_are_not_all_kept():
+    net = overflowing()
+    trainer = trainer_of(net)
+    with autograd.record():
+        losses = [LOSS(net(x), mx.nd.zeros((4, 4))) for x in (mx.nd.ones((4, 6)), mx.nd.zeros((4, 6)))]
+    with pytest.raises(NonFiniteLossError) as caught:
+        with trainer.scale_loss(losses) as scaled:
+            autograd.backward(scaled)
+        trainer.step(4)
+    assert "Run again" not in str(caught.value)
+
+
+def test_a_noted_input_does_not_keep_the_graph_that_gave_it():
+    net = overflowing(factor=1.0)
+    trainer = trainer_of(net)
+    x = mx.nd.ones((4, 6))
+    x.attach_grad()
+    with autograd.record():
+        net(x * 2)
+    (call,) = trainer._calls.noted
+    with pytest.raises(mx.MXNetError):
+        autograd.get_symbol(call.inputs[0])
+
+
+def test_a_step_that_is_explained_unasked_draws_no_random_number():
+    found = []
+    for explained in (True, False):
+        net = Applied(lambda F, x: F.square(F.Dropout(x, p=0.5) * 300, name="sq"))
+        net.initialize(mx.init.One())
+        convert(net, "O1,op:square=float16")
+        trainer = trainer_of(net)
+        if not explained:
+            trainer._scaler.explain = lambda: None
+        mx.random.seed(3)
+        with pytest.raises(NonFiniteLossError) as caught:
+            step(net, trainer)
+        assert ("'net_sq'" in str(caught.value)) == explained
+        found.append(mx.nd.random.uniform(shape=(4,)).asnumpy().tobytes())
+        found.append(mx.nd.Dropout(mx.nd.ones((64,)), p=0.5, mode="always").asnumpy().tobytes())
+    assert found[:2] == found[2:]
+
+
+def test_gradients_given_to_one_backward_of_a_module_are_not_those_of_the_next():
+    module = Module(ended(linear(mx.sym.var("data"), "fc")), label_names=["out_label"], loss_scale=4.0)
+    module.bind([("data", (4, 6))], [("out_label", (4, 2))])
+    module.init_params(mx.init.Uniform(0.1))
+    module.init_optimizer()
+    module.forward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.zeros((4, 2))]), is_train=True)
+    module.backward([mx.nd.ones((4, 2))])
+    module.discard_grads()
+    module.forward_backward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.zeros((4, 2))]))
+    assert module._out_grads is None
