@@ -383,6 +383,22 @@ def test_nothing_is_found_where_the_batch_is_the_second_axis():
     assert str(check_loop(net, trainer, loop, speed=False)) == "nothing found"
 
 
+def test_nothing_is_found_where_step_divides_by_the_elements_of_the_loss():
+    net = gluon.rnn.LSTM(8, input_size=4, prefix="lstm_")
+    net.initialize()
+    trainer = ours(mxmp.gluon.convert(net, "O1"))
+    steps = mx.nd.array(RNG.randn(10, 4, 4))
+
+    def loop():
+        with autograd.record():
+            loss = (net(steps).reshape((40, 8)) ** 2).sum(axis=1)
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        trainer.step(40)
+
+    assert str(check_loop(net, trainer, loop, speed=False)) == "nothing found"
+
+
 # ------------------------------------------------------------------ all is put back
 
 

@@ -42,6 +42,7 @@ class LoopWatch:
         self._watched = [_Trainer(trainer, self) for trainer in trainers]
         self.calls: List[Call] = []  # since the last step of all trainers
         self._stepped: Set[int] = set()
+        self.loss_sizes: Set[int] = set()  # elements of the losses that were scaled
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -99,7 +100,8 @@ class LoopWatch:
                 "step_recorded",
                 "step is called within autograd.record(), so that the update is recorded too; end the block before.",
             )
-        if recorded and isinstance(batch_size, (int, float)) and not _fits(batch_size, recorded):
+        sized = recorded and isinstance(batch_size, (int, float)) and batch_size not in self.loss_sizes
+        if sized and not _fits(batch_size, recorded):
             sizes = ", ".join(str(call.sizes[0][0]) for call in recorded if call.sizes and call.sizes[0])
             self.found.add(
                 "batch_size",
@@ -152,6 +154,8 @@ class _Trainer:
         for each in everyone:
             each._begin()
         for array in loss if isinstance(loss, (list, tuple)) else [loss]:
+            if isinstance(array, mx.nd.NDArray):
+                self._watch.loss_sizes.add(array.size)
             if is_low(array):
                 self._found.add(
                     "loss_precision",
