@@ -467,6 +467,12 @@ def test_a_block_around_iterations_finds_the_same():
     assert not found and len(found) == 0
 
 
+def test_the_trainer_of_another_net_is_found():
+    loop = Loop()
+    found = check_loop(make(prefix="other_"), loop.trainer, loop, speed=False)
+    assert found.kinds == ("wrong_trainer",) and "none of the parameters of 'other" in str(found)
+
+
 def test_findings_are_values_errors_first():
     found = plain_under("O1").check(speed=True)
     assert [each.severity for each in found] == ["error", "note"]
