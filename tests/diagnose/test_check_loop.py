@@ -209,6 +209,7 @@ WRONG = {
     "cast_by_hand": cast_by_hand,
     "float64_data": lambda: Loop(data=DATA.astype("float64")),
     "loss_not_finite": lambda: Loop(data=DATA * np.nan),
+    "steps_skipped": lambda: Loop(net=(net := make()), trainer=ours(net, 2.0**100)),
     "no_step": lambda: changed(Loop(), step=lambda loop: loop.trainer.discard_grads()),
 }
 
@@ -293,7 +294,7 @@ HEALTHY = {
     "mean loss": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "backward while recording": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(8)),
     "last batch": lambda: Loop(data=DATA[:3], label=LABELS[:3]),
-    "skipped steps": lambda: Loop(net=(net := make()), trainer=ours(net, 2.0**100)),
+    "dynamic scale": lambda: Loop(net=(net := make()), trainer=ours(net, "dynamic")),
     "without a scale": lambda: Loop(net=(net := make()), trainer=ours(net, None)),
     "clipped without a scale": lambda: changed(
         Loop(net=(net := make()), trainer=ours(net, None)),
