@@ -209,6 +209,7 @@ WRONG = {
     "cast_by_hand": cast_by_hand,
     "float64_data": lambda: Loop(data=DATA.astype("float64")),
     "loss_not_finite": lambda: Loop(data=DATA * np.nan),
+    "steps_skipped": lambda: Loop(net=(net := make()), trainer=ours(net, 2.0**100)),
     "no_step": lambda: changed(Loop(), step=lambda loop: loop.trainer.discard_grads()),
 }
 
@@ -293,7 +294,7 @@ HEALTHY = {
     "mean loss": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "backward while recording": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(8)),
     "last batch": lambda: Loop(data=DATA[:3], label=LABELS[:3]),
-    "skipped steps": lambda: Loop(net=(net := make()), trainer=ours(net, 2.0**100)),
+    "dynamic scale": lambda: Loop(net=(net := make()), trainer=ours(net, "dynamic")),
     "without a scale": lambda: Loop(net=(net := make()), trainer=ours(net, None)),
     "clipped without a scale": lambda: changed(
         Loop(net=(net := make()), trainer=ours(net, None)),
@@ -383,6 +384,22 @@ def test_nothing_is_found_where_the_batch_is_the_second_axis():
     assert str(check_loop(net, trainer, loop, speed=False)) == "nothing found"
 
 
+def test_nothing_is_found_where_step_divides_by_the_elements_of_the_loss():
+    net = gluon.rnn.LSTM(8, input_size=4, prefix="lstm_")
+    net.initialize()
+    trainer = ours(mxmp.gluon.convert(net, "O1"))
+    steps = mx.nd.array(RNG.randn(10, 4, 4))
+
+    def loop():
+        with autograd.record():
+            loss = (net(steps).reshape((40, 8)) ** 2).sum(axis=1)
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        trainer.step(40)
+
+    assert str(check_loop(net, trainer, loop, speed=False)) == "nothing found"
+
+
 # ------------------------------------------------------------------ all is put back
 
 
@@ -465,6 +482,12 @@ def test_a_block_around_iterations_finds_the_same():
         Loop.backward(loop)
         loop.step()
     assert not found and len(found) == 0
+
+
+def test_the_trainer_of_another_net_is_found():
+    loop = Loop()
+    found = check_loop(make(prefix="other_"), loop.trainer, loop, speed=False)
+    assert found.kinds == ("wrong_trainer",) and "none of the parameters of 'other" in str(found)
 
 
 def test_findings_are_values_errors_first():

@@ -58,6 +58,13 @@ def check_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer
     """Find trainers of MXNet where the nets need one of mxmp."""
     policies = [each.policy for each in conversions_of(blocks_in(*nets))]
     scaled = any(policy.loss_scale not in (None, 1.0) for policy in policies)
+    own = {id(param) for net in nets for param in net.collect_params().values()}
+    if not any(id(param) in own for trainer in trainers for param in private.params(trainer)):
+        found.add(
+            "wrong_trainer",
+            f"the trainer has none of the parameters of {names_of([net.name for net in nets])}, so that it does not "
+            f"train them; give the net and the trainer of the same loop.",
+        )
     for trainer in trainers:
         if isinstance(trainer, TrainerSetup):
             continue

@@ -12,6 +12,7 @@ from mxnet import autograd, gluon
 
 from ... import dtypes
 from ...gluon.trainer_setup import TrainerSetup
+from ...loss_scale import DynamicLossScale
 from ...mxnet_private import parameters
 from ...mxnet_private import trainers as private
 from ...mxnet_private.arrays import is_fresh
@@ -42,6 +43,8 @@ class LoopWatch:
         self._watched = [_Trainer(trainer, self) for trainer in trainers]
         self.calls: List[Call] = []  # since the last step of all trainers
         self._stepped: Set[int] = set()
+        self.skips = 0  # steps that were skipped, other than by a dynamic scale with finite weights
+        self.loss_sizes: Set[int] = set()  # elements of the losses that were scaled
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -51,6 +54,12 @@ class LoopWatch:
             watched.attach()
         try:
             yield
+            if self.skips > 1 and self.skips == self.steps:
+                self.found.add(
+                    "steps_skipped",
+                    f"all {self.steps} steps were skipped: their gradients are not finite; diagnose.Watch says why.",
+                    "warning",
+                )
         finally:
             for handle in handles:
                 handle.detach()
@@ -99,7 +108,8 @@ class LoopWatch:
                 "step_recorded",
                 "step is called within autograd.record(), so that the update is recorded too; end the block before.",
             )
-        if recorded and isinstance(batch_size, (int, float)) and not _fits(batch_size, recorded):
+        sized = recorded and isinstance(batch_size, (int, float)) and batch_size not in self.loss_sizes
+        if sized and not _fits(batch_size, recorded):
             sizes = ", ".join(str(call.sizes[0][0]) for call in recorded if call.sizes and call.sizes[0])
             self.found.add(
                 "batch_size",
@@ -152,6 +162,8 @@ class _Trainer:
         for each in everyone:
             each._begin()
         for array in loss if isinstance(loss, (list, tuple)) else [loss]:
+            if isinstance(array, mx.nd.NDArray):
+                self._watch.loss_sizes.add(array.size)
             if is_low(array):
                 self._found.add(
                     "loss_precision",
@@ -209,7 +221,13 @@ class _Trainer:
             self._is_begun = self._is_using = False
             self._scaled = {}
             self._skipped = result is False
+            self._watch.skips += self._skipped and not self._may_recover()
         return result
+
+    def _may_recover(self) -> bool:
+        """Return whether a lower scale may end the skips: it is dynamic, and the weights are finite."""
+        finite = all(np.isfinite(p.list_data()[0].asnumpy()).all() for p in self._params())
+        return finite and isinstance(scaler_of(self.trainer).loss_scale, DynamicLossScale)
 
     def _before(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         if not self._is_using:
