@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 
@@ -172,6 +173,10 @@ def _make_engine(engine: Any) -> Engine:
     known = name if isinstance(engine, str) else engine
     with _JOINING:
         if known not in _JOINED:
+            if not _JOINED:
+                # Once Python takes its modules apart it may be too late to free MXNet's store, whose threads would then
+                # end the process by SIGABRT.
+                atexit.register(_JOINED.clear)
             _JOINED[known] = Horovod() if horovod else ParameterServer(engine)
             _JOINED.setdefault(name, _JOINED[known])  # a name means the job, whoever joined it
         return _JOINED[known]
