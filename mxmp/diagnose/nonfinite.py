@@ -18,7 +18,6 @@ from ..gluon.calls import NetCalls
 from ..gluon.kept import kept
 from ..gluon.lookup import blocks_in, conversions_of
 from ..module import Module
-from ..mxnet_private import parameters
 from ..mxnet_private.modules import contexts, current_module
 from ..policy import Policy
 from ..probe.nonfinite import NonFinite
@@ -26,6 +25,7 @@ from ..probe.step_replay import Call, Gradients, LossGradients
 from ..probe.verdict import Verdict, find, judge
 from ..symbol import ConvertedModel, convert_graph, convert_model
 from .batches import fill_inputs
+from .networks.gluon_net import require_values
 
 Loss = Callable[..., Any]
 
@@ -36,7 +36,7 @@ def find_nonfinite(
     policy: Union[None, str, Policy] = None,
     *,
     loss: Optional[Loss] = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     ctx: Any = None,
 ) -> Optional[NonFinite]:
     """Return the first node of a network whose output or gradient is inf or NaN, in the order in which it runs.
@@ -49,12 +49,12 @@ def find_nonfinite(
     Args:
         net_or_model: A Gluon net, converted or not; a bound Module or BucketingModule, mxmp's or MXNet's; a
             `mxmp.symbol.ConvertedModel`, or a tuple of symbol, ``arg_params`` and ``aux_params``.
-        batch: What it runs on. Of a Gluon net an NDArray or a tuple of inputs; with ``loss`` a tuple ``(inputs,
-            *labels)``. Of a Module a DataBatch; of a Module or symbol a dict of NDArrays by name, labels included.
+        batch: What it runs on. Of a Gluon net an NDArray or a tuple of inputs; with ``loss``, the last item is the
+            label. Of a Module a DataBatch; of a Module or symbol a dict of NDArrays by name, labels included.
         policy: The policy to run under; None for that of a converted net, model or Module, and float32 for others.
-        loss: ``loss(outputs, *labels)`` gives the loss of a Gluon net, as an NDArray: then backward runs too. A
+        loss: ``loss(outputs, label)`` gives the loss of a Gluon net, as an NDArray: then backward runs too. A
             Module or symbol has loss heads, whose backward always runs.
-        scale: The loss scale; positive.
+        loss_scale: The loss scale; positive.
         ctx: Where a symbol runs, the CPU unless given; a net and a Module run where their parameters are.
 
     Returns:
@@ -64,9 +64,9 @@ def find_nonfinite(
     Raises:
         ConvertError: If the network or the batch is none, or they do not fit each other.
         PolicyError: If the policy is not one.
-        LossScaleError: If ``scale`` is not positive and finite.
+        LossScaleError: If ``loss_scale`` is not positive and finite.
     """
-    return find(_calls(net_or_model, batch, policy, loss, ctx), _checked(scale))
+    return find(_calls(net_or_model, batch, policy, loss, ctx), _checked(loss_scale))
 
 
 def explain(
@@ -75,7 +75,7 @@ def explain(
     policy: Union[None, str, Policy] = None,
     *,
     loss: Optional[Loss] = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     ctx: Any = None,
 ) -> Verdict:
     """Return whether inf or NaN in a training step on a batch is a bug, an overflow, or bad data.
@@ -87,7 +87,7 @@ def explain(
         batch: As above.
         policy: As above.
         loss: As above.
-        scale: As above.
+        loss_scale: As above.
         ctx: As above.
 
     Returns:
@@ -98,12 +98,13 @@ def explain(
         PolicyError: As above.
         LossScaleError: As above.
     """
-    return judge(_calls(net_or_model, batch, policy, loss, ctx), _checked(scale))
+    return judge(_calls(net_or_model, batch, policy, loss, ctx), _checked(loss_scale))
 
 
 def _checked(scale: float) -> float:
-    if not 0 < scale < float("inf"):
-        raise LossScaleError(f"scale is {scale!r}; expected a positive and finite number.")
+    is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if not is_number or not 0 < scale < float("inf"):
+        raise LossScaleError(f"loss_scale is {scale!r}; expected a positive and finite number.")
     return float(scale)
 
 
@@ -188,9 +189,10 @@ def _of_net(net: gluon.Block, batch: Any, policy: Optional[Policy], loss: Option
     """Run the net once, with the loss if there is one, and return its calls."""
     inputs, labels = _split(batch, loss)
     policy = policy or next((each.policy for each in conversions_of(blocks_in(net))), Policy.parse("O0"))
-    _require_values(net)
+    require_values(net)
     with kept(net):  # which gives it as it was written
-        convert(net, policy if policy.is_mixed else "O1")  # what is not converted runs as it was written, unseen
+        # What is not converted runs as it was written, unseen: a float32 net is converted to nothing but float32.
+        convert(net, policy if policy.is_mixed else Policy.parse("O1", names={"*": dtypes.FLOAT32}))
         calls = NetCalls.watching(net)
         with autograd.record(train_mode=loss is not None):
             outputs = net(*inputs)
@@ -214,20 +216,15 @@ def _in_float32(call: Call) -> Call:
 
 
 def _split(batch: Any, loss: Optional[Loss]) -> Tuple[Sequence[Any], Sequence[Any]]:
-    """Return a net's inputs, and the labels that the loss reads."""
+    """Return a net's inputs, and the label that the loss reads."""
     if isinstance(batch, mx.nd.NDArray):
-        batch = (batch,) if loss is None else ((batch,),)
+        batch = (batch,)
     if not isinstance(batch, (list, tuple)) or not batch:
         raise ConvertError(f"batch is a {type(batch).__name__}; expected an NDArray or a tuple of them.")
     if loss is None:
         return batch, ()
-    inputs = batch[0] if isinstance(batch[0], (list, tuple)) else (batch[0],)
-    return inputs, batch[1:]
-
-
-def _require_values(net: gluon.Block) -> None:
-    for param in net.collect_params().values():
-        if not parameters.is_initialized(param) and not parameters.is_deferred(param):
-            raise ConvertError(
-                f"block '{net.name}': parameter '{param.name}' has no values; initialize or load the net first."
-            )
+    if not callable(loss):
+        raise ConvertError(f"loss is a {type(loss).__name__}; expected a function of outputs and label, or a Block.")
+    if len(batch) < 2:
+        raise ConvertError("batch has no label, which loss reads; give a tuple of inputs and, last, the label.")
+    return batch[:-1], batch[-1:]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from types import TracebackType
-from typing import Any, List, Optional, Tuple, Type
+from typing import Any, Deque, List, Optional, Tuple, Type
 
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from ..errors import TrainerError
 from ..gluon import Trainer
+from ..gluon.calls import MOST_CALLS
 from ..module import BucketingModule, Module
 from ..module.replay import calls_of
 from ..probe.step_replay import Call, LossGradients
@@ -52,7 +54,7 @@ class Watch(Observer):
         self._loss: Any = loss
         self._calls: List[Call] = []
         self._scale = 1.0
-        self._labels: List[Tuple[Any, ...]] = []
+        self._labels: Deque[Tuple[Any, ...]] = deque(maxlen=MOST_CALLS)
         self._observation: Any = observe(owner, self)
         self._handle = None if loss is None else loss.register_forward_pre_hook(self._note_labels)
         if isinstance(owner, Trainer):
@@ -75,7 +77,8 @@ class Watch(Observer):
             self._handle.detach()
         if isinstance(self._owner, Trainer):
             self._owner._calls.watches -= 1
-        self._observation, self._calls, self._labels = None, [], []
+        self._observation, self._calls = None, []
+        self._labels.clear()
 
     def verdict(self) -> Verdict:
         """Return why the last step was skipped, by running it again.
@@ -91,7 +94,8 @@ class Watch(Observer):
                 "verdict: no step of a converted net was kept; create the Watch before the forward pass of a step, and "
                 "call verdict after step or update."
             )
-        calls, self._labels = list(self._calls), []
+        calls = list(self._calls)
+        self._labels.clear()
         loss, self._loss = self._loss, None  # which is called, and not to be noted
         try:
             return judge(calls, self._scale)
@@ -111,14 +115,14 @@ class Watch(Observer):
             module = owner if isinstance(owner, Module) else owner.mx_current
             self._scale = module._backward_scale
             self._calls = calls_of(module, module._out_grads, copied=True)
-        self._labels = []
+        self._labels.clear()
 
     def on_end(self, end: StepEnd) -> None:
         """Note how the step ended."""
         self.end = end
 
     def _note_labels(self, block: gluon.Block, inputs: Tuple[Any, ...]) -> None:
-        if self._loss is not None:
+        if self._loss is not None and autograd.is_recording():  # not where it is evaluated
             self._labels.append(inputs)
 
     def _of_loss(self, outputs: Any) -> Optional[LossGradients]:

@@ -83,9 +83,13 @@ def _overflows(call: Call, scale: float) -> bool:
 def first_of(exact: Sequence[Run], runs: Sequence[Run]) -> Optional[NonFinite]:
     """Return the first inf or NaN in low precision that float32 does not have.
 
-    That which reaches an output of the network comes first, then a gradient, then what does no harm.
+    That which reaches an output of the network comes first, then a gradient, then what does no harm. But a gradient
+    whose operator reads inf or NaN is not the first: a ReLU may have kept that from the outputs.
     """
-    return _first_value(exact, runs) or first_gradient(exact, runs) or _first_value(exact, runs, harmful=False)
+    found, gradient = _first_value(exact, runs), first_gradient(exact, runs)
+    if found is None and gradient is not None and not any(each.bad for each in gradient.inputs):
+        return gradient
+    return found or _first_value(exact, runs, harmful=False) or gradient
 
 
 def _first_value(exact: Sequence[Run], runs: Sequence[Run], harmful: bool = True) -> Optional[NonFinite]:

@@ -45,7 +45,7 @@ class Verdict:
     finite_scale: Optional[float] = None
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.text}"
+        return self.text if self.text.startswith(f"{self.kind}: ") else f"{self.kind}: {self.text}"
 
     def to_dict(self) -> Dict[str, Any]:
         """Return the fields as plain JSON data."""

@@ -72,4 +72,4 @@ def test_a_file_that_is_no_npz_is_refused_by_name(tmp_path):
     file = tmp_path / "batch.npz"
     file.write_text("no zip")
     _, err = mxmp("ranges", save(tmp_path), 3, "--data", file, code=1)
-    assert err.startswith(f"mxmp: error: {file}: cannot read it as an .npz file")
+    assert err.startswith(f"mxmp: error: {file}: it cannot be read as a .npz file")

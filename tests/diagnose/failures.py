@@ -49,7 +49,7 @@ def of_symbol(sym, policy="O1", scale=SMALL, batch=None, params=None, seed=1, fa
     states.update(
         {n: mx.nd.array(np.broadcast_to(v, states[n].shape)) for n, v in (params or {}).items() if n in states}
     )
-    return diagnose.explain((sym, args, states), {**labels, **batch}, policy, scale=scale)
+    return diagnose.explain((sym, args, states), {**labels, **batch}, policy, loss_scale=scale)
 
 
 def of_trainer(

@@ -51,10 +51,11 @@ def test_a_net_that_is_not_converted_is_float32_unless_a_policy_is_given():
 def test_with_a_loss_gradients_are_looked_at_in_the_order_of_backward():
     net = dense(4, 2)
     net.initialize(mx.init.One())
+    net(mx.nd.ones((2, 6)))
     mixed.convert(net, "O1")
     batch = mx.nd.ones((2, 6)), mx.nd.zeros((2, 2))
     assert diagnose.find_nonfinite(net, batch, loss=LOSS) is None
-    found = diagnose.find_nonfinite(net, batch, loss=LOSS, scale=2.0**15)
+    found = diagnose.find_nonfinite(net, batch, loss=LOSS, loss_scale=2.0**15)
     assert (found.where, found.name, found.output.name) == ("backward", "net_dense1_fwd", "net_dense1_fwd_output")
     assert found.inputs[0].largest == 12 * 2.0**15
 
@@ -62,9 +63,22 @@ def test_with_a_loss_gradients_are_looked_at_in_the_order_of_backward():
 def test_a_gradient_that_ends_in_the_middle_names_the_operator_that_gives_it():
     net = Applied(lambda F, x: F.sqrt(F.relu(x, name="zeros"), name="root"))
     net.initialize(mx.init.Zero())
+    net(mx.nd.ones((2, 6)))
     found = diagnose.find_nonfinite(net, (mx.nd.ones((2, 6)), mx.nd.ones((2, 4))), loss=LOSS)
     assert (found.where, found.name, found.op, found.precision) == ("backward", "net_root", "sqrt", "float32")
     assert found.output.name == "net_zeros_output" and found.output.infs == 8
+
+
+def test_a_float32_net_of_several_blocks_is_looked_at_in_float32():
+    """The gradients between its blocks are float32's: weights of 1e6 leave float16's range, but not float32's."""
+    net = gluon.nn.Sequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Dense(4, activation="tanh", in_units=6), gluon.nn.Dense(2, in_units=4))
+    net.initialize(mx.init.One())
+    net[1].weight.set_data(net[1].weight.data() * 1e6)
+    batch = mx.nd.ones((2, 6)), mx.nd.zeros((2, 2))
+    assert diagnose.explain(net, batch, "O0", loss=LOSS).kind == "no fault found"
+    assert diagnose.explain(net, batch, "O1", loss=LOSS).node.name == "net_dense1_weight"
 
 
 def test_the_net_is_as_it_was():
@@ -150,7 +164,7 @@ def test_a_policy_with_what_the_finding_says_is_to_be_kept_overflows_no_more_the
         (model, 3, {}, ConvertError, "batch is a int; expected a dict"),
         (model, {}, {"loss": LOSS}, ConvertError, "loss is given, but a symbol"),
         (model, {}, {}, ConvertError, "a batch lacks the input 'data'"),
-        (squares, mx.nd.ones((2, 6)), {"scale": 0}, LossScaleError, "scale is 0; expected a positive"),
+        (squares, mx.nd.ones((2, 6)), {"loss_scale": 0}, LossScaleError, "loss_scale is 0; expected a positive"),
     ],
 )
 def test_bad_input_gets_one_clear_message(given, batch, options, error, message):
