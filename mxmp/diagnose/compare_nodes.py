@@ -77,8 +77,8 @@ def compare(
 
     Raises:
         ConvertError: If the network cannot be converted; if there is no batch, or one does not fit; if the policy is
-            float32, or bfloat16 which MXNet does not run here; if ``loss`` gives no NDArray; or if MXNet cannot run the
-            network backward.
+            float32, or bfloat16 which MXNet does not run here; if an input or a parameter holds NaN; if ``loss`` gives
+            no NDArray; or if MXNet cannot run the network backward.
         PolicyError: If the policy does not parse or matches nothing.
 
     Example:
@@ -101,10 +101,19 @@ def compare(
         for graph in graphs:
             measure = _Measure(graph, subject, float(loss_scale))
             for number, batch in zip(graph.numbers, graph.batches):
+                _require_numbers(batch)
                 for name, share in measure(number, batch, merged):
                     show(f"batch {done + 1} of {count}: {name}", (done + share) / count)
                 done += 1
     return merged.result(parsed)
+
+
+def _require_numbers(values: Mapping[str, Any]) -> None:
+    """Raise a ConvertError if an input or a parameter holds NaN, which hides every error."""
+    for name, array in values.items():
+        plain = array.as_nd_ndarray()
+        if (plain != plain).max().asnumpy().reshape(-1)[0]:
+            raise ConvertError(f"batches: '{name}' holds NaN, beside which no error can be seen; see find_nonfinite.")
 
 
 class _Measure:

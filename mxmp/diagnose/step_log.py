@@ -183,7 +183,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     def __exit__(self, kind: Optional[Type[BaseException]], *rest: Any) -> None:
         self.close()
 
-    def log(self, *, loss: Any) -> None:
+    def log(self, loss: Any) -> None:
         """Record the loss of the step under way; between steps, that of the step that has just ended.
 
         Args:

@@ -175,6 +175,6 @@ def _sentence(where: NonFinite) -> str:
 
 
 _NO_FAULT = (
-    "the step is finite when it is run again, in float32 and in low precision. If it was skipped, what made it so is "
-    "drawn at random (dropout), or has changed since: run it again at once, before the next step."
+    "the step is finite, in float32 and in low precision. If it was skipped all the same, what made it so is drawn at "
+    "random (dropout), or has changed since: run it again at once, before the next step."
 )

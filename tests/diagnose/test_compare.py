@@ -266,3 +266,10 @@ def test_bfloat16_is_compared_too():
 def test_results_are_read_back():
     found = compare(model(), {"data": DATA * 20_000, "softmax_label": LABEL}, "O1")
     assert Comparison.from_json(found.to_json()) == found
+
+
+def test_nan_in_a_batch_is_refused_and_not_taken_for_no_error():
+    net = gluon.nn.Dense(3, in_units=4, prefix="net_")
+    net.initialize()
+    with pytest.raises(ConvertError, match="batches: 'data' holds NaN"):
+        compare(net, mx.nd.full((2, 4), np.nan))

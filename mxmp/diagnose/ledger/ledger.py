@@ -206,15 +206,15 @@ class Ledger(Observer):
         """The ledger in a few sentences."""
         return show.summary(self)
 
-    def compare(self, other: Ledger) -> Table:
-        """Return a table of the layers of two runs, those that differ most first.
+    def compare(self, other: Ledger) -> str:
+        """Return a table of the layers of two runs as text, those that differ most first.
 
         Raises:
             TrainerError: If ``other`` is no ledger.
         """
         if not isinstance(other, Ledger):
             raise TrainerError(f"other is a {type(other).__name__}; expected a Ledger.")
-        return show.comparison(self, other)
+        return show.printed(show.comparison(self, other))
 
     def table(self) -> Table:
         """Return a table of the layers, those that lose most first."""

@@ -77,9 +77,15 @@ def summary(ledger: Ledger) -> str:
 
 def text(ledger: Ledger) -> str:
     """Return the table and the summary as text."""
+    return printed(table(ledger), visible(summary(ledger)))
+
+
+def printed(table: Table, *lines: str) -> str:
+    """Return a table as text for a terminal, with lines below it."""
     console = Console(file=io.StringIO(), width=WIDTH)
-    console.print(table(ledger))
-    console.print(visible(summary(ledger)), highlight=False, markup=False, soft_wrap=True)
+    console.print(table)
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     output: Any = console.file
     return str(output.getvalue())
 
