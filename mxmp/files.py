@@ -92,6 +92,13 @@ def require_folder(path: str) -> None:
         raise CheckpointError(f"{path}: there is no folder {folder}; make it first.")
 
 
+def require_new(path: str, force: bool) -> None:
+    """Check, before any work, that a file that ``-o`` names can be made: its folder is there, it is not, or may go."""
+    require_folder(path)
+    if os.path.lexists(path) and not force:
+        raise CheckpointError(f"{path}: it exists; give another file to -o, or --force to overwrite it.")
+
+
 def _require_writable(path: str) -> None:
     """Raise if a path is not one where a file may be written or replaced."""
     require_folder(path)

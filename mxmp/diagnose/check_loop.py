@@ -32,9 +32,10 @@ def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: boo
     ``loss_precision`` (a loss computed in low precision), ``loss_not_finite``, ``clip_before_unscale`` (gradients
     changed while they are scaled), ``zero_grad_missing`` (with ``grad_req='add'``, of trainers of mxmp),
     ``no_gradient`` (weights that backward does not reach), ``not_recorded``, ``not_training``, ``step_recorded``,
-    ``no_step``, ``batch_size`` (step divides by another one), ``schedule_on_skip`` (the learning rate is set though the
-    step was skipped), ``norm_precision`` and ``cast_by_hand`` (``net.cast``), ``float64_data``, ``uneven_sizes`` and
-    ``slow_policy`` (notes on speed), and ``failed``, an error of mxmp or MXNet. Other errors are raised.
+    ``no_step``, ``steps_skipped`` (all of them), ``wrong_trainer`` (of another net), ``batch_size`` (step divides by
+    another one), ``schedule_on_skip`` (the learning rate is set though the step was skipped), ``norm_precision`` and
+    ``cast_by_hand`` (``net.cast``), ``float64_data``, ``uneven_sizes`` and ``slow_policy`` (notes on speed), and
+    ``failed``, an error of mxmp or MXNet. Other errors are raised.
 
     Args:
         net: The net, converted or not; or a list of nets.

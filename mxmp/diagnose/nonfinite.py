@@ -80,7 +80,8 @@ def explain(
 ) -> Verdict:
     """Return whether inf or NaN in a training step on a batch is a bug, an overflow, or bad data.
 
-    The step runs in float32, at the loss scale given, and at 1/8 of it and so on down to 1.
+    The step runs in float32, at the loss scale given, and at 1/8 of it and so on down to 1; at 1/8 and 1/64 too where a
+    gradient leaves the range at 1.
 
     Args:
         net_or_model: As for `find_nonfinite`, and so are the others.

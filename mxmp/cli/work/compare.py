@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Mapping, Optional
 
 import click
 
 from ...diagnose import compare
 from ...diagnose.batches import load_batch
-from ...errors import CheckpointError, visible
-from ...files import require_folder
+from ...errors import visible
+from ...files import require_new
 from ...policy import Policy
 from ...symbol import load_checkpoint
 from ...symbol.checkpoint import checkpoint_files, naming_files
@@ -32,9 +31,7 @@ def run(
 ) -> None:
     """Compare the checkpoint of a prefix and an epoch with float32, print what was found, and write it if asked to."""
     if out is not None:
-        require_folder(out)
-        if os.path.lexists(out) and not force:
-            raise CheckpointError(f"{out}: it exists; give another file to -o, or --force to overwrite it.")
+        require_new(out, force)
     model = load_checkpoint(prefix, epoch)
     batch = make_batch(model, shapes, types) if data is None else load_batch(data, model.symbol, types)
     with naming_files(*checkpoint_files(prefix, epoch)):

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from typing import Optional
 
-from ...errors import CheckpointError
-from ...files import require_folder
+from ...files import require_new
 from ...report import read_run
 from .output import pairs_table, stdout
 
 
 def run(path: str, out: str, title: Optional[str], force: bool) -> None:
     """Write the page of a run, and print what is in it and what was missing."""
-    require_folder(out)
-    if os.path.lexists(out) and not force:
-        raise CheckpointError(f"{out}: it exists; give another file to -o, or --force to overwrite it.")
+    require_new(out, force)
     found = read_run(path)
     found.to_html(out, title)
     pairs = [("written", out)]

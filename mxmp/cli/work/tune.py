@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Mapping, Optional
 
 import click
 
-from ...errors import CheckpointError
-from ...files import require_folder
+from ...files import require_new
 from ...policy import Policy
 from ...symbol import convert_model, load_checkpoint
 from ...symbol.checkpoint import checkpoint_files, naming_files
@@ -32,9 +30,7 @@ def run(
 ) -> None:
     """Tune the policy for the checkpoint of a prefix and an epoch, print what was found, and write it if asked to."""
     if out is not None:
-        require_folder(out)
-        if os.path.lexists(out) and not force:
-            raise CheckpointError(f"{out}: it exists; give another file to -o, or --force to overwrite it.")
+        require_new(out, force)
     model = load_checkpoint(prefix, epoch)
     batch = make_batch(model, shapes, types)
     with naming_files(*checkpoint_files(prefix, epoch)):
