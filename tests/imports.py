@@ -7,6 +7,7 @@ import functools
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # where a statement holds others
 
 
 def files_of(package):
@@ -58,14 +59,23 @@ def cycles_among(imports):
 @functools.lru_cache(maxsize=None)
 def _imports_in(text, types):
     """Return the import statements of a file; each file is parsed once for all who ask."""
-    return [node for node in _statements(ast.parse(text), types) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return [node for node in _statements(_parsed(text), types) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
+@functools.lru_cache(maxsize=None)
+def _parsed(text):
+    return ast.parse(text)
 
 
 def _statements(tree, types):
-    for node in ast.iter_child_nodes(tree):
+    """Return all statements of a file, at whatever depth; expressions hold none."""
+    found, left = [], [tree]
+    while left:
+        node = left.pop()
         if types or not _is_for_type_checkers(node):
-            yield node
-            yield from _statements(node, types)
+            found.append(node)
+            left.extend(child for name in BLOCKS for child in getattr(node, name, ()))
+    return found
 
 
 def _is_for_type_checkers(node):
