@@ -13,9 +13,10 @@ demo: $(VENV)/.demo
 	@$(VENV)/bin/python examples/digits.py $(ARGS)
 
 # Two processes with one thread each are faster than one with two. Each runs its half in order, so that what a module's
-# tests share is made once, and takes from the other's in the end. A test that hangs fails in the end.
+# tests share is made once, and takes from the other's in the end. A test that hangs fails in the end. Python keeps
+# what it compiled, whatever the environment says: without, each process that a test starts compiles all of mxmp anew.
 test: $(VENV)/.test
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --slow -n 2 --dist worksteal --timeout 300 $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --slow -n 2 --dist worksteal --timeout 300 $(ARGS)
 
 # Horovod is built from source, in an environment of its own.
 test-horovod: $(VENV)-horovod/.built
