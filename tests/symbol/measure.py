@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -41,12 +42,15 @@ def entries_of(symbol, shapes, dtypes):
 def measure(symbol, shapes, dtypes):
     """Return the cost of a symbol whose inputs have the given shapes and dtypes (float32 if not given)."""
     entries = entries_of(symbol, shapes, dtypes)
+    outputs = defaultdict(list)
+    for (owner, _), found in entries.items():
+        outputs[owner].append(found)
     casts = moved = 0
     for position, node in enumerate(nodes_of(symbol)):
         if node["op"] == "null":
             continue
         read = [entries[entry[0], entry[1]] for entry in node["inputs"]]
-        written = [found for (owner, _), found in entries.items() if owner == position]
+        written = outputs[position]
         if node["op"] in CASTS:
             casts += sum(before[0] != after[0] for before, after in zip(read, written))
         moved += sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in read + written)

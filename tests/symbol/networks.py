@@ -73,8 +73,9 @@ PLACEMENT = {
 NAMES = (*PLACEMENT, *(f"symbols/{name}" for name in symbols.NETWORKS), *(f"zoo/{name}" for name in ZOO))
 
 
+@functools.lru_cache(maxsize=2)
 def load(name):
-    """Return a network and the shapes of its inputs, without its label's, which MXNet infers."""
+    """Return a network and the shapes of its inputs, without its label's, which MXNet infers; both stay as they are."""
     if name in PLACEMENT:
         return PLACEMENT[name]()
     source, _, model = name.partition("/")

@@ -76,6 +76,7 @@ def trained(name, seed):
     return network.symbol, args, aux, inputs, run(network.symbol, inputs, args, aux)
 
 
+@functools.lru_cache(maxsize=None)
 def errors(name, dtype, seed):
     """Return the errors of a network with BatchNorm folded and without."""
     symbol, args, aux, inputs, exact = trained(name, seed)

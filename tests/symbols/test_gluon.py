@@ -69,8 +69,8 @@ def check(symbol, net, shape):
     head, rng = logits(symbol), np.random.default_rng(0)
     images = rng.standard_normal(shape, np.float32)
     params = draw(infer_shapes(head, shape), rng)
-    net.initialize()
-    net(mx.nd.zeros(shape))  # Gluon infers shapes now
+    net.initialize(mx.init.Zero())
+    net.infer_shape(mx.nd.zeros(shape))
     net.hybridize()
     for name in give(net, head, params):
         assert name.endswith("_bias")
