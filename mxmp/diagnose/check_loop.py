@@ -99,15 +99,18 @@ def checking(net: Nets, trainer: Trainers, speed: bool = True) -> Iterator[LoopF
         except (MxmpError, mx.MXNetError) as e:
             with contextlib.suppress(mx.MXNetError):
                 mx.nd.waitall()  # or the same error comes again where the user waits
-            watch.check_recorded()
+            watch.calls.check_recorded()
+            if watch.steps:
+                watch.finish()
             kind, text = _failure(e)
-            if kind not in found.kinds:
+            if kind not in found.kinds and not (kind == "no_gradient" and "never_called" in found.kinds):
                 found.add(kind, text)
         else:
+            watch.finish()
             if not watch.steps:
                 found.add("no_step", "the loop did not call step of the trainer; give the trainer that it steps.")
         if speed:
-            check_speed(nets, watch.rows, found)
+            check_speed(nets, watch.calls.rows, found)
 
 
 def _failure(error: Exception) -> Tuple[str, str]:
@@ -117,6 +120,8 @@ def _failure(error: Exception) -> Tuple[str, str]:
         return "no_gradient", text
     if isinstance(error, NonFiniteLossError):
         return "loss_not_finite", text
+    if isinstance(error, TrainerError) and text.startswith("no backward was called") and "wrote" not in text:
+        return "no_backward", text
     if isinstance(error, TrainerError) and ("was not scaled" in text or "scale_loss" in text):
         return "loss_not_scaled", text
     return "failed", f"the loop fails: {text}"

@@ -292,7 +292,7 @@ HEALTHY = {
     "clipped by hand": lambda: changed(Loop("O2"), clip=clipped_by_hand),
     "frozen layers": frozen,
     "mean loss": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
-    "backward while recording": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(8)),
+    "backward while recording": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "last batch": lambda: Loop(data=DATA[:3], label=LABELS[:3]),
     "dynamic scale": lambda: Loop(net=(net := make()), trainer=ours(net, "dynamic")),
     "without a scale": lambda: Loop(net=(net := make()), trainer=ours(net, None)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Iterator, List, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import gluon
@@ -115,6 +115,15 @@ def _uneven(conversion: Any) -> List[Tuple[str, str]]:
         if sizes:
             found.append((layer.name, f"{layer.name} ({sizes})"))
     return found
+
+
+def arrays_in(value: Any) -> Iterator[Any]:
+    """Yield the arrays of nested lists and tuples."""
+    if isinstance(value, mx.nd.NDArray):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from arrays_in(each)
 
 
 def is_low(array: Any) -> bool:
