@@ -32,6 +32,7 @@ class NetCalls:
     """Notes the calls of nets, and adds what is wrong with them to the findings.
 
     Attributes:
+        nets: The nets.
         rows: The sizes of the batches that the nets were called with.
         outputs: The sizes of what the nets returned, by the names that autograd has for their nodes.
         is_over: Whether a step has used the calls, so that the next one begins a new iteration.
@@ -41,14 +42,14 @@ class NetCalls:
         self.rows: List[int] = []
         self.outputs: Dict[str, int] = {}
         self.is_over = False
-        self._nets, self._found = nets, found
+        self.nets, self._found = nets, found
         self._calls: List[Call] = []  # since the last step
         self._called: Set[int] = set()  # nets that were called, or whose gradients were written
         self._handles: List[Any] = []
 
     def attach(self) -> None:
         """Put hooks on the nets."""
-        for net in self._nets:
+        for net in self.nets:
             self._handles += [net.register_forward_pre_hook(self._note), net.register_forward_hook(self._note_outputs)]
 
     def detach(self) -> None:
@@ -80,17 +81,17 @@ class NetCalls:
 
     def check_called(self) -> None:
         """Find nets that nothing was done with, but for those that no trainer has."""
-        never = [net.name for net in self._nets if id(net) not in self._called]
+        never = [net.name for net in self.nets if id(net) not in self._called]
         if never and "wrong_trainer" not in self._found.kinds:
             self._found.add(
                 "never_called",
-                f"the loop did not call {names_of(never)}: it works on another net, or on a copy. Give the net that "
-                f"it calls.",
+                f"the loop did not call {names_of(never)}: does it work on another net, or on a copy? Give the net "
+                f"that it calls.",
             )
 
     def check_written(self) -> None:
         """Note nets whose gradients were written: parts of these were called, if not they themselves."""
-        for net in self._nets:
+        for net in self.nets:
             params = [p for p in net.collect_params().values() if p.grad_req != "null" and parameters.is_initialized(p)]
             if any(is_fresh(data) for param in params for data in param.list_data()):
                 self._called.add(id(net))

@@ -20,7 +20,7 @@ from ...training.observer import scaler_of
 from .calls import NetCalls
 from .division import Division
 from .findings import LoopFindings
-from .state import arrays_in, is_low, names_of
+from .state import arrays_in, check_finite, is_low, names_of
 
 _USING = ("unscale", "clip_global_norm", "clip_value", "allreduce_grads", "step", "update")
 """The methods of a trainer that use gradients."""
@@ -58,6 +58,7 @@ class LoopWatch:
     def finish(self) -> None:
         """Check what all steps have in common."""
         self.calls.check_called()
+        check_finite(self.calls.nets, self.steps, self.found)
         for watched in self.watched:
             watched.division.finish()
 
