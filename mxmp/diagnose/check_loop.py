@@ -11,13 +11,15 @@ from mxnet import gluon
 from ..errors import MxmpError, NonFiniteLossError, StaleGradientError, TrainerError, mxnet_reason
 from ..gluon.kept_training import kept_training
 from .loops.findings import LoopFindings
-from .loops.state import check_parameters, check_speed, check_trainers
+from .loops.state import check_finite, check_parameters, check_speed, check_trainers
 from .loops.watch import LoopWatch
 
 Nets = Union[gluon.Block, Sequence[gluon.Block]]
 Trainers = Union[gluon.Trainer, Sequence[gluon.Trainer]]
 
 _STEPS = 2
+_CAUSES = {"no_gradient": ("never_called", "no_backward")}
+"""What an error need not be told beside."""
 
 
 def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: bool = True) -> LoopFindings:
@@ -28,14 +30,17 @@ def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: boo
     else the loop changes: what hooks and other logs write, the state of random numbers, an iterator that it reads. A
     Module needs none: its ``fit`` makes the steps by itself.
 
-    What is found: ``plain_trainer`` (a trainer of MXNet where float16 needs one of mxmp), ``loss_not_scaled``,
-    ``loss_precision`` (a loss computed in low precision), ``loss_not_finite``, ``clip_before_unscale`` (gradients
-    changed while they are scaled), ``zero_grad_missing`` (with ``grad_req='add'``, of trainers of mxmp),
-    ``no_gradient`` (weights that backward does not reach), ``not_recorded``, ``not_training``, ``step_recorded``,
-    ``no_step``, ``steps_skipped`` (all of them), ``wrong_trainer`` (of another net), ``batch_size`` (step divides by
-    another one), ``schedule_on_skip`` (the learning rate is set though the step was skipped), ``norm_precision`` and
-    ``cast_by_hand`` (``net.cast``), ``float64_data``, ``uneven_sizes`` and ``slow_policy`` (notes on speed), and
-    ``failed``, an error of mxmp or MXNet. Other errors are raised.
+    What is found, by kind. Of the trainer: ``plain_trainer`` (one of MXNet where float16 needs one of mxmp),
+    ``wrong_trainer`` (of another net), ``schedule_on_skip`` (the learning rate is set though the step was skipped). Of
+    the calls: ``never_called`` (the net was not), ``not_recorded``, ``not_training``, ``no_backward``, ``no_step``,
+    ``step_recorded``. Of the loss: ``loss_not_scaled``, ``loss_precision`` (computed in low precision),
+    ``loss_not_finite``. Of gradients: ``no_gradient`` (weights that backward does not reach), ``zero_grad_missing``
+    (with ``grad_req='add'``), ``clip_before_unscale`` (changed while they are scaled), ``divided_twice`` (by the
+    batch: a loss that is a mean, and ``step(batch_size)``), ``not_divided`` (a note: a sum, and ``step(1)``),
+    ``batch_size`` (divided by another number), ``steps_skipped`` (all of them). What a loss is can only be told where
+    ``scale_loss`` gets it. Of parameters and data: ``weights_not_finite``, ``norm_precision`` and ``cast_by_hand``
+    (``net.cast``), ``float64_data``. Of speed, as notes: ``uneven_sizes`` and ``slow_policy``. ``failed`` is an error
+    of mxmp or MXNet. Other errors are raised.
 
     Args:
         net: The net, converted or not; or a list of nets.
@@ -89,6 +94,7 @@ def checking(net: Nets, trainer: Trainers, speed: bool = True) -> Iterator[LoopF
     trainers = _listed("trainer", trainer, gluon.Trainer)
     found = LoopFindings()
     check_parameters(nets, found)
+    check_finite(nets, 0, found)
     check_trainers(nets, trainers, found)
     with kept_training(nets, trainers):
         watch = LoopWatch(nets, trainers, found)
@@ -99,15 +105,18 @@ def checking(net: Nets, trainer: Trainers, speed: bool = True) -> Iterator[LoopF
         except (MxmpError, mx.MXNetError) as e:
             with contextlib.suppress(mx.MXNetError):
                 mx.nd.waitall()  # or the same error comes again where the user waits
-            watch.check_recorded()
+            watch.calls.check_recorded()
+            if watch.steps:
+                watch.finish()
             kind, text = _failure(e)
-            if kind not in found.kinds:
+            if not {kind, *_CAUSES.get(kind, ())} & {*found.kinds}:
                 found.add(kind, text)
         else:
+            watch.finish()
             if not watch.steps:
                 found.add("no_step", "the loop did not call step of the trainer; give the trainer that it steps.")
         if speed:
-            check_speed(nets, watch.rows, found)
+            check_speed(nets, watch.calls.rows, found)
 
 
 def _failure(error: Exception) -> Tuple[str, str]:
@@ -117,6 +126,8 @@ def _failure(error: Exception) -> Tuple[str, str]:
         return "no_gradient", text
     if isinstance(error, NonFiniteLossError):
         return "loss_not_finite", text
+    if isinstance(error, TrainerError) and text.startswith("no backward was called") and "wrote" not in text:
+        return "no_backward", text
     if isinstance(error, TrainerError) and ("was not scaled" in text or "scale_loss" in text):
         return "loss_not_scaled", text
     return "failed", f"the loop fails: {text}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, List, Optional, Set
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
 import mxnet as mx
 from mxnet import autograd
@@ -85,6 +85,11 @@ def came_through_graph(loss: Any) -> bool:
     return isinstance(loss, mx.nd.NDArray) and "Op:_CachedOp," in _recorded_text(loss)
 
 
+def recorded_nodes(array: mx.nd.NDArray) -> Sequence[Node]:
+    """Return the operators and variables that autograd recorded of an array, that which made it last; none if none."""
+    return _graph(_recorded_text(array)).nodes
+
+
 def is_recorded(array: mx.nd.NDArray) -> bool:
     """Return whether autograd has a node for an array; False again after a backward that freed its graph."""
     try:
@@ -94,10 +99,14 @@ def is_recorded(array: mx.nd.NDArray) -> bool:
     return True
 
 
+def node_name(array: mx.nd.NDArray) -> Optional[str]:
+    """Return the name that autograd has for the operator or variable that gave an array; None if it is not recorded."""
+    return str(autograd.get_symbol(array).name) if is_recorded(array) else None
+
+
 def _number(loss: mx.nd.NDArray) -> Optional[int]:
     """Return the number of the operator that made an array, of all that were recorded; None for others."""
-    name = str(autograd.get_symbol(loss).name) if is_recorded(loss) else ""
-    prefix, _, number = name.rpartition("_")
+    prefix, _, number = (node_name(loss) or "").rpartition("_")
     return int(number) if prefix == "node" else None
 
 

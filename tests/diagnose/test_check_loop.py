@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import mxnet as mx
 import numpy as np
@@ -188,7 +189,55 @@ def uneven():
     return Loop(net=mxmp.gluon.convert(net, "O1"))
 
 
+def no_backward(loop):
+    with autograd.record():
+        loop.loss()
+
+
+def no_backward_of_scaled(loop):
+    with autograd.record():
+        loss = loop.loss()
+    with loop.trainer.scale_loss(loss):
+        pass
+
+
+def plain_without(backward):
+    net = make(None)
+    return changed(Loop(net=net, trainer=plain(net)), backward=backward)
+
+
+def on_another_net(loop):
+    other = make(prefix="another_")
+    with autograd.record():
+        loss = LOSS(other(loop.data), loop.label)
+    with loop.trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+
+
+def of_nan(loss_scale=64.0, policy="O1", name="0"):
+    net = make(policy)
+    weight = net[int(name)].weight
+    weight.set_data(weight.data() * np.nan)
+    return Loop(net=net, trainer=ours(net, loss_scale))
+
+
+def becoming_nan():
+    return changed(plain_without(unscaled), after=lambda loop: loop.net[0].weight.data().__imul__(np.inf))
+
+
 WRONG = {
+    "no_backward": lambda: changed(Loop(), backward=no_backward),
+    "no_backward of a scaled loss": lambda: changed(Loop(), backward=no_backward_of_scaled),
+    "no_backward without a scale": lambda: changed(
+        Loop(net=(net := make()), trainer=ours(net, None)), backward=no_backward
+    ),
+    "no_backward of a plain trainer": lambda: plain_without(no_backward),
+    "never_called": lambda: changed(Loop(), backward=on_another_net),
+    "never_called at all": lambda: plain_without(lambda loop: None),
+    "weights_not_finite": of_nan,
+    "weights_not_finite in float16": lambda: of_nan(policy="O2"),
+    "weights_not_finite without a scale": lambda: of_nan(None, name="2"),
+    "weights_not_finite after steps": becoming_nan,
     "plain_trainer": lambda: plain_under("O1"),
     "plain_trainer of O2": lambda: plain_under("O2"),
     "loss_not_scaled": lambda: changed(Loop(), backward=unscaled),
@@ -224,6 +273,57 @@ def test_what_is_wrong_is_found(case):
     assert found.kinds[0] == kind or kind in ("norm_precision", "cast_by_hand")
     assert kind != "no_gradient" or "'partly_dense1_bias', 'partly_dense1_weight'" in str(found)
     assert str(found).startswith(("error: ", "warning: ")) and str(found) != "nothing found"
+
+
+class _Swallowed(gluon.HybridBlock):
+    """A layer whose outputs are not used, but which backward goes through."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.first, self.unused = nn.Dense(8, in_units=16), nn.Dense(8, in_units=8)
+        self.initialize()
+
+    def hybrid_forward(self, F, x):
+        x = self.first(x)
+        return F.where(F.ones_like(x), x, self.unused(x))
+
+
+@pytest.mark.parametrize("loss_scale", [64.0, "dynamic"])
+def test_steps_that_no_scale_can_mend_are_found(loss_scale):
+    """The loss is finite, and so a lower scale may help; but not where weights are NaN."""
+    net = mxmp.gluon.convert(_Swallowed(prefix="swallowed_"), "O1")
+    net.unused.weight.set_data(net.unused.weight.data() * np.nan)
+    found = Loop(net=net, trainer=ours(net, loss_scale)).check()
+    assert found.kinds == ("weights_not_finite", "steps_skipped")
+    assert "They are 'swallowed_dense1_weight'." in str(found) and "all 2 steps were skipped" in str(found)
+
+
+def test_one_finding_says_that_backward_is_missing():
+    for loop in (
+        changed(Loop(), backward=no_backward),
+        plain_without(no_backward),
+        changed(Loop(), backward=on_another_net),
+    ):
+        assert len(loop.check()) == 1
+
+
+def test_a_net_whose_parts_are_called_is_not_said_to_be_left_out():
+    loop = Loop(policy=None)
+
+    def backward(loop):
+        with autograd.record():
+            loss = LOSS(loop.net[2](loop.net[1](loop.net[0](loop.data))), loop.label)
+        with loop.trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+
+    assert str(changed(loop, backward=backward).check()) == "nothing found"
+
+
+def test_one_of_several_nets_that_is_not_called_is_named():
+    loop, other = Loop(), make(prefix="other_")
+    found = check_loop([loop.net, other], [loop.trainer, ours(other)], loop, speed=False)
+    assert found.kinds == ("never_called",) and "did not call 'other'" in str(found)
 
 
 def test_sizes_that_tensor_cores_do_not_like_are_noted():
@@ -292,7 +392,7 @@ HEALTHY = {
     "clipped by hand": lambda: changed(Loop("O2"), clip=clipped_by_hand),
     "frozen layers": frozen,
     "mean loss": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
-    "backward while recording": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(8)),
+    "backward while recording": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "last batch": lambda: Loop(data=DATA[:3], label=LABELS[:3]),
     "dynamic scale": lambda: Loop(net=(net := make()), trainer=ours(net, "dynamic")),
     "without a scale": lambda: Loop(net=(net := make()), trainer=ours(net, None)),
@@ -495,6 +595,15 @@ def test_findings_are_values_errors_first():
     assert [each.severity for each in found] == ["error", "note"]
     assert found[0].kind == "plain_trainer" and str(found).count("\n") == len(found) - 1
     assert repr(found) == "LoopFindings(plain_trainer, slow_policy)"
+
+
+def test_findings_are_shown_by_a_notebook_and_kept_as_json():
+    found = plain_under("O1").check(speed=True)
+    text = found._repr_html_()
+    assert '<ul class="notes error">' in text and '<ul class="notes note">' in text and "not one of mxmp" in text
+    saved = json.loads(json.dumps(found.to_dict()))
+    assert saved["kind"] == "check_loop" and saved["findings"][0] == found[0]._asdict()
+    assert "nothing found" in Loop(policy=None).check()._repr_html_()
 
 
 def test_bad_arguments_are_refused():

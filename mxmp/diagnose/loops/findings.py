@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+
+from ... import html
 
 SEVERITIES = ("error", "warning", "note")
+_NOTHING = "nothing found"
 
 
 class LoopFinding(NamedTuple):
@@ -13,7 +16,7 @@ class LoopFinding(NamedTuple):
     Attributes:
         kind: What it is, as one name, such as 'loss_not_scaled'; those that there are say `check_loop`.
         text: What was found, where, and what to do.
-        severity: 'error' if training is wrong, 'warning' if it likely is, 'note' if it is slow.
+        severity: 'error' if training is wrong, 'warning' if it likely is, 'note' if it is slow, or may not be meant.
     """
 
     kind: str
@@ -24,7 +27,8 @@ class LoopFinding(NamedTuple):
 class LoopFindings:
     """What was found wrong with a loop, errors first; empty, and false, if nothing was.
 
-    With `checking` it is complete when the block has ended.
+    ``print`` shows a line for each, and a notebook the same as HTML. With `checking` it is complete when the block has
+    ended.
     """
 
     def __init__(self) -> None:
@@ -54,10 +58,23 @@ class LoopFindings:
         """Return one of them."""
         return self._found[number]
 
+    def to_dict(self) -> Dict[str, Any]:
+        """Return them as plain values, for JSON."""
+        return {"kind": "check_loop", "findings": [each._asdict() for each in self._found]}
+
     def __str__(self) -> str:
         """Return a line for each, or 'nothing found'."""
-        return "\n".join(f"{each.severity}: {each.text}" for each in self._found) or "nothing found"
+        return "\n".join(f"{each.severity}: {each.text}" for each in self._found) or _NOTHING
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        blocks = [
+            html.notes(severity.capitalize(), [each.text for each in self._found if each.severity == severity])
+            for severity in SEVERITIES
+        ]
+        lead = f"found: {', '.join(self.kinds)}" if self._found else _NOTHING
+        return html.fragment("The training loop", [html.Section("What is wrong", tuple(blocks), lead)])
 
     def __repr__(self) -> str:
         """Return the kinds."""
-        return f"LoopFindings({', '.join(self.kinds) or 'nothing found'})"
+        return f"LoopFindings({', '.join(self.kinds) or _NOTHING})"

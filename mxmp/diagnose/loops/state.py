@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Iterator, List, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import gluon
 
 from ... import dtypes
+from ...arrays.finite import all_finite
 from ...devices.speed import bfloat16_speed
 from ...gluon.lookup import blocks_in, conversions_of
 from ...gluon.storage import LowPrecisionParameter, contexts_of, dtype_of
 from ...gluon.trainer_setup import TrainerSetup
+from ...mxnet_private import parameters
 from ...mxnet_private import trainers as private
 from ..tensor_cores import BATCH, uneven_layers
 from .findings import LoopFindings
@@ -52,6 +54,23 @@ def check_parameters(nets: Sequence[gluon.Block], found: LoopFindings) -> None:
 
 def _cast(params: Sequence[gluon.Parameter]) -> List[gluon.Parameter]:
     return [p for p in params if not isinstance(p, LowPrecisionParameter) and dtype_of(p) in dtypes.LOW_PRECISION]
+
+
+def check_finite(nets: Sequence[gluon.Block], steps: int, found: LoopFindings) -> None:
+    """Find parameters that are inf or NaN, after so many steps; those that were so before are found once."""
+    if "weights_not_finite" in found.kinds:
+        return
+    params = [p for net in nets for p in net.collect_params().values() if parameters.is_initialized(p)]
+    held = [(p.name, parameters.checked_arrays(p)) for p in params if "float" in dtype_of(p)]
+    bad = [name for name, arrays in held if not all_finite(arrays).asnumpy().item()]
+    if bad and steps:
+        why = (
+            f"after {steps} steps: the loss or its gradients were; mxmp.diagnose.find_nonfinite says where that begins."
+        )
+        found.add("weights_not_finite", f"parameters are inf or NaN {why} They are {names_of(bad)}.")
+    elif bad:
+        mend = "which no step mends: load an earlier checkpoint, or initialize the net again"
+        found.add("weights_not_finite", f"parameters are inf or NaN, {mend}. They are {names_of(bad)}.")
 
 
 def check_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer], found: LoopFindings) -> None:
@@ -115,6 +134,15 @@ def _uneven(conversion: Any) -> List[Tuple[str, str]]:
         if sizes:
             found.append((layer.name, f"{layer.name} ({sizes})"))
     return found
+
+
+def arrays_in(value: Any) -> Iterator[Any]:
+    """Yield the arrays of nested lists and tuples."""
+    if isinstance(value, mx.nd.NDArray):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from arrays_in(each)
 
 
 def is_low(array: Any) -> bool:

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
-import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
 from ... import dtypes
+from ...errors import StaleGradientError
 from ...gluon.trainer_setup import TrainerSetup
 from ...loss_scale import DynamicLossScale
 from ...mxnet_private import parameters
 from ...mxnet_private import trainers as private
 from ...mxnet_private.arrays import is_fresh
 from ...training.observer import scaler_of
+from .calls import NetCalls
+from .division import Division
 from .findings import LoopFindings
-from .state import is_low, names_of
+from .state import arrays_in, check_finite, is_low, names_of
 
 _USING = ("unscale", "clip_global_norm", "clip_value", "allreduce_grads", "step", "update")
 """The methods of a trainer that use gradients."""
-
-
-class Call(NamedTuple):
-    """A call of a net: the sizes of its inputs by axis, and whether it was recorded, in training mode."""
-
-    sizes: Tuple[Tuple[int, ...], ...]
-    recorded: bool
-    training: bool
 
 
 class LoopWatch:
@@ -37,20 +31,16 @@ class LoopWatch:
 
     def __init__(self, nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer], found: LoopFindings) -> None:
         self.found = found
+        self.calls = NetCalls(nets, found)
+        self.watched = [_Trainer(trainer, self) for trainer in trainers]
         self.steps = 0
-        self.rows: List[int] = []  # of the batches that the nets were called with
-        self._nets = nets
-        self._watched = [_Trainer(trainer, self) for trainer in trainers]
-        self.calls: List[Call] = []  # since the last step of all trainers
-        self._stepped: Set[int] = set()
         self.skips = 0  # steps that were skipped, other than by a dynamic scale with finite weights
-        self.loss_sizes: Set[int] = set()  # elements of the losses that were scaled
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch within this context."""
-        handles = [net.register_forward_pre_hook(self._note_call) for net in self._nets]
-        for watched in self._watched:
+        self.calls.attach()
+        for watched in self.watched:
             watched.attach()
         try:
             yield
@@ -61,72 +51,29 @@ class LoopWatch:
                     "warning",
                 )
         finally:
-            for handle in handles:
-                handle.detach()
-            for watched in self._watched:
+            self.calls.detach()
+            for watched in self.watched:
                 watched.detach()
 
-    def _note_call(self, block: gluon.Block, inputs: Tuple[Any, ...]) -> None:
-        arrays = [each for each in inputs if isinstance(each, mx.nd.NDArray)]
-        if self._stepped:  # a new iteration
-            self.calls, self._stepped = [], set()
-        self.calls.append(Call(tuple(each.shape for each in arrays), autograd.is_recording(), autograd.is_training()))
-        self.rows += [array.shape[0] for array in arrays[:1] if array.shape]
-        for array in arrays:
-            if np.dtype(array.dtype) == np.float64:
-                self.found.add(
-                    "float64_data",
-                    f"block '{block.name}' is called with float64 data, as numpy makes it; give it "
-                    f"x.astype('float32').",
-                )
-
-    def check_recorded(self) -> List[Call]:
-        """Check how the nets were called since the last step, and return the calls that were recorded."""
-        recorded = [call for call in self.calls if call.recorded]
-        if self.calls and not recorded:
-            self.found.add(
-                "not_recorded",
-                "the net was called outside of autograd.record(), so that backward does not reach it; call net and "
-                "loss within it.",
-            )
-        elif recorded and not any(call.training for call in recorded):
-            self.found.add(
-                "not_training",
-                "the net is called in autograd.record(train_mode=False): dropout and BatchNorm run as in inference. "
-                "Leave train_mode out, if that is not meant.",
-                "warning",
-            )
-        return recorded
+    def finish(self) -> None:
+        """Check what all steps have in common."""
+        self.calls.check_called()
+        check_finite(self.calls.nets, self.steps, self.found)
+        for watched in self.watched:
+            watched.division.finish()
 
     def note_step(self, watched: _Trainer, batch_size: Any) -> None:
         """Check the calls before a step."""
         self.steps += 1
-        self._stepped.add(id(watched))
-        recorded = self.check_recorded()
+        self.calls.is_over = True
+        recorded = self.calls.check_recorded()
         if autograd.is_recording():
             self.found.add(
                 "step_recorded",
                 "step is called within autograd.record(), so that the update is recorded too; end the block before.",
             )
-        sized = recorded and isinstance(batch_size, (int, float)) and batch_size not in self.loss_sizes
-        if sized and not _fits(batch_size, recorded):
-            sizes = ", ".join(str(call.sizes[0][0]) for call in recorded if call.sizes and call.sizes[0])
-            self.found.add(
-                "batch_size",
-                f"step divides the gradients by {batch_size:g}, but the net was called with batches of {sizes}; give "
-                f"the number of examples (data.shape[0]), or 1 if the loss is a mean.",
-                "warning",
-            )
-
-
-def _fits(batch_size: float, calls: Sequence[Call]) -> bool:
-    """Return whether a batch size is that of calls, of one or of all of them, on any axis, or 1 for a mean loss."""
-    sizes = [{size for shape in call.sizes for size in shape} for call in calls]
-    if not all(sizes):
-        return True  # nothing is known
-    single = set().union(*sizes)
-    sums = {sum(call.sizes[0][axis] for call in calls) for axis in range(min(len(call.sizes[0]) for call in calls))}
-    return batch_size in {1, *single, *sums, *(size * len(calls) for size in single)}
+        self.calls.check_size(batch_size, recorded, watched.division.counts)
+        watched.division.check(batch_size, recorded)
 
 
 class _Trainer:
@@ -140,6 +87,7 @@ class _Trainer:
         self._is_using = False  # whether a method that uses gradients runs, or has run since the last backward
         self._depth = 0
         self._skipped = False
+        self.division = Division(watch.found)
 
     def attach(self) -> None:
         """Put methods in front of the trainer's."""
@@ -158,12 +106,12 @@ class _Trainer:
 
     @contextlib.contextmanager
     def _scale_loss(self, original: Any, loss: Any, *others: Any) -> Iterator[Any]:
-        everyone = [each for each in self._watch_all() if each.trainer in (self.trainer, *others)]
+        everyone = [each for each in self._watch.watched if each.trainer in (self.trainer, *others)]
         for each in everyone:
             each._begin()
-        for array in loss if isinstance(loss, (list, tuple)) else [loss]:
-            if isinstance(array, mx.nd.NDArray):
-                self._watch.loss_sizes.add(array.size)
+        for each in everyone:
+            each.division.note(loss, self._watch.calls.outputs)
+        for array in arrays_in(loss):
             if is_low(array):
                 self._found.add(
                     "loss_precision",
@@ -176,9 +124,6 @@ class _Trainer:
         for each in everyone:
             each._scaled = {id(grad): grad.copy() for _, grad in each._fresh_gradients()}
             each._is_using = False
-
-    def _watch_all(self) -> List[_Trainer]:
-        return self._watch._watched
 
     def _begin(self) -> None:
         """Check, before the first backward of a step, that gradients which add up are zero."""
@@ -215,6 +160,10 @@ class _Trainer:
         self._depth += 1
         try:
             result = original(*args, **kwargs)
+        except UserWarning as e:  # what MXNet's trainer raises for a gradient that is not fresh
+            if self._is_ours or "by backward since last" not in str(e):
+                raise
+            raise StaleGradientError(str(e)) from e
         finally:
             self._depth -= 1
         if not inner and name in ("step", "update"):
@@ -232,6 +181,7 @@ class _Trainer:
     def _before(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         if not self._is_using:
             self._is_using = True
+            self._watch.calls.check_written()
             self._check_changed(name)
             self._check_stale(name, kwargs.get("ignore_stale_grad", len(args) > 1 and args[1]))
         if name in ("step", "update"):
@@ -252,14 +202,22 @@ class _Trainer:
             )
 
     def _check_stale(self, name: str, ignored: Any) -> None:
-        """Find weights without a gradient, where others have one."""
+        """Find weights without a gradient, or all of them where a net was called."""
         fresh = {id(param) for param, _ in self._fresh_gradients()}
         stale = [param.name for param in self._params() if id(param) not in fresh]
-        if stale and fresh and not ignored:
+        if not stale or ignored:
+            return
+        if fresh:
             self._found.add(
                 "no_gradient",
                 f"no backward wrote the gradient of {names_of(stale)} before {name}: the loss does not depend on them. "
                 f"Call the layers that they belong to, or set grad_req='null' on them.",
+            )
+        elif self._watch.calls.check_recorded():
+            self._found.add(
+                "no_backward",
+                f"no backward reached a weight of the trainer before {name}: call backward on the loss of the net, "
+                f"once before each step.",
             )
 
     def _set_rate(self, original: Any, rate: float) -> None:
