@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from . import overflow
+from .diverge import divergence
+from .fit import CommonFit, Fit, cap_of, common_fit, fit_of
 from .layer import Layer
-from .vanish import Exponents, highest_scale, in_low_precision, lowest_scale, share_lost, unscaled
+from .steps import Steps, log2
+from .vanish import Exponents, in_low_precision, share_lost, share_subnormal, unscaled
+from .words import between, ends, listed, overrides, part, shown_overrides
 
-_SKIPPED = 0.01  # of the steps at a scale, from which on it is too high
 _LOST = 0.1  # of the updates of a weight, from which on it is said
-_FEW = 32  # elements that are not 0, below which a layer tells nothing
-_NAMES = 3  # of layers in a sentence
+_SUBNORMAL = 0.5  # of the elements of a layer, from which on it is said
 
 
 @dataclass(frozen=True)
 class Advice:
     """What a ledger advises; ``print`` shows the sentences.
 
+    A scale fits a layer if of its elements that are not 0 no more vanishes than may, and if its largest gradient stays
+    a factor of 4 below the dtype's maximum; steps that were skipped count as gradients above that. ``lowest`` to
+    ``highest`` is what fits all layers but ``float32_layers``, the fewest that have to be left out: none if there is a
+    scale that fits all. So ``lowest`` is never above ``highest``, and no two sentences ask for opposite things.
+
     Attributes:
-        lowest: The smallest power of two that as a scale lets less than the share asked for vanish, of all elements
-            that are not 0; None if there is nothing to tell it by. An estimate, and too low where most has vanished:
-            how small that was cannot be seen.
-        highest: The largest that leaves all gradients that were seen a factor of 2 below the dtype's maximum, and at
-            which under 1 % of the steps were skipped; None likewise.
+        lowest: The smallest power of two that fits as a scale; None if any does that is small enough, or if there is
+            nothing to tell it by. An estimate, and too low where most has vanished: how small that was cannot be seen.
+        highest: The largest; None likewise.
         last: The scale of the last step; None before the first.
-        float32_layers: Parameters of which more vanishes than was asked for even at the highest scale: their layers
-            are to be kept in float32.
+        float32_layers: Parameters that no such scale fits: their layers are to be kept in float32.
         overrides: That as overrides of a policy, 'name:fc1*=float32,name:fc2*=float32'; '' if there are none. The
-            patterns match the operators that are called as their parameters are.
+            patterns match the operators that are called as their parameters are: 'name:fc1*' also 'fc10'.
+        diverges: Whether weights or gradients grew in most layers until steps were not finite: no scale and no
+            precision mends that, so neither is advised.
         sentences: What is wrong and what to do; none if nothing is.
     """
 
@@ -38,6 +44,7 @@ class Advice:
     last: Optional[float]
     float32_layers: Tuple[str, ...]
     overrides: str
+    diverges: bool
     sentences: Tuple[str, ...]
 
     def __str__(self) -> str:
@@ -45,91 +52,84 @@ class Advice:
         return "\n".join(self.sentences) or "Nothing is wrong with the gradients that were seen."
 
 
-def advise(
-    layers: Sequence[Layer], steps: Mapping[int, List[int]], last: Optional[float], lost: float, dtype: str
-) -> Advice:
+def advise(layers: Sequence[Layer], steps: Steps, lost: float, dtype: str) -> Advice:
     """Return advice.
 
     Args:
         layers: What was seen.
-        steps: By log2 of the scale: how many steps were taken and how many skipped.
-        last: The scale of the last step.
+        steps: How the steps ended, and at which scales.
         lost: What share of elements may vanish.
         dtype: The low precision dtype.
     """
+    diverges = divergence(layers, steps)
+    if diverges is not None:
+        return Advice(None, None, steps.last, (), "", True, (diverges, *_lost_updates(layers)))
     low = [layer for layer in layers if in_low_precision(layer.counts, dtype)]
-    judged = [layer for layer in low if layer.counts] or list(layers)  # float32 throughout: what scales would do
+    judged = low or layers  # float32 throughout: what scales would do
     exponents = {layer.name: unscaled(layer.counts, dtype) for layer in judged}
-    highest = _highest(judged, steps, dtype)
-    lowest = lowest_scale(_sum(exponents.values()), lost, dtype)
-    beyond = _beyond(exponents, highest, lost, dtype) if low else ()
-    sentences: List[str] = []
-    if low and last is not None:
-        sentences += _vanishing(exponents, last, lowest, highest, lost, dtype)
-    sentences += _overflowing(layers, steps, last, highest, dtype)
-    if beyond:
-        sentences.append(
-            f"No scale serves {_names(beyond)}: at 2**{highest} more than {lost:.3g} of the gradient vanishes, and "
-            f"above it gradients overflow. Keep these layers in float32."
-        )
-    sentences += _lost_updates(layers)
-    return Advice(_power(lowest), _power(highest), last, beyond, _overrides(beyond), tuple(sentences))
+    fits = [fit_of(layer, exponents[layer.name], steps, lost, dtype, cap_of(judged, steps)) for layer in judged]
+    common = common_fit(fits)
+    sentences = overflow.skips(layers, steps, common)
+    if low and steps.last is not None:
+        sentences += _conflict(common)
+        sentences = sentences or _vanishing(exponents, fits, common, steps, dtype)
+        sentences = sentences or _subnormal(exponents, common, steps, dtype)
+    names = tuple(fit.name for fit in common.left_out)
+    sentences = [*overflow.non_finite_losses(steps), *sentences, *_lost_updates(layers)]
+    found = _power(common.lowest), _power(common.highest)
+    return Advice(*found, steps.last, names, overrides(names), False, tuple(sentences))
 
 
-def _highest(layers: Sequence[Layer], steps: Mapping[int, List[int]], dtype: str) -> Optional[int]:
-    largest = max((layer.largest_unscaled for layer in layers), default=0.0)
-    too_high = [scale - 1 for scale in steps if _skipped_share(steps[scale]) >= _SKIPPED]
-    found = [scale for scale in (highest_scale(largest, dtype), min(too_high, default=None)) if scale is not None]
-    return min(found, default=None)
+def _conflict(common: CommonFit) -> List[str]:
+    """Return what is said if no scale fits all layers."""
+    if not common.left_out:
+        return []
+    names = [fit.name for fit in common.left_out]
+    named = listed(names, [ends(*_beyond(fit, common)) for fit in common.left_out])
+    fits = f"{between(common.lowest, common.highest)} fits all but {named}" if common.fits_any else f"{named}"
+    keep = "this layer" if len(names) == 1 else "these layers"
+    return [f"No scale fits all layers: {fits}. Keep {keep} in float32: {shown_overrides(names)}."]
 
 
-def _skipped_share(taken_and_skipped: Sequence[int]) -> float:
-    return taken_and_skipped[1] / max(sum(taken_and_skipped), 1)
-
-
-def _beyond(exponents: Mapping[str, Exponents], highest: Optional[int], lost: float, dtype: str) -> Tuple[str, ...]:
-    """Return the layers that lose more than a share at the highest scale."""
-    if highest is None:
-        return ()
-    return tuple(
-        name
-        for name, each in exponents.items()
-        if sum(each.values()) >= _FEW and share_lost(each, highest, dtype) > lost
-    )
+def _beyond(fit: Fit, common: CommonFit) -> Tuple[Optional[int], Optional[int]]:
+    """Return those ends of the scales that fit a layer which the common ones are beyond."""
+    if not common.fits_any or (fit.lowest is not None and fit.highest is not None and fit.lowest > fit.highest):
+        return fit.lowest, fit.highest
+    needs_more = fit.lowest is not None and (common.highest is None or fit.lowest > common.highest)
+    return (fit.lowest, None) if needs_more else (None, fit.highest)
 
 
 def _vanishing(
-    exponents: Mapping[str, Exponents],
-    last: float,
-    lowest: Optional[int],
-    highest: Optional[int],
-    lost: float,
-    dtype: str,
+    exponents: Mapping[str, Exponents], fits: Sequence[Fit], common: CommonFit, steps: Steps, dtype: str
 ) -> List[str]:
-    scale = _log2(last)
-    share = share_lost(_sum(exponents.values()), scale, dtype)
-    if share <= lost or lowest is None:
+    """Return what is said if the last scale is too low for some layers."""
+    last = log2(steps.last)
+    lost = {fit.name: share_lost(exponents[fit.name], last, dtype) for fit in fits if not fit.is_high_enough(last)}
+    if not lost:
         return []
-    losses = {name: share_lost(each, scale, dtype) * sum(each.values()) for name, each in exponents.items()}
-    worst = sorted((name for name in losses if losses[name]), key=lambda name: -losses[name])
-    said = f"At the scale of {last:g} an estimated {share:.0%} of the gradients vanish, most of {_names(worst)}."
-    if highest is not None and lowest > highest:
-        return [f"{said} That takes a scale of 2**{lowest}, at which others overflow."]
-    most = "" if highest is None else f", 2**{highest} at the most"
-    return [f"{said} A larger one keeps them: 2**{lowest} at the least{most}; loss_scale='dynamic' finds one."]
+    names = sorted(lost, key=lambda name: -lost[name])
+    share, named = share_lost(_sum(exponents.values()), last, dtype), listed(names, [part(lost[n]) for n in names])
+    finds = "the dynamic scale grows by itself" if steps.is_dynamic else "loss_scale='dynamic' finds one"
+    return [
+        f"At the scale of {steps.last:g} an estimated {part(share)} of the gradients vanish, most of {named}. A larger "
+        f"one keeps them: {ends(common.lowest, common.highest)}; {finds}."
+    ]
 
 
-def _overflowing(
-    layers: Sequence[Layer], steps: Mapping[int, List[int]], last: Optional[float], highest: Optional[int], dtype: str
-) -> List[str]:
-    """Return what is said if steps were skipped at the last scale too, more than a dynamic scale has to."""
-    counted = steps.get(_log2(last), [0, 0]) if last is not None else [0, 0]
-    if counted[1] < 2 or _skipped_share(counted) < _SKIPPED:
+def _subnormal(exponents: Mapping[str, Exponents], common: CommonFit, steps: Steps, dtype: str) -> List[str]:
+    """Return what is said if most of a layer is subnormal, and there are larger scales that fit."""
+    last = log2(steps.last)
+    if steps.is_dynamic or common.highest is None or last >= common.highest:
         return []
-    causes = sorted((layer for layer in layers if layer.skips), key=lambda layer: -layer.skips)
-    of = f", most by {_names([layer.name for layer in causes])}" if causes else ""
-    mend = f" Scale the loss by 2**{highest} at most." if highest is not None else ""
-    return [f"At the scale of {last:g} {counted[1]} of {sum(counted)} steps were skipped{of}.{mend}"]
+    shares = {name: share_subnormal(each, last, dtype) for name, each in exponents.items()}
+    names = sorted((name for name in shares if shares[name] > _SUBNORMAL), key=lambda name: -shares[name])
+    if not names:
+        return []
+    named = listed(names, [part(shares[name]) for name in names])
+    return [
+        f"At the scale of {steps.last:g} most of {named} is subnormal: it does not vanish, and has fewer bits than "
+        f"{dtype}'s other numbers. A larger scale keeps more of them, 2**{common.highest} at the most."
+    ]
 
 
 def _lost_updates(layers: Sequence[Layer]) -> List[str]:
@@ -139,18 +139,8 @@ def _lost_updates(layers: Sequence[Layer]) -> List[str]:
         return []
     return [
         f"{lost / moved:.0%} of the updates are lost, below half a bit of their weight, most of "
-        f"{_names([each.name for each in worst])}. Keep float32 masters: multi_precision=True."
+        f"{listed([each.name for each in worst if each.lost])}. Keep float32 masters: multi_precision=True."
     ]
-
-
-def _overrides(names: Sequence[str]) -> str:
-    """Return overrides for the operators whose parameters are named."""
-    return ",".join(dict.fromkeys(f"name:{name.rpartition('_')[0] or name}*=float32" for name in names))
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES
-    return ", ".join(f"'{name}'" for name in names[:_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _sum(exponents: Iterable[Exponents]) -> Exponents:
@@ -159,10 +149,6 @@ def _sum(exponents: Iterable[Exponents]) -> Exponents:
         for exponent, count in each.items():
             found[exponent] = found.get(exponent, 0.0) + count
     return found
-
-
-def _log2(scale: float) -> int:
-    return round(math.log2(scale))
 
 
 def _power(scale: Optional[int]) -> Optional[float]:

@@ -1,4 +1,4 @@
-"""What a ledger knows of one layer: its gradients' exponents at each scale, its skips, its lost updates."""
+"""What a ledger knows of one layer: its gradients' exponents at each scale, its skips, its growth, its lost updates."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ class Layer:
             columns as of `mxmp.arrays.exponents.count_exponents`, those below `NONFINITE`.
         largest: The largest finite magnitude of a scaled gradient.
         largest_unscaled: The largest magnitude of a gradient with its scale taken out.
-        skips: Skipped steps that it caused, see `mxmp.diagnose.Ledger`.
+        skips_at: By log2 of the scale: skipped steps in which it was the first gradient, see `mxmp.diagnose.Ledger`.
         nonfinite: Skipped steps in which its gradient was not finite.
+        first, latest: The largest magnitude of its first gradient that was not 0, and of its latest, with the scale
+            taken out; of a sample, or of what was finite in a skipped step. 0 before there is one.
+        weight_before, weight: The largest magnitude of its weight at the first sample, and at the latest step that was
+            not taken; 0 where they were not looked at.
         lost, moved: Elements whose update was lost, of those whose gradient was not 0; of weights without a master.
     """
 
@@ -33,8 +37,12 @@ class Layer:
     counts: Dict[int, Any] = field(default_factory=dict)
     largest: float = 0.0
     largest_unscaled: float = 0.0
-    skips: int = 0
+    skips_at: Dict[int, int] = field(default_factory=dict)
     nonfinite: int = 0
+    first: float = 0.0
+    latest: float = 0.0
+    weight_before: float = 0.0
+    weight: float = 0.0
     lost: int = 0
     moved: int = 0
 
@@ -44,8 +52,26 @@ class Layer:
         self.counts[exponent] = self.counts.get(exponent, 0) + row[:NONFINITE]
         self.largest = max(self.largest, top)
         self.largest_unscaled = max(self.largest_unscaled, top / scale)
+        self.grow(row, scale)
         if row[NONFINITE]:
             self.largest = math.inf
+
+    def grow(self, row: Any, scale: float) -> None:
+        """Note how large the finite elements of a gradient are that was multiplied by ``scale``."""
+        top = float(largest(row)) / scale
+        self.first, self.latest = self.first or top, top or self.latest
+
+    def skip(self, scale: float, is_first: bool) -> None:
+        """Count a skipped step in which its gradient was not finite."""
+        self.nonfinite += 1
+        if is_first:
+            exponent = round(math.log2(scale))
+            self.skips_at[exponent] = self.skips_at.get(exponent, 0) + 1
+
+    @property
+    def skips(self) -> int:
+        """Skipped steps in which it was the first gradient: of no other a smaller share was not finite."""
+        return sum(self.skips_at.values())
 
     @property
     def total(self) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -15,8 +14,10 @@ from ...training.observer import Observation, Observer, StepEnd, attached_elsewh
 from ...training.step import Weights
 from . import lost, show, storage
 from .advice import Advice, advise
+from .book import Book
 from .layer import Layer, summary_of
-from .sample import Sample, name_of, not_finite, take
+from .sample import Sample, Skipped, name_of, skipped, take
+from .steps import Steps
 
 
 class Ledger(Observer):
@@ -78,13 +79,12 @@ class Ledger(Observer):
         if self.dtype not in dtypes.LOW_PRECISION:
             raise DtypeError(f"dtype={dtype!r}; expected 'float16' or 'bfloat16'.")
         self.steps = self.sampled = 0
-        self._layers: Dict[str, Layer] = {}
-        self._scales: Dict[int, List[int]] = {}  # by log2: steps taken, steps skipped
-        self._last: Optional[float] = None
+        self._book, self._ends = Book(), Steps()
         self._shares: Dict[str, float] = {}
         self._due = 0  # the number of steps after which the next is a sample
         self._sample: Optional[Sample] = None  # of this step
         self._counted: Optional[Sample] = None  # of an earlier one, not read yet
+        self._skipped: Optional[Skipped] = None
         self._before: List[lost.Before] = []
         self._owner: Any = None
         self._observation: Optional[Observation] = None
@@ -114,6 +114,7 @@ class Ledger(Observer):
             self._observation.detach()
         self._observation = self._owner = None
         self._read()
+        self._book.forget_weights()
 
     def __enter__(self) -> Ledger:
         return self
@@ -124,10 +125,10 @@ class Ledger(Observer):
     # ------------------------------------------------------------------ steps
 
     def on_gradients(self, weights: Weights, scale: float) -> None:
-        """Begin to count the gradients if this step is a sample."""
-        self._sample, self._before = None, []
+        """Begin to count the gradients if this step is a sample; of some samples the weights too."""
+        self._sample, self._skipped, self._before = None, None, []
         if self.steps >= self._due:
-            self._sample = take(weights, scale)
+            self._sample = take(weights, scale, with_weights=_is_power_of_4(self.sampled + 1))
 
     def on_update(self, weights: Weights) -> None:
         """Keep the weights of a sample that have no masters."""
@@ -142,22 +143,22 @@ class Ledger(Observer):
         self._before = []
 
     def on_skip(self, weights: Weights) -> None:
-        """Note which gradients are not finite, and which caused it."""
-        parts = not_finite(weights)
-        for name, part in parts.items():
-            layer = self._layer(name, 0)
-            layer.nonfinite += 1
-            layer.skips += part == min(parts.values())
+        """Look at the gradients, to see which are not finite."""
+        self._skipped = skipped(weights)
 
     def on_end(self, end: StepEnd) -> None:
         """Count the step."""
         self.steps += 1
-        self._last = end.scale
-        if end.taken or end.skipped:
-            self._scales.setdefault(round(math.log2(end.scale)), [0, 0])[end.skipped] += 1
+        self._ends.count(end)
         sample, self._sample, self._before = self._sample, None, []
-        if sample is not None and end.taken:
+        gradients, self._skipped = self._skipped, None
+        if gradients is not None:
+            self._book.skip(gradients, end.scale)
+        if not end.taken:
+            self._book.look_at_weights()
+        elif sample is not None:
             self._read()
+            self._book.keep_weights(sample)
             self._counted, self._due = sample.at_scale(end.scale), self.steps - 1 + self.every
             self.sampled += 1
             if sample.on_host:
@@ -168,13 +169,14 @@ class Ledger(Observer):
     @property
     def skipped(self) -> int:
         """How many steps were skipped."""
-        return sum(skipped for _, skipped in self._scales.values())
+        return self._ends.skipped
 
     @property
     def layers(self) -> Tuple[Layer, ...]:
         """What is known of each parameter, in the order of the steps' weights."""
         self._read()
-        return tuple(self._layers.values())
+        self._book.read_weights()
+        return tuple(self._book.layers.values())
 
     def shares(self) -> Dict[str, float]:
         """Return what a log wants, over all parameters at a sample: the last, on a GPU the one before.
@@ -199,7 +201,7 @@ class Ledger(Observer):
         """
         if isinstance(lost, bool) or not isinstance(lost, (int, float)) or not 0 < lost < 1:
             raise TrainerError(f"lost={lost!r}; expected a share between 0 and 1.")
-        return advise(self.layers, self._scales, self._last, lost, self.dtype)
+        return advise(self.layers, self._ends, lost, self.dtype)
 
     @property
     def summary(self) -> str:
@@ -232,7 +234,7 @@ class Ledger(Observer):
 
     def to_dict(self) -> Dict[str, Any]:
         """Return it as plain JSON data; an infinity is the string 'inf'."""
-        return storage.to_dict(self, self._scales, self._last)
+        return storage.to_dict(self, self._ends)
 
     def save(self, path: str) -> None:
         """Write it to a JSON file, whole or not at all.
@@ -272,27 +274,19 @@ class Ledger(Observer):
         """
         state = storage.state_of(data, what)
         ledger = cls(state.every, state.dtype)
-        ledger.steps, ledger.sampled, ledger._scales = state.steps, state.sampled, state.scales
-        ledger._last, ledger._due = state.last, state.steps
-        ledger._layers = {layer.name: layer for layer in state.layers}
+        ledger.steps, ledger.sampled, ledger._due = state.steps, state.sampled, state.steps
+        ledger._ends, ledger._book = state.ends, Book(state.layers)
         return ledger
 
     # ------------------------------------------------------------------
 
-    def _layer(self, name: str, elements: int) -> Layer:
-        layer = self._layers.setdefault(name, Layer(name))
-        layer.elements = elements or layer.elements
-        return layer
-
     def _read(self) -> None:
         """Take over what was counted; waits for it."""
         sample, self._counted = self._counted, None
-        if sample is None:
-            return
-        table = sample.read()
-        for (name, elements), row in zip(sample.layers, table):
-            self._layer(name, elements).add(row, sample.scale)
-        for name, counts in sample.updates:
-            layer, (gone, moved) = self._layer(name, 0), lost.read(counts)
-            layer.lost, layer.moved = layer.lost + gone, layer.moved + moved
-        self._shares = summary_of(table, self.dtype)
+        if sample is not None:
+            self._shares = summary_of(self._book.add(sample), self.dtype)
+
+
+def _is_power_of_4(number: int) -> bool:
+    """Return whether a number is 1, 4, 16, ...: often enough to see growth, and never dear in a long run."""
+    return number & (number - 1) == 0 and number.bit_length() % 2 == 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+import mxnet as mx
 import numpy as np
 
 from ...arrays.devices import on_gpu
@@ -22,6 +23,8 @@ class Sample(NamedTuple):
         scale: What the gradients were multiplied by.
         on_host: Whether reading them waits for no GPU.
         updates: Names of weights without masters and what `lost.compare` began to count of them.
+        weights: The weights of the first context by name, which are to be read only.
+        before: Returns the counts of those as they are before the update; None where they are not counted.
     """
 
     layers: List[Tuple[str, int]]
@@ -29,6 +32,8 @@ class Sample(NamedTuple):
     scale: float
     on_host: bool
     updates: List[Tuple[str, Any]]
+    weights: Dict[str, mx.nd.NDArray]
+    before: Optional[Read]
 
     def at_scale(self, scale: float) -> Sample:
         """Return the sample as if the gradients were multiplied by ``scale``, to the next power of two.
@@ -39,12 +44,15 @@ class Sample(NamedTuple):
         return self._replace(read=lambda: scaled(read(), factor), scale=scale)
 
 
-def take(weights: Weights, scale: float) -> Sample:
-    """Begin to count the gradients of all contexts."""
-    updates = [update for group in weights.groups() for update in group]
+def take(weights: Weights, scale: float, with_weights: bool) -> Sample:
+    """Begin to count the gradients of all contexts, and if asked to the weights of the first."""
+    groups = weights.groups()
+    updates = [update for group in groups for update in group]
     layers = [(name_of(weights, each.index), each.weight.size) for each in updates]
     grads = [each.grad for each in updates]
-    return Sample(layers, count_exponents(grads), scale, not any(map(on_gpu, grads)), [])
+    first = {name_of(weights, each.index): each.weight for group in groups[:1] for each in group}
+    before = count_exponents(list(first.values())) if with_weights else None
+    return Sample(layers, count_exponents(grads), scale, not any(map(on_gpu, grads)), [], first, before)
 
 
 def scaled(table: Any, factor: float) -> Any:
@@ -60,18 +68,36 @@ def scaled(table: Any, factor: float) -> Any:
     return found
 
 
-def not_finite(weights: Weights) -> Dict[str, float]:
-    """Return the names of weights whose gradient is not finite, and what share of it is not; waits for them.
+class Skipped(NamedTuple):
+    """What a skipped step had.
 
-    Of several contexts the one with the smallest share counts.
+    Attributes:
+        layers: Name and elements of each gradient's weight.
+        table: Their counts, in the same order.
+        shares: What share of a gradient is not finite, by name of those with any; of several contexts the smallest.
     """
+
+    layers: List[Tuple[str, int]]
+    table: Any
+    shares: Dict[str, float]
+
+    @property
+    def first(self) -> List[str]:
+        """The gradients of which the smallest share is not finite."""
+        return [name for name, share in self.shares.items() if share == min(self.shares.values())]
+
+
+def skipped(weights: Weights) -> Skipped:
+    """Return what the gradients of a skipped step have; waits for them."""
     updates = [update for group in weights.groups() for update in group]
-    parts: Dict[str, float] = {}
-    for each, row in zip(updates, count_exponents([each.grad for each in updates])()):
+    layers = [(name_of(weights, each.index), each.weight.size) for each in updates]
+    table = count_exponents([each.grad for each in updates])()
+    shares: Dict[str, float] = {}
+    for (name, _), row in zip(layers, table):
         if row[NONFINITE]:
-            name, part = name_of(weights, each.index), float(row[NONFINITE] / row[: NONFINITE + 1].sum())
-            parts[name] = min(part, parts.get(name, 1.0))
-    return parts
+            share = float(row[NONFINITE] / row[: NONFINITE + 1].sum())
+            shares[name] = min(share, shares.get(name, 1.0))
+    return Skipped(layers, table, shares)
 
 
 def name_of(weights: Weights, index: int) -> str:

@@ -11,7 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import visible
+from .advice import Advice
 from .layer import Layer, shares
+from .steps import log2
+from .words import between
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -68,10 +71,9 @@ def summary(ledger: Ledger) -> str:
             f"Of the gradients' elements {found['zero_share']:.1%} were 0 and {found['subnormal_share']:.1%} "
             f"subnormal in {ledger.dtype}."
         )
-    if advice.lowest is not None and advice.highest is not None:
-        sentences.append(
-            f"Scales that fit: {_power(advice.lowest)} to {_power(advice.highest)}; the last was {advice.last:g}."
-        )
+    if advice.lowest is not None or advice.highest is not None:
+        which = "all layers but those for float32" if advice.float32_layers else "all layers"
+        sentences.append(f"Scales that fit {which}: {_range(advice)}; the last was {advice.last:g}.")
     return " ".join([*sentences, *advice.sentences])
 
 
@@ -121,5 +123,5 @@ def _difference(ours: Optional[Layer], theirs: Optional[Layer], first: Ledger) -
     return float(sum(abs(a[what] - b[what]) for what in a) + lost)
 
 
-def _power(scale: float) -> str:
-    return f"2**{round(math.log2(scale))}"
+def _range(advice: Advice) -> str:
+    return between(*(None if scale is None else log2(scale) for scale in (advice.lowest, advice.highest)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple
 
 import numpy as np
 
@@ -12,15 +12,20 @@ from ...arrays.exponents import BIAS, NONFINITE, ZERO
 from ...dtypes import LOW_PRECISION
 from ...errors import CheckpointError, StateError, check_fields
 from .layer import Layer
+from .steps import Steps
 
 if TYPE_CHECKING:
     from .ledger import Ledger
 
 KIND, VERSION = "ledger", 1
-_FIELDS = ("kind", "version", "dtype", "every", "steps", "sampled", "skipped", "layers", "scale", "scales", "advice")
+_FIELDS = (
+    *("kind", "version", "dtype", "every", "steps", "sampled", "skipped", "not_taken_last", "non_finite_losses"),
+    *("dynamic_scale", "layers", "scale", "scales", "advice", "overrides"),
+)
 _LAYER_FIELDS = (
-    *("name", "elements", "zero_share", "subnormal_share", "largest", "largest_unscaled", "skips", "nonfinite"),
-    *("lost_update_share", "lost_updates", "histogram", "counts"),
+    *("name", "elements", "zero_share", "subnormal_share", "largest", "largest_unscaled", "skips", "skips_at"),
+    *("nonfinite", "first_and_latest", "weight_before_and_latest", "lost_update_share", "lost_updates"),
+    *("histogram", "counts"),
 )
 
 
@@ -31,14 +36,13 @@ class State(NamedTuple):
     dtype: str
     steps: int
     sampled: int
-    scales: Dict[int, List[int]]
-    last: Optional[float]
+    ends: Steps
     layers: List[Layer]
 
 
-def to_dict(ledger: Ledger, scales: Mapping[int, List[int]], last: Optional[float]) -> Dict[str, Any]:
+def to_dict(ledger: Ledger, ends: Steps) -> Dict[str, Any]:
     """Return a ledger as plain data, with shares, histograms and advice for those who read it."""
-    layers, advice = ledger.layers, ledger.advice()
+    layers, advice, by_scale = ledger.layers, ledger.advice(), ends.by_scale.items()
     return {
         "kind": KIND,
         "version": VERSION,
@@ -47,10 +51,14 @@ def to_dict(ledger: Ledger, scales: Mapping[int, List[int]], last: Optional[floa
         "steps": ledger.steps,
         "sampled": ledger.sampled,
         "skipped": ledger.skipped,
+        "not_taken_last": ends.not_taken_last,
+        "non_finite_losses": ends.non_finite_losses,
+        "dynamic_scale": ends.is_dynamic,
         "layers": [_layer_dict(layer, ledger.dtype) for layer in layers],
-        "scale": {"lowest": advice.lowest, "highest": advice.highest, "last": last},
-        "scales": {str(scale): {"taken": taken, "skipped": skipped} for scale, (taken, skipped) in scales.items()},
+        "scale": {"lowest": advice.lowest, "highest": advice.highest, "last": ends.last},
+        "scales": {str(scale): {"taken": taken, "skipped": skipped} for scale, (taken, skipped) in by_scale},
         "advice": list(advice.sentences),
+        "overrides": advice.overrides,
     }
 
 
@@ -80,18 +88,27 @@ def state_of(data: Any, what: str) -> State:
     try:
         if data["dtype"] not in LOW_PRECISION:
             raise ValueError(f"dtype is {data['dtype']!r}")
-        last = data["scale"]["last"]
         return State(
             every=_count(data["every"]) or 1,
             dtype=data["dtype"],
             steps=_count(data["steps"]),
             sampled=_count(data["sampled"]),
-            scales={int(k): [_count(v["taken"]), _count(v["skipped"])] for k, v in data["scales"].items()},
-            last=None if last is None else float(last),
+            ends=_ends(data),
             layers=[_layer(each, what) for each in data["layers"]],
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
         raise StateError(f"{what} is damaged: {e}.") from e
+
+
+def _ends(data: Mapping[str, Any]) -> Steps:
+    last = data["scale"]["last"]
+    return Steps(
+        by_scale={int(k): [_count(v["taken"]), _count(v["skipped"])] for k, v in data["scales"].items()},
+        last=None if last is None else float(last),
+        not_taken_last=_count(data["not_taken_last"]),
+        non_finite_losses=_count(data["non_finite_losses"]),
+        is_dynamic=bool(data["dynamic_scale"]),
+    )
 
 
 def _layer_dict(layer: Layer, dtype: str) -> Dict[str, Any]:
@@ -102,7 +119,10 @@ def _layer_dict(layer: Layer, dtype: str) -> Dict[str, Any]:
         "largest": _number(layer.largest),
         "largest_unscaled": layer.largest_unscaled,
         "skips": layer.skips,
+        "skips_at": {str(scale): count for scale, count in layer.skips_at.items()},
         "nonfinite": layer.nonfinite,
+        "first_and_latest": [layer.first, layer.latest],
+        "weight_before_and_latest": [layer.weight_before, layer.weight],
         "lost_update_share": layer.lost_share,
         "lost_updates": [layer.lost, layer.moved],
         "histogram": {str(exponent): count for exponent, count in layer.histogram.items()},
@@ -118,14 +138,20 @@ def _sparse(counts: Any) -> Dict[str, int]:
 def _layer(data: Any, what: str) -> Layer:
     check_fields(f"{what}: a layer", data, _LAYER_FIELDS, StateError)
     lost, moved = data["lost_updates"]
+    first, latest = data["first_and_latest"]
+    before, weight = data["weight_before_and_latest"]
     return Layer(
         name=str(data["name"]),
         elements=_count(data["elements"]),
         counts={int(scale): _dense(each) for scale, each in data["counts"].items()},
         largest=math.inf if data["largest"] == "inf" else float(data["largest"]),
         largest_unscaled=float(data["largest_unscaled"]),
-        skips=_count(data["skips"]),
+        skips_at={int(scale): _count(count) for scale, count in data["skips_at"].items()},
         nonfinite=_count(data["nonfinite"]),
+        first=float(first),
+        latest=float(latest),
+        weight_before=float(before),
+        weight=float(weight),
         lost=_count(lost),
         moved=_count(moved),
     )

@@ -18,7 +18,7 @@ number was not computed in it, and loses nothing.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import numpy as np
 
@@ -65,13 +65,16 @@ def unscaled(counts: Dict[int, Any], dtype: str) -> Exponents:
 
 def share_lost(exponents: Exponents, scale: int, dtype: str) -> float:
     """Return the share of elements that vanish if they are multiplied by 2**scale; of those that are not 0."""
-    total = sum(exponents.values())
-    # Half of the smallest number is rounded to it or to 0: ties go to even.
-    lost = sum(count for exponent, count in exponents.items() if exponent + scale < bottom(dtype) - 1)
-    return lost / total if total else 0.0
+    return _share_below(exponents, bottom(dtype) - 1 - scale)  # half of the smallest number: ties go to even
 
 
-def lowest_scale(exponents: Exponents, lost: float, dtype: str) -> Any:
+def share_subnormal(exponents: Exponents, scale: int, dtype: str) -> float:
+    """Return the share of elements that are subnormal if they are multiplied by 2**scale; of those that are not 0."""
+    tiny = round(math.log2(limits(dtype).tiny))
+    return _share_below(exponents, tiny - scale) - share_lost(exponents, scale, dtype)
+
+
+def lowest_scale(exponents: Exponents, lost: float, dtype: str) -> Optional[int]:
     """Return log2 of the smallest scale at which at most a share of elements vanishes; None without elements."""
     if not exponents:
         return None
@@ -79,9 +82,15 @@ def lowest_scale(exponents: Exponents, lost: float, dtype: str) -> Any:
     return next(scale for scale in scales if share_lost(exponents, scale, dtype) <= lost)
 
 
-def highest_scale(largest: float, dtype: str) -> Any:
-    """Return log2 of the largest scale that leaves a magnitude a factor of 2 below the dtype's maximum."""
-    return math.floor(math.log2(limits(dtype).max / 2 / largest)) if largest else None
+def highest_scale(largest: float, margin: int, dtype: str) -> Optional[int]:
+    """Return log2 of the largest scale that leaves a magnitude 2**margin below the dtype's maximum."""
+    return math.floor(math.log2(limits(dtype).max / largest)) - margin if largest else None
+
+
+def _share_below(exponents: Exponents, least: int) -> float:
+    total = sum(exponents.values())
+    below = sum(count for exponent, count in exponents.items() if exponent < least)
+    return below / total if total else 0.0
 
 
 def _vanished(each: Any, dtype: str, most: float) -> Exponents:

@@ -1,0 +1,105 @@
+"""The loss scales that fit a layer, and those that fit all layers, or most of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Optional, Sequence, Tuple
+
+from .layer import Layer
+from .steps import Steps
+from .vanish import Exponents, highest_scale, lowest_scale
+
+MARGIN = 2
+"""Binades between the largest gradient that was seen and the dtype's maximum: one step in many is looked at."""
+
+_FEW = 32  # elements that are not 0, below which what vanishes of a layer tells nothing
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The scales that fit one layer, by log2: not lower than one, not higher than the other; None if there is no end.
+
+    Attributes:
+        name: Of its parameter.
+        elements: Of that.
+        lowest: At a lower scale more vanishes than may.
+        highest: At a higher one its largest gradient comes too near to the dtype's maximum, or steps were skipped.
+    """
+
+    name: str
+    elements: int
+    lowest: Optional[int]
+    highest: Optional[int]
+
+    def is_high_enough(self, scale: int) -> bool:
+        """Return whether 2**scale is not too low."""
+        return self.lowest is None or self.lowest <= scale
+
+    def holds(self, scale: float) -> bool:
+        """Return whether 2**scale fits."""
+        return (self.lowest is None or self.lowest <= scale) and (self.highest is None or scale <= self.highest)
+
+
+@dataclass(frozen=True)
+class CommonFit:
+    """The scales that fit as many layers as any scale does.
+
+    Attributes:
+        lowest, highest: Log2 of them; None if there is no end.
+        left_out: The layers that these scales do not fit; none if some scale fits all.
+        fits_any: Whether they fit any layer.
+    """
+
+    lowest: Optional[int]
+    highest: Optional[int]
+    left_out: Tuple[Fit, ...]
+    fits_any: bool
+
+
+def cap_of(layers: Sequence[Layer], steps: Steps) -> Optional[int]:
+    """Return log2 of the scale that skipped steps allow of which none of the layers was the first; None if any."""
+    explained = {scale for layer in layers for scale in layer.skips_at}
+    return _min(*(scale - 1 - MARGIN for scale in steps.too_high() if scale not in explained))
+
+
+def fit_of(layer: Layer, exponents: Exponents, steps: Steps, lost: float, dtype: str, cap: Optional[int] = None) -> Fit:
+    """Return the scales that fit a layer.
+
+    Args:
+        layer: What was seen of it.
+        exponents: Its elements by exponent, with the scale taken out and with those that vanished.
+        steps: How the steps ended.
+        lost: What share of its elements that are not 0 may vanish. Of n elements chance makes two standard deviations
+            of a count more, 2 * sqrt(lost / n).
+        dtype: The low precision dtype.
+        cap: Log2 of the largest scale for all layers.
+    """
+    count = sum(exponents.values())
+    lowest = lowest_scale(exponents, lost + 2 * math.sqrt(lost / count), dtype) if count >= _FEW else None
+    skipped = [scale - 1 - MARGIN for scale in steps.too_high() if scale in layer.skips_at]
+    highest = _min(cap, highest_scale(layer.largest_unscaled, MARGIN, dtype), *skipped)
+    return Fit(layer.name, layer.elements, lowest, highest)
+
+
+def common_fit(fits: Sequence[Fit]) -> CommonFit:
+    """Return the scales that fit most layers: leaving out as few as possible, of those the smaller.
+
+    So ``lowest`` is never above ``highest``, and without the layers that are left out no layer is.
+    """
+    starts = [-math.inf, *sorted({fit.lowest for fit in fits if fit.lowest is not None})]
+    best = max(starts, key=lambda scale: _served(fits, scale))  # the lowest, of equals
+    kept = [fit for fit in fits if fit.holds(best)]
+    lowest = max((fit.lowest for fit in kept if fit.lowest is not None), default=None)
+    highest = _min(*(fit.highest for fit in kept))
+    return CommonFit(lowest, highest, tuple(fit for fit in fits if fit not in kept), bool(kept))
+
+
+def _served(fits: Sequence[Fit], scale: float) -> Tuple[int, int]:
+    served = [fit.elements for fit in fits if fit.holds(scale)]
+    return len(served), sum(served)
+
+
+def _min(*scales: Optional[int]) -> Optional[int]:
+    known = [scale for scale in scales if scale is not None]
+    return min(known) if known else None

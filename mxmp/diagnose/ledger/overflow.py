@@ -1,0 +1,58 @@
+"""What is said of steps that were not taken."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+from .fit import CommonFit
+from .layer import Layer
+from .steps import TOO_MANY, Steps, log2
+from .words import listed
+
+_IN_A_ROW = 4  # steps that were skipped at one scale after another, from which on the scale is doubted
+_ASK = "mxmp.diagnose.explain or a Watch names the operator or the input"
+
+
+def non_finite_losses(steps: Steps) -> List[str]:
+    """Return what is said of losses that were not finite."""
+    if not steps.non_finite_losses:
+        return []
+    of = f"{steps.non_finite_losses:,} step{'s' if steps.non_finite_losses > 1 else ''}"
+    return [
+        f"The loss itself was NaN or inf in {of}, which no loss scale mends: look at the data, the learning rate and the "
+        f"forward pass. {_ASK}."
+    ]
+
+
+def skips(layers: Sequence[Layer], steps: Steps, common: CommonFit) -> List[str]:
+    """Return what is said of steps that were skipped more often than a dynamic scale has to.
+
+    Args:
+        layers: What was seen.
+        steps: How the steps ended.
+        common: The scales that fit most layers.
+    """
+    if steps.last is None:
+        return []
+    (taken, skipped), last = steps.at_last, log2(steps.last)
+    above, scales = steps.taken_above(last), [scale for scale, (_, count) in steps.by_scale.items() if count]
+    in_a_row = min(steps.not_taken_last, steps.skipped)
+    if in_a_row >= _IN_A_ROW and (above or len(scales) > 1 or last <= 0):
+        what = f"The last {in_a_row} steps were skipped, down to the scale of {steps.last:g}{_first(layers, scales)}."
+        but = f", though {above:,} steps were taken at larger ones" if above else ""
+        return [f"{what} The scale is hardly the cause{but}: {_ASK}."]
+    if skipped < 2 or skipped < TOO_MANY * (taken + skipped):
+        return []
+    what = f"At the scale of {steps.last:g} {skipped} of {taken + skipped} steps were skipped{_first(layers, [last])}."
+    if not steps.is_too_high(last):
+        return [f"{what} The scale is hardly the cause, for {above:,} steps were taken at larger ones: {_ASK}."]
+    if common.left_out or common.highest is None:
+        return [what]
+    return [f"{what} Scale the loss by 2**{common.highest} at most; if steps are skipped there too, {_ASK}."]
+
+
+def _first(layers: Sequence[Layer], scales: Sequence[int]) -> str:
+    """Return in which gradients the steps at some scales were not finite first."""
+    skips = {layer.name: sum(layer.skips_at.get(scale, 0) for scale in scales) for layer in layers}
+    names = sorted((name for name in skips if skips[name]), key=lambda name: -skips[name])
+    return f", first in the gradients of {listed(names)}" if names else ""
