@@ -24,6 +24,7 @@ from ..arrays.norms import sum_of_squares
 from ..errors import TrainerError
 from ..training.observer import Observation, Observer, StepEnd, attached_elsewhere, observe, scaler_of
 from ..training.step import Weights
+from .skipped import why_skipped
 
 _BEFORE_THE_STEP = -2001  # MXNet's GradientUpdateHandler, which calls the trainer's step, has -2000
 
@@ -46,6 +47,9 @@ class StepRecord(NamedTuple):
         subnormal_share: Share of those that are subnormal, likewise.
         largest: The largest magnitude of a gradient, likewise.
         error: What the step raised, in one line.
+        why: Of a skipped step: the weights whose gradients were not finite, each with the share of its elements, the
+            smallest share first. Backward spreads what is not finite to ever more elements, so that one is likely the
+            cause.
     """
 
     step: int
@@ -59,6 +63,7 @@ class StepRecord(NamedTuple):
     subnormal_share: Optional[float] = None
     largest: Optional[float] = None
     error: str = ""
+    why: str = ""
 
 
 class _Norm:
@@ -134,6 +139,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         self._seconds = 0.0  # of the last step
         self._norm: Optional[_Norm] = None
         self._loss: Optional[_Mean] = None
+        self._why = ""
         self._pending: Optional[_Pending] = None
         self._skipped = 0  # how many steps were skipped, up to the one that is written
         self._closed = False
@@ -207,6 +213,10 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         """Compute the sum of the squares of all gradients, in one step of ``every``; it stays on the device."""
         self._norm = _Norm(weights, scale) if self._steps % self._every == 0 else None
 
+    def on_skip(self, weights: Weights) -> None:
+        """Note which gradients are not finite."""
+        self._why = why_skipped(weights)
+
     def on_end(self, end: StepEnd) -> None:
         """Write the step before, and keep this one until the next ends."""
         self._flush()
@@ -214,8 +224,8 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         error = "" if end.error is None else " ".join(f"{type(end.error).__name__}: {end.error}".split())
         self._seconds, scale = time.monotonic() - self._begin, end.loss_scale.value
         record = StepRecord(end.number, self._seconds, end.taken, end.scale, scale, None, None, *_read(shares), error)
-        self._pending = _Pending(record, end.skipped, self._norm, self._loss)
-        self._norm = self._loss = None
+        self._pending = _Pending(record._replace(why=self._why), end.skipped, self._norm, self._loss)
+        self._norm, self._loss, self._why = None, None, ""
         self._steps += 1
         if end.error is not None:  # which may end the program
             self._flush()

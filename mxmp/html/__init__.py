@@ -5,8 +5,8 @@ by one line: ``page(title, ledger_sections(ledger.to_dict()))`` for a file, `fra
 """
 
 from .charts import Line as Line
-from .charts import histogram as histogram
 from .charts import lines as lines
+from .histograms import histogram as histogram
 from .network import Operator as Operator
 from .network import network as network
 from .page import Section as Section
@@ -20,6 +20,7 @@ from .sections import compare_sections as compare_sections
 from .sections import ledger_sections as ledger_sections
 from .sections import policy_sections as policy_sections
 from .sections import report_sections as report_sections
+from .sections import run_lead as run_lead
 from .sections import run_sections as run_sections
 from .sections import steps_sections as steps_sections
 from .tables import Column as Column

@@ -53,16 +53,13 @@ def share(value: Any) -> str:
     """Return a share of 1 as percent.
 
     Example:
-        >>> [share(each) for each in (0, 0.00001, 0.034, 0.5, 1)]
-        ['0 %', '< 0.01 %', '3.4 %', '50 %', '100 %']
+        >>> [share(each) for each in (0, 0.00001234, 0.034, 0.5, 1)]
+        ['0 %', '0.00123 %', '3.4 %', '50 %', '100 %']
     """
     number = to_float(value)
     if number is None or not math.isfinite(number):
         return figure(number)
-    if 0 < number < 1e-4:
-        return "< 0.01 %"
-    percent = 100 * number
-    return f"{percent:.3g} %" if percent == 0 or percent >= 0.1 else f"{percent:.2f} %"
+    return f"{figure(100 * number)} %"
 
 
 def size(count: Any) -> str:

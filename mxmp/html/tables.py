@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
 
 from ..errors import visible
-from .charts import spark
+from .histograms import spark
 from .numbers import figure, finite, share, size, to_float
 from .templating import render
 
@@ -52,11 +52,13 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], caption: str
     """Return a table that sorts by each of its columns and filters by text.
 
     Args:
-        columns: Its columns; the first names the row.
+        columns: Its columns; the first names the row. Others in which no row has anything are left out.
         rows: A value for each column: text, a number, None where it is not known, or a histogram.
         caption: What it holds.
         unit: What its rows are, in the plural.
     """
+    kept = [i for i in range(len(columns)) if i == 0 or not rows or any(row[i] not in (None, "", {}) for row in rows)]
+    columns, rows = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
     largest = [_largest([row[i] for row in rows]) if c.kind == BAR else 0.0 for i, c in enumerate(columns)]
     span = _span([row[i] for row in rows for i, c in enumerate(columns) if c.kind == HISTOGRAM])
     cells: List[List[Cell]] = [

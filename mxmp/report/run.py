@@ -50,7 +50,8 @@ class Run:
         Raises:
             CheckpointError: If the file cannot be written.
         """
-        text = html.page(title or self.name, self._sections(), self.report.policy if self.report else "")
+        lead = html.run_lead(self.report.policy if self.report else "", self.steps, self.ledger)
+        text = html.page(title or self.name, self._sections(), lead)
         if path is not None:
             save_text(text, path)
         return text

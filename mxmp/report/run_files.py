@@ -45,13 +45,7 @@ def read_ledger(path: str) -> Dict[str, Any]:
         _require(data, "scale", dict, "an object with 'lowest', 'highest' and 'last'")
         _require_numbers(data["scale"], ("lowest", "highest", "last"), "scale")
     for i, layer in enumerate(_rows(data, "layers")):
-        _require(layer, "histogram", dict, "counts by exponent", f"layers[{i}]")
-        for key, count in layer["histogram"].items():
-            if not _is_whole(key) or not _is_count(count):
-                raise StateError(
-                    f"layers[{i}] has {key!r}: {count!r} in histogram; expected counts by exponent of two."
-                )
-        _require_numbers(layer, _OF_LAYERS, f"layers[{i}]")
+        _check_layer(layer, f"layers[{i}]")
     return data
 
 
@@ -69,9 +63,10 @@ def read_compare(path: str) -> Dict[str, Any]:
 
 
 def read_steps(path: str) -> List[Dict[str, Any]]:
-    """Return a dict for each step of a log, in their order; cells are numbers or None, 'taken' a bool, 'error' text.
+    """Return a dict for each step of a log, in their order.
 
-    Of a step that a resumed run made again, the last line counts.
+    Cells are numbers or None, 'taken' a bool, 'error' and 'why' text or None. Of a step that a
+    resumed run made again, the last line counts.
     """
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
@@ -142,6 +137,20 @@ def _of_kind(data: Any, kind: str) -> Dict[str, Any]:
     return dict(data)
 
 
+def _check_layer(layer: Mapping[str, Any], where: str) -> None:
+    """Check what is shown of a ledger's layer; of its counts by scale that is the number of zeros."""
+    _require(layer, "histogram", dict, "counts by exponent", where)
+    for key, count in layer["histogram"].items():
+        if not _is_whole(key) or not _is_count(count):
+            raise StateError(f"{where} has {key!r}: {count!r} in histogram; expected counts by exponent of two.")
+    if layer.get("counts") is not None:
+        _require(layer, "counts", dict, "counts by scale", where)
+        for scale, counts in layer["counts"].items():
+            if not isinstance(counts, dict) or not _is_count(counts.get("zero", 0)):
+                raise StateError(f"{where} has {scale!r}: {counts!r} in counts; expected 'zero' and a count.")
+    _require_numbers(layer, _OF_LAYERS, where)
+
+
 def _rows(data: Mapping[str, Any], name: str) -> List[Dict[str, Any]]:
     """Return a list of dicts, each with a name."""
     _require(data, name, list, "a list")
@@ -177,7 +186,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _step(row: Mapping[str, Any], line: int) -> Dict[str, Any]:
-    found: Dict[str, Any] = {"error": row.get("error") or None, "taken": _taken(row.get("taken"), line)}
+    texts = {name: row.get(name) or None for name in ("error", "why")}
+    found: Dict[str, Any] = {**texts, "taken": _taken(row.get("taken"), line)}
     for name in _NUMBERS:
         text = (row.get(name) or "").strip()
         try:

@@ -13,7 +13,7 @@ from mxmp.loss_scale import DynamicLossScale
 from tests.full_disk import files_of_at_most
 from tests.training.adapters import Trainer
 
-COLUMNS = "step,seconds,taken,scale,next_scale,grad_norm,loss,zero_share,subnormal_share,largest,error"
+COLUMNS = "step,seconds,taken,scale,next_scale,grad_norm,loss,zero_share,subnormal_share,largest,error,why"
 
 
 def rows(path):

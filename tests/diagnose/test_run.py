@@ -48,6 +48,8 @@ def test_all_that_a_run_leaves_is_read_and_shown(run, tmp_path):
     text = re.sub(r"<[^>]+>", " ", page)
     for expected in ("net_dense0_fwd", "net_dense1_weight", "FullyConnected", "float16"):
         assert expected in text
+    assert "gradients not finite: &#39;net_dense1_weight&#39; (100 %)" in text and "loss scale" in text
+    assert [row["why"] for row in found.steps] == [None, "gradients not finite: 'net_dense1_weight' (100 %)", None]
     assert len(found.steps) == 3 and [row["taken"] for row in found.steps].count(False) == 1
 
 

@@ -79,7 +79,23 @@ def test_a_skipped_step_is_recorded(make):
     skipped, taken = log.records
     assert (skipped.step, skipped.taken, taken.step, taken.taken) == (1, False, 2, True)
     assert not math.isfinite(skipped.grad_norm) and math.isfinite(taken.grad_norm)
-    assert skipped.error == ""
+    assert skipped.error == "" and skipped.why.startswith("gradients not finite: '") and taken.why == ""
+
+
+def test_the_smallest_share_that_is_not_finite_comes_first():
+    """Of five weights with 1 to 5 elements that are not finite, of 10, and one without."""
+    params = {name: gluon.Parameter(name, shape=(10,)) for name in "fdbace"}
+    for each in params.values():
+        each.initialize(mx.init.One())
+    trainer = mxmp.gluon.Trainer(params, "sgd", loss_scale=DynamicLossScale(init_scale=4))
+    log = Listed().attach(trainer)
+    with autograd.record(), trainer.scale_loss(sum(each.data().sum() for each in params.values())) as scaled:
+        scaled.backward()
+    for count, name in enumerate("abcde", 1):
+        params[name].grad()[:count] = np.nan if count % 2 else np.inf
+    trainer.step(1)
+    log.close()
+    assert log.records[0].why == "gradients not finite: 'a' (10 %), 'b' (20 %), 'c' (30 %) and 2 more"
 
 
 @pytest.mark.parametrize("make", [Trainer, Module], ids=lambda make: make.__name__)

@@ -64,10 +64,20 @@ class Page:
     def open(self, path, width=1440, dark=False, media=""):
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.resize(width)
         self.browser.get(Path(path).resolve().as_uri())
         return self
+
+    def resize(self, width):
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def wait(self, code, condition):
+        """Run a piece of code, and wait until a condition of the page holds."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        self.run(code)
+        WebDriverWait(self.browser, 10).until(lambda _: self.run(f"return {condition}"))
 
     def run(self, code, *args):
         return self.browser.execute_script(code, *args)

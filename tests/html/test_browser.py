@@ -10,7 +10,8 @@ from tests.html.runs import HOSTILE, ledger, report, whole
 
 OPERATORS = "Operators, in the order in which they run"
 GRADIENTS = "Gradients by layer"
-OVERFLOWS = "return document.documentElement.scrollWidth - innerWidth"
+OVERFLOWS = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+WIDTHS = (360, 414, 480, 600, 640, 768, 834, 959, 960, 1000, 1024, 1100, 1280, 1440)
 LINEAR = "const linear = c => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4 };"
 
 
@@ -60,11 +61,45 @@ def test_hostile_names_are_text(chromium, file):
     assert HOSTILE in chromium.column(OPERATORS, 0)
 
 
-@pytest.mark.parametrize("width", [360, 1440])
-def test_nothing_overflows(chromium, file, width):
-    chromium.open(file, width)
-    assert chromium.run("return innerWidth") == width
-    assert chromium.run(OVERFLOWS) <= 0
+def test_nothing_overflows_at_any_width(chromium, file):
+    chromium.open(file)
+    for width in WIDTHS:
+        chromium.resize(width)
+        assert chromium.run("return innerWidth") == width
+        assert chromium.run(OVERFLOWS) <= 0, width
+
+
+def test_texts_of_a_chart_touch_nothing_at_any_width(chromium, file):
+    """Labels of an axis keep off each other, and off caption, legend and the page's edge."""
+    chromium.open(file)
+    code = """
+        const box = e => e.getBoundingClientRect();
+        const touch = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+        const found = [];
+        for (const chart of document.querySelectorAll(".chart")) {
+          const texts = [...chart.querySelectorAll("figcaption, .legend, .up span, .along span, .axis")];
+          texts.forEach((a, i) => texts.slice(i + 1).forEach(b => {
+            if (touch(box(a), box(b))) found.push([a.textContent, b.textContent]);
+          }));
+          for (const e of texts) if (box(e).left < 0 || box(e).right > innerWidth) found.push(e.textContent);
+        }
+        return found;
+    """
+    for width in WIDTHS:
+        chromium.resize(width)
+        assert chromium.run(code) == [], width
+
+
+def test_a_table_that_is_cut_at_the_right_says_so_until_it_is_scrolled(chromium, file):
+    chromium.open(file, 360)
+    more = "return document.querySelector('#operators .scroll').classList.contains('more')"
+    assert chromium.run(more)
+    first = "return document.querySelector('#operators tbody th').getBoundingClientRect().left"
+    at = chromium.run(first)
+    chromium.wait("document.querySelector('#operators .scroll').scrollLeft = 9999", f"!({more[7:]})")
+    assert chromium.run(first) == at  # the name of the row stays
+    chromium.resize(1440)
+    assert chromium.run("return document.querySelectorAll('#steps .table .more').length") == 0
 
 
 def test_wide_tables_scroll_inside_their_box(chromium, file):

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mxmp.html import Line, histogram, lines
-from mxmp.html.charts import RANGES, spark
+from mxmp.html.histograms import RANGES, spark
 
 SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
 NAN, INF = float("nan"), float("inf")
@@ -66,6 +66,46 @@ def test_values_not_known_are_passed_over_and_those_not_finite_are_gaps():
     assert [[round(8 * x) for x, _ in stroke] for stroke in strokes] == [[0, 2], [4], [6, 7]]
 
 
+def test_what_is_not_finite_is_marked_at_the_edge_and_counted():
+    series = [Line("v", [1.0, INF, NAN, None, -INF]), Line("w", [INF, 1.0, 1.0, 1.0, 2.0])]
+    text = str(lines("c", [0, 1, 2, 3, 4], series))
+    found = re.findall(r'<i class="beyond (\w+) k-(s\d)" style="left:([\d.]+)%', text)
+    assert found == [("upper", "s1", "25.0"), ("upper", "s1", "50.0"), ("lower", "s1", "100.0"), ("upper", "s2", "0.0")]
+    assert "not finite (4)" in text
+    assert "not finite" not in str(lines("c", [0, 1], [Line("v", [1.0, None])]))
+
+
+def test_a_chart_with_nothing_to_draw_says_so():
+    text = str(lines("c", [0, 1, 2, 3], [Line("v", [NAN, NAN, INF, None])]))
+    assert "Nothing to draw: 2 × NaN, 1 × ∞" in text and labels(text, "up") == {} != labels(text, "along")
+    assert "Nothing to draw" not in str(lines("c", [0, 1], [Line("v", [NAN, 1.0])]))
+
+
+@pytest.mark.parametrize("dtype, most", [("float16", 4), ("bfloat16", 1), ("float16", 1)])
+def test_zeros_stand_in_the_band_of_what_becomes_0(dtype, most):
+    chart = histogram("h", {0: 4 * most, 1: 2 * most}, dtype, zeros=6)
+    tree = svg(chart)
+    first, second, third = (each for each in tree.iter("rect") if each.get("class") == "column")
+    band = next(each for each in tree.iter("rect") if "k-zero" in each.get("class"))
+    assert float(first.get("x")) == 0 and float(first.get("width")) <= float(band.get("width")) < float(second.get("x"))
+    whole = 6 * most + 6
+    assert first.find("title").text == f"0: 6, {100 * 6 / whole:.3g} %"
+    assert second.find("title").text == f"2⁰ to 2¹: {4 * most}, {100 * 4 * most / whole:.3g} %"
+    assert float(first.get("height")) / float(second.get("height")) == pytest.approx(6 / (4 * most), rel=0.01)
+    assert f"becomes 0 in {dtype} ({100 * 6 / whole:.3g} % are 0)" in str(chart)
+    assert list(labels(chart, "along"))[0] == "0"
+
+
+def test_zeros_that_dwarf_all_others_are_cut_off_at_the_top():
+    bars = [each for each in svg(histogram("h", {0: 1}, zeros=99)).iter("rect") if each.get("class") == "column"]
+    assert bars[0].find("title").text == "0: 99, 99 %" and float(bars[0].get("y")) == pytest.approx(0, abs=0.1)
+    assert float(bars[1].get("height")) > 250
+
+
+def test_a_histogram_of_zeros_alone_is_drawn():
+    assert "100 % are 0" in str(histogram("h", {}, zeros=5))
+
+
 def test_a_point_between_gaps_is_drawn():
     chart = lines("c", [0, 1, 2], [Line("v", [NAN, 1.0, NAN])])
     assert next(p for p in svg(chart).iter("path") if "s1" in p.get("class")).get("d").endswith("h0")
@@ -99,7 +139,7 @@ def test_marks_stand_at_their_steps_and_are_short_where_they_are_many():
 
 def test_a_chart_says_what_it_shows():
     text = str(lines("Loss", [0, 1, 2], [Line("loss", [4.0, 1.0, NAN])], marks=[2], mark_name="skipped step"))
-    assert 'aria-label="Loss: loss from 1 to 4, last 1; skipped step: 1"' in text and "skipped step (1)" in text
+    assert 'aria-label="Loss: loss from 1 to 4, last 1; not finite: 1; skipped step: 1"' in text and "skipped step (1)" in text
 
 
 @pytest.mark.parametrize("dtype", RANGES)

@@ -6,7 +6,16 @@ import re
 
 import pytest
 
-from mxmp.html import compare_sections, fragment, ledger_sections, page, report_sections, run_sections, steps_sections
+from mxmp.html import (
+    compare_sections,
+    fragment,
+    ledger_sections,
+    page,
+    report_sections,
+    run_lead,
+    run_sections,
+    steps_sections,
+)
 from tests.html.runs import compare, ledger, report, row, steps
 
 
@@ -49,6 +58,35 @@ def test_a_ledger_adds_its_layers_up():
     share = f"{100 * counts[-10] / sum(counts.values()):.3g} %"
     assert f"2⁻¹⁰ to 2⁻⁹: {counts[-10]}, {share}" in text
     assert "in 10 sampled steps, one in 10" in text and "<b>Advice</b> Keep the scale." in text
+
+
+def test_zeros_of_a_ledger_are_counted_over_all_layers_and_scales():
+    layers = ledger()["layers"][:2]
+    layers[0]["counts"] = {"0": {"zero": 30, "-3": 5}, "8": {"zero": 12}}
+    total = sum(sum(each["histogram"].values()) for each in layers) + 42
+    assert f"0: 42, {100 * 42 / total:.3g} %" in text_of(ledger_sections(ledger(layers=layers)))
+
+
+def test_the_scales_that_a_ledger_advises_are_not_those_that_it_saw():
+    scale = {"lowest": 64.0, "highest": 2.0**25, "last": 1.0}
+    assert cards_of(ledger_sections(ledger(scale=scale)))["loss scale at the end"] == ("1", "advised: at least 2⁶, at most 2²⁵")
+    unknown = {"lowest": None, "highest": None, "last": 24.0}
+    assert cards_of(ledger_sections(ledger(scale=unknown)))["loss scale at the end"] == ("24", "")
+
+
+@pytest.mark.parametrize(
+    "steps_, ledger_, expected",
+    [
+        (None, None, "compute=float16,loss_scale=dynamic"),
+        ([{"loss": 1.0}], None, "compute=float16,loss_scale=dynamic"),
+        ([{"scale": 1.0}, {"scale": None}, {"scale": 1.0}], {"scale": {"last": 8.0}}, "compute=float16,loss scale 1"),
+        ([{"scale": 256.0}, {"scale": 4.0}, {"scale": "inf"}], None, "compute=float16,loss scale 4 to 256"),
+        (None, {"scale": {"last": 8.0}}, "compute=float16,loss scale 8"),
+        (None, {"scale": None}, "compute=float16,loss_scale=dynamic"),
+    ],
+)
+def test_the_line_under_a_runs_title_has_the_loss_scale_that_it_had(steps_, ledger_, expected):
+    assert run_lead("compute=float16,loss_scale=dynamic", steps_, ledger_) == expected
 
 
 def test_a_ledger_of_an_unknown_dtype_is_shown():
@@ -108,6 +146,13 @@ def test_extreme_values_are_a_page(values):
 
 def test_sizes_beyond_all_floats_are_a_page():
     assert cards_of(report_sections(report(activation_bytes=(10**400, 1))))["activations"] == ("1 bytes", "∞ before")
+
+
+def test_skipped_steps_say_why_if_that_is_known():
+    said = [{"step": 1, "taken": False, "why": "gradients of fc"}, {"step": 2, "taken": False, "error": "E", "why": "no"}]
+    assert re.findall(r'<td class="text">(.*?)</td>', text_of(steps_sections(said))) == ["gradients of fc", "E"]
+    text = text_of(steps_sections([{"step": 1, "taken": False, "why": None, "error": None}]))
+    assert "Skipped steps" in text and ">why<" not in text
 
 
 def test_skipped_steps_are_listed_with_why():

@@ -49,6 +49,13 @@ def test_a_table_without_rows_is_one():
     assert "<tbody>" in str(table([Column("a"), Column("b", "bar"), Column("c", "spark")], [], "c"))
 
 
+def test_columns_in_which_no_row_has_anything_are_left_out():
+    columns = [Column("first"), Column("gone"), Column("kept", "number"), Column("too", "spark"), Column("zero", "bar")]
+    text = str(table(columns, [(None, "", None, {}, 0), (None, None, 0, {}, 0)], "c"))
+    assert re.findall(r"<th scope=\"col\".*?>(.*?)</th>", text) == ["first", "kept", "zero"]
+    assert len(re.findall("<td", text)) == 4
+
+
 @pytest.mark.parametrize(
     "value, text",
     [(0, "0"), (1234, "1,234"), (1234.4, "1,234"), (0.1 + 0.2, "0.3"), (1e-7, "1e-07"), (1e7, "1e+07"), ("", "–"), (True, "–"), ("x", "–")],
@@ -58,5 +65,5 @@ def test_figures(value, text):
 
 
 def test_shares_and_sizes():
-    assert [share(each) for each in (None, 1e-5, 5e-4, 0.123456)] == ["–", "< 0.01 %", "0.05 %", "12.3 %"]
+    assert [share(each) for each in (None, 1.234e-8, 5e-4, 0.123456, 12)] == ["–", "1.23e-06 %", "0.05 %", "12.3 %", "1,200 %"]
     assert [size(each) for each in (None, 0, 999, 1000, 1.5e9, 3e15)] == ["–", "0 bytes", "999 bytes", "1 kB", "1.5 GB", "3e+03 TB"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple
 
-from ..charts import RANGES, histogram
-from ..numbers import figure
+from ..histograms import RANGES, histogram, power
+from ..numbers import figure, to_float
 from ..page import Section, cards, notes
 from ..tables import HISTOGRAM, NUMBER, SHARE, Column, table
 
@@ -23,9 +24,9 @@ def gradients_section(ledger: Mapping[str, Any], before: Sequence[Markup] = ()) 
     """Return a ledger's histogram and table, behind other blocks."""
     dtype = ledger["dtype"] if ledger["dtype"] in RANGES else "float16"
     layers, blocks = ledger["layers"], list(before)
-    counts = _sum(layers)
-    if counts:
-        blocks.append(histogram(f"All gradients, against {dtype}'s range", counts, dtype))
+    counts, zeros = _sum(layers), sum(map(_zeros, layers))
+    if counts or zeros:
+        blocks.append(histogram(f"All gradients, against {dtype}'s range", counts, dtype, zeros))
     blocks.append(table(_columns(dtype), [_row(layer) for layer in layers], "Gradients by layer", "layers"))
     every, sampled = ledger["every"], ledger["sampled"]
     lead = f"Gradients as they were, times the loss scale, in {sampled:,} sampled steps, one in {every:,}."
@@ -40,8 +41,7 @@ def ledger_cards(ledger: Mapping[str, Any]) -> List[Tuple[str, str, str]]:
         ("skipped", figure(skipped), _part(skipped, steps)),
     ]
     if scale.get("last") is not None:
-        between = f"from {figure(scale.get('lowest'))} to {figure(scale.get('highest'))}"
-        found.append(("loss scale at the end", figure(scale["last"]), between))
+        found.append(("loss scale at the end", figure(scale["last"]), _advised(scale)))
     return found
 
 
@@ -49,12 +49,12 @@ def _columns(dtype: str) -> List[Column]:
     return [
         Column("layer"),
         Column("elements", NUMBER, "Number of the gradient's elements"),
-        Column("zero", SHARE, "Share that became zero"),
+        Column("zero", SHARE, "Share that is zero: behind a ReLU that is off, or because it vanished"),
         Column("subnormal", SHARE, f"Share below {dtype}'s normal range, with fewer digits"),
         Column("largest", NUMBER, "Largest magnitude"),
         Column("skips", NUMBER, "Skipped steps that it caused"),
         Column("lost updates", SHARE, "Share of updates below half a bit of the weight, which change nothing"),
-        Column("magnitudes", HISTOGRAM, f"By powers of two; shaded where {dtype} has none", dtype),
+        Column("magnitudes", HISTOGRAM, f"By powers of two, without zeros; shaded where {dtype} has none", dtype),
     ]
 
 
@@ -68,6 +68,24 @@ def _sum(layers: List[Mapping[str, Any]]) -> Dict[int, float]:
     for layer in layers:
         total.update({int(key): count for key, count in (layer.get("histogram") or {}).items()})
     return {exponent: float(count) for exponent, count in total.items()}
+
+
+def _zeros(layer: Mapping[str, Any]) -> int:
+    """Return how many counted elements of a layer are 0, 0 where that was not kept."""
+    return sum(int(each.get("zero", 0)) for each in (layer.get("counts") or {}).values())
+
+
+def _advised(scale: Mapping[str, Any]) -> str:
+    """Return between what scales the ledger advises to stay, as far as it knows."""
+    ends = [(word, scale.get(name)) for word, name in (("at least", "lowest"), ("at most", "highest"))]
+    known = [f"{word} {_power(value)}" for word, value in ends if value is not None]
+    return f"advised: {', '.join(known)}" if known else ""
+
+
+def _power(value: Any) -> str:
+    """Return a scale, as a power of two if it is one."""
+    fraction, exponent = math.frexp(to_float(value) or 0.0)
+    return power(exponent - 1) if fraction == 0.5 else figure(value)
 
 
 def _part(count: int, total: int) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
-from ..numbers import figure
+from ..numbers import figure, finite, to_float
 from ..page import Section, cards, notes
 from .compare import compare_sections
 from .ledger import gradients_section, ledger_cards
 from .report import Pairs, network_section, operators_section, report_cards, report_warnings
-from .steps import steps_cards, steps_section
+from .steps import scales_of, steps_cards, steps_section
 
 
 def run_sections(
@@ -42,6 +42,25 @@ def run_sections(
     if report is not None:
         found.append(operators_section(report, legend))
     return found
+
+
+def run_lead(
+    policy: str, steps: Optional[Sequence[Mapping[str, Any]]] = None, ledger: Optional[Mapping[str, Any]] = None
+) -> str:
+    """Return the line under a run's title: its policy, with the loss scale that the steps had in place of the policy's.
+
+    Args:
+        policy: As text; '' if it is not known.
+        steps: A dict for each step, as `steps_sections` takes them.
+        ledger: A ledger's ``to_dict``.
+    """
+    last = finite(to_float(((ledger or {}).get("scale") or {}).get("last")))
+    scales = scales_of(steps or ()) or ([] if last is None else [last])
+    if not scales:
+        return policy
+    low, high = min(scales), max(scales)
+    fields = [each for each in policy.split(",") if each and not each.startswith("loss_scale=")]
+    return ",".join([*fields, f"loss scale {figure(low)}" + (f" to {figure(high)}" if low < high else "")])
 
 
 def _summary(

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..charts import Line, lines
-from ..numbers import figure, to_float
+from ..numbers import figure, finite, to_float
 from ..page import Section, cards, grid
 from ..tables import NUMBER, Column, table
 
@@ -21,7 +21,8 @@ def steps_sections(steps: Sequence[Mapping[str, Any]]) -> List[Section]:
 
     Args:
         steps: A dict for each step: 'step', 'seconds' since the run began, 'taken', 'scale', 'grad_norm', 'loss',
-            'zero_share', 'subnormal_share', 'largest', 'error', any of them missing, or None where it is not known.
+            'zero_share', 'subnormal_share', 'largest', 'error', 'why', any of them missing, or None where it is not
+            known.
     """
     return [steps_section(steps, [cards(steps_cards(steps))])] if steps else []
 
@@ -32,8 +33,9 @@ def steps_section(steps: Sequence[Mapping[str, Any]], before: Sequence[Markup] =
     marks = [at for at, each in zip(x, steps) if each.get("taken") is False]
     charts = _charts(x, steps, marks)
     blocks = [*before, *([grid(charts)] if charts else [])]
+    names = "scale", "next_scale", "grad_norm"
     skips = [
-        (int(at), each.get("scale"), each.get("next_scale"), each.get("grad_norm"), each.get("error"))
+        (int(at), *(each.get(name) for name in names), each.get("error") or each.get("why"))
         for at, each in zip(x, steps)
         if each.get("taken") is False
     ]
@@ -73,7 +75,7 @@ def _charts(x: List[float], steps: Sequence[Mapping[str, Any]], marks: List[floa
         name: [to_float(each.get(name)) for each in steps]
         for name in ("loss", "scale", "grad_norm", "zero_share", "subnormal_share", "largest")
     }
-    shares = [Line("became zero", columns["zero_share"]), Line("subnormal", columns["subnormal_share"])]
+    shares = [Line("zero", columns["zero_share"]), Line("subnormal", columns["subnormal_share"])]
     wanted = [
         ("Loss", [Line("loss", columns["loss"])], "auto"),
         ("Loss scale", [Line("scale", columns["scale"])], "log2"),
@@ -86,6 +88,12 @@ def _charts(x: List[float], steps: Sequence[Mapping[str, Any]], marks: List[floa
         for caption, series, scale in wanted
         if any(value is not None for line in series for value in line.values)
     ]
+
+
+def scales_of(steps: Sequence[Mapping[str, Any]]) -> List[float]:
+    """Return the scales of a log of steps that are known."""
+    found = (finite(to_float(each.get("scale"))) for each in steps)
+    return [each for each in found if each is not None]
 
 
 def _number(step: Mapping[str, Any], name: str, default: float) -> float:

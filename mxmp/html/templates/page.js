@@ -77,6 +77,13 @@
     count.textContent = rows.length.toLocaleString("en") + " " + box.dataset.unit;
   }
 
+  // A box with more to its right fades out there: not every browser shows a scroll bar.
+  function makeScrollable(box) {
+    const show = () => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+    box.addEventListener("scroll", show, { passive: true });
+    new ResizeObserver(show).observe(box);
+  }
+
   function makeDetails(figure) {
     const details = figure.querySelector(".details");
     figure.querySelectorAll(".box").forEach((box) => {
@@ -98,9 +105,11 @@
     const table = box.querySelector("table");
     makeSortable(table);
     makeFilter(box, table);
+    makeScrollable(box.querySelector(".scroll"));
   });
   document.querySelectorAll(".mxmp .network:not([data-ready])").forEach((figure) => {
     figure.dataset.ready = "";
     makeDetails(figure);
+    figure.querySelectorAll(".scroll").forEach(makeScrollable);
   });
 })();

@@ -1,0 +1,21 @@
+"""Why a step was skipped, in a line for a log."""
+
+from __future__ import annotations
+
+from ..errors import visible
+from ..training.step import Weights
+from .ledger.sample import not_finite
+
+_NAMES = 3  # of weights in a line
+
+
+def why_skipped(weights: Weights) -> str:
+    """Return which gradients of a skipped step are not finite, and what share of each, the smallest share first.
+
+    It waits for the gradients and reads each once, as a sample of a ledger does. '' if all are finite.
+    """
+    parts = sorted(not_finite(weights).items(), key=lambda each: each[1])
+    if not parts:
+        return ""
+    named = ", ".join(f"'{visible(name)}' ({100 * part:.3g} %)" for name, part in parts[:_NAMES])
+    return f"gradients not finite: {named}" + (f" and {len(parts) - _NAMES} more" if len(parts) > _NAMES else "")
