@@ -13,7 +13,7 @@ from mxmp.gluon import convert
 from mxmp.policy import Policy
 from mxmp.tune import Tolerance, tune
 from mxmp.tune.by_time import tune as _tune
-from mxmp.tune.speed.gluon_net import GluonNet
+from mxmp.tune.speed.gluon_net import GluonWorkload
 from mxmp.tune.speed.plan_search import NotRunnable
 from mxmp.tune.speed.problem import NetworkProblem
 from tests.tune.networks import energy
@@ -121,7 +121,7 @@ def test_the_package_gives_the_function():
     assert package.tune is _tune
 
 
-class Unrestrained(GluonNet):
+class Unrestrained(GluonWorkload):
     """A net whose emulated float16 is taken for the real one."""
 
     on_cpu = property(lambda self: False, lambda self, value: None)

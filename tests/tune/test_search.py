@@ -15,7 +15,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.errors import PolicyError, TuneError
 from mxmp.tune import search
-from mxmp.tune.accuracy.choices import Choices
+from mxmp.tune.accuracy.low_operators import LowOperators
 from mxmp.tune.accuracy.minimal import minimal_set
 from tests.tune.networks import FAILING, Task, random_digits, trained_digits
 
@@ -232,12 +232,12 @@ def test_own_errors_order_better_than_carried_ones(tolerance):
     for order in ("own", "carried"):
         judge = mxmp.tune.Tolerance(task.net, task.evaluate, tolerance)
         errors = judge.network.errors(policy)
-        choices = Choices(judge.network, policy)
-        proposals = minimal_set(sorted(choices.items, key=lambda i: -getattr(errors[i.pattern], order)))
+        operators = LowOperators(judge.network, policy)
+        proposals = minimal_set(sorted(operators.items, key=lambda i: -getattr(errors[i.pattern], order)))
         passes = None
         try:
             while True:
-                passes = judge.allows(choices.exactly(proposals.send(passes)))
+                passes = judge.allows(operators.exactly(proposals.send(passes)))
         except StopIteration as end:
             found[order] = len(end.value), judge.evaluations
     assert all(own < carried for own, carried in zip(found["own"], found["carried"]))

@@ -40,7 +40,7 @@ class _Graph(NamedTuple):
     nodes: Sequence[Tuple[str, str]]  # operator and name of each
 
 
-class GluonNet:
+class GluonWorkload:
     """A Gluon net and a batch.
 
     Args:

@@ -39,7 +39,7 @@ class Inputs(NamedTuple):
         return {name: array.shape for name, array in self.data.items()}
 
 
-class ModuleNet:
+class ModuleWorkload:
     """A symbol that modules run.
 
     Args:
@@ -98,7 +98,7 @@ class ModuleNet:
         return run
 
 
-class ModelNet:
+class ModelWorkload:
     """A symbol with its parameters that is converted, bound and run for inference alone.
 
     Args:

@@ -11,7 +11,7 @@ import pytest
 from mxmp.policy import Policy
 from mxmp.symbol import convert_model
 from mxmp.tune.speed.problem import NetworkProblem
-from mxmp.tune.speed.symbol_nets import Inputs, ModelNet, ModuleNet
+from mxmp.tune.speed.symbol_nets import Inputs, ModelWorkload, ModuleWorkload
 
 O1, O2 = Policy.parse("mixed_float16"), Policy.parse("O2")
 DATA, LABEL = (2, 3, 8, 8), (2,)
@@ -42,7 +42,7 @@ def inputs(labels=True):
 @pytest.mark.parametrize("loss", [True, False])
 def test_modules_run_under_every_choice(policy, training, loss):
     symbol = network(loss)
-    workload = ModuleNet(symbol, params_of(symbol), inputs(loss), [mx.cpu()], training)
+    workload = ModuleWorkload(symbol, params_of(symbol), inputs(loss), [mx.cpu()], training)
     problem = NetworkProblem(workload, policy)
     for choice in (problem.choices.untuned, problem.choices.float32):
         assert problem.build(choice)() > 0
@@ -51,7 +51,7 @@ def test_modules_run_under_every_choice(policy, training, loss):
 @pytest.mark.parametrize("for_inference", [True, False])
 def test_models_run_under_every_choice(for_inference):
     symbol = network()
-    workload = ModelNet(symbol, params_of(symbol), inputs(), mx.cpu(), for_inference)
+    workload = ModelWorkload(symbol, params_of(symbol), inputs(), mx.cpu(), for_inference)
     problem = NetworkProblem(workload, O2)
     assert ("BatchNorm" in {group.op for group in problem.choices.groups}) is not for_inference
     for choice in (problem.choices.untuned, problem.choices.float32):
@@ -62,15 +62,15 @@ def test_parameters_stay_as_they_are():
     symbol = network()
     arg_params, aux_params = params_of(symbol)
     before = {name: array.asnumpy() for name, array in [*arg_params.items(), *aux_params.items()]}
-    ModuleNet(symbol, (arg_params, aux_params), inputs(), [mx.cpu()], True).build(O1)()
-    ModelNet(symbol, (arg_params, aux_params), inputs(), mx.cpu(), False).build(O1)()
+    ModuleWorkload(symbol, (arg_params, aux_params), inputs(), [mx.cpu()], True).build(O1)()
+    ModelWorkload(symbol, (arg_params, aux_params), inputs(), mx.cpu(), False).build(O1)()
     mx.nd.waitall()
     for name, array in [*arg_params.items(), *aux_params.items()]:
         np.testing.assert_array_equal(array.asnumpy(), before[name])
 
 
 def test_parameters_that_lack_are_initialized():
-    run = ModuleNet(network(), ({}, {}), inputs(), [mx.cpu()], True).build(O1)
+    run = ModuleWorkload(network(), ({}, {}), inputs(), [mx.cpu()], True).build(O1)
     run()
     mx.nd.waitall()
 
@@ -78,7 +78,7 @@ def test_parameters_that_lack_are_initialized():
 def test_decisions_are_those_of_the_conversion():
     symbol = network()
     params = params_of(symbol)
-    (found,) = ModelNet(symbol, params, inputs(), mx.cpu(), False).decide(O2)
+    (found,) = ModelWorkload(symbol, params, inputs(), mx.cpu(), False).decide(O2)
     shapes = {"data": DATA, "softmax_label": LABEL}
     expected = convert_model(symbol, *params, O2, shapes).report
     assert [(row.name, row.precision) for row in found.report.rows] == [
@@ -92,5 +92,5 @@ def test_no_environment_variable_stays_changed(monkeypatch, value):
     if value is not None:
         monkeypatch.setenv("MXNET_SUBGRAPH_VERBOSE", value)
     symbol = network()
-    ModelNet(symbol, params_of(symbol), inputs(), mx.cpu(), False).build(O1)
+    ModelWorkload(symbol, params_of(symbol), inputs(), mx.cpu(), False).build(O1)
     assert os.environ.get("MXNET_SUBGRAPH_VERBOSE") == value
