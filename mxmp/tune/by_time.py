@@ -150,7 +150,7 @@ def _search(
         changes=find_changes(problem.decided, policy) if policy.is_mixed else (),
         notes=(*notes, *_notes(found, runs)),
         proved=found.proved,
-        holds_for=holds_here(workload.on_cpu, workload.shapes, workload.symbols),
+        holds_for=holds_here(workload.on_cpu, workload.shapes, workload.symbols, workload.dtypes, workload.options),
     )
 
 

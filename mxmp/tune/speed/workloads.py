@@ -73,13 +73,18 @@ def _by_name(batch: mx.io.DataBatch, described: Any) -> Dict[str, mx.nd.NDArray]
 
 
 def _module(module: mx.mod.Module, batch: Any, training: bool) -> Workload:
-    """Return a module's workload; parameters that have no values yet are initialized in copies."""
+    """Return a module's workload; parameters that have no values yet are initialized in copies.
+
+    These are made and bound as the module is: with its fixed parameters, states, contexts of groups and ``grad_req``.
+    """
     if isinstance(batch, mx.io.DataBatch):
         names = [*module.data_names, *module.label_names]
         batch = dict(zip(names, [*batch.data, *(batch.label or ())]))
     params = module.get_params() if module.params_initialized else ({}, {})
     inputs = _inputs(module.symbol, batch, set(module.label_names))
-    return ModuleWorkload(module.symbol, params, inputs, modules.contexts(module), training)
+    bound = {"grad_req": modules.grad_req(module) or "write", "inputs_need_grad": module.inputs_need_grad}
+    contexts = modules.contexts(module)
+    return ModuleWorkload(module.symbol, params, inputs, contexts, training, modules.made_with(module), bound)
 
 
 def _model(network: Any) -> Tuple[Any, Tuple[Dict[str, Any], Dict[str, Any]]]:
