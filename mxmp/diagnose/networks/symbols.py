@@ -13,7 +13,7 @@ from ... import dtypes
 from ...errors import ConvertError
 from ...lru_cache import LRUCache
 from ...module import Module
-from ...mxnet_private.modules import ModuleBase
+from ...mxnet_private.modules import ModuleBase, made_with
 from ...policy import Policy
 from ...report import Decisions
 from ...symbol import ConvertedModel, convert_graph, convert_model, on_cpu
@@ -95,17 +95,17 @@ class BoundModule(Network):
 
     @contextlib.contextmanager
     def under(self, policy: Policy) -> Iterator[Any]:
-        """Give a Module of the same symbol, shapes, contexts and parameters."""
+        """Give a Module made and bound as the owner's is, with the same parameters."""
         module = self._module
-        made = Module(
-            module.symbol,
-            module.data_names,
-            module.label_names,
-            module.logger,
-            ModuleBase.mx_context(module),
-            policy=policy,
+        names = module.data_names, module.label_names
+        made = Module(module.symbol, *names, module.logger, policy=policy, **made_with(module))
+        made.bind(
+            module.data_shapes,
+            module.label_shapes,
+            for_training=module.for_training,
+            inputs_need_grad=module.inputs_need_grad,
+            grad_req=ModuleBase.mx_grad_req(module),
         )
-        made.bind(module.data_shapes, module.label_shapes, for_training=module.for_training)
         made.set_params(self._args, self._aux)
         yield made
 

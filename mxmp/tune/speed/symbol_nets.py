@@ -12,9 +12,10 @@ from ...arrays.casts import to_float32
 from ...devices.amx import variable_set
 from ...module import Module
 from ...module.binding import prepare
+from ...passes.scale_loss import is_loss_head
 from ...policy import Policy
 from ...report import Decisions
-from ...symbol import convert_model
+from ...symbol import convert_model, to_graph
 from ...symbol.rewrite import on_cpu
 from .problem import unwarned
 from .stopwatch import Run
@@ -97,14 +98,16 @@ class ModuleWorkload:
         """Bind a module of its own under a policy."""
         module = self._bind(policy)
         batch = self._inputs.batch()
+        graph = to_graph(self._symbol)
+        given = not all(is_loss_head(graph.nodes[head.node]) for head in graph.heads)  # these take no gradients
         ones: List[mx.nd.NDArray] = []
 
         def run() -> None:
             module.forward(batch, is_train=self.training)
             if self.training:
-                if not ones:  # of the true shapes; loss heads ignore them
+                if given and not ones:  # of the true shapes
                     ones.extend(mx.nd.ones(output.shape, output.ctx) for output in module.get_outputs())
-                module.backward(ones)
+                module.backward(ones or None)
 
         return run
 

@@ -12,6 +12,7 @@ from mxmp.policy import Policy
 from mxmp.symbol import convert_model
 from mxmp.tune.speed.problem import NetworkProblem
 from mxmp.tune.speed.symbol_nets import Inputs, ModelWorkload, ModuleWorkload
+from mxmp.tune.speed.workloads import make_workload
 
 O1, O2 = Policy.parse("mixed_float16"), Policy.parse("O2")
 DATA, LABEL = (2, 3, 8, 8), (2,)
@@ -94,3 +95,55 @@ def test_no_environment_variable_stays_changed(monkeypatch, value):
     symbol = network()
     ModelWorkload(symbol, params_of(symbol), inputs(), mx.cpu(), False).build(O1)
     assert os.environ.get("MXNET_SUBGRAPH_VERBOSE") == value
+
+
+def recurrent():
+    """A network with a state, in two groups of nodes."""
+    with mx.AttrScope(ctx_group="first"):
+        data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc")
+    with mx.AttrScope(ctx_group="second"):
+        state = mx.sym.FullyConnected(mx.sym.var("state", shape=(2, 5)), num_hidden=5, name="memory")
+        return mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(data + state)), name="loss")
+
+
+def test_copies_of_a_module_are_made_and_bound_as_it_is():
+    groups = {"first": mx.cpu(0), "second": mx.cpu(1)}
+    module = mx.mod.Module(
+        recurrent(), ["data"], [], fixed_param_names=["fc_bias"], state_names=["state"], group2ctxs=groups
+    )
+    module.bind([("data", (2, 3))], None, inputs_need_grad=True, grad_req={"memory_bias": "add"})
+    module.init_params()
+    workload = make_workload(module, [{"data": mx.nd.ones((2, 3))}], training=True, for_inference=False)
+    assert workload.options == {
+        "fixed_param_names": "fc_bias",
+        "state_names": "state",
+        "group2ctxs": "first: cpu(0), second: cpu(1)",
+        "grad_req": "memory_bias: add",
+        "inputs_need_grad": "True",
+    }
+    group = workload._bind(O1)._exec_group
+    assert group.grad_req == module._exec_group.grad_req and group.grad_req["fc_bias"] == "null"
+    assert group.execs[0].arg_dict["memory_weight"].context == mx.cpu(1)
+    (decided,) = workload.decide(O2)
+    stored = {decided.before.nodes[position].name for position in decided.plan.low_params}
+    assert "memory_weight" in stored and "state" not in stored
+    workload.build(O1)()
+    mx.nd.waitall()
+
+
+def test_options_that_are_the_usual_ones_are_not_said_and_inference_has_no_gradients():
+    module = mx.mod.Module(network())
+    module.bind([("data", DATA)], [("softmax_label", LABEL)], grad_req="add")
+    module.init_params()
+    batches = [{"data": mx.nd.ones(DATA)}]
+    assert make_workload(module, batches, False, False).options == {}
+    assert make_workload(module, batches, True, False).options == {"grad_req": "add"}
+    several = mx.mod.Module(network(), context=[mx.cpu(0), mx.cpu(1)])
+    assert make_workload(several, batches, True, False).options == {"context": "cpu(0), cpu(1)"}
+
+
+def test_a_network_that_ends_in_the_mean_of_its_losses_trains():
+    """Modules cannot give its output a gradient, as they take the first axis for that of the batch."""
+    loss = mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(network(loss=False))), name="loss")
+    ModuleWorkload(loss, params_of(loss), inputs(labels=False), [mx.cpu()], True).build(O1)()
+    mx.nd.waitall()
