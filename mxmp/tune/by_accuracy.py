@@ -37,6 +37,7 @@ def search(
     higher_is_better: bool = True,
     max_evaluations: int = _MAX_EVALUATIONS,
     ctx: Any = None,
+    for_inference: bool = False,
     progress: bool = True,
 ) -> SearchResult:
     """Find the fewest operators to keep in float32 for a network to be as good as in float32.
@@ -61,6 +62,9 @@ def search(
         higher_is_better: Whether a metric is better if it is higher, as an accuracy is, or if it is lower, as a loss.
         max_evaluations: How often ``evaluate`` may be called, 4 times at least.
         ctx: Where a symbol runs, the CPU unless given.
+        for_inference: Whether ``evaluate`` gets, under policies of low precision, a network that only infers, with
+            BatchNorm folded as the conversion's ``for_inference`` does it: the policy found is for such a network. Not
+            for a Module.
         progress: Whether to show on a terminal what is being tried.
 
     Returns:
@@ -94,7 +98,13 @@ def search(
     with _shown(progress) as show:
         show("float32")
         judge = Tolerance(
-            net_or_model, evaluate, tolerance, higher_is_better=higher_is_better, batches=batches, ctx=ctx
+            net_or_model,
+            evaluate,
+            tolerance,
+            higher_is_better=higher_is_better,
+            batches=batches,
+            ctx=ctx,
+            for_inference=for_inference,
         )
         return _Search(judge, parsed, max_evaluations, show).run()
 
