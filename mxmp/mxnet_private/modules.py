@@ -27,7 +27,7 @@ _OPTIONS = {
 
 
 def made_with(module: mx.mod.BaseModule) -> Dict[str, Any]:
-    """Return the options that a bucketing module was made with, by the names of its constructor."""
+    """Return the options that a module of MXNet's was made with, bucketing or not, by the names of its constructor."""
     return {name: of(module) for name, of in _OPTIONS.items()}
 
 
@@ -35,6 +35,7 @@ def made_with(module: mx.mod.BaseModule) -> Dict[str, Any]:
 reset_bind = method(_Module, "_reset_bind", "forgets the executors")
 sync_params_from_devices = method(_Module, "_sync_params_from_devices", "copies values from the executors")
 contexts = attribute(_Module, "_context", "the list of contexts")
+grad_req = attribute(_Module, "_grad_req", "the grad_req given to bind; None before it")
 
 
 class ModuleBase(mx.mod.Module):
@@ -48,7 +49,7 @@ class ModuleBase(mx.mod.Module):
     mx_fixed_param_names = attribute(_Module, "_fixed_param_names", "the parameters that are not trained")
     mx_state_names = attribute(_Module, "_state_names", "the inputs that are states")
     mx_group2ctxs = attribute(_Module, "_group2ctxs", "the contexts of groups of nodes")
-    mx_grad_req = attribute(_Module, "_grad_req", "the grad_req given to bind")
+    mx_grad_req = grad_req
     mx_data_shapes = attribute(_Module, "_data_shapes", "the DataDescs of the data")
     mx_label_shapes = attribute(_Module, "_label_shapes", "the DataDescs of the labels")
     mx_exec_group = attribute(_Module, "_exec_group", "the executors, one for each context")

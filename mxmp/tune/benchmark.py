@@ -25,7 +25,7 @@ from .speed.plan_search import NotRunnable
 from .speed.problem import start, unwarned
 from .speed.race import FEWEST, NOISY, Lap, Race
 from .speed.stopwatch import Stopwatch
-from .speed.symbol_nets import ModelNet, ModuleNet
+from .speed.symbol_nets import ModelWorkload, ModuleWorkload
 from .speed.workloads import make_workload
 
 _MOST_ROUNDS = 101
@@ -155,7 +155,7 @@ def benchmark(
         check_matches(policy, [(node.op, node.name) for node in to_graph(symbol).operators()])
     named = {FLOAT32: Policy(), **{name: policy for name, policy in policies.items() if policy.is_mixed}}
     workload = make_workload(model, [batch], objective == TRAINING, for_inference)
-    assert isinstance(workload, (ModelNet, ModuleNet))  # what it makes of a model
+    assert isinstance(workload, (ModelWorkload, ModuleWorkload))  # what it makes of a model
     laps, failures = _start(workload, named)
     race: Race[str] = Race()
     with showing_progress(progress) as show:

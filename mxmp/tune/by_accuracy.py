@@ -15,7 +15,7 @@ from ..diagnose.batches import Batches
 from ..errors import TuneError
 from ..policy import Policy
 from ..report import Row
-from .accuracy.choices import Choices, Kept, Operators
+from .accuracy.low_operators import Kept, LowOperators, Operators
 from .accuracy.minimal import minimal_set
 from .accuracy.result import SearchResult as SearchResult
 from .accuracy.result import SearchRow as SearchRow
@@ -37,6 +37,7 @@ def search(
     higher_is_better: bool = True,
     max_evaluations: int = _MAX_EVALUATIONS,
     ctx: Any = None,
+    for_inference: bool = False,
     progress: bool = True,
 ) -> SearchResult:
     """Find the fewest operators to keep in float32 for a network to be as good as in float32.
@@ -61,6 +62,9 @@ def search(
         higher_is_better: Whether a metric is better if it is higher, as an accuracy is, or if it is lower, as a loss.
         max_evaluations: How often ``evaluate`` may be called, 4 times at least.
         ctx: Where a symbol runs, the CPU unless given.
+        for_inference: Whether ``evaluate`` gets, under policies of low precision, a network that only infers, with
+            BatchNorm folded as the conversion's ``for_inference`` does it: the policy found is for such a network. Not
+            for a Module.
         progress: Whether to show on a terminal what is being tried.
 
     Returns:
@@ -94,7 +98,13 @@ def search(
     with _shown(progress) as show:
         show("float32")
         judge = Tolerance(
-            net_or_model, evaluate, tolerance, higher_is_better=higher_is_better, batches=batches, ctx=ctx
+            net_or_model,
+            evaluate,
+            tolerance,
+            higher_is_better=higher_is_better,
+            batches=batches,
+            ctx=ctx,
+            for_inference=for_inference,
         )
         return _Search(judge, parsed, max_evaluations, show).run()
 
@@ -114,7 +124,7 @@ class _Search:
 
     def __init__(self, judge: Tolerance, policy: Policy, most: int, show: _Show) -> None:
         self._judge, self._most, self._show = judge, most, show
-        self._choices = Choices(judge.network, policy)
+        self._operators = LowOperators(judge.network, policy)
         show("errors of operators")
         self._errors = judge.network.errors(policy)
 
@@ -123,7 +133,7 @@ class _Search:
         nothing: Kept = frozenset()
         if self._passes(nothing):
             return self._result(nothing, is_minimal=True)
-        items = sorted(self._choices.items, key=self._sensitivity, reverse=True)
+        items = sorted(self._operators.items, key=self._sensitivity, reverse=True)
         best = frozenset(items)
         if not items or not self._passes(best):
             raise self._unreachable()
@@ -140,67 +150,67 @@ class _Search:
             return self._result(best, is_minimal=False)
 
     def _passes(self, kept: Kept) -> bool:
-        policy = self._choices.exactly(kept)
+        policy = self._operators.exactly(kept)
         if self._judge.evaluations >= self._most and not self._judge.knows(policy):
             raise _Ended
-        self._show(f"evaluation {self._judge.evaluations + 1}: {len(kept)} of {len(self._choices.items)} in float32")
+        self._show(f"evaluation {self._judge.evaluations + 1}: {len(kept)} of {len(self._operators.items)} in float32")
         return self._judge.allows(policy)
 
     def _sensitivity(self, item: Operators) -> Tuple[float, float]:
         """Return what orders operators: their own error, and between equal ones that which is carried to them."""
-        return max(self._error(self._choices.rows[number]) for number in item.numbers)
+        return max(self._error(self._operators.rows[number]) for number in item.numbers)
 
     def _error(self, row: Row) -> Tuple[float, float]:
         found = self._errors.get(row.name)
         return (found.own, found.carried) if found else (-1.0, -1.0)
 
     def _unreachable(self) -> TuneError:
-        choices, judge = self._choices, self._judge
-        policy = choices.exactly(frozenset(choices.items))
-        low = [f"'{choices.rows[number].name}' ({choices.rows[number].op})" for number in choices.fixed]
+        operators, judge = self._operators, self._judge
+        policy = operators.exactly(frozenset(operators.items))
+        low = [f"'{operators.rows[number].name}' ({operators.rows[number].op})" for number in operators.fixed]
         causes = [f"{policy.compute_dtype} is asked for by name of {', '.join(low[:3])}"] if low else []
         causes += [f"{len(low) - 3} more"] if len(low) > 3 else []
         causes += [f"the outputs come in {policy.output_dtype}"] if policy.output_dtype != dtypes.FLOAT32 else []
         return TuneError(
-            f"with all {len(choices.items)} operators in float32 that can be kept there, the metric is "
+            f"with all {len(operators.items)} operators in float32 that can be kept there, the metric is "
             f"{judge.metric(policy):.6g}; it has to be {judge.required}. "
             + (f"What is left: {' and '.join(causes)}." if causes else "Is the tolerance below the noise of evaluate?")
         )
 
     def _final(self, kept: Kept, may_measure: bool) -> Policy:
         """Return the policy that keeps operators by their names alone, others following, if that was as good too."""
-        exact, plain = self._choices.exactly(kept), self._choices.keeping(kept)
+        exact, plain = self._operators.exactly(kept), self._operators.keeping(kept)
         known = self._judge.knows(plain) or (may_measure and self._judge.evaluations < self._most)
         with contextlib.suppress(KeyboardInterrupt):
             return plain if known and self._judge.allows(plain) else exact
         return exact
 
     def _result(self, kept: Kept, is_minimal: bool) -> SearchResult:
-        judge, choices = self._judge, self._choices
+        judge, operators = self._judge, self._operators
         policy = self._final(kept, may_measure=is_minimal)
         after = judge.network.rows(policy)
         return SearchResult(
             policy=policy,
             metric=judge.metric(policy),
             reference=judge.reference,
-            given=judge.metric(choices.policy),
+            given=judge.metric(operators.policy),
             tolerance=judge.tolerance,
             higher_is_better=judge.higher_is_better,
             evaluations=judge.evaluations,
             is_minimal=is_minimal,
-            float32_operators=(_count_float32(choices.rows), _count_float32(after)),
+            float32_operators=(_count_float32(operators.rows), _count_float32(after)),
             operators=len(after),
             rows=tuple(self._rows(kept, after)),
         )
 
     def _rows(self, kept: Kept, after: Sequence[Row]) -> Iterator[SearchRow]:
         """Yield a row for each operator that was in low precision, the largest errors first."""
-        choices = self._choices
-        items = {number: item for item in choices.items for number in item.numbers}
+        operators = self._operators
+        items = {number: item for item in operators.items for number in item.numbers}
         without = {item: self._known_metric(kept - {item}) for item in kept}
-        numbers = sorted([*items, *choices.fixed])
-        for number in sorted(numbers, key=lambda number: self._error(choices.rows[number]), reverse=True):
-            row, item = choices.rows[number], items.get(number)
+        numbers = sorted([*items, *operators.fixed])
+        for number in sorted(numbers, key=lambda number: self._error(operators.rows[number]), reverse=True):
+            row, item = operators.rows[number], items.get(number)
             own, carried = self._error(row) if row.name in self._errors else (math.nan, math.nan)
             if item in kept:
                 yield SearchRow(row.name, row.op, own, carried, "yes", without[item])
@@ -210,7 +220,7 @@ class _Search:
                 yield SearchRow(row.name, row.op, own, carried, state)
 
     def _known_metric(self, kept: Kept) -> Optional[float]:
-        policy = self._choices.exactly(kept)
+        policy = self._operators.exactly(kept)
         return self._judge.metric(policy) if self._judge.knows(policy) else None
 
 

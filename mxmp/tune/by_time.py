@@ -26,6 +26,11 @@ from .speed.race import NOISY
 from .speed.workloads import make_workload
 from .store import file_name, require_writable, stored_plan
 
+_APART = (
+    "The net has {count} graphs. Each runs by itself, once, on what it was called with first; what the net computes "
+    "between them, and gradients that go from one to the other, are not in the times."
+)
+
 _LOG = logging.getLogger(__name__)
 
 SECONDS = 60.0
@@ -75,7 +80,8 @@ def tune(
             machine, that is returned without timing anything; with ``within``, once that has been asked. Else what is
             found is written there, unless the last measurement was interrupted.
         within: Tells whether the results of a policy are good enough; only such a policy is returned. Where those of
-            ``policy`` are not, tuning begins with what `search` makes of it.
+            ``policy`` are not, tuning begins with what `search` makes of it. It has to measure the same network, with
+            the same ``for_inference``.
         **changes: Fields of the policy that overrule it.
 
     Returns:
@@ -83,8 +89,8 @@ def tune(
 
     Raises:
         PolicyError: If the policy is invalid, or float32, or one of its patterns matches nothing.
-        TuneError: If an argument is wrong, or ``store`` a file that is no plan; or if the policy computes in float16
-            and the network runs on a CPU.
+        TuneError: If an argument is wrong, ``store`` a file that is no plan, or ``within`` measures another network;
+            or if the policy computes in float16 and the network runs on a CPU.
         CheckpointError: If ``store`` cannot be written, which is looked at before anything is measured.
         ConvertError: If the network cannot be converted.
     """
@@ -94,6 +100,8 @@ def tune(
     if store is not None:
         require_folder(file_name("store", store))
     workload = make_workload(net_or_model, batches, objective == TRAINING, for_inference, forward)
+    if within is not None:
+        within.require_measures(net_or_model, workload.symbols, for_inference)
     if parsed.has_overrides:
         graphs = [to_graph(symbol) for symbol in workload.symbols]
         check_matches(parsed, [(node.op, node.name) for graph in graphs for node in graph.operators()])
@@ -133,6 +141,8 @@ def _search(
     notes: List[str] = []
     if not runs:
         notes.append(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
+    if len(workload.symbols) > 1:
+        notes.append(_APART.format(count=len(workload.symbols)))
     problem = NetworkProblem(workload, parsed, seconds, runs, allows)
     with showing_progress(_shows(progress)) as on_trial:
         try:
@@ -150,7 +160,7 @@ def _search(
         changes=find_changes(problem.decided, policy) if policy.is_mixed else (),
         notes=(*notes, *_notes(found, runs)),
         proved=found.proved,
-        holds_for=holds_here(workload.on_cpu, workload.shapes, workload.symbols),
+        holds_for=holds_here(workload.on_cpu, workload.shapes, workload.symbols, workload.dtypes, workload.options),
     )
 
 

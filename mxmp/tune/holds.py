@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, fields
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ..devices.check import read_gpus
 from ..devices.machine import Machine, read_machine
+from ..dtypes import FLOAT32
 from ..graph import Graph
 from ..passes import EraseCasts
 from ..symbol import to_graph
 
 Shapes = Dict[str, Tuple[int, ...]]
 """Shapes of inputs by name."""
+
+Named = Dict[str, str]
+"""Dtypes of inputs, or options, by name."""
 
 CPU = "CPU"
 
@@ -31,20 +35,33 @@ class HoldsFor:
         device: 'CPU', or the names of the GPUs.
         shapes: Shapes of the inputs by name.
         network: A digest of the float32 network's operators, their names and attributes.
+        dtypes: Dtypes of the inputs by name; None if it is not known, as in files of the first format.
+        options: How the network is run, by name, as far as that is not MXNet's default: what ``hybridize`` was given,
+            or what a Module was made and bound with. None as above.
     """
 
     machine: Machine
     device: str
     shapes: Shapes
     network: str
+    dtypes: Optional[Named] = None
+    options: Optional[Named] = None
 
     def __str__(self) -> str:
         """Return it in one line."""
-        shapes = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
-        return f"{self.machine}; on {self.device}; {shapes}; network {self.network}"
+        others = {name: f" {dtype}" for name, dtype in (self.dtypes or {}).items() if dtype != FLOAT32}
+        shapes = ", ".join(f"{name}{others.get(name, '')} {shape}" for name, shape in self.shapes.items())
+        options = [f"{name}={value}" for name, value in (self.options or {}).items()]
+        return "; ".join([str(self.machine), f"on {self.device}", shapes, *options, f"network {self.network}"])
 
-    def differences(self, shapes: Optional[Shapes] = None, network: Optional[str] = None) -> List[str]:
-        """Return a phrase for each thing in which this process differs; shapes and network count if they are given."""
+    def differences(
+        self,
+        shapes: Optional[Shapes] = None,
+        network: Optional[str] = None,
+        dtypes: Optional[Named] = None,
+        options: Optional[Named] = None,
+    ) -> List[str]:
+        """Return a phrase for each thing in which this process differs; what is given counts, the machine always."""
         pairs = [("device", describe_device(self.device == CPU), self.device)]
         here = read_machine()
         for field in fields(Machine):
@@ -56,15 +73,18 @@ class HoldsFor:
             for what, value, wanted in pairs
             if value != wanted
         ]
-        found += [] if shapes is None else _other_shapes(shapes, self.shapes)
+        found += _other("shape of ", shapes, self.shapes)
+        found += _other("dtype of ", dtypes, self.dtypes)
+        found += _other("", options, self.options)
         if network not in (None, self.network):
             found.append(f"network: found another one ({network}, expected {self.network}): other operators or names")
         return found
 
 
-def holds_here(on_cpu: bool, shapes: Shapes, symbols: Iterable[Any]) -> HoldsFor:
+def holds_here(on_cpu: bool, shapes: Shapes, symbols: Iterable[Any], dtypes: Named, options: Named) -> HoldsFor:
     """Return what times hold for that are measured now."""
-    return HoldsFor(read_machine(), describe_device(on_cpu), dict(shapes), digest(symbols))
+    device = describe_device(on_cpu)
+    return HoldsFor(read_machine(), device, dict(shapes), digest(symbols), dict(dtypes), dict(options))
 
 
 def describe_device(on_cpu: bool) -> str:
@@ -86,9 +106,12 @@ def digest(symbols: Iterable[Any]) -> str:
     return found.hexdigest()[:_DIGITS]
 
 
-def _other_shapes(found: Shapes, expected: Shapes) -> List[str]:
+def _other(what: str, found: Optional[Mapping[str, Any]], expected: Optional[Mapping[str, Any]]) -> List[str]:
+    """Return a phrase for each name with another value, none if one of the two is not known."""
+    if found is None or expected is None:
+        return []
     names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
-    return [f"shape of {name}: found {_text(found.get(name))}, expected {_text(expected.get(name))}" for name in names]
+    return [f"{what}{name}: found {_text(found.get(name))}, expected {_text(expected.get(name))}" for name in names]
 
 
 def _text(value: Any) -> str:

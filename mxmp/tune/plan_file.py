@@ -9,8 +9,11 @@ from typing import Any, Callable, Dict, NamedTuple
 from ..errors import TuneError
 from ..policy import Policy
 
-FORMAT = "mxmp tuned plan 1"
+FORMAT = "mxmp tuned plan 2"
 """Another number when the fields change."""
+
+_BEFORE = "mxmp tuned plan 1"
+_NOT_SAID = {"dtypes": None, "options": None}  # by the format before, of what a plan holds for
 
 TRAINING, INFERENCE = "training", "inference"
 OBJECTIVES = (TRAINING, INFERENCE)
@@ -30,14 +33,19 @@ def read(text: str) -> Dict[str, Any]:
     except (ValueError, RecursionError) as e:
         raise TuneError(f"this is no tuned plan of mxmp: it is no JSON ({e}).") from e
     found = data.pop("format", None) if isinstance(data, dict) else None
-    if found != FORMAT:
+    if found not in (FORMAT, _BEFORE):
         raise TuneError(f"this is no tuned plan of this version of mxmp: format {found!r}; expected {FORMAT!r}.")
+    if found == _BEFORE and isinstance(data.get("holds_for"), dict):
+        data["holds_for"].update(_NOT_SAID)
     fields: Dict[str, Any] = _read(_PLAN, data, "the plan")
     return fields
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    """Return a value that has to be of a kind: a `_Kind`, [that of all items], {_ANY: that of all}, or {field: its}."""
+    """Return a value that has to be of a kind: a `_Kind`, [that of all items], {_ANY: that of all}, or {field: its}.
+
+    What is (one of these,) may be null.
+    """
     if isinstance(kind, _Kind):
         try:
             return kind.read(value)
@@ -45,6 +53,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
             raise TuneError(
                 f"the tuned plan is damaged: {where} is {value!r}; expected {kind.words}. {e}".strip()
             ) from e
+    if isinstance(kind, tuple):
+        return None if value is None else _read(kind[0], value, where)
     if not isinstance(value, type(kind)):
         words = "a list" if isinstance(kind, list) else "an object"
         raise TuneError(f"the tuned plan is damaged: {where} is {value!r}; expected {words}.")
@@ -108,5 +118,7 @@ _PLAN: Dict[str, Any] = {
         "device": _TEXT,
         "shapes": {_ANY: [_SIZE]},
         "network": _TEXT,
+        "dtypes": ({_ANY: _TEXT},),
+        "options": ({_ANY: _TEXT},),
     },
 }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
 import mxnet as mx
 from mxnet import gluon
 
+from ..dtypes import canonical
 from ..errors import CheckpointError, TuneError
 from ..policy import Policy
-from .holds import Shapes, digest
+from .holds import Named, Shapes, digest
 from .result import TRAINING, TuneResult
 from .speed.gluon_net import Forward
 from .speed.problem import Workload
@@ -23,38 +24,47 @@ def load(
     batches: Any = None,
     *,
     shapes: Optional[Mapping[str, Any]] = None,
+    dtypes: Optional[Mapping[str, Any]] = None,
     forward: Optional[Forward] = None,
 ) -> TuneResult:
     """Return the tuned plan in a file, if it holds here.
 
-    Processor, AMX, the environment variables of threads, and MXNet's build are compared always; network and shapes if
-    they are given. ``load(path).policy`` is what `convert` takes.
+    Processor, AMX, the environment variables of threads, and MXNet's build are compared always; network, shapes and
+    dtypes if they are given, and with batches how the network is run. ``load(path).policy`` is what `convert` takes.
 
     Args:
         path: A file that `TuneResult.save`, ``tune(..., store=path)`` or ``mxmp tune -o`` wrote.
         net_or_model: The network that it is to be used for, as for `tune`, or a symbol alone.
         batches: Batches, as for `tune`; of a Gluon net they are needed to see its graph.
         shapes: The shapes of the inputs by name, in place of batches; those of labels do not count.
+        dtypes: Dtypes of inputs by name, likewise; those that are not named count as the plan's.
         forward: As for `tune`.
 
     Raises:
         TuneError: If the file is missing or damaged, or the plan does not hold here; the message names all that
-            differs. If both batches and shapes are given.
+            differs. If both batches and shapes or dtypes are given.
+        DtypeError: If one of the dtypes is unknown.
     """
-    if batches is not None and shapes is not None:
-        raise TuneError("shapes: the batches tell the shapes of the inputs already; give one of the two.")
+    for name, given in (("shapes", shapes), ("dtypes", dtypes)):
+        if batches is not None and given is not None:
+            raise TuneError(f"{name}: the batches tell the {name} of the inputs already; give one of the two.")
     plan = read_plan(file_name("path", path))
-    symbols: Optional[Sequence[Any]] = None
     if batches is not None:
         workload = make_workload(net_or_model, batches, plan.objective == TRAINING, plan.for_inference, forward)
-        shapes, symbols = workload.shapes, workload.symbols
-    elif net_or_model is not None:
-        symbols = [_symbol_of(net_or_model)]
-    network = None if symbols is None else digest(symbols)
-    different = plan.holds_for.differences(None if shapes is None else _data_shapes(shapes, plan), network)
+        different = workload_differences(plan, workload)
+    else:
+        network = None if net_or_model is None else digest([_symbol_of(net_or_model)])
+        known = None if shapes is None else _data_shapes(shapes, plan)
+        different = plan.holds_for.differences(known, network, None if dtypes is None else _data_dtypes(dtypes, plan))
     if different:
         raise TuneError(f"{path}: the plan does not hold here. {'; '.join(different)}. Tune again here.")
     return plan
+
+
+def workload_differences(plan: TuneResult, workload: Workload) -> List[str]:
+    """Return a phrase for each thing in which a workload, here, is not what a plan holds for."""
+    network = digest(workload.symbols)
+    return plan.holds_for.differences(workload.shapes, network, workload.dtypes, workload.options)
 
 
 def _symbol_of(network: Any) -> Any:
@@ -71,7 +81,21 @@ def _data_shapes(shapes: Mapping[str, Any], plan: TuneResult) -> Shapes:
         found = {str(name): tuple(map(int, shape)) for name, shape in dict(shapes).items()}
     except (TypeError, ValueError):
         raise TuneError(f"shapes is {shapes!r}; expected shapes by the names of inputs, {{'data': (8, 3)}}.") from None
-    return {name: shape for name, shape in found.items() if name in known or not name.endswith(LABEL)}
+    return {name: shape for name, shape in found.items() if _is_data(name, known)}
+
+
+def _data_dtypes(types: Mapping[str, Any], plan: TuneResult) -> Optional[Named]:
+    """Return the dtypes of a plan's inputs with those in their place that are given, None if it does not say."""
+    known = plan.holds_for.dtypes
+    if not isinstance(types, Mapping):
+        raise TuneError(f"dtypes is {types!r}; expected dtypes by the names of inputs, {{'data': 'int32'}}.")
+    found = {name: canonical(dtype) for name, dtype in types.items()}
+    return known and {**known, **{name: dtype for name, dtype in found.items() if _is_data(name, known)}}
+
+
+def _is_data(name: str, known: Mapping[str, Any]) -> bool:
+    """Return whether an input is none of the labels that a plan does not have."""
+    return name in known or not name.endswith(LABEL)
 
 
 def file_name(argument: str, path: Any) -> str:
@@ -123,5 +147,5 @@ def stored_plan(
     begun = plan.untuned.replace(names=policy.names) if searched else plan.untuned
     had = {"policy": begun, "objective": plan.objective, "for_inference": plan.for_inference}
     different = [f"{name}: found {asked[name]}, expected {had[name]}" for name in asked if asked[name] != had[name]]
-    different += plan.holds_for.differences(workload.shapes, digest(workload.symbols))
+    different += workload_differences(plan, workload)
     return (None, different) if different else (plan, [])

@@ -26,6 +26,11 @@ def result(policy="mixed_bfloat16,op:BatchNorm=float32", network="0" * 16, shape
         "changes": (Change("BatchNorm", "float32", NAMES),),
         "notes": ("A note.",),
         "proved": True,
-        "holds_for": HoldsFor(read_machine(), "CPU", {"data": (2, 3, 8, 8)} if shapes is None else shapes, network),
+        "holds_for": holds_for(network, {"data": (2, 3, 8, 8)} if shapes is None else shapes),
     }
     return TuneResult(**{**found, **fields})
+
+
+def holds_for(network, shapes, options=()):
+    """Return that a plan holds here, for float32 inputs."""
+    return HoldsFor(read_machine(), "CPU", shapes, network, dict.fromkeys(shapes, "float32"), dict(options))

@@ -13,7 +13,8 @@ from mxmp.gluon import convert
 from mxmp.policy import Policy
 from mxmp.tune import Tolerance, tune
 from mxmp.tune.by_time import tune as _tune
-from mxmp.tune.speed.gluon_net import GluonNet
+from mxmp.tune.holds import digest
+from mxmp.tune.speed.gluon_net import GluonWorkload
 from mxmp.tune.speed.plan_search import NotRunnable
 from mxmp.tune.speed.problem import NetworkProblem
 from tests.tune.networks import energy
@@ -121,7 +122,7 @@ def test_the_package_gives_the_function():
     assert package.tune is _tune
 
 
-class Unrestrained(GluonNet):
+class Unrestrained(GluonWorkload):
     """A net whose emulated float16 is taken for the real one."""
 
     on_cpu = property(lambda self: False, lambda self, value: None)
@@ -140,3 +141,60 @@ def test_only_what_is_within_the_tolerance_is_returned(monkeypatch):
     assert within.allows(result.policy)
     assert within.allows(result.untuned)
     assert result.untuned.names  # what the search keeps in float32
+
+
+def described(prefix, units=3):
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Dense(units, in_units=4))
+    net.initialize()
+    return net
+
+
+def test_a_tolerance_of_another_network_is_refused(without_bfloat16):
+    data, net = mx.nd.ones((2, 4)), described("net_")
+    within = Tolerance(net, lambda net: net(data).sum().asscalar().item(), 0.1)
+    for other in (described("other_"), described("net_", units=5)):
+        with pytest.raises(TuneError) as caught:
+            tune(other, [data], within=within, progress=False)
+        ours, theirs = (digest([each(mx.sym.var("data"))]) for each in (other, net))
+        assert str(caught.value) == (
+            f"within: it measures another network ({theirs}, expected {ours}): other operators or names. Make the "
+            f"Tolerance of the network that is tuned."
+        )
+    for same in (net, described("net_")):
+        assert tune(same, [data], within=within, progress=False).policy == Policy()
+
+
+def test_a_tolerance_of_an_unfolded_network_is_refused_for_a_folded_one(without_bfloat16):
+    data, net = mx.nd.ones((2, 4)), described("net_")
+    options = {"objective": "inference", "for_inference": True, "progress": False}
+    within = Tolerance(net, lambda net: net(data).sum().asscalar().item(), 0.1)
+    with pytest.raises(TuneError, match="within: it measures the network with for_inference=False, but it is tuned with"):
+        tune(net, [data], within=within, **options)
+    folded = Tolerance(net, lambda net: net(data).sum().asscalar().item(), 0.1, for_inference=True)
+    assert tune(net, [data], within=folded, **options).policy == Policy()
+
+
+@pytest.mark.parametrize("kind", ["model", "module"])
+def test_tolerances_of_symbols_know_theirs(kind, without_bfloat16):
+    batch = {"data": mx.nd.ones((2, 4))}
+
+    def made(name):
+        module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name=name), label_names=[])
+        module.bind([("data", (2, 4))])
+        module.init_params()
+        return (module.symbol, *module.get_params()) if kind == "model" else module
+
+    within = Tolerance(made("fc"), lambda candidate: 1.0, 0.1, batches=[batch])
+    assert tune(made("fc"), [batch], within=within, progress=False).policy == Policy()
+    with pytest.raises(TuneError, match="within: it measures another network"):
+        tune(made("other"), [batch], within=within, progress=False)
+
+
+def test_a_net_of_several_graphs_says_that_they_run_apart(without_bfloat16):
+    net = nn.Sequential(prefix="net_")
+    net.add(described("first_", units=4), described("second_"))
+    notes = tune(net, [mx.nd.ones((2, 4))], seconds=1, progress=False).notes
+    assert notes[1].startswith("The net has 2 graphs. Each runs by itself, once, on what it was called with first;")
+    assert len(tune(described("net_"), [mx.nd.ones((2, 4))], seconds=1, progress=False).notes) == 1

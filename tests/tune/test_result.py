@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -103,9 +104,9 @@ def changed(**fields):
 @pytest.mark.parametrize(
     "data, match",
     [
-        ({}, r"no tuned plan of this version of mxmp: format None; expected 'mxmp tuned plan 1'"),
+        ({}, r"no tuned plan of this version of mxmp: format None; expected 'mxmp tuned plan 2'"),
         ([], r"no tuned plan"),
-        (changed(format="mxmp tuned plan 2"), r"format 'mxmp tuned plan 2'"),
+        (changed(format="mxmp tuned plan 3"), r"format 'mxmp tuned plan 3'"),
         (changed(policy="mixed_bfloat17"), r"policy is 'mixed_bfloat17'; expected a policy. unknown policy"),
         (changed(policy=3), r"policy is 3; expected a policy"),
         (changed(objective="speed"), r"objective is 'speed'; expected 'training' or 'inference'"),
@@ -121,12 +122,31 @@ def changed(**fields):
             changed(holds_for={**changed()["holds_for"], "shapes": {"data": [2.5]}}),
             r"data\[0\] is 2.5; expected a whole",
         ),
+        (changed(holds_for={**changed()["holds_for"], "dtypes": {"data": 2}}), r"data is 2; expected a text"),
+        (changed(holds_for={**changed()["holds_for"], "options": []}), r"options is \[\]; expected an object"),
+        (changed(holds_for=None, format="mxmp tuned plan 1"), r"holds_for is None; expected an object"),
         (changed(holds_for={**changed()["holds_for"], "machine": {}}), r"machine lacks \['amx', 'cores'"),
     ],
 )
 def test_a_damaged_plan_is_refused(data, match):
     with pytest.raises(TuneError, match=match):
         TuneResult.from_json(json.dumps(data))
+
+
+def test_a_plan_of_the_first_format_is_read_and_says_nothing_of_dtypes_and_options():
+    data = changed(format="mxmp tuned plan 1")
+    del data["holds_for"]["dtypes"], data["holds_for"]["options"]
+    found = TuneResult.from_json(json.dumps(data)).holds_for
+    assert (found.dtypes, found.options) == (None, None)
+    assert found.differences(dtypes={"data": "int32"}, options={"static_alloc": "True"}) == []
+    assert TuneResult.from_json(TuneResult.from_json(json.dumps(data)).to_json()).holds_for == found
+
+
+def test_dtypes_and_options_are_said_unless_they_are_the_usual_ones():
+    plan = result().holds_for
+    assert "data (2, 3, 8, 8); network" in str(plan)
+    other = dataclasses.replace(plan, dtypes={"data": "int32"}, options={"static_alloc": "True"})
+    assert "data int32 (2, 3, 8, 8); static_alloc=True; network" in str(other)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.01, 0.5, 0.99])

@@ -10,12 +10,13 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp.errors import PolicyError, TuneError
 from mxmp.tune import search
-from mxmp.tune.accuracy.choices import Choices
+from mxmp.tune.accuracy.low_operators import LowOperators
 from mxmp.tune.accuracy.minimal import minimal_set
 from tests.tune.networks import FAILING, Task, random_digits, trained_digits
 
@@ -232,12 +233,12 @@ def test_own_errors_order_better_than_carried_ones(tolerance):
     for order in ("own", "carried"):
         judge = mxmp.tune.Tolerance(task.net, task.evaluate, tolerance)
         errors = judge.network.errors(policy)
-        choices = Choices(judge.network, policy)
-        proposals = minimal_set(sorted(choices.items, key=lambda i: -getattr(errors[i.pattern], order)))
+        operators = LowOperators(judge.network, policy)
+        proposals = minimal_set(sorted(operators.items, key=lambda i: -getattr(errors[i.pattern], order)))
         passes = None
         try:
             while True:
-                passes = judge.allows(choices.exactly(proposals.send(passes)))
+                passes = judge.allows(operators.exactly(proposals.send(passes)))
         except StopIteration as end:
             found[order] = len(end.value), judge.evaluations
     assert all(own < carried for own, carried in zip(found["own"], found["carried"]))
@@ -302,3 +303,81 @@ def test_a_terminal_shows_what_is_tried(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     search(net, evaluate, 0.1, "O2", higher_is_better=False)
     assert "evaluation 3: 0 of 2 in float32" in capsys.readouterr().err
+
+
+class Normalised(gluon.HybridBlock):
+    """A convolution whose values leave float16's range, BatchNorm, which brings them back, and squares that leave it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.conv, self.norm = nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4)
+            self.scores = nn.Dense(3, in_units=144)
+
+    def hybrid_forward(self, F, x):
+        features = self.norm(self.conv(x)) * 300
+        return self.scores(features * features * 1e-4)
+
+
+@pytest.fixture(scope="module")
+def normalised():
+    """Return a net, an input, and a function that says how far outputs are off."""
+    mx.random.seed(0)
+    net = Normalised(prefix="net_")
+    net.initialize(mx.init.Uniform(1))
+    data = mx.nd.random.normal(shape=(4, 3, 8, 8)) * 8e3
+    found = net.conv(data).asnumpy()
+    assert np.abs(found).max() > 65504 > np.abs(data.asnumpy()).max()
+    net.norm.running_mean.set_data(mx.nd.array(found.mean((0, 2, 3))))
+    net.norm.running_var.set_data(mx.nd.array(found.var((0, 2, 3))))
+    exact = net(data).asnumpy()
+    return net, data, lambda outputs: float(np.abs(outputs.asnumpy() - exact).max() / np.abs(exact).max())
+
+
+def test_folded_networks_need_what_they_need_themselves(normalised):
+    """The oracle: all sets of operators, each converted with its BatchNorm folded."""
+    net, data, error = normalised
+    result = search(net, lambda net: error(net(data)), 0.02, "O2", higher_is_better=False, for_inference=True)
+    names = [row.name for row in result.rows]
+    assert "net_batchnorm0_fwd" not in names and result.operators == len(names) == 5
+    passing = []
+    for count in range(len(names) + 1):
+        for kept in itertools.combinations(names, count):
+            chosen = {name: "float32" if name in kept else "float16" for name in names}
+            mxmp.gluon.convert(net, mxmp.Policy.parse("O2", names=chosen), for_inference=True)
+            passing += [kept] if error(net(data)) <= 0.02 else []
+            mxmp.gluon.restore(net)
+        if passing:
+            break
+    assert set(result.kept) in map(set, passing)
+    plain = search(net, lambda net: error(net(data)), 0.02, "O2", higher_is_better=False)
+    assert "net_conv0_fwd" in set(plain.kept) - set(result.kept)
+
+
+def test_a_model_is_searched_as_it_is_deployed(normalised):
+    net, data, error = normalised
+    net.hybridize()
+    net(data)
+    symbol = net(mx.sym.var("data"))
+    params = {name: param.data() for name, param in net.collect_params().items()}
+    args = {name: params[name] for name in symbol.list_arguments() if name in params}
+    aux = {name: params[name] for name in symbol.list_auxiliary_states()}
+    seen = []
+
+    def evaluate(model):
+        seen.append({node["op"] for node in json.loads(model.symbol.tojson())["nodes"]})
+        given = {**model.arg_params, **model.aux_params, "data": data}
+        return error(model.symbol.eval(**{name: given[name] for name in model.symbol.list_inputs()})[0])
+
+    options = {"tolerance": 0.02, "higher_is_better": False, "for_inference": True}
+    result = search((symbol, args, aux), evaluate, batches=[{"data": data}], **options)
+    assert not any("BatchNorm" in ops for ops in seen)
+    assert result.kept == search(net, lambda net: error(net(data)), **options).kept
+
+
+def test_a_module_folds_nothing():
+    module = mx.mod.Module(mx.sym.var("data") * 2, label_names=[])
+    with pytest.raises(TuneError, match="for_inference: a Module folds no BatchNorm; give its symbol with its parameters"):
+        search(module, lambda module: 0.0, 1.0, for_inference=True)
+    with pytest.raises(TuneError, match="for_inference='yes': expected True or False"):
+        search(module, lambda module: 0.0, 1.0, for_inference="yes")

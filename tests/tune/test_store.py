@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import mxnet as mx
+import numpy as np
 import pytest
 from mxnet import gluon
 
@@ -183,6 +184,21 @@ def test_what_are_no_shapes_is_refused(shapes, file):
         load(str(file), shapes=shapes)
 
 
+def test_a_batch_of_another_dtype_is_refused(file):
+    with pytest.raises(TuneError, match="does not hold here. dtype of data: found int32, expected float32. Tune again"):
+        load(file, model(), [{"data": mx.nd.ones((2, 3, 8, 8), dtype="int32")}])
+
+
+def test_given_dtypes_are_compared_by_name_and_labels_do_not_count(file):
+    load(file, dtypes={"data": np.float32, "softmax_label": "int32"})
+    with pytest.raises(TuneError, match="dtype of data: found uint8, expected float32; dtype of x: found int32, exp.* n"):
+        load(file, dtypes={"data": "uint8", "x": "int32"})
+    with pytest.raises(TuneError, match="dtypes is 'int32'; expected dtypes by the names of inputs"):
+        load(file, dtypes="int32")
+    with pytest.raises(TuneError, match="dtypes: the batches tell the dtypes of the inputs already"):
+        load(file, model(), [BATCH], dtypes={"data": "int32"})
+
+
 def test_a_number_is_no_file():
     """Python would take it for a file that is open, and close that."""
     with pytest.raises(TuneError, match="path is a int; expected the name of a file"):
@@ -212,6 +228,34 @@ def dense(prefix, units=3):
     return net
 
 
+def hybridized(**flags):
+    net = dense("net_")
+    net.hybridize(**flags)
+    return net
+
+
+def test_how_a_net_is_hybridized_is_named_where_it_differs(tmp_path, searches):
+    file = str(tmp_path / "plan.json")
+    tune(hybridized(static_alloc=True), [mx.nd.ones((4, 5))], store=file)
+    load(file, hybridized(static_alloc=True, inline_limit=2), [mx.nd.ones((4, 5))])
+    with pytest.raises(TuneError, match="static_alloc: found none, expected True; backend: found MKLDNN, expected none"):
+        load(file, hybridized(backend="MKLDNN"), [mx.nd.ones((4, 5))])
+    with pytest.raises(TuneError, match="here. static_shape: found True, expected none. Tune again"):
+        load(file, hybridized(static_alloc=True, static_shape=True), [mx.nd.ones((4, 5))])
+
+
+def test_inputs_of_another_dtype_are_measured_again(tmp_path, searches, caplog):
+    file, net = str(tmp_path / "plan.json"), gluon.nn.HybridSequential(prefix="words_")
+    with net.name_scope():
+        net.add(gluon.nn.Embedding(5, 4), gluon.nn.Dense(3))
+    net.initialize()
+    tune(net, [mx.nd.ones((4, 5))], store=file)
+    with caplog.at_level("INFO", "mxmp.tune"):
+        again = tune(net, [mx.nd.ones((4, 5), dtype="int32")], store=file)
+    assert "measured again: dtype of data: found int32, expected float32." in caplog.text
+    assert searches.count == 2 and again.holds_for.dtypes == {"data": "int32"}
+
+
 def test_tune_measures_once_and_then_uses_what_is_stored(tmp_path, searches):
     file = str(tmp_path / "plan.json")
     batches = [mx.nd.ones((4, 5))]
@@ -228,11 +272,12 @@ def test_tune_measures_once_and_then_uses_what_is_stored(tmp_path, searches):
         {"net_or_model": dense("other_")},
         {"net_or_model": dense("net_", units=4)},
         {"batches": [mx.nd.ones((8, 5))]},
+        {"net_or_model": hybridized(static_alloc=True, static_shape=True)},
         {"policy": "mixed_bfloat16,last_layer_fp32=True"},
         {"objective": "inference"},
         {"objective": "inference", "for_inference": True},
     ],
-    ids=["names", "attributes", "shapes", "policy", "objective", "for_inference"],
+    ids=["names", "attributes", "shapes", "hybridized", "policy", "objective", "for_inference"],
 )
 def test_tune_measures_again_where_the_stored_plan_does_not_hold(others, tmp_path, searches):
     file = str(tmp_path / "plan.json")

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any, Mapping, Optional, Tuple
 
+from ... import dtypes
 from ...errors import CheckpointError, TuneError
 from ...policy import Policy
 from ...symbol import convert_checkpoint, load_symbol
@@ -27,11 +28,11 @@ def run(
 ) -> None:
     """Convert the checkpoint of a prefix and an epoch, write it to another prefix and print what was done.
 
-    What a tuned plan in a file says stands in place of the policy, and of shapes where none are given.
+    What a tuned plan in a file says stands in place of the policy, and of shapes and dtypes where none are given.
     """
     check_out_prefix(prefix, out)
     if tuned is not None:
-        policy, shapes, for_inference = _planned(tuned, prefix, shapes, for_inference)
+        policy, shapes, types, for_inference = _planned(tuned, prefix, shapes, types, for_inference)
     files = checkpoint_files(out, epoch)
     for file in files:
         if os.path.lexists(file) and not force:
@@ -49,13 +50,14 @@ def run(
 
 
 def _planned(
-    file: str, prefix: str, shapes: Mapping[str, Any], for_inference: bool
-) -> Tuple[Policy, Mapping[str, Any], bool]:
-    """Return policy, shapes and whether BatchNorm is folded, as a tuned plan has them; a TuneError if it does not hold.
+    file: str, prefix: str, shapes: Mapping[str, Any], types: Mapping[str, str], for_inference: bool
+) -> Tuple[Policy, Mapping[str, Any], Mapping[str, str], bool]:
+    """Return policy, shapes, dtypes and whether BatchNorm is folded, as a tuned plan has them; TuneError if it differs.
 
-    Shapes that are given have to be those of the plan; those of labels are left out there.
+    Shapes and dtypes that are given have to be those of the plan; those of labels are left out there.
     """
-    plan = load(file, load_symbol(checkpoint_files(prefix, 0)[0]), shapes=shapes or None)
+    plan = load(file, load_symbol(checkpoint_files(prefix, 0)[0]), shapes=shapes or None, dtypes=types or None)
     if for_inference and not plan.for_inference:
         raise TuneError(f"{file}: the plan was tuned without --for-inference; tune with it, or leave it out here.")
-    return plan.policy, shapes or plan.holds_for.shapes, plan.for_inference
+    others = {name: dtype for name, dtype in (plan.holds_for.dtypes or {}).items() if dtype != dtypes.FLOAT32}
+    return plan.policy, shapes or plan.holds_for.shapes, {**others, **types}, plan.for_inference

@@ -9,6 +9,7 @@ from mxnet import autograd, gluon
 
 from ...errors import ConvertError
 from ...gluon.api import convert
+from ...gluon.conversion import Conversion
 from ...gluon.graphs import as_input, known_inputs, known_shapes, split_inputs
 from ...gluon.kept import kept
 from ...gluon.lookup import conversion_of, roots
@@ -16,6 +17,7 @@ from ...mxnet_private import parameters
 from ...policy import Policy
 from ...report import Decisions
 from ...symbol import convert_graph
+from ...symbol.for_inference import fold_params
 from .names import require_same_names
 from .network import BATCHES, GraphBatches, Network
 
@@ -37,11 +39,14 @@ class _Graph(NamedTuple):
 
 
 class GluonNet(Network):
-    """A Gluon net, with one graph for each HybridBlock outside of all others, and perhaps for each kind of call."""
+    """A Gluon net, with one graph for each HybridBlock outside of all others, and perhaps for each kind of call.
 
-    def __init__(self, net: gluon.Block, calls: int = BATCHES) -> None:
+    ``for_inference`` says whether BatchNorm is folded under policies of low precision.
+    """
+
+    def __init__(self, net: gluon.Block, calls: int = BATCHES, for_inference: bool = False) -> None:
         super().__init__()
-        self._net = net
+        self._net, self._for_inference = net, for_inference
         self._noted = calls  # of each block
         self._roots = roots(net)
         self._calls: List[_Call] = []
@@ -74,25 +79,38 @@ class GluonNet(Network):
         with kept(self._net):
             # As it was written it is in float32, whatever `set_policy` says of blocks in it, but for graphs with casts.
             if policy.is_mixed or any(isinstance(root, gluon.SymbolBlock) for root in self._roots):
-                convert(self._net, policy)
+                convert(self._net, policy, self._for_inference and policy.is_mixed)
             yield self._net
 
+    def symbols(self) -> List[Any]:
+        """Return the graphs of the calls that were noted, one for each."""
+        with kept(self._net), autograd.pause(train_mode=False):
+            conversions = {id(root): Conversion(root, Policy()) for root in self._roots}
+            calls = [(conversions[id(call.block)], tuple(map(as_input, call.inputs))) for call in self._calls]
+            return [conversion.traced_for(inputs).symbol for conversion, inputs in calls]
+
     def _decide(self, policy: Policy) -> List[Decisions]:
-        """Return the decisions on the graphs of the calls that were noted."""
+        """Return the decisions on the graphs of the calls that were noted; values decide which BatchNorms fold."""
+        if self._for_inference:
+            return [converted.decisions for converted, _, _ in self._first_runs(policy)]
         self._graphs = self._graphs or list(self._read_graphs(policy))
         return [
             convert_graph(each.symbol, policy, each.shapes, each.types, each.params).decisions for each in self._graphs
         ]
 
     def _read_graphs(self, policy: Policy) -> Iterator[_Graph]:
-        found: List[Any] = []
-        for _, traced, call in self._run(policy):
-            if any(traced is each for each in found):
-                continue
-            found.append(traced)
+        for _, traced, call in self._first_runs(policy):
             shapes, types = known_inputs(traced.inputs, call.inputs)
             storable = frozenset(n for n, param in traced.params.items() if not isinstance(param, gluon.Constant))
             yield _Graph(traced.symbol, known_shapes(shapes, traced.params), types, storable)
+
+    def _first_runs(self, policy: Policy) -> Iterator[Tuple[Any, Any, _Call]]:
+        """Yield what `_run` does for the first call of each graph."""
+        found: List[Any] = []
+        for converted, traced, call in self._run(policy):
+            if not any(traced is each for each in found):
+                found.append(traced)
+                yield converted, traced, call
 
     def _run(self, policy: Policy) -> Iterator[Tuple[Any, Any, _Call]]:
         """Run the calls that were noted under a policy; yield, of each, what was converted, what was traced, and it."""
@@ -111,7 +129,8 @@ class GluonNet(Network):
         for number, (converted, traced, call) in enumerate(self._run(policy)):
             require_same_names(self._net, names, converted.decisions.before)
             inputs = split_inputs(tuple(map(as_input, call.inputs)))
-            values = {**params, **{symbol.name: array for symbol, array in zip(traced.inputs, inputs)}}
+            given = {symbol.name: array for symbol, array in zip(traced.inputs, inputs)}
+            values = {**params, **fold_params(converted.folds, params), **given}
             known = [each for each in found if each.decisions is converted.decisions]
             if not known:
                 found.append(GraphBatches(converted.decisions, inputs[0].context, out_format=traced.formats[1]))

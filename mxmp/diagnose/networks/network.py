@@ -10,7 +10,7 @@ from ...graph import Graph
 from ...lru_cache import LRUCache
 from ...policy import Policy
 from ...probe.node_errors import NodeError, node_errors
-from ...report import Decisions, Row
+from ...report import DROPPED, FOLDED, Decisions, Row
 
 BATCHES = 2
 """How many batches errors of nodes are measured on: they only say what to try first."""
@@ -52,6 +52,10 @@ class Network(ABC):
         """Give what ``evaluate`` gets for a policy."""
 
     @abstractmethod
+    def symbols(self) -> List[Any]:
+        """Return the network's graphs as it is in float32, as far as they are known."""
+
+    @abstractmethod
     def _decide(self, policy: Policy) -> List[Decisions]:
         """Return what a conversion to a policy decides, for each graph of the network."""
 
@@ -72,8 +76,9 @@ class Network(ABC):
         return tuple(each.after for each in self.decisions(policy))
 
     def rows(self, policy: Policy) -> Tuple[Row, ...]:
-        """Return what is decided about each operator under a policy."""
-        return tuple(row for each in self.decisions(policy) for row in each.report.rows)
+        """Return what is decided about each operator under a policy; those that are folded are not there."""
+        rows = (row for each in self.decisions(policy) for row in each.report.rows)
+        return tuple(row for row in rows if row.precision not in (FOLDED, DROPPED))
 
     def errors(self, policy: Policy) -> Dict[str, NodeError]:
         """Return the errors of the network's nodes under a policy by name, the worst of those that share one.

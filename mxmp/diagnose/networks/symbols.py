@@ -13,7 +13,7 @@ from ... import dtypes
 from ...errors import ConvertError
 from ...lru_cache import LRUCache
 from ...module import Module
-from ...mxnet_private.modules import ModuleBase
+from ...mxnet_private.modules import ModuleBase, made_with
 from ...policy import Policy
 from ...report import Decisions
 from ...symbol import ConvertedModel, convert_graph, convert_model, on_cpu
@@ -24,14 +24,21 @@ from .network import BATCHES, GraphBatches, Network
 class Model(Network):
     """A symbol with its parameters. ``evaluate`` gets a `ConvertedModel` that runs on the context given.
 
-    Its arrays are copies, and float16 is emulated on a CPU.
+    Its arrays are copies, and float16 is emulated on a CPU. ``for_inference`` says whether BatchNorm is folded.
     """
 
     def __init__(
-        self, sym: Any, args: Mapping[str, Any], aux: Mapping[str, Any], batches: Any, ctx: Any, count: int = BATCHES
+        self,
+        sym: Any,
+        args: Mapping[str, Any],
+        aux: Mapping[str, Any],
+        batches: Any,
+        ctx: Any,
+        count: int = BATCHES,
+        for_inference: bool = False,
     ) -> None:
         super().__init__()
-        self._ctx = ctx or mx.cpu()
+        self._ctx, self._for_inference = ctx or mx.cpu(), for_inference
         self._models: LRUCache[ConvertedModel] = LRUCache(1)
         plain = convert_model(sym, args, aux, "O0")  # without casts, should it be converted
         self._given, self._model = (sym, args, aux), plain
@@ -41,6 +48,13 @@ class Model(Network):
         self._shapes = {name: array.shape for name, array in values.items()}
         types = {name: dtypes.canonical(array.dtype) for name, array in values.items()}
         self._dtypes = {name: dtype for name, dtype in types.items() if dtype != dtypes.FLOAT32}
+        if for_inference:
+            folded = self._convert(Policy())
+            self._batches = [{**batch, **folded.arg_params} for batch in self._batches]
+
+    def symbols(self) -> List[Any]:
+        """Return the one symbol."""
+        return [self._model.symbol]
 
     def watched(self) -> ContextManager[None]:
         """Note nothing: the batches are given."""
@@ -50,9 +64,14 @@ class Model(Network):
         """Return the model under a policy; the last one is known."""
         model = self._models.get(policy)
         if model is None:
-            model = convert_model(*self._given, policy, self._shapes, self._dtypes)
+            model = self._convert(policy)
             self._models.put(policy, model)
         return model
+
+    def _convert(self, policy: Policy) -> ConvertedModel:
+        return convert_model(
+            *self._given, policy, self._shapes, self._dtypes, for_inference=self._for_inference
+        )
 
     @contextlib.contextmanager
     def under(self, policy: Policy) -> Iterator[Any]:
@@ -89,23 +108,27 @@ class BoundModule(Network):
         plain = convert_model(module.symbol, self._args, self._aux, "O0")
         self._batches = [fill_inputs(plain, batch) for batch in first_batches(batches, count)]
 
+    def symbols(self) -> List[Any]:
+        """Return the one symbol."""
+        return [self._module.symbol]
+
     def watched(self) -> ContextManager[None]:
         """Note nothing: shapes are bound, batches are given."""
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def under(self, policy: Policy) -> Iterator[Any]:
-        """Give a Module of the same symbol, shapes, contexts and parameters."""
+        """Give a Module made and bound as the owner's is, with the same parameters."""
         module = self._module
-        made = Module(
-            module.symbol,
-            module.data_names,
-            module.label_names,
-            module.logger,
-            ModuleBase.mx_context(module),
-            policy=policy,
+        names = module.data_names, module.label_names
+        made = Module(module.symbol, *names, module.logger, policy=policy, **made_with(module))
+        made.bind(
+            module.data_shapes,
+            module.label_shapes,
+            for_training=module.for_training,
+            inputs_need_grad=module.inputs_need_grad,
+            grad_req=ModuleBase.mx_grad_req(module),
         )
-        made.bind(module.data_shapes, module.label_shapes, for_training=module.for_training)
         made.set_params(self._args, self._aux)
         yield made
 

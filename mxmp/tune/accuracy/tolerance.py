@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -19,6 +19,7 @@ from ...diagnose.networks.symbols import BoundModule, Model
 from ...errors import NonFiniteLossError, TuneError
 from ...graph import Graph
 from ...policy import Policy
+from ..holds import digest
 
 
 class Tolerance:
@@ -34,9 +35,11 @@ class Tolerance:
         higher_is_better: As for `search`.
         batches: As for `search`.
         ctx: As for `search`.
+        for_inference: As for `search`.
 
     Attributes:
         network: The network.
+        for_inference: Whether BatchNorm is folded in what is measured.
         reference: The metric in float32.
         evaluations: How often ``evaluate`` was called.
 
@@ -54,6 +57,7 @@ class Tolerance:
         higher_is_better: bool = True,
         batches: Optional[Batches] = None,
         ctx: Any = None,
+        for_inference: bool = False,
     ) -> None:
         known = _number(tolerance)
         if known is None or not 0 <= known < math.inf:
@@ -63,11 +67,35 @@ class Tolerance:
         if not isinstance(higher_is_better, bool):
             raise TuneError(f"higher_is_better={higher_is_better!r}: expected True or False.")
         self.tolerance, self.higher_is_better = known, higher_is_better
-        self.network = make_network(net_or_model, batches, ctx)
+        if not isinstance(for_inference, bool):
+            raise TuneError(f"for_inference={for_inference!r}: expected True or False.")
+        self.for_inference, self._owner = for_inference, net_or_model
+        self.network = make_network(net_or_model, batches, ctx, for_inference)
         self.evaluations = 0
         self._evaluate = evaluate
         self._metrics: Dict[Tuple[Graph, ...], float] = {}
         self.reference = self._measure_float32()
+
+    def require_measures(self, net_or_model: Any, symbols: Iterable[Any], for_inference: bool) -> None:
+        """Raise a TuneError unless it is this network that is measured, with BatchNorm folded or not.
+
+        It is if it is the same object, or has the same operators with their names and attributes; values of parameters
+        are not compared.
+        """
+        if self.for_inference != for_inference:
+            raise TuneError(
+                f"within: it measures the network with for_inference={self.for_inference}, but it is tuned with "
+                f"for_inference={for_inference}; give both the same."
+            )
+        if self._owner is net_or_model:
+            return
+        found = {digest([symbol]) for symbol in symbols}
+        measured = {digest([symbol]) for symbol in self.network.symbols()}
+        if not found <= measured:
+            raise TuneError(
+                f"within: it measures another network ({_listed(measured)}, expected {_listed(found)}): other "
+                f"operators or names. Make the Tolerance of the network that is tuned."
+            )
 
     @property
     def required(self) -> str:
@@ -147,6 +175,10 @@ def require_runs(policy: Policy) -> None:
         )
 
 
+def _listed(digests: Iterable[str]) -> str:
+    return ", ".join(sorted(digests))
+
+
 def _number(value: Any) -> Optional[float]:
     """Return a number of Python or numpy as a float (0 for -0), None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
@@ -154,13 +186,17 @@ def _number(value: Any) -> Optional[float]:
     return float(value) + 0.0
 
 
-def make_network(net_or_model: Any, batches: Optional[Batches], ctx: Any) -> Network:
+def make_network(
+    net_or_model: Any, batches: Optional[Batches], ctx: Any, for_inference: bool = False
+) -> Network:
     """Return what a user gave as a network to search; TuneError if it is none."""
     if isinstance(net_or_model, gluon.Block):
         _refuse(net_or_model, batches=batches, ctx=ctx)
-        return GluonNet(net_or_model)
+        return GluonNet(net_or_model, for_inference=for_inference)
     if isinstance(net_or_model, mx.mod.Module):
         _refuse(net_or_model, ctx=ctx)
+        if for_inference:
+            raise TuneError("for_inference: a Module folds no BatchNorm; give its symbol with its parameters.")
         return BoundModule(net_or_model, batches)
     try:
         symbol, args, aux = net_or_model
@@ -169,7 +205,7 @@ def make_network(net_or_model: Any, batches: Optional[Batches], ctx: Any) -> Net
             f"net_or_model is a {type(net_or_model).__name__}; expected a Gluon net, a bound Module, or a tuple "
             f"(symbol, arg_params, aux_params). Of a BucketingModule give one bucket as a Module."
         ) from None
-    return Model(symbol, args, aux, batches, ctx)
+    return Model(symbol, args, aux, batches, ctx, for_inference=for_inference)
 
 
 def _refuse(net_or_model: Any, **given: Any) -> None:

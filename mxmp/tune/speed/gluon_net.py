@@ -25,6 +25,9 @@ from ...report import Decisions
 from .problem import unwarned
 from .stopwatch import Run
 
+_DEFAULTS = {"static_alloc": False, "static_shape": False, "inline_limit": 2}
+"""Of ``HybridBlock.hybridize`` (python/mxnet/gluon/block.py); None is that of all others."""
+
 Forward = Callable[[gluon.Block, Any], Any]
 """Calls a net with a batch."""
 
@@ -40,7 +43,7 @@ class _Graph(NamedTuple):
     nodes: Sequence[Tuple[str, str]]  # operator and name of each
 
 
-class GluonNet:
+class GluonWorkload:
     """A Gluon net and a batch.
 
     Args:
@@ -59,7 +62,9 @@ class GluonNet:
         with _mode(training):
             self._graphs = [_traced(root, args) for root, args in calls]
         arrays = [array for graph in self._graphs for array in graph.arrays]
-        self.shapes = _shapes(self._graphs)
+        self.shapes = {name: array.shape for name, array in _inputs(self._graphs).items()}
+        self.dtypes = {name: dtypes.canonical(array.dtype) for name, array in _inputs(self._graphs).items()}
+        self.options = _options(self._graphs)
         self.symbols = tuple(graph.symbol for graph in self._graphs)
         self.on_cpu = any(array.ctx.device_type != "gpu" for array in arrays)
 
@@ -186,13 +191,27 @@ def _add_like(params: gluon.ParameterDict, name: str, own: gluon.Parameter, valu
         params.get(name, shape=own.shape, grad_req=own.grad_req, grad_stype=parameters.grad_storage_type(own))
 
 
-def _shapes(graphs: Sequence[_Graph]) -> Dict[str, Tuple[int, ...]]:
-    """Return the shapes of all inputs by name; of several graphs with the names of their blocks."""
+def _inputs(graphs: Sequence[_Graph]) -> Dict[str, mx.nd.NDArray]:
+    """Return all inputs by name; of several graphs with the names of their blocks."""
     return {
-        name.name if len(graphs) == 1 else f"{graph.net.name} {name.name}": array.shape
+        _named(graph, name.name, graphs): array
         for graph in graphs
         for name, array in zip(graph.inputs, graph.arrays)
     }
+
+
+def _options(graphs: Sequence[_Graph]) -> Dict[str, str]:
+    """Return what ``hybridize`` was given beyond its defaults, by name as inputs are."""
+    found = {}
+    for graph in graphs:
+        for name, value in [*dict(blocks.flags(graph.net)).items(), ("backend", blocks.backend(graph.net))]:
+            if value != _DEFAULTS.get(name):
+                found[_named(graph, name, graphs)] = str(value)
+    return found
+
+
+def _named(graph: _Graph, name: str, graphs: Sequence[_Graph]) -> str:
+    return name if len(graphs) == 1 else f"{graph.net.name} {name}"
 
 
 def _mode(training: bool) -> Any:

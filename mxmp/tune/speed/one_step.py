@@ -20,7 +20,7 @@ from ... import dtypes
 from ...policy import Policy
 from .stopwatch import Run
 from .suspects import BEGIN, END, JOB
-from .symbol_nets import Inputs, ModuleNet
+from .symbol_nets import Inputs, ModuleWorkload
 
 _LONG = 1.0  # seconds
 
@@ -56,7 +56,7 @@ def _build(graph: Dict[str, Any], policy: Policy, training: bool) -> Run:
     data = {name: array for name, array in arrays.items() if name not in params | states}
     weights = {name: array for name, array in arrays.items() if name in params - states}
     values = weights, {name: array for name, array in arrays.items() if name in states}
-    return ModuleNet(symbol, values, Inputs(data, {}), [mx.cpu()], training).build(policy)
+    return ModuleWorkload(symbol, values, Inputs(data, {}), [mx.cpu()], training).build(policy)
 
 
 def _random(random: np.random.RandomState, shape: Tuple[int, ...], dtype: str) -> mx.nd.NDArray:

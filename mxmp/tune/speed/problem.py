@@ -41,11 +41,13 @@ from .suspects import Account, account_for, run_steps, time_allowed
 class Workload(Protocol):
     """A network with a batch, which can be built under any policy.
 
-    ``shapes`` are those of the inputs by name, ``symbols`` its float32 graphs, ``on_cpu`` says whether any of it runs
-    on a CPU, ``training`` whether it trains.
+    ``shapes`` and ``dtypes`` are those of the inputs by name, ``options`` say how it is run beyond MXNet's defaults,
+    ``symbols`` are its float32 graphs, ``on_cpu`` says whether any of it runs on a CPU, ``training`` whether it trains.
     """
 
     shapes: Dict[str, Tuple[int, ...]]
+    dtypes: Dict[str, str]
+    options: Dict[str, str]
     symbols: Tuple[Any, ...]
     on_cpu: bool
     training: bool

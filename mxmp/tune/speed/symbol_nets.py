@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -12,9 +12,10 @@ from ...arrays.casts import to_float32
 from ...devices.amx import variable_set
 from ...module import Module
 from ...module.binding import prepare
+from ...passes.scale_loss import is_loss_head
 from ...policy import Policy
 from ...report import Decisions
-from ...symbol import convert_model
+from ...symbol import convert_model, to_graph
 from ...symbol.rewrite import on_cpu
 from .problem import unwarned
 from .stopwatch import Run
@@ -38,8 +39,13 @@ class Inputs(NamedTuple):
         """The shapes of the data by name."""
         return {name: array.shape for name, array in self.data.items()}
 
+    @property
+    def dtypes(self) -> Dict[str, str]:
+        """The dtypes of the data by name."""
+        return {name: dtypes.canonical(array.dtype) for name, array in self.data.items()}
 
-class ModuleNet:
+
+class ModuleWorkload:
     """A symbol that modules run.
 
     Args:
@@ -48,21 +54,32 @@ class ModuleNet:
         inputs: A batch.
         contexts: Where it runs.
         training: Whether forward and backward are run, or forward alone.
+        made: Further options that modules are made with, by the names of their constructor.
+        bound: Further options of their ``bind``, for training.
     """
 
     def __init__(
-        self, symbol: Any, params: Tuple[Arrays, Arrays], inputs: Inputs, contexts: Sequence[mx.Context], training: bool
+        self,
+        symbol: Any,
+        params: Tuple[Arrays, Arrays],
+        inputs: Inputs,
+        contexts: Sequence[mx.Context],
+        training: bool,
+        made: Optional[Mapping[str, Any]] = None,
+        bound: Optional[Mapping[str, Any]] = None,
     ) -> None:
         self._symbol, self._params, self._inputs = symbol, params, inputs
         self._contexts, self.training = list(contexts), training
-        self.shapes, self.symbols = inputs.shapes, (symbol,)
+        self._made, self._bound = dict(made or {}), dict(bound or {}) if training else {}
+        self.shapes, self.dtypes, self.symbols = inputs.shapes, inputs.dtypes, (symbol,)
+        self.options = _described({"context": self._contexts, **self._made, **self._bound}, len(self._contexts))
         self.on_cpu = any(context.device_type != "gpu" for context in contexts)
 
     def decide(self, policy: Policy) -> List[Decisions]:
         """Return what the conversion decides for the batch's shapes."""
         descriptions = [*_describe(self._inputs.data), *_describe(self._inputs.labels)]
         named = {each.name for each in descriptions}
-        params = frozenset(self._symbol.list_inputs()) - named
+        params = frozenset(self._symbol.list_inputs()) - named - set(self._made.get("state_names") or ())
         with unwarned():
             found = prepare(
                 self._symbol,
@@ -79,26 +96,33 @@ class ModuleNet:
 
     def build(self, policy: Policy) -> Run:
         """Bind a module of its own under a policy."""
-        data, labels = self._inputs
-        module = Module(self._symbol, list(data), list(labels), context=self._contexts, policy=policy, loss_scale=None)
-        with unwarned(), _without_log():
-            module.bind(_describe(data), _describe(labels) or None, for_training=self.training)
-        arg_params, aux_params = self._params
-        module.init_params(mx.init.Xavier(), dict(arg_params), dict(aux_params), allow_missing=True)
+        module = self._bind(policy)
         batch = self._inputs.batch()
+        graph = to_graph(self._symbol)
+        given = not all(is_loss_head(graph.nodes[head.node]) for head in graph.heads)  # these take no gradients
         ones: List[mx.nd.NDArray] = []
 
         def run() -> None:
             module.forward(batch, is_train=self.training)
             if self.training:
-                if not ones:  # of the true shapes; loss heads ignore them
+                if given and not ones:  # of the true shapes
                     ones.extend(mx.nd.ones(output.shape, output.ctx) for output in module.get_outputs())
-                module.backward(ones)
+                module.backward(ones or None)
 
         return run
 
+    def _bind(self, policy: Policy) -> Module:
+        data, labels = self._inputs
+        made = {"context": self._contexts, **self._made}
+        module = Module(self._symbol, list(data), list(labels), policy=policy, loss_scale=None, **made)
+        with unwarned(), _without_log():
+            module.bind(_describe(data), _describe(labels) or None, for_training=self.training, **self._bound)
+        arg_params, aux_params = self._params
+        module.init_params(mx.init.Xavier(), dict(arg_params), dict(aux_params), allow_missing=True)
+        return module
 
-class ModelNet:
+
+class ModelWorkload:
     """A symbol with its parameters that is converted, bound and run for inference alone.
 
     Args:
@@ -115,7 +139,8 @@ class ModelNet:
         self._symbol, self._params, self._inputs = symbol, params, inputs
         self._context, self._for_inference = context, for_inference
         self.training = False
-        self.shapes, self.symbols = inputs.shapes, (symbol,)
+        self.shapes, self.dtypes, self.symbols = inputs.shapes, inputs.dtypes, (symbol,)
+        self.options: Dict[str, str] = {}
         self.on_cpu = context.device_type != "gpu"
 
     def decide(self, policy: Policy) -> List[Decisions]:
@@ -153,6 +178,19 @@ class ModelNet:
         shapes = {name: array.shape for name, array in given.items()}
         types = {name: array.dtype for name, array in given.items()}
         return convert_model(self._symbol, *self._params, policy, shapes, types, for_inference=self._for_inference)
+
+
+def _described(options: Mapping[str, Any], contexts: int) -> Dict[str, str]:
+    """Return options of a module as text, those that are not MXNet's defaults: of one context none is said."""
+    usual = {"work_load_list": [1] * contexts, "grad_req": "write", "context": options["context"] * (contexts == 1)}
+    found = {name: value for name, value in options.items() if value and value != usual.get(name)}
+    return {name: _text(value) for name, value in found.items()}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_text(each)}" for name, each in sorted(value.items()))
+    return ", ".join(map(_text, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _describe(arrays: Arrays) -> List[mx.io.DataDesc]:

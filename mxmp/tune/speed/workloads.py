@@ -11,9 +11,9 @@ from ...errors import TuneError, did_you_mean, mxnet_reason
 from ...mxnet_private import modules
 from ...symbol import ConvertedModel
 from ...symbol.arguments import require_symbol
-from .gluon_net import Forward, GluonNet
+from .gluon_net import Forward, GluonWorkload
 from .problem import Workload
-from .symbol_nets import Inputs, ModelNet, ModuleNet
+from .symbol_nets import Inputs, ModelWorkload, ModuleWorkload
 
 LABEL = "label"
 """How the names of MXNet's labels end."""
@@ -32,7 +32,7 @@ def make_workload(
     if forward is not None and not callable(forward):
         raise TuneError(f"forward is a {type(forward).__name__}; expected a function of the net and a batch.")
     if isinstance(network, gluon.Block):
-        return GluonNet(network, batch, training, for_inference, forward)
+        return GluonWorkload(network, batch, training, for_inference, forward)
     if isinstance(network, mx.mod.Module):
         if for_inference:
             raise TuneError("for_inference: a Module folds no BatchNorm; give its symbol with its parameters.")
@@ -41,8 +41,8 @@ def make_workload(
     inputs = _inputs(symbol, batch)
     context = next(iter(inputs.data.values())).ctx
     if training:
-        return ModuleNet(symbol, params, inputs, [context], training=True)
-    return ModelNet(symbol, params, inputs, context, for_inference)
+        return ModuleWorkload(symbol, params, inputs, [context], training=True)
+    return ModelWorkload(symbol, params, inputs, context, for_inference)
 
 
 def first_batch(batches: Any) -> Any:
@@ -73,13 +73,18 @@ def _by_name(batch: mx.io.DataBatch, described: Any) -> Dict[str, mx.nd.NDArray]
 
 
 def _module(module: mx.mod.Module, batch: Any, training: bool) -> Workload:
-    """Return a module's workload; parameters that have no values yet are initialized in copies."""
+    """Return a module's workload; parameters that have no values yet are initialized in copies.
+
+    These are made and bound as the module is: with its fixed parameters, states, contexts of groups and ``grad_req``.
+    """
     if isinstance(batch, mx.io.DataBatch):
         names = [*module.data_names, *module.label_names]
         batch = dict(zip(names, [*batch.data, *(batch.label or ())]))
     params = module.get_params() if module.params_initialized else ({}, {})
     inputs = _inputs(module.symbol, batch, set(module.label_names))
-    return ModuleNet(module.symbol, params, inputs, modules.contexts(module), training)
+    bound = {"grad_req": modules.grad_req(module) or "write", "inputs_need_grad": module.inputs_need_grad}
+    contexts = modules.contexts(module)
+    return ModuleWorkload(module.symbol, params, inputs, contexts, training, modules.made_with(module), bound)
 
 
 def _model(network: Any) -> Tuple[Any, Tuple[Dict[str, Any], Dict[str, Any]]]:

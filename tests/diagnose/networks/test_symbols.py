@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mxmp
+from mxmp.diagnose.networks.symbols import BoundModule
 from mxmp.errors import ConvertError, TuneError
 from mxmp.symbol import ConvertedModel, convert_model
 from mxmp.tune import search
@@ -172,3 +173,16 @@ def test_buckets_are_refused_with_what_to_give():
     buckets = mx.mod.BucketingModule(lambda key: (network(), ("data",), ("softmax_label",)), default_bucket_key=1)
     with pytest.raises(TuneError, match="Of a BucketingModule give one bucket as a Module"):
         search(buckets, lambda candidate: 0.0, 0.1)
+
+
+def test_modules_are_made_and_bound_as_the_one_given():
+    state = mx.sym.var("state", shape=(2, 5))
+    symbol = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc") + state)
+    module = mx.mod.Module(symbol, ["data"], [], fixed_param_names=["fc_bias"], state_names=["state"])
+    module.bind([("data", (2, 3))], None, inputs_need_grad=True, grad_req="add")
+    module.init_params()
+    network = BoundModule(module, [{"data": mx.nd.ones((2, 3)), "state": mx.nd.zeros((2, 5))}])
+    with network.under(mxmp.Policy.parse("O2")) as made:
+        assert {**made._exec_group.grad_req, **module._exec_group.grad_req} == made._exec_group.grad_req
+        made.forward(mx.io.DataBatch([mx.nd.ones((2, 3))], None))
+        assert made.get_outputs()[0].shape == (2, 5)

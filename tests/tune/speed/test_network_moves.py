@@ -9,7 +9,7 @@ from mxnet import gluon
 from mxmp.devices.speed import Gain, Speed
 from mxmp.policy import Policy
 from mxmp.tune.speed import problem as problems
-from mxmp.tune.speed.gluon_net import GluonNet
+from mxmp.tune.speed.gluon_net import GluonWorkload
 from mxmp.tune.speed.plan_search import Trial
 from mxmp.tune.speed.problem import NetworkProblem
 from mxmp.tune.speed.roofline import GPU, Speeds
@@ -24,7 +24,7 @@ def network():
     net.add(gluon.nn.Dense(10))
     net.initialize()
     net.hybridize()
-    return GluonNet(net, mx.nd.ones((4, 3, 16, 16)), training=True, for_inference=False)
+    return GluonWorkload(net, mx.nd.ones((4, 3, 16, 16)), training=True, for_inference=False)
 
 
 def problem_of(seconds=60.0):

@@ -8,8 +8,8 @@ import pytest
 from mxnet.gluon import nn
 
 from mxmp.errors import TuneError
-from mxmp.tune.speed.gluon_net import GluonNet
-from mxmp.tune.speed.symbol_nets import ModelNet, ModuleNet
+from mxmp.tune.speed.gluon_net import GluonWorkload
+from mxmp.tune.speed.symbol_nets import ModelWorkload, ModuleWorkload
 from mxmp.tune.speed.workloads import first_batch, make_workload
 
 IMAGES, LABELS = np.zeros((4, 3)), np.zeros(4)
@@ -63,16 +63,16 @@ def test_what_is_no_list_of_batches_is_refused(batches, message):
 @pytest.mark.parametrize(
     ("network", "batches", "training", "kind"),
     [
-        (dense, lambda: [mx.nd.zeros((2, 3))], True, GluonNet),
-        (model, iterator, False, ModelNet),
-        (model, iterator, True, ModuleNet),
-        (model, lambda: [{"data": mx.nd.zeros((2, 3))}], True, ModuleNet),
-        (lambda: mx.mod.Module(symbol()), iterator, True, ModuleNet),
+        (dense, lambda: [mx.nd.zeros((2, 3))], True, GluonWorkload),
+        (model, iterator, False, ModelWorkload),
+        (model, iterator, True, ModuleWorkload),
+        (model, lambda: [{"data": mx.nd.zeros((2, 3))}], True, ModuleWorkload),
+        (lambda: mx.mod.Module(symbol()), iterator, True, ModuleWorkload),
         (
             lambda: mx.mod.Module(symbol()),
             lambda: [mx.io.DataBatch([mx.nd.zeros((2, 3))], [mx.nd.zeros(2)])],
             False,
-            ModuleNet,
+            ModuleWorkload,
         ),
     ],
     ids=["net", "model", "model that trains", "batch without label", "module", "module that infers"],

@@ -1,4 +1,4 @@
-"""The choices of a search: which operators can be kept in float32, and the policies that keep some of them."""
+"""The operators that a search by accuracy chooses among, and the policies that keep some of them in float32."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Operators(NamedTuple):
 Kept = FrozenSet[Operators]
 
 
-class Choices:
+class LowOperators:
     """What a policy has in low precision of a network, and the policies that keep some of it in float32.
 
     Attributes:
