@@ -21,10 +21,11 @@ from ..probe.gradient_errors import GradientErrors
 from ..probe.node_errors import Errors, OutputErrors
 from ..report import Decisions
 from ..report.report import AS_IT_WAS
+from .compared import Compared, read_compared
 from .comparison import NUMBERS, Comparison, NodeComparison, OutputComparison
 from .networks.network import GraphBatches
 from .progress import showing_progress
-from .subject import Subject, read_subject, require_low
+from .subject import read_subject, require_scale
 
 _SCALE = 1024.0
 
@@ -32,7 +33,7 @@ _SCALE = 1024.0
 def compare(
     net_or_model: Any,
     batches: Any,
-    policy: Union[str, Policy] = "O1",
+    policy: Union[None, str, Policy] = None,
     *,
     loss: Optional[Callable[..., Any]] = None,
     loss_scale: float = _SCALE,
@@ -90,16 +91,17 @@ def compare(
         >>> compare((root, {}, {}), {"data": mx.nd.full((2, 3), 300)}, "O3").rows[0].name
         'square'
     """
-    parsed = require_low(policy)
-    if isinstance(loss_scale, bool) or not isinstance(loss_scale, (int, float)) or not 0 < loss_scale < math.inf:
-        raise ConvertError(f"loss_scale={loss_scale!r}: expected a finite number above 0, a power of two.")
+    subject, scale = read_subject(net_or_model, loss, ctx), require_scale(loss_scale)
+    parsed = subject.policy_or(policy)
+    if not parsed.is_mixed:
+        raise ConvertError(f"policy '{parsed}' is float32, so there is nothing to compare; give one such as 'O2'.")
     with showing_progress(progress and sys.stderr.isatty()) as show:
         show("convert", 0.0)
-        subject = read_subject(net_or_model, batches, loss, ctx)
-        graphs = list(subject.network.comparisons(parsed))
+        compared = read_compared(subject, batches, loss, ctx)
+        graphs = list(compared.network.comparisons(parsed))
         count, done, merged = sum(len(graph.batches) for graph in graphs), 0, _Merged()
         for graph in graphs:
-            measure = _Measure(graph, subject, float(loss_scale))
+            measure = _Measure(graph, compared, scale)
             for number, batch in zip(graph.numbers, graph.batches):
                 _require_numbers(batch)
                 for name, share in measure(number, batch, merged):
@@ -119,9 +121,9 @@ def _require_numbers(values: Mapping[str, Any]) -> None:
 class _Measure:
     """Measures what one graph gives on batches."""
 
-    def __init__(self, graph: GraphBatches, subject: Subject, scale: float) -> None:
-        trains = subject.has_losses
-        self._graph, self._subject, self._trains = graph, subject, trains
+    def __init__(self, graph: GraphBatches, compared: Compared, scale: float) -> None:
+        trains = compared.has_losses
+        self._graph, self._compared = graph, compared
         self._errors = OutputErrors(graph.decisions, graph.context, trains)
         self._contributions = Contributions(graph.decisions, graph.context, trains)
         self._gradients = GradientErrors(graph.decisions, graph.context, scale) if trains else None
@@ -138,7 +140,7 @@ class _Measure:
         gradients: Mapping[int, Errors] = {}
         if self._gradients is not None:
             yield "gradients", 0.5
-            gradients = self._gradients(batch, self._subject.loss_of(number, self._graph.out_format))
+            gradients = self._gradients(batch, self._compared.loss_of(number, self._graph.out_format))
         merged.add(self._graph.decisions, errors, contributions, gradients)
 
 
