@@ -58,14 +58,16 @@ def compare(
     numbers differs as these do. The bodies of control flow are not looked into: the node around them has their error.
 
     Args:
-        net_or_model: A Gluon net with values, converted or not; a symbol with its parameters, ``(symbol, arg_params,
-            aux_params)``; or a Module of MXNet or mxmp that is bound. It is left as it is. The blocks of a plain Block
-            that have graphs are compared one by one, each with float32's inputs.
-        batches: One batch, or a list of them; all are taken, and the worst of each error counts. For a Gluon net, a
-            batch is what the net is called with, an NDArray or a tuple; with ``loss``, the last of the tuple is the
-            label: ``loss(net(*batch[:-1]), batch[-1])``. For a symbol or Module, a dict of NDArrays by input, labels
-            too for gradients, or all batches of a DataIter.
-        policy: The policy.
+        net_or_model: A Gluon net with values, converted or not, hybridized or not; a Module or BucketingModule of MXNet
+            or mxmp that is bound (of buckets the one that ran last); a `mxmp.symbol.ConvertedModel`; or a tuple
+            ``(symbol, arg_params, aux_params)``. It is left as it is. `explain` and `find_nonfinite` take the same. Of a
+            plain Block the HybridBlocks in it are compared one by one, each with float32's inputs and gradients.
+        batches: One batch, or several of which the worst of each error counts. A batch is an array, a tuple or list of
+            arrays, in the order in which the network takes them, a dict of arrays by input, or a DataBatch; of NDArrays
+            or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples, lists, dicts or DataBatches.
+            With ``loss`` the last of a tuple or list is the label: ``loss(net(*batch[:-1]), batch[-1])``. A symbol or
+            Module takes its labels as inputs.
+        policy: The policy; None for the network's own if it is converted, and 'O1' for others.
         loss: Gives the loss of a Gluon net's output and a label, an NDArray of any shape or a list of them; with it,
             gradients are compared. Of a symbol or Module gradients are compared if it has loss heads, and batches hold
             their labels.
@@ -80,6 +82,7 @@ def compare(
         ConvertError: If the network cannot be converted; if there is no batch, or one does not fit; if the policy is
             float32, or bfloat16 which MXNet does not run here; if an input or a parameter holds NaN; if ``loss`` gives
             no NDArray; or if MXNet cannot run the network backward.
+        LossScaleError: If ``loss_scale`` is not positive and finite.
         PolicyError: If the policy does not parse or matches nothing.
 
     Example:

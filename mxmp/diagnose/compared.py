@@ -84,20 +84,15 @@ def _has_losses(subject: Subject, batches: Sequence[Mapping[str, Any]]) -> bool:
 
 def _of_net(net: Any, examples: Sequence[Example], loss: Optional[LossFunction]) -> Compared:
     network = GluonNet(net, len(examples))
-    if loss is None:
-        with network.watched(), network.under(_FLOAT32), autograd.pause():
-            for example in examples:
-                call_net(net, example.inputs)
-        return Compared(network, False)
-    if not all(example.has_label for example in examples):
+    if loss is not None and not all(example.has_label for example in examples):
         raise ConvertError("batches: a batch has no label for loss; give tuples of the net's inputs and a label.")
     labels = [example.label for example in examples]
-    if [*roots(net)] != [net]:
+    if loss is not None and [*roots(net)] != [net]:
         return Compared(network, True, loss, labels, _gradients_between(network, net, examples, loss))
     with network.watched(), network.under(_FLOAT32), autograd.pause():
         for example in examples:
-            losses_of(loss, call_net(net, example.inputs), example.label)
-    return Compared(network, True, loss, labels)
+            call_net(net, example.inputs)
+    return Compared(network, loss is not None, loss, labels)
 
 
 def _gradients_between(

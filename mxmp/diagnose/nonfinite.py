@@ -45,11 +45,9 @@ def find_nonfinite(
     looked into: the node around them is named. Nothing of what is given is changed, but dropout draws random numbers.
 
     Args:
-        net_or_model: A Gluon net, converted or not; a bound Module or BucketingModule, mxmp's or MXNet's; a
-            `mxmp.symbol.ConvertedModel`, or a tuple of symbol, ``arg_params`` and ``aux_params``.
-        batch: What it runs on. Of a Gluon net an NDArray or a tuple of inputs; with ``loss``, the last item is the
-            label. Of a Module a DataBatch; of a Module or symbol a dict of NDArrays by name, labels included.
-        policy: The policy to run under; None for that of a converted net, model or Module, and float32 for others.
+        net_or_model: A network, as for `compare`.
+        batch: One batch, as for `compare`; with ``loss``, its last array is the label.
+        policy: The policy; None for the network's own if it is converted, and 'O1' for others, as for `compare`.
         loss: ``loss(outputs, label)`` gives the loss of a Gluon net, as an NDArray: then backward runs too. A
             Module or symbol has loss heads, whose backward always runs.
         loss_scale: The loss scale; positive.
@@ -60,7 +58,8 @@ def find_nonfinite(
         gradients, in the order of backward, then what does no harm. ``str()`` of it is a sentence.
 
     Raises:
-        ConvertError: If the network or the batch is none, or they do not fit each other.
+        ConvertError: If the network or the batch is none, or they do not fit each other; or if the policy computes in
+            bfloat16, which MXNet does not run here.
         PolicyError: If the policy is not one.
         LossScaleError: If ``loss_scale`` is not positive and finite.
     """
@@ -81,21 +80,10 @@ def explain(
     The step runs in float32, at the loss scale given, and at 1/8 of it and so on down to 1; at 1/8 and 1/64 too where a
     gradient leaves the range at 1.
 
-    Args:
-        net_or_model: As for `find_nonfinite`, and so are the others.
-        batch: As above.
-        policy: As above.
-        loss: As above.
-        loss_scale: As above.
-        ctx: As above.
+    The arguments are those of `find_nonfinite`, and so are the errors raised.
 
     Returns:
-        The verdict.
-
-    Raises:
-        ConvertError: As `find_nonfinite`.
-        PolicyError: As above.
-        LossScaleError: As above.
+        The verdict; ``print`` it. What mends an activation that leaves float16's range is its ``overrides``.
     """
     return judge(_calls(net_or_model, batch, policy, loss, ctx), require_scale(loss_scale))
 
