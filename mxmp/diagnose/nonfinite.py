@@ -18,7 +18,7 @@ from ..gluon.calls import NetCalls
 from ..gluon.kept import kept
 from ..mxnet_private.modules import contexts
 from ..policy import Policy
-from ..probe.nonfinite import NonFinite
+from ..probe.finding import NonFinite
 from ..probe.step_replay import Call, Gradients, LossGradients
 from ..probe.verdict import Verdict, find, judge
 from ..symbol import convert_graph, convert_model

@@ -23,8 +23,8 @@ class Watch(Observer):
 
     It costs the memory of a batch, and an addition to each output of a net; nothing is run again before `verdict` is
     called. Call that before the next step: the weights are those of now. Dropout draws anew, and random numbers of
-    the user's stream with it. A ``with`` block detaches it at its end; the last step is kept then too. With an Estimator
-    it is one of the ``observers`` of `mxmp.estimator.MixedPrecisionHandler`.
+    the user's stream with it. A ``with`` block detaches it at its end; the last step is kept then too. For an
+    Estimator it is one of the ``observers`` of `mxmp.estimator.MixedPrecisionHandler`.
 
     Args:
         loss: Of a trainer, the loss Block that is called with a net's output and labels, so that labels are looked at
@@ -49,8 +49,8 @@ class Watch(Observer):
     def __init__(self, loss: Optional[gluon.Block] = None) -> None:
         if loss is not None and not isinstance(loss, gluon.Block):
             raise TrainerError(
-                f"Watch: loss is a {type(loss).__name__}; expected a Block, such as gluon.loss.L2Loss(). The trainer or "
-                f"module is given to attach."
+                f"Watch: loss is a {type(loss).__name__}; expected a Block, such as gluon.loss.L2Loss(). "
+                f"Give the trainer or module to attach."
             )
         self._loss: Any = loss
         self._owner: Any = None

@@ -6,3 +6,5 @@ from .report import policy_sections as policy_sections
 from .report import report_sections as report_sections
 from .run import run_sections as run_sections
 from .steps import steps_sections as steps_sections
+from .verdict import nonfinite_sections as nonfinite_sections
+from .verdict import verdict_sections as verdict_sections
