@@ -143,13 +143,11 @@ def _of_net(net: gluon.Block, batch: Batch, policy: Policy, loss: Optional[Loss]
             losses = None if loss is None else losses_of(loss, outputs, label)
         if not calls.noted:
             raise ConvertError(f"block '{net.name}' ran no HybridBlock on this batch, so there is no graph to look at.")
-        gradients = None
-        if loss is not None and len(calls.noted) == 1 and calls.noted[0].outputs is outputs:
-            gradients = LossGradients(loss, [label], outputs)
-        elif losses is not None:
+        known = losses is not None and not (len(calls.noted) == 1 and calls.noted[0].outputs is outputs)
+        if losses is not None and known:
             run_backward(losses)
-        known = loss is not None and gradients is None
-        found = [each.replay(1.0, gradients, backward=known) for each in calls.noted]
+        last = LossGradients(loss, [label], outputs) if loss is not None else None
+        found = [each.replay(1.0, last if each.outputs is outputs else None, backward=known) for each in calls.noted]
     return found if policy.is_mixed else [_in_float32(call) for call in found]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .. import html
+from .batch_faults import class_out_of_range, nan_in_batch
 from .faults import (
     BAD_DATA,
     BAD_PARAMETERS,
@@ -90,7 +91,7 @@ def find(calls: Sequence[Call], scale: float = 1.0) -> Optional[NonFinite]:
     exact = [Run(call, call.run(low=False)) for call in calls]
     given = [Run(call, call.run(low=True, scale=scale)) for call in calls]
     fault = fault_of(exact, given)
-    return first_of(exact, given) if fault is None else fault.node
+    return (first_of(exact, given) if fault is None else fault.node) or nan_in_batch(exact)
 
 
 def judge(calls: Sequence[Call], scale: float = 1.0) -> Verdict:
@@ -101,6 +102,17 @@ def judge(calls: Sequence[Call], scale: float = 1.0) -> Verdict:
     """
     calls = without_spoilt(calls, scale)
     exact = [Run(call, call.run(low=False)) for call in calls]
+    found = _judged(calls, exact, scale)
+    data = None if found.kind == BAD_DATA else nan_in_batch(exact) or class_out_of_range(calls)
+    if data is None:
+        return found
+    if found.kind == NO_FAULT:
+        return Verdict(BAD_DATA, f"the step is finite, but {_of_fault(Fault(BAD_DATA, data))}", data, scale)
+    return replace(found, text=f"{found.text} Besides, {_sentence(data)}")
+
+
+def _judged(calls: Sequence[Call], exact: Sequence[Run], scale: float) -> Verdict:
+    """Return the verdict on a step, of which float32's runs are given, by what is not finite in it."""
     given = [Run(call, call.run(low=True, scale=scale)) for call in calls]
     fault = fault_of(exact, given)
     if fault is not None:

@@ -16,7 +16,8 @@ ROWS = tuple(NodeComparison(f"fc{i}", "FullyConnected", "float16", 0.1 / (i + 1)
 def squares(name="square"):
     """Return a network whose square of 300 leaves float16's range."""
     data = mx.sym.var("data")
-    return mx.sym.sqrt(mx.sym.elemwise_mul(data, data, name=name), name="root"), {}, {}
+    sym = mx.sym.FullyConnected(mx.sym.elemwise_mul(data, data, name=name), num_hidden=2, no_bias=True, name="fc")
+    return sym, {"fc_weight": mx.nd.ones((2, 3))}, {}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_what_is_no_such_result_is_refused(kind, results, tmp_path):
 def test_the_overrides_of_a_verdict_mend_the_activation(name):
     verdict = explain(squares(name), BATCH, "O3")
     assert verdict.kind == "activation out of range" and f"'{verdict.overrides}'" in verdict.text
-    assert verdict.overrides == f"name:{name.replace('[', '[[]')}=float32,name:root=float32"
+    assert verdict.overrides == f"name:{name.replace('[', '[[]')}=float32,name:fc=float32"
     assert explain(squares(name), BATCH, f"O3,output=float32,{verdict.overrides}").kind == "no fault found"
     Policy.parse(f"O1,{verdict.overrides}")
 
