@@ -114,7 +114,7 @@ def main(steps: int, folder: Optional[Path]) -> None:
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     net = make_net("O1")
     trainer = make_trainer(net)
-    with logged(folder, trainer) as log, mxmp.diagnose.Watch(trainer, loss) as watch:
+    with logged(folder, trainer) as log, mxmp.diagnose.Watch(loss).attach(trainer) as watch:
         train(net, trainer, loss, 5, log)
         verdict = watch.verdict()
     click.echo(f"O1: {trainer.skipped_steps} of 5 steps skipped, loss scale {trainer.loss_scale.value:g}")

@@ -67,7 +67,7 @@ def main(folder: Optional[Path]) -> None:
     net, loss = make_net(), gluon.loss.SoftmaxCrossEntropyLoss()
     trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     order, corrupt = np.random.RandomState(0).permutation(len(images)), None
-    with logged(folder, trainer) as log, mxmp.diagnose.Watch(trainer, loss) as watch:
+    with logged(folder, trainer) as log, mxmp.diagnose.Watch(loss).attach(trainer) as watch:
         for number, start in enumerate(range(0, len(order), BATCH), 1):
             chosen = order[start : start + BATCH]
             value = step(net, trainer, loss, images[chosen], labels[chosen])

@@ -1,59 +1,205 @@
-"""Batches of inputs as users give them, and the values of all inputs of a network for one of them."""
+"""Batches as users give them, read in one way for every function, and the values of all inputs for one of them.
+
+A batch is an array, a tuple or list of arrays (as a DataLoader gives), a dict of arrays by input, or a DataBatch.
+Several batches are an iterable of such: a DataLoader, a DataIter, or a list of tuples, lists, dicts or DataBatches.
+Arrays are NDArrays, or arrays of numpy. A loader is always several batches, so that a list is one of batches there.
+"""
 
 from __future__ import annotations
 
+import itertools
 import zipfile
-from typing import Any, Dict, Iterable, Iterator, Mapping, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
+from mxnet import gluon
 
 from .. import dtypes
-from ..errors import CheckpointError, ConvertError, mxnet_reason
+from ..errors import CheckpointError, ConvertError, did_you_mean
 from ..symbol import ConvertedModel
-from ..symbol.arguments import known_shapes
+from .misfits import require_fit
 
-Batches = Union[Iterable[Mapping[str, Any]], mx.io.DataIter]
-"""Batches of inputs: dicts of NDArrays by name, or one of MXNet's iterators."""
+Batches = Union[Iterable[Any], mx.io.DataIter]
+"""Several batches: an iterable of them."""
+
+_BATCH = "an array, a tuple or list of arrays, a dict of arrays by input, or a DataBatch"
 
 
-def read_batches(batches: Batches, labels: bool = False) -> Iterator[Mapping[str, Any]]:
-    """Yield batches as dicts of NDArrays by name, perhaps with a DataIter's labels; it is read to its end."""
-    if isinstance(batches, mx.io.DataIter):
-        batches.reset()
-        names = [each[0] for each in [*batches.provide_data, *(batches.provide_label if labels else ())]]
-        batches = (dict(zip(names, [*batch.data, *(batch.label or ())])) for batch in batches)
-    if batches is None or isinstance(batches, (Mapping, int, float)):
-        raise ConvertError(
-            f"batches is a {type(batches).__name__}; expected a list of dicts of NDArrays, or a DataIter."
-        )
-    empty = True
-    for batch in batches:
-        empty = False
-        if not isinstance(batch, Mapping):
+class Batch(NamedTuple):
+    """A batch that was read.
+
+    Attributes:
+        arrays: NDArrays, perhaps nested in lists and tuples, None among them; labels last.
+        names: Their names, where they are known.
+        labels: How many of them are labels; None if that is not known.
+    """
+
+    arrays: Tuple[Any, ...]
+    names: Tuple[str, ...] = ()
+    labels: Optional[int] = None
+
+    def for_net(self, labelled: bool) -> Example:
+        """Return what a net is called with, and the label, the last array if ``labelled`` and not known otherwise."""
+        if self.names and self.labels is None:
             raise ConvertError(
-                f"batches holds a {type(batch).__name__}; expected dicts of NDArrays by input, or a DataIter."
+                "batches: a batch is a dict; a Gluon net takes an array, a tuple or list of arrays, or a DataBatch."
             )
-        for name, array in batch.items():
+        labels = self.labels if self.labels is not None else int(labelled and len(self.arrays) > 1)
+        inputs, found = self.arrays[: len(self.arrays) - labels], self.arrays[len(self.arrays) - labels :]
+        return Example(inputs, found[0] if labels == 1 else list(found) or None, bool(labels))
+
+    def by_name(self, names: Sequence[str]) -> Dict[str, Any]:
+        """Return the arrays by the names of a network's inputs; those without names are in their order."""
+        if self.labels:  # those of an iterator, which a network without a loss does not read
+            return self._without_unread(names).by_name(names)
+        if not self.names and len(self.arrays) > len(names):
+            raise ConvertError(
+                f"batches: a batch has {len(self.arrays)} arrays; the network has the inputs {', '.join(names)}."
+            )
+        found = dict(zip(self.names or names, self.arrays))
+        for name, array in found.items():
             if not isinstance(array, mx.nd.NDArray):
-                raise ConvertError(f"batches: input {name!r} is a {type(array).__name__}; expected an NDArray.")
-        yield batch
+                raise ConvertError(f"batches: input {name!r} is a {type(array).__name__}; expected an array.")
+            if name not in names:
+                raise ConvertError(f"batches: the network has no input {name!r}{did_you_mean(name, names)}.")
+        return found
+
+    def _without_unread(self, names: Sequence[str]) -> Batch:
+        """Return the batch without the labels that a network lacks."""
+        data = len(self.arrays) - int(self.labels or 0)
+        if not self.names:
+            return Batch(self.arrays[: max(data, len(names))])
+        kept = [i for i, name in enumerate(self.names) if i < data or name in names]
+        return Batch(tuple(self.arrays[i] for i in kept), tuple(self.names[i] for i in kept))
+
+
+class Example(NamedTuple):
+    """A batch of a net: what it is called with, and the label for the loss, which may be None."""
+
+    inputs: Tuple[Any, ...]
+    label: Any
+    has_label: bool
+
+    def on(self, ctx: mx.Context) -> Example:
+        """Return the same on a context."""
+        return Example(_moved(self.inputs, ctx), _moved(self.label, ctx), self.has_label)
+
+
+def one_batch(given: Any) -> Batch:
+    """Return a batch; ConvertError if it is none, or several."""
+    if _is_batch(given):
+        return _read(given)
+    if given is None or isinstance(given, str) or not isinstance(given, (Iterable, mx.io.DataIter)):
+        raise ConvertError(f"batch is a {type(given).__name__}; expected {_BATCH}.")
+    found = f" of {len(given)}" if isinstance(given, list) else ""
+    raise ConvertError(f"batch is a {type(given).__name__}{found} batches; give one of them: {_BATCH}.")
+
+
+def some_batches(given: Any) -> Iterator[Batch]:
+    """Yield batches, of which one or several are given; ConvertError if there is none, or one is none."""
+    return map(_read, [given]) if _is_batch(given) else read_loader(given, name="batches")
+
+
+def read_loader(loader: Any, count: Optional[int] = None, name: str = "loader") -> Iterator[Batch]:
+    """Yield the batches of an iterable, at most ``count``; a DataIter is read from its beginning.
+
+    Raises:
+        ConvertError: If it is no iterable of batches, or has none.
+    """
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ConvertError(f"batches is {count!r}; expected how many batches to read, 1 or more.")
+    unfit = (mx.nd.NDArray, np.ndarray, Mapping, gluon.Block, mx.sym.Symbol, mx.io.DataBatch, str)
+    if isinstance(loader, unfit) or not (isinstance(loader, mx.io.DataIter) or hasattr(loader, "__iter__")):
+        raise ConvertError(
+            f"{name} is a {type(loader).__name__}; expected a DataLoader, a list of batches or a DataIter."
+        )
+    if isinstance(loader, mx.io.DataIter):
+        loader.reset()
+    empty = True
+    for batch in itertools.islice(loader, count):
+        empty = False
+        yield _read(batch, name, loader if isinstance(loader, mx.io.DataIter) else None)
     if empty:
-        raise ConvertError("batches is empty; give one batch at least.")
+        raise ConvertError(f"{name} is empty; give one batch at least.")
+
+
+def read_examples(loader: Any, count: Optional[int], labels: bool, ctx: mx.Context) -> Iterator[Example]:
+    """Yield the batches of a net, on a context, as `read_loader`; ConvertError if ``labels`` and one has none."""
+    for batch in read_loader(loader, count):
+        example = batch.for_net(True)
+        if labels and not example.has_label:
+            raise ConvertError("loader: a batch has no label; give (data, label), with None for a loss without labels.")
+        yield example.on(ctx)
+
+
+def _is_batch(given: Any) -> bool:
+    """Return whether something is one batch: a list is if it begins with an array."""
+    if isinstance(given, list):
+        return bool(given) and _is_array(given[0])
+    return _is_array(given) or isinstance(given, (tuple, Mapping, mx.io.DataBatch))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (mx.nd.NDArray, np.ndarray))
+
+
+def _read(batch: Any, name: str = "batches", described: Any = None) -> Batch:
+    if isinstance(batch, mx.io.DataBatch):
+        described = described if described is not None else batch
+        labels = list(batch.label or ())
+        descriptions = [*(described.provide_data or ()), *((described.provide_label or ()) if labels else ())]
+        arrays = _arrays((*batch.data, *labels), name)
+        names = tuple(each[0] for each in descriptions)
+        return Batch(arrays, names if len(names) == len(arrays) else (), len(labels))
+    if isinstance(batch, Mapping):
+        return Batch(_arrays(tuple(batch.values()), name), tuple(batch))
+    if _is_array(batch):
+        return Batch(_arrays((batch,), name))
+    if not isinstance(batch, (list, tuple)) or not batch:
+        found = "an empty" if isinstance(batch, (list, tuple)) else "a"
+        raise ConvertError(f"{name} holds {found} {type(batch).__name__}; expected {_BATCH}.")
+    return Batch(_arrays(tuple(batch), name))
+
+
+def _arrays(value: Any, name: str) -> Any:
+    """Return arrays, perhaps nested, as NDArrays: of numpy's floats as float32, of its integers as they are."""
+    if isinstance(value, (list, tuple)):
+        items = [_arrays(each, name) for each in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, np.ndarray):
+        return mx.nd.array(value, dtype=value.dtype if value.dtype.kind in "iub" else dtypes.FLOAT32)
+    if value is None or isinstance(value, mx.nd.NDArray):
+        return value
+    raise ConvertError(f"{name}: a batch holds a {type(value).__name__}; expected {_BATCH}.")
+
+
+def _moved(value: Any, ctx: mx.Context) -> Any:
+    """Return an array, or nested arrays, on a context."""
+    if isinstance(value, (list, tuple)):
+        items = [_moved(each, ctx) for each in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value if value is None else value.as_in_context(ctx)
+
+
+# ---------------------------------------------------------------------- symbols
+
+
+def inputs_of(model: ConvertedModel) -> List[str]:
+    """Return the names of a model's inputs, labels among them, in the order in which MXNet lists them."""
+    return [name for name in model.symbol.list_inputs() if name not in {**model.arg_params, **model.aux_params}]
 
 
 def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = False) -> Dict[str, Any]:
     """Return the values of all inputs by name: parameters, a batch, and zeros for labels unless they are needed."""
     sym, given = model.symbol, {**model.arg_params, **model.aux_params, **batch}
-    shapes = known_shapes(sym, {name: array.shape for name, array in batch.items()})
-    try:
-        sizes, _, _ = sym.infer_shape_partial(**{n: given[n].shape for n in sym.list_inputs() if n in given})
-    except mx.MXNetError as e:
-        raise ConvertError(f"batches: inputs of shapes {shapes} do not fit: {mxnet_reason(e)}") from e
-    missing = {name: size for name, size in zip(sym.list_arguments(), sizes or ()) if name not in given}
+    sizes = require_fit(sym, {name: array.shape for name, array in given.items()}, list(batch))
+    missing = {name: size for name, size in zip(sym.list_arguments(), sizes) if name not in given}
     for name, size in missing.items():
-        if labels or not name.endswith("label") or not size or 0 in size:
-            raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
+        known = bool(size) and 0 not in size
+        if labels or not name.endswith("label") or not known:
+            shape = f", of shape {tuple(size)}" if known else ""
+            raise ConvertError(f"batches: a batch lacks the input '{name}'{shape}; give it, also if it is a label.")
     return {**given, **{name: mx.nd.zeros(size) for name, size in missing.items()}}
 
 

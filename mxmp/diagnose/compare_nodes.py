@@ -21,10 +21,11 @@ from ..probe.gradient_errors import GradientErrors
 from ..probe.node_errors import Errors, OutputErrors
 from ..report import Decisions
 from ..report.report import AS_IT_WAS
+from .compared import Compared, read_compared
 from .comparison import NUMBERS, Comparison, NodeComparison, OutputComparison
 from .networks.network import GraphBatches
 from .progress import showing_progress
-from .subject import Subject, read_subject, require_low
+from .subject import read_subject, require_scale
 
 _SCALE = 1024.0
 
@@ -32,7 +33,7 @@ _SCALE = 1024.0
 def compare(
     net_or_model: Any,
     batches: Any,
-    policy: Union[str, Policy] = "O1",
+    policy: Union[None, str, Policy] = None,
     *,
     loss: Optional[Callable[..., Any]] = None,
     loss_scale: float = _SCALE,
@@ -57,14 +58,16 @@ def compare(
     numbers differs as these do. The bodies of control flow are not looked into: the node around them has their error.
 
     Args:
-        net_or_model: A Gluon net with values, converted or not; a symbol with its parameters, ``(symbol, arg_params,
-            aux_params)``; or a Module of MXNet or mxmp that is bound. It is left as it is. The blocks of a plain Block
-            that have graphs are compared one by one, each with float32's inputs.
-        batches: One batch, or a list of them; all are taken, and the worst of each error counts. For a Gluon net, a
-            batch is what the net is called with, an NDArray or a tuple; with ``loss``, the last of the tuple is the
-            label: ``loss(net(*batch[:-1]), batch[-1])``. For a symbol or Module, a dict of NDArrays by input, labels
-            too for gradients, or all batches of a DataIter.
-        policy: The policy.
+        net_or_model: A Gluon net with values, converted or not, hybridized or not; a Module or BucketingModule of MXNet
+            or mxmp that is bound (of buckets the one that ran last); a `mxmp.symbol.ConvertedModel`; or a tuple
+            ``(symbol, arg_params, aux_params)``. It is left as it is; `explain` and `find_nonfinite` take the same.
+            Of a plain Block the HybridBlocks in it are compared one by one, each with float32's inputs and gradients.
+        batches: One batch, or several of which the worst of each error counts. A batch is an array, a tuple or list of
+            arrays, in the order in which the network takes them, a dict of arrays by input, or a DataBatch; of NDArrays
+            or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples, lists, dicts or DataBatches.
+            With ``loss`` the last of a tuple or list is the label: ``loss(net(*batch[:-1]), batch[-1])``. A symbol or
+            Module takes its labels as inputs.
+        policy: The policy; None for the network's own if it is converted, and 'O1' for others.
         loss: Gives the loss of a Gluon net's output and a label, an NDArray of any shape or a list of them; with it,
             gradients are compared. Of a symbol or Module gradients are compared if it has loss heads, and batches hold
             their labels.
@@ -79,6 +82,7 @@ def compare(
         ConvertError: If the network cannot be converted; if there is no batch, or one does not fit; if the policy is
             float32, or bfloat16 which MXNet does not run here; if an input or a parameter holds NaN; if ``loss`` gives
             no NDArray; or if MXNet cannot run the network backward.
+        LossScaleError: If ``loss_scale`` is not positive and finite.
         PolicyError: If the policy does not parse or matches nothing.
 
     Example:
@@ -90,16 +94,17 @@ def compare(
         >>> compare((root, {}, {}), {"data": mx.nd.full((2, 3), 300)}, "O3").rows[0].name
         'square'
     """
-    parsed = require_low(policy)
-    if isinstance(loss_scale, bool) or not isinstance(loss_scale, (int, float)) or not 0 < loss_scale < math.inf:
-        raise ConvertError(f"loss_scale={loss_scale!r}: expected a finite number above 0, a power of two.")
+    subject, scale = read_subject(net_or_model, loss, ctx), require_scale(loss_scale)
+    parsed = subject.policy_or(policy)
+    if not parsed.is_mixed:
+        raise ConvertError(f"policy '{parsed}' is float32, so there is nothing to compare; give one such as 'O2'.")
     with showing_progress(progress and sys.stderr.isatty()) as show:
         show("convert", 0.0)
-        subject = read_subject(net_or_model, batches, loss, ctx)
-        graphs = list(subject.network.comparisons(parsed))
+        compared = read_compared(subject, batches, loss, ctx)
+        graphs = list(compared.network.comparisons(parsed))
         count, done, merged = sum(len(graph.batches) for graph in graphs), 0, _Merged()
         for graph in graphs:
-            measure = _Measure(graph, subject, float(loss_scale))
+            measure = _Measure(graph, compared, scale)
             for number, batch in zip(graph.numbers, graph.batches):
                 _require_numbers(batch)
                 for name, share in measure(number, batch, merged):
@@ -119,9 +124,9 @@ def _require_numbers(values: Mapping[str, Any]) -> None:
 class _Measure:
     """Measures what one graph gives on batches."""
 
-    def __init__(self, graph: GraphBatches, subject: Subject, scale: float) -> None:
-        trains = subject.has_losses
-        self._graph, self._subject, self._trains = graph, subject, trains
+    def __init__(self, graph: GraphBatches, compared: Compared, scale: float) -> None:
+        trains = compared.has_losses
+        self._graph, self._compared = graph, compared
         self._errors = OutputErrors(graph.decisions, graph.context, trains)
         self._contributions = Contributions(graph.decisions, graph.context, trains)
         self._gradients = GradientErrors(graph.decisions, graph.context, scale) if trains else None
@@ -138,7 +143,7 @@ class _Measure:
         gradients: Mapping[int, Errors] = {}
         if self._gradients is not None:
             yield "gradients", 0.5
-            gradients = self._gradients(batch, self._subject.loss_of(number, self._graph.out_format))
+            gradients = self._gradients(batch, self._compared.loss_of(number, self._graph.out_format))
         merged.add(self._graph.decisions, errors, contributions, gradients)
 
 

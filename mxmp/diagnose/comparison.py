@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .. import html
-from ..errors import ConvertError, visible
-from ..report.saving import save_text
+from ..errors import visible
+from ..probe.result import Result
 
 KIND = "compare"
 """What a file says that it holds."""
@@ -22,6 +21,9 @@ KIND = "compare"
 _INF = "inf"
 NUMBERS = ("own", "carried", "contribution", "gradient_own", "gradient_carried")
 """The fields of a row that are measured."""
+
+WORST = 20
+"""How many operators are shown unless asked for more."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class OutputComparison:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Result):
     """A network in low precision beside float32, node by node; ``print`` shows it as a table.
 
     Attributes:
@@ -77,6 +79,10 @@ class Comparison:
             the outputs.
         outputs: The errors of the network's outputs.
     """
+
+    _mark: ClassVar[Tuple[str, str]] = ("kind", KIND)
+    _what: ClassVar[str] = "comparison"
+    _title: ClassVar[str] = "Low precision beside float32"
 
     policy: str
     rows: Tuple[NodeComparison, ...]
@@ -92,53 +98,18 @@ class Comparison:
         rows, outputs = ([_written(asdict(each)) for each in part] for part in (self.rows, self.outputs))
         return {"kind": KIND, "policy": self.policy, "rows": rows, "outputs": outputs}
 
-    def to_json(self) -> str:
-        """Return it as JSON, which `from_json` reads."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Comparison:
-        """Return what `to_dict` gave.
+    def _read(cls, values: Mapping[str, Any]) -> Comparison:
+        rows = tuple(NodeComparison(**_read(NodeComparison, each)) for each in values["rows"])
+        outputs = tuple(OutputComparison(**_read(OutputComparison, each)) for each in values["outputs"])
+        return cls(str(values["policy"]), rows, outputs)
 
-        Raises:
-            ConvertError: If the values are not that.
-        """
-        if not isinstance(values, Mapping) or values.get("kind") != KIND:
-            kind = values.get("kind") if isinstance(values, Mapping) else type(values).__name__
-            raise ConvertError(f"this is no comparison: its kind is {kind!r}, expected {KIND!r}.")
-        try:
-            rows = tuple(NodeComparison(**_read(NodeComparison, each)) for each in values["rows"])
-            outputs = tuple(OutputComparison(**_read(OutputComparison, each)) for each in values["outputs"])
-            return cls(str(values["policy"]), rows, outputs)
-        except (KeyError, TypeError, ValueError) as e:
-            raise ConvertError(f"the comparison is damaged: {type(e).__name__}: {e}") from e
+    def _sections(self) -> List[html.Section]:
+        return html.compare_sections(self.to_dict())
 
-    @classmethod
-    def from_json(cls, text: str) -> Comparison:
-        """Return what `to_json` gave; raises as `from_dict`."""
-        try:
-            return cls.from_dict(json.loads(text))
-        except json.JSONDecodeError as e:
-            raise ConvertError(f"this is no comparison: it is no JSON ({e}).") from e
-
-    def save(self, path: str) -> None:
-        """Write it to a file as JSON, whole or not at all.
-
-        Raises:
-            CheckpointError: If the file cannot be written.
-        """
-        save_text(self.to_json() + "\n", path)
-
-    def to_html(self, path: Optional[str] = None, title: str = "Low precision beside float32") -> str:
-        """Return it as one self-contained HTML file, and write that if asked to; raises as `save`."""
-        text = html.page(title, html.compare_sections(self.to_dict()), self.policy)
-        if path is not None:
-            save_text(text, path)
-        return text
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
-        return html.fragment("Low precision beside float32", html.compare_sections(self.to_dict()), self.policy)
+    @property
+    def _lead(self) -> str:
+        return self.policy
 
     @property
     def summary(self) -> List[str]:
@@ -187,14 +158,28 @@ class Comparison:
             table.add_row(*map(Text, [*cells, *(_text(getattr(row, name)) for name in numbers)]))
         return table
 
-    def __str__(self) -> str:
-        """Return it as a table for a terminal, and what stands out."""
+    def listed(self, worst: Optional[int] = WORST) -> str:
+        """Return how many operators a table of the ``worst`` shows, of how many."""
+        count = len(self.rows) if worst is None else min(worst, len(self.rows))
+        return f"{count} of {len(self.rows)} operators, the worst"
+
+    def text(self, worst: Optional[int] = WORST) -> str:
+        """Return it as a table for a terminal, and what stands out.
+
+        Args:
+            worst: How many operators to show; None for all.
+        """
         console = Console(file=io.StringIO(), width=120)
-        console.print(self.table())
-        for line in self.summary:
+        console.print(self.table(worst=worst))
+        more = [f"{self.listed(worst)}; text(worst=None) shows all."]
+        for line in [*(more if worst is not None and worst < len(self.rows) else ()), *self.summary]:
             console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
         output: Any = console.file
         return str(output.getvalue())
+
+    def __str__(self) -> str:
+        """Return the table of the worst operators, and what stands out."""
+        return self.text()
 
 
 def _node(row: NodeComparison) -> str:

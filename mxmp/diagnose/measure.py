@@ -13,7 +13,7 @@ from ..probe.largest_values import LargestValues
 from ..probe.watched_gradients import WatchedGradients
 from ..symbol import convert_model
 from . import measure_net
-from .batches import Batches, fill_inputs, read_batches
+from .batches import Batches, fill_inputs, inputs_of, read_loader
 from .magnitudes import GradientCounts, Magnitudes
 from .progress import shown
 
@@ -117,8 +117,8 @@ def _ranges(
 ) -> Dict[str, float]:
     model = convert_model(sym, arg_params, aux_params, "O0")  # without casts, should it be converted
     run = LargestValues(model.symbol, {**model.arg_params, **model.aux_params})
-    for batch in shown("measuring ranges", read_batches(batches), batches):
-        values = fill_inputs(model, batch)
+    for batch in shown("measuring ranges", read_loader(batches, name="batches"), batches):
+        values = fill_inputs(model, batch.by_name(inputs_of(model)))
         run({name: values[name].as_in_context(ctx or mx.cpu()) for name in run.inputs})
     return run.found
 
@@ -135,8 +135,8 @@ def _gradients(
             params[name].attach_grad()
     counts = GradientCounts()
     runs: Dict[Any, WatchedGradients] = {}
-    for batch in shown("measuring gradients", read_batches(batches, labels=True), batches):
-        given = fill_inputs(model, batch, labels=True)
+    for batch in shown("measuring gradients", read_loader(batches, name="batches"), batches):
+        given = fill_inputs(model, batch.by_name(inputs_of(model)), labels=True)
         types = tuple((name, dtypes.canonical(array.dtype)) for name, array in given.items())
         if types not in runs:  # one graph for all shapes
             runs[types] = WatchedGradients(model.symbol, dict(types), False, counts.add)

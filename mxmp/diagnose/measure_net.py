@@ -19,7 +19,7 @@ from ..mxnet_private import blocks
 from ..policy import Policy
 from ..probe.largest_values import LargestValues
 from ..probe.watched_gradients import WatchedGradients
-from .loaders import read_loader
+from .batches import read_examples
 from .magnitudes import GradientCounts, Magnitudes
 from .networks.gluon_net import require_values
 from .progress import shown
@@ -37,7 +37,7 @@ def ranges(net: gluon.Block, loader: Any, *, batches: Optional[int] = None) -> D
         return made[-1]
 
     with looked_into(net, make) as ctx, autograd.pause(train_mode=False):
-        for example in shown("measuring ranges", read_loader(loader, batches, False, ctx), batches or loader):
+        for example in shown("measuring ranges", read_examples(loader, batches, False, ctx), batches or loader):
             net(*example.inputs)
     _require_called(net, made)
     return {name: max(e.found.get(name, 0.0) for e in made) for each in made for name in each.found}
@@ -57,7 +57,7 @@ def gradients(net: gluon.Block, loss: Any, loader: Any, *, batches: Optional[int
     with looked_into(net, make) as ctx:
         if all(param.grad_req == "null" for param in net.collect_params().values()):
             raise ConvertError(f"block '{net.name}' has no parameter to train, so there are no gradients.")
-        for example in shown("measuring gradients", read_loader(loader, batches, True, ctx), batches or loader):
+        for example in shown("measuring gradients", read_examples(loader, batches, True, ctx), batches or loader):
             with autograd.record():
                 value = loss(net(*example.inputs), example.label)
             autograd.backward(list(value) if isinstance(value, (list, tuple)) else [value])

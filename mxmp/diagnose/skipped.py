@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import visible
 from ..training.step import Weights
-from .ledger.sample import not_finite
+from .ledger.sample import skipped
 
 _NAMES = 3  # of weights in a line
 
@@ -14,7 +14,7 @@ def why_skipped(weights: Weights) -> str:
 
     It waits for the gradients and reads each once, as a sample of a ledger does. '' if all are finite.
     """
-    parts = sorted(not_finite(weights).items(), key=lambda each: each[1])
+    parts = sorted(skipped(weights).shares.items(), key=lambda each: each[1])
     if not parts:
         return ""
     named = ", ".join(f"'{visible(name)}' ({100 * part:.3g} %)" for name, part in parts[:_NAMES])

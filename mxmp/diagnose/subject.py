@@ -1,9 +1,9 @@
-"""What a user gives to be compared: a network, batches that it is run on, and perhaps losses."""
+"""What `compare`, `explain` and `find_nonfinite` are given to look at: a network of any front, read in one way."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, FrozenSet, Mapping, Optional, Sequence, Union
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -11,87 +11,94 @@ from mxnet import autograd, gluon
 from .. import dtypes
 from ..devices.bfloat16 import runs_bfloat16
 from ..devices.processor import read_processor
-from ..errors import ConvertError
-from ..gluon.lookup import roots
-from ..mxnet_private import blocks
-from ..passes.scale_loss import is_loss_head
+from ..errors import ConvertError, LossScaleError, mxnet_reason
+from ..gluon.lookup import blocks_in, conversions_of
+from ..module import Module
+from ..mxnet_private.modules import current_module
 from ..policy import Policy
-from ..probe.gradient_errors import Loss
-from ..symbol.inference import to_graph
-from .batches import read_batches
-from .networks.gluon_net import GluonNet
-from .networks.network import Network
-from .networks.symbols import BoundModule, Model
+from ..symbol import ConvertedModel
+from ..symbol.arguments import require_symbol
+from .networks.gluon_net import require_values
 
-_FLOAT32 = Policy.parse("float32")
+LossFunction = Callable[..., Any]
+
+_TAKEN = (
+    "a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple "
+    "(symbol, arg_params, aux_params)"
+)
+_DEFAULT = "O1"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network that has noted batches.
+    """A network of any front: a net, a Module, or a symbol with its parameters.
 
     Attributes:
-        network: The network.
-        has_losses: Whether gradients can be compared.
-        loss: A function of a net's output and a label, None of a symbol.
-        labels: The label of each batch, for that function.
+        net: The Gluon net.
+        module: The Module; of a BucketingModule that of the bucket which ran last.
+        symbol: The symbol, of a Module too.
+        args: Its arguments.
+        aux: Its auxiliary states.
+        policy: The policy that it is converted by; None if it is not converted.
+        heads: The names of Custom operators that are loss heads.
     """
 
-    network: Network
-    has_losses: bool
-    loss: Optional[Callable[..., Any]] = None
-    labels: Sequence[Any] = ()
+    net: Optional[gluon.Block] = None
+    module: Optional[mx.mod.Module] = None
+    symbol: Any = None
+    args: Mapping[str, Any] = None  # type: ignore[assignment]
+    aux: Mapping[str, Any] = None  # type: ignore[assignment]
+    policy: Optional[Policy] = None
+    heads: FrozenSet[str] = frozenset()
 
-    def loss_of(self, number: int, out_format: Any) -> Optional[Loss]:
-        """Return what gives the losses of a graph's outputs for a batch, by its number; None where loss heads do."""
-        if self.loss is None:
-            return None
-        loss, label = self.loss, self.labels[number]
+    def policy_or(self, given: Union[None, str, Policy]) -> Policy:
+        """Return the policy to look at it under: that given, its own, or 'O1', in this order.
 
-        def losses(outputs: List[Any]) -> Sequence[Any]:
-            found = loss(blocks.regroup(outputs, out_format), label)
-            several = list(found) if isinstance(found, (list, tuple)) else [found]
-            if not several or not all(isinstance(each, mx.nd.NDArray) for each in several):
-                kind = ", ".join(type(each).__name__ for each in several) or "nothing"
-                raise ConvertError(f"loss gave {kind}; expected the loss of the batch, an NDArray of any shape.")
-            return several
-
-        return losses
-
-
-def require_low(policy: Union[str, Policy]) -> Policy:
-    """Return a policy that has low precision in it, and that can run here; PolicyError if it does not parse."""
-    parsed = Policy.parse(policy)
-    if not parsed.is_mixed:
-        raise ConvertError(f"policy '{parsed}' is float32, so there is nothing to compare; give one such as 'O2'.")
-    if parsed.compute_dtype == dtypes.BFLOAT16 and not runs_bfloat16():
-        raise ConvertError(
-            f"policy: it computes in bfloat16, and MXNet runs none on this processor ({read_processor().name}). "
-            f"Compare on one with AVX-512, or with a policy of float16, which is emulated."
-        )
-    return parsed
+        Raises:
+            PolicyError: If the policy given does not parse.
+            ConvertError: If it computes in bfloat16, which MXNet does not run on this processor.
+        """
+        policy = Policy.parse(given) if given is not None else self.policy or Policy.parse(_DEFAULT)
+        if dtypes.BFLOAT16 in (policy.compute_dtype, policy.param_dtype) and not runs_bfloat16():
+            raise ConvertError(
+                f"policy: it computes in bfloat16, and MXNet runs none on this processor ({read_processor().name}). "
+                f"Take one with AVX-512, or a policy of float16, which is emulated."
+            )
+        return policy
 
 
-def read_subject(net_or_model: Any, batches: Any, loss: Optional[Callable[..., Any]], ctx: Any) -> Subject:
-    """Return what is to be compared; ConvertError if it is none, or does not fit together."""
-    if isinstance(net_or_model, gluon.Block):
+def read_subject(given: Any, loss: Any = None, ctx: Any = None) -> Subject:
+    """Return a network that a user gives; ``loss`` and ``ctx`` are checked for whether they go with it.
+
+    Raises:
+        ConvertError: If it is none, or has no values; or if ``loss`` or ``ctx`` is not for it.
+    """
+    if isinstance(given, gluon.Block):
         _refuse("ctx", ctx, "is for a symbol with parameters; a Gluon net runs where its inputs are")
-        return _of_net(net_or_model, batches, loss)
+        if loss is not None and not callable(loss):
+            raise ConvertError(f"loss is a {type(loss).__name__}; expected a function of the net's output and a label.")
+        require_values(given)
+        policies = [each.policy for each in conversions_of(blocks_in(given))]
+        return Subject(given, policy=next((each for each in policies if each.is_mixed), (*policies, None)[0]))
     _refuse("loss", loss, "is for a Gluon net; a symbol or Module has its loss heads")
-    given = list(read_batches([batches] if isinstance(batches, Mapping) else batches, labels=True))
-    if isinstance(net_or_model, mx.mod.Module):
+    if isinstance(given, (mx.mod.Module, mx.mod.BucketingModule)):
         _refuse("ctx", ctx, "is for a symbol with parameters; a Module runs where it is bound")
-        network: Network = BoundModule(net_or_model, given, len(given))
-        return Subject(network, _has_losses(net_or_model.symbol, given, net_or_model.get_params()))
-    try:
-        symbol, args, aux = net_or_model
-    except (TypeError, ValueError):
-        raise ConvertError(
-            f"net_or_model is a {type(net_or_model).__name__}; expected a Gluon net, a bound Module, or a tuple "
-            f"(symbol, arg_params, aux_params). Of a BucketingModule give one bucket as a Module."
-        ) from None
-    network = Model(symbol, args, aux, given, ctx, len(given))
-    return Subject(network, _has_losses(symbol, given, (args, aux)))
+        return _of_module(given)
+    own = given.decisions.policy if isinstance(given, ConvertedModel) else None
+    parts = tuple(given) if isinstance(given, (ConvertedModel, tuple, list)) else ()
+    if len(parts) != 3 or not isinstance(parts[0], mx.sym.Symbol):
+        found = f"{type(given).__name__} of {len(parts)}" if parts else type(given).__name__
+        raise ConvertError(f"net_or_model is a {found}; expected {_TAKEN}.")
+    return Subject(symbol=require_symbol(parts[0]), args=parts[1], aux=parts[2], policy=own)
+
+
+def _of_module(module: Any) -> Subject:
+    if not (module.binded and module.params_initialized):
+        raise ConvertError(f"the {type(module).__name__} is not bound, or has no parameters; call bind, set_params.")
+    args, aux = module.get_params()
+    module = current_module(module) if isinstance(module, mx.mod.BucketingModule) else module
+    policy, heads = (module.policy, module._loss_heads) if isinstance(module, Module) else (None, frozenset())
+    return Subject(module=module, symbol=module.symbol, args=args, aux=aux, policy=policy, heads=heads)
 
 
 def _refuse(name: str, value: Any, why: str) -> None:
@@ -99,56 +106,37 @@ def _refuse(name: str, value: Any, why: str) -> None:
         raise ConvertError(f"{name} {why}. Leave {name} out.")
 
 
-def _has_losses(symbol: Any, batches: Sequence[Mapping[str, Any]], params: Tuple[Any, Any]) -> bool:
-    """Return whether a symbol has loss heads, and all batches what they need."""
-    known = {*params[0], *params[1]}
-    needed = [name for name in symbol.list_inputs() if name not in known]
-    heads = any(is_loss_head(node) for node in to_graph(symbol).nodes)
-    return heads and all(name in batch for batch in batches for name in needed)
+def require_scale(scale: Any) -> float:
+    """Return a loss scale; LossScaleError unless it is positive and finite."""
+    is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if not is_number or not 0 < scale < float("inf"):
+        raise LossScaleError(f"loss_scale is {scale!r}; expected a positive and finite number.")
+    return float(scale)
 
 
-def _of_net(net: gluon.Block, batches: Any, loss: Optional[Callable[..., Any]]) -> Subject:
-    calls = [_arguments(batch) for batch in _listed(batches)]
-    labels: List[Any] = []
-    if loss is not None:
-        if not callable(loss):
-            raise ConvertError(f"loss is a {type(loss).__name__}; expected a function of the net's output and a label.")
-        if [*roots(net)] != [net]:
-            raise ConvertError(
-                f"block '{net.name}' ({type(net).__name__}) is no HybridBlock, so it has no one graph that gradients "
-                f"go through; give one of the HybridBlocks in it, or leave loss out."
-            )
-        if any(len(call) < 2 for call in calls):
-            raise ConvertError("batches: a batch has no label for loss; give tuples of the net's inputs and a label.")
-        labels, calls = [call[-1] for call in calls], [call[:-1] for call in calls]
-    network = GluonNet(net, len(calls))
-    with network.watched(), network.under(_FLOAT32), autograd.pause():
-        for call in calls:
-            net(*call)
-    return Subject(network, loss is not None, loss, labels)
+def losses_of(loss: LossFunction, output: Any, label: Any) -> Sequence[Any]:
+    """Return the losses of a batch, NDArrays; ConvertError if the loss fails or gives something else."""
+    try:
+        found = loss(output, label)
+    except (mx.MXNetError, ValueError) as e:  # ValueError is that of a reshape
+        shapes = f"an output of shape {_shape(output)} and a label of shape {_shape(label)}"
+        raise ConvertError(f"batches: the loss fails on {shapes}: {mxnet_reason(e)}") from e
+    several = list(found) if isinstance(found, (list, tuple)) else [found]
+    if not several or not all(isinstance(each, mx.nd.NDArray) for each in several):
+        kind = ", ".join(type(each).__name__ for each in several) or "nothing"
+        raise ConvertError(f"loss gave {kind}; expected the loss of the batch, an NDArray of any shape.")
+    return several
 
 
-def _listed(batches: Any) -> List[Any]:
-    """Return the batches of a net: of one, a list of it."""
-    if isinstance(batches, (mx.nd.NDArray, tuple)):
-        return [batches]
-    if batches is None or isinstance(batches, (str, Mapping)) or not hasattr(batches, "__iter__"):
-        raise ConvertError(
-            f"batches is a {type(batches).__name__}; expected what the net is called with, an NDArray or a tuple of "
-            f"them, or a list of such."
-        )
-    found = list(batches)
-    if not found:
-        raise ConvertError("batches is empty; give one batch at least.")
-    return found
+def _shape(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_shape, value))})"
+    return str(getattr(value, "shape", value))
 
 
-def _arguments(batch: Any) -> Tuple[Any, ...]:
-    """Return the arguments of a net's call, of one batch."""
-    arguments = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
-    for each in arguments:
-        if not isinstance(each, (mx.nd.NDArray, list, tuple)) and each is not None:
-            raise ConvertError(
-                f"batches: a batch has a {type(each).__name__}; expected NDArrays, as the net takes them."
-            )
-    return arguments
+def run_backward(losses: Sequence[Any], train: bool = True) -> None:
+    """Run backward from the losses of a batch."""
+    try:
+        autograd.backward(list(losses), train_mode=train)
+    except mx.MXNetError as e:
+        raise ConvertError(f"gradients: MXNet cannot run the network backward: {mxnet_reason(e)}") from e

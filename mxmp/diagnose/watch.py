@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from types import TracebackType
-from typing import Any, Deque, List, Optional, Tuple, Type
+from typing import Any, Deque, List, Optional, Tuple
 
 from mxnet import autograd, gluon
 
@@ -15,7 +14,7 @@ from ..module import BucketingModule, Module
 from ..module.replay import calls_of
 from ..probe.step_replay import Call, LossGradients
 from ..probe.verdict import Verdict, judge
-from ..training.observer import Observer, StepEnd, observe
+from ..training.observer import Observation, Observer, StepEnd, attached_elsewhere, observe
 from ..training.step import Weights
 
 
@@ -24,10 +23,10 @@ class Watch(Observer):
 
     It costs the memory of a batch, and an addition to each output of a net; nothing is run again before `verdict` is
     called. Call that before the next step: the weights are those of now. Dropout draws anew, and random numbers of
-    the user's stream with it. A ``with`` block detaches it at its end.
+    the user's stream with it. A ``with`` block detaches it at its end; the last step is kept then too. For an
+    Estimator it is one of the ``observers`` of `mxmp.estimator.MixedPrecisionHandler`.
 
     Args:
-        owner: A `mxmp.gluon.Trainer` of nets that mxmp has converted, a `mxmp.module.Module` or `BucketingModule`.
         loss: Of a trainer, the loss Block that is called with a net's output and labels, so that labels are looked at
             too; may be left out.
 
@@ -35,41 +34,66 @@ class Watch(Observer):
         end: How the last step ended: a `mxmp.training.observer.StepEnd`; None before the first.
 
     Raises:
-        TrainerError: If the owner is none of them, or the loss is no Block.
+        TrainerError: If the loss is no Block.
+
+    Example:
+        >>> import mxmp, mxnet as mx
+        >>> net, loss = mx.gluon.nn.Dense(2, in_units=3), mx.gluon.loss.L2Loss()
+        >>> net.initialize()
+        >>> trainer = mxmp.gluon.Trainer(mxmp.gluon.convert(net, "O1").collect_params(), "sgd")
+        >>> watch = mxmp.diagnose.Watch(loss).attach(trainer)
     """
 
     end: Optional[StepEnd] = None
 
-    def __init__(self, owner: Any, loss: Optional[gluon.Block] = None) -> None:
+    def __init__(self, loss: Optional[gluon.Block] = None) -> None:
+        if loss is not None and not isinstance(loss, gluon.Block):
+            raise TrainerError(
+                f"Watch: loss is a {type(loss).__name__}; expected a Block, such as gluon.loss.L2Loss(). "
+                f"Give the trainer or module to attach."
+            )
+        self._loss: Any = loss
+        self._owner: Any = None
+        self._calls: List[Call] = []
+        self._scale = 1.0
+        self._labels: Deque[Tuple[Any, ...]] = deque(maxlen=MOST_CALLS)
+        self._observation: Optional[Observation] = None
+        self._handle: Any = None
+
+    def attach(self, owner: Any) -> Watch:
+        """Keep the steps of a trainer or module from now on, and return this.
+
+        Args:
+            owner: A `mxmp.gluon.Trainer` of nets that mxmp has converted, a `mxmp.module.Module` or `BucketingModule`.
+                A second call with the same one does nothing.
+
+        Raises:
+            TrainerError: If the owner is none of them, or this is attached to another.
+        """
         if not isinstance(owner, (Trainer, Module, BucketingModule)):
             raise TrainerError(
                 f"Watch: expected a trainer or module of mxmp, found a {type(owner).__name__} of "
                 f"{type(owner).__module__}; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."
             )
-        if loss is not None and not isinstance(loss, gluon.Block):
-            raise TrainerError(
-                f"Watch: loss is a {type(loss).__name__}; expected a Block, such as gluon.loss.L2Loss()."
-            )
-        self._owner: Any = owner
-        self._loss: Any = loss
-        self._calls: List[Call] = []
-        self._scale = 1.0
-        self._labels: Deque[Tuple[Any, ...]] = deque(maxlen=MOST_CALLS)
-        self._observation: Any = observe(owner, self)
-        self._handle = None if loss is None else loss.register_forward_pre_hook(self._note_labels)
+        if self._observation is not None:
+            if self._owner is not owner:
+                raise attached_elsewhere(self, self._owner)
+            return self
+        self._owner, self._calls, self.end = owner, [], None
+        self._observation = observe(owner, self)
+        self._handle = None if self._loss is None else self._loss.register_forward_pre_hook(self._note_labels)
         if isinstance(owner, Trainer):
             owner._calls.watches += 1
+        return self
 
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], stack: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.detach()
 
     def detach(self) -> None:
-        """Keep nothing from now on; a second call does nothing."""
+        """Keep no further steps; the last one stays. A second call does nothing."""
         if self._observation is None:
             return
         self._observation.detach()
@@ -77,7 +101,7 @@ class Watch(Observer):
             self._handle.detach()
         if isinstance(self._owner, Trainer):
             self._owner._calls.watches -= 1
-        self._observation, self._calls = None, []
+        self._observation = self._owner = self._handle = None
         self._labels.clear()
 
     def verdict(self) -> Verdict:
@@ -91,7 +115,7 @@ class Watch(Observer):
         """
         if not self._calls:
             raise TrainerError(
-                "verdict: no step of a converted net was kept; create the Watch before the forward pass of a step, and "
+                "verdict: no step of a converted net was kept; attach the Watch before the forward pass of a step, and "
                 "call verdict after step or update."
             )
         calls = list(self._calls)

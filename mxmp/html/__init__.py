@@ -18,10 +18,12 @@ from .page import notes as notes
 from .page import page as page
 from .sections import compare_sections as compare_sections
 from .sections import ledger_sections as ledger_sections
+from .sections import nonfinite_sections as nonfinite_sections
 from .sections import policy_sections as policy_sections
 from .sections import report_sections as report_sections
 from .sections import run_lead as run_lead
 from .sections import run_sections as run_sections
 from .sections import steps_sections as steps_sections
+from .sections import verdict_sections as verdict_sections
 from .tables import Column as Column
 from .tables import table as table

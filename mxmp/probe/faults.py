@@ -12,8 +12,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from .. import dtypes
+from .finding import DATA, LOSS, PARAMETER, NonFinite
 from .looking import Seen
-from .nonfinite import DATA, LOSS, PARAMETER, NonFinite, first_backward, first_forward
+from .nonfinite import first_backward, first_forward
 from .step_replay import Call, is_real
 from .value_range import ValueRange, ranges_of
 

@@ -1,99 +1,17 @@
-"""The first node of a network whose output or gradient is inf or NaN: found, and said in a sentence."""
+"""Finds the first node of a network whose output or gradient is inf or NaN."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key
 from ..passes.attributes import MARK_ATTR, replaced
 from ..report.counts import positions
+from .finding import BACKWARD, FORWARD, NonFinite
 from .looking import Seen
 from .value_range import ValueRange
-
-FORWARD, BACKWARD, DATA, PARAMETER, LOSS = "forward", "backward", "data", "parameter", "loss"
-
-
-@dataclass(frozen=True)
-class NonFinite:
-    """Where inf or NaN comes up first.
-
-    Attributes:
-        where: 'forward' or 'backward', a node of the network; 'data' or 'parameter', a value that it is given; 'loss',
-            the loss outside of the network.
-        name: The node, input or parameter.
-        op: The node's operator; empty for what is no node. A cast that a conversion put in is a 'cast'.
-        precision: The dtype in which it is: 'float16', 'bfloat16' or 'float32'.
-        output: What holds inf or NaN: the node's output; backward, the gradient that it hands on.
-        inputs: What the node reads; backward, the gradients that its outputs get stand before that.
-        float32: The same output in float32; None where that is not known.
-        rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
-        keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
-            that read its output.
-    """
-
-    where: str
-    name: str
-    op: str
-    precision: str
-    output: ValueRange
-    inputs: Tuple[ValueRange, ...] = ()
-    float32: Optional[ValueRange] = None
-    rows: Tuple[int, ...] = ()
-    keep: Tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        count = f"{self.output.bad:,} of {self.output.size:,} elements"
-        rows = f", in {_rows(self.rows)}" if self.rows else ""
-        if self.where in (DATA, PARAMETER):
-            kind = "input" if self.where == DATA else "parameter"
-            return f"{kind} '{self.name}' holds {self.output.what} in {count}{rows}"
-        if self.where == LOSS:
-            return (
-                f"the gradient of the loss with respect to '{self.name}' is {self.output.what} in {count}{rows}, "
-                f"though that output is finite: it reaches {self.inputs[0].magnitude:.4g}"
-            )
-        node = f"'{self.name}' ({self.op}, {self.precision})"
-        if self.where == FORWARD:
-            text = f"forward: {node} gives {self.output.what} in {count}"
-        else:
-            text = f"backward: {node} gives a gradient of {self.output.what} in {count} for '{self.output.name}'"
-        return text + self._reached()
-
-    def _reached(self) -> str:
-        reached = [each for each in self.inputs if each.size]
-        text = ""
-        if reached and self.where == BACKWARD:
-            text = f"; the gradient that it gets reaches {reached[0].magnitude:.4g}"
-        elif reached:
-            ends = " and ".join(f"{each.magnitude:.4g}" for each in reached[:3])
-            text = f"; its {'inputs reach' if len(reached) > 1 else 'input reaches'} {ends}"
-        if self.precision in dtypes.LOW_PRECISION:
-            text += f", {self.precision} ends at {dtypes.limits(self.precision).max:.5g}"
-        if self.float32 is not None and not self.float32.bad:
-            text += f"; in float32 it reaches {self.float32.magnitude:.4g}"
-        return text
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return the fields as plain JSON data."""
-        return {
-            "where": self.where,
-            "name": self.name,
-            "op": self.op,
-            "precision": self.precision,
-            "output": self.output.to_dict(),
-            "inputs": [each.to_dict() for each in self.inputs],
-            "float32": None if self.float32 is None else self.float32.to_dict(),
-            "rows": list(self.rows),
-            "keep": list(self.keep),
-            "text": str(self),
-        }
-
-
-def _rows(rows: Sequence[int]) -> str:
-    listed = ", ".join(map(str, rows[:5]))
-    return f"row{'s' if len(rows) > 1 else ''} {listed}{' ...' if len(rows) > 5 else ''}"
 
 
 class Names:

@@ -106,14 +106,19 @@ class Gradients:
 
 
 class LossGradients(Gradients):
-    """Those of a loss that is computed of the outputs: ``loss(outputs, *labels)``."""
+    """Those of a loss that is computed of the outputs: ``loss(outputs, *labels)``.
+
+    Attributes:
+        loss: The loss.
+        labels: What it reads besides the outputs.
+        outputs: Outputs as it is given them: an array, or lists and tuples of them, perhaps nested.
+    """
 
     follows_outputs = True
 
     def __init__(self, loss: Callable[..., Any], labels: Sequence[Any], outputs: Any) -> None:
-        """``outputs`` are such as the loss is given: an array, or lists and tuples of them, perhaps nested."""
         super().__init__([])
-        self._loss, self._labels, self._like = loss, list(labels), outputs
+        self.loss, self.labels, self.outputs = loss, list(labels), outputs
 
     def __call__(self, heads: List[Any]) -> List[Any]:
         """Return the gradient of each output."""
@@ -121,18 +126,18 @@ class LossGradients(Gradients):
         for leaf in leaves:
             leaf.attach_grad()
         with autograd.record():
-            losses = self._loss(_nested(iter(leaves), self._like), *self._labels)
+            losses = self.loss(_nested(iter(leaves), self.outputs), *self.labels)
         autograd.backward(list(losses) if isinstance(losses, (list, tuple)) else [losses])
         return [leaf.grad for leaf in leaves]
 
     def given(self) -> Dict[str, Any]:
         """Return the labels."""
-        several = len(self._labels) > 1
-        return {f"label{number if several else ''}": each for number, each in enumerate(self._labels)}
+        several = len(self.labels) > 1
+        return {f"label{number if several else ''}": each for number, each in enumerate(self.labels)}
 
     def cleaned(self) -> LossGradients:
         """Return the same with 0 in place of inf and NaN in labels."""
-        return LossGradients(self._loss, [_cleaned(each) for each in self._labels], self._like)
+        return LossGradients(self.loss, [_cleaned(each) for each in self.labels], self.outputs)
 
 
 def _nested(arrays: Iterator[Any], like: Any) -> Any:

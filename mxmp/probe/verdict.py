@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Dict, Optional, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from .. import html
+from .batch_faults import class_out_of_range, nan_in_batch
 from .faults import (
     BAD_DATA,
     BAD_PARAMETERS,
@@ -18,14 +20,15 @@ from .faults import (
     first_of,
     without_spoilt,
 )
-from .nonfinite import BACKWARD, FORWARD, LOSS, NonFinite
+from .finding import BACKWARD, FORWARD, LOSS, NonFinite
+from .result import Result
 from .step_replay import Call
 
 _STEP = 8.0  # by which the scale falls from replay to replay
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Result):
     """What is wrong with a step.
 
     Attributes:
@@ -38,6 +41,10 @@ class Verdict:
         finite_scale: The largest scale tried at which the step is finite; None if none was, or none was looked for.
     """
 
+    _mark: ClassVar[Tuple[str, str]] = ("result", "verdict")
+    _what: ClassVar[str] = "verdict"
+    _title: ClassVar[str] = "Why a step is not finite"
+
     kind: str
     text: str
     node: Optional[NonFinite] = None
@@ -47,16 +54,35 @@ class Verdict:
     def __str__(self) -> str:
         return self.text if self.text.startswith(f"{self.kind}: ") else f"{self.kind}: {self.text}"
 
+    @property
+    def overrides(self) -> str:
+        """What mends an activation or a gradient out of low precision's range, as overrides of a policy.
+
+        'name:conv3=float32', for ``f"O1,{verdict.overrides}"``; '' for every other fault.
+        """
+        return self.node.overrides if self.kind == OUT_OF_RANGE and self.node is not None else ""
+
     def to_dict(self) -> Dict[str, Any]:
-        """Return the fields as plain JSON data."""
+        """Return the fields as plain JSON data, with the overrides."""
         node = None if self.node is None else self.node.to_dict()
         return {
+            "result": self._mark[1],
             "kind": self.kind,
             "text": self.text,
             "node": node,
             "scale": self.scale,
             "finite_scale": self.finite_scale,
+            "overrides": self.overrides,
         }
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> Verdict:
+        node = None if values["node"] is None else NonFinite.from_dict(values["node"])
+        finite = None if values["finite_scale"] is None else float(values["finite_scale"])
+        return cls(str(values["kind"]), str(values["text"]), node, float(values["scale"]), finite)
+
+    def _sections(self) -> List[html.Section]:
+        return html.verdict_sections(self.to_dict())
 
 
 def find(calls: Sequence[Call], scale: float = 1.0) -> Optional[NonFinite]:
@@ -65,7 +91,7 @@ def find(calls: Sequence[Call], scale: float = 1.0) -> Optional[NonFinite]:
     exact = [Run(call, call.run(low=False)) for call in calls]
     given = [Run(call, call.run(low=True, scale=scale)) for call in calls]
     fault = fault_of(exact, given)
-    return first_of(exact, given) if fault is None else fault.node
+    return (first_of(exact, given) if fault is None else fault.node) or nan_in_batch(exact)
 
 
 def judge(calls: Sequence[Call], scale: float = 1.0) -> Verdict:
@@ -76,6 +102,17 @@ def judge(calls: Sequence[Call], scale: float = 1.0) -> Verdict:
     """
     calls = without_spoilt(calls, scale)
     exact = [Run(call, call.run(low=False)) for call in calls]
+    found = _judged(calls, exact, scale)
+    data = None if found.kind == BAD_DATA else nan_in_batch(exact) or class_out_of_range(calls)
+    if data is None:
+        return found
+    if found.kind == NO_FAULT:
+        return Verdict(BAD_DATA, f"the step is finite, but {_of_fault(Fault(BAD_DATA, data))}", data, scale)
+    return replace(found, text=f"{found.text} Besides, {_sentence(data)}")
+
+
+def _judged(calls: Sequence[Call], exact: Sequence[Run], scale: float) -> Verdict:
+    """Return the verdict on a step, of which float32's runs are given, by what is not finite in it."""
     given = [Run(call, call.run(low=True, scale=scale)) for call in calls]
     fault = fault_of(exact, given)
     if fault is not None:
@@ -160,9 +197,8 @@ def _out_of_range(where: Optional[NonFinite], below: Optional[float] = None) -> 
         text = f"no loss scale from 1 on mends this gradient; at {_number(below)} all is finite."
     advice = "Scale the inputs or the loss down."
     if where.keep:
-        overrides = ",".join(f"name:{name}=float32" for name in where.keep)
         which = "it" if len(where.keep) == 1 else "these"
-        advice = f"Keep {which} in float32 by the policy's overrides, '{overrides}', or scale the inputs down."
+        advice = f"Keep {which} in float32 by the policy's overrides, '{where.overrides}', or scale the inputs down."
     return f"{text} {_sentence(where)} {advice}"
 
 

@@ -66,7 +66,7 @@ def of_trainer(
         before(net)
     y = mx.nd.zeros_like(outputs) if y is None else y
     trainer = mixed.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3}, loss_scale=scale)
-    with diagnose.Watch(trainer, loss if watch_loss else None) as watch:
+    with diagnose.Watch(loss if watch_loss else None).attach(trainer) as watch:
         with autograd.record():
             value = loss(net(x), y)
         with trainer.scale_loss(value) as scaled:
@@ -89,7 +89,7 @@ def of_module(sym, policy="O1", scale=SMALL, x=None, label=None, factor=0.3, con
     args.update({name: mx.nd.array(np.broadcast_to(v, args[name].shape)) for name, v in (params or {}).items()})
     module.set_params(args, aux)
     module.init_optimizer(optimizer_params={"learning_rate": 1e-3})
-    with diagnose.Watch(module) as watch:
+    with diagnose.Watch().attach(module) as watch:
         module.forward_backward(mx.io.DataBatch([x], [mx.nd.zeros(shape) if label is None else label]))
         try:
             module.update()
@@ -116,7 +116,7 @@ def of_buckets(scale):
         provide_data=[mx.io.DataDesc("data", (4, 5, 6))],
         provide_label=[mx.io.DataDesc("out_label", (4, 2))],
     )
-    with diagnose.Watch(module) as watch:
+    with diagnose.Watch().attach(module) as watch:
         module.forward_backward(batch)
         try:
             module.update()

@@ -551,7 +551,7 @@ def test_logs_ledgers_and_watches_do_not_see_the_steps_and_go_on(tmp_path):
     log = CSVLogger(tmp_path, ledger=ledger).attach(loop.trainer)
     changed(loop, after=lambda loop: log.log(loss=1.5))
     loop()
-    with Watch(loop.trainer) as watch:
+    with Watch().attach(loop.trainer) as watch:
         assert not loop.check() and watch.end is None
         loop()
         assert watch.end.number == 2

@@ -171,22 +171,40 @@ def test_batches_of_a_net_are_arrays_tuples_or_what_a_loader_gives():
     assert compare(net, DATA) == compare(net, [DATA]) == compare(net, (DATA,)) == compare(net, [(DATA,)])
 
 
+class Plain(gluon.Block):
+    """Two HybridBlocks, which a function of Python lies between."""
+
+    def __init__(self):
+        super().__init__(prefix="plain_")
+        with self.name_scope():
+            self.a, self.b = nn.Dense(4, in_units=5), nn.Dense(3, in_units=4)
+
+    def forward(self, x):
+        return self.b(self.a(x) if x.sum().asscalar() > -1e9 else x)
+
+
 def test_blocks_of_a_plain_block_are_compared_one_by_one():
-    class Plain(gluon.Block):
-        def __init__(self):
-            super().__init__(prefix="plain_")
-            with self.name_scope():
-                self.a, self.b = nn.Dense(4, in_units=5), nn.Dense(2, in_units=4)
-
-        def forward(self, x):
-            return self.b(self.a(x) if x.sum().asscalar() > -1e9 else x)
-
     net = Plain()
     net.initialize()
     found = compare(net, DATA, "O1")
     assert [each.name for each in found.outputs] == ["plain_dense0_fwd_output", "plain_dense1_fwd_output"]
-    with pytest.raises(ConvertError, match=r"block 'plain' \(Plain\) is no HybridBlock"):
-        compare(net, (DATA, LABEL), loss=LOSS)
+
+
+def test_gradients_go_through_the_blocks_of_a_plain_block_as_through_one_graph():
+    """Each block gets float32's inputs and gradients, so that own errors are those of the net as one graph."""
+    mx.random.seed(0)
+    net = Plain()
+    net.initialize(mx.init.Normal(1.0))
+    whole = nn.HybridSequential()
+    whole.add(net.a, net.b)
+    before = [param.grad().asnumpy().tobytes() for param in net.collect_params().values()]
+    batches = [(DATA, LABEL), (DATA * 3, LABEL)]
+    found, expected = (rows(compare(each, batches, "O1", loss=LOSS)) for each in (net, whole))
+    assert set(found) == {"plain_dense0_fwd", "plain_dense1_fwd"} and set(found) == set(expected)
+    for name, row in found.items():
+        assert row.gradient_own == pytest.approx(expected[name].gradient_own, rel=0.02) and row.gradient_own > 1e-5
+    assert found["plain_dense1_fwd"].gradient_carried > 1e-5
+    assert [param.grad().asnumpy().tobytes() for param in net.collect_params().values()] == before
 
 
 @pytest.mark.parametrize("kind", [mx.mod.Module, lambda sym: mxmp.module.Module(sym, policy="O2")], ids=["mx", "mxmp"])
@@ -229,15 +247,22 @@ def test_an_operator_that_fails_backward_leaves_contributions_out(monkeypatch):
     "net_or_model, batches, options, match",
     [
         (make, DATA, {"policy": "O0"}, "policy '.*' is float32, so there is nothing to compare"),
-        (make, None, {}, "batches is a NoneType; expected what the net is called with"),
+        (make, None, {}, "batches is a NoneType; expected a DataLoader, a list of batches"),
         (make, [], {}, "batches is empty"),
-        (make, {"data": DATA}, {}, "batches is a dict"),
-        (make, [np.ones((2, 5))], {}, "a batch has a ndarray; expected NDArrays"),
+        (make, {"data": DATA}, {}, "batches: a batch is a dict; a Gluon net takes an array"),
+        (make, [("text",)], {}, "a batch holds a str; expected an array"),
+        (
+            make,
+            DATA[:, :4],
+            {},
+            r"'data' has shape \(4, 4\), expected \(4, 5\): parameter 'net_dense0_weight' has shape",
+        ),
+        (make, (DATA, DATA), {"loss": LOSS}, "the loss fails on an output of shape|loss gave"),
+        (model, {"data": DATA[:, :4]}, {}, r"'data' has shape \(4, 4\), expected \(4, 5\): parameter 'first_weight'"),
         (make, DATA, {"ctx": mx.cpu()}, "ctx is for a symbol"),
         (make, DATA, {"loss": LOSS}, "a batch has no label for loss"),
         (make, (DATA, LABEL), {"loss": 3}, "loss is a int"),
         (make, (DATA, LABEL), {"loss": lambda output, label: 1.0}, "loss gave float; expected the loss"),
-        (make, (DATA, LABEL), {"loss": LOSS, "loss_scale": 0}, "loss_scale=0: expected a finite number above 0"),
         (model, None, {}, "batches is a NoneType"),
         (model, [], {}, "batches is empty"),
         (model, {"data": DATA}, {"loss": LOSS}, "loss is for a Gluon net"),

@@ -96,7 +96,7 @@ def test_what_has_no_gradient_is_left_out():
     [
         ([], "batches is empty"),
         ([{"data": mx.nd.array(X)}], "lacks the input 'softmax_label'"),
-        ([X], "holds a ndarray"),
+        (["text"], "holds a str"),
     ],
 )
 def test_bad_batches_are_refused(batches, message):

@@ -257,8 +257,8 @@ def test_a_range_of_another_net_is_refused():
         ([], "loader is empty"),
         (mx.nd.ones((6, 4)), "loader is a NDArray; expected a DataLoader"),
         ({"data": mx.nd.ones((6, 4))}, "loader is a dict"),
-        ([{"data": mx.nd.ones((6, 4))}], "loader holds a dict; expected an NDArray, a tuple"),
-        ([(X, LABELS)], "a batch holds a ndarray"),
+        ([{"data": mx.nd.ones((6, 4))}], "a batch is a dict; a Gluon net takes an array"),
+        ([("text", LABELS)], "a batch holds a str"),
         (3, "loader is a int"),
     ],
 )

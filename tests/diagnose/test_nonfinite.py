@@ -41,9 +41,10 @@ def test_it_is_said_in_one_sentence():
     )
 
 
-def test_a_net_that_is_not_converted_is_float32_unless_a_policy_is_given():
+def test_a_net_that_is_not_converted_is_looked_at_in_o1_unless_a_policy_is_given():
     net = squares(policy=None)
-    assert diagnose.find_nonfinite(net, mx.nd.ones((2, 6))) is None
+    assert diagnose.find_nonfinite(net, mx.nd.full((2, 6), 1e5)).precision == "float16"
+    assert diagnose.find_nonfinite(net, mx.nd.ones((2, 6)), "O0") is None
     assert diagnose.find_nonfinite(net, mx.nd.ones((2, 6)), "O1,op:square=float16").name == "net_sq"
     assert diagnose.find_nonfinite(squares(1e20, None), mx.nd.ones((2, 6))).precision == "float32"
 
@@ -116,8 +117,8 @@ def test_a_module_of_mxnet_and_of_mxmp(kind):
     module.bind([("data", (2, 6))], [("out_label", (2, 2))])
     module.set_params(args, {})
     batch = mx.io.DataBatch([mx.nd.ones((2, 6))], [mx.nd.zeros((2, 2))])
-    found = diagnose.find_nonfinite(module, batch)
-    assert (found and found.name) == (None if kind is mx.mod.Module else "sq")
+    assert diagnose.find_nonfinite(module, batch).name == "sq"
+    assert diagnose.find_nonfinite(module, batch, "O0") is None
     assert diagnose.find_nonfinite(module, batch, "O1,op:square=float16").name == "sq"
 
 
@@ -160,9 +161,9 @@ def test_a_policy_with_what_the_finding_says_is_to_be_kept_overflows_no_more_the
     "given, batch, options, error, message",
     [
         (3, {}, {}, ConvertError, "net_or_model is a int; expected a Gluon net"),
-        (squares, 3, {}, ConvertError, "batch is a int; expected an NDArray or a tuple"),
-        (model, 3, {}, ConvertError, "batch is a int; expected a dict"),
-        (model, {}, {"loss": LOSS}, ConvertError, "loss is given, but a symbol"),
+        (squares, 3, {}, ConvertError, "batch is a int; expected an array, a tuple or list of arrays"),
+        (model, 3, {}, ConvertError, "batch is a int; expected an array, .* a dict of arrays by input"),
+        (model, {}, {"loss": LOSS}, ConvertError, "loss is for a Gluon net; a symbol or Module has its loss heads"),
         (model, {}, {}, ConvertError, "a batch lacks the input 'data'"),
         (squares, mx.nd.ones((2, 6)), {"loss_scale": 0}, LossScaleError, "loss_scale is 0; expected a positive"),
     ],

@@ -192,7 +192,7 @@ def test_the_step_is_the_same_bit_for_bit_when_it_is_watched():
     for watched in (False, True):
         net = overflowing(factor=1.0)
         trainer = trainer_of(net)
-        watch = diagnose.Watch(trainer) if watched else None
+        watch = diagnose.Watch().attach(trainer) if watched else None
         for seed in range(3):
             step(net, trainer, data(seed=seed))
         found.append(next(iter(net.collect_params().values())).data().asnumpy().tobytes())
@@ -205,15 +205,26 @@ def test_the_step_is_the_same_bit_for_bit_when_it_is_watched():
 def test_a_watch_gives_its_verdict_after_a_skip_and_tells_how_the_step_ended():
     net = root()
     trainer = trainer_of(net)
-    with diagnose.Watch(trainer, LOSS) as watch:
+    with diagnose.Watch(LOSS).attach(trainer) as watch:
         with pytest.raises(TrainerError, match="no step of a converted net was kept"):
             watch.verdict()
         assert not step(net, trainer)
         verdict = watch.verdict()
         assert not watch.end.taken and verdict.node.name == "net_root"
     assert verdict.to_dict()["kind"] == "float32 model broken" and str(verdict).startswith("float32 model broken: ")
-    with pytest.raises(TrainerError):
-        watch.verdict()
+    assert watch.verdict().kind == verdict.kind  # the step stays after it is detached
+
+
+def test_a_watch_is_attached_once_as_other_observers_are():
+    net = root()
+    trainer, other = trainer_of(net), trainer_of(overflowing())
+    watch = diagnose.Watch().attach(trainer)
+    assert watch.attach(trainer) is watch and trainer._calls.watches == 1
+    with pytest.raises(TrainerError, match="this Watch is attached to another Trainer; detach it first"):
+        watch.attach(other)
+    watch.detach()
+    watch.detach()
+    assert trainer._calls.watches == 0 and watch.attach(other)._calls == []
 
 
 @pytest.mark.parametrize(
@@ -222,7 +233,7 @@ def test_a_watch_gives_its_verdict_after_a_skip_and_tells_how_the_step_ended():
 )
 def test_what_cannot_be_watched_is_refused(owner, loss, message):
     with pytest.raises(TrainerError, match=message):
-        diagnose.Watch(trainer_of(overflowing()) if owner == "trainer" else owner, loss)
+        diagnose.Watch(loss).attach(trainer_of(overflowing()) if owner == "trainer" else owner)
 
 
 def test_weights_gradients_and_statistics_are_not_touched_by_a_verdict():
@@ -232,7 +243,7 @@ def test_weights_gradients_and_statistics_are_not_touched_by_a_verdict():
     net.initialize()
     convert(net, "O1")
     trainer = trainer_of(net)
-    with diagnose.Watch(trainer) as watch:
+    with diagnose.Watch().attach(trainer) as watch:
         step(net, trainer)
         values = {name: param.data().asnumpy().tobytes() for name, param in net.collect_params().items()}
         grads = [p.grad().asnumpy().tobytes() for p in net.collect_params().values() if p.grad_req != "null"]

@@ -46,6 +46,6 @@ def run(
     for line in found.summary:
         console.print(visible(line), soft_wrap=True)
     inputs = "random numbers from 0 to 1; give real ones with --data" if data is None else data
-    shown = f"{min(worst, len(found.rows))} of {len(found.rows)} operators, the worst; --worst N lists more"
+    shown = f"{found.listed(worst)}; --worst N lists more"
     pairs = [("inputs", inputs)] + ([("listed", shown)] if worst < len(found.rows) else [])
     console.print(pairs_table(pairs + ([] if out is None else [("written", out)])))

@@ -73,6 +73,11 @@ class GluonNet(Network):
             with autograd.pause():
                 self._calls.append(_Call(block, tuple(map(_copied, inputs))))
 
+    @property
+    def called(self) -> List[gluon.HybridBlock]:
+        """The blocks of the calls that were noted."""
+        return [call.block for call in self._calls]
+
     @contextlib.contextmanager
     def under(self, policy: Policy) -> Iterator[Any]:
         """Give the net itself, converted."""

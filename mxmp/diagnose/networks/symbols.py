@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from dataclasses import replace
 from typing import Any, ContextManager, Iterable, Iterator, List, Mapping, Optional
 
@@ -17,7 +16,7 @@ from ...mxnet_private.modules import ModuleBase, made_with
 from ...policy import Policy
 from ...report import Decisions
 from ...symbol import ConvertedModel, convert_graph, convert_model, on_cpu
-from ..batches import Batches, fill_inputs, read_batches
+from ..batches import Batches, fill_inputs, inputs_of, read_loader
 from .network import BATCHES, GraphBatches, Network
 
 
@@ -42,7 +41,7 @@ class Model(Network):
         self._models: LRUCache[ConvertedModel] = LRUCache(1)
         plain = convert_model(sym, args, aux, "O0")  # without casts, should it be converted
         self._given, self._model = (sym, args, aux), plain
-        self._batches = [fill_inputs(plain, batch) for batch in first_batches(batches, count)]
+        self._batches = first_batches(plain, batches, count)
         inputs = [name for name in plain.symbol.list_arguments() if name not in plain.arg_params]
         values = {name: self._batches[0][name] for name in inputs}
         self._shapes = {name: array.shape for name, array in values.items()}
@@ -106,7 +105,7 @@ class BoundModule(Network):
         self._args, self._aux = module.get_params()
         self._descs = [*module.data_shapes, *(module.label_shapes or ())]
         plain = convert_model(module.symbol, self._args, self._aux, "O0")
-        self._batches = [fill_inputs(plain, batch) for batch in first_batches(batches, count)]
+        self._batches = first_batches(plain, batches, count)
 
     def symbols(self) -> List[Any]:
         """Return the one symbol."""
@@ -146,11 +145,12 @@ class BoundModule(Network):
         return [GraphBatches(each, context, list(self._batches), numbers) for each in self.decisions(policy)]
 
 
-def first_batches(batches: Optional[Batches], count: int = BATCHES) -> List[Mapping[str, Any]]:
-    """Return the first batches of what a user gives for a symbol; its label variables may be missing in them."""
+def first_batches(model: ConvertedModel, batches: Optional[Batches], count: int) -> List[Mapping[str, Any]]:
+    """Return the values of all inputs for the first batches that a user gives; labels may be missing in them."""
     if batches is None:
         raise ConvertError(
             "batches is missing: give a few batches of inputs, dicts of NDArrays by name or a DataIter, that the "
             "errors of operators are measured on. Only a Gluon net does without: what evaluate calls it with is taken."
         )
-    return list(itertools.islice(read_batches(batches), count))
+    names = inputs_of(model)
+    return [fill_inputs(model, batch.by_name(names)) for batch in read_loader(batches, count, "batches")]

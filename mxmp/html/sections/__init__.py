@@ -7,3 +7,5 @@ from .report import report_sections as report_sections
 from .run import run_lead as run_lead
 from .run import run_sections as run_sections
 from .steps import steps_sections as steps_sections
+from .verdict import nonfinite_sections as nonfinite_sections
+from .verdict import verdict_sections as verdict_sections

@@ -1,0 +1,81 @@
+"""What `compare`, `explain` and `find_nonfinite` are given: the same networks, policies and errors."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+
+import mxmp
+from mxmp.diagnose import compare, explain, find_nonfinite
+from mxmp.errors import ConvertError, LossScaleError
+from tests.diagnose.test_compare import DATA, LABEL, LOSS, make, model
+
+
+def converted_model():
+    return mxmp.symbol.convert_model(*model(), "O2")
+
+
+def module_of(sym, args, aux, kind=mxmp.module.Module, **options):
+    module = kind(sym, **options)
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    module.set_params(args, aux)
+    return module
+
+
+def buckets(kind=mxmp.module.BucketingModule, **options):
+    sym, args, aux = model()
+    return module_of(lambda key: (sym, ("data",), ("softmax_label",)), args, aux, kind, default_bucket_key=4, **options)
+
+
+SUBJECTS = {
+    "model": (model, "O1"),
+    "converted model": (converted_model, "O2"),
+    "module of mxnet": (lambda: module_of(*model(), mx.mod.Module), "O1"),
+    "module of mxmp": (lambda: module_of(*model(), policy="O2"), "O2"),
+    "buckets of mxnet": (lambda: buckets(mx.mod.BucketingModule), "O1"),
+    "buckets of mxmp": (lambda: buckets(policy="O2"), "O2"),
+}
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_all_functions_take_the_same_networks_under_their_own_policy(name):
+    make_subject, policy = SUBJECTS[name]
+    given = {"data": DATA * 20_000, "softmax_label": LABEL}
+    found = compare(make_subject(), given)
+    assert found.rows == compare(model(), given, policy).rows and found.policy == str(mxmp.Policy.parse(policy))
+    assert explain(make_subject(), given).kind == "activation out of range"
+    assert find_nonfinite(make_subject(), given).name == "first"
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("policy", [None, "O2"])
+def test_all_functions_take_a_net_under_its_own_policy(policy, hybridized):
+    net = make()
+    if hybridized:
+        net.hybridize()
+    if policy:
+        mxmp.gluon.convert(net, policy)
+    assert compare(net, DATA).policy == str(mxmp.Policy.parse(policy or "O1"))
+    assert explain(net, (DATA, LABEL), loss=LOSS).kind == "no fault found"
+    assert find_nonfinite(net, DATA * 1e6).precision == "float16"
+
+
+@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+@pytest.mark.parametrize("given, found", [(None, "NoneType"), ([make], "list of 1"), (mx.sym.var("x"), "Symbol")])
+def test_anything_else_is_refused_with_all_that_is_taken(ask, given, found):
+    message = rf"net_or_model is a {found}; expected a Gluon net, a Module or BucketingModule .*, or a tuple"
+    with pytest.raises(ConvertError, match=message):
+        ask(given, DATA)
+
+
+@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+def test_a_loss_scale_that_is_none_is_refused_alike(ask):
+    with pytest.raises(LossScaleError, match="loss_scale is 0; expected a positive and finite number"):
+        ask(make(), (DATA, LABEL), loss=LOSS, loss_scale=0)
+
+
+@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+def test_bfloat16_where_it_does_not_run_is_refused_in_words(ask, monkeypatch):
+    monkeypatch.setattr("mxmp.diagnose.subject.runs_bfloat16", lambda: False)
+    with pytest.raises(ConvertError, match="it computes in bfloat16, and MXNet runs none on this processor"):
+        ask(make(), DATA, "mixed_bfloat16")
