@@ -58,17 +58,7 @@ def test_columns_in_which_no_row_has_anything_are_left_out():
 
 @pytest.mark.parametrize(
     "value, text",
-    [
-        (0, "0"),
-        (1234, "1,234"),
-        (1234.4, "1,234"),
-        (0.1 + 0.2, "0.3"),
-        (1e-7, "1e-07"),
-        (1e7, "1e+07"),
-        ("", "–"),
-        (True, "–"),
-        ("x", "–"),
-    ],
+    [(0, "0"), (1234, "1,234"), (1234.4, "1,234"), (0.1 + 0.2, "0.3"), (1e-7, "1e-07"), (1e7, "1e+07"), ("", "–"), (True, "–"), ("x", "–")],
 )
 def test_figures(value, text):
     assert figure(value) == text

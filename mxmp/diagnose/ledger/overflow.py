@@ -19,8 +19,8 @@ def non_finite_losses(steps: Steps) -> List[str]:
         return []
     of = f"{steps.non_finite_losses:,} step{'s' if steps.non_finite_losses > 1 else ''}"
     return [
-        f"The loss itself was NaN or inf in {of}, which no loss scale mends: look at the data, the learning rate and the "
-        f"forward pass. {_ASK}."
+        f"The loss itself was NaN or inf in {of}, which no loss scale mends: look at the data, the learning rate and "
+        f"the forward pass. {_ASK}."
     ]
 
 
