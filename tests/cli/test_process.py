@@ -42,17 +42,26 @@ def test_ctrl_c_ends_with_one_line(tmp_path):
     assert (process.returncode, out, err) == (130, "", "mxmp: interrupted\n")
 
 
-def test_progress_shows_on_a_terminal(tmp_path):
+def test_progress_shows_on_a_terminal(tmp_path, monkeypatch, capsys):
     """On stderr, and stdout stays what a pipe can take."""
-    ours, theirs = pty.openpty()
     args = "convert", save(tmp_path), 3, "-o", tmp_path / "out", "--shape", SHAPE
-    with start(*args, stdout=subprocess.PIPE, stderr=theirs) as process, open(ours, "rb", buffering=0) as terminal:
-        os.close(theirs)
-        out = process.stdout.read()
-        shown = b"".join(read(terminal))
-    assert process.returncode == 0
-    assert all(stage in shown for stage in (b"load", b"convert", b"write"))
+    shown = on_a_terminal(monkeypatch, "stderr", 100, *args)
+    out = capsys.readouterr().out
+    assert all(stage in shown for stage in ("load", "convert", "write"))
     assert "operators" in out and "\x1b" not in out
+
+
+def on_a_terminal(monkeypatch, stream, columns, *args):
+    """Run the command line in this process, one of whose streams is a real terminal; return what that shows."""
+    ours, theirs = pty.openpty()
+    for name, value in {"TERM": "xterm", "COLUMNS": str(columns)}.items():
+        monkeypatch.setenv(name, value)
+    with open(ours, "rb", buffering=0) as terminal, ThreadPoolExecutor(1) as reader:
+        shown = reader.submit(lambda: b"".join(read(terminal)))
+        with open(theirs, "w", encoding="utf-8") as file, monkeypatch.context() as patch:
+            patch.setattr(sys, stream, file)
+            commands([*map(str, args)], standalone_mode=False)
+        return shown.result().decode()
 
 
 def read(terminal):
@@ -62,16 +71,8 @@ def read(terminal):
 
 
 def test_a_narrow_terminal_breaks_no_name(tmp_path, monkeypatch):
-    """A real terminal, which the program writes to in this process."""
-    ours, theirs = pty.openpty()
-    for name, value in {"TERM": "xterm", "COLUMNS": "60"}.items():
-        monkeypatch.setenv(name, value)
-    with open(ours, "rb", buffering=0) as terminal, ThreadPoolExecutor(1) as reader:
-        shown = reader.submit(lambda: b"".join(read(terminal)))
-        with open(theirs, "w", encoding="utf-8") as stdout, monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", stdout)
-            commands(["inspect", save(tmp_path), "--policy", "O1", "--shape", SHAPE], standalone_mode=False)
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.result().decode()).splitlines()
+    shown = on_a_terminal(monkeypatch, "stdout", 60, "inspect", save(tmp_path), "--policy", "O1", "--shape", SHAPE)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
     assert max(map(len, lines)) <= 60
     for word in ("FullyConnected", "softmax", "conv_weight", "loss_scale=dynamic", "cheapest", "allow: gains from low"):
         assert any(word in line for line in lines), word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -17,11 +18,28 @@ from tests.cli.test_process import start
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("mxnet", "numpy", "rich", "igraph", "scipy")
 
-REPORT = f"""
-import atexit, sys
-atexit.register(lambda: print("loaded:", *(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr))
-from mxmp.cli import main
-main(sys.argv[1:])
+FORK = f"""
+import json, os, sys, tempfile, traceback
+
+def fork(act):
+    \"""Do something in a copy of this process; return its exit code, what it printed, and what it had imported.\"""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = os.fork()
+        if not child:
+            os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+            try:
+                act()
+            except SystemExit as e:
+                sys.stdout.flush()
+                loaded = [name for name in {HEAVY!r} if name in sys.modules]
+                print("loaded:", *loaded, file=sys.stderr, flush=True)
+                os._exit(e.code or 0)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(99)
+        status = os.waitpid(child, 0)[1]
+        texts = (file.seek(0) or file.read().decode() for file in (out, err))
+        return [os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status), *texts]
 """
 
 
@@ -29,39 +47,58 @@ def python(code, *args):
     return subprocess.run([sys.executable, "-c", code, *map(str, args)], cwd=ROOT, capture_output=True, text=True)
 
 
+ARGUMENTS = [
+    (["--help"], 0),
+    (["--version"], 0),
+    ([], None),  # 0 or 2, as click decides
+    *(
+        ([command, "--help"], 0)
+        for command in ("convert", "inspect", "tune", "doctor", "launch", "ranges", "run", "site")
+    ),
+    (["benchmark", "--help"], 0),
+    (["benchmark", "net"], 2),
+    (["nonsense"], 2),
+    (["convert", "net"], 2),
+    (["convert", "net", "three", "-o", "out"], 2),
+    (["convert", "net", "3", "-o", "out", "--policy", "O9"], 2),
+    (["convert", "net", "3", "-o", "out", "--dtype", "data:int7"], 2),
+    (["convert", "net", "3", "-o", "out", "--tuned", "plan.json", "--policy", "O1"], 2),
+    (["inspect", "net", "--shape", "data:2x3"], 2),
+    (["tune", "net", "3"], 2),
+    (["tune", "net", "3", "--shape", "data:2,3", "--objective", "speed"], 2),
+    (["inspect", "net-symbol.json"], 2),
+    (["doctor", "--policy", "O1,loss_scale=-1"], 2),
+    (["launch", "-n", "0", "true"], 2),
+    (["run", "nowhere.py"], 2),
+    (["site"], None),
+    (["site", "nonsense"], 2),
+    (["site", "status"], 0),
+    (["launch", "-n", "1", "--hosts", "127.0.0.1", "true"], 0),
+]
+
+ANSWER = f"""{FORK}
+from mxmp.cli import main
+print(json.dumps([fork(lambda: main(args)) for args in json.loads(sys.argv[1])]))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """Return what each of `ARGUMENTS` came to, by arguments: each in a copy of a process that has just started."""
+    done = python(ANSWER, json.dumps([args for args, _ in ARGUMENTS]))
+    assert done.returncode == 0, done.stderr
+    return {tuple(args): found for (args, _), found in zip(ARGUMENTS, json.loads(done.stdout))}
+
+
 @pytest.mark.parametrize(
     "args, code",
-    [
-        (["--help"], 0),
-        (["--version"], 0),
-        ([], None),  # 0 or 2, as click decides
-        *(([command, "--help"], 0) for command in ("convert", "inspect", "tune", "doctor", "launch", "ranges", "run", "site")),
-        (["benchmark", "--help"], 0),
-        (["benchmark", "net"], 2),
-        (["nonsense"], 2),
-        (["convert", "net"], 2),
-        (["convert", "net", "three", "-o", "out"], 2),
-        (["convert", "net", "3", "-o", "out", "--policy", "O9"], 2),
-        (["convert", "net", "3", "-o", "out", "--dtype", "data:int7"], 2),
-        (["convert", "net", "3", "-o", "out", "--tuned", "plan.json", "--policy", "O1"], 2),
-        (["inspect", "net", "--shape", "data:2x3"], 2),
-        (["tune", "net", "3"], 2),
-        (["tune", "net", "3", "--shape", "data:2,3", "--objective", "speed"], 2),
-        (["inspect", "net-symbol.json"], 2),
-        (["doctor", "--policy", "O1,loss_scale=-1"], 2),
-        (["launch", "-n", "0", "true"], 2),
-        (["run", "nowhere.py"], 2),
-        (["site"], None),
-        (["site", "nonsense"], 2),
-        (["site", "status"], 0),
-        (["launch", "-n", "1", "--hosts", "127.0.0.1", "true"], 0),
-    ],
+    ARGUMENTS,
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_help_and_wrong_arguments_need_no_mxnet(args, code):
-    done = python(REPORT, *args)
-    assert done.returncode == code or code is None
-    assert done.stderr.splitlines()[-1] == "loaded:"
+def test_help_and_wrong_arguments_need_no_mxnet(args, code, answers):
+    found, _, err = answers[tuple(args)]
+    assert found == code or code is None
+    assert err.splitlines()[-1] == "loaded:"
 
 
 def test_importing_mxmp_imports_no_mxnet_until_a_part_is_used():
@@ -69,36 +106,47 @@ def test_importing_mxmp_imports_no_mxnet_until_a_part_is_used():
     assert python(code).stdout == "False True\n"
 
 
-AT_IMPORT = """
-import os, signal, sys
+MODULES = [
+    "click",
+    "mxmp.cli.commands.programs",
+    f"numpy.{'_core' if np.__version__ >= '2' else 'core'}._multiarray_umath",  # extensions make an ImportError of an exception
+    "numpy.random.mtrand",
+    "mxnet.libinfo",
+    "mxnet._ctypes.ndarray",
+    "igraph._igraph",
+    "rich.table",
+]
+
+AT_IMPORTS = f"""{FORK}
+import signal
+found = {{}}
 
 class Press:
     def find_spec(self, name, path=None, target=None):
-        if name == sys.argv[1]:
-            os.kill(os.getpid(), signal.SIGINT)
+        if name in sys.argv[1].split() and name not in found:
+            found[name] = None
+            found[name] = fork(lambda: os.kill(os.getpid(), signal.SIGINT))
 
 sys.meta_path.insert(0, Press())
 from mxmp.cli import main
-main(sys.argv[2:])
+try:
+    main(["inspect", "net"])
+except SystemExit:
+    print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "click",
-        "mxmp.cli.commands.programs",
-        f"numpy.{'_core' if np.__version__ >= '2' else 'core'}._multiarray_umath",  # extensions make an ImportError of an exception
-        "numpy.random.mtrand",
-        "mxnet.libinfo",
-        "mxnet._ctypes.ndarray",
-        "igraph._igraph",
-        "rich.table",
-    ],
-)
-def test_ctrl_c_at_an_import_ends_with_one_line(module):
-    done = python(AT_IMPORT, module, "inspect", "net")
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "mxmp: interrupted\n")
+@pytest.fixture(scope="module")
+def interrupted():
+    """Return what Ctrl-C at the import of each of `MODULES` came to: one program goes on, copies of it get the signal."""
+    done = python(AT_IMPORTS, " ".join(MODULES))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_ctrl_c_at_an_import_ends_with_one_line(module, interrupted):
+    assert interrupted[module] == [130, "", "mxmp: interrupted\n"]
 
 
 @pytest.mark.parametrize("mapped", ["_multiarray_umath", "libmxnet.so", "_igraph"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from mxmp.tune import TuneResult, holds, load
 from mxmp.tune.holds import digest
 from tests.cli.checkpoints import SHAPE, mxmp, network, save, table
 from tests.cli.test_errors import refused
-from tests.cli.test_process import read, start
+from tests.cli.test_process import on_a_terminal, start
 from tests.tune.results import result
 
 QUICK = ("--seconds", "2")
@@ -213,13 +212,8 @@ def test_nothing_but_the_result_is_printed(prefix):
     assert (process.returncode, err) == (0, "") and json.loads(out)["format"] == package.plan_file.FORMAT
 
 
-def test_progress_shows_on_a_terminal(prefix):
+def test_progress_shows_on_a_terminal(prefix, monkeypatch, capsys):
     """On stderr, and stdout stays what a pipe can take."""
-    ours, theirs = pty.openpty()
-    args = "tune", prefix, 3, "--shape", SHAPE, *QUICK, "--json"
-    with start(*args, stdout=subprocess.PIPE, stderr=theirs) as process, open(ours, "rb", buffering=0) as terminal:
-        os.close(theirs)
-        out = process.stdout.read()
-        shown = b"".join(read(terminal))
-    assert process.returncode == 0 and b"the last measurement" in shown
-    assert TuneResult.from_json(out).seconds["float32"] > 0
+    shown = on_a_terminal(monkeypatch, "stderr", 100, "tune", prefix, 3, "--shape", SHAPE, *QUICK, "--json")
+    assert "the last measurement" in shown
+    assert TuneResult.from_json(capsys.readouterr().out).seconds["float32"] > 0

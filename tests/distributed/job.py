@@ -100,6 +100,11 @@ def train(kvstore, folder, transport):
     return {"total": total.asnumpy(), **regression(kvstore.rank, same), **skips(kvstore)}
 
 
+def train_in_float16(kvstore, folder, transport):
+    """Do both with a second kvstore of the job that was joined already."""
+    return train(KVStore(kvstore.type, "float16"), folder, "float16")
+
+
 def resume(kvstore, folder, dies):
     """Train with a checkpoint at each step, from the last one; worker 1 dies in step 5 the first time, if it ``dies``."""
     net = mlp(seed=kvstore.rank)
@@ -171,7 +176,7 @@ def again(engine):
     return result
 
 
-JOBS = {job.__name__: job for job in (train, resume, module, float64)}
+JOBS = {job.__name__: job for job in (train, train_in_float16, resume, module, float64)}
 
 
 def main():

@@ -33,13 +33,12 @@ def launch(*job, code=0, **environment):
     return done.stdout, done.stderr, time.time()
 
 
-# The jobs by name: their transport, what memory holds that MXNet does not initialize, and their parts. A job
-# starts four processes that import MXNet, so one of them does what several tests look at.
+# The jobs by name: what memory holds that MXNet does not initialize, and their parts. A job starts four processes
+# that import MXNet, so one of them does what several tests look at.
 JOBS = {
-    "float32": ("float32", "0", ("again", "float64=3", "train", "resume=lives")),
-    "float16": ("float16", "0", ("train",)),
-    "broken": ("float32", "0", ("resume=dies",)),
-    "goes on": ("float32", "255", ("float64=3", "resume=dies", "module")),
+    "whole": ("0", ("again", "float64=3", "train", "train_in_float16", "resume=lives")),
+    "broken": ("0", ("resume=dies",)),
+    "goes on": ("255", ("float64=3", "resume=dies", "module")),
 }
 
 
@@ -49,23 +48,23 @@ def run(tmp_path_factory):
 
     @functools.lru_cache(maxsize=None)
     def run(name, code=0):
-        transport, perturb, parts = JOBS[name]
+        perturb, parts = JOBS[name]
         folder = run("broken", 137)[0] if name == "goes on" else tmp_path_factory.mktemp("job")
-        return (folder, *launch("dist_sync", transport, folder, *parts, code=code, MALLOC_PERTURB_=perturb))
+        return (folder, *launch("dist_sync", "float32", folder, *parts, code=code, MALLOC_PERTURB_=perturb))
 
     return run
 
 
 @pytest.mark.behaviour("an overflow on one context")
-@pytest.mark.parametrize("transport", ["float32", "float16"])
-def test_workers_train_alike(run, transport):
+@pytest.mark.parametrize(("transport", "part"), [("float32", "train"), ("float16", "train_in_float16")])
+def test_workers_train_alike(run, transport, part):
     """Inf and NaN on one worker included; and as numpy does with all batches in one place."""
-    folder, out, *_ = run(transport)
+    folder, out, *_ = run("whole")
     assert sorted(out.splitlines()) == [f"[worker {rank}] rank {rank} of 2 is done" for rank in range(2)]
-    check_training(folder / "train", transport)
+    check_training(folder / part, transport)
 
 
-@pytest.mark.parametrize("job", ["float32", "goes on"], ids=["0", "255"])
+@pytest.mark.parametrize("job", ["whole", "goes on"], ids=["0", "255"])
 def test_float64_sums_are_of_float64(run, job):
     """Whatever memory of the server holds that MXNet does not initialize; with glibc 255 makes it add in float32."""
     expected = [(step + 1 / 7) + (step + 2 / 7) for step in range(3)]
@@ -77,7 +76,7 @@ def test_a_job_that_lost_a_worker_goes_on_from_its_checkpoint(run):
     _, out, err, ended = run("broken", 137)
     assert ended - float(out.split("[worker 1] dies at ")[1]) < 10  # MXNet by itself waits for ever
     assert err.splitlines()[-1] == "mxmp: worker 1 was ended by SIGKILL; ended the others."
-    for whole, broken in zip(*(results(run(job)[0] / "resume") for job in ("float32", "goes on"))):
+    for whole, broken in zip(*(results(run(job)[0] / "resume") for job in ("whole", "goes on"))):
         assert whole.pop("begun") == 0
         assert 0 < broken.pop("begun") <= 5  # less where worker 0 was ended while it saved
         for name in whole:
@@ -97,7 +96,7 @@ def test_a_module_trains_as_mxnets_with_all_batches_in_one_place(run):
 
 def test_a_second_trainer_finds_the_job_of_one_that_is_gone(run):
     """And the process ends in peace, though it holds the kvstore to its end."""
-    folder, out, err, _ = run("float32")
+    folder, out, err, _ = run("whole")
     assert sorted(out.splitlines()) == [f"[worker {rank}] rank {rank} of 2 is done" for rank in range(2)]
     assert err == ""
     first, second = results(folder / "again")

@@ -1,6 +1,7 @@
-"""Reads damaged copies of a file of arrays, in a process of its own, with little memory.
+"""Reads damaged copies of files of arrays, of each file in a process of its own, with little memory.
 
-Usage: damaged_files.py FILE SEED COUNT: prints ``{"loaded": ..., "refused": ..., "bad": [...]}``.
+Usage: damaged_files.py SEED COUNT, and files on stdin, one a line: prints ``{"loaded": ..., "refused": ..., "bad": [...]}``
+for each, or ``{"died": ...}``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import random
 import resource
+import signal
 import sys
 
 import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a new numpy or Python
@@ -58,7 +60,7 @@ def try_to_load(file):
     return "loaded"
 
 
-def main(file, seed, count):
+def try_damaged(file, seed, count):
     """Print what became of damaged copies of a file."""
     with open(file, "rb") as stream:
         whole = stream.read()
@@ -79,5 +81,19 @@ def main(file, seed, count):
     print(json.dumps(result))
 
 
+def main(seed, count):
+    """Answer each line in a copy of this process, which has imported MXNet and done nothing else."""
+    for line in iter(sys.stdin.readline, ""):
+        child = os.fork()
+        if not child:
+            signal.alarm(120)  # what hangs dies
+            try_damaged(line.rstrip("\n"), seed, count)
+            sys.stdout.flush()
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        if status:
+            print(json.dumps({"died": status}), flush=True)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

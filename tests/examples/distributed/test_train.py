@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import mxnet as mx
@@ -19,31 +20,35 @@ from tests.examples.distributed.checks import arguments, check_as_alone, check_r
 from tests.examples.processes import finish, start
 from tests.examples.scripts import call
 
+RUNS = [("gluon", "O0"), ("module", "O2")]
+
 
 @pytest.fixture(scope="module")
-def run(request, tmp_path_factory):
-    """Train as ``mxmp launch`` does; return API, policy and the folder with what each worker left."""
-    api, policy = request.param
-    folder = tmp_path_factory.mktemp("run")
-    job = ("-m", "tests.examples.distributed.job", api, folder, *arguments(policy, folder / "run"))
-    finish(start("-m", "mxmp", "launch", "-n", 2, "--timeout", 80, sys.executable, *job, "--kvstore", "dist_sync"))
-    return api, policy, folder
+def folders(tmp_path_factory):
+    """Train as ``mxmp launch`` does, one run after the other; return folders with what each worker left, by run."""
+    folders = {run: tmp_path_factory.mktemp("run") for run in RUNS}
+    runs = [
+        json.dumps([api, str(folder), [*map(str, arguments(policy, folder / "run")), "--kvstore", "dist_sync"]])
+        for (api, policy), folder in folders.items()
+    ]
+    job = (sys.executable, "-m", "tests.examples.distributed.job", *runs)
+    finish(start("-m", "mxmp", "launch", "-n", 2, "--timeout", 80, *job))
+    return folders
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [("gluon", "O0"), ("module", "O2")], indirect=True)
-def test_two_workers_train_alike_and_as_one_with_whole_batches(tmp_path, run):
-    api, policy, folder = run
+@pytest.mark.parametrize("run", RUNS, ids="-".join)
+def test_two_workers_train_alike_and_as_one_with_whole_batches(tmp_path, run, folders):
+    folder = folders[run]
     for kind in ("params", "states", "json"):
         first, second = ((folder / f"rank{rank}.{kind}").read_bytes() for rank in range(2))
         assert first == second, kind
-    check_as_alone(api, policy, folder / "run", tmp_path)
+    check_as_alone(*run, folder / "run", tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [("module", "O2")], indirect=True)
-def test_a_job_that_was_interrupted_resumes_to_the_bit(tmp_path, run):
-    check_resume(run[2] / "run", tmp_path, "--api", "module")
+def test_a_job_that_was_interrupted_resumes_to_the_bit(tmp_path, folders):
+    check_resume(folders["module", "O2"] / "run", tmp_path, "--api", "module")
 
 
 def test_weights_that_onednn_has_laid_out_can_be_sent(tmp_path):
