@@ -20,7 +20,7 @@ CLASSIFIERS = {
     "se_resnet18_v1": 64,
     "resnest14": 64,
     "densenet121": 224,
-    "vgg11_bn": 64,
+    "vgg11_bn": 32,
     "shufflenet_v2": 224,
 }
 # Relative to the largest logit: some tens of layers, two roundings each, errors of random sign.
@@ -42,7 +42,7 @@ def make(name, **kwargs):
 @pytest.fixture(scope="module")
 def classifier(request):
     """A classifier that each test gets as it was written, images, and its logits before any conversion."""
-    net, x = make(request.param), images(CLASSIFIERS[request.param])
+    net, x = make(request.param), images(CLASSIFIERS[request.param], batch=1)
     return net, x, net(x).asnumpy()
 
 

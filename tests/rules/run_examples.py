@@ -62,17 +62,20 @@ def output_dtypes(example: Example, *built: Any, **options: Any) -> List[str]:
     return [dtypes.canonical(dtype) for dtype in found]
 
 
-def run(example: Example, dtype: str, arrays: Sequence[np.ndarray]) -> Tuple[Arrays, Arrays]:
+def run(
+    example: Example, dtype: str, arrays: Sequence[np.ndarray], backward: bool = True
+) -> Tuple[Arrays, Arrays]:
     """Return a call's outputs and the gradients of its data inputs, if it has any, in float32.
 
     Args:
         example: The call.
         dtype: Dtype of its data.
         arrays: Its inputs.
+        backward: Whether to compute the gradients.
     """
     symbol = build(example, dtype, up=True)
     inputs = {f"in{port}": mx.nd.array(array, dtype=array.dtype) for port, array in enumerate(arrays)}
-    trained = [f"in{port}" for port in example.data_ports] if example.differentiable else []
+    trained = [f"in{port}" for port in example.data_ports] if backward and example.differentiable else []
     gradients = {name: mx.nd.zeros(inputs[name].shape) for name in trained}
     executor = symbol.bind(
         mx.cpu(),

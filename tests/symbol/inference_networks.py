@@ -35,7 +35,7 @@ class Network(NamedTuple):
 
 def fill(symbol, shapes, seed=0):
     """Return a network with random parameters, every kind of BatchNorm's among them; signals keep their size."""
-    rng = np.random.RandomState(seed)
+    rng = np.random.default_rng(seed)
     args, _, aux = symbol.infer_shape(**shapes)
     values = {name: _draw(rng, name, shape) for name, shape in zip(symbol.list_arguments(), args)}
     states = {name: _draw(rng, name, shape) for name, shape in zip(symbol.list_auxiliary_states(), aux)}
@@ -49,8 +49,8 @@ def _draw(rng, name, shape):
         return rng.uniform(-1.5, 1.5, shape).astype(np.float32)
     if name.endswith("weight"):
         fan_in = max(1, int(np.prod(shape[1:])))
-        return (rng.randn(*shape) * np.sqrt(2 / fan_in)).astype(np.float32)
-    return (rng.randn(*shape) * 0.5).astype(np.float32)
+        return rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(2 / fan_in))
+    return rng.standard_normal(shape, np.float32) * np.float32(0.5)
 
 
 def run(symbol, inputs, args, aux, dtype="float32"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -53,5 +54,5 @@ def measure(symbol, shapes, dtypes):
         written = outputs[position]
         if node["op"] in CASTS:
             casts += sum(before[0] != after[0] for before, after in zip(read, written))
-        moved += sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in read + written)
+        moved += sum(dtype.itemsize * math.prod(shape) for dtype, shape in read + written)
     return Cost(casts, moved)
