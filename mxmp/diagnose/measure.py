@@ -15,6 +15,7 @@ from ..symbol import convert_model
 from . import measure_net
 from .batches import Batches, fill_inputs, inputs_of, read_loader
 from .magnitudes import GradientCounts, Magnitudes
+from .measured import warn_of_nans, warn_of_nonfinite
 from .progress import shown
 
 
@@ -52,13 +53,14 @@ def measure_ranges(*args: Any, **kwargs: Any) -> Dict[str, float]:  # noqa: D417
 
     Returns:
         By the name of an output ('conv0_output') or input, parameters left out: the largest magnitude
-        among its finite values, 0 if there is none. An attention mask's -inf is none: float16 has it.
+        among its finite values, 0 if there is none. An attention mask's -inf is none: float16 has it. A warning
+        of the log counts what is NaN.
 
     Raises:
-        ConvertError: If the parameters do not fit or have no values, there is no batch, one lacks an input, or the
-            net cannot be traced.
+        ConvertError: If the parameters do not fit or have no values; if there is no batch, one lacks an input or
+            does not fit; or if the net cannot be traced.
     """
-    return (measure_net.ranges if _is_of_net(args, kwargs) else _ranges)(*args, **kwargs)
+    return (measure_net.measure_ranges if _is_of_net(args, kwargs) else _ranges)(*args, **kwargs)
 
 
 @overload
@@ -99,17 +101,24 @@ def measure_gradients(*args: Any, **kwargs: Any) -> Dict[str, Magnitudes]:  # no
         depend on no parameter that is trained.
 
     Raises:
-        ConvertError: If the parameters do not fit or have no values, there is no batch, one lacks an input, or the
-            network has no activation in float32 or no parameter to train.
+        ConvertError: If the parameters do not fit or have no values; if there is no batch, one lacks an input or
+            does not fit; if ``loss`` gives no NDArray; or if the network has no activation in float32 or no parameter
+            to train.
 
     References:
         Micikevicius et al., "Mixed Precision Training", 2017, https://arxiv.org/abs/1710.03740, figure 3
     """
-    return (measure_net.gradients if _is_of_net(args, kwargs) else _gradients)(*args, **kwargs)
+    return (measure_net.measure_gradients if _is_of_net(args, kwargs) else _gradients)(*args, **kwargs)
 
 
 def _is_of_net(args: Any, kwargs: Mapping[str, Any]) -> bool:
-    return "net" in kwargs or isinstance(args[0] if args else None, gluon.Block)
+    first = args[0] if args else kwargs.get("net", kwargs.get("sym"))
+    if isinstance(first, mx.mod.BaseModule):
+        raise ConvertError(
+            f"expected a Gluon net, or a symbol with its parameters, found a {type(first).__name__}; give "
+            f"module.symbol and *module.get_params()."
+        )
+    return "net" in kwargs or isinstance(first, gluon.Block)
 
 
 def _ranges(
@@ -120,6 +129,7 @@ def _ranges(
     for batch in shown("measuring ranges", read_loader(batches, name="batches"), batches):
         values = fill_inputs(model, batch.by_name(inputs_of(model)))
         run({name: values[name].as_in_context(ctx or mx.cpu()) for name in run.inputs})
+    warn_of_nans([run])
     return run.found
 
 
@@ -146,7 +156,9 @@ def _gradients(
             outputs = runs[types](values)
         autograd.backward(outputs)
         runs[types].raise_errors()
-    return counts.found([name for run in runs.values() for name in run.outputs])
+    found = counts.found([name for run in runs.values() for name in run.outputs])
+    warn_of_nonfinite(found)
+    return found
 
 
 def _require_gradients(run: WatchedGradients, params: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from ..probe.largest_values import LargestValues
 from ..probe.watched_gradients import WatchedGradients
 from .batches import read_examples
 from .magnitudes import GradientCounts, Magnitudes
+from .measured import call_net, losses_of, warn_of_nans, warn_of_nonfinite
 from .networks.gluon_net import require_values
 from .progress import shown
 
@@ -28,7 +29,7 @@ Make = Callable[[TracedGraph], Any]
 """Makes what runs a traced graph: called with values by name, it returns the outputs in a list."""
 
 
-def ranges(net: gluon.Block, loader: Any, *, batches: Optional[int] = None) -> Dict[str, float]:
+def measure_ranges(net: gluon.Block, loader: Any, *, batches: Optional[int] = None) -> Dict[str, float]:
     """Return the largest magnitudes in a net; see `measure_ranges`."""
     made: List[LargestValues] = []
 
@@ -38,12 +39,15 @@ def ranges(net: gluon.Block, loader: Any, *, batches: Optional[int] = None) -> D
 
     with looked_into(net, make) as ctx, autograd.pause(train_mode=False):
         for example in shown("measuring ranges", read_examples(loader, batches, False, ctx), batches or loader):
-            net(*example.inputs)
+            call_net(net, example.inputs)
     _require_called(net, made)
+    warn_of_nans(made)
     return {name: max(e.found.get(name, 0.0) for e in made) for each in made for name in each.found}
 
 
-def gradients(net: gluon.Block, loss: Any, loader: Any, *, batches: Optional[int] = None) -> Dict[str, Magnitudes]:
+def measure_gradients(
+    net: gluon.Block, loss: Any, loader: Any, *, batches: Optional[int] = None
+) -> Dict[str, Magnitudes]:
     """Return the gradients of the activations in a net by magnitude; see `measure_gradients`."""
     counts = GradientCounts()
     made: List[WatchedGradients] = []
@@ -59,12 +63,14 @@ def gradients(net: gluon.Block, loss: Any, loader: Any, *, batches: Optional[int
             raise ConvertError(f"block '{net.name}' has no parameter to train, so there are no gradients.")
         for example in shown("measuring gradients", read_examples(loader, batches, True, ctx), batches or loader):
             with autograd.record():
-                value = loss(net(*example.inputs), example.label)
-            autograd.backward(list(value) if isinstance(value, (list, tuple)) else [value])
+                losses = losses_of(loss, call_net(net, example.inputs), example.label)
+            autograd.backward(losses)
             for each in made:
                 each.raise_errors()
     _require_called(net, made)
-    return counts.found([name for each in made for name in each.outputs])
+    found = counts.found([name for each in made for name in each.outputs])
+    warn_of_nonfinite(found)
+    return found
 
 
 @contextlib.contextmanager

@@ -9,22 +9,17 @@ from __future__ import annotations
 import abc
 import atexit
 import dataclasses
-import math
 import time
 import weakref
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar
 
-import mxnet as mx
-import numpy as np
 from mxnet.gluon.contrib.estimator import BatchEnd, TrainBegin, TrainEnd
 
-from ..arrays.casts import is_low_precision, to_float32
-from ..arrays.casts_together import copies_in_float32
-from ..arrays.norms import sum_of_squares
 from ..errors import TrainerError
 from ..training.observer import Observation, Observer, StepEnd, attached_elsewhere, observe, scaler_of
 from ..training.step import Weights
 from .skipped import why_skipped
+from .step_values import GradientNorm, MeanLoss
 
 _BEFORE_THE_STEP = -2001  # MXNet's GradientUpdateHandler, which calls the trainer's step, has -2000
 
@@ -42,7 +37,7 @@ class StepRecord(NamedTuple):
         next_scale: What those of the next step will be.
         grad_norm: Norm of all true gradients, summed over contexts and workers, before clipping, not divided by the
             batch size. Not finite where a gradient was not.
-        loss: Mean of the loss that was given.
+        loss: Mean of the losses that were given, of all batches of the step.
         zero_share: Share of the gradients' elements that became zero, of the ledger's last sample.
         subnormal_share: Share of those that are subnormal, likewise.
         largest: The largest magnitude of a gradient, likewise.
@@ -66,52 +61,19 @@ class StepRecord(NamedTuple):
     why: str = ""
 
 
-class _Norm:
-    """The norm of the gradients of a step, the largest of several contexts; computed on the devices and read later."""
-
-    def __init__(self, weights: Weights, scale: float) -> None:
-        groups = [group for group in weights.groups() if group]
-        groups = groups[:1] if weights.kvstore is not None else groups  # all contexts have the same
-        self._squares = [_squares([update.grad for update in group]) for group in groups]
-        self._scale = scale
-
-    def read(self) -> float:
-        """Return the norm of the true gradients, NaN if one of them is."""
-        squares = [_number(square) for square in self._squares]
-        return math.nan if any(map(math.isnan, squares)) else math.sqrt(max(squares, default=0.0)) / self._scale
-
-
-class _Mean:
-    """The mean of a loss: a number, or arrays that are averaged on their devices and read later."""
-
-    def __init__(self, loss: Any) -> None:
-        parts = list(loss) if isinstance(loss, (list, tuple)) else [loss]
-        wrong = [part for part in parts if not isinstance(part, (int, float, np.number, mx.nd.NDArray))]
-        if wrong or not parts:
-            found = f"a {type(wrong[0]).__name__}" if wrong else "an empty list"
-            raise TrainerError(f"log: loss is {found}; expected a number, an NDArray, or a list of them.")
-        with mx.autograd.pause():
-            self._parts: List[Tuple[Any, int]] = [_mean(part) for part in parts]
-
-    def read(self) -> float:
-        """Return the mean of all elements."""
-        count = sum(size for _, size in self._parts)
-        return sum(_number(value) * size for value, size in self._parts) / count if count else math.nan
-
-
 @dataclasses.dataclass
 class _Pending:
     """A step that is over, with what of it lies on the device still."""
 
     record: StepRecord
     skipped: bool
-    norm: Optional[_Norm]
-    loss: Optional[_Mean]
+    norm: Optional[GradientNorm]
+    loss: MeanLoss
 
     def read(self) -> StepRecord:
         """Return the record, complete."""
-        norm, loss = (None if each is None else each.read() for each in (self.norm, self.loss))
-        return self.record._replace(grad_norm=norm, loss=loss)
+        norm = None if self.norm is None else self.norm.read()
+        return self.record._replace(grad_norm=norm, loss=self.loss.read())
 
 
 class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
@@ -137,9 +99,12 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         self._observation: Optional[Observation] = None
         self._steps, self._begin = 0, 0.0
         self._seconds = 0.0  # of the last step
-        self._norm: Optional[_Norm] = None
-        self._loss: Optional[_Mean] = None
+        self._norm: Optional[GradientNorm] = None
         self._why = ""
+        self._loss = MeanLoss()
+        self._has_loss = False  # whether that of the present batch was given
+        self._awaits_loss = False  # whether that of the batch before was not
+        self._in_group = False  # whether that batch made no step: gradients are added up
         self._pending: Optional[_Pending] = None
         self._skipped = 0  # how many steps were skipped, up to the one that is written
         self._closed = False
@@ -170,7 +135,8 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         """Write the last step and record no further ones; a second call does nothing."""
         if self._observation is not None:
             self._observation.detach()
-            self._observation = self._owner = self._norm = self._loss = None
+            self._observation = self._owner = self._norm = None
+            self._loss, self._has_loss, self._awaits_loss, self._in_group = MeanLoss(), False, False, False
             atexit.unregister(self._at_exit)
             self._flush()
 
@@ -192,6 +158,8 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     def log(self, loss: Any) -> None:
         """Record the loss of the step under way; between steps, that of the step that has just ended.
 
+        In the loop of a `mxmp.gluon.Accumulator` the mean over all batches of a step is recorded, each by its elements.
+
         Args:
             loss: As it was before scaling: a number, an NDArray of any shape, or a list of them, one per context. Their
                 mean is recorded; arrays are averaged on their devices in float32, and not waited for.
@@ -201,17 +169,26 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         """
         if self._owner is None:
             raise TrainerError(f"log: this {type(self).__name__} is not attached; call attach(trainer) first.")
-        between = scaler_of(self._owner).window.is_ready and self._pending is not None
-        if between and self._pending is not None and self._pending.loss is None:
-            self._pending.loss = _Mean(loss)
+        between = scaler_of(self._owner).window.is_ready and not self._in_group
+        is_late = self._awaits_loss and (between or self._in_group)
+        if is_late and between and self._pending is not None:
+            self._pending.loss.add(loss)
         else:
-            self._loss = _Mean(loss)
+            self._loss.add(loss)
+        self._has_loss, self._awaits_loss = not is_late, False
 
     # ------------------------------------------------------------------ an observer
 
+    def on_batch(self) -> None:
+        """Know that the next loss may be that of the batch which has just been added up."""
+        self._end_batch(in_group=True)
+
+    def _end_batch(self, in_group: bool) -> None:
+        self._awaits_loss, self._has_loss, self._in_group = not self._has_loss, False, in_group
+
     def on_reduced(self, weights: Weights, scale: float) -> None:
         """Compute the sum of the squares of all gradients, in one step of ``every``; it stays on the device."""
-        self._norm = _Norm(weights, scale) if self._steps % self._every == 0 else None
+        self._norm = GradientNorm(weights, scale) if self._steps % self._every == 0 else None
 
     def on_skip(self, weights: Weights) -> None:
         """Note which gradients are not finite."""
@@ -225,7 +202,8 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         self._seconds, scale = time.monotonic() - self._begin, end.loss_scale.value
         record = StepRecord(end.number, self._seconds, end.taken, end.scale, scale, None, None, *_read(shares), error)
         self._pending = _Pending(record._replace(why=self._why), end.skipped, self._norm, self._loss)
-        self._norm, self._loss, self._why = None, None, ""
+        self._norm, self._loss, self._why = None, MeanLoss(), ""
+        self._end_batch(in_group=False)
         self._steps += 1
         if end.error is not None:  # which may end the program
             self._flush()
@@ -277,21 +255,3 @@ def _closing(log: StepLogger) -> Callable[[], None]:
 def _read(shares: Mapping[str, float]) -> Tuple[Optional[float], Optional[float], Optional[float]]:
     """Return the shares of a ledger, None for all before its first sample."""
     return shares.get("zero_share"), shares.get("subnormal_share"), shares.get("largest")
-
-
-def _squares(grads: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return the sum of the squares of the gradients of one context, shape (1,), in float32."""
-    low = [grad for grad in grads if is_low_precision(grad)]
-    return sum_of_squares([*copies_in_float32(low), *(grad for grad in grads if not is_low_precision(grad))])
-
-
-def _mean(loss: Any) -> Tuple[Any, int]:
-    """Return the mean of a loss, on its device, and the number of its elements."""
-    if not isinstance(loss, mx.nd.NDArray):
-        return float(loss), 1
-    array = to_float32(loss.as_nd_ndarray())
-    return array.astype("float32", copy=False).mean(), loss.size
-
-
-def _number(value: Any) -> float:
-    return float(value.asnumpy().reshape(-1)[0]) if isinstance(value, mx.nd.NDArray) else value

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from typing import Any, Dict, Iterable, Iterator, List, Optional, TypeVar
 
+import numpy as np
 from mxnet import gluon
 
 from ..arrays.norms import require_positive
@@ -58,11 +59,14 @@ class Accumulator:
         for each in trainers:
             if not isinstance(each, Trainer):
                 found = f"a {type(each).__name__} of {type(each).__module__}"
-                raise TrainerError(f"Accumulator: expected a trainer of mxmp, found {found}; see Trainer.adopt.")
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1 or not trainers:
-            raise TrainerError(f"Accumulator: steps={steps!r} of {len(trainers)} trainers; expected 1 or more.")
-        self._trainers: List[Trainer] = trainers
-        self._size = steps
+                hint = "; Trainer.adopt makes it one of mxmp" if isinstance(each, gluon.Trainer) else ""
+                raise TrainerError(f"Accumulator: expected a trainer of mxmp, found {found}{hint}.")
+        if not trainers:
+            raise TrainerError("Accumulator: trainer is an empty list; give a trainer of mxmp, or a list of them.")
+        if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
+            raise TrainerError(f"Accumulator: steps={steps!r}; expected how many batches make a group, 1 or more.")
+        self._trainers: List[Trainer] = list(dict.fromkeys(trainers))
+        self._size = int(steps)
         self._runs = self._stepping = self._is_last = False
         self._waits = False  # for the step of the present batch
         self._batches = 0  # of the present group, that were begun
@@ -115,6 +119,8 @@ class Accumulator:
                 trainer._begin("step", ignore_stale_grad)
         self._waits, self._samples = False, self._samples + batch_size
         if not self.ends_group:
+            for observer in [each for trainer in self._trainers for each in trainer._scaler.observers.values()]:
+                observer.on_batch()
             return None
         self._stepping = True
         try:

@@ -64,9 +64,9 @@ def convert(
         ConvertError: If the net cannot be traced or its conversion does not type-check; the
             message names the block or node, and the net is as it was. A net whose inputs are not
             known yet is checked at its first call. If ``net.cast`` has put its parameters in low
-            precision, or ``ranges`` has an output beyond the range that the net lacks. Also if the policy uses
-            bfloat16 and parameters are on a GPU, for which MXNet has no bfloat16 kernels; a call with inputs on
-            one says the same.
+            precision, or ``ranges`` has none of the net's outputs, or one beyond the range that it lacks. Also if the
+            policy uses bfloat16 and parameters are on a GPU, for which MXNet has no bfloat16 kernels; a call with
+            inputs on one says the same.
     """
     policy = Policy.parse(policy, **changes)
     found, measured = roots(net), checked_ranges(ranges)
@@ -238,7 +238,8 @@ def _float32_report(net: gluon.Block) -> Optional[Report]:
 class _MatchCheck:
     """Checks that what a user gives names for is there, once all graphs of a net are known.
 
-    Each pattern of a policy matches something, and each output with a range beyond low precision's is one of the net.
+    Each pattern of a policy matches something, each output with a range beyond low precision's is one of the net, and
+    so is one at least of all that have a range.
     Here if the graphs are known already; else the conversions add them when they are called.
     """
 
@@ -248,7 +249,9 @@ class _MatchCheck:
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
         folds = any(each.for_inference for each in conversions)  # so that outputs are gone
         self.beyond = set() if folds else set(beyond_range(conversions[0].ranges, policy))
-        self.count = len(conversions) if policy.has_overrides or self.beyond else 0
+        self.ranges = set() if folds else set(conversions[0].ranges)
+        self.is_measured = False  # whether one of the net's outputs is among them
+        self.count = len(conversions) if policy.has_overrides or self.ranges else 0
         for number, conversion in enumerate(conversions):
             conversion.on_converted = functools.partial(self.add, number)
             if conversion.early is not None:
@@ -259,12 +262,20 @@ class _MatchCheck:
         if not self.count:
             return
         self.nodes.setdefault(number, []).extend((row.op, row.name) for row in converted.report.rows)
-        self.beyond -= set(converted.decisions.facts.output_names.values())
+        nodes, names = converted.decisions.before.nodes, converted.decisions.facts.output_names
+        self.beyond -= set(names.values())
+        self.is_measured |= any(name in self.ranges for key, name in names.items() if not nodes[key[0]].is_variable)
+        self.ranges -= {name for key, name in names.items() if nodes[key[0]].is_variable}
         if len(self.nodes) == self.count:
             check_matches(self.policy, [node for nodes in self.nodes.values() for node in nodes], self.prefixes)
             if self.beyond:
                 raise ConvertError(
                     f"ranges: the net has no output {min(self.beyond)!r}; measure the net that is converted. If its "
                     f"operators get other names each time it is traced, make it with a prefix."
+                )
+            if self.ranges and not self.is_measured:
+                raise ConvertError(
+                    f"ranges: the net has none of these outputs, such as {min(self.ranges)!r}; measure the net that is "
+                    f"converted, not another one."
                 )
             self.nodes, self.count = {}, 0  # what matches once need not be looked for again

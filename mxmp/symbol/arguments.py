@@ -130,8 +130,17 @@ def known_ranges(sym: Any, ranges: Optional[Mapping[str, float]]) -> Dict[str, f
 
 def checked_ranges(ranges: Optional[Mapping[str, float]]) -> Dict[str, float]:
     """Return magnitudes by name, whatever the names are of."""
+    if ranges is not None and not isinstance(ranges, Mapping):
+        raise ConvertError(
+            f"ranges is a {type(ranges).__name__}; expected what mxmp.diagnose.measure_ranges returns, a dict of "
+            f"largest magnitudes by output; of a file give what it holds."
+        )
+    if ranges is not None and isinstance(ranges.get("ranges"), Mapping):
+        raise ConvertError(
+            "ranges is all that `mxmp ranges --json` prints; give the part of it that it calls 'ranges'."
+        )
     found = {}
-    for name, value in _require_mapping("ranges", ranges or {}).items():
+    for name, value in (ranges or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
             raise ConvertError(f"ranges: {name!r} is {value!r}; expected its largest magnitude, a number from 0 on.")
         found[name] = float(value)

@@ -39,6 +39,9 @@ class Observer:
     Steps that a kvstore takes by itself are not told.
     """
 
+    def on_batch(self) -> None:
+        """A batch is over whose step comes with a later one: gradients are added up."""
+
     def on_gradients(self, weights: Weights, scale: float) -> None:
         """The gradients are as backward wrote them: times ``scale``, one per context, in their own dtype."""
 

@@ -246,7 +246,13 @@ def test_a_range_of_another_net_is_refused():
     net = make(factor=1e5)
     with pytest.raises(ConvertError, match="ranges: the net has no output 'other_output'"):
         mxmp.gluon.convert(net, "O1", ranges={"other_output": 1e6})(mx.nd.array(X))
-    mxmp.gluon.convert(net, "O1", ranges={"other_output": 1.0})(mx.nd.array(X))
+    with pytest.raises(ConvertError, match="none of these outputs, such as 'other_output'; measure the net that is"):
+        mxmp.gluon.convert(net, "O1", ranges={"other_output": 1.0, "data": 3.0})(mx.nd.array(X))
+    mxmp.gluon.convert(net, "O1", ranges={"data": 3.0})(mx.nd.array(X))
+    with pytest.raises(ConvertError, match="ranges is a str; expected what mxmp.diagnose.measure_ranges returns"):
+        mxmp.gluon.convert(net, "O1", ranges="ranges.json")
+    with pytest.raises(ConvertError, match="give the part of it that it calls 'ranges'"):
+        mxmp.gluon.convert(net, "O1", ranges={"data": "random numbers", "ranges": {"net_act_output": 1.0}})
     with pytest.raises(ConvertError, match="ranges: 'net_act_output' is 'large'"):
         mxmp.gluon.convert(net, "O1", ranges={"net_act_output": "large"})
 
@@ -280,6 +286,48 @@ def test_bad_arguments_are_refused():
     net.collect_params().setattr("grad_req", "null")
     with pytest.raises(ConvertError, match="no parameter to train"):
         measure_gradients(net, LOSS, batches())
+
+
+def test_a_batch_that_does_not_fit_is_named():
+    wrong = mx.nd.ones((6, 3))
+    with pytest.raises(ConvertError, match=r"loader: block 'net' cannot be called with shape \(6, 3\) \(float32\)"):
+        measure_ranges(make(), [wrong])
+    with pytest.raises(ConvertError, match=r"loader: block 'net' cannot be called with shape \(6, 3\)"):
+        measure_gradients(make(), LOSS, [(wrong, mx.nd.ones(6))])
+
+
+def test_a_label_or_a_loss_that_does_not_fit_is_named():
+    data = mx.nd.array(X)
+    with pytest.raises(
+        ConvertError, match=r"loss: it cannot be called with an output of shape .* a label of shape \(3,"
+    ):
+        measure_gradients(make(), LOSS, [(data, mx.nd.ones(3))])
+    with pytest.raises(ConvertError, match="loss: it cannot be called with an output of shape .* and no label"):
+        measure_gradients(make(), LOSS, [(data, None)])
+    with pytest.raises(ConvertError, match="loss: it gave float; expected the loss of the batch"):
+        measure_gradients(make(), lambda output, label: 3.0, [(data, None)])
+
+
+def test_nan_is_counted_and_said(caplog):
+    data = X.copy()
+    data[0, 0] = data[0, 1] = np.nan
+    found = measure_ranges(make(), [mx.nd.array(data), mx.nd.array(X), mx.nd.array(data)])
+    assert found["data"] == np.abs(X).max()
+    assert "measure_ranges: NaN in 'data' (4 elements), 'net_a_fwd_output' (10 " in caplog.text and "and 2 more" in caplog.text
+    caplog.clear()
+    measure_gradients(make(), LOSS, [(mx.nd.array(data), mx.nd.array(LABELS))])
+    assert "measure_gradients: inf or NaN in the gradients of" in caplog.text
+    caplog.clear()
+    measure_ranges(make(), batches())
+    measure_gradients(make(), LOSS, batches())
+    assert not caplog.text
+
+
+def test_a_call_that_lacks_something_is_told_by_its_own_name():
+    with pytest.raises(TypeError, match=r"measure_ranges\(\) missing 1 required positional argument: 'loader'"):
+        measure_ranges(make())
+    with pytest.raises(ConvertError, match="found a Module; give module.symbol"):
+        measure_ranges(mx.mod.Module(mx.sym.relu(mx.sym.var("data")), label_names=None), batches())
 
 
 def test_what_counting_raises_is_raised(monkeypatch):

@@ -439,3 +439,45 @@ def test_a_module_is_attached_before_it_is_fitted():
     assert [each.step for each in log.records] == [1, 2, 3, 4, 5, 6]
     assert [each.loss for each in log.records] == [0, 1, 2, 0, 1, 2]
     assert all(each.scale == 8 and each.grad_norm > 0 for each in log.records)
+
+
+@pytest.mark.parametrize("loss_scale", [64.0, None])
+@pytest.mark.parametrize("where", ["before backward", "before step", "after step"])
+def test_the_loss_of_a_group_is_the_mean_over_its_batches(where, loss_scale):
+    """Each by its samples, wherever it is given; the last group is smaller."""
+    net = gluon.nn.Dense(1, in_units=2, prefix="grouped_")
+    net.initialize()
+    trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}, loss_scale=loss_scale)
+    log, accumulator, losses = Listed().attach(trainer), mxmp.gluon.Accumulator(trainer, 3), []
+    for rows in accumulator([4, 2, 2, 4, 4, 1, 3, 5]):
+        with autograd.record():
+            loss = net(mx.nd.random.normal(shape=(rows, 2))).reshape((-1,)) ** 2
+        losses.append(loss.asnumpy())
+        if where == "before backward":
+            log.log(loss)
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        if where == "before step":
+            log.log(loss)
+        accumulator.step(rows)
+        if where == "after step":
+            log.log(loss)
+    log.close()
+    expected = [np.concatenate(group).mean() for group in (losses[:3], losses[3:6], losses[6:])]
+    np.testing.assert_allclose([record.loss for record in log.records], expected, rtol=1e-5)
+
+
+def test_several_losses_of_a_step_are_averaged():
+    net = gluon.nn.Dense(1, in_units=2, prefix="several_")
+    net.initialize()
+    trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}, loss_scale=64.0)
+    with Listed().attach(trainer) as log:
+        for value in (1.0, 3.0):
+            with autograd.record():
+                loss = net(mx.nd.ones((2, 2)))
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+            log.log(value)
+            log.log(value + 1)
+            trainer.step(2)
+    assert [record.loss for record in log.records] == [1.5, 3.5]

@@ -281,15 +281,17 @@ def test_an_empty_loader_makes_no_step():
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, None])
 def test_a_wrong_number_of_steps_is_refused(steps):
-    with pytest.raises(TrainerError, match="^Accumulator: steps=.*expected 1 or more"):
+    with pytest.raises(TrainerError, match="^Accumulator: steps=.*; expected how many batches make a group, 1 or more"):
         Accumulator(trainer_of(network()), steps)
 
 
 def test_what_is_no_trainer_of_ours_is_refused():
     plain = gluon.Trainer(network().collect_params(), "sgd")
-    with pytest.raises(TrainerError, match="found a Trainer of mxnet.gluon.trainer; see Trainer.adopt"):
+    with pytest.raises(
+        TrainerError, match="found a Trainer of mxnet.gluon.trainer; Trainer.adopt makes it one of mxmp"
+    ):
         Accumulator(plain, 2)
-    with pytest.raises(TrainerError, match="of 0 trainers"):
+    with pytest.raises(TrainerError, match="trainer is an empty list; give a trainer of mxmp"):
         Accumulator([], 2)
 
 
@@ -378,3 +380,21 @@ def test_a_wrong_batch_size_is_refused(size):
         with pytest.raises(TrainerError, match="^step: batch_size=.*expected a positive number"):
             accumulator.step(size)
         assert accumulator.step(2)
+
+
+def test_numpy_counts_and_trainers_that_are_given_twice_are_taken():
+    net = _one_weight()
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=None)
+    before = net.weight.data().asscalar()
+    for _ in (accumulator := Accumulator([trainer, trainer], np.int64(2)))([0, 1]):
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 1)))
+        loss.backward()
+        accumulator.step(1)
+    assert net.weight.data().asscalar() == pytest.approx(before - 1.0)
+
+
+def _one_weight():
+    net = mx.gluon.nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize()
+    return net
