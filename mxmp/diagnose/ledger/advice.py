@@ -93,10 +93,10 @@ def _conflict(common: CommonFit) -> List[str]:
 
 def _beyond(fit: Fit, common: CommonFit) -> Tuple[Optional[int], Optional[int]]:
     """Return those ends of the scales that fit a layer which the common ones are beyond."""
-    if not common.fits_any or (fit.lowest is not None and fit.highest is not None and fit.lowest > fit.highest):
-        return fit.lowest, fit.highest
-    needs_more = fit.lowest is not None and (common.highest is None or fit.lowest > common.highest)
-    return (fit.lowest, None) if needs_more else (None, fit.highest)
+    if not common.fits_any or (fit.sure is not None and fit.highest is not None and fit.sure > fit.highest):
+        return fit.sure, fit.highest
+    needs_more = fit.sure is not None and (common.highest is None or fit.sure > common.highest)
+    return (fit.sure, None) if needs_more else (None, fit.highest)
 
 
 def _vanishing(
@@ -104,9 +104,9 @@ def _vanishing(
 ) -> List[str]:
     """Return what is said if the last scale is too low for some layers."""
     last = log2(steps.last)
-    lost = {fit.name: share_lost(exponents[fit.name], last, dtype) for fit in fits if not fit.is_high_enough(last)}
-    if not lost:
+    if common.lowest is None or last >= common.lowest:
         return []
+    lost = {fit.name: share_lost(exponents[fit.name], last, dtype) for fit in fits if not fit.is_high_enough(last)}
     names = sorted(lost, key=lambda name: -lost[name])
     share, named = share_lost(_sum(exponents.values()), last, dtype), listed(names, [part(lost[n]) for n in names])
     finds = "the dynamic scale grows by itself" if steps.is_dynamic else "loss_scale='dynamic' finds one"
