@@ -74,6 +74,7 @@ def advise(layers: Sequence[Layer], steps: Steps, lost: float, dtype: str) -> Ad
         sentences += _conflict(common)
         sentences = sentences or _vanishing(exponents, fits, common, steps, dtype)
         sentences = sentences or _subnormal(exponents, common, steps, dtype)
+        sentences += _all_zero(low)
     names = tuple(fit.name for fit in common.left_out)
     sentences = [*overflow.non_finite_losses(steps), *sentences, *_lost_updates(layers)]
     found = _power(common.lowest), _power(common.highest)
@@ -129,6 +130,19 @@ def _subnormal(exponents: Mapping[str, Exponents], common: CommonFit, steps: Ste
     return [
         f"At the scale of {steps.last:g} most of {named} is subnormal: it does not vanish, and has fewer bits than "
         f"{dtype}'s other numbers. A larger scale keeps more of them, 2**{common.highest} at the most."
+    ]
+
+
+def _all_zero(layers: Sequence[Layer]) -> List[str]:
+    """Return what is said of layers whose gradients were 0 in two samples or more, while those of others were not."""
+    zero = [each.name for each in layers if each.counts and not each.histogram]
+    again = all(each.total.sum() >= 2 * each.elements for each in layers if each.name in zero)
+    if not zero or not again or not any(each.histogram for each in layers):
+        return []
+    which = "this layer" if len(zero) == 1 else "these layers"
+    return [
+        f"All gradients of {listed(zero)} were 0: they vanish, which a larger scale shows, or the loss does not depend "
+        f"on {which}."
     ]
 
 
