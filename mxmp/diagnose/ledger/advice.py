@@ -74,6 +74,7 @@ def advise(layers: Sequence[Layer], steps: Steps, lost: float, dtype: str) -> Ad
         sentences += _conflict(common)
         sentences = sentences or _vanishing(exponents, fits, common, steps, dtype)
         sentences = sentences or _subnormal(exponents, common, steps, dtype)
+        sentences += _all_zero(low)
     names = tuple(fit.name for fit in common.left_out)
     sentences = [*overflow.non_finite_losses(steps), *sentences, *_lost_updates(layers)]
     found = _power(common.lowest), _power(common.highest)
@@ -93,10 +94,10 @@ def _conflict(common: CommonFit) -> List[str]:
 
 def _beyond(fit: Fit, common: CommonFit) -> Tuple[Optional[int], Optional[int]]:
     """Return those ends of the scales that fit a layer which the common ones are beyond."""
-    if not common.fits_any or (fit.lowest is not None and fit.highest is not None and fit.lowest > fit.highest):
-        return fit.lowest, fit.highest
-    needs_more = fit.lowest is not None and (common.highest is None or fit.lowest > common.highest)
-    return (fit.lowest, None) if needs_more else (None, fit.highest)
+    if not common.fits_any or (fit.sure is not None and fit.highest is not None and fit.sure > fit.highest):
+        return fit.sure, fit.highest
+    needs_more = fit.sure is not None and (common.highest is None or fit.sure > common.highest)
+    return (fit.sure, None) if needs_more else (None, fit.highest)
 
 
 def _vanishing(
@@ -104,9 +105,9 @@ def _vanishing(
 ) -> List[str]:
     """Return what is said if the last scale is too low for some layers."""
     last = log2(steps.last)
-    lost = {fit.name: share_lost(exponents[fit.name], last, dtype) for fit in fits if not fit.is_high_enough(last)}
-    if not lost:
+    if common.lowest is None or last >= common.lowest:
         return []
+    lost = {fit.name: share_lost(exponents[fit.name], last, dtype) for fit in fits if not fit.is_high_enough(last)}
     names = sorted(lost, key=lambda name: -lost[name])
     share, named = share_lost(_sum(exponents.values()), last, dtype), listed(names, [part(lost[n]) for n in names])
     finds = "the dynamic scale grows by itself" if steps.is_dynamic else "loss_scale='dynamic' finds one"
@@ -129,6 +130,19 @@ def _subnormal(exponents: Mapping[str, Exponents], common: CommonFit, steps: Ste
     return [
         f"At the scale of {steps.last:g} most of {named} is subnormal: it does not vanish, and has fewer bits than "
         f"{dtype}'s other numbers. A larger scale keeps more of them, 2**{common.highest} at the most."
+    ]
+
+
+def _all_zero(layers: Sequence[Layer]) -> List[str]:
+    """Return what is said of layers whose gradients were 0 in two samples or more, while those of others were not."""
+    zero = [each.name for each in layers if each.counts and not each.histogram]
+    again = all(each.total.sum() >= 2 * each.elements for each in layers if each.name in zero)
+    if not zero or not again or not any(each.histogram for each in layers):
+        return []
+    which = "this layer" if len(zero) == 1 else "these layers"
+    return [
+        f"All gradients of {listed(zero)} were 0: they vanish, which a larger scale shows, or the loss does not depend "
+        f"on {which}."
     ]
 
 

@@ -9,7 +9,7 @@ from .layer import Layer
 from .steps import Steps
 
 _IN_A_ROW = 3  # steps not taken: a scale that finds its level has fewer once it has taken one
-_WEIGHTS, _GRADIENTS = 32.0, 64.0  # times as large as before, in half of the layers or more
+_WEIGHTS, _GRADIENTS = 16.0, 64.0  # times as large as before, in half of the layers or more
 _LAYERS = 2  # that must be known
 
 

@@ -8,7 +8,7 @@ from typing import Optional, Sequence, Tuple
 
 from .layer import Layer
 from .steps import Steps
-from .vanish import Exponents, highest_scale, lowest_scale
+from .vanish import Exponents, highest_scale, lowest_scale, unscaled
 
 MARGIN = 2
 """Binades between the largest gradient that was seen and the dtype's maximum: one step in many is looked at."""
@@ -23,13 +23,15 @@ class Fit:
     Attributes:
         name: Of its parameter.
         elements: Of that.
-        lowest: At a lower scale more vanishes than may.
+        lowest: At a lower scale more vanishes than may, by an estimate.
+        sure: The same for sure: no more than ``lowest``.
         highest: At a higher one its largest gradient comes too near to the dtype's maximum, or steps were skipped.
     """
 
     name: str
     elements: int
     lowest: Optional[int]
+    sure: Optional[int]
     highest: Optional[int]
 
     def is_high_enough(self, scale: int) -> bool:
@@ -37,8 +39,8 @@ class Fit:
         return self.lowest is None or self.lowest <= scale
 
     def holds(self, scale: float) -> bool:
-        """Return whether 2**scale fits."""
-        return (self.lowest is None or self.lowest <= scale) and (self.highest is None or scale <= self.highest)
+        """Return whether 2**scale fits, or may fit."""
+        return (self.sure is None or self.sure <= scale) and (self.highest is None or scale <= self.highest)
 
 
 @dataclass(frozen=True)
@@ -76,22 +78,29 @@ def fit_of(layer: Layer, exponents: Exponents, steps: Steps, lost: float, dtype:
         cap: Log2 of the largest scale for all layers.
     """
     count = sum(exponents.values())
-    lowest = lowest_scale(exponents, lost + 2 * math.sqrt(lost / count), dtype) if count >= _FEW else None
+    lowest = sure = None
+    if count >= _FEW:
+        may = lost + 2 * math.sqrt(lost / count)
+        lowest = lowest_scale(exponents, may, dtype)
+        sure = lowest_scale(unscaled(layer.counts, dtype, near=True), may, dtype)
     skipped = [scale - 1 - MARGIN for scale in steps.too_high() if scale in layer.skips_at]
     highest = _min(cap, highest_scale(layer.largest_unscaled, MARGIN, dtype), *skipped)
-    return Fit(layer.name, layer.elements, lowest, highest)
+    return Fit(layer.name, layer.elements, lowest, sure, highest)
 
 
 def common_fit(fits: Sequence[Fit]) -> CommonFit:
     """Return the scales that fit most layers: leaving out as few as possible, of those the smaller.
 
-    So ``lowest`` is never above ``highest``, and without the layers that are left out no layer is.
+    So ``lowest`` is never above ``highest``, and without the layers that are left out no layer is. An estimate of how
+    small gradients are that have vanished leaves no layer out, since a larger scale will show them: where it has no
+    room below ``highest``, what is sure counts.
     """
-    starts = [-math.inf, *sorted({fit.lowest for fit in fits if fit.lowest is not None})]
+    starts = [-math.inf, *sorted({fit.sure for fit in fits if fit.sure is not None})]
     best = max(starts, key=lambda scale: _served(fits, scale))  # the lowest, of equals
     kept = [fit for fit in fits if fit.holds(best)]
-    lowest = max((fit.lowest for fit in kept if fit.lowest is not None), default=None)
     highest = _min(*(fit.highest for fit in kept))
+    ends = [fit.lowest if highest is None or fit.is_high_enough(highest) else fit.sure for fit in kept]
+    lowest = max((end for end in ends if end is not None), default=None)
     return CommonFit(lowest, highest, tuple(fit for fit in fits if fit not in kept), bool(kept))
 
 

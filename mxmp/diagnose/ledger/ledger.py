@@ -34,9 +34,13 @@ class Ledger(Observer):
     subnormal what is below its smallest normal number. Those of operators in float32 have numbers that it lacks; they
     lose nothing, and `advice` leaves them out.
 
-    A skipped step is looked at closely, which is slow: each gradient that is not finite is noted. Backward spreads what
-    is not finite from layer to layer, to ever more elements. So the cause is taken to be the gradient in which the
-    smallest share is not finite; all of them if several have it.
+    A skipped step is looked at closely, which is slow: each gradient that is not finite is noted, and how large the
+    weights are. Backward spreads what is not finite from layer to layer, to ever more elements. So the gradient of
+    which the smallest share is not finite counts as the first; all of them if several have it. That is where in the
+    gradients it begins. The operator that made it may lie elsewhere, in the forward pass too: a `Watch` names that.
+
+    What the weights were is counted with the 1st sample, the 4th, the 16th and so on: a run that diverges is told from
+    a scale that is too high by weights and gradients that have grown in most layers.
 
     Where float16 weights have no float32 masters, the update of a sample is compared with the weights before it: it is
     lost where the gradient is not 0 and the weight stayed what it was. That copies these weights for a moment.
@@ -209,14 +213,17 @@ class Ledger(Observer):
         return show.summary(self)
 
     def compare(self, other: Ledger) -> str:
-        """Return a table of the layers of two runs as text, those that differ most first.
+        """Return the layers of two runs side by side as text, those that differ most first, and what fits each.
+
+        Layers are compared by the names of their parameters, and by shares, so that the runs may be of different
+        lengths and ``every``.
 
         Raises:
             TrainerError: If ``other`` is no ledger.
         """
         if not isinstance(other, Ledger):
             raise TrainerError(f"other is a {type(other).__name__}; expected a Ledger.")
-        return show.printed(show.comparison(self, other))
+        return show.comparison(self, other)
 
     def table(self) -> Table:
         """Return a table of the layers, those that lose most first."""

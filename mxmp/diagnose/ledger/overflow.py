@@ -10,7 +10,7 @@ from .steps import TOO_MANY, Steps, log2
 from .words import listed
 
 _IN_A_ROW = 4  # steps that were skipped at one scale after another, from which on the scale is doubted
-_ASK = "mxmp.diagnose.explain or a Watch names the operator or the input"
+_ASK = "mxmp.diagnose.explain or a Watch names the operator or input that is"
 
 
 def non_finite_losses(steps: Steps) -> List[str]:
@@ -20,7 +20,7 @@ def non_finite_losses(steps: Steps) -> List[str]:
     of = f"{steps.non_finite_losses:,} step{'s' if steps.non_finite_losses > 1 else ''}"
     return [
         f"The loss itself was NaN or inf in {of}, which no loss scale mends: look at the data, the learning rate and "
-        f"the forward pass. {_ASK}."
+        f"the forward pass; mxmp.diagnose.explain does."
     ]
 
 
@@ -34,21 +34,38 @@ def skips(layers: Sequence[Layer], steps: Steps, common: CommonFit) -> List[str]
     """
     if steps.last is None:
         return []
+    return _in_a_row(layers, steps) or _at_last(layers, steps, common)
+
+
+def _in_a_row(layers: Sequence[Layer], steps: Steps) -> List[str]:
+    """Return what is said of steps that are skipped wherever the scale falls to."""
+    count, last = min(steps.not_taken_last, steps.skipped), log2(steps.last)
+    scales, above = steps.skipped_at(), steps.taken_above(last)
+    if count < _IN_A_ROW or not (above or last <= 0 or steps.is_dynamic):
+        return []
+    what = f"The last {count:,} steps were skipped, down to the scale of {steps.last:g}{_first(layers, scales)}."
+    if above:
+        return [f"{what} The scale is hardly the cause, for {above:,} were taken at larger ones: {_ASK}."]
+    if last <= 0:
+        return [f"{what} The scale is hardly the cause: {_ASK}."]
+    return [f"{what} If lower ones do not help, the scale is not the cause: {_ASK}."]
+
+
+def _at_last(layers: Sequence[Layer], steps: Steps, common: CommonFit) -> List[str]:
+    """Return what is said of steps that were skipped at the last scale."""
     (taken, skipped), last = steps.at_last, log2(steps.last)
-    above, scales = steps.taken_above(last), [scale for scale, (_, count) in steps.by_scale.items() if count]
-    in_a_row = min(steps.not_taken_last, steps.skipped)
-    if in_a_row >= _IN_A_ROW and (above or len(scales) > 1 or last <= 0):
-        what = f"The last {in_a_row} steps were skipped, down to the scale of {steps.last:g}{_first(layers, scales)}."
-        but = f", though {above:,} steps were taken at larger ones" if above else ""
-        return [f"{what} The scale is hardly the cause{but}: {_ASK}."]
     if skipped < 2 or skipped < TOO_MANY * (taken + skipped):
         return []
     what = f"At the scale of {steps.last:g} {skipped} of {taken + skipped} steps were skipped{_first(layers, [last])}."
     if not steps.is_too_high(last):
+        above = steps.taken_above(last)
         return [f"{what} The scale is hardly the cause, for {above:,} steps were taken at larger ones: {_ASK}."]
     if common.left_out or common.highest is None:
         return [what]
-    return [f"{what} Scale the loss by 2**{common.highest} at most; if steps are skipped there too, {_ASK}."]
+    return [
+        f"{what} Scale the loss by 2**{common.highest} at most; if steps are skipped there too, ask a Watch or "
+        f"mxmp.diagnose.explain."
+    ]
 
 
 def _first(layers: Sequence[Layer], scales: Sequence[int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from typing import TYPE_CHECKING, Any, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Tuple
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +14,8 @@ from ...errors import visible
 from .advice import Advice
 from .layer import Layer, shares
 from .steps import log2
-from .words import between
+from .vanish import in_low_precision
+from .words import between, listed
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -25,53 +26,75 @@ WIDTH = 120
 ROWS = 20
 """Layers of a table at most."""
 
+COLUMNS = ("zero", "subnormal", "largest", "first in skips", "lost updates")
+"""What is shown of a layer. It is first in a skip if of no other gradient a smaller share was not finite."""
+
 
 def table(ledger: Ledger) -> Table:
-    """Return a table of the layers: those that caused most skips, then those that lose most."""
+    """Return a table of the layers: those that were first in most skips, then those that lose most."""
     layers = sorted(ledger.layers, key=lambda layer: _loss(layer, ledger.dtype), reverse=True)
-    title = f"Gradients in {ledger.dtype}: {ledger.sampled} samples in {ledger.steps} steps"
-    found = _table(title, len(layers))
-    for column in ("elements", "zero", "subnormal", "largest", "skips", "lost updates"):
+    found = _table(f"Gradients in {_length(ledger)}", len(layers))
+    for column in ("elements", *COLUMNS):
         found.add_column(column, justify="right")
     for layer in layers[:ROWS]:
         found.add_row(Text(visible(layer.name)), f"{layer.elements:,}", *_cells(layer, ledger.dtype))
     return found
 
 
-def comparison(first: Ledger, second: Ledger) -> Table:
-    """Return a table of the layers of two runs, those whose zeros and subnormals differ most first."""
+def comparison(first: Ledger, second: Ledger) -> str:
+    """Return two runs side by side: a table of layers, those whose shares differ most first, and what to know of it."""
     ours, theirs = ({layer.name: layer for layer in ledger.layers} for ledger in (first, second))
-    names = sorted(
-        dict.fromkeys([*ours, *theirs]), key=lambda name: -_difference(ours.get(name), theirs.get(name), first)
-    )
-    found = _table(
-        f"This run, and another: {first.steps} steps in {first.dtype}, {second.steps} in {second.dtype}", len(names)
-    )
-    for column in ("zero", "subnormal", "largest", "skips", "lost updates"):
+    names = list(dict.fromkeys([*ours, *theirs]))
+    names.sort(key=lambda name: -_difference(_shares(ours.get(name), first), _shares(theirs.get(name), second)))
+    found = _table(f"This run: {_length(first)}. The other: {_length(second)}", len(names))
+    for column in COLUMNS:
         found.add_column(f"{column}\nthis / other", justify="right")
     for name in names[:ROWS]:
         left, right = (
-            ["-"] * 5 if layer is None else _cells(layer, ledger.dtype)
+            ["-"] * len(COLUMNS) if layer is None else _cells(layer, ledger.dtype)
             for layer, ledger in ((ours.get(name), first), (theirs.get(name), second))
         )
         found.add_row(Text(visible(name)), *(f"{a} / {b}" for a, b in zip(left, right)))
-    return found
+    return printed(found, *map(visible, _differences(first, second, ours, theirs)))
+
+
+def _differences(first: Ledger, second: Ledger, ours: Mapping[str, Layer], theirs: Mapping[str, Layer]) -> List[str]:
+    """Return what is to be known where two runs are compared."""
+    found = []
+    for which, ledger in (("This run", first), ("The other run", second)):
+        if not ledger.sampled:
+            found.append(f"{which} has no sample: none of its {ledger.steps} steps was taken.")
+    for which, some, others in (("this run", ours, theirs), ("the other run", theirs, ours)):
+        names = [name for name in some if name not in others]
+        if names and others:
+            found.append(f"Only {which} has {listed(names)}.")
+    if ours and theirs and not set(ours) & set(theirs):
+        found = ["The runs have no layer in common: parameters are compared by name."]
+    if first.dtype != second.dtype:
+        found.append(f"Shares are those of {first.dtype} in this run and of {second.dtype} in the other.")
+    fits = [_range(ledger.advice()) for ledger in (first, second)]
+    return [*found, f"Scales that fit: {fits[0]} in this run, {fits[1]} in the other."] if all(fits) else found
 
 
 def summary(ledger: Ledger) -> str:
     """Return the ledger in a few sentences."""
     if not ledger.steps:
         return "No step was seen yet."
-    advice = ledger.advice()
-    every = sum((layer.total for layer in ledger.layers), 0)
+    advice, layers = ledger.advice(), ledger.layers
     sentences = [f"{ledger.skipped} of {ledger.steps} steps were skipped."]
-    if ledger.sampled:
-        found = shares(every, ledger.dtype)
+    if not ledger.sampled:
+        sentences.append("No step was taken, so no gradients were counted.")
+    elif any(layer.total.any() for layer in layers):
+        found = shares(sum(layer.total for layer in layers), ledger.dtype)
         sentences.append(
             f"Of the gradients' elements {found['zero_share']:.1%} were 0 and {found['subnormal_share']:.1%} "
             f"subnormal in {ledger.dtype}."
         )
-    if advice.lowest is not None or advice.highest is not None:
+        if not any(in_low_precision(layer.counts, ledger.dtype) for layer in layers if layer.counts):
+            sentences.append(f"They were computed in float32, where that is no loss; {ledger.dtype} would lose it.")
+    else:
+        sentences.append("No gradient of a sample has elements.")
+    if _range(advice):
         which = "all layers but those for float32" if advice.float32_layers else "all layers"
         sentences.append(f"Scales that fit {which}: {_range(advice)}; the last was {advice.last:g}.")
     return " ".join([*sentences, *advice.sentences])
@@ -104,7 +127,7 @@ def _cells(layer: Layer, dtype: str) -> List[str]:
     lost = "-" if layer.lost_share is None else f"{layer.lost_share:.1%}"
     return [
         *(f"{found[what]:.1%}" if layer.counts else "-" for what in ("zero_share", "subnormal_share")),
-        f"{layer.largest:.3g}",
+        f"{layer.largest:.3g}" if layer.counts else "-",
         str(layer.skips),
         lost,
     ]
@@ -115,13 +138,21 @@ def _loss(layer: Layer, dtype: str) -> Tuple[float, float, float]:
     return layer.skips, layer.lost_share or 0.0, found["zero_share"] + found["subnormal_share"]
 
 
-def _difference(ours: Optional[Layer], theirs: Optional[Layer], first: Ledger) -> float:
-    if ours is None or theirs is None:
-        return math.inf
-    a, b = ours.shares(first.dtype), theirs.shares(first.dtype)
-    lost = abs((ours.lost_share or 0.0) - (theirs.lost_share or 0.0))
-    return float(sum(abs(a[what] - b[what]) for what in a) + lost)
+def _shares(layer: Optional[Layer], ledger: Ledger) -> Optional[List[float]]:
+    return None if layer is None else [*layer.shares(ledger.dtype).values(), layer.lost_share or 0.0]
+
+
+def _difference(ours: Optional[List[float]], theirs: Optional[List[float]]) -> float:
+    """Return how much shares differ; of a layer that one run has, more than any."""
+    return math.inf if ours is None or theirs is None else sum(abs(a - b) for a, b in zip(ours, theirs))
+
+
+def _length(ledger: Ledger) -> str:
+    return f"{ledger.dtype}, {ledger.sampled} samples in {ledger.steps} steps, one in {ledger.every}"
 
 
 def _range(advice: Advice) -> str:
+    """Return the scales that fit; '' if nothing tells."""
+    if advice.lowest is None and advice.highest is None:
+        return ""
     return between(*(None if scale is None else log2(scale) for scale in (advice.lowest, advice.highest)))

@@ -55,6 +55,10 @@ class Steps:
         """How many steps were taken and skipped at the last scale."""
         return self.by_scale.get(log2(self.last), [0, 0]) if self.last is not None else [0, 0]
 
+    def skipped_at(self) -> List[int]:
+        """Return log2 of the scales at which steps were skipped."""
+        return [scale for scale, (_, skipped) in self.by_scale.items() if skipped]
+
     def taken_above(self, scale: int) -> int:
         """Return how many steps were taken at larger scales than 2**scale."""
         return sum(taken for each, (taken, _) in self.by_scale.items() if each > scale)

@@ -43,12 +43,14 @@ def in_low_precision(counts: Dict[int, Any], dtype: str) -> bool:
     return not any(each[ZERO + 1 : least].any() for each in counts.values())
 
 
-def unscaled(counts: Dict[int, Any], dtype: str) -> Exponents:
+def unscaled(counts: Dict[int, Any], dtype: str, near: bool = False) -> Exponents:
     """Return how many elements a gradient has by exponent, its scale taken out, with those that vanished.
 
     Args:
         counts: By log2 of the scale, as of `Layer.counts`.
         dtype: The low precision dtype.
+        near: Whether to take what vanished to be as large as it can have been, not as small as is estimated: a scale
+            that is too low then is so for sure, as far as that many have vanished.
     """
     found: Exponents = {}
     low, true_zeros = in_low_precision(counts, dtype), 0.0
@@ -56,8 +58,9 @@ def unscaled(counts: Dict[int, Any], dtype: str) -> Exponents:
         every = float(each.sum())
         if low and every:
             vanished = _vanished(each, dtype, max(0.0, float(each[ZERO]) - true_zeros * every))
-            true_zeros = max(true_zeros, (float(each[ZERO]) - sum(vanished.values())) / every)
-            _add(found, vanished, scale)
+            gone = sum(vanished.values())
+            true_zeros = max(true_zeros, (float(each[ZERO]) - gone) / every)
+            _add(found, {bottom(dtype) - 2: gone} if near and gone else vanished, scale)
         kept = each[ZERO + 1 : NONFINITE].nonzero()[0] + ZERO + 1
         _add(found, {int(column) - BIAS: float(each[column]) for column in kept}, scale)
     return found

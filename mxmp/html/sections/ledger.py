@@ -52,7 +52,7 @@ def _columns(dtype: str) -> List[Column]:
         Column("zero", SHARE, "Share that is zero: behind a ReLU that is off, or because it vanished"),
         Column("subnormal", SHARE, f"Share below {dtype}'s normal range, with fewer digits"),
         Column("largest", NUMBER, "Largest magnitude"),
-        Column("skips", NUMBER, "Skipped steps that it caused"),
+        Column("skips", NUMBER, "Skipped steps in which of no other gradient a smaller share was not finite"),
         Column("lost updates", SHARE, "Share of updates below half a bit of the weight, which change nothing"),
         Column("magnitudes", HISTOGRAM, f"By powers of two, without zeros; shaded where {dtype} has none", dtype),
     ]

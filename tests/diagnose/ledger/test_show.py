@@ -41,9 +41,24 @@ def test_the_summary_says_it_in_sentences():
     run.step({"w": np.inf})
     assert ledger.summary.startswith(
         "1 of 2 steps were skipped. Of the gradients' elements 25.0% were 0 and 25.0% subnormal in float16. "
-        "Scales that fit: 2**"
+        "Scales that fit all layers: 2**-1 at the most; the last was 4."
     )
-    assert "the last was 4." in ledger.summary and ledger.summary in str(ledger)
+    assert ledger.summary in str(ledger)
+
+
+def test_a_run_without_a_sample_says_so():
+    run = Run({"w": (4,)}, loss_scale=4.0)
+    ledger = Ledger(every=1).attach(run.trainer)
+    run.step({"w": np.inf})
+    assert ledger.summary.startswith("1 of 1 steps were skipped. No step was taken, so no gradients were counted.")
+    assert rows(str(ledger))["w"] == ["4", "-", "-", "-", "1", "-"]
+
+
+def test_float32_gradients_are_said_to_be():
+    run = Run({"w": (2,)}, {"w": "float32"}, loss_scale=1.0)
+    ledger = Ledger(every=1).attach(run.trainer)
+    run.step({"w": np.float32([1, 1e-9])})
+    assert "They were computed in float32, where that is no loss; float16 would lose it." in ledger.summary
 
 
 def test_long_ledgers_show_what_matters_and_say_how_many_rows_are_left_out():
@@ -57,6 +72,19 @@ def test_two_runs_are_compared_layer_by_layer():
     found = rows(first.compare(second))
     assert list(found) == ["new", "other", "same"]
     assert found["other"][0] == "75.0% / 0.0%" and found["new"][0] == "- / 0.0%"
+    lines = first.compare(second).splitlines()
+    assert "Only the other run has 'new'." in lines
+    assert lines[-1].startswith("Scales that fit: 2**13 at the most in this run, 2**13 at the most in the other.")
+
+
+def test_runs_of_other_layers_dtypes_and_samples_are_told_apart():
+    first, second = seen({"a": np.ones(2)}), seen({"b": np.ones(2)}, dtype="float32")
+    assert "The runs have no layer in common: parameters are compared by name." in first.compare(second)
+    other = Ledger(every=7, dtype="bfloat16").attach(Run({"a": (2,)}).trainer)
+    text = first.compare(other)
+    assert "Shares are those of float16 in this run and of bfloat16 in the other." in text
+    assert "The other run has no sample: none of its 0 steps was taken." in text
+    assert "one in 1." in " ".join(text.split()) and "one in 7" in text
 
 
 def test_what_is_no_ledger_is_not_compared():
