@@ -21,6 +21,7 @@ from .sections import ledger_sections as ledger_sections
 from .sections import nonfinite_sections as nonfinite_sections
 from .sections import policy_sections as policy_sections
 from .sections import report_sections as report_sections
+from .sections import report_warnings as report_warnings
 from .sections import run_lead as run_lead
 from .sections import run_sections as run_sections
 from .sections import steps_sections as steps_sections
