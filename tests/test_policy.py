@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import dataclasses
+import fnmatch
 
 import numpy as np
 import pytest
@@ -195,7 +195,7 @@ def test_a_notebook_shows_the_fields_that_are_set():
 
 def test_whole_names_are_looked_up_and_decide_as_patterns_do(monkeypatch):
     """The oracle tries all of them: low precision beats float32, else the first that matches decides."""
-    names = {"fc1": "float32", "fc*": "float32", "fc[12]": "float16", "fc2": "float16", "conv": "float32", "c?nv": "float32"}
+    names = {"fc1": "float32", "fc*": "float32", "fc[12]": "float16", "fc2": "float16", "c?nv": "float32"}
     found = Policy.parse("O1", names=names)
     for name in ("fc1", "fc2", "fc3", "conv", "canv", "pool"):
         matching = [dtype for pattern, dtype in names.items() if fnmatch.fnmatchcase(name, pattern)]
@@ -204,4 +204,4 @@ def test_whole_names_are_looked_up_and_decide_as_patterns_do(monkeypatch):
     tried = []
     monkeypatch.setattr("mxmp.policy.policy.fnmatchcase", lambda name, pattern: bool(tried.append(pattern)))
     Policy.parse("O1", names={f"fc{number}": "float32" for number in range(500)}).override("any", "fc7")
-    assert tried == []
+    assert tried == ["fc7"]

@@ -12,7 +12,6 @@ from .. import dtypes
 from ..errors import DtypeError, PolicyError, did_you_mean
 from . import fields
 
-
 _WILD = frozenset("*?[")
 
 
