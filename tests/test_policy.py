@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 
 import numpy as np
 import pytest
@@ -190,3 +191,17 @@ def test_a_notebook_shows_the_fields_that_are_set():
     text = Policy.parse("O2,name:*<b>*=float32")._repr_html_()
     assert "<dt>compute_dtype</dt><dd>float16</dd>" in text and "*&lt;b&gt;*: float32" in text
     assert "pure" not in text and text.startswith('<div class="mxmp')
+
+
+def test_whole_names_are_looked_up_and_decide_as_patterns_do(monkeypatch):
+    """The oracle tries all of them: low precision beats float32, else the first that matches decides."""
+    names = {"fc1": "float32", "fc*": "float32", "fc[12]": "float16", "fc2": "float16", "c?nv": "float32"}
+    found = Policy.parse("O1", names=names)
+    for name in ("fc1", "fc2", "fc3", "conv", "canv", "pool"):
+        matching = [dtype for pattern, dtype in names.items() if fnmatch.fnmatchcase(name, pattern)]
+        expected = None if not matching else "float16" if "float16" in matching else "float32"
+        assert (found.override("any", name) or (None,))[0] == expected
+    tried = []
+    monkeypatch.setattr("mxmp.policy.policy.fnmatchcase", lambda name, pattern: bool(tried.append(pattern)))
+    Policy.parse("O1", names={f"fc{number}": "float32" for number in range(500)}).override("any", "fc7")
+    assert tried == ["fc7"]

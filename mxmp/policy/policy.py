@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError, did_you_mean
 from . import fields
+
+_WILD = frozenset("*?[")
 
 
 @dataclass(frozen=True)
@@ -138,8 +141,9 @@ class Policy:
 
     def override(self, op: str, name: str) -> Optional[Tuple[str, str]]:
         """Return (dtype, what decided) for a node that an override matches, else None."""
+        whole, patterns = self._names
         for kind, pairs, matches in (
-            ("name", self.names, lambda key: fnmatchcase(name, key)),
+            ("name", [*whole.get(name, ()), *patterns], lambda key: fnmatchcase(name, key)),
             ("block", self.blocks, lambda key: fnmatchcase(name, block_pattern(key))),
             ("op", self.ops, lambda key: key == op),
         ):
@@ -148,6 +152,12 @@ class Policy:
                 dtype, key = min(found, key=lambda item: item[0] == dtypes.FLOAT32)
                 return dtype, f"{kind} override {key!r}"
         return None
+
+    @functools.cached_property
+    def _names(self) -> Tuple[Dict[str, fields.Overrides], fields.Overrides]:
+        """The overrides of whole names, to be looked up, and those of patterns, to be tried one by one."""
+        patterns = tuple(pair for pair in self.names if not _WILD.isdisjoint(pair[0]))
+        return {pair[0]: (pair,) for pair in self.names if _WILD.isdisjoint(pair[0])}, patterns
 
     def _check(self) -> None:
         low = self.compute_dtype

@@ -9,7 +9,7 @@ so it only proposes.
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -68,6 +68,7 @@ class NetworkCosts:
         total = sum(each.float32 for part in self._parts for each in part.seconds)
         self._scale = float32_seconds / total if float32_seconds and total else 1.0
         self._corrections = self._prior()
+        self._shares: Dict[State, np.ndarray[Any, Any]] = {}  # of states that were asked for
         self.neighbours = self._find_neighbours()
 
     def set_times(self, state: State, times: Mapping[int, float]) -> None:
@@ -132,12 +133,15 @@ class NetworkCosts:
         )
 
     def low_shares(self, state: State) -> np.ndarray[Any, Any]:
-        """Return the share of each group's nodes that runs in low precision."""
-        found = np.zeros(len(self._sizes))
-        for part, low in zip(self._parts, state):
-            for position in low & part.group_of.keys():
-                found[part.group_of[position]] += 1
-        shares: np.ndarray[Any, Any] = found / np.maximum(self._sizes, 1)
+        """Return the share of each group's nodes that runs in low precision; it cannot be written."""
+        shares = self._shares.get(state)
+        if shares is None:
+            found = np.zeros(len(self._sizes))
+            for part, low in zip(self._parts, state):
+                for position in low & part.group_of.keys():
+                    found[part.group_of[position]] += 1
+            shares = self._shares[state] = found / np.maximum(self._sizes, 1)
+            shares.flags.writeable = False
         return shares
 
     def group_seconds(self, state: State) -> np.ndarray[Any, Any]:

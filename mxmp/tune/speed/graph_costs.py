@@ -42,6 +42,9 @@ class GraphCosts:
         self.group_of: Dict[int, int] = {
             i: number for i, number, node in found if number is not None and choices.groups[number].op == node.op
         }
+        self._nodes: Dict[int, List[int]] = {}
+        for position, number in self.group_of.items():
+            self._nodes.setdefault(number, []).append(position)
         self._verdicts = [
             replace(verdict, label=FREE) if i in self.group_of else verdict for i, verdict in enumerate(plan.verdicts)
         ]
@@ -63,7 +66,7 @@ class GraphCosts:
 
     def nodes_of(self, groups: AbstractSet[int]) -> FrozenSet[int]:
         """Return the nodes of some groups."""
-        return frozenset(position for position, number in self.group_of.items() if number in groups)
+        return frozenset().union(*(self._nodes.get(number, ()) for number in groups))
 
     def changed_casts(self, before: AbstractSet[int], after: AbstractSet[int]) -> float:
         """Return by how many seconds casts grow if some nodes change their precision."""

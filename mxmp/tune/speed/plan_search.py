@@ -190,8 +190,13 @@ class PlanSearch:
         for first in range(0, len(keys), _ALIVE - 1):
             if not self._has_time():
                 return
-            some = keys[first : first + _ALIVE - 1]
-            best, winner = self._best, self._run_against_best([key for key in some if self._build(key)])
+            some, alive = keys[first : first + _ALIVE - 1], []
+            for number, key in enumerate(some):
+                if number > 0 and not self._has_time():
+                    some = some[:number]
+                    break
+                alive += [key] if self._build(key) else []
+            best, winner = self._best, self._run_against_best(alive)
             for key in some:
                 name, choice = self._met[key]
                 times = self._race.seconds(key), self._race.ratio(key, best)
@@ -203,7 +208,7 @@ class PlanSearch:
     def _run_against_best(self, alive: List[Hashable]) -> Optional[Hashable]:
         """Return which of some networks is faster than the best one, None if none is."""
         for number in range(ROUNDS):
-            if not alive:
+            if not alive or (number > 0 and not self._has_time(alive)):
                 return None
             self._on_trial(self._met[alive[0]].name, (self._now() - self._start) / self._limit)
             self._race.run({key: self._laps[key] for key in (self._best, *alive)})
@@ -221,11 +226,17 @@ class PlanSearch:
         ratio = self._race.ratio(key, self._best)
         return 1.0 if ratio is None else ratio
 
-    def _has_time(self) -> bool:
-        """Return whether one network more can be built and run before the last measurement must begin."""
+    def _has_time(self, alive: Sequence[Hashable] = ()) -> bool:
+        """Return whether there is time before the last measurement must begin.
+
+        It is for one network more, built and run, or for one more round of the best with others that are built.
+        """
         times = [self._race.seconds(key) or 0.0 for key in self._contenders().values()]
         last = min(len(times) * self._building + FINAL_ROUNDS * sum(times), _LAST_SHARE * self._limit)
-        return self._now() + self._building + 2 * max(times) + last < self._start + self._limit
+        one = self._building + 2 * max(times)
+        if alive:
+            one = sum(self._race.seconds(key) or 0.0 for key in (self._best, *alive))
+        return self._now() + one + last < self._start + self._limit
 
     def _contenders(self) -> Dict[str, Hashable]:
         """Return the networks of the last measurement by name, none twice."""

@@ -14,6 +14,9 @@ _FIELDS = 11
 _SIZES = re.compile(r"(mb|ic|oc|id|ih|iw|od|oh|ow)(\d+)")
 _REFERENCE = re.compile(r"(?:^|[_:])ref(?:[_:]|$)")
 _DIMS = re.compile(r"\d+(?:x\d+)*")
+_RNN = re.compile(r"l\d+t(\d+)mb(\d+).*dic(\d+)$")  # layers, steps, batch, ..., features of the output
+_BOTH_WAYS = "bidirectional_concat"  # the direction of an RNN that gives the features of two
+_ONE_CODE = ("rnn",)  # kinds whose usual code, of matrix products that are generated, is called "ref"
 
 
 class Primitive(NamedTuple):
@@ -44,8 +47,8 @@ def parse_line(line: str) -> Optional[Tuple[Primitive, float]]:
     fields = line.strip().split(",")
     if len(fields) < _FIELDS or fields[:3] != ["dnnl_verbose", "exec", "cpu"]:
         return None
-    kind, kernel, problem = fields[3], fields[4], fields[-2]
-    shape = _shape(kind, problem)
+    kind, kernel, algorithm, problem = fields[3], fields[4], fields[-3], fields[-2]
+    shape = _shape(kind, problem, algorithm)
     try:
         seconds = float(fields[-1]) / 1000
     except ValueError:
@@ -53,14 +56,19 @@ def parse_line(line: str) -> Optional[Tuple[Primitive, float]]:
     if shape is None or not (math.isfinite(seconds) and seconds >= 0):
         return None
     depthwise = kind in ("convolution", "deconvolution") and problem.startswith("g") and not problem.startswith("g1mb")
-    return Primitive(kind, bool(_REFERENCE.search(kernel)), shape, depthwise), seconds
+    reference = kind not in _ONE_CODE and bool(_REFERENCE.search(kernel))
+    return Primitive(kind, reference, shape, depthwise), seconds
 
 
-def _shape(kind: str, problem: str) -> Optional[Tuple[int, ...]]:
+def _shape(kind: str, problem: str, algorithm: str) -> Optional[Tuple[int, ...]]:
     """Return the shape of what a primitive gives, None if the problem does not say."""
     if _DIMS.match(problem):
         shapes = [tuple(map(int, dims.split("x"))) for dims in problem.split(":") if _DIMS.fullmatch(dims)]
         return (shapes[-1] if kind == "matmul" else shapes[0]) if shapes else None
+    recurrent = _RNN.match(problem)
+    if recurrent:
+        steps, batch, features = map(int, recurrent.groups())
+        return steps, batch, features * (2 if _BOTH_WAYS in algorithm else 1)
     sizes = {name: int(size) for name, size in _SIZES.findall(problem)}
     if "mb" not in sizes:
         return None

@@ -43,6 +43,16 @@ def test_estimates_are_scaled_to_the_time_of_the_float32_network():
     assert costs.group_seconds(state_of(problem, problem.choices.float32)).sum() == pytest.approx(7.0)
 
 
+def test_shares_of_a_state_are_counted_once():
+    problem = FakeProblem(*NETWORK, Times(BASE))
+    costs, state = costs_of(problem), (frozenset(range(0, len(NETWORK[0].nodes), 2)),)
+    low = {problem.graph.nodes[position].name for position in state[0]}
+    expected = [sum(name in low for name in group.names) / len(group.names) for group in problem.choices.groups]
+    found = costs.low_shares(state)
+    np.testing.assert_allclose(found, expected)
+    assert costs.low_shares(state) is found and not found.flags.writeable
+
+
 @pytest.mark.parametrize(
     "slow",
     [{}, {("Convolution", 16): (1.0, 2.0)}, {("BatchNorm", 32): (0.2, 4.0)}, {"Activation": (0.1, 1.0)}],

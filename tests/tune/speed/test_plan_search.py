@@ -155,6 +155,15 @@ def test_the_time_is_kept_to(limit):
     assert problem.time >= limit / 4
 
 
+@pytest.mark.parametrize("step, slow", [(0.9, 1.05), (0.9, 2.0), (1.5, 1.05)])
+def test_the_time_is_kept_to_with_long_steps(step, slow):
+    """As ResNet-50's are: time that is over is noticed between networks that are built, and between rounds."""
+    problem = FakeProblem([(step / 8, step / 8 * low) for low in (0.8, slow, 0.9, slow) * 2], base=0.0)
+    found = search(problem, seconds=60.0)
+    assert problem.time <= 60.5
+    assert found.trials and all(trial.seconds for trial in found.trials)
+
+
 def test_even_no_time_gives_a_proved_answer():
     problem = FakeProblem([(1.0, 0.3)])
     found = search(problem, seconds=1e-9)

@@ -47,6 +47,20 @@ LINES = {
         "bia_f32::blocked:a:f0 dst_f32::blocked:ab:f0,,,mb4ic16oc10,0.0229492",
         Primitive("inner_product", False, (4, 10)),
     ),
+    "recurrent": (
+        "dnnl_verbose,exec,cpu,rnn,ref:any,forward_training,src_layer_f32::blocked:abc:f0 src_iter_f32::blocked:abcd:f0 "
+        "wei_layer_f32::blocked:abcde:f0 wei_iter_f32::blocked:abcde:f0 bias_f32::blocked:abcd:f0 dst_layer_f32::blocked:"
+        "abc:f0 dst_iter_f32::blocked:abcd:f0,,alg:vanilla_lstm direction:unidirectional_left2right activation:undef,"
+        "l1t5mb4sic16slc8dhc16dic16,0.0529785",
+        Primitive("rnn", False, (5, 4, 16)),
+    ),
+    "recurrent in both directions": (
+        "dnnl_verbose,exec,cpu,rnn,ref:any,backward,src_layer_f32::blocked:abc:f0 src_iter_f32::blocked:abcd:f0 "
+        "wei_layer_f32::blocked:abcde:f0 wei_iter_f32::blocked:abcde:f0 bias_f32::blocked:abcd:f0 dst_layer_f32::blocked:"
+        "abc:f0 dst_iter_f32::blocked:abcd:f0,,alg:vanilla_lstm direction:bidirectional_concat activation:undef,"
+        "l1t5mb4sic16slc32dhc16dic16,0.105225",
+        Primitive("rnn", False, (5, 4, 32)),
+    ),
     "bfloat16 normalisation": (
         "dnnl_verbose,exec,cpu,batch_normalization,bnorm_ref:any,backward,data_bf16::blocked:acdb:f0 "
         "diff_bf16::blocked:aBcd16b:f0,,flags:S,mb128ic16ih32iw32,40.9",
