@@ -16,9 +16,8 @@ from ..mxnet_private import blocks
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..probe.gradient_errors import Loss
-from ..symbol import convert_model
 from ..symbol.inference import to_graph
-from .batches import Example, inputs_of, some_batches
+from .batches import Example, some_batches
 from .misfits import call_net
 from .networks.gluon_net import GluonNet
 from .networks.network import Network
@@ -61,11 +60,9 @@ class Compared:
 def read_compared(subject: Subject, batches: Any, loss: Optional[LossFunction], ctx: Any) -> Compared:
     """Return what is to be compared; ConvertError if the batches do not fit the network."""
     if subject.net is not None:
-        examples = [each.for_net(loss is not None) for each in some_batches(batches)]
+        examples = [each.for_net(loss is not None).beside(subject.net) for each in some_batches(batches)]
         return _of_net(subject.net, examples, loss)
-    names = inputs_of(convert_model(subject.symbol, subject.args, subject.aux, "O0"))
-    if subject.module is not None:
-        names = [*subject.module.data_names, *(subject.module.label_names or ())]
+    names = subject.inputs()
     given = [each.by_name(names) for each in some_batches(batches)]
     if subject.module is not None:
         network: Network = BoundModule(subject.module, given, len(given))
