@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from mxnet import autograd
@@ -37,7 +38,8 @@ class Compared:
         has_losses: Whether gradients can be compared.
         loss: A function of a net's output and a label, None of a symbol.
         labels: The label of each batch, for that function.
-        gradients: Of each call of a HybridBlock in a plain Block, the gradients of its outputs in float32, instead.
+        gradients: Of each call of a HybridBlock in a plain Block, the gradients of its outputs in float32, instead;
+            none where the net does not record the call.
     """
 
     network: Network
@@ -53,7 +55,7 @@ class Compared:
             return None
         if self.gradients:  # whose sum of products with the outputs has these gradients
             given = self.gradients[number]
-            return lambda outputs: [output * gradient for output, gradient in zip(outputs, given)]
+            return lambda outputs: [output * gradient for output, gradient in zip(outputs, given or repeat(0))]
         return lambda outputs: losses_of(loss, blocks.regroup(outputs, out_format), self.labels[number])
 
 
@@ -108,4 +110,4 @@ def _gradients_between(
             run_backward(losses, train=False)
             for call in calls.noted:
                 found[id(call.net)].append([zero.grad.copy() for zero in call.zeros])
-    return [found[id(block)].pop(0) for block in network.called]
+    return [found[id(block)].pop(0) if recorded else () for block, recorded in network.called]
