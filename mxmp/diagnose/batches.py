@@ -92,10 +92,10 @@ class Example(NamedTuple):
         return Example(_moved(self.inputs, ctx), _moved(self.label, ctx), self.has_label)
 
     def beside(self, net: gluon.Block) -> Example:
-        """Return the same on a context of a net's parameters: its own, if it is one of them, or the first."""
+        """Return the same on a context of a net's parameters: that of the first input if it is one, or the first."""
         known = contexts_of(net.collect_params().values())
         first = next((each.ctx for each in self.inputs if isinstance(each, mx.nd.NDArray)), None)
-        return self if not known or first in known else self.on(known[0])
+        return self.on(first if first in known else known[0]) if known else self
 
 
 def one_batch(given: Any) -> Batch:
@@ -104,7 +104,7 @@ def one_batch(given: Any) -> Batch:
         return _read(given)
     if given is None or isinstance(given, str) or not isinstance(given, (Iterable, mx.io.DataIter)):
         raise ConvertError(f"batch is a {type(given).__name__}; expected {_BATCH}.")
-    found = f" of {len(given)}" if isinstance(given, list) else ""
+    found = f" of {len(given)}" if isinstance(given, list) else ", which gives several"
     raise ConvertError(f"batch is a {type(given).__name__}{found} batches; give one of them: {_BATCH}.")
 
 

@@ -119,3 +119,13 @@ def test_arrays_that_do_not_fit_are_named_with_the_shape_that_would(ask):
         ask(dense(), (X, np.zeros(9)), loss=gluon.loss.L2Loss())
     with pytest.raises(ConvertError, match="has no label"):
         ask(dense(), X, loss=LOSS)
+
+
+@pytest.mark.parametrize("ctx", [[mx.cpu(1)], [mx.cpu(1), mx.cpu(0)]])
+def test_arrays_are_taken_to_where_a_net_is(ctx):
+    net = dense()
+    net.collect_params().reset_ctx(ctx)
+    for given, expected in (((X, Y), ctx[-1]), ((ND.as_in_context(mx.cpu(1)), Y), mx.cpu(1))):
+        example = one_batch(given).for_net(True).beside(net)
+        assert example.inputs[0].ctx == example.label.ctx == expected
+    assert explain(net, (X, Y), loss=LOSS).kind == "no fault found"
