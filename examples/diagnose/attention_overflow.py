@@ -118,7 +118,7 @@ def main(steps: int, folder: Optional[Path]) -> None:
         train(net, trainer, loss, 5, log)
         verdict = watch.verdict()
     click.echo(f"O1: {trainer.skipped_steps} of 5 steps skipped, loss scale {trainer.loss_scale.value:g}")
-    policy = f"O1,name:{verdict.node.name}=float32"
+    policy = f"O1,{verdict.overrides}"
     mended = make_net(policy)
     trainer = make_trainer(mended)
     value = train(mended, trainer, loss, steps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import zipfile
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -17,6 +17,7 @@ from mxnet import gluon
 
 from .. import dtypes
 from ..errors import CheckpointError, ConvertError, did_you_mean
+from ..gluon.storage import contexts_of
 from ..symbol import ConvertedModel
 from .misfits import require_fit
 
@@ -30,7 +31,7 @@ class Batch(NamedTuple):
     """A batch that was read.
 
     Attributes:
-        arrays: NDArrays, perhaps nested in lists and tuples, None among them; labels last.
+        arrays: Arrays of MXNet or numpy, perhaps nested in lists and tuples, None among them; labels last.
         names: Their names, where they are known.
         labels: How many of them are labels; None if that is not known.
     """
@@ -46,11 +47,15 @@ class Batch(NamedTuple):
                 "batches: a batch is a dict; a Gluon net takes an array, a tuple or list of arrays, or a DataBatch."
             )
         labels = self.labels if self.labels is not None else int(labelled and len(self.arrays) > 1)
-        inputs, found = self.arrays[: len(self.arrays) - labels], self.arrays[len(self.arrays) - labels :]
+        arrays = _converted(self.arrays)
+        inputs, found = arrays[: len(arrays) - labels], arrays[len(arrays) - labels :]
         return Example(inputs, found[0] if labels == 1 else list(found) or None, bool(labels))
 
-    def by_name(self, names: Sequence[str]) -> Dict[str, Any]:
-        """Return the arrays by the names of a network's inputs; those without names are in their order."""
+    def by_name(self, names: Mapping[str, str]) -> Dict[str, Any]:
+        """Return NDArrays by the names of a network's inputs, given with dtypes; without names they are in its order.
+
+        Arrays of numpy get these dtypes.
+        """
         if self.labels:  # those of an iterator, which a network without a loss does not read
             return self._without_unread(names).by_name(names)
         if not self.names and len(self.arrays) > len(names):
@@ -59,13 +64,14 @@ class Batch(NamedTuple):
             )
         found = dict(zip(self.names or names, self.arrays))
         for name, array in found.items():
-            if not isinstance(array, mx.nd.NDArray):
+            if not _is_array(array):
                 raise ConvertError(f"batches: input {name!r} is a {type(array).__name__}; expected an array.")
             if name not in names:
                 raise ConvertError(f"batches: the network has no input {name!r}{did_you_mean(name, names)}.")
-        return found
+        made = ((name, array, isinstance(array, np.ndarray)) for name, array in found.items())
+        return {name: mx.nd.array(array, dtype=names[name]) if new else array for name, array, new in made}
 
-    def _without_unread(self, names: Sequence[str]) -> Batch:
+    def _without_unread(self, names: Mapping[str, str]) -> Batch:
         """Return the batch without the labels that a network lacks."""
         data = len(self.arrays) - int(self.labels or 0)
         if not self.names:
@@ -85,6 +91,12 @@ class Example(NamedTuple):
         """Return the same on a context."""
         return Example(_moved(self.inputs, ctx), _moved(self.label, ctx), self.has_label)
 
+    def beside(self, net: gluon.Block) -> Example:
+        """Return the same on a context of a net's parameters: that of the first input if it is one, or the first."""
+        known = contexts_of(net.collect_params().values())
+        first = next((each.ctx for each in self.inputs if isinstance(each, mx.nd.NDArray)), None)
+        return self.on(first if first in known else known[0]) if known else self
+
 
 def one_batch(given: Any) -> Batch:
     """Return a batch; ConvertError if it is none, or several."""
@@ -92,7 +104,7 @@ def one_batch(given: Any) -> Batch:
         return _read(given)
     if given is None or isinstance(given, str) or not isinstance(given, (Iterable, mx.io.DataIter)):
         raise ConvertError(f"batch is a {type(given).__name__}; expected {_BATCH}.")
-    found = f" of {len(given)}" if isinstance(given, list) else ""
+    found = f" of {len(given)}" if isinstance(given, list) else ", which gives several"
     raise ConvertError(f"batch is a {type(given).__name__}{found} batches; give one of them: {_BATCH}.")
 
 
@@ -149,29 +161,37 @@ def _read(batch: Any, name: str = "batches", described: Any = None) -> Batch:
         described = described if described is not None else batch
         labels = list(batch.label or ())
         descriptions = [*(described.provide_data or ()), *((described.provide_label or ()) if labels else ())]
-        arrays = _arrays((*batch.data, *labels), name)
+        arrays = _checked((*batch.data, *labels), name)
         names = tuple(each[0] for each in descriptions)
         return Batch(arrays, names if len(names) == len(arrays) else (), len(labels))
     if isinstance(batch, Mapping):
-        return Batch(_arrays(tuple(batch.values()), name), tuple(batch))
+        return Batch(_checked(tuple(batch.values()), name), tuple(batch))
     if _is_array(batch):
-        return Batch(_arrays((batch,), name))
+        return Batch((batch,))
     if not isinstance(batch, (list, tuple)) or not batch:
         found = "an empty" if isinstance(batch, (list, tuple)) else "a"
         raise ConvertError(f"{name} holds {found} {type(batch).__name__}; expected {_BATCH}.")
-    return Batch(_arrays(tuple(batch), name))
+    return Batch(_checked(tuple(batch), name))
 
 
-def _arrays(value: Any, name: str) -> Any:
+def _checked(arrays: Tuple[Any, ...], name: str) -> Tuple[Any, ...]:
+    """Return arrays, perhaps nested; ConvertError if something else is among them."""
+    for each in arrays:
+        if isinstance(each, (list, tuple)):
+            _checked(tuple(each), name)
+        elif each is not None and not _is_array(each):
+            raise ConvertError(f"{name}: a batch holds a {type(each).__name__}; expected {_BATCH}.")
+    return arrays
+
+
+def _converted(value: Any) -> Any:
     """Return arrays, perhaps nested, as NDArrays: of numpy's floats as float32, of its integers as they are."""
     if isinstance(value, (list, tuple)):
-        items = [_arrays(each, name) for each in value]
+        items = [_converted(each) for each in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, np.ndarray):
         return mx.nd.array(value, dtype=value.dtype if value.dtype.kind in "iub" else dtypes.FLOAT32)
-    if value is None or isinstance(value, mx.nd.NDArray):
-        return value
-    raise ConvertError(f"{name}: a batch holds a {type(value).__name__}; expected {_BATCH}.")
+    return value
 
 
 def _moved(value: Any, ctx: mx.Context) -> Any:
@@ -185,9 +205,15 @@ def _moved(value: Any, ctx: mx.Context) -> Any:
 # ---------------------------------------------------------------------- symbols
 
 
-def inputs_of(model: ConvertedModel) -> List[str]:
-    """Return the names of a model's inputs, labels among them, in the order in which MXNet lists them."""
-    return [name for name in model.symbol.list_inputs() if name not in {**model.arg_params, **model.aux_params}]
+def inputs_of(symbol: Any, params: Collection[str], order: Sequence[str] = ()) -> Dict[str, str]:
+    """Return the dtypes that a symbol's inputs declare, float32 without, by name, labels among them.
+
+    They are in the ``order`` given, that of a Module's data and labels, and else as MXNet lists them.
+    """
+    inputs = order or [name for name in symbol.list_inputs() if name not in params]
+    attributes = symbol.attr_dict()
+    flags = {name: attributes.get(name, {}).get("__dtype__", "") for name in inputs}
+    return {name: dtypes.from_flag(flag) or dtypes.FLOAT32 for name, flag in flags.items()}
 
 
 def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = False) -> Dict[str, Any]:
@@ -216,7 +242,5 @@ def load_batch(path: str, symbol: Any, types: Mapping[str, str]) -> Dict[str, mx
         raise CheckpointError(f"{path}: it cannot be read as a .npz file: {e}") from e
     if not arrays:
         raise CheckpointError(f"{path}: it is no .npz file with an array for each input; write one with numpy.savez.")
-    attributes = symbol.attr_dict()
-    declared = {name: dtypes.from_flag(attributes.get(name, {}).get("__dtype__", "")) for name in arrays}
-    wanted = {name: types.get(name) or declared[name] or dtypes.FLOAT32 for name in arrays}
-    return {name: mx.nd.array(array, dtype=wanted[name]) for name, array in arrays.items()}
+    declared = inputs_of(symbol, (), list(arrays))
+    return {name: mx.nd.array(array, dtype=types.get(name) or declared[name]) for name, array in arrays.items()}

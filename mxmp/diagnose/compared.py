@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from mxnet import autograd
@@ -16,9 +17,8 @@ from ..mxnet_private import blocks
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..probe.gradient_errors import Loss
-from ..symbol import convert_model
 from ..symbol.inference import to_graph
-from .batches import Example, inputs_of, some_batches
+from .batches import Example, some_batches
 from .misfits import call_net
 from .networks.gluon_net import GluonNet
 from .networks.network import Network
@@ -38,7 +38,8 @@ class Compared:
         has_losses: Whether gradients can be compared.
         loss: A function of a net's output and a label, None of a symbol.
         labels: The label of each batch, for that function.
-        gradients: Of each call of a HybridBlock in a plain Block, the gradients of its outputs in float32, instead.
+        gradients: Of each call of a HybridBlock in a plain Block, the gradients of its outputs in float32, instead;
+            none where the net does not record the call.
     """
 
     network: Network
@@ -54,18 +55,16 @@ class Compared:
             return None
         if self.gradients:  # whose sum of products with the outputs has these gradients
             given = self.gradients[number]
-            return lambda outputs: [output * gradient for output, gradient in zip(outputs, given)]
+            return lambda outputs: [output * gradient for output, gradient in zip(outputs, given or repeat(0))]
         return lambda outputs: losses_of(loss, blocks.regroup(outputs, out_format), self.labels[number])
 
 
 def read_compared(subject: Subject, batches: Any, loss: Optional[LossFunction], ctx: Any) -> Compared:
     """Return what is to be compared; ConvertError if the batches do not fit the network."""
     if subject.net is not None:
-        examples = [each.for_net(loss is not None) for each in some_batches(batches)]
+        examples = [each.for_net(loss is not None).beside(subject.net) for each in some_batches(batches)]
         return _of_net(subject.net, examples, loss)
-    names = inputs_of(convert_model(subject.symbol, subject.args, subject.aux, "O0"))
-    if subject.module is not None:
-        names = [*subject.module.data_names, *(subject.module.label_names or ())]
+    names = subject.inputs()
     given = [each.by_name(names) for each in some_batches(batches)]
     if subject.module is not None:
         network: Network = BoundModule(subject.module, given, len(given))
@@ -111,4 +110,4 @@ def _gradients_between(
             run_backward(losses, train=False)
             for call in calls.noted:
                 found[id(call.net)].append([zero.grad.copy() for zero in call.zeros])
-    return [found[id(block)].pop(0) for block in network.called]
+    return [found[id(block)].pop(0) if recorded else () for block, recorded in network.called]

@@ -125,9 +125,10 @@ def _ranges(
     sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], batches: Batches, ctx: Any = None
 ) -> Dict[str, float]:
     model = convert_model(sym, arg_params, aux_params, "O0")  # without casts, should it be converted
-    run = LargestValues(model.symbol, {**model.arg_params, **model.aux_params})
+    held = {**model.arg_params, **model.aux_params}
+    run, inputs = LargestValues(model.symbol, held), inputs_of(model.symbol, held)
     for batch in shown("measuring ranges", read_loader(batches, name="batches"), batches):
-        values = fill_inputs(model, batch.by_name(inputs_of(model)))
+        values = fill_inputs(model, batch.by_name(inputs))
         run({name: values[name].as_in_context(ctx or mx.cpu()) for name in run.inputs})
     warn_of_nans([run])
     return run.found
@@ -143,10 +144,10 @@ def _gradients(
     for name in model.arg_params:
         if dtypes.canonical(params[name].dtype) == dtypes.FLOAT32:
             params[name].attach_grad()
-    counts = GradientCounts()
+    counts, inputs = GradientCounts(), inputs_of(model.symbol, held)
     runs: Dict[Any, WatchedGradients] = {}
     for batch in shown("measuring gradients", read_loader(batches, name="batches"), batches):
-        given = fill_inputs(model, batch.by_name(inputs_of(model)), labels=True)
+        given = fill_inputs(model, batch.by_name(inputs), labels=True)
         types = tuple((name, dtypes.canonical(array.dtype)) for name, array in given.items())
         if types not in runs:  # one graph for all shapes
             runs[types] = WatchedGradients(model.symbol, dict(types), False, counts.add)

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from ..errors import ConvertError, InferenceError, mxnet_reason
+from ..errors import ConvertError, InferenceError, MxmpError, mxnet_reason
 
 Shapes = Mapping[str, Tuple[int, ...]]
 
@@ -111,8 +111,18 @@ def call_net(net: gluon.Block, inputs: Sequence[Any]) -> Any:
         return True
 
     params = {name: param.shape for name, param in net.collect_params().items()}
-    with blaming_the_batch({name: array.shape for name, array in zip(names, arrays)}, params, fits):
-        return net(*inputs)
+    shapes = {name: array.shape for name, array in zip(names, arrays)}
+    with blaming_the_batch(shapes, params, fits):
+        try:
+            return net(*inputs)
+        except (TypeError, ValueError) as e:  # of a call with too many arrays, or a reshape
+            if isinstance(e, MxmpError):
+                raise
+            given = ", ".join(f"'{name}' of shape {shape}" for name, shape in shapes.items())
+            raise ConvertError(
+                f"batches: block '{net.name}' cannot be called with {given}: {e} With loss= the last of a batch is "
+                f"the label."
+            ) from e
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -22,7 +22,7 @@ from ..probe.finding import NonFinite
 from ..probe.step_replay import Call, Gradients, LossGradients
 from ..probe.verdict import Verdict, find, judge
 from ..symbol import convert_graph, convert_model
-from .batches import Batch, fill_inputs, inputs_of, one_batch
+from .batches import Batch, fill_inputs, one_batch
 from .misfits import call_net
 from .subject import LossFunction as Loss
 from .subject import Subject, losses_of, read_subject, require_scale, run_backward
@@ -46,7 +46,8 @@ def find_nonfinite(
 
     Args:
         net_or_model: A network, as for `compare`.
-        batch: One batch, as for `compare`; with ``loss``, its last array is the label.
+        batch: One batch, as for `compare`; with ``loss``, its last array is the label. Labels that the batch of a
+            symbol or Module lacks are zeros.
         policy: The policy; None for the network's own if it is converted, and 'O1' for others, as for `compare`.
         loss: ``loss(outputs, label)`` gives the loss of a Gluon net, as an NDArray: then backward runs too. A
             Module or symbol has loss heads, whose backward always runs.
@@ -102,10 +103,9 @@ def _calls(given: Any, batch: Any, policy: Any, loss: Optional[Loss], ctx: Any) 
 
 def _of_symbol(subject: Subject, batch: Batch, policy: Policy, ctx: Any) -> Call:
     plain = convert_model(subject.symbol, subject.args, subject.aux, "O0")  # without casts, should it be converted
-    module, names = subject.module, inputs_of(plain)
-    read = names if module is None else [*module.data_names, *(module.label_names or ())]
-    values = fill_inputs(plain, batch.by_name(read))
-    params = frozenset((*plain.arg_params, *plain.aux_params))
+    module, params = subject.module, frozenset((*plain.arg_params, *plain.aux_params))
+    names = [name for name in plain.symbol.list_inputs() if name not in params]
+    values = fill_inputs(plain, batch.by_name(subject.inputs()))
     types = {name: dtypes.canonical(values[name].dtype) for name in names}
     shapes = {name: array.shape for name, array in values.items()}
     found = convert_graph(plain.symbol, policy, shapes, types, params)
@@ -131,7 +131,7 @@ class _Ones(Gradients):
 
 def _of_net(net: gluon.Block, batch: Batch, policy: Policy, loss: Optional[Loss]) -> List[Call]:
     """Run the net once, with the loss if there is one, and return its calls."""
-    inputs, label, has_label = batch.for_net(loss is not None)
+    inputs, label, has_label = batch.for_net(loss is not None).beside(net)
     if loss is not None and not has_label:
         raise ConvertError("batch has no label, which loss reads; give a tuple of inputs and, last, the label.")
     with kept(net):  # which gives it as it was written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, FrozenSet, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, FrozenSet, Mapping, Optional, Sequence, Union
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -18,6 +18,7 @@ from ..mxnet_private.modules import current_module
 from ..policy import Policy
 from ..symbol import ConvertedModel
 from ..symbol.arguments import require_symbol
+from .batches import inputs_of
 from .networks.gluon_net import require_values
 
 LossFunction = Callable[..., Any]
@@ -50,6 +51,12 @@ class Subject:
     aux: Mapping[str, Any] = None  # type: ignore[assignment]
     policy: Optional[Policy] = None
     heads: FrozenSet[str] = frozenset()
+
+    def inputs(self) -> Dict[str, str]:
+        """Return the dtypes of a symbol's inputs by name, in the order in which arrays without names are taken."""
+        module = self.module
+        order = [] if module is None else [*module.data_names, *(module.label_names or ())]
+        return inputs_of(self.symbol, {*self.args, *self.aux}, order)
 
     def policy_or(self, given: Union[None, str, Policy]) -> Policy:
         """Return the policy to look at it under: that given, its own, or 'O1', in this order.
@@ -89,6 +96,11 @@ def read_subject(given: Any, loss: Any = None, ctx: Any = None) -> Subject:
     if len(parts) != 3 or not isinstance(parts[0], mx.sym.Symbol):
         found = f"{type(given).__name__} of {len(parts)}" if parts else type(given).__name__
         raise ConvertError(f"net_or_model is a {found}; expected {_TAKEN}.")
+    for name, part in zip(("arg_params", "aux_params"), parts[1:]):
+        if not isinstance(part, Mapping):
+            raise ConvertError(
+                f"net_or_model: {name} is a {type(part).__name__}; expected a dict by name, {{}} for none."
+            )
     return Subject(symbol=require_symbol(parts[0]), args=parts[1], aux=parts[2], policy=own)
 
 

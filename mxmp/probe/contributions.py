@@ -94,7 +94,7 @@ class Contributions:
         changes: Dict[int, float] = {}
         for key, error in zip(self._keys, errors):
             gradient = zero[_name(key)].grad.asnumpy().reshape(-1)
-            changes[key[0]] = changes.get(key[0], 0.0) + float(np.dot(gradient, error))
+            changes[key[0]] = changes.get(key[0], 0.0) + float(np.dot(gradient.astype(np.float64), error))
         return changes
 
 

@@ -6,17 +6,17 @@ import contextlib
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 
 from .. import dtypes
 from ..errors import ConvertError, mxnet_reason
-from ..graph import Entry, Graph, Key, Node
+from ..graph import Entry, Graph, Key
 from ..passes.scale_loss import is_loss_head
 from ..report import Decisions
 from ..rules import RULES
 from .building import Building, in_low_precision, moved
-from .node_errors import Errors, ratio
+from .gradient_probes import is_unwritten
+from .node_errors import Errors, relative_error
 from .running import SCALE, Runner, Values, runnable, values_on, zeros
 
 Loss = Callable[[List[Any]], Sequence[Any]]
@@ -66,10 +66,10 @@ class GradientErrors:
         exact, heads = self._network(batch, loss, converted=False)
         found: Dict[int, Errors] = {}
         for port, gradient in self._nodes(batch, self._of_outputs(exact, heads)).items():
-            error = Errors(own=_error(exact[port], gradient, self._scale))
+            error = Errors(own=relative_error(exact[port].asnumpy(), gradient.asnumpy(), self._scale))
             found[port[0]] = error.worst(found.get(port[0], Errors()))
         for port, gradient in self._network(batch, loss, converted=True)[0].items():
-            error = Errors(carried=_error(exact[port], gradient, self._scale))
+            error = Errors(carried=relative_error(exact[port].asnumpy(), gradient.asnumpy(), self._scale))
             found[port[0]] = error.worst(found.get(port[0], Errors()))
         return found
 
@@ -143,7 +143,7 @@ def _probed(decisions: Decisions, ports: FrozenSet[Port], converted: bool) -> Gr
         read = moved(node.inputs, where)
         for port in (each for each in range(len(read)) if (position, each) in ports):
             read[port] = building.insert("elemwise_add", read[port], building.variable(_name((position, port))))
-        if _is_unwritten(node):
+        if is_unwritten(node):
             read = [building.insert("BlockGrad", entry) for entry in read]
         where[position] = building.copy(position, read, converted)
     heads = moved(decisions.before.heads, where)
@@ -189,14 +189,9 @@ def _differentiated(decisions: Decisions) -> FrozenSet[Port]:
         for port, entry in enumerate(node.inputs):
             inside = not nodes[entry.node].is_variable or nodes[entry.node].name in facts.params
             is_data = (rule is not None and rule.is_data(port)) or (bool(node.subgraphs) and inside)
-            if is_data and not _is_unwritten(node) and facts.dtype(entry) == dtypes.FLOAT32:
+            if is_data and not is_unwritten(node) and facts.dtype(entry) == dtypes.FLOAT32:
                 found.add((position, port))
     return frozenset(port for port in found if port[1] == 0 or not is_loss_head(nodes[port[0]]))
-
-
-def _is_unwritten(node: Node) -> bool:
-    rule = RULES.find(node.op, dict(node.attrs))
-    return rule is not None and rule.unwritten_gradient
 
 
 def _zeros(symbol: Any, values: Values, ctx: Any) -> Dict[str, Any]:
@@ -209,18 +204,6 @@ def _zeros(symbol: Any, values: Values, ctx: Any) -> Dict[str, Any]:
         if not name.startswith(_PREFIX):
             raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
     return zeros({name: shapes[name] for name in names}, ctx)
-
-
-def _error(exact: Any, low: Any, scale: float) -> float:
-    """Return the error of a gradient in low precision, which is multiplied by a scale, where float32's is finite."""
-    right, found = exact.asnumpy(), low.asnumpy()
-    is_finite = np.isfinite(right)
-    if not is_finite.all():
-        right, found = np.where(is_finite, right, 0), np.where(is_finite, found, 0)
-    largest = float(np.abs(right).max(initial=0.0)) or 1.0  # squares would vanish
-    with np.errstate(all="ignore"):
-        difference = (found / np.float32(scale) - right) / np.float32(largest)
-        return ratio(float(np.linalg.norm(difference)), float(np.linalg.norm(right / np.float32(largest))))
 
 
 def _name(port: Port) -> str:

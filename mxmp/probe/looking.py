@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
@@ -16,15 +15,12 @@ from ..passes.attributes import MARK_ATTR, SCALE_MARK
 from ..passes.facts import Facts
 from ..passes.scale_loss import is_loss_head
 from ..report import Decisions
-from ..symbol import Converted
-from ..symbol.inference import from_graph, infer_facts
 from .gradient_probes import Probed, add_probes
+from .running import SCALE, Runner, Values, facts_of, runnable, values_on, zeros
 from .value_range import Summaries, ValueRange, read_ranges, summarize
 
 HeadGradients = Callable[[List[Any]], Optional[List[Any]]]
 """Gives the gradients of a graph's outputs, one each, for these; None where they are not known."""
-
-SCALE = "loss_scale"
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class Looker:
     def __call__(self, values: Mapping[str, Any], head_gradients: Optional[HeadGradients], scale: float = 1.0) -> Seen:
         """Run it once; gradients are those of the loss times ``scale``. Nothing that is given is changed."""
         with autograd.pause(), self.context:
-            values = {name: array.as_nd_ndarray().as_in_context(self.context) for name, array in values.items()}
+            values = values_on(self.decisions, values, self.context)
             if self._built is None:
                 self._built = _Built.of(self, values)
             return self._built.run(values, head_gradients, scale)
@@ -90,52 +86,42 @@ class _Built:
     facts: Facts
     probed: Probed
     keys: Sequence[Key]  # the outputs that are looked at
-    names: List[str]  # of the variables that it reads
-    states: FrozenSet[str]
-    operator: Any
-    trained: FrozenSet[str]
-    training: bool
+    runner: Runner
+    looker: Looker
     summaries: Summaries = field(default_factory=Summaries)
 
     @classmethod
-    def of(cls, looker: Looker, values: Mapping[str, Any]) -> _Built:
-        graph, facts = looker.graph, _facts(looker.graph, values)
+    def of(cls, looker: Looker, values: Values) -> _Built:
+        graph, facts = looker.graph, facts_of(looker.graph, values)
         if any(is_loss_head(node) or node.name in looker.loss_heads for node in graph.nodes):
             known = looker.loss_heads & {node.name for node in graph.nodes}
             graph = in_written_order(ScaleLoss(facts, SCALE, frozenset(known))(graph).graph)
             values = {**values, SCALE: mx.nd.ones(1)}
-            facts = _facts(graph, values)
+            facts = facts_of(graph, values)
         probed = add_probes(graph, facts, dtypes.PRECISIONS, heads=True)
         keys = _looked_at(graph, facts)
         heads = (*probed.graph.heads, *(probed.places[key] for key in keys))
         watched = in_written_order(replace(probed.graph, heads=heads))
-        shapes = {name: probe.shape for name, probe in probed.probes.items()}
-        symbol = from_graph(watched)
-        converted = Converted(
-            symbol,
-            watched,
-            _facts(watched, values, shapes),
-            frozenset(),
-            replace(looker.decisions, after=watched),
-        )
-        runs = symbol if looker.context.device_type == "gpu" else converted.on_cpu(trains=True)
+        given = {**values, **_zeros(probed, looker.context)}
+        runs = runnable(watched, looker.decisions, given, looker.context, trains=True)
         count = len(graph.heads)
         outputs = [runs[number] for number in range(count + len(keys))]
         group = mx.sym.Group([*outputs[:count], *(summarize(mx.sym, each) for each in outputs)])
-        states = frozenset(group.list_auxiliary_states())
-        operator, names = mx.nd.CachedOp(group), group.list_inputs()
-        return cls(graph, facts, probed, keys, names, states, operator, looker.trained, looker.training)
+        return cls(graph, facts, probed, keys, Runner(group), looker)
 
-    def run(self, values: Mapping[str, Any], head_gradients: Optional[HeadGradients], scale: float) -> Seen:
-        inputs, zeros, trained = self._inputs(values, scale)
-        with autograd.record(train_mode=self.training):
-            results = self.operator(*inputs)
-        results = list(results) if isinstance(results, (list, tuple)) else [results]
+    def run(self, values: Values, head_gradients: Optional[HeadGradients], scale: float) -> Seen:
+        inputs = values_on(self.looker.decisions, values, self.looker.context, copied=True)
+        probes = _zeros(self.probed, self.looker.context)
+        trained = {name: inputs[name] for name in self.runner.names if name in self.looker.trained and name in inputs}
+        for array in trained.values():
+            array.attach_grad()
+        with autograd.record(train_mode=self.looker.training):
+            results = self.runner({SCALE: mx.nd.full((1,), scale), **inputs, **probes})
         count = len(self.graph.heads)
         heads, summaries = results[:count], results[count:]
         variables = {key: values[self.graph.nodes[key[0]].name] for key in self._variables(values)}
         given = None if head_gradients is None else head_gradients(heads)
-        gradients = {} if given is None else _backward(heads, given, scale, zeros, trained)
+        gradients = {} if given is None else _backward(heads, given, scale, probes, trained)
         seen: Dict[Any, Any] = {("output", number): each for number, each in enumerate(summaries[:count])}
         seen.update({("forward", key): each for key, each in zip(self.keys, summaries[count:])})
         others: Dict[Any, Any] = {("forward", key): array for key, array in variables.items()}
@@ -150,18 +136,6 @@ class _Built:
 
         heads_given = None if given is None else [of("given").get(number) for number in range(len(given))]
         return Seen(self.graph, self.facts, of("forward"), of("backward"), list(of("output").values()), heads_given)
-
-    def _inputs(self, values: Mapping[str, Any], scale: float) -> Tuple[List[Any], Dict[str, Any], Dict[str, Any]]:
-        """Return the operator's inputs, and which of them have gradients: probes, and variables that are trained."""
-        sizes = {name: math.prod(probe.shape) for name, probe in self.probed.probes.items()}
-        memory = mx.nd.zeros(max(sizes.values(), default=1))  # which all zeros share
-        zeros = {name: memory[: sizes[name]].reshape(probe.shape) for name, probe in self.probed.probes.items()}
-        given = {name: array.copy() if name in self.states else array.detach() for name, array in values.items()}
-        trained = {name: given[name] for name in self.names if name in self.trained and name in given}
-        for array in (*zeros.values(), *trained.values()):
-            array.attach_grad()
-        given = {SCALE: mx.nd.full((1,), scale), **given, **zeros}
-        return [given[name] for name in self.names], zeros, trained
 
     def _variables(self, values: Mapping[str, Any]) -> List[Key]:
         nodes = self.graph.nodes
@@ -184,12 +158,8 @@ class _Built:
         return self.facts.size(self.graph.heads[where] if kind == "output" else Entry(*where)) or 0
 
 
-def _facts(graph: Graph, values: Mapping[str, Any], zeros: Optional[Mapping[str, Tuple[int, ...]]] = None) -> Facts:
-    """Return what is known of a graph whose variables have these values, but for ``zeros`` of these shapes."""
-    symbol, zeros = from_graph(graph), zeros or {}
-    read = {name: values[name] for name in symbol.list_inputs() if name in values}
-    types = {**{name: dtypes.canonical(array.dtype) for name, array in read.items()}, **dict.fromkeys(zeros, "float32")}
-    return infer_facts(symbol, graph, {**{n: array.shape for n, array in read.items()}, **zeros}, types, frozenset())
+def _zeros(probed: Probed, ctx: Any) -> Dict[str, Any]:
+    return zeros({name: probe.shape for name, probe in probed.probes.items()}, ctx)
 
 
 def _looked_at(graph: Graph, facts: Facts) -> List[Key]:
@@ -203,10 +173,10 @@ def _looked_at(graph: Graph, facts: Facts) -> List[Key]:
 
 
 def _backward(
-    heads: Sequence[Any], given: Sequence[Any], scale: float, zeros: Mapping[str, Any], trained: Mapping[str, Any]
+    heads: Sequence[Any], given: Sequence[Any], scale: float, probes: Mapping[str, Any], trained: Mapping[str, Any]
 ) -> Dict[str, Any]:
     """Run backward and return the gradients of all probes and trained variables by name."""
     pairs = [(head, each) for head, each in zip(heads, given) if each is not None]
     factors = [(each.as_nd_ndarray().astype("float32") * scale).astype(head.dtype) for head, each in pairs]
     autograd.backward([head for head, _ in pairs], factors)
-    return {name: array.grad for name, array in (*zeros.items(), *trained.items())}
+    return {name: array.grad for name, array in (*probes.items(), *trained.items())}

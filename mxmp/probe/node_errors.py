@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from ..errors import ConvertError
@@ -141,3 +142,15 @@ def ratio(difference: float, size: float) -> float:
     if difference == 0:
         return 0.0
     return difference / size if size else math.inf
+
+
+def relative_error(exact: Any, low: Any, scale: float = 1.0) -> float:
+    """Return the error of an array (numpy), which is multiplied by a scale, where float32's is finite.
+
+    It is computed in float64, where no square of a float32 overflows or vanishes.
+    """
+    is_finite = np.isfinite(exact)
+    right, found = (np.where(is_finite, each, 0).astype(np.float64) for each in (exact, low))
+    with np.errstate(all="ignore"):
+        difference = np.linalg.norm((found / scale - right).reshape(-1))
+        return ratio(float(difference), float(np.linalg.norm(right.reshape(-1))))

@@ -12,6 +12,7 @@ from .. import dtypes
 from ..errors import ConvertError, mxnet_reason
 from ..graph import Graph
 from ..passes import ScaleLoss
+from ..passes.facts import Facts
 from ..report import Decisions
 from ..symbol import Converted
 from ..symbol.inference import from_graph, infer_facts
@@ -36,19 +37,23 @@ def runnable(
         trains: Whether its backward pass is run too.
         scaled: Whether the gradients of loss heads are to be scaled by a variable `SCALE`, of shape (1,).
     """
-    known = _converted(graph, decisions, values)
     if scaled:
-        graph = ScaleLoss(facts=known.facts, variable=SCALE)(graph).graph
-        known = _converted(graph, decisions, {**values, SCALE: mx.nd.ones(1)})
-    return known.symbol if ctx.device_type == "gpu" else known.on_cpu(trains=trains)
-
-
-def _converted(graph: Graph, decisions: Decisions, values: Values) -> Converted:
+        graph = ScaleLoss(facts=facts_of(graph, values), variable=SCALE)(graph).graph
+        values = {**values, SCALE: mx.nd.ones(1)}
     symbol = from_graph(graph)
-    shapes = {name: values[name].shape for name in symbol.list_inputs() if name in values}
-    types = {name: dtypes.canonical(values[name].dtype) for name in shapes}
-    facts = infer_facts(symbol, graph, shapes, types, frozenset())
-    return Converted(symbol, graph, facts, frozenset(), replace(decisions, after=graph))
+    if ctx.device_type == "gpu":
+        return symbol
+    made = Converted(symbol, graph, facts_of(graph, values), frozenset(), replace(decisions, after=graph))
+    return made.on_cpu(trains=trains)
+
+
+def facts_of(graph: Graph, values: Values) -> Facts:
+    """Return what MXNet infers of a graph for variables of the shapes and dtypes of these values."""
+    symbol = from_graph(graph)
+    read = {name: values[name] for name in symbol.list_inputs() if name in values}
+    shapes = {name: array.shape for name, array in read.items()}
+    types = {name: dtypes.canonical(array.dtype) for name, array in read.items()}
+    return infer_facts(symbol, graph, shapes, types, frozenset())
 
 
 class Runner:
@@ -56,7 +61,7 @@ class Runner:
 
     def __init__(self, symbol: Any) -> None:
         self.symbol = symbol
-        self._names = symbol.list_inputs()
+        self.names: List[str] = symbol.list_inputs()
         try:
             self._run = mx.nd.CachedOp(symbol)
         except mx.MXNetError as e:  # of an operator without a gradient, also if none is asked for
@@ -64,17 +69,17 @@ class Runner:
 
     def __call__(self, values: Values) -> List[Any]:
         """Return the outputs; ConvertError if the value of an input is missing."""
-        for name in self._names:
+        for name in self.names:
             if name not in values:
                 raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
-        outputs = self._run(*[values[name] for name in self._names])
+        outputs = self._run(*[values[name] for name in self.names])
         return outputs if isinstance(outputs, list) else [outputs]
 
 
 def values_on(decisions: Decisions, batch: Values, ctx: Any, copied: bool = False) -> Dict[str, Any]:
     """Return a batch's values on a context, without their gradients; ``copied`` auxiliary states may be written."""
     states = frozenset(from_graph(decisions.before).list_auxiliary_states()) if copied else ()
-    found = {name: array.as_in_context(ctx).detach() for name, array in batch.items()}
+    found = {name: array.as_nd_ndarray().as_in_context(ctx).detach() for name, array in batch.items()}
     return {name: array.copy() if name in states else array for name, array in found.items()}
 
 

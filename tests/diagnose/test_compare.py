@@ -190,6 +190,19 @@ def test_blocks_of_a_plain_block_are_compared_one_by_one():
     assert [each.name for each in found.outputs] == ["plain_dense0_fwd_output", "plain_dense1_fwd_output"]
 
 
+def test_a_block_that_a_plain_block_does_not_record_has_no_gradients():
+    class Frozen(Plain):
+        def forward(self, x):
+            with autograd.pause():
+                x = self.a(x)
+            return self.b(x)
+
+    net = Frozen()
+    net.initialize(mx.init.Normal(1.0))
+    found = rows(compare(net, (DATA, LABEL), "O1", loss=LOSS))
+    assert found["plain_dense0_fwd"].gradient_own == 0 and found["plain_dense1_fwd"].gradient_own > 0
+
+
 def test_gradients_go_through_the_blocks_of_a_plain_block_as_through_one_graph():
     """Each block gets float32's inputs and gradients, so that own errors are those of the net as one graph."""
     mx.random.seed(0)

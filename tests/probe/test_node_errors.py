@@ -11,7 +11,7 @@ from mxnet import autograd
 
 import symbols
 from mxmp.errors import ConvertError
-from mxmp.probe.node_errors import node_errors
+from mxmp.probe.node_errors import node_errors, relative_error
 from mxmp.symbol import convert_model
 
 
@@ -233,3 +233,12 @@ def test_networks_have_an_error_for_each_node_in_low_precision_and_no_own_error_
 def test_bfloat16_is_compared_too():
     sym = dense_square_sum()
     assert 1e-4 < measure(sym, "mixed_bfloat16", values_of(sym, data=(5, 4)))["dense"].own < 1e-1
+
+
+@pytest.mark.parametrize("exact, low", [(1e-10, 1e34), (1e-30, 2e-30), (1e30, 3e30), (1e-42, 3e-42)])
+def test_no_square_of_an_error_overflows_or_vanishes(exact, low):
+    """(low / exact - 1) of one element, in Python's float64, though its square may leave float32's range."""
+    arrays = [np.array([value, 0.0], np.float32) for value in (exact, low)]
+    expected = abs(float(arrays[1][0]) - float(arrays[0][0])) / float(arrays[0][0])
+    assert relative_error(*arrays) == pytest.approx(expected)
+    assert relative_error(arrays[0], arrays[1] * np.float32(0.5), scale=0.5) == pytest.approx(expected, rel=1e-2)

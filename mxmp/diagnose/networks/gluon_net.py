@@ -23,10 +23,11 @@ from .network import BATCHES, GraphBatches, Network
 
 
 class _Call(NamedTuple):
-    """A call of a block that has a graph, as ``evaluate`` made it, with copies of its inputs."""
+    """A call of a block that has a graph, as ``evaluate`` made it, with copies of its inputs; perhaps recorded."""
 
     block: gluon.HybridBlock
     inputs: Tuple[Any, ...]
+    recorded: bool
 
 
 class _Graph(NamedTuple):
@@ -70,13 +71,14 @@ class GluonNet(Network):
 
     def _note(self, block: gluon.HybridBlock, inputs: Tuple[Any, ...]) -> None:
         if sum(call.block is block for call in self._calls) < self._noted:
+            recorded = autograd.is_recording()
             with autograd.pause():
-                self._calls.append(_Call(block, tuple(map(_copied, inputs))))
+                self._calls.append(_Call(block, tuple(map(_copied, inputs)), recorded))
 
     @property
-    def called(self) -> List[gluon.HybridBlock]:
-        """The blocks of the calls that were noted."""
-        return [call.block for call in self._calls]
+    def called(self) -> List[Tuple[gluon.HybridBlock, bool]]:
+        """The blocks of the calls that were noted, and whether autograd recorded each."""
+        return [(call.block, call.recorded) for call in self._calls]
 
     @contextlib.contextmanager
     def under(self, policy: Policy) -> Iterator[Any]:

@@ -152,5 +152,5 @@ def first_batches(model: ConvertedModel, batches: Optional[Batches], count: int)
             "batches is missing: give a few batches of inputs, dicts of NDArrays by name or a DataIter, that the "
             "errors of operators are measured on. Only a Gluon net does without: what evaluate calls it with is taken."
         )
-    names = inputs_of(model)
+    names = inputs_of(model.symbol, {**model.arg_params, **model.aux_params})
     return [fill_inputs(model, batch.by_name(names)) for batch in read_loader(batches, count, "batches")]

@@ -1,0 +1,131 @@
+"""What a batch is, and what several are: the same for every function, of arrays of MXNet and of numpy."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+
+from mxmp.diagnose import compare, explain, find_nonfinite, measure_ranges
+from mxmp.diagnose.batches import one_batch, read_loader, some_batches
+from mxmp.errors import ConvertError
+
+X, Y = np.random.RandomState(0).randn(4, 5).astype("float32"), np.array([0, 1, 2, 0])
+ND, LABEL = mx.nd.array(X), mx.nd.array(Y)
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+
+ONE = {
+    "array": (ND, [X]),
+    "numpy": (X, [X]),
+    "tuple": ((ND, LABEL), [X, Y]),
+    "list": ([ND, LABEL], [X, Y]),
+    "tuple of numpy": ((X, Y), [X, Y]),
+    "dict": ({"data": X, "label": LABEL}, [X, Y]),
+    "DataBatch": (mx.io.DataBatch([ND], [LABEL]), [X, Y]),
+}
+SEVERAL = {
+    "tuples": [(X, Y), (X * 2, Y)],
+    "lists": [[ND, LABEL], [ND * 2, LABEL]],
+    "dicts": [{"data": ND, "label": LABEL}, {"data": ND * 2, "label": LABEL}],
+    "DataBatches": [mx.io.DataBatch([ND], [LABEL]), mx.io.DataBatch([ND * 2], [LABEL])],
+    "iterator": mx.io.NDArrayIter(np.concatenate([X, X * 2]), np.concatenate([Y, Y]), batch_size=4),
+    "loader": gluon.data.DataLoader(
+        gluon.data.ArrayDataset(np.concatenate([X, X * 2]), np.concatenate([Y, Y])), batch_size=4
+    ),
+    "generator": None,
+}
+
+
+def values(batch):
+    return [(array if isinstance(array, np.ndarray) else array.asnumpy()).tolist() for array in batch.arrays]
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_one_batch_is_read_as_one_and_in_a_list_as_one_of_several(name):
+    given, expected = ONE[name]
+    expected = [each.tolist() for each in expected]
+    (only,) = some_batches(given)
+    (listed,) = read_loader([given])
+    assert values(one_batch(given)) == values(only) == values(listed) == expected
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_batches_are_read_as_several_and_refused_as_one(name):
+    given = SEVERAL[name] or (pair for pair in SEVERAL["tuples"])
+    if name != "generator":
+        with pytest.raises(ConvertError, match="batches; give one of them"):
+            one_batch(given)
+    found = [values(batch) for batch in some_batches(given)]
+    assert found == [[X.tolist(), Y.tolist()], [(X * 2).tolist(), Y.tolist()]]
+
+
+def test_integers_of_numpy_stay_integers_for_a_net_and_get_the_dtype_of_a_symbols_variable():
+    batch = one_batch((X.astype("float64"), Y.astype("int32")))
+    (x,), label, _ = batch.for_net(True)
+    assert [np.dtype(array.dtype).name for array in (x, label)] == ["float32", "int32"]
+    found = batch.by_name({"data": "float32", "label": "float32"})
+    assert {name: np.dtype(array.dtype).name for name, array in found.items()} == {
+        "data": "float32",
+        "label": "float32",
+    }
+
+
+def dense():
+    net = gluon.nn.Dense(3, in_units=5, prefix="net_")
+    net.initialize(mx.init.One())
+    return net
+
+
+@pytest.mark.parametrize("batch", [(X, Y), [X, Y], [ND, LABEL], (ND, LABEL), mx.io.DataBatch([ND], [LABEL])])
+def test_all_functions_take_a_batch_as_the_same(batch):
+    net = dense()
+    assert compare(net, batch, loss=LOSS).has_gradients
+    assert explain(net, batch, loss=LOSS).kind == "no fault found"
+    assert find_nonfinite(net, batch, loss=LOSS) is None
+    assert measure_ranges(net, [batch])["data"] == np.abs(X).max()
+
+
+def test_a_symbol_takes_arrays_in_the_order_of_its_inputs_and_labels_it_lacks_are_left_out():
+    sym = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
+    params = {"fc_weight": mx.nd.ones((3, 5)), "fc_bias": mx.nd.zeros(3)}
+    headed = mx.sym.SoftmaxOutput(sym, name="softmax")
+    expected = compare((headed, params, {}), {"data": ND, "softmax_label": LABEL})
+    assert compare((headed, params, {}), (X, Y)) == expected and expected.has_gradients
+    for given in (mx.io.NDArrayIter(X, Y, batch_size=4), mx.io.DataBatch([ND], [LABEL])):
+        assert compare((headed, params, {}), given) == expected
+        assert compare((sym, params, {}), given).rows == compare((sym, params, {}), X).rows
+    with pytest.raises(ConvertError, match="a batch has 2 arrays; the network has the inputs data"):
+        compare((sym, params, {}), (X, Y))
+
+
+def test_nested_inputs_stay_nested():
+    x, (h, c) = one_batch((X, [ND, LABEL])).arrays
+    assert x.shape == h.shape == (4, 5) and c.shape == (4,)
+
+
+@pytest.mark.parametrize("ask", [compare, explain])
+def test_arrays_that_do_not_fit_are_named_with_the_shape_that_would(ask):
+    with pytest.raises(ConvertError, match=r"batches: 'data' has shape \(4, 4\), expected \(4, 5\): parameter") as e:
+        ask(dense(), X[:, :4])
+    assert "\n" not in str(e.value)
+    with pytest.raises(
+        ConvertError, match=r"block 'net'.* cannot be (traced|called with 'data0' .* With loss= the last)"
+    ):
+        ask(dense(), (X, Y))
+    with pytest.raises(
+        ConvertError, match=r"the loss fails on an output of shape \(4, 3\) and a label of shape \(9,\)"
+    ):
+        ask(dense(), (X, np.zeros(9)), loss=gluon.loss.L2Loss())
+    with pytest.raises(ConvertError, match="has no label"):
+        ask(dense(), X, loss=LOSS)
+
+
+@pytest.mark.parametrize("ctx", [[mx.cpu(1)], [mx.cpu(1), mx.cpu(0)]])
+def test_arrays_are_taken_to_where_a_net_is(ctx):
+    net = dense()
+    net.collect_params().reset_ctx(ctx)
+    for given, expected in (((X, Y), ctx[-1]), ((ND.as_in_context(mx.cpu(1)), Y), mx.cpu(1))):
+        example = one_batch(given).for_net(True).beside(net)
+        assert example.inputs[0].ctx == example.label.ctx == expected
+    assert explain(net, (X, Y), loss=LOSS).kind == "no fault found"
