@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -23,11 +24,11 @@ def problems(draw, max_nodes=11):
     """Return (graph, verdicts, sizes, low parameters, whether outputs are wanted low)."""
     count = draw(st.integers(2, max_nodes))
     nodes, verdicts, sizes = [], [], {}
+    numbers = random.Random(draw(st.integers(0, 2**16)))  # of sizes: a draw for each of them would cost more than the cut
     for position in range(count):
         fan_in = draw(st.integers(0 if position < 4 else 1, min(position, 5)))
-        inputs = tuple(
-            Entry(draw(st.integers(0, position - 1)), draw(st.sampled_from([0, 0, 0, 1]))) for _ in range(fan_in)
-        )
+        drawn = (divmod(draw(st.integers(0, 4 * position - 1)), 4) for _ in range(fan_in))
+        inputs = tuple(Entry(node, int(port == 3)) for node, port in drawn)
         if fan_in == 0:
             nodes.append(Node("null", f"v{position}", num_outputs=2))
             verdicts.append(Verdict(KEEP, "variable"))
@@ -36,7 +37,7 @@ def problems(draw, max_nodes=11):
             label = draw(st.sampled_from([FREE, FREE, FREE, FREE, FLOAT32, LOW, LOW, KEEP]))
             verdicts.append(Verdict(label, "", RULE))
         for index in range(2):
-            sizes[position, index] = draw(st.integers(1, 60))
+            sizes[position, index] = numbers.randint(1, 60)
     heads = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=2))
     return Graph(tuple(nodes), tuple(Entry(h) for h in heads)), tuple(verdicts), sizes, draw(st.booleans())
 
