@@ -16,11 +16,12 @@ from .state import arrays_in, names_of
 
 
 class Call(NamedTuple):
-    """A call of a net: the sizes of its inputs by axis, and whether it was recorded, in training mode."""
+    """A call of a net: the sizes of its inputs by axis; whether it was recorded, in training mode; and where."""
 
     sizes: Tuple[Tuple[int, ...], ...]
     recorded: bool
     training: bool
+    context: str
 
     @property
     def rows(self) -> int:
@@ -45,6 +46,7 @@ class NetCalls:
         self.nets, self._found = nets, found
         self._calls: List[Call] = []  # since the last step
         self._called: Set[int] = set()  # nets that were called, or whose gradients were written
+        self._divisors: Dict[int, Dict[float, List[int]]] = {}  # of steps by trainer, with batches that do not fit
         self._handles: List[Any] = []
 
     def attach(self) -> None:
@@ -63,7 +65,8 @@ class NetCalls:
         if self.is_over:
             self._calls, self.is_over = [], False
         self._called.add(id(block))
-        self._calls.append(Call(tuple(each.shape for each in arrays), autograd.is_recording(), autograd.is_training()))
+        sizes, context = tuple(each.shape for each in arrays), str(arrays[0].ctx) if arrays else ""
+        self._calls.append(Call(sizes, autograd.is_recording(), autograd.is_training(), context))
         self.rows += [array.shape[0] for array in arrays[:1] if array.shape]
         for array in arrays:
             if np.dtype(array.dtype) == np.float64:
@@ -114,17 +117,39 @@ class NetCalls:
             )
         return recorded
 
-    def check_size(self, batch_size: Any, recorded: Sequence[Call], others: Collection[int]) -> None:
-        """Check that a step divides by the size of a batch, or by another number that may be meant."""
-        sized = recorded and isinstance(batch_size, (int, float)) and batch_size not in others
-        if sized and not _fits(batch_size, recorded):
-            sizes = ", ".join(str(call.rows) for call in recorded if call.rows)
-            self._found.add(
-                "batch_size",
-                f"step divides the gradients by {batch_size:g}, but the net was called with batches of {sizes}; give "
-                f"the number of examples (data.shape[0]), or 1 if the loss is a mean.",
-                "warning",
-            )
+    def check_size(self, trainer: Any, batch_size: Any, recorded: Sequence[Call], others: Collection[int]) -> None:
+        """Note what a step of a trainer divides by: the size of a batch, another number that may be meant, or none."""
+        if recorded and isinstance(batch_size, (int, float)):
+            fits = batch_size in others or _fits(batch_size, _together(recorded))
+            rows = [] if fits else [call.rows for call in recorded if call.rows]
+            found = self._divisors.setdefault(id(trainer), {})
+            found[batch_size] = rows or found.get(batch_size, [])
+
+    def check_sizes(self) -> None:
+        """Find a wrong number that steps divide by; not one that changes from step to step: it may count tokens."""
+        for batch_size, rows in (pair for each in self._divisors.values() if len(each) == 1 for pair in each.items()):
+            if rows:
+                self._found.add(
+                    "batch_size",
+                    f"step divides the gradients by {batch_size:g}, but the net was called with batches of "
+                    f"{', '.join(map(str, rows))}; give the number of examples (data.shape[0]; of all contexts "
+                    f"together), or 1 if the loss is a mean.",
+                    "warning",
+                )
+
+
+def _together(calls: Sequence[Call]) -> List[Call]:
+    """Return calls, those that are parts of one batch, on several contexts, as one."""
+    by_context: Dict[str, List[Call]] = {}
+    for call in calls:
+        by_context.setdefault(call.context, []).append(call)
+    if len(by_context) == 1 or len({*map(len, by_context.values())}) > 1:
+        return list(calls)
+    found = []
+    for parts in zip(*by_context.values()):
+        sizes = [tuple(map(sum, zip(*shapes))) for shapes in zip(*[part.sizes for part in parts])]
+        found.append(parts[0]._replace(sizes=tuple(sizes)))
+    return found
 
 
 def _fits(batch_size: float, calls: Sequence[Call]) -> bool:

@@ -15,6 +15,7 @@ _HALF = 0.5  # what L2Loss multiplies by, beside the weights of losses; smaller 
 
 class _Loss(NamedTuple):
     shape: Tuple[int, ...]
+    context: str
     parts: Sequence[Part]
 
 
@@ -31,13 +32,14 @@ class Division:
     def note(self, loss: Any, outputs: Mapping[str, int]) -> None:
         """Note what is to be backpropagated: an NDArray, or nested lists and tuples; outputs as for `parts_of`."""
         self._backwards += 1
-        self._losses += [_Loss(array.shape, parts_of(array, outputs)) for array in arrays_in(loss)]
+        self._losses += [_Loss(array.shape, str(array.ctx), parts_of(array, outputs)) for array in arrays_in(loss)]
 
     @property
     def counts(self) -> Set[int]:
         """What a step may divide by beside the batch: the number of backwards, of losses, of the losses' elements."""
         elements = [math.prod(loss.shape) for loss in self._losses]
-        return {self._backwards, len(self._losses), sum(elements), *elements}
+        each = elements if len({loss.context for loss in self._losses}) == 1 else ()
+        return {self._backwards, len(self._losses), sum(elements), *each}
 
     def check(self, batch_size: Any, calls: Sequence[Call]) -> None:
         """Compare the losses of a step with what it divides by.
@@ -56,20 +58,26 @@ class Division:
             return
         if batch_size == 1:
             self._check_sum(losses, {call.rows for call in calls})
-        elif batch_size > 1 and batch_size not in {backwards, len(losses)}:  # by which averages may be averaged
-            self._check_twice(batch_size, parts)
+        elif batch_size > 1:
+            is_number_of_means = batch_size in {backwards, len(losses)}
+            self._check_twice(batch_size, parts, is_number_of_means, len({loss.context for loss in losses}))
 
     def finish(self) -> None:
         """Add what all steps have in common: a number that changes is not the batch's, but one of positives perhaps."""
         if self._by_hand and len(self._by_hand) == self._steps:
-            self._found.add("divided_twice", _twice("is divided by the batch size", self._by_hand[0]), "warning")
+            self._found.add("divided_twice", _twice("is divided by the batch size", self._by_hand[0], 1), "warning")
 
-    def _check_twice(self, batch_size: float, parts: Sequence[Part]) -> None:
+    def _check_twice(self, batch_size: float, parts: Sequence[Part], is_number_of_means: bool, contexts: int) -> None:
         if any(_is_multiple(factor, batch_size) for part in parts for factor in part.factors):
             return  # the mean is taken back, or something is not understood
+        is_divided = all(any(math.isclose(factor * batch_size, 1) for factor in part.factors) for part in parts)
         if all(part.kind == MEAN for part in parts):
-            self._found.add("divided_twice", _twice("is a mean over the batch", batch_size), "warning")
-        elif all(any(math.isclose(factor * batch_size, 1) for factor in part.factors) for part in parts):
+            if not is_number_of_means:
+                self._found.add("divided_twice", _twice("is a mean over the batch", batch_size, contexts), "warning")
+            elif is_divided:
+                what = "is divided by the number of the losses that are added up"
+                self._found.add("divided_twice", _twice(what, batch_size, 1), "warning")
+        elif is_divided and not is_number_of_means:
             self._by_hand.append(batch_size)
 
     def _check_sum(self, losses: Sequence[_Loss], rows: Set[int]) -> None:
@@ -89,11 +97,13 @@ class Division:
             )
 
 
-def _twice(what: str, batch_size: float) -> str:
-    size = f"{batch_size:g}"
+def _twice(what: str, batch_size: float, contexts: int) -> str:
+    """Return what is said of a gradient that is divided twice; means on several contexts are summed over these."""
+    each = " on each context" if contexts > 1 else ""
     return (
-        f"the loss {what}, and step({size}) divides the gradients by {size} once more, so that the learning rate is "
-        f"{size} times smaller than it says. Call step(1), or give the loss of each example or their sum."
+        f"the loss {what}{each}, and step({batch_size:g}) divides the gradients by {batch_size:g} once more, so that "
+        f"the learning rate is {batch_size / contexts:g} times smaller than it says. Call step({contexts}), or leave "
+        f"the loss undivided, as one for each example or their sum."
     )
 
 

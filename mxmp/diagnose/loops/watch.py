@@ -58,6 +58,7 @@ class LoopWatch:
     def finish(self) -> None:
         """Check what all steps have in common."""
         self.calls.check_called()
+        self.calls.check_sizes()
         check_finite(self.calls.nets, self.steps, self.found)
         for watched in self.watched:
             watched.division.finish()
@@ -72,7 +73,7 @@ class LoopWatch:
                 "step_recorded",
                 "step is called within autograd.record(), so that the update is recorded too; end the block before.",
             )
-        self.calls.check_size(batch_size, recorded, watched.division.counts)
+        self.calls.check_size(watched.trainer, batch_size, recorded, watched.division.counts)
         watched.division.check(batch_size, recorded)
 
 

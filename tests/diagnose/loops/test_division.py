@@ -110,6 +110,7 @@ TWICE = {
     "python's sum": (lambda net: sum([CE(net(X), Y).mean(), L2(net(X), TARGET).mean()]), 8),
     "own softmax": (own_softmax, 8),
     "accumulated": ([rows(0), rows(2), rows(4)], 6),
+    "accumulated, by hand": ([lambda net: rows(0)(net) / 2, lambda net: rows(2)(net) / 2], 2),
 }
 
 
@@ -232,3 +233,28 @@ def test_groups_of_an_accumulator_divide_once():
     assert not found(lambda loss: loss, B)
     assert not found(lambda loss: loss.mean(), 1)
     assert found(lambda loss: loss.mean(), B).kinds == ("divided_twice",)
+
+
+def test_of_two_contexts_the_number_of_these_is_left_to_divide_by():
+    found = check(on_two_contexts(lambda loss: loss.mean()), B)
+    assert "4 times smaller" in str(found) and "Call step(2)" in str(found)
+
+
+def test_the_batch_of_one_of_several_contexts_is_not_that_of_all():
+    found = check(on_two_contexts(lambda loss: loss), B // 2)
+    assert found.kinds == ("batch_size",) and "batches of 4, 4; give" in str(found)
+
+
+@pytest.mark.parametrize("counts, kinds", [((5, 7), ()), ((5, 5), ("batch_size",))], ids=["changing", "the same"])
+def test_a_number_that_changes_may_count_what_is_not_masked(counts, kinds):
+    net, numbers = make(), iter(counts)
+    trainer = ours(net)
+
+    def loop():
+        count = next(numbers)
+        with autograd.record():
+            loss = (CE(net(X), Y) * (mx.nd.arange(B) < count)).sum()
+        backward(trainer, loss)
+        trainer.step(count)
+
+    assert check_loop(net, trainer, loop, speed=False).kinds == kinds
