@@ -92,8 +92,8 @@ def main(steps: int, folder: Optional[Path]) -> None:
     net = make_net()
     ledger = train(net, 1.0, steps, folder)
     advice = ledger.advice()
-    if advice.lowest is not None:
-        click.echo(train(make_net(), advice.lowest, steps).advice())
+    if advice.scale is not None:
+        click.echo(train(make_net(), advice.scale, steps).advice())
     keep(folder, mxmp.gluon.report(net), ledger)
     click.echo(advice)
 

@@ -30,6 +30,7 @@ class Advice:
         lowest: The smallest power of two that fits as a scale; None if any does that is small enough, or if there is
             nothing to tell it by. An estimate, and too low where most has vanished: how small that was cannot be seen.
         highest: The largest; None likewise.
+        scale: One in the middle of these, to be set as a static scale; None if there is nothing to tell it by.
         last: The scale of the last step; None before the first.
         float32_layers: Parameters that no such scale fits: their layers are to be kept in float32.
         overrides: That as overrides of a policy, 'name:fc1*=float32,name:fc2*=float32'; '' if there are none. The
@@ -41,6 +42,7 @@ class Advice:
 
     lowest: Optional[float]
     highest: Optional[float]
+    scale: Optional[float]
     last: Optional[float]
     float32_layers: Tuple[str, ...]
     overrides: str
@@ -63,7 +65,7 @@ def advise(layers: Sequence[Layer], steps: Steps, lost: float, dtype: str) -> Ad
     """
     diverges = divergence(layers, steps)
     if diverges is not None:
-        return Advice(None, None, steps.last, (), "", True, (diverges, *_lost_updates(layers)))
+        return Advice(None, None, None, steps.last, (), "", True, (diverges, *_lost_updates(layers)))
     low = [layer for layer in layers if in_low_precision(layer.counts, dtype)]
     judged = low or layers  # float32 throughout: what scales would do
     exponents = {layer.name: unscaled(layer.counts, dtype) for layer in judged}
@@ -77,7 +79,7 @@ def advise(layers: Sequence[Layer], steps: Steps, lost: float, dtype: str) -> Ad
         sentences += _all_zero(low)
     names = tuple(fit.name for fit in common.left_out)
     sentences = [*overflow.non_finite_losses(steps), *sentences, *_lost_updates(layers)]
-    found = _power(common.lowest), _power(common.highest)
+    found = _power(common.lowest), _power(common.highest), _power(common.middle)
     return Advice(*found, steps.last, names, overrides(names), False, tuple(sentences))
 
 
@@ -113,7 +115,7 @@ def _vanishing(
     finds = "the dynamic scale grows by itself" if steps.is_dynamic else "loss_scale='dynamic' finds one"
     return [
         f"At the scale of {steps.last:g} an estimated {part(share)} of the gradients vanish, most of {named}. A larger "
-        f"one keeps them: {ends(common.lowest, common.highest)}; {finds}."
+        f"one keeps them, such as 2**{common.middle}: {ends(common.lowest, common.highest)}; {finds}."
     ]
 
 

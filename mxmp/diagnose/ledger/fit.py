@@ -58,6 +58,13 @@ class CommonFit:
     left_out: Tuple[Fit, ...]
     fits_any: bool
 
+    @property
+    def middle(self) -> Optional[int]:
+        """Log2 of a scale in the middle, which estimates that are a little off leave within."""
+        if self.lowest is None or self.highest is None:
+            return self.highest if self.lowest is None else self.lowest + MARGIN
+        return (self.lowest + self.highest + 1) // 2
+
 
 def cap_of(layers: Sequence[Layer], steps: Steps) -> Optional[int]:
     """Return log2 of the scale that skipped steps allow of which none of the layers was the first; None if any."""

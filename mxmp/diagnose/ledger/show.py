@@ -63,7 +63,7 @@ def _differences(first: Ledger, second: Ledger, ours: Mapping[str, Layer], their
     found = []
     for which, ledger in (("This run", first), ("The other run", second)):
         if not ledger.sampled:
-            found.append(f"{which} has no sample: none of its {ledger.steps} steps was taken.")
+            found.append(f"{which} has no sample: of its {ledger.steps} steps none was taken.")
     for which, some, others in (("this run", ours, theirs), ("the other run", theirs, ours)):
         names = [name for name in some if name not in others]
         if names and others:

@@ -83,7 +83,7 @@ def test_runs_of_other_layers_dtypes_and_samples_are_told_apart():
     other = Ledger(every=7, dtype="bfloat16").attach(Run({"a": (2,)}).trainer)
     text = first.compare(other)
     assert "Shares are those of float16 in this run and of bfloat16 in the other." in text
-    assert "The other run has no sample: none of its 0 steps was taken." in text
+    assert "The other run has no sample: of its 0 steps none was taken." in text
     assert "one in 1." in " ".join(text.split()) and "one in 7" in text
 
 
