@@ -248,9 +248,7 @@ def test_defaults_and_labels_are_written_out_in_float32_too(build, shapes, tmp_p
 
 
 def test_windows_of_means_beyond_the_data_count_what_is_there(tmp_path):
-    symbol = mx.sym.Pooling(
-        var("x", "float32"), kernel=(2, 2), stride=(2, 2), pool_type="avg", pooling_convention="full"
-    )
+    symbol = mx.sym.Pooling(var("x", "float32"), kernel=(2, 2), stride=(2, 2), pool_type="avg", pooling_convention="full")
     values, declared = arguments(symbol, [(1, 2, 5, 5)])
     np.testing.assert_allclose(
         exported(symbol, values, declared, tmp_path), run_mxnet(symbol, values).asnumpy(), rtol=1e-5, atol=1e-6
@@ -328,25 +326,10 @@ def raising(error):
 @pytest.mark.parametrize(
     "part, error, expected, message",
     [
-        (
-            "exporter",
-            AssertionError("no"),
-            ConvertError,
-            "MXNet's exporter to ONNX cannot translate .*AssertionError no",
-        ),
+        ("exporter", AssertionError("no"), ConvertError, "MXNet's exporter to ONNX cannot translate .*AssertionError no"),
         ("exporter", KeyError("op"), ConvertError, "MXNet's exporter to ONNX cannot translate .*KeyError 'op'"),
-        (
-            "exporter",
-            ImportError("no mapping"),
-            DependencyError,
-            r"onnx is not what MXNet's exporter reads \(no mapping\)",
-        ),
-        (
-            "exporter",
-            OSError(28, "No space left"),
-            CheckpointError,
-            "net.onnx: the model cannot be written: .*No space",
-        ),
+        ("exporter", ImportError("no mapping"), DependencyError, r"onnx is not what MXNet's exporter reads \(no mapping\)"),
+        ("exporter", OSError(28, "No space left"), CheckpointError, "net.onnx: the model cannot be written: .*No space"),
         ("exporter", MemoryError(), MemoryError, "^$"),
         ("exporter", KeyboardInterrupt(), KeyboardInterrupt, "^$"),
         ("ours", KeyError("mine"), KeyError, "^'mine'$"),
@@ -467,8 +450,6 @@ def test_a_model_for_inference(policy, tmp_path):
     exported = load_checked(file)
     assert not {"BatchNormalization", "Dropout"} & {node.op_type for node in exported.graph.node}
     values = {"data": np.random.RandomState(0).randn(2, 3, 6, 6).astype("float32")}
-    expected = run_mxnet(
-        symbol, {**values, **{name: array.asnumpy() for name, array in {**args, **aux}.items()}}
-    ).asnumpy()
+    expected = run_mxnet(symbol, {**values, **{name: array.asnumpy() for name, array in {**args, **aux}.items()}}).asnumpy()
     tolerance = 8 * (EPS if policy == "O2" else np.finfo(np.float32).eps)
     np.testing.assert_allclose(run(exported, values), expected, atol=tolerance * np.abs(expected).max())

@@ -53,9 +53,7 @@ def test_rows_name_their_casts():
 
 
 def test_rows_name_the_operators_that_they_read():
-    text = (
-        "x = null()\nw = null()\nd = dot(x, w)\ne = exp(d)\nf = broadcast_add(e, d)\ng = elemwise_mul(f, f)\nreturn g"
-    )
+    text = "x = null()\nw = null()\nd = dot(x, w)\ne = exp(d)\nf = broadcast_add(e, d)\ng = elemwise_mul(f, f)\nreturn g"
     assert {row.name: row.inputs for row in report_of(text, sizes={}).rows} == {
         "d": (),
         "e": ("d",),

@@ -159,9 +159,7 @@ sys.meta_path.insert(0, Hide())
 """
     done = import_mxmp(hide)
     assert done.returncode == 1
-    assert (
-        f"mxmp.errors.DependencyError: MXNet is not installed; run: {install_mxnet_on(sys.version_info)}" in done.stderr
-    )
+    assert f"mxmp.errors.DependencyError: MXNet is not installed; run: {install_mxnet_on(sys.version_info)}" in done.stderr
 
 
 def test_importing_mxmp_with_old_numpy_fails_with_the_command():

@@ -53,9 +53,7 @@ def test_bfloat16_unit_is_the_strongest_in_use(flags, bfloat16, amx_on, unit):
 
 
 def test_describe_names_what_a_result_depends_on():
-    line = common.describe(
-        {**common.machine(), "processor": "Any 9000", "bfloat16": "AMX", "amx": "on", "threads": "2"}
-    )
+    line = common.describe({**common.machine(), "processor": "Any 9000", "bfloat16": "AMX", "amx": "on", "threads": "2"})
     assert line.startswith("Any 9000; bfloat16: AMX; AMX: on; threads: 2; MXNet 1.9.1, oneDNN; 20")
     assert "bfloat16: not run by MXNet" in common.describe({**common.machine(), "bfloat16": ""})
 

@@ -24,10 +24,7 @@ def run(tmp_path):
 def test_a_page_is_written_and_what_is_missing_said(run, tmp_path):
     out, err = mxmp("report", run, "-o", tmp_path / "page.html", "--title", "My run")
     assert err == ""
-    assert table(out) == [
-        ["written", str(tmp_path / "page.html")],
-        ["not there", "ledger.json, compare.json, steps.csv"],
-    ]
+    assert table(out) == [["written", str(tmp_path / "page.html")], ["not there", "ledger.json, compare.json, steps.csv"]]
     assert "<title>My run</title>" in (tmp_path / "page.html").read_text()
 
 

@@ -35,10 +35,7 @@ def python(code, *args):
         (["--help"], 0),
         (["--version"], 0),
         ([], None),  # 0 or 2, as click decides
-        *(
-            ([command, "--help"], 0)
-            for command in ("convert", "inspect", "tune", "doctor", "launch", "ranges", "run", "site")
-        ),
+        *(([command, "--help"], 0) for command in ("convert", "inspect", "tune", "doctor", "launch", "ranges", "run", "site")),
         (["benchmark", "--help"], 0),
         (["benchmark", "net"], 2),
         (["nonsense"], 2),

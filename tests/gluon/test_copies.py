@@ -23,9 +23,7 @@ COPIES = pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 def make(seed=0):
     mx.random.seed(seed)
     net = nn.HybridSequential()
-    net.add(
-        nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Activation("relu"), nn.Dense(2, in_units=64)
-    )
+    net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Activation("relu"), nn.Dense(2, in_units=64))
     net.initialize(mx.init.Xavier())
     return net
 

@@ -162,9 +162,7 @@ def test_within_another_net_it_is_refused():
     outer.add(net)
     outer.hybridize()
     for mode in (contextlib.nullcontext, autograd.record):
-        with mode(), pytest.raises(
-            ConvertError, match="block 'net' .* symbols.*Convert the outermost net for inference"
-        ):
+        with mode(), pytest.raises(ConvertError, match="block 'net' .* symbols.*Convert the outermost net for inference"):
             outer(batch())
     convert(outer, "O1", for_inference=True)
     expected = make()(batch()).asnumpy()

@@ -42,9 +42,7 @@ def values(net):
 
 def exported(net, folder, **options):
     symbol_file, params_file = export(net, str(folder / "net"), for_inference=True, **options)
-    return gluon.SymbolBlock.imports(symbol_file, ["data"], params_file), to_graph(
-        load_checkpoint(str(folder / "net"), 0).symbol
-    )
+    return gluon.SymbolBlock.imports(symbol_file, ["data"], params_file), to_graph(load_checkpoint(str(folder / "net"), 0).symbol)
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2", "float16"])

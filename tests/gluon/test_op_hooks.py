@@ -55,9 +55,7 @@ def test_a_hook_sees_the_net_as_it_was_written(policy, monitor_all):
 
 
 def test_what_a_hook_sees_of_emulated_operators_is_rounded():
-    rounded = [
-        value for name, _, _, value in observe(convert(make(), "O1")) if "mean" not in name and "var" not in name
-    ]
+    rounded = [value for name, _, _, value in observe(convert(make(), "O1")) if "mean" not in name and "var" not in name]
     assert rounded and all(np.array_equal(value, value.astype(np.float16)) for value in rounded)
 
 

@@ -121,9 +121,7 @@ def test_a_hook_that_fails_is_blamed(register):
     net = make()
     getattr(net[0], register)(failing)
     convert(net, "O1")
-    with pytest.raises(
-        ConvertError, match=r"block 'net_first' \(Dense\): its forward hook 'failing' fails: ValueError"
-    ):
+    with pytest.raises(ConvertError, match=r"block 'net_first' \(Dense\): its forward hook 'failing' fails: ValueError"):
         net(X)
 
 

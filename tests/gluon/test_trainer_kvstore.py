@@ -68,11 +68,7 @@ REFUSED = {
     "row_sparse": (sparse, {}, "the kvstore of a row_sparse parameter updates weights"),
     "one context": (None, {**ON_KVSTORE, "loss_scale": None, "kvstore": "device"}, NO_KVSTORE),
     "no kvstore": (None, {**ON_KVSTORE, "loss_scale": None, "kvstore": None}, NO_KVSTORE),
-    "norms": (
-        TWO,
-        {**ON_KVSTORE, "loss_scale": 8, "optimizer": "lbsgd"},
-        "LBSGD needs gradients that are unscaled fir",
-    ),
+    "norms": (TWO, {**ON_KVSTORE, "loss_scale": 8, "optimizer": "lbsgd"}, "LBSGD needs gradients that are unscaled fir"),
 }
 
 

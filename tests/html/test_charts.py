@@ -74,9 +74,7 @@ def test_a_point_between_gaps_is_drawn():
 @pytest.mark.parametrize("values", [[None, None], [NAN, INF], [0.0, 0.0], [-2.0, -2.0], []], ids=str)
 @pytest.mark.parametrize("scale", ["linear", "share", "log2", "log10", "auto"])
 def test_a_line_of_nothing_much_is_drawn(values, scale):
-    assert "NaN" not in SVG.search(
-        str(lines("c", list(range(len(values))), [Line("v", values)], scale=scale))
-    ).group().replace("c: no values", "")
+    assert "NaN" not in SVG.search(str(lines("c", list(range(len(values))), [Line("v", values)], scale=scale))).group().replace("c: no values", "")
 
 
 def test_a_long_line_keeps_its_extremes():
@@ -93,16 +91,10 @@ def test_a_long_line_keeps_its_extremes():
 
 
 def test_marks_stand_at_their_steps_and_are_short_where_they_are_many():
-    few = [
-        each.get("d")
-        for each in svg(lines("c", [0, 100], [Line("v", [1, 2])], marks=[25, 75], mark_name="skip")).iter("path")
-        if each.get("class") == "mark"
-    ]
+    few = [each.get("d") for each in svg(lines("c", [0, 100], [Line("v", [1, 2])], marks=[25, 75], mark_name="skip")).iter("path") if each.get("class") == "mark"]
     assert few == ["M250 0V1000", "M750 0V1000"]
     many = svg(lines("c", [0, 1000], [Line("v", [1, 2])], marks=list(range(500)), mark_name="skip"))
-    assert {each.get("d").partition(" ")[2] for each in many.iter("path") if each.get("class") == "mark"} == {
-        "930V1000"
-    }
+    assert {each.get("d").partition(" ")[2] for each in many.iter("path") if each.get("class") == "mark"} == {"930V1000"}
 
 
 def test_a_chart_says_what_it_shows():
@@ -121,9 +113,7 @@ def test_bars_and_regions_of_a_histogram_stand_at_their_exponents(dtype):
     assert left(bars[1]) == pytest.approx(left(shades["subnormal"]), abs=1)
     assert left(bars[2]) == pytest.approx(left(shades["subnormal"]) + wide(shades["subnormal"]), abs=1)
     assert left(bars[4]) == pytest.approx(left(shades["overflow"]), abs=1)
-    assert left(shades["zero"]) == 0 and left(shades["overflow"]) + wide(shades["overflow"]) == pytest.approx(
-        1000, abs=1
-    )
+    assert left(shades["zero"]) == 0 and left(shades["overflow"]) + wide(shades["overflow"]) == pytest.approx(1000, abs=1)
     heights = [float(each.get("height")) for each in bars]
     assert [h / heights[0] for h in heights] == pytest.approx([1, 2, 3, 4, 6], rel=0.02)
 
@@ -141,11 +131,7 @@ def test_the_ranges_are_those_of_numpys_float16():
 
 
 def test_a_bar_says_its_count_and_share():
-    titles = [
-        each.find("title").text
-        for each in svg(histogram("h", {-14: 3, 0: 1})).iter("rect")
-        if each.get("class") == "column"
-    ]
+    titles = [each.find("title").text for each in svg(histogram("h", {-14: 3, 0: 1})).iter("rect") if each.get("class") == "column"]
     assert titles == ["2⁻¹⁴ to 2⁻¹³: 3, 75 %", "2⁰ to 2¹: 1, 25 %"]
 
 

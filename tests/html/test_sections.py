@@ -124,12 +124,7 @@ def test_a_run_may_have_one_part(part):
 
 def test_warnings_and_advice_come_first():
     text = text_of(run_sections(report(), ledger=ledger(), warnings=["Look here."]))
-    assert (
-        text.index("Look here.")
-        < text.index("No rule for Custom")
-        < text.index("Keep the scale.")
-        < text.index("<h2>Network")
-    )
+    assert text.index("Look here.") < text.index("No rule for Custom") < text.index("Keep the scale.") < text.index("<h2>Network")
     assert text.count("Keep the scale.") == 1
 
 

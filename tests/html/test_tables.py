@@ -51,17 +51,7 @@ def test_a_table_without_rows_is_one():
 
 @pytest.mark.parametrize(
     "value, text",
-    [
-        (0, "0"),
-        (1234, "1,234"),
-        (1234.4, "1,234"),
-        (0.1 + 0.2, "0.3"),
-        (1e-7, "1e-07"),
-        (1e7, "1e+07"),
-        ("", "–"),
-        (True, "–"),
-        ("x", "–"),
-    ],
+    [(0, "0"), (1234, "1,234"), (1234.4, "1,234"), (0.1 + 0.2, "0.3"), (1e-7, "1e-07"), (1e7, "1e+07"), ("", "–"), (True, "–"), ("x", "–")],
 )
 def test_figures(value, text):
     assert figure(value) == text
@@ -69,11 +59,4 @@ def test_figures(value, text):
 
 def test_shares_and_sizes():
     assert [share(each) for each in (None, 1e-5, 5e-4, 0.123456)] == ["–", "< 0.01 %", "0.05 %", "12.3 %"]
-    assert [size(each) for each in (None, 0, 999, 1000, 1.5e9, 3e15)] == [
-        "–",
-        "0 bytes",
-        "999 bytes",
-        "1 kB",
-        "1.5 GB",
-        "3e+03 TB",
-    ]
+    assert [size(each) for each in (None, 0, 999, 1000, 1.5e9, 3e15)] == ["–", "0 bytes", "999 bytes", "1 kB", "1.5 GB", "3e+03 TB"]

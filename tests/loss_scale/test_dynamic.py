@@ -236,9 +236,7 @@ def test_floor_message_names_the_first_bad_gradient():
     )
 
 
-@pytest.mark.behaviour(
-    "an interval below the tracker", "a scale that is none", "a wrong back-off", "no growth interval"
-)
+@pytest.mark.behaviour("an interval below the tracker", "a scale that is none", "a wrong back-off", "no growth interval")
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -54,11 +54,7 @@ def train(step, optimizer, dtypes, grad_dtypes=None, steps=4):
         step(updater, arrays(number + 1, grad_dtypes or dtypes, 2.0**10), weights)
     states = [updater.states[k] for k in range(len(weights))]
     pairs = [
-        (state.inner, state.master)
-        if isinstance(state, MasterState)
-        else state
-        if isinstance(state, tuple)
-        else [state]
+        (state.inner, state.master) if isinstance(state, MasterState) else state if isinstance(state, tuple) else [state]
         for state in states
     ]
     return freeze([weights, pairs, optimizer.num_update])

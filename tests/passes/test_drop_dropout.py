@@ -44,9 +44,7 @@ def test_a_dropout_that_does_something_stays(kept):
 
 def test_an_output_keeps_its_name():
     text = "x = null()\na = relu(x)\nd = Dropout(a) {__ctx_group__: dev1} x2\nb = exp(d)\nreturn d, b, d"
-    assert drop(text) == lines(
-        "x = null()\na = relu(x)\nb = exp(a)\nd = BlockGrad(a) {__ctx_group__: dev1}\nreturn d, b, d"
-    )
+    assert drop(text) == lines("x = null()\na = relu(x)\nb = exp(a)\nd = BlockGrad(a) {__ctx_group__: dev1}\nreturn d, b, d")
 
 
 def test_a_dropout_of_an_input_that_is_the_output():

@@ -56,12 +56,7 @@ def test_each_file_may_be_missing(folder, name):
     (folder / name).unlink()
     run = read_run(folder)
     assert run.missing == (name,)
-    titles = {
-        "report.json": "Operators",
-        "ledger.json": "Gradients",
-        "compare.json": "Errors by layer",
-        "steps.csv": "Steps",
-    }
+    titles = {"report.json": "Operators", "ledger.json": "Gradients", "compare.json": "Errors by layer", "steps.csv": "Steps"}
     text = run.to_html()
     assert [title for title in titles.values() if f"<h2>{title}</h2>" not in text] == [titles[name]]
 
@@ -99,11 +94,7 @@ def test_a_file_of_another_name_is_known_by_what_is_in_it(folder, name):
         ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"x": 1}}])), r"layers\[0\] has 'x': 1"),
         ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {}, "largest": "big"}])), "largest='big'"),
         *(
-            (
-                "ledger.json",
-                json.dumps(ledger(layers=[{"name": "a", "histogram": {"1": count}}])),
-                r"layers\[0\] has '1'",
-            )
+            ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"1": count}}])), r"layers\[0\] has '1'")
             for count in ("inf", float("nan"), -1, 0.5, True, 10**400)
         ),
         ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"--5": 1}}])), "has '--5': 1"),
@@ -111,11 +102,7 @@ def test_a_file_of_another_name_is_known_by_what_is_in_it(folder, name):
         ("ledger.json", json.dumps(ledger(scale=[1])), r"has scale=\[1\]"),
         ("ledger.json", json.dumps(ledger(scale={"last": []})), r"scale has last=\[\]"),
         ("ledger.json", json.dumps(ledger(advice=[1])), r"has 1 at advice\[0\]"),
-        (
-            "ledger.json",
-            json.dumps(ledger(layers=[dict(ledger()["layers"][0], lost_update_share={})])),
-            "update_share={}",
-        ),
+        ("ledger.json", json.dumps(ledger(layers=[dict(ledger()["layers"][0], lost_update_share={})])), "update_share={}"),
         ("compare.json", "{}", "expected 'kind': 'compare'"),
         ("compare.json", json.dumps(compare(rows=[{"op": "x"}])), r"rows\[0\] has name=None"),
         ("compare.json", json.dumps(compare(outputs=[{"name": "o", "error": []}])), r"outputs\[0\] has error=\[\]"),
@@ -170,9 +157,7 @@ def test_of_a_step_that_a_resumed_run_made_again_the_last_line_counts(folder):
 def test_a_run_of_no_steps_and_no_operators_is_a_page(folder):
     (folder / "steps.csv").write_text("step,loss\n")
     (folder / "report.json").write_text(json.dumps(report(rows=[])))
-    (folder / "ledger.json").write_text(
-        json.dumps(ledger(layers=[], steps=0, sampled=0, skipped=0, scale={}, advice=[]))
-    )
+    (folder / "ledger.json").write_text(json.dumps(ledger(layers=[], steps=0, sampled=0, skipped=0, scale={}, advice=[])))
     (folder / "compare.json").write_text(json.dumps(compare(rows=[], outputs=[])))
     assert "<h2>Gradients</h2>" in read_run(folder).to_html()
 

@@ -34,11 +34,7 @@ LOGS = {
     "a scale that falls in vain": (DynamicLossScale(init_scale=2.0**24), "-" * 12, [("INFO", 1), ("WARNING", 10)]),
     "the end of the warm-up": ("dynamic", "++-++", [("INFO", 3)]),
     "no skip": ("dynamic", "+" * 10, []),
-    "a floor that warns": (
-        DynamicLossScale(**HELD, at_floor="warn"),
-        "-" * 3,
-        [("WARNING", 1), ("INFO", 1), ("WARNING", 2), ("WARNING", 3)],
-    ),
+    "a floor that warns": (DynamicLossScale(**HELD, at_floor="warn"), "-" * 3, [("WARNING", 1), ("INFO", 1), ("WARNING", 2), ("WARNING", 3)]),
 }
 
 

@@ -56,9 +56,7 @@ def _draw(rng, name, shape):
 def run(symbol, inputs, args, aux, dtype="float32"):
     """Return a symbol's outputs in float64, computed without MXNet's subgraph backend; arrays of numpy count as dtype."""
     given = {**inputs, **args, **aux}
-    arrays = [
-        v if isinstance(v, mx.nd.NDArray) else mx.nd.array(v, dtype=dtype) for v in map(given.get, symbol.list_inputs())
-    ]
+    arrays = [v if isinstance(v, mx.nd.NDArray) else mx.nd.array(v, dtype=dtype) for v in map(given.get, symbol.list_inputs())]
     results = mx.nd.CachedOp(symbol)(*arrays)
     return [each.asnumpy().astype(np.float64) for each in (results if isinstance(results, list) else [results])]
 
@@ -80,9 +78,7 @@ def networks(draw):
     shared = {}
     for number in range(draw(st.integers(2, 8))):
         x, shape = tensors[draw(st.integers(max(0, len(tensors) - 3), len(tensors) - 1))]
-        kind = draw(
-            st.sampled_from(("conv", "conv", "deconv", "dense", "norm", "norm", "norm", "dropout", "relu", "add"))
-        )
+        kind = draw(st.sampled_from(("conv", "conv", "deconv", "dense", "norm", "norm", "norm", "dropout", "relu", "add")))
         tensors.append(_STEPS[kind](draw, f"{kind}{number}", x, shape, tensors, shared))
     heads = draw(st.lists(st.integers(1, len(tensors) - 1), max_size=2))
     symbol = mx.sym.Group([tensors[i][0] for i in (*heads, len(tensors) - 1)])
@@ -118,7 +114,9 @@ def _dense(draw, name, x, shape, tensors, shared):
     flatten = draw(st.booleans())
     width = int(np.prod(shape[1:])) if flatten else shape[-1]
     weight = _weight(draw, name, "dense", (4, width), shared)
-    out = mx.sym.FullyConnected(x, weight, num_hidden=4, flatten=flatten, no_bias=draw(st.booleans()), name=name)
+    out = mx.sym.FullyConnected(
+        x, weight, num_hidden=4, flatten=flatten, no_bias=draw(st.booleans()), name=name
+    )
     return out, (shape[0], 4) if flatten else (*shape[:-1], 4)
 
 

@@ -242,9 +242,7 @@ def test_a_file_of_parameters_truncated_anywhere_is_named(files):
     files.convert()
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{}", bytes(500), bytes(range(256))], ids=["empty", "JSON", "zeros", "bytes"]
-)
+@pytest.mark.parametrize("content", [b"", b"{}", bytes(500), bytes(range(256))], ids=["empty", "JSON", "zeros", "bytes"])
 def test_a_file_that_holds_no_parameters_is_named(content, files):
     files.params_file.write_bytes(content)
     with nothing_written(files.folder), refused(CheckpointError, str(files.params_file)):

@@ -196,9 +196,7 @@ def fail_half_way(error):
 def test_a_failed_write_leaves_the_earlier_files(error, both, tmp_path, monkeypatch):
     monkeypatch.setattr(mx.nd, "save", fail_half_way(error))
     interrupted = isinstance(error, KeyboardInterrupt)
-    expected = (
-        pytest.raises(KeyboardInterrupt) if interrupted else refused(CheckpointError, both[1], "cannot be written")
-    )
+    expected = pytest.raises(KeyboardInterrupt) if interrupted else refused(CheckpointError, both[1], "cannot be written")
     with nothing_written(tmp_path), expected:
         convert_checkpoint(both[0], 3, both[1], "O2", SHAPES)
 

@@ -66,9 +66,7 @@ def test_parameters_stored_in_bfloat16_do_not_move_to_a_gpu():
     """MXNet would fail to write them there, and say so at some later read: "Unknown type enum 12"."""
     net = mxmp.gluon.cast(dense(mx.cpu()), "bfloat16")
     before = net(on(mx.cpu())).asnumpy()
-    with pytest.raises(
-        ConvertError, match=rf"parameter '{net.weight.name}' is stored in bfloat16 on cpu\(1\), but MXNet"
-    ):
+    with pytest.raises(ConvertError, match=rf"parameter '{net.weight.name}' is stored in bfloat16 on cpu\(1\), but MXNet"):
         net.weight.reset_ctx(GPU)
     assert net.weight.list_ctx() == [mx.cpu()]
     np.testing.assert_array_equal(net(on(mx.cpu())).asnumpy(), before)

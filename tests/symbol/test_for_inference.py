@@ -210,9 +210,7 @@ def test_weights_of_equal_layers_are_stored_once():
     params = {name: mx.sym.var(name) for name in ("gamma", "beta", "moving_mean", "moving_var")}
     weight, x = mx.sym.var("head_weight"), mx.sym.var("data")
     levels = [mx.sym.Pooling(x, kernel=(n, n), pool_type="max", name=f"pool{n}") for n in (1, 2)]
-    heads = [
-        norm(conv(level, f"head{i}", weight=weight, no_bias=True), f"bn{i}", **params) for i, level in enumerate(levels)
-    ]
+    heads = [norm(conv(level, f"head{i}", weight=weight, no_bias=True), f"bn{i}", **params) for i, level in enumerate(levels)]
     found = assert_exact(fill(mx.sym.Group(heads), IMAGE))
     assert set(found.arg_params) == {"head_weight", "head_bias"}
 
@@ -261,9 +259,7 @@ def test_a_report_of_unknown_sizes_keeps_its_own():
     assert report.with_removed(Removed()) == report
 
 
-@pytest.mark.parametrize(
-    "pattern", ["op:BatchNorm=float32", "name:bn=float32", "op:Dropout=float32", "name:b*=float16"]
-)
+@pytest.mark.parametrize("pattern", ["op:BatchNorm=float32", "name:bn=float32", "op:Dropout=float32", "name:b*=float16"])
 def test_patterns_that_name_what_is_gone_match(pattern):
     network = fill(mx.sym.Dropout(norm(conv()), name="drop"), IMAGE)
     assert convert(network, f"O2,{pattern}").report.count["folded"] == 1
@@ -279,9 +275,7 @@ def test_symbols_and_buckets_have_no_such_option():
     with pytest.raises(ConvertError, match="convert_symbol has no option for_inference.*convert_model"):
         mxmp.symbol.convert_symbol(network.symbol, "O1", for_inference=True)
     with pytest.raises(ConvertError, match="convert_buckets has no option for_inference.*convert_model"):
-        mxmp.symbol.convert_buckets(
-            lambda key: (network.symbol, ("data",), ()), [1], *network.params(), for_inference=True
-        )
+        mxmp.symbol.convert_buckets(lambda key: (network.symbol, ("data",), ()), [1], *network.params(), for_inference=True)
 
 
 @pytest.mark.parametrize("name, shape", [("bn_moving_mean", (5,)), ("bn_gamma", (4, 1)), ("conv_weight", (5, 4, 3, 3))])
@@ -306,9 +300,7 @@ def test_a_model_that_was_converted_before():
         for name, array in expected.arg_params.items():
             np.testing.assert_array_equal(found.arg_params[name].asnumpy(), array.asnumpy())
         again = convert_model(*convert(network, policy), policy, network.shapes, for_inference=True)
-        assert again.symbol.tojson(remove_amp_cast=False) == convert(network, policy).symbol.tojson(
-            remove_amp_cast=False
-        )
+        assert again.symbol.tojson(remove_amp_cast=False) == convert(network, policy).symbol.tojson(remove_amp_cast=False)
 
 
 def test_a_network_in_float16_of_its_own_keeps_its_dtype():
@@ -394,7 +386,9 @@ def test_bodies_of_loops_keep_their_norms_and_lose_their_dropout():
     assert "BatchNorm" in operators(found.symbol) and "Dropout" not in operators(found.symbol)
     assert found.report.count["dropped"] == 1
     expected = run(network.symbol, network.inputs, network.args, network.aux)
-    np.testing.assert_array_equal(run(found.symbol, network.inputs, found.arg_params, found.aux_params)[0], expected[0])
+    np.testing.assert_array_equal(
+        run(found.symbol, network.inputs, found.arg_params, found.aux_params)[0], expected[0]
+    )
 
 
 def test_numpy_symbols_and_arrays():

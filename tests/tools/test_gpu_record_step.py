@@ -100,10 +100,7 @@ def test_inputs_of_every_network_are_those_that_it_documents():
 @pytest.mark.parametrize(
     ("shapes", "text"),
     [
-        (
-            {},
-            "the shape of data, token_types, valid_length, softmax_label is not known; give it, batch first, as --shape",
-        ),
+        ({}, "the shape of data, token_types, valid_length, softmax_label is not known; give it, batch first, as --shape"),
         ({"data": (8, 64)}, "is not known with data=8x64"),
         ({"images": (1,)}, "bert_mini has no input images; its inputs are data, token_types, valid_length"),
     ],

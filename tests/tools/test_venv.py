@@ -205,13 +205,9 @@ def test_venv_without_the_version_that_is_named_says_where_it_looked(machine):
     machine.add_python("python3")
     machine.add_python("python3.13", version=None)
     versions = machine.home / ".pyenv" / "versions"
-    assert_one_line(
-        machine.venv("3.13"), "PYTHON=3.13: no such Python", f"on PATH or in {versions} (found: python3 3.11.7)"
-    )
+    assert_one_line(machine.venv("3.13"), "PYTHON=3.13: no such Python", f"on PATH or in {versions} (found: python3 3.11.7)")
     machine.add_python("python3.13", version="3.13.0")
-    assert_one_line(
-        machine.venv("3.13.1"), "PYTHON=3.13.1: no such Python", "(found: python3.13 3.13.0, python3 3.11.7)"
-    )
+    assert_one_line(machine.venv("3.13.1"), "PYTHON=3.13.1: no such Python", "(found: python3.13 3.13.0, python3 3.11.7)")
     machine.add_python("python3.14", version="3.14.0")
     assert_one_line(machine.venv("3.14"), "PYTHON=3.14: no such Python from 3.8 to 3.13", "(found: python3.14 3.14.0,")
 

@@ -43,11 +43,16 @@ class Notes(Observer):
 
     @staticmethod
     def _grads(weights):
-        return {"ab"[index]: to_float32(grad).asnumpy().ravel().tolist() for index, grad, _ in weights.groups()[0]}
+        return {
+            "ab"[index]: to_float32(grad).asnumpy().ravel().tolist() for index, grad, _ in weights.groups()[0]
+        }
 
     @staticmethod
     def _weights(weights):
-        return {"ab"[index]: to_float32(weight).asnumpy().ravel().tolist() for index, _, weight in weights.groups()[0]}
+        return {
+            "ab"[index]: to_float32(weight).asnumpy().ravel().tolist()
+            for index, _, weight in weights.groups()[0]
+        }
 
 
 def started(make, **options):

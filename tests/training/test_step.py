@@ -625,10 +625,7 @@ def test_a_loss_is_not_scaled_twice(make):
 
 NOT_OF_THE_SCALED = {
     "no backward": (lambda losses, scaled: None, "no backward was called on {} times the loss scale"),
-    "of the loss": (
-        lambda losses, scaled: autograd.backward(losses),
-        "backward was called on {0} itself, not on {0} t",
-    ),
+    "of the loss": (lambda losses, scaled: autograd.backward(losses), "backward was called on {0} itself, not on {0} t"),
     "of one of two": (lambda losses, scaled: scaled[0].backward(), "no backward was called on {} times"),
 }
 

@@ -199,8 +199,6 @@ def test_a_wrong_option_ends_with_one_line_that_names_it(name, monkeypatch, caps
 @pytest.mark.parametrize("name", CLASSIFIERS + DETECTORS)
 def test_without_a_gpu_a_script_says_so(name, monkeypatch, capsys):
     assert ended(name, monkeypatch, "--ctx", "gpu").code == 2
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[-1]
-        .endswith("error: --ctx gpu: MXNet finds no GPU here; --ctx cpu trains without one")
+    assert capsys.readouterr().err.splitlines()[-1].endswith(
+        "error: --ctx gpu: MXNet finds no GPU here; --ctx cpu trains without one"
     )

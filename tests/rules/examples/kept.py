@@ -78,9 +78,7 @@ def _quantized() -> List[Example]:
         *same("_contrib_requantize", WEIGHT, *ranges, kinds={0: "int32"}, outputs=3),
         *same("_contrib_calibrate_entropy", (8,), (9,), num_quantized_bins=3, outputs=2),
         *same("_contrib_quantized_conv", (2, 4, 6, 6), (4, 4, 3, 3), *ranges, *ranges, **two, **conv),
-        *same(
-            "_contrib_quantized_fully_connected", (2, 4), (3, 4), *ranges, *ranges, num_hidden=3, no_bias=True, **two
-        ),
+        *same("_contrib_quantized_fully_connected", (2, 4), (3, 4), *ranges, *ranges, num_hidden=3, no_bias=True, **two),
         *same("_contrib_quantized_batch_norm", (2, 4, 3, 3), *((4,),) * 4, *ranges, **one, **calibrated),
         *same("_contrib_quantized_act", WEIGHT, *ranges, act_type="relu", **one),
         *same("_contrib_quantized_pooling", (2, 4, 6, 6), *ranges, kernel=(2, 2), **one),
