@@ -38,12 +38,7 @@ def outputs(sym, values, policy, data):
 
 
 def bound(sym, values):
-    return (
-        {n: values[n] for n in sym.list_arguments()},
-        None,
-        "null",
-        {n: values[n] for n in sym.list_auxiliary_states()},
-    )
+    return {n: values[n] for n in sym.list_arguments()}, None, "null", {n: values[n] for n in sym.list_auxiliary_states()}
 
 
 def one_alone(sym, values, decisions, name, data=("data",)):

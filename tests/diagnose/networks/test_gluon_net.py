@@ -191,9 +191,7 @@ def test_regions_hold():
 def test_a_net_without_values_is_named():
     net = nn.Dense(4, prefix="dense_")
     net.initialize()
-    with pytest.raises(
-        ConvertError, match="block 'dense': parameter 'dense_weight' has no values; load or train the net"
-    ):
+    with pytest.raises(ConvertError, match="block 'dense': parameter 'dense_weight' has no values; load or train the net"):
         find(net, lambda net: 0.0)
 
 
