@@ -89,7 +89,7 @@ def errors(name, dtype, seed):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_low_precision_is_no_worse_than_without_folding(dtype):
-    folded, unfolded = errors("resnet18_v1", dtype, seed=0)
+    folded, unfolded = errors("resnet18_v1", dtype, 0)
     assert folded < unfolded < {"float16": 0.01, "bfloat16": 0.06}[dtype]
 
 
