@@ -92,11 +92,18 @@ def require_folder(path: str) -> None:
         raise CheckpointError(f"{path}: there is no folder {folder}; make it first.")
 
 
-def require_new(path: str, force: bool) -> None:
-    """Check, before any work, that a file that ``-o`` names can be made: its folder is there, it is not, or may go."""
-    require_folder(path)
-    if os.path.lexists(path) and not force:
-        raise CheckpointError(f"{path}: it exists; give another file to -o, or --force to overwrite it.")
+def require_new(*paths: str, force: bool) -> None:
+    """Check, before any work, that the files that ``-o`` names can be made: in a folder, and not there, or may go.
+
+    Raises:
+        CheckpointError: If not; it names the first that cannot.
+    """
+    for path in paths:
+        require_folder(path)
+        if os.path.isdir(path):
+            raise CheckpointError(f"{path}: it is a folder; give another name to -o.")
+        if os.path.lexists(path) and not force:
+            raise CheckpointError(f"{path}: it exists; give another name to -o, or --force to overwrite it.")
 
 
 def _require_writable(path: str) -> None:

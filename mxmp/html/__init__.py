@@ -20,6 +20,7 @@ from .sections import compare_sections as compare_sections
 from .sections import ledger_sections as ledger_sections
 from .sections import policy_sections as policy_sections
 from .sections import report_sections as report_sections
+from .sections import report_warnings as report_warnings
 from .sections import run_lead as run_lead
 from .sections import run_sections as run_sections
 from .sections import steps_sections as steps_sections

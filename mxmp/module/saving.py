@@ -9,8 +9,9 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..files import saving
+from ..prefixes import checkpoint_files
 from ..symbol import load_checkpoint, load_params, load_symbol
-from ..symbol.checkpoint import checkpoint_files, load_arrays, named_arrays, save_params, write_arrays, write_symbol
+from ..symbol.checkpoint import load_arrays, named_arrays, save_params, write_arrays, write_symbol
 from .setup import OptimizerSetup
 
 

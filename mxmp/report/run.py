@@ -40,6 +40,18 @@ class Run:
         parts = {REPORT: self.report, LEDGER: self.ledger, COMPARE: self.compare, STEPS: self.steps}
         return tuple(name for name in RUN_FILES if parts[name] is None)
 
+    @property
+    def warnings(self) -> List[str]:
+        """What to notice about the conversion, as the page has it."""
+        if self.report is None:
+            return []
+        return html.report_warnings(self.report.to_dict(), [*self.report.warnings, *self.report.notes])
+
+    @property
+    def advice(self) -> List[str]:
+        """What the ledger advises."""
+        return list((self.ledger or {}).get("advice") or ())
+
     def to_html(self, path: Optional[str] = None, title: Optional[str] = None) -> str:
         """Return the run as one self-contained HTML file, and write it if asked to.
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-from glob import escape, glob
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import mxnet as mx
 
 from ..arrays_file import check_arrays_file
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
-from ..files import require_folder, saving
+from ..files import saving
 from ..graph import check_json
+from ..prefixes import checkpoint_files, params_file_of
 
-_EPOCH = re.compile(r"-(\d{4}|[1-9]\d{4,})\.params")
 _NOT_WHOLE = "what was written is not whole; is the disk full?"
 
 Arrays = Union[Dict[str, Any], List[Any]]
@@ -37,42 +35,6 @@ class Checkpoint(NamedTuple):
     symbol: Any
     arg_params: Dict[str, Any]
     aux_params: Dict[str, Any]
-
-
-def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
-    """Return the names of a checkpoint's files, of symbol and parameters, if the epoch is a whole number from 0 on."""
-    if type(epoch) is not int or epoch < 0:
-        raise CheckpointError(f"epoch={epoch!r}: expected a whole number from 0 on, as in '{prefix}-0007.params'.")
-    return f"{prefix}-symbol.json", f"{prefix}-{epoch:04d}.params"
-
-
-def saved_epochs(prefix: str) -> List[int]:
-    """Return the epochs of which there are files of parameters, in ascending order."""
-    found = (_EPOCH.fullmatch(name[len(prefix) :]) for name in glob(f"{escape(prefix)}-*.params"))
-    return sorted(int(match[1]) for match in found if match)
-
-
-def describe_epochs(prefix: str) -> str:
-    """Return what to say of the epochs that are there, '' without any."""
-    epochs = saved_epochs(prefix)
-    one = "there is epoch" if len(epochs) == 1 else "there are epochs"
-    return f"{one} {', '.join(map(str, epochs))}" if epochs else ""
-
-
-def params_file_of(prefix: str, epoch: int) -> str:
-    """Return the name of a file of parameters that is there; a CheckpointError has the epochs that are."""
-    file = checkpoint_files(prefix, epoch)[1]
-    if not os.path.lexists(file):
-        found = describe_epochs(prefix)
-        raise CheckpointError(f"{file}: there is no such file{found and '; '}{found}.")
-    return file
-
-
-def check_out_prefix(prefix: str, out_prefix: str) -> None:
-    """Refuse, before any work, to write over the checkpoint itself or into a missing folder."""
-    if os.path.realpath(prefix) == os.path.realpath(out_prefix):
-        raise CheckpointError(f"out_prefix={out_prefix!r} is the prefix of the checkpoint itself; give another.")
-    require_folder(out_prefix)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from ..policy import Policy
+from ..prefixes import check_out_prefix, checkpoint_files
 from ..report import Decisions, Report
 from .arguments import (
     Model,
@@ -22,7 +23,7 @@ from .arguments import (
     refuse_for_inference,
     require_kernels,
 )
-from .checkpoint import check_out_prefix, checkpoint_files, load_checkpoint, naming_files, save_checkpoint
+from .checkpoint import load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fold_model
 from .params import Change, convert_sharing, growth, require_matches, stored_low_before, total_bytes, widened
 from .rewrite import convert_graph

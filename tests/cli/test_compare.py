@@ -64,8 +64,8 @@ def test_compare_writes_json(prefix, tmp_path):
     "options, code, match",
     [
         ([], 2, "give --data, or --shape of every input"),
-        (["--shape", SHAPE, "--data", "batch.npz"], 2, "--data has shapes; leave --shape out"),
-        (["--data", "nowhere.npz"], 1, "nowhere.npz: it cannot be read"),
+        (["--shape", SHAPE, "--data", "other.npz"], 2, "--data has shapes; leave --shape out"),
+        (["--data", "nowhere.npz"], 2, "File 'nowhere.npz' does not exist"),
         (["--data", "text.npz"], 1, "text.npz: it cannot be read"),
         (["--data", "array.npy"], 1, "array.npy: it is no .npz file"),
         (["--data", "other.npz"], 1, "'other'"),

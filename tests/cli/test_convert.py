@@ -95,7 +95,7 @@ def test_existing_files_are_refused_before_any_work(end, tmp_path):
     args = "convert", tmp_path / "nothing", 3, "-o", tmp_path / "out"  # so loading it would be the first error
     out, err = mxmp(*args, code=1)
     assert out == "" and err == (
-        f"mxmp: error: {tmp_path}/out-{end}: it exists; give another prefix to -o, or --force to overwrite it.\n"
+        f"mxmp: error: {tmp_path}/out-{end}: it exists; give another name to -o, or --force to overwrite it.\n"
     )
     assert (tmp_path / f"out-{end}").read_text() == "mine"
 

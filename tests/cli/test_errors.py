@@ -170,7 +170,7 @@ def test_a_missing_folder_is_found_before_any_work(prefix, tmp_path):
 
 def test_what_cannot_be_written_is_said(prefix, tmp_path):
     (tmp_path / "out-symbol.json").mkdir()
-    refused(r"out: the checkpoint cannot be written", "convert", prefix, 3, "-o", tmp_path / "out", "--force")
+    refused(r"out-symbol.json: it is a folder; give another name to -o", "convert", prefix, 3, "-o", tmp_path / "out", "--force")
     assert not list(tmp_path.glob("out*.params"))
 
 

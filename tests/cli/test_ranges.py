@@ -8,6 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxmp.cli.work import ranges as work
 from mxmp.diagnose import measure_gradients, measure_ranges
 from tests.cli.checkpoints import SHAPE, SHAPES, mxmp, network, params, save, table
 
@@ -53,6 +54,24 @@ def test_json_has_the_numbers(tmp_path, batch):
 def test_gradients_are_shown_with_zeros_for_labels_that_are_missing(tmp_path):
     out, _ = mxmp("ranges", save(tmp_path), 3, "--shape", SHAPE, "--gradients")
     assert "Gradients on random numbers" in out and "largest scale" in out
+
+
+def test_the_worst_are_listed_and_how_many_more_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "_MOST", 3)
+    short, _ = mxmp("ranges", save(tmp_path), 3, "--shape", SHAPE, "--gradients")
+    whole, _ = mxmp("ranges", save(tmp_path), 3, "--shape", SHAPE, "--gradients", "--all")
+    found = [row for row in table(short) if row[0] not in ("tensor", "gradient of")]
+    expected = [row for row in table(whole) if row[0] not in ("tensor", "gradient of")]
+    count = len(measure_ranges(network(), *params(network()), [{"data": mx.nd.array(DATA)}]))
+    assert len(found) == 6 and [row[:3] for row in found[:3]] == [row[:3] for row in expected[:3]]
+    assert f"… and {count - 3} more (--all)" in short and "--all" not in whole and len(expected) > count
+
+
+def test_a_shape_that_contradicts_the_batch_is_refused_by_both_names(tmp_path, batch):
+    out, err = mxmp("ranges", save(tmp_path), 3, "--data", batch, "--shape", "data:1,3,8,8", code=2)
+    assert out == ""
+    assert f"--shape data:1,3,8,8 contradicts --data {batch}, in which 'data' has the shape (2, 3, 8, 8)" in " ".join(err.split())
+    mxmp("ranges", save(tmp_path), 3, "--data", batch, "--shape", SHAPE)
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,27 @@ def run(tmp_path):
 def test_a_page_is_written_and_what_is_missing_said(run, tmp_path):
     out, err = mxmp("report", run, "-o", tmp_path / "page.html", "--title", "My run")
     assert err == ""
-    assert table(out) == [["written", str(tmp_path / "page.html")], ["not there", "ledger.json, compare.json, steps.csv"]]
+    assert [row for row in table(out) if row[0] != "warning"] == [
+        ["written", str(tmp_path / "page.html")],
+        ["not there", "ledger.json, compare.json, steps.csv"],
+    ]
     assert "<title>My run</title>" in (tmp_path / "page.html").read_text()
+
+
+def test_the_warnings_and_the_advice_of_the_page_are_printed(run, tmp_path):
+    (run / "ledger.json").write_text(json.dumps(ledger(advice=["Keep the scale.", "Look \x1b here."])))
+    out, _ = mxmp("report", run, "-o", tmp_path / "page.html")
+    assert table(out)[1:4] == [
+        ["warning", "No rule for Custom: left as they were."],
+        ["advice", "Keep the scale."],
+        ["advice", "Look \\x1b here."],
+    ]
 
 
 def test_one_file_is_taken_too(run, tmp_path):
     (run / "mine.json").write_text(json.dumps(ledger()))
     out, _ = mxmp("report", run / "mine.json", "-o", tmp_path / "page.html")
-    assert table(out) == [["written", str(tmp_path / "page.html")]]
+    assert table(out)[0] == ["written", str(tmp_path / "page.html")] and "not there" not in out
     assert "<title>mine.json</title>" in (tmp_path / "page.html").read_text()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from tests.cli.test_process import start
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("mxnet", "numpy", "rich", "igraph", "scipy")
+
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 REPORT = f"""
 import atexit, sys
@@ -62,6 +65,35 @@ def test_help_and_wrong_arguments_need_no_mxnet(args, code):
     done = python(REPORT, *args)
     assert done.returncode == code or code is None
     assert done.stderr.splitlines()[-1] == "loaded:"
+
+
+MISSING = [
+    ["convert", "NET", "3", "-o", "OUT"],
+    ["convert", "SAVED", "4", "-o", "OUT"],
+    ["convert", "SAVED", "3", "-o", "SAVED"],
+    ["convert", "SAVED", "3", "-o", "nowhere/OUT"],
+    ["convert", "SAVED", "3", "-o", "TAKEN"],
+    ["inspect", "NET"],
+    ["inspect", "SAVED", "--epoch", "4"],
+    ["tune", "NET", "3", "--shape", "data:1"],
+    ["tune", "SAVED", "3", "--shape", "data:1", "-o", "SAVED-0003.params"],
+    ["benchmark", "NET", "--shape", "data:1"],
+    ["benchmark", "SAVED", "4", "--shape", "data:1"],
+    ["compare", "NET", "3", "--shape", "data:1"],
+    ["compare", "SAVED", "3", "--shape", "data:1", "-o", "SAVED-0003.params"],
+    ["ranges", "NET", "3", "--shape", "data:1"],
+]
+
+
+@pytest.mark.parametrize("args", MISSING, ids=" ".join)
+def test_files_that_are_missing_or_in_the_way_are_told_without_mxnet(args, tmp_path):
+    for name in ("SAVED-symbol.json", "SAVED-0003.params", "TAKEN-0003.params"):
+        (tmp_path / name).write_text("")
+    done = subprocess.run([sys.executable, "-c", REPORT, *args], cwd=tmp_path, env=ENV, capture_output=True, text=True)
+    *said, loaded = done.stderr.splitlines()
+    assert done.returncode == 1 and done.stdout == "" and loaded == "loaded:"
+    assert len(said) == 1 and said[0].startswith("mxmp: error: ")
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_importing_mxmp_imports_no_mxnet_until_a_part_is_used():

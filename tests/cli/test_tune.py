@@ -118,7 +118,7 @@ def test_tune_refuses(options, code, match, prefix, tmp_path, monkeypatch):
 
 def test_tune_overwrites_with_force_alone(prefix, plan):
     options = ["tune", prefix, 3, "--shape", SHAPE, *QUICK, "--for-inference", "-o", plan]
-    refused(r"plan.json: it exists; give another file to -o, or --force", *options)
+    refused(r"plan.json: it exists; give another name to -o, or --force", *options)
     assert load(plan).policy.is_mixed
     mxmp(*options, "--force")
     assert load(plan).for_inference

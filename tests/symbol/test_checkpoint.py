@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mxmp.errors import CheckpointError, ConvertError
+from mxmp.prefixes import saved_epochs
 from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, save_checkpoint, to_graph
-from mxmp.symbol.checkpoint import saved_epochs
 from tests.full_disk import files_of_at_most
 from tests.symbol.refusals import contents, nothing_written, refused
 from tests.symbol.small import convolutional, dtypes_of, params_of, snapshot

@@ -7,8 +7,9 @@ from typing import Any, Optional, Sequence
 
 import click
 
+from ...prefixes import only_epoch, require_checkpoint
 from .. import work
-from .options import check_prefix, make_policy, model_options
+from .options import check_prefix, make_policy, model_options, require_timed, timing_options
 
 
 @click.command()
@@ -20,19 +21,7 @@ from .options import check_prefix, make_policy, model_options
     multiple=True,
     help="A policy to measure beside float32; those that the device runs by itself unless given. Repeatable.",
 )
-@click.option(
-    "--objective",
-    type=click.Choice(["training", "inference"]),
-    help="What is timed: forward and backward, or forward alone; training unless --for-inference is given.",
-)
-@click.option("--for-inference", is_flag=True, help="Time inference with BatchNorm folded, as convert does it.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=30,
-    show_default=True,
-    help="About how long the rounds may take, of which there are at least five.",
-)
+@timing_options(30, "About how long the rounds may take, of which there are at least five.")
 @click.option("--gpu", type=click.IntRange(min=0), help="Run on this GPU instead of the processor.")
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -61,13 +50,12 @@ def benchmark(
     Example:
       mxmp benchmark resnet50 12 --shape data:8,3,224,224 --objective inference
     """  # noqa: D301 - click keeps the lines behind its mark as they are
-    if for_inference and objective == "training":
-        raise click.UsageError("--for-inference is for --objective inference.", ctx)
-    if not shapes:
-        raise click.UsageError("give --shape of every input, such as data:8,3,224,224.", ctx)
-    asked = objective or ("inference" if for_inference else "training")
+    asked = require_timed(ctx, objective, for_inference, shapes)
     gpu, as_json = options.pop("gpu"), options.pop("as_json")
     if any(options.values()) and not texts:
         raise click.UsageError("--keep-float32 and its like change a policy; give --policy too.", ctx)
     policies = {text: make_policy(text, **options) for text in texts}
+    require_checkpoint(prefix)
+    epoch = only_epoch(prefix) if epoch is None else epoch
+    require_checkpoint(prefix, epoch)
     work.run("benchmark", prefix, epoch, policies, asked, for_inference, seconds, shapes, types, gpu, as_json)

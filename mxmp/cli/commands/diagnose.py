@@ -7,24 +7,20 @@ from typing import Any, Optional
 
 import click
 
+from ...files import require_new
+from ...prefixes import require_checkpoint
 from .. import work
-from .options import check_prefix, make_policy, model_options
+from .options import batch_option, check_prefix, make_policy, model_options, out_option
 
 
 @click.command()
 @click.argument("prefix", callback=partial(check_prefix, read=True))
 @click.argument("epoch", type=click.IntRange(min=0))
 @click.option("--policy", "text", default="O1", show_default=True, help="The policy.")
-@click.option(
-    "--data",
-    type=click.Path(),
-    metavar="FILE",
-    help="Inputs by name in a .npz file, one batch; with labels, gradients are compared too. Random unless given.",
-)
+@batch_option("With labels, gradients are compared too.")
 @click.option("--worst", type=click.IntRange(min=1), default=20, show_default=True, help="How many operators to list.")
-@click.option("-o", "--out", type=click.Path(), metavar="FILE", help="Write all of it as JSON.")
 @model_options
-@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@out_option("Write all of it as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def compare(
@@ -55,4 +51,8 @@ def compare(
     if data is not None and shapes:
         raise click.UsageError("--data has shapes; leave --shape out.", ctx)
     force, as_json = options.pop("force"), options.pop("as_json")
-    work.run("compare", prefix, epoch, make_policy(text, **options), shapes, types, data, worst, out, force, as_json)
+    policy = make_policy(text, **options)
+    if out is not None:
+        require_new(out, force=force)
+    require_checkpoint(prefix, epoch)
+    work.run("compare", prefix, epoch, policy, shapes, types, data, worst, out, as_json)

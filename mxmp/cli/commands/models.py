@@ -7,8 +7,18 @@ from typing import Any, Optional
 
 import click
 
+from ...files import require_new
+from ...prefixes import check_out_prefix, checkpoint_files, require_checkpoint
 from .. import work
-from .options import check_prefix, make_policy, model_options, refuse_beside
+from .options import (
+    check_prefix,
+    make_policy,
+    model_options,
+    out_option,
+    refuse_beside,
+    require_timed,
+    timing_options,
+)
 
 
 @click.command()
@@ -18,7 +28,7 @@ from .options import check_prefix, make_policy, model_options, refuse_beside
 @click.option("--policy", "text", default="O2", show_default=True, help="The policy; O2 stores weights in float16.")
 @click.option(
     "--tuned",
-    type=click.Path(),
+    type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
     help="Take policy, shapes and --for-inference from what `mxmp tune -o` wrote, if it holds here.",
 )
@@ -43,32 +53,23 @@ def convert(
     Example:
       mxmp convert resnet50 12 -o resnet50-fp16 --shape data:1,3,224,224
     """  # noqa: D301 - click keeps the lines behind its mark as they are
-    flags = options.pop("for_inference"), options.pop("force"), options.pop("tuned")
-    if flags[-1] is not None:
+    for_inference, force, tuned = options.pop("for_inference"), options.pop("force"), options.pop("tuned")
+    if tuned is not None:
         refuse_beside(ctx, "--tuned", "text", *options)
-    work.run("convert", prefix, epoch, out, make_policy(text, **options), shapes, types, *flags)
+    policy = make_policy(text, **options)
+    check_out_prefix(prefix, out)
+    require_new(*checkpoint_files(out, epoch), force=force)
+    require_checkpoint(prefix, epoch)
+    work.run("convert", prefix, epoch, out, policy, shapes, types, for_inference, tuned)
 
 
 @click.command()
 @click.argument("prefix", callback=partial(check_prefix, read=True))
 @click.argument("epoch", type=click.IntRange(min=0))
 @click.option("--policy", "text", default="mixed_bfloat16", show_default=True, help="The policy to begin with.")
-@click.option(
-    "--objective",
-    type=click.Choice(["training", "inference"]),
-    help="What is timed: forward and backward, or forward alone; training unless --for-inference is given.",
-)
-@click.option("--for-inference", is_flag=True, help="Time inference with BatchNorm folded, as convert does it.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60,
-    show_default=True,
-    help="About how long it may take.",
-)
-@click.option("-o", "--out", type=click.Path(), metavar="FILE", help="Write the plan, for `mxmp convert --tuned FILE`.")
+@timing_options(60, "About how long it may take.")
 @model_options
-@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@out_option("Write the plan, for `mxmp convert --tuned FILE`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def tune(
@@ -97,14 +98,13 @@ def tune(
       mxmp tune resnet50 12 --shape data:8,3,224,224 --objective inference -o resnet50-plan.json
       mxmp convert resnet50 12 -o resnet50-fast --tuned resnet50-plan.json
     """  # noqa: D301 - click keeps the lines behind its mark as they are
-    if for_inference and objective == "training":
-        raise click.UsageError("--for-inference is for --objective inference.", ctx)
-    if not shapes:
-        raise click.UsageError("give --shape of every input, such as data:8,3,224,224.", ctx)
-    asked = objective or ("inference" if for_inference else "training")
+    asked = require_timed(ctx, objective, for_inference, shapes)
     out, force, as_json = options.pop("out"), options.pop("force"), options.pop("as_json")
     policy = make_policy(text, **options)
-    work.run("tune", prefix, epoch, policy, asked, for_inference, seconds, shapes, types, out, force, as_json)
+    if out is not None:
+        require_new(out, force=force)
+    require_checkpoint(prefix, epoch)
+    work.run("tune", prefix, epoch, policy, asked, for_inference, seconds, shapes, types, out, as_json)
 
 
 @click.command()
@@ -136,4 +136,6 @@ def inspect(
       mxmp inspect resnet50 --policy mixed_bfloat16 --shape data:1,3,224,224
     """  # noqa: D301 - click keeps the lines behind its mark as they are
     asked = text is not None or any(changes.values())
-    work.run("inspect", prefix, epoch, make_policy(text or "O2", **changes), asked, shapes, types, as_json, summary)
+    policy = make_policy(text or "O2", **changes)
+    require_checkpoint(prefix, epoch)
+    work.run("inspect", prefix, epoch, policy, asked, shapes, types, as_json, summary)

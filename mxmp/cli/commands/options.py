@@ -86,6 +86,59 @@ def input_options(command: Command) -> Command:
     return command
 
 
+def out_option(help: str, required: bool = False) -> Callable[[Command], Command]:
+    """Return what adds -o, a file to write, and --force."""
+
+    def add(command: Command) -> Command:
+        force = click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+        out = click.option("-o", "--out", type=click.Path(), metavar="FILE", required=required, help=help)
+        return out(force(command))
+
+    return add
+
+
+def batch_option(help: str = "") -> Callable[[Command], Command]:
+    """Return what adds --data, a file with a batch; ``help`` is what is said of it besides."""
+    said = "A batch: arrays by names of inputs, as numpy.savez writes them; random numbers from 0 to 1 unless given."
+    path = click.Path(exists=True, dir_okay=False)
+    return click.option("--data", type=path, metavar="FILE.npz", help=f"{said} {help}".strip())
+
+
+def timing_options(seconds: float, help: str) -> Callable[[Command], Command]:
+    """Return what adds the options of a command that times a network; its ``seconds``, and the help on them, differ."""
+    options = [
+        click.option(
+            "--objective",
+            type=click.Choice(["training", "inference"]),
+            help="What is timed: forward and backward, or forward alone; training unless --for-inference is given.",
+        ),
+        click.option("--for-inference", is_flag=True, help="Time inference with BatchNorm folded, as convert does it."),
+        click.option(
+            "--seconds",
+            type=click.FloatRange(min=0, min_open=True),
+            default=seconds,
+            show_default=True,
+            help=help,
+        ),
+    ]
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def require_timed(ctx: click.Context, objective: Optional[str], for_inference: bool, shapes: Dict[str, Any]) -> str:
+    """Return what is to be timed, 'training' or 'inference'; refuse options that contradict, and missing shapes."""
+    if for_inference and objective == "training":
+        raise click.UsageError("--for-inference is for --objective inference.", ctx)
+    if not shapes:
+        raise click.UsageError("give --shape of every input, such as data:8,3,224,224.", ctx)
+    return objective or ("inference" if for_inference else "training")
+
+
 _INPUTS = slice(1, 3)  # of the options below
 _MODEL_OPTIONS: List[Callable[[Any], Any]] = [
     click.option(

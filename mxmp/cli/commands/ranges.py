@@ -7,21 +7,18 @@ from typing import Any, Optional
 
 import click
 
+from ...prefixes import require_checkpoint
 from .. import work
-from .options import check_prefix, input_options
+from .options import batch_option, check_prefix, input_options
 
 
 @click.command()
 @click.argument("prefix", callback=partial(check_prefix, read=True))
 @click.argument("epoch", type=click.IntRange(min=0))
 @input_options
-@click.option(
-    "--data",
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE.npz",
-    help="A batch: arrays by the names of inputs, as numpy.savez writes them. Random numbers from 0 to 1 unless given.",
-)
+@batch_option()
 @click.option("--gradients", is_flag=True, help="Run backward too, and count the gradients by magnitude.")
+@click.option("--all", "list_all", is_flag=True, help="List all tensors, not only the worst.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def ranges(
@@ -32,6 +29,7 @@ def ranges(
     types: Any,
     data: Optional[str],
     gradients: bool,
+    list_all: bool,
     as_json: bool,
 ) -> None:
     """Show how large the tensors of a checkpoint's network are, beside float16's range.
@@ -47,4 +45,5 @@ def ranges(
     """  # noqa: D301 - click keeps the lines behind its mark as they are
     if not shapes and data is None:
         raise click.UsageError("give --shape of every input, such as data:1,3,224,224, or --data.", ctx)
-    work.run("ranges", prefix, epoch, shapes, types, data, gradients, as_json)
+    require_checkpoint(prefix, epoch)
+    work.run("ranges", prefix, epoch, shapes, types, data, gradients, list_all, as_json)

@@ -6,14 +6,15 @@ from typing import Optional
 
 import click
 
+from ...files import require_new
 from .. import work
+from .options import out_option
 
 
 @click.command()
 @click.argument("run", type=click.Path())
-@click.option("-o", "--out", type=click.Path(), metavar="FILE", required=True, help="The HTML file to write.")
+@out_option("The HTML file to write.", required=True)
 @click.option("--title", metavar="TEXT", help="The page's title; the name of RUN unless given.")
-@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
 def report(run: str, out: str, title: Optional[str], force: bool) -> None:
     """Write what is known of a run as one HTML page.
 
@@ -26,4 +27,5 @@ def report(run: str, out: str, title: Optional[str], force: bool) -> None:
     Example:
       mxmp report runs/resnet50 -o resnet50.html
     """  # noqa: D301 - click keeps the lines behind its mark as they are
-    work.run("report", run, out, title, force)
+    require_new(out, force=force)
+    work.run("report", run, out, title)

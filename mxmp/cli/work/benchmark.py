@@ -7,10 +7,10 @@ from typing import Any, Mapping, Optional
 
 import click
 
-from ...errors import TuneError
 from ...policy import Policy
+from ...prefixes import checkpoint_files
 from ...symbol import convert_model, load_checkpoint
-from ...symbol.checkpoint import checkpoint_files, describe_epochs, naming_files, saved_epochs
+from ...symbol.checkpoint import naming_files
 from ...tune.benchmark import benchmark, context_of, default_policies
 from ...tune.speed.inputs import make_batch
 from .output import pairs_table, stdout
@@ -18,7 +18,7 @@ from .output import pairs_table, stdout
 
 def run(
     prefix: str,
-    epoch: Optional[int],
+    epoch: int,
     policies: Mapping[str, Policy],
     objective: str,
     for_inference: bool,
@@ -30,7 +30,6 @@ def run(
 ) -> None:
     """Time the network of a prefix under policies, by default those that the device runs by itself, and print it."""
     context = context_of(gpu)
-    epoch = _only_epoch(prefix) if epoch is None else epoch
     model = load_checkpoint(prefix, epoch)
     batch = {name: array.as_in_context(context) for name, array in make_batch(model, shapes, types).items()}
     with naming_files(*checkpoint_files(prefix, epoch)):
@@ -44,11 +43,3 @@ def run(
     console = stdout()
     console.print(found.table())
     console.print(pairs_table(found.totals + notes))
-
-
-def _only_epoch(prefix: str) -> int:
-    """Return the epoch of the only parameters that a prefix has."""
-    found = saved_epochs(prefix)
-    if len(found) != 1:
-        raise TuneError(f"{prefix}: give the EPOCH of its parameters; {describe_epochs(prefix) or 'there are none'}.")
-    return found[0]

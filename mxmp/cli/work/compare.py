@@ -9,10 +9,10 @@ import click
 from ...diagnose import compare
 from ...diagnose.batches import load_batch
 from ...errors import visible
-from ...files import require_new
 from ...policy import Policy
+from ...prefixes import checkpoint_files
 from ...symbol import load_checkpoint
-from ...symbol.checkpoint import checkpoint_files, naming_files
+from ...symbol.checkpoint import naming_files
 from ...tune.speed.inputs import make_batch
 from .output import NARROW, pairs_table, stdout
 
@@ -26,12 +26,9 @@ def run(
     data: Optional[str],
     worst: int,
     out: Optional[str],
-    force: bool,
     as_json: bool,
 ) -> None:
     """Compare the checkpoint of a prefix and an epoch with float32, print what was found, and write it if asked to."""
-    if out is not None:
-        require_new(out, force)
     model = load_checkpoint(prefix, epoch)
     batch = make_batch(model, shapes, types) if data is None else load_batch(data, model.symbol, types)
     with naming_files(*checkpoint_files(prefix, epoch)):

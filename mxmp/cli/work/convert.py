@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any, Mapping, Optional, Tuple
 
-from ...errors import CheckpointError, TuneError
+from ...errors import TuneError
 from ...policy import Policy
+from ...prefixes import checkpoint_files
 from ...symbol import convert_checkpoint, load_symbol
-from ...symbol.checkpoint import check_out_prefix, checkpoint_files
 from ...tune import load
 from .output import pairs_table, progress, rounded_lines, stdout, value_lines
 
@@ -22,20 +21,14 @@ def run(
     shapes: Mapping[str, Any],
     types: Mapping[str, str],
     for_inference: bool,
-    force: bool,
     tuned: Optional[str] = None,
 ) -> None:
     """Convert the checkpoint of a prefix and an epoch, write it to another prefix and print what was done.
 
     What a tuned plan in a file says stands in place of the policy, and of shapes where none are given.
     """
-    check_out_prefix(prefix, out)
     if tuned is not None:
         policy, shapes, for_inference = _planned(tuned, prefix, shapes, for_inference)
-    files = checkpoint_files(out, epoch)
-    for file in files:
-        if os.path.lexists(file) and not force:
-            raise CheckpointError(f"{file}: it exists; give another prefix to -o, or --force to overwrite it.")
     with progress(3) as begin:
         model = convert_checkpoint(
             prefix, epoch, out, policy, shapes, types, on_stage=begin, for_inference=for_inference
@@ -44,7 +37,7 @@ def run(
     pairs += value_lines(model.changes, model.out_of_range, policy.compute_dtype)
     pairs += [("note", warning) for warning in model.report.warnings]
     pairs += rounded_lines(model.widened)
-    pairs += [("written", file) for file in files]
+    pairs += [("written", file) for file in checkpoint_files(out, epoch)]
     stdout().print(pairs_table(pairs))
 
 

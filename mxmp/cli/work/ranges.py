@@ -7,6 +7,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 import click
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -14,12 +15,14 @@ from ... import dtypes
 from ...diagnose import Magnitudes, measure_gradients, measure_ranges
 from ...diagnose.batches import fill_inputs, load_batch
 from ...errors import visible
+from ...prefixes import checkpoint_files
 from ...symbol import Checkpoint, convert_model, load_checkpoint
 from ...symbol.arguments import HEADROOM
-from ...symbol.checkpoint import checkpoint_files, naming_files
+from ...symbol.checkpoint import naming_files
 from ...tune.speed.inputs import make_batch
 from .output import stdout
 
+_MOST = 20  # rows of a table unless all are wanted
 _MAX = dtypes.limits(dtypes.FLOAT16).max
 
 
@@ -30,11 +33,13 @@ def run(
     types: Mapping[str, str],
     data: Optional[str],
     gradients: bool,
+    list_all: bool,
     as_json: bool,
 ) -> None:
     """Measure the checkpoint of a prefix and an epoch on a batch, and print what was found."""
     model = load_checkpoint(prefix, epoch)
     given = {} if data is None else load_batch(data, model.symbol, types)
+    _require_same_shapes(shapes, given, data)
     batch = {**make_batch(model, {**shapes, **{name: array.shape for name, array in given.items()}}, types), **given}
     with naming_files(*checkpoint_files(prefix, epoch)):
         found = measure_ranges(*model, [batch])
@@ -50,7 +55,7 @@ def run(
     console = stdout()
     rows = [(name, f"{value:g}", f"{value / _MAX:.2g}", _note(value)) for name, value in found.items()]
     console.print(f"Largest magnitudes on {source}:")
-    console.print(_table(("tensor", "largest", "of float16's largest", ""), rows))
+    _print_table(console, ("tensor", "largest", "of float16's largest", ""), rows, list_all)
     if gradients:
         rows = [
             (name, f"{each.largest:g}", f"{each.share_lost():.2%}", f"{each.largest_scale():g}")
@@ -58,7 +63,7 @@ def run(
         ]
         columns = "gradient of", "largest", "0 in float16 unscaled", "largest scale"
         console.print(f"Gradients on {source}:")
-        console.print(_table(columns, rows))
+        _print_table(console, columns, rows, list_all)
 
 
 def _with_labels(model: Checkpoint, batch: Mapping[str, Any]) -> Dict[str, Any]:
@@ -77,6 +82,25 @@ def _note(value: float) -> str:
 def _values(each: Magnitudes) -> Dict[str, Any]:
     counts = {"values": each.total, "zeros": each.zeros, "nonfinite": each.nonfinite, "largest": each.largest}
     return {**counts, "share_lost": each.share_lost(), "largest_scale": each.largest_scale()}
+
+
+def _require_same_shapes(shapes: Mapping[str, Any], given: Mapping[str, Any], data: Optional[str]) -> None:
+    for name in shapes.keys() & given.keys():
+        if tuple(shapes[name]) != given[name].shape:
+            sizes = ",".join(map(str, shapes[name]))
+            raise click.UsageError(
+                f"--shape {name}:{sizes} contradicts --data {data}, in which '{name}' has the shape "
+                f"{given[name].shape}; leave --shape out, or give another batch.",
+                click.get_current_context(silent=True),
+            )
+
+
+def _print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], list_all: bool) -> None:
+    """Print rows, the worst unless all are wanted, and how many more there are."""
+    shown = rows if list_all else rows[:_MOST]
+    console.print(_table(columns, shown))
+    if len(rows) > len(shown):
+        console.print(f"… and {len(rows) - len(shown):,} more (--all)")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -6,10 +6,10 @@ from typing import Any, Mapping, Optional
 
 import click
 
-from ...files import require_new
 from ...policy import Policy
+from ...prefixes import checkpoint_files
 from ...symbol import convert_model, load_checkpoint
-from ...symbol.checkpoint import checkpoint_files, naming_files
+from ...symbol.checkpoint import naming_files
 from ...tune import tune
 from ...tune.speed.inputs import make_batch
 from .output import pairs_table, stdout
@@ -25,12 +25,9 @@ def run(
     shapes: Mapping[str, Any],
     types: Mapping[str, str],
     out: Optional[str],
-    force: bool,
     as_json: bool,
 ) -> None:
     """Tune the policy for the checkpoint of a prefix and an epoch, print what was found, and write it if asked to."""
-    if out is not None:
-        require_new(out, force)
     model = load_checkpoint(prefix, epoch)
     batch = make_batch(model, shapes, types)
     with naming_files(*checkpoint_files(prefix, epoch)):
