@@ -95,6 +95,8 @@ def read_file(path: str, name: str) -> Any:
         return READERS[name](path)
     except OSError as e:
         raise CheckpointError(f"{path} cannot be read: {e.strerror or e}") from e
+    except UnicodeDecodeError as e:
+        raise CheckpointError(f"{path} cannot be shown: it is no text in UTF-8.") from e
     except (StateError, ValueError, csv.Error, RecursionError) as e:
         raise CheckpointError(f"{path} cannot be shown: {str(e) or type(e).__name__}") from e
 
@@ -124,6 +126,8 @@ def _json(path: str) -> Any:
     with open(path, encoding="utf-8") as file:
         try:
             return json.load(file)
+        except UnicodeDecodeError as e:
+            raise StateError("it is no JSON: it is no text in UTF-8.") from e
         except json.JSONDecodeError as e:
             raise StateError(f"it is no JSON: {e}") from e
 

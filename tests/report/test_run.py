@@ -103,6 +103,8 @@ def test_a_file_of_another_name_is_known_by_what_is_in_it(folder, name):
         ("ledger.json", json.dumps(ledger(scale={"last": []})), r"scale has last=\[\]"),
         ("ledger.json", json.dumps(ledger(advice=[1])), r"has 1 at advice\[0\]"),
         ("ledger.json", json.dumps(ledger(layers=[dict(ledger()["layers"][0], lost_update_share={})])), "update_share={}"),
+        ("ledger.json", json.dumps(ledger(layers=[dict(ledger()["layers"][0], counts=[1])])), r"layers\[0\] has counts=\[1\]"),
+        ("ledger.json", json.dumps(ledger(layers=[dict(ledger()["layers"][0], counts={"0": {"zero": -1}})])), "in counts"),
         ("compare.json", "{}", "expected 'kind': 'compare'"),
         ("compare.json", json.dumps(compare(rows=[{"op": "x"}])), r"rows\[0\] has name=None"),
         ("compare.json", json.dumps(compare(outputs=[{"name": "o", "error": []}])), r"outputs\[0\] has error=\[\]"),
@@ -122,8 +124,11 @@ def test_a_broken_file_is_named_with_what_is_wrong(folder, name, text, message):
 
 def test_a_file_that_is_no_text_is_named(folder):
     (folder / "report.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(CheckpointError, match="report.json cannot be shown"):
+    with pytest.raises(CheckpointError, match="report.json cannot be shown: it is no JSON: it is no text in UTF-8"):
         read_run(folder)
+    (folder / "steps.csv").write_bytes(b"step\n\xff\n")
+    with pytest.raises(CheckpointError, match="steps.csv cannot be shown: it is no text in UTF-8"):
+        read_run(folder / "steps.csv")
 
 
 def test_a_folder_in_a_files_place_is_named(folder):
