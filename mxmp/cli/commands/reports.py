@@ -21,7 +21,7 @@ def report(run: str, out: str, title: Optional[str], force: bool) -> None:
     RUN is a folder with any of these files, or one of them: report.json (a report's to_json),
     ledger.json (of gradients), compare.json (errors by layer), steps.csv (loss and scale). The page shows
     the network with its precisions and casts, tables that sort and filter, and charts. It is complete in
-    itself: nothing is loaded from a network.
+    itself: nothing is loaded from a network. Its warnings and advice are printed too.
 
     \b
     Example:
