@@ -15,8 +15,8 @@ from ..symbol import convert_model
 from . import measure_net
 from .batches import Batches, fill_inputs, inputs_of, read_loader
 from .magnitudes import GradientCounts, Magnitudes
-from .measured import warn_of_nans, warn_of_nonfinite
 from .progress import shown
+from .warn import warn_of_nans, warn_of_nonfinite
 
 
 @overload

@@ -21,9 +21,11 @@ from ..probe.largest_values import LargestValues
 from ..probe.watched_gradients import WatchedGradients
 from .batches import read_examples
 from .magnitudes import GradientCounts, Magnitudes
-from .measured import call_net, losses_of, warn_of_nans, warn_of_nonfinite
+from .misfits import call_net
 from .networks.gluon_net import require_values
 from .progress import shown
+from .subject import losses_of
+from .warn import warn_of_nans, warn_of_nonfinite
 
 Make = Callable[[TracedGraph], Any]
 """Makes what runs a traced graph: called with values by name, it returns the outputs in a list."""

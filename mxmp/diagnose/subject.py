@@ -131,7 +131,8 @@ def losses_of(loss: LossFunction, output: Any, label: Any) -> Sequence[Any]:
     try:
         found = loss(output, label)
     except (mx.MXNetError, ValueError) as e:  # ValueError is that of a reshape
-        shapes = f"an output of shape {_shape(output)} and a label of shape {_shape(label)}"
+        labelled = "no label" if label is None else f"a label of shape {_shape(label)}"
+        shapes = f"an output of shape {_shape(output)} and {labelled}"
         raise ConvertError(f"batches: the loss fails on {shapes}: {mxnet_reason(e)}") from e
     several = list(found) if isinstance(found, (list, tuple)) else [found]
     if not several or not all(isinstance(each, mx.nd.NDArray) for each in several):

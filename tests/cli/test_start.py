@@ -140,35 +140,6 @@ def test_files_that_are_missing_or_in_the_way_are_told_without_mxnet(args, tmp_p
     assert len(list(tmp_path.iterdir())) == 3
 
 
-MISSING = [
-    ["convert", "NET", "3", "-o", "OUT"],
-    ["convert", "SAVED", "4", "-o", "OUT"],
-    ["convert", "SAVED", "3", "-o", "SAVED"],
-    ["convert", "SAVED", "3", "-o", "nowhere/OUT"],
-    ["convert", "SAVED", "3", "-o", "TAKEN"],
-    ["inspect", "NET"],
-    ["inspect", "SAVED", "--epoch", "4"],
-    ["tune", "NET", "3", "--shape", "data:1"],
-    ["tune", "SAVED", "3", "--shape", "data:1", "-o", "SAVED-0003.params"],
-    ["benchmark", "NET", "--shape", "data:1"],
-    ["benchmark", "SAVED", "4", "--shape", "data:1"],
-    ["compare", "NET", "3", "--shape", "data:1"],
-    ["compare", "SAVED", "3", "--shape", "data:1", "-o", "SAVED-0003.params"],
-    ["ranges", "NET", "3", "--shape", "data:1"],
-]
-
-
-@pytest.mark.parametrize("args", MISSING, ids=" ".join)
-def test_files_that_are_missing_or_in_the_way_are_told_without_mxnet(args, tmp_path):
-    for name in ("SAVED-symbol.json", "SAVED-0003.params", "TAKEN-0003.params"):
-        (tmp_path / name).write_text("")
-    done = subprocess.run([sys.executable, "-c", REPORT, *args], cwd=tmp_path, env=ENV, capture_output=True, text=True)
-    *said, loaded = done.stderr.splitlines()
-    assert done.returncode == 1 and done.stdout == "" and loaded == "loaded:"
-    assert len(said) == 1 and said[0].startswith("mxmp: error: ")
-    assert len(list(tmp_path.iterdir())) == 3
-
-
 def test_importing_mxmp_imports_no_mxnet_until_a_part_is_used():
     code = "import sys, mxmp; before = 'mxnet' in sys.modules; mxmp.gluon; print(before, 'mxnet' in sys.modules)"
     assert python(code).stdout == "False True\n"
