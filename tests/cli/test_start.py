@@ -72,7 +72,7 @@ ARGUMENTS = [
     (["convert", "net", "three", "-o", "out"], 2),
     (["convert", "net", "3", "-o", "out", "--policy", "O9"], 2),
     (["convert", "net", "3", "-o", "out", "--dtype", "data:int7"], 2),
-    (["convert", "net", "3", "-o", "out", "--tuned", "plan.json", "--policy", "O1"], 2),
+    (["convert", "net", "3", "-o", "out", "--tuned", "setup.py", "--policy", "O1"], 2),
     (["inspect", "net", "--shape", "data:2x3"], 2),
     (["tune", "net", "3"], 2),
     (["tune", "net", "3", "--shape", "data:2,3", "--objective", "speed"], 2),

@@ -13,6 +13,7 @@ import mxnet as mx
 import pytest
 
 from mxmp import tune as package
+from mxmp.cli.work import tune as work
 from mxmp.devices.machine import read_machine
 from mxmp.tune import TuneResult, holds, load
 from mxmp.tune.holds import digest
@@ -83,7 +84,7 @@ def test_tune_takes_the_seconds_and_the_policy(prefix, monkeypatch):
         given.update(options, policy=policy, objective=objective)
         return result()
 
-    monkeypatch.setattr(sys.modules["mxmp.cli.work.tune"], "tune", fake)
+    monkeypatch.setattr(work, "tune", fake)
     options = ["--policy", "bfloat16", "--keep-float32", "fc", "--seconds", "7.5", "--objective", "inference"]
     mxmp("tune", prefix, 3, "--shape", SHAPE, *options)
     assert str(given["policy"]).startswith("param=bfloat16") and given["policy"].names == (("fc", "float32"),)
@@ -157,7 +158,7 @@ def test_convert_refuses_a_plan_that_does_not_hold(prefix, plan, tmp_path, monke
     convert = ["convert", prefix, 3, "-o", tmp_path / "a", "--tuned"]
     refused(r"shape of data: found \(1, 3, 8, 8\), expected \(2, 3, 8, 8\)", *convert, plan, "--shape", "data:1,3,8,8")
     refused(r"dtype of data: found int32, expected float32", *convert, plan, "--dtype", "data:int32")
-    refused("none.json: there is no such file", *convert, tmp_path / "none.json")
+    refused("none.json' does not exist", *convert, tmp_path / "none.json", code=2)
     refused("net-symbol.json: this is no tuned plan", *convert, f"{prefix}-symbol.json")
     other = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="head")
     (tmp_path / "other").mkdir()
