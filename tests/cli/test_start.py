@@ -169,16 +169,16 @@ class Press:
 sys.meta_path.insert(0, Press())
 from mxmp.cli import main
 try:
-    main(["inspect", "net"])
+    main(["inspect", sys.argv[2]])
 except SystemExit:
     print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
-def interrupted():
+def interrupted(tmp_path_factory):
     """Return what Ctrl-C at the import of each of `MODULES` came to: one program goes on, copies of it get the signal."""
-    done = python(AT_IMPORTS, " ".join(MODULES))
+    done = python(AT_IMPORTS, " ".join(MODULES), save(tmp_path_factory.mktemp("inspected")))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -198,6 +198,7 @@ def test_ctrl_c_ends_the_search_and_still_gives_the_result(prefix, tmp_path):
 def test_ctrl_c_before_the_search_ends_with_one_line(tmp_path):
     fifo = tmp_path / "net-symbol.json"
     os.mkfifo(fifo)
+    (tmp_path / "net-0003.params").touch()
     with start("tune", tmp_path / "net", 3, "--shape", SHAPE, stdout=subprocess.PIPE) as process:
         with open(fifo, "w"):
             process.send_signal(signal.SIGINT)
