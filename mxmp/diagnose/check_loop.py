@@ -31,16 +31,16 @@ def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: boo
     Module needs none: its ``fit`` makes the steps by itself.
 
     What is found, by kind. Of the trainer: ``plain_trainer`` (one of MXNet where float16 needs one of mxmp),
-    ``wrong_trainer`` (of another net), ``schedule_on_skip`` (the learning rate is set though the step was skipped). Of
-    the calls: ``never_called`` (the net was not), ``not_recorded``, ``not_training``, ``no_backward``, ``no_step``,
-    ``step_recorded``. Of the loss: ``loss_not_scaled``, ``loss_precision`` (computed in low precision),
-    ``loss_not_finite``. Of gradients: ``no_gradient`` (weights that backward does not reach), ``zero_grad_missing``
-    (with ``grad_req='add'``), ``clip_before_unscale`` (changed while they are scaled), ``divided_twice`` (by the
-    batch: a loss that is a mean, and ``step(batch_size)``), ``not_divided`` (a note: a sum, and ``step(1)``),
-    ``batch_size`` (divided by another number), ``steps_skipped`` (all of them). What a loss is can only be told where
-    ``scale_loss`` gets it. Of parameters and data: ``weights_not_finite``, ``norm_precision`` and ``cast_by_hand``
-    (``net.cast``), ``float64_data``. Of speed, as notes: ``uneven_sizes`` and ``slow_policy``. ``failed`` is an error
-    of mxmp or MXNet. Other errors are raised.
+    ``wrong_trainer`` (of another net), ``no_loss_scale`` (a note), ``schedule_on_skip`` (the learning rate is set
+    though the step was skipped). Of the calls: ``never_called`` (the net was not), ``not_recorded``, ``not_training``,
+    ``no_backward``, ``no_step``, ``step_recorded``. Of the loss: ``loss_not_scaled``, ``loss_precision`` (computed in
+    low precision), ``loss_not_finite``. Of gradients: ``no_gradient`` (weights that backward does not reach),
+    ``zero_grad_missing`` (with ``grad_req='add'``), ``clip_before_unscale`` (changed while they are scaled),
+    ``divided_twice`` (by the batch: a loss that is a mean, and ``step(batch_size)``), ``not_divided`` (a note: a sum,
+    and ``step(1)``), ``batch_size`` (divided by another number), ``steps_skipped`` (all of them). What a loss is can
+    only be told where ``scale_loss`` gets it. Of parameters and data: ``weights_not_finite``, ``norm_precision`` and
+    ``cast_by_hand`` (``net.cast``), ``float64_data``. Of speed, as notes: ``uneven_sizes`` and ``slow_policy``.
+    ``failed`` is an error of mxmp or MXNet. Other errors are raised.
 
     Args:
         net: The net, converted or not; or a list of nets.

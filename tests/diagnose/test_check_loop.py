@@ -335,6 +335,25 @@ def test_sizes_that_tensor_cores_do_not_like_are_noted():
     assert [each.text for each in batch if each.kind == "uneven_sizes"][0].startswith("the batch of 7")
 
 
+@pytest.mark.parametrize("rows, noted", [(8, False), (4, True)])
+def test_of_a_sequence_that_comes_first_the_products_rows_count(rows, noted):
+    net = nn.HybridSequential(prefix="words_")
+    with net.name_scope():
+        net.add(nn.Embedding(16, 8), nn.Dense(8, flatten=False, in_units=8))
+    net.initialize()
+    words = mx.nd.zeros((7, rows))
+    loop = Loop(net=mxmp.gluon.convert(net, "O1"), data=words, label=words)
+    texts = [each.text for each in loop.check(speed=True) if each.kind == "uneven_sizes"]
+    assert bool(texts) == noted and all("the batch of 28" in text for text in texts)
+
+
+def test_a_trainer_without_a_loss_scale_is_noted():
+    loop = Loop()
+    loop.trainer = mxmp.gluon.Trainer(loop.net.collect_params(), "sgd", loss_scale=None)
+    found = loop.check()
+    assert "no_loss_scale" in found.kinds and "loss_scale='dynamic'" in str(found)
+
+
 def test_float16_on_a_cpu_is_noted_as_slow():
     found = Loop().check(speed=True)
     assert found.kinds == ("slow_policy",) and "emulated on a CPU" in str(found)
@@ -395,9 +414,9 @@ HEALTHY = {
     "backward while recording": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "last batch": lambda: Loop(data=DATA[:3], label=LABELS[:3]),
     "dynamic scale": lambda: Loop(net=(net := make()), trainer=ours(net, "dynamic")),
-    "without a scale": lambda: Loop(net=(net := make()), trainer=ours(net, None)),
+    "without a scale": lambda: Loop(net=(net := make("O1,loss_scale=None")), trainer=ours(net, None)),
     "clipped without a scale": lambda: changed(
-        Loop(net=(net := make()), trainer=ours(net, None)),
+        Loop(net=(net := make("O1,loss_scale=None")), trainer=ours(net, None)),
         clip=lambda loop: gluon.utils.clip_global_norm(loop.gradients(), 0.1),
     ),
 }

@@ -13,9 +13,10 @@ from ...devices.speed import bfloat16_speed
 from ...gluon.lookup import blocks_in, conversions_of
 from ...gluon.storage import LowPrecisionParameter, contexts_of, dtype_of
 from ...gluon.trainer_setup import TrainerSetup
+from ...loss_scale import NoOpLossScale
 from ...mxnet_private import parameters
 from ...mxnet_private import trainers as private
-from ..tensor_cores import BATCH, uneven_layers
+from ..tensor_cores import BATCH, Uneven, uneven_layers
 from .findings import LoopFindings
 
 _NORMS = (gluon.nn.BatchNorm, gluon.nn.LayerNorm, gluon.nn.InstanceNorm, gluon.nn.GroupNorm)
@@ -86,6 +87,9 @@ def check_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer
         )
     for trainer in trainers:
         if isinstance(trainer, TrainerSetup):
+            if scaled and isinstance(trainer.loss_scale, NoOpLossScale):
+                text = "the trainer has no loss scale, so that small gradients become 0 in float16"
+                found.add("no_loss_scale", f"{text}; give it loss_scale='dynamic'.", "note")
             continue
         low = [param.name for param in private.params(trainer) if dtype_of(param) in dtypes.LOW_PRECISION]
         masters = bool(getattr(private.optimizer(trainer), "multi_precision", False))
@@ -114,26 +118,28 @@ def check_speed(nets: Sequence[gluon.Block], batches: Sequence[int], found: Loop
     if dtypes.FLOAT16 not in used:
         return
     layers = [layer for each in conversions for layer in _uneven(each)]
-    if layers:
-        text = f"sizes of {names_of([text for _, text in layers])} are no multiples of 8, which tensor cores want; pad"
+    named = [f"{layer.name} ({sizes})" for layer in layers if (sizes := _sizes_of(layer))]
+    if named:
+        text = f"sizes of {names_of(named)} are no multiples of 8, which tensor cores want; pad"
         found.add("uneven_sizes", f"{text} them if the layer is large. `mxmp inspect` lists all.", "note")
-    largest = max(batches, default=8)
-    if largest % 8:
-        found.add("uneven_sizes", f"the batch of {largest} is no multiple of 8, which tensor cores want.", "note")
+    # A batch by itself says nothing where steps of a sequence come first, and a last one may be smaller.
+    rows = [layer.sizes[BATCH] for layer in layers if BATCH in layer.sizes]
+    if rows and max(batches, default=8) % 8:
+        found.add("uneven_sizes", f"the batch of {max(rows)} is no multiple of 8, which tensor cores want.", "note")
 
 
-def _uneven(conversion: Any) -> List[Tuple[str, str]]:
-    """Return the layers of a net's last graph whose sizes, but for the batch, do not fit, with these in words."""
+def _uneven(conversion: Any) -> Tuple[Uneven, ...]:
+    """Return the layers of a net's last graph whose sizes do not fit."""
     if conversion.current is None:
-        return []
+        return ()
     decisions = conversion.current.converted.decisions
     rows = {(row.name, row.op) for row in decisions.report.rows if row.precision == dtypes.FLOAT16}
-    found = []
-    for layer in uneven_layers(decisions.before, decisions.facts, rows):
-        sizes = ", ".join(f"{what} {size}" for what, size in layer.sizes.items() if what != BATCH)
-        if sizes:
-            found.append((layer.name, f"{layer.name} ({sizes})"))
-    return found
+    return uneven_layers(decisions.before, decisions.facts, rows)
+
+
+def _sizes_of(layer: Uneven) -> str:
+    """Return the sizes of a layer in words, but for the batch."""
+    return ", ".join(f"{what} {size}" for what, size in layer.sizes.items() if what != BATCH)
 
 
 def arrays_in(value: Any) -> Iterator[Any]:
