@@ -36,9 +36,10 @@ def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: boo
     ``step_recorded``. Of the loss: ``loss_not_scaled``, ``loss_precision`` (computed in low precision),
     ``loss_not_finite``. Of gradients: ``no_gradient`` (weights that backward does not reach), ``zero_grad_missing``
     (with ``grad_req='add'``), ``clip_before_unscale`` (changed while they are scaled), ``divided_twice`` (by the
-    batch: a loss that is a mean, and ``step(batch_size)``), ``not_divided`` (a note: a sum, and ``step(1)``),
+    batch: a loss that is a mean over it, and ``step(batch_size)``), ``not_divided`` (a note: a sum, and ``step(1)``),
     ``batch_size`` (divided by another number), ``steps_skipped`` (all of them). What a loss is can only be told where
-    ``scale_loss`` gets it. Of parameters and data: ``weights_not_finite``, ``norm_precision`` and ``cast_by_hand``
+    ``scale_loss`` gets it; one that is divided by a number is not judged, for that may be a weight as well as the
+    batch. Of parameters and data: ``weights_not_finite``, ``norm_precision`` and ``cast_by_hand``
     (``net.cast``), ``float64_data``. Of speed, as notes: ``uneven_sizes`` and ``slow_policy``. ``failed`` is an error
     of mxmp or MXNet. Other errors are raised.
 

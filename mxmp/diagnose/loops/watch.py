@@ -60,8 +60,6 @@ class LoopWatch:
         self.calls.check_called()
         self.calls.check_sizes()
         check_finite(self.calls.nets, self.steps, self.found)
-        for watched in self.watched:
-            watched.division.finish()
 
     def note_step(self, watched: _Trainer, batch_size: Any) -> None:
         """Check the calls before a step."""
