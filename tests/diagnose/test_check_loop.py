@@ -12,7 +12,9 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp.arrays.casts import amp_cast
 from mxmp.diagnose import CSVLogger, Ledger, Watch, check_loop, checking
+from mxmp.dtypes import NUMPY_BFLOAT16
 from mxmp.errors import TrainerError
 
 RNG = np.random.RandomState(0)
@@ -498,6 +500,44 @@ def test_nothing_is_found_where_step_divides_by_the_elements_of_the_loss():
         trainer.step(40)
 
     assert str(check_loop(net, trainer, loop, speed=False)) == "nothing found"
+
+
+def of_bfloat16(loss_scale=8.0):
+    """A loop over weights and gradients in bfloat16, without operators that a processor may lack."""
+    net = nn.HybridSequential(prefix="low_")
+    with net.name_scope():
+        net.add(nn.Dense(8, in_units=16))
+    net.initialize(mx.init.One())
+    mxmp.gluon.cast(net, "bfloat16")
+    params = net.collect_params().values()
+    loop = Loop(net=net, trainer=ours(net, loss_scale))
+    return changed(
+        loop,
+        loss=lambda loop: sum((param.data().astype("float32") ** 2).sum() for param in params),
+        step=lambda loop: loop.trainer.step(1),
+    )
+
+
+def halved(loop):
+    for grad in loop.gradients():
+        amp_cast(amp_cast(grad, "float32") * 0.5, NUMPY_BFLOAT16, out=grad)
+
+
+def test_gradients_in_bfloat16_are_looked_at():
+    assert str(of_bfloat16().check()) == "nothing found"
+    assert changed(of_bfloat16(), clip=halved).check().kinds == ("clip_before_unscale",)
+    loop = of_bfloat16()
+    loop.net.collect_params().setattr("grad_req", "add")
+    assert loop.check().kinds == ("zero_grad_missing",)
+
+
+@pytest.mark.parametrize("loss_scale, kinds", [(2.0**126, ("steps_skipped",)), ("dynamic", ())])
+def test_skipped_steps_with_weights_in_bfloat16_are_looked_at(loss_scale, kinds):
+    if loss_scale == "dynamic":
+        loss_scale = mxmp.loss_scale.DynamicLossScale(init_scale=2.0**126, max_scale=2.0**126)
+    loop = of_bfloat16(loss_scale)
+    loop.net[0].weight.set_data(mx.nd.ones((8, 16)) * 100)
+    assert loop.check().kinds == kinds
 
 
 # ------------------------------------------------------------------ all is put back
