@@ -291,6 +291,25 @@ class _Swallowed(gluon.HybridBlock):
         return F.where(F.ones_like(x), x, self.unused(x))
 
 
+@pytest.mark.parametrize("policy", [None, "O1"])
+def test_a_trained_bias_beside_a_frozen_weight_is_found(policy):
+    (found,) = [each for each in with_frozen_weight(policy).check() if each.kind == "frozen_weight"]
+    assert found.severity == "warning" and "the weight of 'net_dense1' is frozen while its bias is trained" in found.text
+
+
+@pytest.mark.parametrize("grad_req, gradient", [("null", 777), ("write", 8)])
+def test_mxnet_leaves_the_gradient_of_such_a_bias_unwritten(grad_req, gradient):
+    """Should MXNet be mended, the finding goes."""
+    layer = nn.Dense(3, in_units=5)
+    layer.initialize()
+    layer.weight.grad_req = grad_req
+    layer.bias.grad()[:] = 777
+    with autograd.record():
+        loss = layer(mx.nd.ones((8, 5))).sum()
+    loss.backward()
+    assert (layer.bias.grad().asnumpy() == gradient).all()
+
+
 @pytest.mark.parametrize("loss_scale", [64.0, "dynamic"])
 def test_steps_that_no_scale_can_mend_are_found(loss_scale):
     """The loss is finite, and so a lower scale may help; but not where weights are NaN."""
@@ -371,6 +390,12 @@ def frozen():
     return loop
 
 
+def with_frozen_weight(policy="O1", part="weight"):
+    loop = Loop(policy)
+    getattr(loop.net[2], part).grad_req = "null"
+    return loop
+
+
 def in_float32():
     net = make(None)
     return changed(Loop(net=net, trainer=plain(net)), backward=unscaled)
@@ -393,6 +418,7 @@ HEALTHY = {
     "clipped by value": lambda: changed(Loop(), clip=lambda loop: loop.trainer.clip_value(0.1)),
     "clipped by hand": lambda: changed(Loop("O2"), clip=clipped_by_hand),
     "frozen layers": frozen,
+    "frozen bias": lambda: with_frozen_weight(part="bias"),
     "mean loss": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "backward while recording": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "last batch": lambda: Loop(data=DATA[:3], label=LABELS[:3]),
