@@ -479,6 +479,27 @@ def test_nothing_is_found_where_two_trainers_step_on_one_loss():
     assert str(check_loop([first, second], trainers, loop, speed=False)) == "nothing found"
 
 
+@pytest.mark.parametrize("reduce, size", [(lambda loss: loss, 8), (mx.nd.mean, 1)], ids=["each", "mean"])
+def test_nothing_is_found_where_two_nets_have_one_loss_and_one_trainer(reduce, size):
+    """Of two encoders, whose outputs are told apart from those of the other examples."""
+    first, second = make("O2"), make("O1", prefix="other_")
+    params = gluon.ParameterDict()
+    for net in (first, second):
+        params.update(net.collect_params())
+    trainer = mxmp.gluon.Trainer(params, "adam", loss_scale=64.0)
+    own = mx.nd.arange(8)
+
+    def loop():
+        with autograd.record():
+            scores = mx.nd.dot(first(DATA), second(DATA).T)
+            loss = reduce((LOSS(scores, own) + LOSS(scores.T, own)) / 2)
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        trainer.step(size)
+
+    assert str(check_loop([first, second], trainer, loop, speed=False)) == "nothing found"
+
+
 def test_nothing_is_found_on_two_contexts():
     contexts = [mx.cpu(0), mx.cpu(1)]
     net = make("O2")
