@@ -101,7 +101,7 @@ class _Reader:
         is_unknown = size == 1 or SUM in below or (MEAN in below and way.kind != MEAN)
         if is_unknown or (way.kind is None and way.is_single):
             return Part(None)
-        by_axis = way.by_axis or node.op in _REDUCTIONS
+        by_axis = way.by_axis or (size is None and node.op in _REDUCTIONS)
         is_sure = not below and size is None and node.op not in _PRODUCTS and not by_axis
         return Part(way.kind or EACH, way.factors, is_sure, by_axis)
 
