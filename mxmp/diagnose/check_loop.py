@@ -11,7 +11,7 @@ from mxnet import gluon
 from ..errors import MxmpError, NonFiniteLossError, StaleGradientError, TrainerError, mxnet_reason
 from ..gluon.kept_training import kept_training
 from .loops.findings import LoopFindings
-from .loops.state import check_finite, check_parameters, check_speed, check_trainers
+from .loops.state import check_finite, check_frozen, check_parameters, check_speed, check_trainers
 from .loops.watch import LoopWatch
 
 Nets = Union[gluon.Block, Sequence[gluon.Block]]
@@ -36,11 +36,13 @@ def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: boo
     ``no_backward``, ``no_step``, ``step_recorded``. Of the loss: ``loss_not_scaled``, ``loss_precision`` (computed in
     low precision), ``loss_not_finite``. Of gradients: ``no_gradient`` (weights that backward does not reach),
     ``zero_grad_missing`` (with ``grad_req='add'``), ``clip_before_unscale`` (changed while they are scaled),
-    ``divided_twice`` (by the batch: a loss that is a mean, and ``step(batch_size)``), ``not_divided`` (a note: a sum,
-    and ``step(1)``), ``batch_size`` (divided by another number), ``steps_skipped`` (all of them). What a loss is can
-    only be told where ``scale_loss`` gets it. Of parameters and data: ``weights_not_finite``, ``norm_precision`` and
-    ``cast_by_hand`` (``net.cast``), ``float64_data``. Of speed, as notes: ``uneven_sizes`` and ``slow_policy``.
-    ``failed`` is an error of mxmp or MXNet. Other errors are raised.
+    ``divided_twice`` (by the batch: a loss that is a mean over it, and ``step(batch_size)``), ``not_divided`` (a note:
+    a sum, and ``step(1)``), ``batch_size`` (divided by another number), ``steps_skipped`` (all of them). What a loss is
+    can only be told where ``scale_loss`` gets it; one that is divided by a number is not judged, for that may be a
+    weight as well as the batch. Of parameters and data: ``weights_not_finite``, ``norm_precision`` and ``cast_by_hand``
+    (``net.cast``), ``frozen_weight`` (of a Dense layer on a CPU whose bias is trained, which MXNet gets wrong),
+    ``float64_data``. Of speed, as notes: ``uneven_sizes`` and ``slow_policy``. ``failed`` is an error of mxmp or MXNet.
+    Other errors are raised.
 
     Args:
         net: The net, converted or not; or a list of nets.
@@ -94,6 +96,7 @@ def checking(net: Nets, trainer: Trainers, speed: bool = True) -> Iterator[LoopF
     trainers = _listed("trainer", trainer, gluon.Trainer)
     found = LoopFindings()
     check_parameters(nets, found)
+    check_frozen(nets, found)
     check_finite(nets, 0, found)
     check_trainers(nets, trainers, found)
     with kept_training(nets, trainers):

@@ -10,6 +10,7 @@ import numpy as np
 from mxnet import gluon
 
 from .. import dtypes
+from ..arrays.casts import to_float32
 from ..errors import ConvertError
 from ..graph import Entry, Graph, Node
 from ..passes.facts import Facts
@@ -88,7 +89,7 @@ def _in_graph(graph: Graph, facts: Facts, labels: Mapping[str, Any]) -> Optional
         name = _variable(graph, indices.entry)
         if name not in labels:
             continue
-        values = labels[name].asnumpy()
+        values = to_float32(labels[name]).asnumpy()
         bad = (values <= -1) | (values >= indices.classes)
         if indices.ignored is not None:
             bad &= values != indices.ignored

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from .. import dtypes
+from ..arrays.casts import to_float32
 from .finding import DATA, LOSS, PARAMETER, NonFinite
 from .looking import Seen
 from .nonfinite import first_backward, first_forward
@@ -171,7 +172,7 @@ def _ranges(arrays: Dict[str, Any]) -> List[ValueRange]:
 
 def rows_of(array: Any) -> tuple[int, ...]:
     """Return the numbers of the rows of an array that hold inf or NaN."""
-    values = array.asnumpy()
+    values = to_float32(array).asnumpy()
     bad = ~np.isfinite(values.astype(np.float64).reshape(values.shape[0] if values.ndim else 1, -1)).all(axis=1)
     return tuple(int(row) for row in np.flatnonzero(bad))
 

@@ -12,7 +12,9 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp.arrays.casts import amp_cast
 from mxmp.diagnose import CSVLogger, Ledger, Watch, check_loop, checking
+from mxmp.dtypes import NUMPY_BFLOAT16
 from mxmp.errors import TrainerError
 
 RNG = np.random.RandomState(0)
@@ -289,6 +291,25 @@ class _Swallowed(gluon.HybridBlock):
         return F.where(F.ones_like(x), x, self.unused(x))
 
 
+@pytest.mark.parametrize("policy", [None, "O1"])
+def test_a_trained_bias_beside_a_frozen_weight_is_found(policy):
+    (found,) = [each for each in with_frozen_weight(policy).check() if each.kind == "frozen_weight"]
+    assert found.severity == "warning" and "the weight of 'net_dense1' is frozen while its bias is trained" in found.text
+
+
+@pytest.mark.parametrize("grad_req, gradient", [("null", 777), ("write", 8)])
+def test_mxnet_leaves_the_gradient_of_such_a_bias_unwritten(grad_req, gradient):
+    """Should MXNet be mended, the finding goes."""
+    layer = nn.Dense(3, in_units=5)
+    layer.initialize()
+    layer.weight.grad_req = grad_req
+    layer.bias.grad()[:] = 777
+    with autograd.record():
+        loss = layer(mx.nd.ones((8, 5))).sum()
+    loss.backward()
+    assert (layer.bias.grad().asnumpy() == gradient).all()
+
+
 @pytest.mark.parametrize("loss_scale", [64.0, "dynamic"])
 def test_steps_that_no_scale_can_mend_are_found(loss_scale):
     """The loss is finite, and so a lower scale may help; but not where weights are NaN."""
@@ -388,6 +409,12 @@ def frozen():
     return loop
 
 
+def with_frozen_weight(policy="O1", part="weight"):
+    loop = Loop(policy)
+    getattr(loop.net[2], part).grad_req = "null"
+    return loop
+
+
 def in_float32():
     net = make(None)
     return changed(Loop(net=net, trainer=plain(net)), backward=unscaled)
@@ -410,6 +437,7 @@ HEALTHY = {
     "clipped by value": lambda: changed(Loop(), clip=lambda loop: loop.trainer.clip_value(0.1)),
     "clipped by hand": lambda: changed(Loop("O2"), clip=clipped_by_hand),
     "frozen layers": frozen,
+    "frozen bias": lambda: with_frozen_weight(part="bias"),
     "mean loss": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "backward while recording": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "last batch": lambda: Loop(data=DATA[:3], label=LABELS[:3]),
@@ -470,6 +498,27 @@ def test_nothing_is_found_where_two_trainers_step_on_one_loss():
     assert str(check_loop([first, second], trainers, loop, speed=False)) == "nothing found"
 
 
+@pytest.mark.parametrize("reduce, size", [(lambda loss: loss, 8), (mx.nd.mean, 1)], ids=["each", "mean"])
+def test_nothing_is_found_where_two_nets_have_one_loss_and_one_trainer(reduce, size):
+    """Of two encoders, whose outputs are told apart from those of the other examples."""
+    first, second = make("O2"), make("O1", prefix="other_")
+    params = gluon.ParameterDict()
+    for net in (first, second):
+        params.update(net.collect_params())
+    trainer = mxmp.gluon.Trainer(params, "adam", loss_scale=64.0)
+    own = mx.nd.arange(8)
+
+    def loop():
+        with autograd.record():
+            scores = mx.nd.dot(first(DATA), second(DATA).T)
+            loss = reduce((LOSS(scores, own) + LOSS(scores.T, own)) / 2)
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        trainer.step(size)
+
+    assert str(check_loop([first, second], trainer, loop, speed=False)) == "nothing found"
+
+
 def test_nothing_is_found_on_two_contexts():
     contexts = [mx.cpu(0), mx.cpu(1)]
     net = make("O2")
@@ -517,6 +566,44 @@ def test_nothing_is_found_where_step_divides_by_the_elements_of_the_loss():
         trainer.step(40)
 
     assert str(check_loop(net, trainer, loop, speed=False)) == "nothing found"
+
+
+def of_bfloat16(loss_scale=8.0):
+    """A loop over weights and gradients in bfloat16, without operators that a processor may lack."""
+    net = nn.HybridSequential(prefix="low_")
+    with net.name_scope():
+        net.add(nn.Dense(8, in_units=16))
+    net.initialize(mx.init.One())
+    mxmp.gluon.cast(net, "bfloat16")
+    params = net.collect_params().values()
+    loop = Loop(net=net, trainer=ours(net, loss_scale))
+    return changed(
+        loop,
+        loss=lambda loop: sum((param.data().astype("float32") ** 2).sum() for param in params),
+        step=lambda loop: loop.trainer.step(1),
+    )
+
+
+def halved(loop):
+    for grad in loop.gradients():
+        amp_cast(amp_cast(grad, "float32") * 0.5, NUMPY_BFLOAT16, out=grad)
+
+
+def test_gradients_in_bfloat16_are_looked_at():
+    assert str(of_bfloat16().check()) == "nothing found"
+    assert changed(of_bfloat16(), clip=halved).check().kinds == ("clip_before_unscale",)
+    loop = of_bfloat16()
+    loop.net.collect_params().setattr("grad_req", "add")
+    assert loop.check().kinds == ("zero_grad_missing",)
+
+
+@pytest.mark.parametrize("loss_scale, kinds", [(2.0**126, ("steps_skipped",)), ("dynamic", ())])
+def test_skipped_steps_with_weights_in_bfloat16_are_looked_at(loss_scale, kinds):
+    if loss_scale == "dynamic":
+        loss_scale = mxmp.loss_scale.DynamicLossScale(init_scale=2.0**126, max_scale=2.0**126)
+    loop = of_bfloat16(loss_scale)
+    loop.net[0].weight.set_data(mx.nd.ones((8, 16)) * 100)
+    assert loop.check().kinds == kinds
 
 
 # ------------------------------------------------------------------ all is put back

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from mxnet import gluon
 
+from mxmp.arrays.casts import amp_cast
 from mxmp.diagnose import explain, find_nonfinite
+from mxmp.dtypes import NUMPY_BFLOAT16
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 X = mx.nd.array(np.random.RandomState(0).randn(4, 5))
@@ -52,6 +54,15 @@ def test_a_class_index_out_of_range_is_named(label, rows):
 def test_a_class_index_out_of_range_is_named_in_a_symbol(made, name):
     verdict = explain(made(), {"data": X, name: mx.nd.array([0, 1, 3, 2])})
     assert (verdict.kind, verdict.node.name, verdict.node.classes) == ("data", name, 3)
+
+
+def test_labels_and_inputs_in_bfloat16_are_read():
+    label = amp_cast(mx.nd.array([0, 1, 3, 2]), NUMPY_BFLOAT16)
+    verdict = explain(head(), {"data": X, "softmax_label": label})
+    assert (verdict.kind, verdict.node.name, verdict.node.rows) == ("data", "softmax_label", (2,))
+    data = amp_cast(mx.nd.array([[0, 1], [np.nan, 3], [4, 5]]), NUMPY_BFLOAT16)
+    weights = {"fc_weight": mx.nd.ones((3, 2))}
+    assert find_nonfinite((head()[0].get_internals()["fc_output"], weights, {}), {"data": data}).rows == (1,)
 
 
 def test_what_is_wrong_with_labels_stands_beside_another_verdict():

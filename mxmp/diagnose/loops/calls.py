@@ -120,8 +120,8 @@ class NetCalls:
     def check_size(self, trainer: Any, batch_size: Any, recorded: Sequence[Call], others: Collection[int]) -> None:
         """Note what a step of a trainer divides by: the size of a batch, another number that may be meant, or none."""
         if recorded and isinstance(batch_size, (int, float)):
-            fits = batch_size in others or _fits(batch_size, _together(recorded))
-            rows = [] if fits else [call.rows for call in recorded if call.rows]
+            is_meant = batch_size in others or fits(batch_size, recorded)
+            rows = [] if is_meant else [call.rows for call in recorded if call.rows]
             found = self._divisors.setdefault(id(trainer), {})
             found[batch_size] = rows or found.get(batch_size, [])
 
@@ -152,8 +152,9 @@ def _together(calls: Sequence[Call]) -> List[Call]:
     return found
 
 
-def _fits(batch_size: float, calls: Sequence[Call]) -> bool:
+def fits(batch_size: float, calls: Sequence[Call]) -> bool:
     """Return whether a batch size is that of calls, of one or of all of them, on any axis, or 1 for a mean loss."""
+    calls = _together(calls)
     sizes = [{size for shape in call.sizes for size in shape} for call in calls]
     if not all(sizes):
         return True  # nothing is known

@@ -24,7 +24,6 @@ _JOINED = {"stack", "Concat", "_npi_stack", "_npi_concatenate"}
 _PRODUCTS = {"elemwise_mul", "elemwise_div", "broadcast_mul", "broadcast_div", "_npi_multiply", "_npi_true_divide"}
 _CACHED = "_CachedOp"
 
-_UNKNOWN = "unknown"
 _MOST = 2000  # ways through a loss that are followed
 
 
@@ -34,7 +33,7 @@ class Part(NamedTuple):
     Attributes:
         kind: Whether the examples of a batch are averaged ('mean'), summed ('sum'), or each has its loss ('each');
             None if that cannot be told.
-        factors: The numbers that it is multiplied by; 1/n where it is divided by n.
+        factors: The numbers that it is multiplied by, whatever they mean; 1/n where it is divided by n.
         is_sure: Whether nothing was seen that might divide by the batch in another way.
         by_axis: Whether it is so only if the first axis is the batch.
     """
@@ -100,16 +99,18 @@ class _Reader:
         node, below = self._nodes[position], self._below[position]
         size = self._outputs.get(node.name)
         is_unknown = size == 1 or SUM in below or (MEAN in below and way.kind != MEAN)
-        if way.kind == _UNKNOWN or is_unknown or (way.kind is None and way.is_single):
+        if is_unknown or (way.kind is None and way.is_single):
             return Part(None)
-        is_sure = not below and size is None and node.op not in _PRODUCTS and not way.by_axis
-        return Part(way.kind or EACH, way.factors, is_sure, way.by_axis)
+        by_axis = way.by_axis or (size is None and node.op in _REDUCTIONS)
+        is_sure = not below and size is None and node.op not in _PRODUCTS and not by_axis
+        return Part(way.kind or EACH, way.factors, is_sure, by_axis)
 
 
 def _through(node: Node, way: _Way) -> Optional[Tuple[Optional[int], _Way]]:
     """Return how many inputs of a node a way goes on through, None for all, and the way behind it; None if it ends."""
     if node.op in _REDUCTIONS:
-        return 1, _reduced(node, way)
+        behind = _reduced(node, way)
+        return None if behind is None else (1, behind)
     if node.op in _SAME:
         return 1, way
     if node.op in _MOVED:
@@ -125,25 +126,24 @@ def _through(node: Node, way: _Way) -> Optional[Tuple[Optional[int], _Way]]:
     return None
 
 
-def _reduced(node: Node, way: _Way) -> _Way:
-    """Return a way behind a sum or a mean."""
+def _reduced(node: Node, way: _Way) -> Optional[_Way]:
+    """Return a way behind a sum or a mean; None if it ends there."""
     inner, axes = _REDUCTIONS[node.op], _axes(node)
     excludes = node.get("exclude") == "True"  # all axes but the batch, as in MXNet's losses
     behind = way._replace(is_single=False)
     if way.kind == inner or (excludes and not way.is_single):
         return behind
     if axes is None or (way.kind is None and way.is_single):
-        return behind._replace(kind=inner if way.kind is None else _nested(inner))
-    if way.is_moved:
-        return behind._replace(kind=_UNKNOWN)
-    if 0 not in axes:
+        by_axis = way.by_axis
+    elif way.is_moved:
+        return None
+    elif 0 not in axes:
         return behind._replace(by_axis=way.by_axis or way.kind is not None)
-    return behind._replace(kind=inner if way.kind is None else _nested(inner), by_axis=True)
-
-
-def _nested(inner: str) -> str:
-    """Return what a sum or mean is of what the other of the two gave."""
-    return MEAN if inner == MEAN else _UNKNOWN  # the number of sums that are averaged may be any
+    else:
+        by_axis = True
+    if way.kind == MEAN:
+        return None  # of sums, of which there may be any number
+    return behind._replace(kind=inner, by_axis=by_axis)
 
 
 def _dividing(node: Node) -> Set[str]:

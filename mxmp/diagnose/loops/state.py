@@ -57,6 +57,26 @@ def _cast(params: Sequence[gluon.Parameter]) -> List[gluon.Parameter]:
     return [p for p in params if not isinstance(p, LowPrecisionParameter) and dtype_of(p) in dtypes.LOW_PRECISION]
 
 
+def check_frozen(nets: Sequence[gluon.Block], found: LoopFindings) -> None:
+    """Find Dense layers on a CPU whose weight is frozen and whose bias is not.
+
+    MKLDNNFCBackward in src/operator/nn/mkldnn/mkldnn_fully_connected.cc at tag 1.9.1 writes the gradient of the bias
+    only if that of the weight is asked for; those of convolutions do not, nor do GPUs.
+    """
+    for block in blocks_in(*nets):
+        if not isinstance(block, gluon.nn.Dense) or block.bias is None:
+            continue
+        is_half = block.weight.grad_req == "null" and block.bias.grad_req != "null"
+        if is_half and any(ctx.device_type != "gpu" for ctx in contexts_of([block.bias])):
+            found.add(
+                "frozen_weight",
+                f"the weight of '{block.name}' is frozen while its bias is trained: MXNet 1.9.1 leaves such a bias's "
+                f"gradient unwritten on a CPU, so that it is what the memory held; freeze both, or give the layer "
+                f"use_bias=False and add the bias apart.",
+                "warning",
+            )
+
+
 def check_finite(nets: Sequence[gluon.Block], steps: int, found: LoopFindings) -> None:
     """Find parameters that are inf or NaN, after so many steps; those that were so before are found once."""
     if "weights_not_finite" in found.kinds:

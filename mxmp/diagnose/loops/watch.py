@@ -10,6 +10,8 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from ... import dtypes
+from ...arrays.casts import to_float32
+from ...arrays.finite import all_finite
 from ...errors import StaleGradientError
 from ...gluon.trainer_setup import TrainerSetup
 from ...loss_scale import DynamicLossScale
@@ -60,8 +62,6 @@ class LoopWatch:
         self.calls.check_called()
         self.calls.check_sizes()
         check_finite(self.calls.nets, self.steps, self.found)
-        for watched in self.watched:
-            watched.division.finish()
 
     def note_step(self, watched: _Trainer, batch_size: Any) -> None:
         """Check the calls before a step."""
@@ -133,7 +133,7 @@ class _Trainer:
             left = [
                 param.name
                 for param in self._params()
-                if param.grad_req == "add" and any(np.any(grad.asnumpy()) for grad in param.list_grad())
+                if param.grad_req == "add" and any(np.any(to_float32(grad).asnumpy()) for grad in param.list_grad())
             ]
             if left:
                 self._found.add(
@@ -176,7 +176,7 @@ class _Trainer:
 
     def _may_recover(self) -> bool:
         """Return whether a lower scale may end the skips: it is dynamic, and the weights are finite."""
-        finite = all(np.isfinite(p.list_data()[0].asnumpy()).all() for p in self._params())
+        finite = all(all_finite(p.list_data()[:1]).asnumpy().item() for p in self._params())
         return finite and isinstance(scaler_of(self.trainer).loss_scale, DynamicLossScale)
 
     def _before(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
@@ -234,4 +234,4 @@ class _Trainer:
 
 def _same(left: Any, right: Any) -> bool:
     """Return whether two arrays have the same values, NaN too."""
-    return bool(np.array_equal(left.asnumpy(), right.asnumpy(), equal_nan=True))
+    return bool(np.array_equal(to_float32(left).asnumpy(), to_float32(right).asnumpy(), equal_nan=True))

@@ -14,6 +14,7 @@ from mxmp.diagnose import check_loop
 B = 8
 RNG = np.random.RandomState(0)
 X, Y = mx.nd.array(RNG.randn(B, 6)), mx.nd.array(RNG.randint(0, 4, B))
+X10 = mx.nd.array(RNG.randn(10, 6))
 TARGET = mx.nd.array(RNG.randn(B, 4))
 CE, L2, HUBER = gluon.loss.SoftmaxCrossEntropyLoss(), gluon.loss.L2Loss(), gluon.loss.HuberLoss()
 CPUS = [mx.cpu(0), mx.cpu(1)]
@@ -99,18 +100,15 @@ TWICE = {
     "mean of sums": (lambda net: ((net(X) - TARGET) ** 2).sum(axis=1).mean(), 8),
     "sum of means": (lambda net: ((net(X) - TARGET) ** 2).mean(axis=0).sum(), 8),
     "root of a mean": (lambda net: L2(net(X), TARGET).mean() + HUBER(net(X), TARGET).mean(), 8),
-    "weighted mean": (lambda net: 0.5 * CE(net(X), Y).mean() - 10 * net(X).mean(), 8),
+    "weighted mean": (lambda net: 0.5 * CE(net(X), Y).mean() - net(X).mean() / 10, 8),
     "several": (lambda net: [CE(net(X), Y).mean(), L2(net(X), TARGET).mean(), HUBER(net(X), TARGET).mean()], 8),
     "poisson": (lambda net: gluon.loss.PoissonNLLLoss()(net(X), TARGET), 8),
-    "by hand, each": (lambda net: CE(net(X), Y) / B, 8),
-    "by hand, sum": (lambda net: CE(net(X), Y).sum() / X.shape[0], 8),
-    "by hand, times": (lambda net: CE(net(X), Y).sum() * (1.0 / B), 8),
     "with weight decay": (with_decay(lambda loss: loss.mean()), 8),
     "of two contexts": (on_two_contexts(lambda loss: loss.mean()), 8),
     "python's sum": (lambda net: sum([CE(net(X), Y).mean(), L2(net(X), TARGET).mean()]), 8),
     "own softmax": (own_softmax, 8),
     "accumulated": ([rows(0), rows(2), rows(4)], 6),
-    "accumulated, by hand": ([lambda net: rows(0)(net) / 2, lambda net: rows(2)(net) / 2], 2),
+    "accumulated, divided": ([lambda net: rows(0)(net) / 4, lambda net: rows(2)(net) / 4, rows(4)], 6),
 }
 
 
@@ -131,6 +129,15 @@ FINE = {
     "several": (lambda net: [CE(net(X), Y), 0.1 * L2(net(X), TARGET)], 8),
     "sum of several": (lambda net: CE(net(X), Y) + L2(net(X), TARGET), 8),
     "mean taken back": (lambda net: CE(net(X), Y).mean() * B, 8),
+    "mean taken back in parts": ([lambda net, n=n: rows(n)(net) * 2 for n in (0, 2, 4, 6)], 8),
+    "its own half, of two": (lambda net: L2(net(X[:2]), TARGET[:2]), 2),
+    "weight, of four": (lambda net: gluon.loss.SoftmaxCrossEntropyLoss(weight=0.25)(net(X[:4]), Y[:4]), 4),
+    "two losses, of two": (lambda net: (CE(net(X[:2]), Y[:2]) + CE(2 * net(X[:2]), Y[:2])) / 2, 2),
+    "four heads, of four": (lambda net: sum(CE(k * net(X[:4]), Y[:4]) for k in (1, 2, 3, 4)) * 0.25, 4),
+    "auxiliary loss, of ten": (lambda net: 0.1 * CE(net(X10), mx.nd.zeros(10)), 10),
+    "weighted means of two": ([lambda net: rows(0)(net) / 2, lambda net: rows(2)(net) / 2], 2),
+    "sum divided by hand and 1, of two": (lambda net: CE(net(X[:2]), Y[:2]).sum() / 2, 1),
+    "by two positives and 1": (lambda net: CE(net(X), Y).sum() / 2, 1),
     "of elements": (lambda net: ((net(X) - TARGET) ** 2).reshape((-1,)), 32),
     "by positives and 1": (by_positives, 1),
     "by positives and batch": (by_positives, 8),
@@ -167,7 +174,7 @@ SUMMED = {
     "each": lambda net: CE(net(X), Y),
     "sum": lambda net: CE(net(X), Y).sum(),
     "squares": lambda net: ((net(X) - TARGET) ** 2).sum(),
-    "two": lambda net: CE(net(X), Y) + 0.5 * L2(net(X), TARGET),
+    "two": lambda net: CE(net(X), Y) + 2 * HUBER(net(X), TARGET),
 }
 
 
@@ -205,11 +212,10 @@ def test_converted_nets_and_hybridized_losses_are_seen_through(hybridized):
 def test_losses_of_numpy_arrays_are_seen_through():
     with mx.util.np_shape(True), mx.util.np_array(True):
         net = make("numpy_")
-        loss, x, y = gluon.loss.L2Loss(), mx.np.ones((B, 6)), mx.np.ones((B, 4))
+        loss, x, y = gluon.loss.L1Loss(), mx.np.ones((B, 6)), mx.np.ones((B, 4))
         for each in (
             lambda net: loss(net(x), y).mean(),
             lambda net: mx.np.mean(mx.np.abs(net(x) - y), axis=1).mean(),
-            lambda net: (loss(net(x), y) / B).sum(),
         ):
             assert check(each, B, net).kinds == ("divided_twice",)
         assert not check(lambda net: loss(net(x), y), B, net)
@@ -258,3 +264,16 @@ def test_a_number_that_changes_may_count_what_is_not_masked(counts, kinds):
         trainer.step(count)
 
     assert check_loop(net, trainer, loop, speed=False).kinds == kinds
+
+
+def test_a_step_that_divides_by_no_batch_is_not_said_to_divide_twice():
+    """Of 3 workers perhaps, over which a kvstore sums the gradients."""
+    assert check(lambda net: CE(net(X), Y).mean(), 3).kinds == ("batch_size",)
+
+
+@pytest.mark.parametrize("factor", [1 / B, 0.5, 0.1])
+@pytest.mark.parametrize("size", [1, B])
+def test_a_loss_that_is_divided_by_a_number_is_not_judged(factor, size):
+    """What the number is cannot be told: of a batch, a weight, or of examples that count."""
+    for losses in (lambda net: CE(net(X), Y) * factor, lambda net: CE(net(X), Y).sum() * factor):
+        assert not check(losses, size)
