@@ -65,7 +65,8 @@ def advise(layers: Sequence[Layer], steps: Steps, lost: float, dtype: str) -> Ad
     """
     diverges = divergence(layers, steps)
     if diverges is not None:
-        return Advice(None, None, None, steps.last, (), "", True, (diverges, *_lost_updates(layers)))
+        said = [diverges, *overflow.non_finite_losses(steps), *_lost_updates(layers)]
+        return Advice(None, None, None, steps.last, (), "", True, tuple(said))
     low = [layer for layer in layers if in_low_precision(layer.counts, dtype)]
     judged = low or layers  # float32 throughout: what scales would do
     exponents = {layer.name: unscaled(layer.counts, dtype) for layer in judged}

@@ -28,7 +28,10 @@ class Book:
         """Write down a sample, and return its counts, which it waits for."""
         table = sample.read()
         for (name, elements), row in zip(sample.layers, table):
-            self._layer(name, elements).add(row, sample.scale)
+            layer = self._layer(name, elements)
+            layer.add(row, sample.scale)
+            if sample.before is not None:
+                layer.grad_before = layer.grad
         for name, counts in sample.updates:
             layer, (gone, moved) = self._layer(name), lost.read(counts)
             layer.lost, layer.moved = layer.lost + gone, layer.moved + moved

@@ -24,7 +24,7 @@ _FIELDS = (
 )
 _LAYER_FIELDS = (
     *("name", "elements", "zero_share", "subnormal_share", "largest", "largest_unscaled", "skips", "skips_at"),
-    *("nonfinite", "first_and_latest", "weight_before_and_latest", "lost_update_share", "lost_updates"),
+    *("nonfinite", "gradient_before_and_latest", "weight_before_and_latest", "lost_update_share", "lost_updates"),
     *("histogram", "counts"),
 )
 
@@ -121,7 +121,7 @@ def _layer_dict(layer: Layer, dtype: str) -> Dict[str, Any]:
         "skips": layer.skips,
         "skips_at": {str(scale): count for scale, count in layer.skips_at.items()},
         "nonfinite": layer.nonfinite,
-        "first_and_latest": [layer.first, layer.latest],
+        "gradient_before_and_latest": [layer.grad_before, layer.grad],
         "weight_before_and_latest": [layer.weight_before, layer.weight],
         "lost_update_share": layer.lost_share,
         "lost_updates": [layer.lost, layer.moved],
@@ -138,8 +138,8 @@ def _sparse(counts: Any) -> Dict[str, int]:
 def _layer(data: Any, what: str) -> Layer:
     check_fields(f"{what}: a layer", data, _LAYER_FIELDS, StateError)
     lost, moved = data["lost_updates"]
-    first, latest = data["first_and_latest"]
-    before, weight = data["weight_before_and_latest"]
+    grad_before, grad = data["gradient_before_and_latest"]
+    weight_before, weight = data["weight_before_and_latest"]
     return Layer(
         name=str(data["name"]),
         elements=_count(data["elements"]),
@@ -148,9 +148,9 @@ def _layer(data: Any, what: str) -> Layer:
         largest_unscaled=float(data["largest_unscaled"]),
         skips_at={int(scale): _count(count) for scale, count in data["skips_at"].items()},
         nonfinite=_count(data["nonfinite"]),
-        first=float(first),
-        latest=float(latest),
-        weight_before=float(before),
+        grad_before=float(grad_before),
+        grad=float(grad),
+        weight_before=float(weight_before),
         weight=float(weight),
         lost=_count(lost),
         moved=_count(moved),
