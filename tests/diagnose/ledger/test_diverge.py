@@ -133,3 +133,18 @@ def test_a_loss_that_is_not_finite_is_said_to_be():
     step_with_a_loss_of_nan(run)
     (sentence,) = ledger.advice().sentences
     assert sentence.startswith("The loss itself was NaN or inf in 1 step, which no loss scale mends")
+
+
+def test_weights_are_told_apart_where_a_layer_is_frozen_between_two_samples():
+    run = Run({"a": (3,), "b": (3,), "c": (3,)})
+    for number, param in enumerate(run.params):
+        param.set_data(mx.nd.full((3,), 2.0**number))
+    ledger = Ledger(every=1).attach(run.trainer)
+    run.step(dict.fromkeys("abc", 1.0))
+    run.params[0].grad_req = "null"
+    with run.trainer.scale_loss(mx.nd.ones((1,))):
+        pass
+    for param in run.params[1:]:
+        param.data()._fresh_grad = True
+    run.trainer.step(1)
+    assert [(layer.name, layer.weight_before) for layer in ledger.layers] == [("a", 1.0), ("b", 2.0), ("c", 4.0)]
