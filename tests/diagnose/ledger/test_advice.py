@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
+
+import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import gluon
 
+import mxmp
 from mxmp.diagnose import Ledger
+from mxmp.diagnose.ledger import words
 from mxmp.errors import TrainerError
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.policy import Policy
@@ -155,6 +161,38 @@ def test_a_layer_that_no_scale_serves_is_to_be_kept_in_float32():
     (sentence,) = advice.sentences
     assert sentence.startswith("No scale fits all layers: 2**-18 to 2**14 fits all but 'attn_weight' (2**")
     assert sentence.endswith("Keep this layer in float32: 'name:attn*=float32'.")
+
+
+NETS = {
+    "dense": lambda: (gluon.nn.Dense(2, in_units=3), (4, 3)),
+    "conv": lambda: (gluon.nn.Conv2D(2, 3, in_channels=3), (1, 3, 4, 4)),
+    "batchnorm": lambda: (gluon.nn.BatchNorm(in_channels=3), (4, 3)),
+    "lstm": lambda: (gluon.rnn.LSTM(2, num_layers=2, bidirectional=True, input_size=3), (4, 1, 3)),
+    "projected lstm": lambda: (gluon.rnn.LSTM(3, projection_size=2, input_size=3), (4, 1, 3)),
+    "name with brackets": lambda: (gluon.nn.Dense(2, in_units=3, prefix="a[0]_"), (4, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_the_overrides_are_those_of_the_layer_s_operators(kind):
+    net, shape = NETS[kind]()
+    net.initialize()
+    trained = [name for name, param in net.collect_params().items() if param.grad_req != "null"]
+    wide = np.concatenate([lognormal(2.0**-34, 2, 500), lognormal(2.0**6, 1, 500)])
+    overrides = {seen({name: wide}, scale=128.0).advice().overrides for name in trained}
+    assert len(overrides) == 1
+    mxmp.gluon.convert(net, f"O1,{overrides.pop()}")
+    net(mx.nd.ones(shape))
+    assert not any(row.precision == "float16" for row in mxmp.gluon.report(net).rows)
+
+
+def test_the_overrides_of_a_recurrent_cell_are_those_of_all_its_steps():
+    cell = gluon.rnn.LSTMCell(2, input_size=3)
+    name = list(cell.collect_params())[0]
+    steps = cell.unroll(2, [mx.sym.var("a"), mx.sym.var("b")], merge_outputs=True)[0]
+    operators = [each for each in steps.get_internals().list_outputs() if "_t0_h2h" in each or "_t1_h2h" in each]
+    (pattern,) = (each for each, _ in Policy.parse(f"O1,{words.overrides([name])}").names)
+    assert len(operators) == 2 and all(fnmatch(each, pattern) for each in operators)
 
 
 def test_a_layer_may_vanish_because_another_overflows():
