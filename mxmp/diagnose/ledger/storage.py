@@ -17,7 +17,7 @@ from .steps import Steps
 if TYPE_CHECKING:
     from .ledger import Ledger
 
-KIND, VERSION = "ledger", 1
+KIND, VERSION = "ledger", 2
 _FIELDS = (
     *("kind", "version", "dtype", "every", "steps", "sampled", "skipped", "not_taken_last", "non_finite_losses"),
     *("dynamic_scale", "layers", "scale", "scales", "advice", "overrides"),
@@ -27,6 +27,8 @@ _LAYER_FIELDS = (
     *("nonfinite", "gradient_before_and_latest", "weight_before_and_latest", "lost_update_share", "lost_updates"),
     *("histogram", "counts"),
 )
+_NEW = {"not_taken_last": 0, "non_finite_losses": 0, "dynamic_scale": False, "overrides": ""}  # in version 2
+_NEW_OF_A_LAYER = {"skips_at": {}, "gradient_before_and_latest": [0, 0], "weight_before_and_latest": [0, 0]}
 
 
 class State(NamedTuple):
@@ -79,11 +81,16 @@ def read(path: str) -> Any:
 
 
 def state_of(data: Any, what: str) -> State:
-    """Return the state in plain data, or raise a StateError that begins with ``what``."""
+    """Return the state in plain data, or raise a StateError that begins with ``what``.
+
+    Of a ledger of version 1 it is not known at which scales a layer was first in skips, nor how much it grew.
+    """
     if not isinstance(data, Mapping) or data.get("kind") != KIND:
         raise StateError(f"{what} is no ledger; expected what Ledger.save writes.")
-    if data.get("version") != VERSION:
-        raise StateError(f"{what} has version {data.get('version')!r}; this mxmp reads version {VERSION}.")
+    if data.get("version") not in (1, VERSION):
+        raise StateError(f"{what} has version {data.get('version')!r}; this mxmp reads versions 1 and {VERSION}.")
+    is_old = data["version"] == 1
+    data = {**_NEW, **data} if is_old else data
     check_fields(what, data, _FIELDS, StateError)
     try:
         if data["dtype"] not in LOW_PRECISION:
@@ -94,7 +101,7 @@ def state_of(data: Any, what: str) -> State:
             steps=_count(data["steps"]),
             sampled=_count(data["sampled"]),
             ends=_ends(data),
-            layers=[_layer(each, what) for each in data["layers"]],
+            layers=[_layer({**_NEW_OF_A_LAYER, **each} if is_old else each, what) for each in data["layers"]],
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
         raise StateError(f"{what} is damaged: {e}.") from e
