@@ -7,7 +7,7 @@ from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from . import overflow
 from .diverge import divergence
-from .fit import CommonFit, Fit, cap_of, common_fit, fit_of
+from .fit import CommonFit, Fit, cap_of, common_fit, fit_of, scales_too_high
 from .layer import Layer
 from .steps import Steps, log2
 from .vanish import Exponents, in_low_precision, share_lost, share_subnormal, unscaled
@@ -70,9 +70,10 @@ def advise(layers: Sequence[Layer], steps: Steps, lost: float, dtype: str) -> Ad
     low = [layer for layer in layers if in_low_precision(layer.counts, dtype)]
     judged = low or layers  # float32 throughout: what scales would do
     exponents = {layer.name: unscaled(layer.counts, dtype) for layer in judged}
-    fits = [fit_of(layer, exponents[layer.name], steps, lost, dtype, cap_of(judged, steps)) for layer in judged]
+    too_high = scales_too_high(judged, steps, dtype)
+    fits = [fit_of(layer, exponents[layer.name], too_high, lost, dtype, cap_of(judged, too_high)) for layer in judged]
     common = common_fit(fits)
-    sentences = overflow.skips(layers, steps, common)
+    sentences = overflow.skips(layers, steps, common, too_high)
     if low and steps.last is not None:
         sentences += _conflict(common)
         sentences = sentences or _vanishing(exponents, fits, common, steps, dtype)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
+from ...arrays.exponents import BIAS, ZERO
+from ...dtypes import limits
 from .layer import Layer
 from .steps import Steps
 from .vanish import Exponents, highest_scale, lowest_scale, unscaled
 
 MARGIN = 2
 """Binades between the largest gradient that was seen and the dtype's maximum: one step in many is looked at."""
+
+_FAR = 4  # binades below that maximum, as far as which gradients do not overflow in one step and not in another
 
 _FEW = 32  # elements that are not 0, below which what vanishes of a layer tells nothing
 
@@ -66,19 +70,37 @@ class CommonFit:
         return (self.lowest + self.highest + 1) // 2
 
 
-def cap_of(layers: Sequence[Layer], steps: Steps) -> Optional[int]:
+def scales_too_high(layers: Sequence[Layer], steps: Steps, dtype: str) -> List[int]:
+    """Return log2 of the scales at which too many steps were skipped.
+
+    Those at which the gradients of steps that were taken stay far below the dtype's maximum are none: their skips have
+    another cause, such as data that is NaN.
+    """
+    tops = {scale: _above_all(layers, scale) for scale in steps.too_high()}
+    return [scale for scale, top in tops.items() if top is None or top * 2.0**_FAR > limits(dtype).max]
+
+
+def _above_all(layers: Sequence[Layer], scale: int) -> Optional[float]:
+    """Return a power of two above all scaled gradients that were counted at a scale; None if there are none."""
+    counted = [layer.counts[scale][ZERO + 1 :].nonzero()[0] for layer in layers if scale in layer.counts]
+    return max((2.0 ** (int(each[-1]) + ZERO + 2 - BIAS) for each in counted if each.size), default=None)
+
+
+def cap_of(layers: Sequence[Layer], too_high: Sequence[int]) -> Optional[int]:
     """Return log2 of the scale that skipped steps allow of which none of the layers was the first; None if any."""
     explained = {scale for layer in layers for scale in layer.skips_at}
-    return _min(*(scale - 1 - MARGIN for scale in steps.too_high() if scale not in explained))
+    return _min(*(scale - 1 - MARGIN for scale in too_high if scale not in explained))
 
 
-def fit_of(layer: Layer, exponents: Exponents, steps: Steps, lost: float, dtype: str, cap: Optional[int] = None) -> Fit:
+def fit_of(
+    layer: Layer, exponents: Exponents, too_high: Sequence[int], lost: float, dtype: str, cap: Optional[int] = None
+) -> Fit:
     """Return the scales that fit a layer.
 
     Args:
         layer: What was seen of it.
         exponents: Its elements by exponent, with the scale taken out and with those that vanished.
-        steps: How the steps ended.
+        too_high: Log2 of the scales at which too many steps were skipped.
         lost: What share of its elements that are not 0 may vanish. Of n elements chance makes two standard deviations
             of a count more, 2 * sqrt(lost / n).
         dtype: The low precision dtype.
@@ -90,7 +112,7 @@ def fit_of(layer: Layer, exponents: Exponents, steps: Steps, lost: float, dtype:
         may = lost + 2 * math.sqrt(lost / count)
         lowest = lowest_scale(exponents, may, dtype)
         sure = lowest_scale(unscaled(layer.counts, dtype, near=True), may, dtype)
-    skipped = [scale - 1 - MARGIN for scale in steps.too_high() if scale in layer.skips_at]
+    skipped = [scale - 1 - MARGIN for scale in too_high if scale in layer.skips_at]
     highest = _min(cap, highest_scale(layer.largest_unscaled, MARGIN, dtype), *skipped)
     return Fit(layer.name, layer.elements, lowest, sure, highest)
 

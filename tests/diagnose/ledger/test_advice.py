@@ -131,13 +131,30 @@ def test_a_scale_at_which_steps_are_skipped_is_too_high():
     run = Run({"w": (1,), "v": (1,)}, loss_scale=4096.0)
     ledger = Ledger(every=1).attach(run.trainer)
     for number in range(10):
-        run.step({"w": np.inf if number % 2 else 1.0, "v": 1.0})
+        run.step({"w": np.inf if number % 2 else 1.0, "v": 2.0**14})
     advice = ledger.advice()
     assert advice.highest == 512
     assert advice.sentences == (
         "At the scale of 4096 5 of 10 steps were skipped, first in the gradients of 'w'. Scale the loss by 2**9 at "
         "most; if steps are skipped there too, ask a Watch or mxmp.diagnose.explain.",
     )
+
+
+@pytest.mark.parametrize(("exponent", "far"), [(10, True), (12, False)])
+def test_skips_while_gradients_stay_far_below_the_maximum_are_not_the_scale_s(exponent, far):
+    run = Run({"w": (1,)}, loss_scale=1024.0)
+    ledger = Ledger(every=1).attach(run.trainer)
+    for number in range(40):
+        run.step({"w": np.nan if number % 20 == 7 else 1.5 * 2.0**exponent})
+    advice = ledger.advice()
+    assert (advice.highest == 128) != far
+    (sentence,) = advice.sentences
+    assert sentence.startswith("At the scale of 1024 2 of 40 steps were skipped, first in the gradients of 'w'.")
+    assert ("Scale the loss by 2**7 at most" in sentence) != far
+    assert sentence.endswith(
+        "The scale is hardly the cause, for the gradients of those that were taken stay far from overflow: "
+        "mxmp.diagnose.explain or a Watch names the operator or input that is."
+    ) == far
 
 
 def test_skips_by_which_a_dynamic_scale_finds_its_place_are_healthy():
