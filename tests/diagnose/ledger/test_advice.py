@@ -226,6 +226,19 @@ def test_an_estimate_alone_leaves_no_layer_out():
     assert seen({"head_weight": true}, scale=advice.highest).advice().sentences == ()
 
 
+@pytest.mark.parametrize(("loud", "left_out"), [(2.0**15, ()), (1.5 * 2.0**15, ()), (2.0**18, ("quiet_weight",))])
+def test_the_margin_alone_leaves_no_layer_out(loud, left_out):
+    """The quiet layer has room below overflow itself at a scale of 1, and none at 2**-2 or 2**-3."""
+    quiet = np.repeat([2.0**-24, 2.0**-23, 2.0**-22], [500, 300, 200])
+    run = Run({"loud_weight": (100000,), "quiet_weight": quiet.shape}, loss_scale=2.0**-3)
+    ledger = Ledger(every=1).attach(run.trainer)
+    run.step({"loud_weight": loud * 2.0**-3, "quiet_weight": 0.0})
+    run.trainer.loss_scale = 1.0
+    run.step({"loud_weight": min(loud, 2.0**15), "quiet_weight": quiet.astype(np.float16)})
+    advice = ledger.advice()
+    assert advice.float32_layers == left_out and (advice.highest == 1) == (not left_out)
+
+
 def test_a_small_layer_that_vanishes_as_a_whole_is_told():
     true = {"body_weight": lognormal(2.0**-8, 2, 200000), "box_weight": lognormal(2.0**-25, 1, 500)}
     advice = seen(true, scale=1.0).advice()
