@@ -12,7 +12,8 @@ _NAMES = 3  # of weights in a line
 def why_skipped(weights: Weights) -> str:
     """Return which gradients of a skipped step are not finite, and what share of each, the smallest share first.
 
-    It waits for the gradients and reads each once, as a sample of a ledger does. '' if all are finite.
+    It waits for the gradients and reads each once, as a sample of a ledger does; not again if another log or a ledger
+    did in this step. '' if all are finite.
     """
     parts = sorted(skipped(weights).shares.items(), key=lambda each: each[1])
     if not parts:

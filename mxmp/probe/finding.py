@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from dataclasses import dataclass
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from .. import dtypes, html
 from .result import Result
@@ -87,7 +87,7 @@ class NonFinite(Result):
     @property
     def overrides(self) -> str:
         """What keeps `keep` in float32, as overrides of a policy: 'name:conv3=float32'; '' if there is nothing."""
-        return ",".join(f"name:{glob.escape(name)}=float32" for name in self.keep)
+        return float32_overrides(self.keep)
 
     def to_dict(self) -> Dict[str, Any]:
         """Return the fields as plain JSON data, with the sentence and the overrides."""
@@ -118,6 +118,11 @@ class NonFinite(Result):
 
     def _sections(self) -> List[html.Section]:
         return html.nonfinite_sections(self.to_dict())
+
+
+def float32_overrides(names: Iterable[str], ending: str = "") -> str:
+    """Return overrides that keep operators in float32: those named, or with "*" those whose names begin so."""
+    return ",".join(dict.fromkeys(f"name:{glob.escape(name)}{ending}=float32" for name in names))
 
 
 def _rows(rows: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from .saved import report_from_dict
 
 REPORT, LEDGER, COMPARE, STEPS = "report.json", "ledger.json", "compare.json", "steps.csv"
 
-_VERSION = 1
+_VERSIONS = {"ledger": (1, 2), "compare": (1,)}
 _NUMBERS = (
     *("step", "seconds", "scale", "next_scale", "grad_norm", "loss"),
     *("zero_share", "subnormal_share", "largest"),
@@ -136,8 +136,10 @@ def _of_kind(data: Any, kind: str) -> Dict[str, Any]:
     found = data.get("kind") if isinstance(data, dict) else None
     if found != kind:
         raise StateError(f"it is no {kind} of mxmp: expected 'kind': {kind!r}, found {found!r}.")
-    if data.get("version", _VERSION) != _VERSION:
-        raise StateError(f"it is of version {data['version']!r}; this mxmp reads version {_VERSION}.")
+    versions = _VERSIONS[kind]
+    if data.get("version", versions[-1]) not in versions:
+        read = " and ".join(map(str, versions))
+        raise StateError(f"it is of version {data['version']!r}; this mxmp reads version {read}.")
     return dict(data)
 
 

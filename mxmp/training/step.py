@@ -31,11 +31,14 @@ class Weights(abc.ABC):
         updaters: One per context; or one alone, whose weights the other contexts copy: optimizers that draw
             noise (SGLD) or count their calls (Nadam) would let them drift apart.
         kvstore: What sums the gradients; None leaves every context its own.
+        seen: What the first observer of a skipped step saw in its gradients, for those after it; None before, and as
+            the step ends.
     """
 
     optimizer: MultiPrecision
     updaters: Sequence[mx.optimizer.Updater]
     kvstore: Any = None
+    seen: Any = None
     flags_losses = True  # whether the window has a flag of the losses, which scale_loss makes
 
     @property
@@ -210,6 +213,7 @@ class Step:
         """End the window: its gradients are used, and running statistics that were lost are restored."""
         stats_lost = self.scaler.window.stats_lost
         self.discard()
+        weights.seen = None
         weights.release()
         if stats_lost:
             self._running_stats.restore(weights.running_stats())

@@ -44,7 +44,7 @@ def ledger(**changes):
         for i in range(8)
     ]  # fmt: skip
     layers.append(dict(layers[0], name=HOSTILE, zero_share=None, largest="inf", histogram={}))
-    found = {"kind": "ledger", "version": 1, "dtype": "float16", "every": 10, "steps": 100, "sampled": 10, "skipped": 2}
+    found = {"kind": "ledger", "version": 2, "dtype": "float16", "every": 10, "steps": 100, "sampled": 10, "skipped": 2}
     scale = {"lowest": 256.0, "highest": 65536.0, "last": 1024.0}
     return {**found, "layers": layers, "scale": scale, "advice": ["Keep the scale.", HOSTILE], **changes}
 

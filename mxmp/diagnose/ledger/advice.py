@@ -7,7 +7,7 @@ from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from . import overflow
 from .diverge import divergence
-from .fit import CommonFit, Fit, cap_of, common_fit, fit_of
+from .fit import CommonFit, Fit, common_fit_of, scales_too_high
 from .layer import Layer
 from .steps import Steps, log2
 from .vanish import Exponents, in_low_precision, share_lost, share_subnormal, unscaled
@@ -22,9 +22,11 @@ class Advice:
     """What a ledger advises; ``print`` shows the sentences.
 
     A scale fits a layer if of its elements that are not 0 no more vanishes than may, and if its largest gradient stays
-    a factor of 4 below the dtype's maximum; steps that were skipped count as gradients above that. ``lowest`` to
-    ``highest`` is what fits all layers but ``float32_layers``, the fewest that have to be left out: none if there is a
-    scale that fits all. So ``lowest`` is never above ``highest``, and no two sentences ask for opposite things.
+    a factor of 4 below the dtype's maximum, or below it at all where that leaves fewer layers out; steps that were
+    skipped count as gradients above that, unless those of steps that were taken at that scale stay a factor of 16
+    below. ``lowest`` to ``highest`` is what fits all layers but ``float32_layers``, the fewest that have to be left
+    out: none if there is a scale that fits all. So ``lowest`` is never above ``highest``, and no two sentences ask for
+    opposite things.
 
     Attributes:
         lowest: The smallest power of two that fits as a scale; None if any does that is small enough, or if there is
@@ -65,16 +67,17 @@ def advise(layers: Sequence[Layer], steps: Steps, lost: float, dtype: str) -> Ad
     """
     diverges = divergence(layers, steps)
     if diverges is not None:
-        return Advice(None, None, None, steps.last, (), "", True, (diverges, *_lost_updates(layers)))
+        said = [diverges, *overflow.non_finite_losses(steps), *_lost_updates(layers)]
+        return Advice(None, None, None, steps.last, (), "", True, tuple(said))
     low = [layer for layer in layers if in_low_precision(layer.counts, dtype)]
     judged = low or layers  # float32 throughout: what scales would do
     exponents = {layer.name: unscaled(layer.counts, dtype) for layer in judged}
-    fits = [fit_of(layer, exponents[layer.name], steps, lost, dtype, cap_of(judged, steps)) for layer in judged]
-    common = common_fit(fits)
-    sentences = overflow.skips(layers, steps, common)
+    too_high = scales_too_high(judged, steps, dtype)
+    common = common_fit_of(judged, exponents, too_high, lost, dtype)
+    sentences = overflow.skips(layers, steps, common, too_high)
     if low and steps.last is not None:
         sentences += _conflict(common)
-        sentences = sentences or _vanishing(exponents, fits, common, steps, dtype)
+        sentences = sentences or _vanishing(exponents, common, steps, dtype)
         sentences = sentences or _subnormal(exponents, common, steps, dtype)
         sentences += _all_zero(low)
     names = tuple(fit.name for fit in common.left_out)
@@ -89,27 +92,26 @@ def _conflict(common: CommonFit) -> List[str]:
         return []
     names = [fit.name for fit in common.left_out]
     named = listed(names, [ends(*_beyond(fit, common)) for fit in common.left_out])
-    fits = f"{between(common.lowest, common.highest)} fits all but {named}" if common.fits_any else f"{named}"
+    fits = f"{between(common.lowest, common.highest)} fits all but {named}" if common.kept else f"{named}"
     keep = "this layer" if len(names) == 1 else "these layers"
     return [f"No scale fits all layers: {fits}. Keep {keep} in float32: {shown_overrides(names)}."]
 
 
 def _beyond(fit: Fit, common: CommonFit) -> Tuple[Optional[int], Optional[int]]:
     """Return those ends of the scales that fit a layer which the common ones are beyond."""
-    if not common.fits_any or (fit.sure is not None and fit.highest is not None and fit.sure > fit.highest):
+    if not common.kept or (fit.sure is not None and fit.highest is not None and fit.sure > fit.highest):
         return fit.sure, fit.highest
     needs_more = fit.sure is not None and (common.highest is None or fit.sure > common.highest)
     return (fit.sure, None) if needs_more else (None, fit.highest)
 
 
-def _vanishing(
-    exponents: Mapping[str, Exponents], fits: Sequence[Fit], common: CommonFit, steps: Steps, dtype: str
-) -> List[str]:
+def _vanishing(exponents: Mapping[str, Exponents], common: CommonFit, steps: Steps, dtype: str) -> List[str]:
     """Return what is said if the last scale is too low for some layers."""
     last = log2(steps.last)
     if common.lowest is None or last >= common.lowest:
         return []
-    lost = {fit.name: share_lost(exponents[fit.name], last, dtype) for fit in fits if not fit.is_high_enough(last)}
+    too_low = [fit.name for fit in common.kept if not fit.is_high_enough(last)]
+    lost = {name: share_lost(exponents[name], last, dtype) for name in too_low}
     names = sorted(lost, key=lambda name: -lost[name])
     share, named = share_lost(_sum(exponents.values()), last, dtype), listed(names, [part(lost[n]) for n in names])
     finds = "the dynamic scale grows by itself" if steps.is_dynamic else "loss_scale='dynamic' finds one"

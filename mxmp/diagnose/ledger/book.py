@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import mxnet as mx
 
@@ -22,13 +22,16 @@ class Book:
     def __init__(self, layers: Iterable[Layer] = ()) -> None:
         self.layers: Dict[str, Layer] = {layer.name: layer for layer in layers}
         self._weights: Mapping[str, mx.nd.NDArray] = {}
-        self._before: Optional[Read] = None
+        self._before: Optional[Tuple[List[str], Read]] = None  # names of weights, and their counts
 
     def add(self, sample: Sample) -> Any:
         """Write down a sample, and return its counts, which it waits for."""
         table = sample.read()
         for (name, elements), row in zip(sample.layers, table):
-            self._layer(name, elements).add(row, sample.scale)
+            layer = self._layer(name, elements)
+            layer.add(row, sample.scale)
+            if sample.before is not None:
+                layer.grad_before = layer.grad
         for name, counts in sample.updates:
             layer, (gone, moved) = self._layer(name), lost.read(counts)
             layer.lost, layer.moved = layer.lost + gone, layer.moved + moved
@@ -44,7 +47,8 @@ class Book:
     def keep_weights(self, sample: Sample) -> None:
         """Keep hold of the weights of a sample, and of counts of what they were, which are read when it is asked."""
         self._weights = sample.weights
-        self._before = sample.before or self._before
+        if sample.before is not None:
+            self._before = list(sample.weights), sample.before
 
     def forget_weights(self) -> None:
         """Keep no hold of weights."""
@@ -55,7 +59,8 @@ class Book:
         """Write down what the weights were when they were last counted; waits for that."""
         before, self._before = self._before, None
         if before is not None:
-            for name, row in zip(self._weights, before()):
+            names, counts = before
+            for name, row in zip(names, counts()):
                 self._layer(name).weight_before = float(largest(row))
 
     def look_at_weights(self) -> None:

@@ -25,10 +25,11 @@ class Layer:
         largest_unscaled: The largest magnitude of a gradient with its scale taken out.
         skips_at: By log2 of the scale: skipped steps in which it was the first gradient, see `mxmp.diagnose.Ledger`.
         nonfinite: Skipped steps in which its gradient was not finite.
-        first, latest: The largest magnitude of its first gradient that was not 0, and of its latest, with the scale
-            taken out; of a sample, or of what was finite in a skipped step. 0 before there is one.
-        weight_before, weight: The largest magnitude of its weight at the first sample, and at the latest step that was
-            not taken; 0 where they were not looked at.
+        grad_before, grad: The largest magnitude of its gradient, with the scale taken out, at the latest sample that
+            counted weights, and the latest that was not 0; of a sample, or of what was finite in a skipped step. 0
+            before there is one.
+        weight_before, weight: The largest magnitude of its weight at that sample, and at the latest step that was not
+            taken; 0 where they were not looked at.
         lost, moved: Elements whose update was lost, of those whose gradient was not 0; of weights without a master.
     """
 
@@ -39,8 +40,8 @@ class Layer:
     largest_unscaled: float = 0.0
     skips_at: Dict[int, int] = field(default_factory=dict)
     nonfinite: int = 0
-    first: float = 0.0
-    latest: float = 0.0
+    grad_before: float = 0.0
+    grad: float = 0.0
     weight_before: float = 0.0
     weight: float = 0.0
     lost: int = 0
@@ -58,8 +59,7 @@ class Layer:
 
     def grow(self, row: Any, scale: float) -> None:
         """Note how large the finite elements of a gradient are that was multiplied by ``scale``."""
-        top = float(largest(row)) / scale
-        self.first, self.latest = self.first or top, top or self.latest
+        self.grad = float(largest(row)) / scale or self.grad
 
     def skip(self, scale: float, is_first: bool) -> None:
         """Count a skipped step in which its gradient was not finite."""

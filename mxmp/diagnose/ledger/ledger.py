@@ -40,7 +40,7 @@ class Ledger(Observer):
     gradients it begins. The operator that made it may lie elsewhere, in the forward pass too: a `Watch` names that.
 
     What the weights were is counted with the 1st sample, the 4th, the 16th and so on: a run that diverges is told from
-    a scale that is too high by weights and gradients that have grown in most layers.
+    a scale that is too high by weights, and gradients with them, that have grown in most layers since.
 
     Where float16 weights have no float32 masters, the update of a sample is compared with the weights before it: it is
     lost where the gradient is not 0 and the weight stayed what it was. That copies these weights for a moment.

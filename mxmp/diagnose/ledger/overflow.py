@@ -24,17 +24,18 @@ def non_finite_losses(steps: Steps) -> List[str]:
     ]
 
 
-def skips(layers: Sequence[Layer], steps: Steps, common: CommonFit) -> List[str]:
+def skips(layers: Sequence[Layer], steps: Steps, common: CommonFit, too_high: Sequence[int]) -> List[str]:
     """Return what is said of steps that were skipped more often than a dynamic scale has to.
 
     Args:
         layers: What was seen.
         steps: How the steps ended.
         common: The scales that fit most layers.
+        too_high: Log2 of the scales that steps were skipped at because they are too high.
     """
     if steps.last is None:
         return []
-    return _in_a_row(layers, steps) or _at_last(layers, steps, common)
+    return _in_a_row(layers, steps) or _at_last(layers, steps, common, too_high)
 
 
 def _in_a_row(layers: Sequence[Layer], steps: Steps) -> List[str]:
@@ -51,15 +52,17 @@ def _in_a_row(layers: Sequence[Layer], steps: Steps) -> List[str]:
     return [f"{what} If lower ones do not help, the scale is not the cause: {_ASK}."]
 
 
-def _at_last(layers: Sequence[Layer], steps: Steps, common: CommonFit) -> List[str]:
+def _at_last(layers: Sequence[Layer], steps: Steps, common: CommonFit, too_high: Sequence[int]) -> List[str]:
     """Return what is said of steps that were skipped at the last scale."""
     (taken, skipped), last = steps.at_last, log2(steps.last)
     if skipped < 2 or skipped < TOO_MANY * (taken + skipped):
         return []
     what = f"At the scale of {steps.last:g} {skipped} of {taken + skipped} steps were skipped{_first(layers, [last])}."
-    if not steps.is_too_high(last):
-        above = steps.taken_above(last)
-        return [f"{what} The scale is hardly the cause, for {above:,} steps were taken at larger ones: {_ASK}."]
+    if last not in too_high:
+        why = "the gradients of those that were taken stay far from overflow"
+        if not steps.is_too_high(last):
+            why = f"{steps.taken_above(last):,} steps were taken at larger ones"
+        return [f"{what} The scale is hardly the cause, for {why}: {_ASK}."]
     if common.left_out or common.highest is None:
         return [what]
     return [

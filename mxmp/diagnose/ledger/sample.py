@@ -88,7 +88,14 @@ class Skipped(NamedTuple):
 
 
 def skipped(weights: Weights) -> Skipped:
-    """Return what the gradients of a skipped step have; waits for them."""
+    """Return what the gradients of a skipped step have; waits for them, and reads them once for all who ask in it."""
+    if weights.seen is None:
+        weights.seen = _skipped(weights)
+    found: Skipped = weights.seen
+    return found
+
+
+def _skipped(weights: Weights) -> Skipped:
     updates = [update for group in weights.groups() for update in group]
     layers = [(name_of(weights, each.index), each.weight.size) for each in updates]
     table = count_exponents([each.grad for each in updates])()

@@ -17,16 +17,18 @@ from .steps import Steps
 if TYPE_CHECKING:
     from .ledger import Ledger
 
-KIND, VERSION = "ledger", 1
+KIND, VERSION = "ledger", 2
 _FIELDS = (
     *("kind", "version", "dtype", "every", "steps", "sampled", "skipped", "not_taken_last", "non_finite_losses"),
     *("dynamic_scale", "layers", "scale", "scales", "advice", "overrides"),
 )
 _LAYER_FIELDS = (
     *("name", "elements", "zero_share", "subnormal_share", "largest", "largest_unscaled", "skips", "skips_at"),
-    *("nonfinite", "first_and_latest", "weight_before_and_latest", "lost_update_share", "lost_updates"),
+    *("nonfinite", "gradient_before_and_latest", "weight_before_and_latest", "lost_update_share", "lost_updates"),
     *("histogram", "counts"),
 )
+_NEW = {"not_taken_last": 0, "non_finite_losses": 0, "dynamic_scale": False, "overrides": ""}  # in version 2
+_NEW_OF_A_LAYER = {"skips_at": {}, "gradient_before_and_latest": [0, 0], "weight_before_and_latest": [0, 0]}
 
 
 class State(NamedTuple):
@@ -79,11 +81,16 @@ def read(path: str) -> Any:
 
 
 def state_of(data: Any, what: str) -> State:
-    """Return the state in plain data, or raise a StateError that begins with ``what``."""
+    """Return the state in plain data, or raise a StateError that begins with ``what``.
+
+    Of a ledger of version 1 it is not known at which scales a layer was first in skips, nor how much it grew.
+    """
     if not isinstance(data, Mapping) or data.get("kind") != KIND:
         raise StateError(f"{what} is no ledger; expected what Ledger.save writes.")
-    if data.get("version") != VERSION:
-        raise StateError(f"{what} has version {data.get('version')!r}; this mxmp reads version {VERSION}.")
+    if data.get("version") not in (1, VERSION):
+        raise StateError(f"{what} has version {data.get('version')!r}; this mxmp reads versions 1 and {VERSION}.")
+    is_old = data["version"] == 1
+    data = {**_NEW, **data} if is_old else data
     check_fields(what, data, _FIELDS, StateError)
     try:
         if data["dtype"] not in LOW_PRECISION:
@@ -94,7 +101,7 @@ def state_of(data: Any, what: str) -> State:
             steps=_count(data["steps"]),
             sampled=_count(data["sampled"]),
             ends=_ends(data),
-            layers=[_layer(each, what) for each in data["layers"]],
+            layers=[_layer({**_NEW_OF_A_LAYER, **each} if is_old else each, what) for each in data["layers"]],
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
         raise StateError(f"{what} is damaged: {e}.") from e
@@ -121,7 +128,7 @@ def _layer_dict(layer: Layer, dtype: str) -> Dict[str, Any]:
         "skips": layer.skips,
         "skips_at": {str(scale): count for scale, count in layer.skips_at.items()},
         "nonfinite": layer.nonfinite,
-        "first_and_latest": [layer.first, layer.latest],
+        "gradient_before_and_latest": [layer.grad_before, layer.grad],
         "weight_before_and_latest": [layer.weight_before, layer.weight],
         "lost_update_share": layer.lost_share,
         "lost_updates": [layer.lost, layer.moved],
@@ -138,8 +145,8 @@ def _sparse(counts: Any) -> Dict[str, int]:
 def _layer(data: Any, what: str) -> Layer:
     check_fields(f"{what}: a layer", data, _LAYER_FIELDS, StateError)
     lost, moved = data["lost_updates"]
-    first, latest = data["first_and_latest"]
-    before, weight = data["weight_before_and_latest"]
+    grad_before, grad = data["gradient_before_and_latest"]
+    weight_before, weight = data["weight_before_and_latest"]
     return Layer(
         name=str(data["name"]),
         elements=_count(data["elements"]),
@@ -148,9 +155,9 @@ def _layer(data: Any, what: str) -> Layer:
         largest_unscaled=float(data["largest_unscaled"]),
         skips_at={int(scale): _count(count) for scale, count in data["skips_at"].items()},
         nonfinite=_count(data["nonfinite"]),
-        first=float(first),
-        latest=float(latest),
-        weight_before=float(before),
+        grad_before=float(grad_before),
+        grad=float(grad),
+        weight_before=float(weight_before),
         weight=float(weight),
         lost=_count(lost),
         moved=_count(moved),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Optional, Sequence
 
+from ...probe.finding import float32_overrides
+
 _NAMES = 3  # of layers in a sentence
+_OF_RNN = re.compile(r"(_[lr]\d+)?_(i2h|h2h|h2r)_(weight|bias)$")
 
 
 def listed(names: Sequence[str], notes: Sequence[str] = ()) -> str:
@@ -33,8 +37,13 @@ def part(share: float) -> str:
 
 
 def overrides(names: Sequence[str]) -> str:
-    """Return overrides of a policy for the operators whose parameters are named."""
-    return ",".join(dict.fromkeys(f"name:{name.rpartition('_')[0] or name}*=float32" for name in names))
+    """Return overrides of a policy for the operators whose parameters are named.
+
+    The parameters of a recurrent layer, such as 'lstm0_l0_i2h_weight', are of one operator, or of one for each step in
+    time, which are named after the layer alone: 'lstm0_rnn0', 'lstm0_t0_i2h'.
+    """
+    layers = (_OF_RNN.sub("", name) if _OF_RNN.search(name) else name.rpartition("_")[0] for name in names)
+    return float32_overrides((layer or name for layer, name in zip(layers, names)), ending="*")
 
 
 def shown_overrides(names: Sequence[str]) -> str:

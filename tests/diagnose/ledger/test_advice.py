@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
+
+import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import gluon
 
+import mxmp
 from mxmp.diagnose import Ledger
+from mxmp.diagnose.ledger import words
 from mxmp.errors import TrainerError
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.policy import Policy
@@ -125,13 +131,30 @@ def test_a_scale_at_which_steps_are_skipped_is_too_high():
     run = Run({"w": (1,), "v": (1,)}, loss_scale=4096.0)
     ledger = Ledger(every=1).attach(run.trainer)
     for number in range(10):
-        run.step({"w": np.inf if number % 2 else 1.0, "v": 1.0})
+        run.step({"w": np.inf if number % 2 else 1.0, "v": 2.0**14})
     advice = ledger.advice()
     assert advice.highest == 512
     assert advice.sentences == (
         "At the scale of 4096 5 of 10 steps were skipped, first in the gradients of 'w'. Scale the loss by 2**9 at "
         "most; if steps are skipped there too, ask a Watch or mxmp.diagnose.explain.",
     )
+
+
+@pytest.mark.parametrize(("exponent", "far"), [(10, True), (12, False)])
+def test_skips_while_gradients_stay_far_below_the_maximum_are_not_the_scale_s(exponent, far):
+    run = Run({"w": (1,)}, loss_scale=1024.0)
+    ledger = Ledger(every=1).attach(run.trainer)
+    for number in range(40):
+        run.step({"w": np.nan if number % 20 == 7 else 1.5 * 2.0**exponent})
+    advice = ledger.advice()
+    assert (advice.highest == 128) != far
+    (sentence,) = advice.sentences
+    assert sentence.startswith("At the scale of 1024 2 of 40 steps were skipped, first in the gradients of 'w'.")
+    assert ("Scale the loss by 2**7 at most" in sentence) != far
+    assert sentence.endswith(
+        "The scale is hardly the cause, for the gradients of those that were taken stay far from overflow: "
+        "mxmp.diagnose.explain or a Watch names the operator or input that is."
+    ) == far
 
 
 def test_skips_by_which_a_dynamic_scale_finds_its_place_are_healthy():
@@ -157,6 +180,38 @@ def test_a_layer_that_no_scale_serves_is_to_be_kept_in_float32():
     assert sentence.endswith("Keep this layer in float32: 'name:attn*=float32'.")
 
 
+NETS = {
+    "dense": lambda: (gluon.nn.Dense(2, in_units=3), (4, 3)),
+    "conv": lambda: (gluon.nn.Conv2D(2, 3, in_channels=3), (1, 3, 4, 4)),
+    "batchnorm": lambda: (gluon.nn.BatchNorm(in_channels=3), (4, 3)),
+    "lstm": lambda: (gluon.rnn.LSTM(2, num_layers=2, bidirectional=True, input_size=3), (4, 1, 3)),
+    "projected lstm": lambda: (gluon.rnn.LSTM(3, projection_size=2, input_size=3), (4, 1, 3)),
+    "name with brackets": lambda: (gluon.nn.Dense(2, in_units=3, prefix="a[0]_"), (4, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_the_overrides_are_those_of_the_layer_s_operators(kind):
+    net, shape = NETS[kind]()
+    net.initialize()
+    trained = [name for name, param in net.collect_params().items() if param.grad_req != "null"]
+    wide = np.concatenate([lognormal(2.0**-34, 2, 500), lognormal(2.0**6, 1, 500)])
+    overrides = {seen({name: wide}, scale=128.0).advice().overrides for name in trained}
+    assert len(overrides) == 1
+    mxmp.gluon.convert(net, f"O1,{overrides.pop()}")
+    net(mx.nd.ones(shape))
+    assert not any(row.precision == "float16" for row in mxmp.gluon.report(net).rows)
+
+
+def test_the_overrides_of_a_recurrent_cell_are_those_of_all_its_steps():
+    cell = gluon.rnn.LSTMCell(2, input_size=3)
+    name = list(cell.collect_params())[0]
+    steps = cell.unroll(2, [mx.sym.var("a"), mx.sym.var("b")], merge_outputs=True)[0]
+    operators = [each for each in steps.get_internals().list_outputs() if "_t0_h2h" in each or "_t1_h2h" in each]
+    (pattern,) = (each for each, _ in Policy.parse(f"O1,{words.overrides([name])}").names)
+    assert len(operators) == 2 and all(fnmatch(each, pattern) for each in operators)
+
+
 def test_a_layer_may_vanish_because_another_overflows():
     ledger = seen({"big_weight": lognormal(2.0**12, 1), "small_weight": lognormal(2.0**-30, 2)}, scale=1.0)
     assert ledger.advice().float32_layers == ("small_weight",)
@@ -169,6 +224,19 @@ def test_an_estimate_alone_leaves_no_layer_out():
     assert advice.float32_layers == () and "A larger one keeps them, such as 2**" in advice.sentences[0]
     assert 2.0**10 < advice.lowest <= advice.scale <= advice.highest
     assert seen({"head_weight": true}, scale=advice.highest).advice().sentences == ()
+
+
+@pytest.mark.parametrize(("loud", "left_out"), [(2.0**15, ()), (1.5 * 2.0**15, ()), (2.0**18, ("quiet_weight",))])
+def test_the_margin_alone_leaves_no_layer_out(loud, left_out):
+    """The quiet layer has room below overflow itself at a scale of 1, and none at 2**-2 or 2**-3."""
+    quiet = np.repeat([2.0**-24, 2.0**-23, 2.0**-22], [500, 300, 200])
+    run = Run({"loud_weight": (100000,), "quiet_weight": quiet.shape}, loss_scale=2.0**-3)
+    ledger = Ledger(every=1).attach(run.trainer)
+    run.step({"loud_weight": loud * 2.0**-3, "quiet_weight": 0.0})
+    run.trainer.loss_scale = 1.0
+    run.step({"loud_weight": min(loud, 2.0**15), "quiet_weight": quiet.astype(np.float16)})
+    advice = ledger.advice()
+    assert advice.float32_layers == left_out and (advice.highest == 1) == (not left_out)
 
 
 def test_a_small_layer_that_vanishes_as_a_whole_is_told():

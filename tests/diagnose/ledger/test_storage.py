@@ -34,7 +34,7 @@ def test_the_file_is_what_a_report_reads(tmp_path):
     data = json.loads((tmp_path / "ledger.json").read_text())
     assert data == ledger.to_dict()
     head = {key: data[key] for key in ("kind", "version", "dtype", "every", "steps", "sampled", "skipped")}
-    assert head == dict(kind="ledger", version=1, dtype="float16", every=2, steps=4, sampled=2, skipped=1)
+    assert head == dict(kind="ledger", version=2, dtype="float16", every=2, steps=4, sampled=2, skipped=1)
     layer = data["layers"][1]
     assert (layer["name"], layer["elements"], layer["skips"], layer["lost_update_share"]) == ("fc_weight", 4, 1, 1.0)
     assert sum(layer["histogram"].values()) + 8 * layer["zero_share"] == 8
@@ -71,6 +71,31 @@ def test_what_is_loaded_is_what_was_saved(tmp_path):
     assert loaded.to_dict() == ledger.to_dict() and loaded.advice() == ledger.advice() and str(loaded) == str(ledger)
 
 
+OF_VERSION_2 = ("not_taken_last", "non_finite_losses", "dynamic_scale", "overrides")
+OF_A_LAYER = ("skips_at", "gradient_before_and_latest", "weight_before_and_latest")
+
+
+def old(ledger):
+    """Return a ledger as the release before wrote it."""
+    data = {**{key: value for key, value in ledger.to_dict().items() if key not in OF_VERSION_2}, "version": 1}
+    layers = [{key: value for key, value in layer.items() if key not in OF_A_LAYER} for layer in data["layers"]]
+    return {**data, "layers": layers}
+
+
+def test_a_ledger_of_version_1_is_read():
+    ledger = seen({"a_weight": np.ones(3), "b_weight": np.zeros(4)})
+    loaded = Ledger.from_dict(old(ledger))
+    assert loaded.advice() == ledger.advice() and str(loaded) == str(ledger)
+    assert loaded.to_dict()["version"] == 2
+    assert ran(Run(SHAPES), Ledger.from_dict(old(ran(Run(SHAPES), Ledger(every=2), range(4)))), range(4, 6)).steps == 6
+
+
+@pytest.mark.parametrize("layers", [None, [1], [{}], [{"name": "w"}]])
+def test_damage_in_a_ledger_of_version_1_is_told(layers):
+    with pytest.raises(StateError, match="the ledger"):
+        Ledger.from_dict({**old(seen({"w": np.ones(3)})), "layers": layers})
+
+
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(CheckpointError, match="there is no folder"):
         Ledger().save(str(tmp_path / "missing" / "ledger.json"))
@@ -88,7 +113,8 @@ def test_a_missing_file_is_named(tmp_path):
         ("{", "is no ledger: "),
         ("[]", "is no ledger; expected what Ledger.save writes"),
         ('{"kind": "tune"}', "is no ledger; expected what Ledger.save writes"),
-        ('{"kind": "ledger", "version": 2}', "has version 2; this mxmp reads version 1"),
+        ('{"kind": "ledger", "version": 3}', "has version 3; this mxmp reads versions 1 and 2"),
+        ('{"kind": "ledger", "version": 2}', "lacks .*'dtype'"),
         ('{"kind": "ledger", "version": 1}', "lacks .*'dtype'"),
     ],
 )
