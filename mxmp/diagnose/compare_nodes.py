@@ -162,7 +162,8 @@ class _Merged:
         gradients: Mapping[int, Errors],
     ) -> None:
         """Add what was measured of one graph on one batch."""
-        graph, seen = decisions.before, Counter[Tuple[str, str]]()
+        graph = decisions.before
+        seen: Counter[Tuple[str, str]] = Counter()
         by_node: Dict[int, Errors] = {}
         for (position, _), each in errors.items():
             by_node[position] = each.worst(by_node.get(position, Errors()))
@@ -172,7 +173,7 @@ class _Merged:
             key = node.name, node.op, seen[node.name, node.op]
             row = _row(decisions, position, each, contributions.get(position, 0.0), gradients.get(position))
             self._rows[key] = _worst(row, self._rows[key]) if key in self._rows else row
-        names = Counter[str]()
+        names: Counter[str] = Counter()
         for head in (head for head in graph.heads if head.key in errors):
             name = decisions.facts.output_name(graph, head)
             names[name] += 1
