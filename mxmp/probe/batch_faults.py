@@ -10,7 +10,6 @@ import numpy as np
 from mxnet import gluon
 
 from .. import dtypes
-from ..errors import ConvertError
 from ..graph import Entry, Graph, Node
 from ..passes.facts import Facts
 from ..symbol.inference import infer_facts, to_graph
@@ -70,8 +69,8 @@ def _in_loss(call: Call) -> Optional[NonFinite]:
         shapes = {name: array.shape for name, array in values.items()}
         types = {name: dtypes.canonical(array.dtype) for name, array in values.items()}
         facts = infer_facts(symbol, graph, shapes, types, frozenset())
-    except (mx.MXNetError, ConvertError, AttributeError, TypeError, ValueError, NotImplementedError):
-        return None  # it is no graph
+    except Exception:  # it is no graph; a user's code, written for arrays, may raise whatever it likes on symbols
+        return None
     return _in_graph(graph, facts, {"label": values["label"]})
 
 

@@ -31,6 +31,22 @@ def hot():
     return mx.sym.MakeLoss(-mx.sym.log_softmax(scores) * classes), {"fc_weight": mx.nd.ones((3, 5))}, {}
 
 
+class OfArrays(gluon.HybridBlock):
+    """A loss that no symbols can be given."""
+
+    def __init__(self, fails):
+        super().__init__()
+        self.fails = fails
+
+    def hybrid_forward(self, F, output, label):
+        self.fails(output, label)
+        return (output.sum(axis=-1) - label) ** 2
+
+
+def is_array(output, label):
+    assert isinstance(output, mx.nd.NDArray), "arrays alone"
+
+
 @pytest.mark.parametrize("made", [net, lambda: net(gluon.nn.Dense(4, in_units=5), gluon.nn.Dense(3, in_units=4))])
 def test_nan_in_a_label_that_the_loss_clips_is_named(made):
     batch = X, mx.nd.array([0, 1, np.nan, 2])
@@ -78,6 +94,8 @@ def picked():
         lambda: explain(head(use_ignore=True, ignore_label=-1), {"data": X, "softmax_label": labels - 1}),
     )
     yield "probabilities", lambda: explain(head(), {"data": X, "softmax_label": mx.nd.ones((4, 3)) * 4})
+    yield "a loss that takes a label's row", lambda: explain(net(), (X, labels), loss=OfArrays(lambda _, y: y[1]))
+    yield "a loss that asserts arrays", lambda: explain(net(), (X, labels), loss=OfArrays(is_array))
     yield "a regression", lambda: explain(net(), (X, mx.nd.ones((4, 3)) * 99), loss=gluon.loss.L2Loss())
 
 
