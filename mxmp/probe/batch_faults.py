@@ -87,7 +87,7 @@ def _in_graph(graph: Graph, facts: Facts, labels: Mapping[str, Any]) -> Optional
         name = _variable(graph, indices.entry)
         if name not in labels:
             continue
-        values = labels[name].asnumpy()
+        values = labels[name].astype(dtypes.FLOAT32).asnumpy()  # of bfloat16 numpy has no numbers
         bad = (values <= -1) | (values >= indices.classes)
         if indices.ignored is not None:
             bad &= values != indices.ignored

@@ -8,6 +8,8 @@ import pytest
 from mxnet import gluon
 
 from mxmp.diagnose import explain, find_nonfinite
+from mxmp.probe import batch_faults
+from mxmp.symbol.inference import infer_facts, to_graph
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 X = mx.nd.array(np.random.RandomState(0).randn(4, 5))
@@ -68,6 +70,27 @@ def test_a_class_index_out_of_range_is_named(label, rows):
 def test_a_class_index_out_of_range_is_named_in_a_symbol(made, name):
     verdict = explain(made(), {"data": X, name: mx.nd.array([0, 1, 3, 2])})
     assert (verdict.kind, verdict.node.name, verdict.node.classes) == ("data", name, 3)
+
+
+def test_labels_of_bfloat16_are_read_in_float32():
+    """As asnumpy() gives bfloat16: of a dtype that numpy cannot compare."""
+
+    class Labels:
+        shape, size, context, dtype = (4,), 4, mx.cpu(), "bfloat16"
+
+        def astype(self, dtype):
+            return mx.nd.array([0, 1, 3, 2]).astype(dtype)
+
+        def asnumpy(self):
+            return np.zeros(4, np.dtype([("bfloat16", np.uint16)]))
+
+        def as_nd_ndarray(self):
+            return self.astype("float32")
+
+    sym = head()[0]
+    graph = to_graph(sym)
+    facts = infer_facts(sym, graph, {"data": (4, 5)}, {}, frozenset())
+    assert batch_faults._in_graph(graph, facts, {"softmax_label": Labels()}).rows == (2,)
 
 
 def test_what_is_wrong_with_labels_stands_beside_another_verdict():
