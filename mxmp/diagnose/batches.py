@@ -3,6 +3,7 @@
 A batch is an array, a tuple or list of arrays (as a DataLoader gives), a dict of arrays by input, or a DataBatch.
 Several batches are an iterable of such: a DataLoader, a DataIter, or a list of tuples, lists, dicts or DataBatches.
 Arrays are NDArrays, or arrays of numpy. A loader is always several batches, so that a list is one of batches there.
+Elsewhere a list with an array among its items is one batch: ``[[x, length], y]``, as a DataLoader nests it.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Example(NamedTuple):
 
 def one_batch(given: Any) -> Batch:
     """Return a batch; ConvertError if it is none, or several."""
-    if _is_batch(given):
+    if _is_batch(given) or (isinstance(given, list) and given and not _are_batches(given)):
         return _read(given)
     if given is None or isinstance(given, str) or not isinstance(given, (Iterable, mx.io.DataIter)):
         raise ConvertError(f"batch is a {type(given).__name__}; expected {_BATCH}.")
@@ -146,10 +147,15 @@ def read_examples(loader: Any, count: Optional[int], labels: bool, ctx: mx.Conte
 
 
 def _is_batch(given: Any) -> bool:
-    """Return whether something is one batch: a list is if it begins with an array."""
+    """Return whether something is one batch: a list is if an array is among its items."""
     if isinstance(given, list):
-        return bool(given) and _is_array(given[0])
+        return any(map(_is_array, given))
     return _is_array(given) or isinstance(given, (tuple, Mapping, mx.io.DataBatch))
+
+
+def _are_batches(items: Sequence[Any]) -> bool:
+    """Return whether all items of a list can be batches."""
+    return all(isinstance(each, (Mapping, mx.io.DataBatch, tuple, list)) for each in items)
 
 
 def _is_array(value: Any) -> bool:

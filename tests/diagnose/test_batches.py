@@ -104,6 +104,29 @@ def test_nested_inputs_stay_nested():
     assert x.shape == h.shape == (4, 5) and c.shape == (4,)
 
 
+class Lengths(gluon.HybridBlock):
+    """A net of a list of two inputs."""
+
+    def hybrid_forward(self, F, x):
+        return F.broadcast_mul(F.sum(x[0], axis=1, keepdims=True), F.expand_dims(x[1], 1))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_batch_that_a_loader_nests_is_one_batch(kind):
+    batch = kind([[ND, LABEL], LABEL])
+    for read in (one_batch(batch), *some_batches(batch), *read_loader([batch])):
+        (x, length), y = read.arrays
+        assert x.shape == (4, 5) and length.shape == y.shape == (4,)
+    net = Lengths()
+    net.initialize()
+    assert explain(net, batch, loss=gluon.loss.L2Loss()).kind == "no fault found"
+
+
+@pytest.mark.parametrize("batch", [[None, X], [[ND, LABEL], None], [[ND, LABEL], X]])
+def test_a_list_with_something_else_than_batches_is_one_batch(batch):
+    assert len(one_batch(batch).arrays) == 2
+
+
 @pytest.mark.parametrize("ask", [compare, explain])
 def test_arrays_that_do_not_fit_are_named_with_the_shape_that_would(ask):
     with pytest.raises(ConvertError, match=r"batches: 'data' has shape \(4, 4\), expected \(4, 5\): parameter") as e:
