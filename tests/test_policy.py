@@ -115,6 +115,8 @@ BAD = {
         "O1", {"ops": {"softmax": "bfloat16"}},
         "ops: 'softmax' is set to bfloat16, but compute_dtype='float16'; use float16 or float32"),
     "an override twice": ("O1,op:a=float16,op:a=float32", {}, "op 'a' is given twice"),
+    "an override twice in pairs": (
+        "O1", {"names": [("a", "float16"), ("b", "float32"), ("a", "float32")]}, "names: 'a' is given twice"),
     "pattern with a comma": ("O1", {"names": {"[a,b]*": "float32"}}, "is no pattern of names"),
     "empty pattern": ("O1,block:=float32", {}, "unknown override 'block:'"),
     "overrides that are none": ("O1", {"ops": 5}, "ops=5: expected a dict or pairs"),
