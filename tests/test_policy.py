@@ -190,7 +190,7 @@ def test_out_of_range_is_clamp_unless_told():
 
 
 def test_a_notebook_shows_the_fields_that_are_set():
-    text = Policy.parse("O2,name:*<b>*=float32")._repr_html_()
+    text = Policy.parse("O2,name:*<b>*=float32")._repr_html_().replace("<wbr>", "")  # where a browser may break a line
     assert "<dt>compute_dtype</dt><dd>float16</dd>" in text and "*&lt;b&gt;*: float32" in text
     assert "pure" not in text and text.startswith('<div class="mxmp')
 
