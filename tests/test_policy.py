@@ -88,7 +88,8 @@ BAD = {
     "unknown field": (
         "O1,keep_batchnorm=True", {}, "unknown field 'keep_batchnorm'; the nearest are keep_batchnorm_fp32"),
     "unknown keyword": ("O1", {"los_scale": 1}, "unknown policy field 'los_scale'; the nearest are loss_scale"),
-    "not a pair": ("O1,O2", {}, "'O2' is no 'field=value' pair"),
+    "not a pair": ("O1,O2", {}, "'O2' is no 'field=value' pair in policy 'O1,O2'"),
+    "nothing behind a comma": ("O1,", {}, "'' is no 'field=value' pair in policy 'O1,'"),
     "unknown override": ("O1,ops:relu=float16", {}, "unknown override 'ops:relu'"),
     "not a flag": ("O1,pure=1", {}, "pure=1: expected True or False"),
     "not a string": (16, {}, "expected a policy or its name, such as 'O1'; found a int"),
