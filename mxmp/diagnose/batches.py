@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import zipfile
+import zlib
 from typing import Any, Collection, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
@@ -242,11 +243,16 @@ def load_batch(path: str, symbol: Any, types: Mapping[str, str]) -> Dict[str, mx
         CheckpointError: If the file cannot be read, or has no arrays.
     """
     try:
-        loaded = np.load(path, allow_pickle=False)
-        arrays = {name: loaded[name] for name in getattr(loaded, "files", ())}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as e:
-        raise CheckpointError(f"{path}: it cannot be read as a .npz file: {e}") from e
+        with open(path, "rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            arrays = {name: loaded[name] for name in getattr(loaded, "files", ())}
+    except OSError as e:
+        raise CheckpointError(f"{path}: it cannot be read: {e.strerror or e}.") from e
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):  # with what numpy says of pickles
+        arrays = {}
     if not arrays:
-        raise CheckpointError(f"{path}: it is no .npz file with an array for each input; write one with numpy.savez.")
+        raise CheckpointError(
+            f"{path}: it is no .npz file with an array of numbers for each input; write one with numpy.savez."
+        )
     declared = inputs_of(symbol, (), list(arrays))
     return {name: mx.nd.array(array, dtype=types.get(name) or declared[name]) for name, array in arrays.items()}
