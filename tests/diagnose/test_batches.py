@@ -144,6 +144,32 @@ def test_arrays_that_do_not_fit_are_named_with_the_shape_that_would(ask):
         ask(dense(), X, loss=LOSS)
 
 
+def normed():
+    net = gluon.nn.BatchNorm(in_channels=5)
+    net.initialize()
+    return net
+
+
+@pytest.mark.parametrize("ask", [compare, explain, lambda net, x: measure_ranges(net, [x])])
+@pytest.mark.parametrize("made, dtype", [(dense, "int64"), (dense, "uint8"), (normed, "int32")])
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_arrays_of_a_dtype_that_a_net_does_not_take_are_named_with_it(ask, made, dtype, hybridize):
+    net = made()
+    net.hybridize(hybridize)
+    with pytest.raises(ConvertError, match=rf"^batches: 'data' has dtype {dtype}; give it as float32: ") as e:
+        ask(net, np.ones((4, 5), dtype))
+    assert "shape" not in str(e.value)
+
+
+def test_an_array_of_integers_is_not_blamed_for_the_shape_of_another():
+    net = gluon.nn.Sequential()
+    net.add(gluon.nn.Embedding(3, 4), gluon.nn.Dense(2, in_units=5))
+    net.initialize()
+    with pytest.raises(ConvertError, match=r"^batches: 'data' has shape \(4,\)") as e:
+        compare(net, Y)
+    assert "dtype" not in str(e.value)
+
+
 @pytest.mark.parametrize("ctx", [[mx.cpu(1)], [mx.cpu(1), mx.cpu(0)]])
 def test_arrays_are_taken_to_where_a_net_is(ctx):
     net = dense()
