@@ -170,6 +170,21 @@ def test_an_array_of_integers_is_not_blamed_for_the_shape_of_another():
     assert "dtype" not in str(e.value)
 
 
+class OfArrays(gluon.HybridBlock):
+    """A net that runs on arrays, whose ``*`` broadcasts, and not on symbols."""
+
+    def hybrid_forward(self, F, x, length):
+        return x * F.expand_dims(length, 1)
+
+
+@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+def test_a_net_that_runs_on_arrays_alone_is_a_convert_error_that_names_the_node(ask):
+    net = OfArrays(prefix="net_")
+    net.initialize()
+    with pytest.raises(ConvertError, match="node 'net__mul0': MXNet cannot infer its shapes"):
+        ask(net, (ND, LABEL))
+
+
 @pytest.mark.parametrize("ctx", [[mx.cpu(1)], [mx.cpu(1), mx.cpu(0)]])
 def test_arrays_are_taken_to_where_a_net_is(ctx):
     net = dense()
