@@ -61,8 +61,11 @@ def require_checkpoint(prefix: str, epoch: Optional[int] = None) -> None:
         params_file_of(prefix, epoch)
 
 
-def check_out_prefix(prefix: str, out_prefix: str) -> None:
-    """Refuse, before any work, to write over the checkpoint itself or into a missing folder."""
+def check_out_prefix(prefix: str, out_prefix: str, given: str = "out_prefix=") -> None:
+    """Refuse, before any work, to write over the checkpoint itself or into a missing folder.
+
+    ``given`` is what stands before ``out_prefix`` where it is given.
+    """
     if os.path.realpath(prefix) == os.path.realpath(out_prefix):
-        raise CheckpointError(f"out_prefix={out_prefix!r} is the prefix of the checkpoint itself; give another.")
+        raise CheckpointError(f"{given}{out_prefix!r} is the prefix of the checkpoint itself; give another.")
     require_folder(out_prefix)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import enum
+import importlib
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -12,6 +16,7 @@ import pytest
 
 from mxmp import requirements
 from mxmp.errors import DependencyError, MxmpError
+from tests.imports import FILES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -172,3 +177,88 @@ def test_requirements_import_neither_mxnet_nor_numpy():
     code = "import mxmp.requirements as r, sys; r.check(); print('mxnet' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
+
+
+class Subscripted(ast.NodeVisitor):
+    """Finds subscripts, run and not only read as annotations, of classes that Python 3.8 cannot subscript: `list[int]`.
+
+    Those are builtins and classes of the standard library that a file imports, but typing's and enumerations.
+    """
+
+    def __init__(self, text):
+        self.found, self.names, self.lazy = [], vars(builtins).copy(), False
+        self.visit(ast.parse(text))
+
+    def visit_ImportFrom(self, node):
+        if node.module == "__future__":
+            self.lazy |= any(alias.name == "annotations" for alias in node.names)
+        if not node.level and node.module.split(".")[0] in sys.stdlib_module_names:
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                self.names[alias.asname or alias.name] = getattr(module, alias.name, None)
+
+    def visit_Import(self, node):
+        for alias in node.names:
+            if alias.name.split(".")[0] in sys.stdlib_module_names:
+                module = importlib.import_module(alias.name)
+                first = sys.modules[alias.name.split(".")[0]]
+                self.names[alias.asname or alias.name.split(".")[0]] = module if alias.asname else first
+
+    def visit_Subscript(self, node):
+        value = self.value_of(node.value)
+        if isinstance(value, type) and value.__module__ != "typing" and not issubclass(value, enum.Enum):
+            self.found.append((node.lineno, ast.unparse(node)))
+        self.generic_visit(node)
+
+    def value_of(self, node):
+        if isinstance(node, ast.Attribute):
+            return getattr(self.value_of(node.value), node.attr, None)
+        return self.names.get(node.id) if isinstance(node, ast.Name) else None
+
+    def visit_AnnAssign(self, node):
+        self.visit_all(node, "annotation")
+
+    visit_arg = visit_AnnAssign
+
+    def visit_FunctionDef(self, node):
+        self.visit_all(node, "returns")
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_all(self, node, annotation):
+        for name, value in ast.iter_fields(node):
+            if not (self.lazy and name == annotation):
+                for each in value if isinstance(value, list) else [value]:
+                    if isinstance(each, ast.AST):
+                        self.visit(each)
+
+
+needs_names = pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names is of Python 3.10")
+
+
+@needs_names
+def test_no_class_is_subscripted_that_python_3_8_cannot_subscript():
+    found = {module: Subscripted(path.read_text(encoding="utf-8")).found for module, path in FILES.items()}
+    assert not {module: lines for module, lines in found.items() if lines}
+
+
+@needs_names
+@pytest.mark.parametrize(
+    "text, count",
+    [
+        ("from collections import Counter\nseen = Counter[str]()", 1),
+        ("import collections as c\nseen = c.deque[str]()", 1),
+        ("import os\nPath = os.PathLike[str]", 1),
+        ("from collections.abc import Iterable as I\nAlias = I[str]", 1),
+        ("def f(x=dict[str, int]):\n    return tuple[int, ...]", 2),
+        ("class A(list[int]): pass", 1),
+        ("def f(x: list[int]) -> dict[str, int]:\n    y: set[int] = set()", 0),
+        ("from typing import List\nAlias = List[int]", 0),
+        ("import enum\nclass E(enum.Enum): pass\nE['a']", 0),
+        ("names = dict(a=1)\nnames['a']", 0),
+    ],
+)
+def test_a_subscript_that_runs_is_told_from_an_annotation(text, count):
+    assert len(Subscripted(f"from __future__ import annotations\n{text}").found) == count
+    if "->" in text:
+        assert len(Subscripted(text).found) == 3

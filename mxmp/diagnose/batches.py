@@ -3,12 +3,14 @@
 A batch is an array, a tuple or list of arrays (as a DataLoader gives), a dict of arrays by input, or a DataBatch.
 Several batches are an iterable of such: a DataLoader, a DataIter, or a list of tuples, lists, dicts or DataBatches.
 Arrays are NDArrays, or arrays of numpy. A loader is always several batches, so that a list is one of batches there.
+Elsewhere a list with an array among its items is one batch: ``[[x, length], y]``, as a DataLoader nests it.
 """
 
 from __future__ import annotations
 
 import itertools
 import zipfile
+import zlib
 from typing import Any, Collection, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
@@ -100,7 +102,7 @@ class Example(NamedTuple):
 
 def one_batch(given: Any) -> Batch:
     """Return a batch; ConvertError if it is none, or several."""
-    if _is_batch(given):
+    if _is_batch(given) or (isinstance(given, list) and given and not _are_batches(given)):
         return _read(given)
     if given is None or isinstance(given, str) or not isinstance(given, (Iterable, mx.io.DataIter)):
         raise ConvertError(f"batch is a {type(given).__name__}; expected {_BATCH}.")
@@ -146,10 +148,15 @@ def read_examples(loader: Any, count: Optional[int], labels: bool, ctx: mx.Conte
 
 
 def _is_batch(given: Any) -> bool:
-    """Return whether something is one batch: a list is if it begins with an array."""
+    """Return whether something is one batch: a list is if an array is among its items."""
     if isinstance(given, list):
-        return bool(given) and _is_array(given[0])
+        return any(map(_is_array, given))
     return _is_array(given) or isinstance(given, (tuple, Mapping, mx.io.DataBatch))
+
+
+def _are_batches(items: Sequence[Any]) -> bool:
+    """Return whether all items of a list can be batches."""
+    return all(isinstance(each, (Mapping, mx.io.DataBatch, tuple, list)) for each in items)
 
 
 def _is_array(value: Any) -> bool:
@@ -236,11 +243,16 @@ def load_batch(path: str, symbol: Any, types: Mapping[str, str]) -> Dict[str, mx
         CheckpointError: If the file cannot be read, or has no arrays.
     """
     try:
-        loaded = np.load(path, allow_pickle=False)
-        arrays = {name: loaded[name] for name in getattr(loaded, "files", ())}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as e:
-        raise CheckpointError(f"{path}: it cannot be read as a .npz file: {e}") from e
+        with open(path, "rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            arrays = {name: loaded[name] for name in getattr(loaded, "files", ())}
+    except OSError as e:
+        raise CheckpointError(f"{path}: it cannot be read: {e.strerror or e}.") from e
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):  # with what numpy says of pickles
+        arrays = {}
     if not arrays:
-        raise CheckpointError(f"{path}: it is no .npz file with an array for each input; write one with numpy.savez.")
+        raise CheckpointError(
+            f"{path}: it is no .npz file with an array of numbers for each input; write one with numpy.savez."
+        )
     declared = inputs_of(symbol, (), list(arrays))
     return {name: mx.nd.array(array, dtype=types.get(name) or declared[name]) for name, array in arrays.items()}

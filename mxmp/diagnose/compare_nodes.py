@@ -60,7 +60,9 @@ def compare(
     Args:
         net_or_model: A Gluon net with values, converted or not, hybridized or not; a Module or BucketingModule of MXNet
             or mxmp that is bound (of buckets the one that ran last); a `mxmp.symbol.ConvertedModel`; or a tuple
-            ``(symbol, arg_params, aux_params)``. It is left as it is; `explain` and `find_nonfinite` take the same.
+            ``(symbol, arg_params, aux_params)``. It is left as it is; `explain` and `find_nonfinite` take the same. The
+            forward hooks of a net are called with it: several times for each batch, and, where a batch does not fit, on
+            zeros of other shapes to find one that would.
             Of a plain Block the HybridBlocks in it are compared one by one, each with float32's inputs and gradients.
         batches: One batch, or several of which the worst of each error counts. A batch is an array, a tuple or list of
             arrays, in the order in which the network takes them, a dict of arrays by input, or a DataBatch; of NDArrays
@@ -79,9 +81,10 @@ def compare(
         A row for each operator, those first that contribute most to the error of the outputs.
 
     Raises:
-        ConvertError: If the network cannot be converted; if there is no batch, or one does not fit; if the policy is
-            float32, or bfloat16 which MXNet does not run here; if an input or a parameter holds NaN; if ``loss`` gives
-            no NDArray; or if MXNet cannot run the network backward.
+        ConvertError: If the network cannot be converted (an InferenceError, which is one, names the node at which MXNet
+            finds no shapes or dtypes of its graph, though arrays ran); if there is no batch, or one does not fit; if
+            the policy is float32, or bfloat16 which MXNet does not run here; if an input or a parameter holds NaN; if
+            ``loss`` gives no NDArray; or if MXNet cannot run the network backward.
         LossScaleError: If ``loss_scale`` is not positive and finite.
         PolicyError: If the policy does not parse or matches nothing.
 
@@ -162,7 +165,8 @@ class _Merged:
         gradients: Mapping[int, Errors],
     ) -> None:
         """Add what was measured of one graph on one batch."""
-        graph, seen = decisions.before, Counter[Tuple[str, str]]()
+        graph = decisions.before
+        seen: Counter[Tuple[str, str]] = Counter()
         by_node: Dict[int, Errors] = {}
         for (position, _), each in errors.items():
             by_node[position] = each.worst(by_node.get(position, Errors()))
@@ -172,7 +176,7 @@ class _Merged:
             key = node.name, node.op, seen[node.name, node.op]
             row = _row(decisions, position, each, contributions.get(position, 0.0), gradients.get(position))
             self._rows[key] = _worst(row, self._rows[key]) if key in self._rows else row
-        names = Counter[str]()
+        names: Counter[str] = Counter()
         for head in (head for head in graph.heads if head.key in errors):
             name = decisions.facts.output_name(graph, head)
             names[name] += 1

@@ -1,4 +1,4 @@
-"""Batches whose shapes do not fit a network: said in one sentence that names input, found and expected shape."""
+"""Batches that do not fit a network: said in one sentence that names input, found and expected shape, or the dtype."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 import mxnet as mx
 from mxnet import autograd, gluon
 
+from .. import dtypes
 from ..errors import ConvertError, InferenceError, MxmpError, mxnet_reason
 
 Shapes = Mapping[str, Tuple[int, ...]]
@@ -32,28 +33,42 @@ def require_fit(symbol: Any, shapes: Shapes, inputs: Sequence[str]) -> List[Any]
         return True
 
     params = {name: shape for name, shape in known.items() if name not in inputs}
-    with blaming_the_batch({name: known[name] for name in inputs}, params, fits):
+    with blaming_the_batch({name: known[name] for name in inputs}, params, fits, {}):
         return list(symbol.infer_shape_partial(**known)[0] or ())
 
 
 @contextlib.contextmanager
-def blaming_the_batch(inputs: Shapes, params: Shapes, fits: Callable[[Shapes], bool]) -> Iterator[None]:
-    """Make an error of MXNet within the block one that names the shapes of a batch.
+def blaming_the_batch(
+    inputs: Shapes, params: Shapes, fits: Callable[[Shapes], bool], types: Mapping[str, str]
+) -> Iterator[None]:
+    """Make an error of MXNet within the block one that names the shapes of a batch, or the dtypes that it speaks of.
 
     Args:
         inputs: The shapes of the batch's arrays by name.
         params: Those of the network's parameters.
         fits: Whether the network runs on inputs of other shapes.
+        types: The dtypes of the batch's arrays by name.
     """
     try:
         yield
     except (mx.MXNetError, InferenceError) as e:
         reason = mxnet_reason(e) if isinstance(e, mx.MXNetError) else str(e)
+        unfit = _blamed(reason, types)
+        if unfit:
+            said = " and ".join(f"'{name}' has dtype {types[name]}" for name in unfit)
+            each = "it" if len(unfit) == 1 else "them"
+            raise ConvertError(f"batches: {said}; give {each} as float32: {reason}") from e
         found = " and ".join(f"'{name}' has shape {shape}" for name, shape in inputs.items())
         expected = _expected(reason, inputs, fits)
         if expected is not None:
             found = f"'{expected[0]}' has shape {inputs[expected[0]]}, expected {expected[1]}"
         raise ConvertError(f"batches: {found}: {_of_parameter(reason, params) or reason}") from e
+
+
+def _blamed(reason: str, types: Mapping[str, str]) -> List[str]:
+    """Return the inputs that are not in float32 and whose dtype a reason names; one of shapes names none."""
+    words = set(re.findall(r"\w+", reason))
+    return [name for name, dtype in types.items() if dtype != dtypes.FLOAT32 and dtype in words]
 
 
 def _expected(reason: str, inputs: Shapes, fits: Callable[[Shapes], bool]) -> Optional[Tuple[str, Tuple[int, ...]]]:
@@ -112,7 +127,8 @@ def call_net(net: gluon.Block, inputs: Sequence[Any]) -> Any:
 
     params = {name: param.shape for name, param in net.collect_params().items()}
     shapes = {name: array.shape for name, array in zip(names, arrays)}
-    with blaming_the_batch(shapes, params, fits):
+    types = {name: dtypes.canonical(array.dtype) for name, array in zip(names, arrays)}
+    with blaming_the_batch(shapes, params, fits, types):
         try:
             return net(*inputs)
         except (TypeError, ValueError) as e:  # of a call with too many arrays, or a reshape

@@ -84,7 +84,8 @@ def explain(
     The arguments are those of `find_nonfinite`, and so are the errors raised.
 
     Returns:
-        The verdict; ``print`` it. What mends an activation that leaves float16's range is its ``overrides``.
+        The verdict; ``print`` it. What mends an activation that leaves float16's range is its ``overrides``. Class
+        indices that ``pick`` clips are a hint in its text and no fault, as the loss may mask them.
     """
     return judge(_calls(net_or_model, batch, policy, loss, ctx), require_scale(loss_scale))
 

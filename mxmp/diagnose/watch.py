@@ -50,7 +50,7 @@ class Watch(Observer):
         if loss is not None and not isinstance(loss, gluon.Block):
             raise TrainerError(
                 f"Watch: loss is a {type(loss).__name__}; expected a Block, such as gluon.loss.L2Loss(). "
-                f"Give the trainer or module to attach."
+                f"Give the trainer or module to attach: Watch(loss).attach(trainer)."
             )
         self._loss: Any = loss
         self._owner: Any = None

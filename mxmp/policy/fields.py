@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any, Dict, Iterable, Mapping, Tuple, Union
 
 from .. import dtypes
@@ -31,9 +32,13 @@ def dtype_field(field: str, value: Any) -> str:
 def override_field(field: str, value: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]) -> Overrides:
     """Return overrides as sorted pairs of pattern and dtype, or raise PolicyError with the field's name."""
     try:
-        pairs = dict(value)
+        given = list(value.items() if isinstance(value, Mapping) else value)
+        pairs = dict(given)
     except (TypeError, ValueError):
         raise PolicyError(f"{field}={value!r}: expected a dict or pairs of pattern and dtype.") from None
+    for key, count in Counter(key for key, _ in given).items():
+        if count > 1:
+            raise PolicyError(f"{field}: {key!r} is given twice; keep one of them.")
     for key in pairs:
         if not isinstance(key, str) or not key or key != key.strip() or any(mark in key for mark in ",="):
             raise PolicyError(

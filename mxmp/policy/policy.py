@@ -117,7 +117,7 @@ class Policy:
         try:
             given = fields.parse_fields(spec)
         except (PolicyError, DtypeError) as e:
-            where = f" in policy {spec!r}" if "=" in spec else ""
+            where = f" in policy {spec!r}" if "=" in spec or "," in spec else ""
             raise PolicyError(f"{str(e).rstrip('.')}{where}.") from e
         return cls(**given).replace(**changes)
 

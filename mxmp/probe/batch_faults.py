@@ -1,4 +1,4 @@
-"""What is wrong with a batch though the step is finite: NaN that something swallows, classes that a loss clips."""
+"""What is wrong with a batch though the step is finite: NaN that something swallows, class indices out of range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from mxnet import gluon
 
 from .. import dtypes
 from ..arrays.casts import to_float32
-from ..errors import ConvertError
 from ..graph import Entry, Graph, Node
 from ..passes.facts import Facts
 from ..symbol.inference import infer_facts, to_graph
@@ -42,21 +41,29 @@ def nan_in_batch(runs: Sequence[Run]) -> Optional[NonFinite]:
     return None
 
 
-def class_out_of_range(calls: Sequence[Call]) -> Optional[NonFinite]:
-    """Return the first label with a class index that a loss clips to another class, or counts as none; None if all fit.
+class BadClasses(NamedTuple):
+    """Class indices out of range, and whether that is a fault for certain: a loss may mask what `pick` clips."""
 
-    Found are indices of ``SoftmaxOutput``, ``pick`` and ``one_hot`` in a network, or in a loss that is a HybridBlock.
+    where: NonFinite
+    certain: bool
+
+
+def class_out_of_range(calls: Sequence[Call]) -> Optional[BadClasses]:
+    """Return the first input with a class index that is clipped to another class, or counts as none; None if all fit.
+
+    Found are indices of ``SoftmaxOutput`` and ``pick`` in a network, or in a loss that is a HybridBlock. Negative ones
+    of ``pick`` are not: as a rule they are padding, which the loss masks.
     """
     for call in calls:
-        labels = {name: call.values[name] for name in call.inputs if name in call.values}
+        inputs = {name: call.values[name] for name in call.inputs if name in call.values}
         decisions = call.decisions
-        found = _in_graph(decisions.before, decisions.facts, labels) or _in_loss(call)
+        found = _in_graph(decisions.before, decisions.facts, inputs) or _in_loss(call)
         if found is not None:
             return found
     return None
 
 
-def _in_loss(call: Call) -> Optional[NonFinite]:
+def _in_loss(call: Call) -> Optional[BadClasses]:
     """Return a bad label of the loss outside of a network, if that can be traced."""
     gradients = call.gradients
     loss = gradients if isinstance(gradients, LossGradients) else gradients and gradients.of_loss
@@ -71,44 +78,46 @@ def _in_loss(call: Call) -> Optional[NonFinite]:
         shapes = {name: array.shape for name, array in values.items()}
         types = {name: dtypes.canonical(array.dtype) for name, array in values.items()}
         facts = infer_facts(symbol, graph, shapes, types, frozenset())
-    except (mx.MXNetError, ConvertError, AttributeError, TypeError, ValueError, NotImplementedError):
-        return None  # it is no graph
+    except Exception:  # it is no graph; a user's code, written for arrays, may raise whatever it likes on symbols
+        return None
     return _in_graph(graph, facts, {"label": values["label"]})
 
 
 class _Indices(NamedTuple):
-    """Class indices that an operator reads: from where, of how many classes, and which one it ignores."""
+    """Class indices that an operator reads: from where, of how many classes, which it ignores, and if one may mask."""
 
     entry: Entry
     classes: int
     ignored: Optional[float] = None
+    masked: bool = False
 
 
-def _in_graph(graph: Graph, facts: Facts, labels: Mapping[str, Any]) -> Optional[NonFinite]:
+def _in_graph(graph: Graph, facts: Facts, inputs: Mapping[str, Any]) -> Optional[BadClasses]:
     for indices in filter(None, (_indices(node, facts) for node in graph.nodes)):
         name = _variable(graph, indices.entry)
-        if name not in labels:
+        if name not in inputs:
             continue
-        values = to_float32(labels[name]).asnumpy()
-        bad = (values <= -1) | (values >= indices.classes)
+        values = to_float32(inputs[name]).asnumpy()
+        beyond = values >= indices.classes
+        bad = beyond if indices.masked else beyond | (values <= -1)
         if indices.ignored is not None:
             bad &= values != indices.ignored
         if bad.any():
             rows = np.flatnonzero(bad.reshape(len(bad) if bad.ndim else 1, -1).any(axis=1))
-            (found,) = ranges_of({name: labels[name]})
-            return NonFinite(DATA, name, "", dtypes.FLOAT32, found, rows=tuple(map(int, rows)), classes=indices.classes)
+            (found,) = ranges_of({name: inputs[name]})
+            count = indices.classes
+            where = NonFinite(DATA, name, "", dtypes.FLOAT32, found, rows=tuple(map(int, rows)), classes=count)
+            return BadClasses(where, certain=not indices.masked and bool((bad & beyond).any()))
     return None
 
 
 def _indices(node: Node, facts: Facts) -> Optional[_Indices]:
     """Return the class indices that a node reads; None if it reads none, or of how many classes is not known."""
     attrs: Dict[str, str] = dict(node.attrs)
-    if node.op == "one_hot":
-        return _Indices(node.inputs[0], int(attrs["depth"]))
     if node.op == "pick" and attrs.get("mode", "clip") == "clip":
         shape = facts.shapes.get(node.inputs[0].key)
         axis = attrs.get("axis", "-1")
-        return _Indices(node.inputs[1], shape[int(axis)]) if shape and axis != "None" else None
+        return _Indices(node.inputs[1], shape[int(axis)], masked=True) if shape and axis != "None" else None
     if node.op == "SoftmaxOutput" and len(node.inputs) > 1:
         shape, label = (facts.shapes.get(entry.key) for entry in node.inputs[:2])
         if not shape or label is None or tuple(label) == tuple(shape):  # probabilities

@@ -29,7 +29,7 @@ class NonFinite(Result):
         rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
         keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
             that read its output.
-        classes: Of a label with class indices of which some are out of range, how many classes there are; else 0.
+        classes: Of an input with class indices of which some are out of range, how many classes there are; else 0.
     """
 
     _mark: ClassVar[Tuple[str, str]] = ("result", "nonfinite")
@@ -51,8 +51,9 @@ class NonFinite(Result):
         count = f"{self.output.bad:,} of {self.output.size:,} elements"
         rows = f", in {_rows(self.rows)}" if self.rows else ""
         if self.classes:
+            kind = "label" if self.name.endswith("label") else "input"  # as MXNet's names of labels end
             return (
-                f"label '{self.name}' holds class indices from {self.output.smallest:g} to {self.output.largest:g}, "
+                f"{kind} '{self.name}' holds class indices from {self.output.smallest:g} to {self.output.largest:g}, "
                 f"expected 0 to {self.classes - 1}{rows}"
             )
         if self.where in (DATA, PARAMETER):

@@ -103,12 +103,18 @@ def judge(calls: Sequence[Call], scale: float = 1.0) -> Verdict:
     calls = without_spoilt(calls, scale)
     exact = [Run(call, call.run(low=False)) for call in calls]
     found = _judged(calls, exact, scale)
-    data = None if found.kind == BAD_DATA else nan_in_batch(exact) or class_out_of_range(calls)
+    if found.kind == BAD_DATA:
+        return found
+    nan = nan_in_batch(exact)
+    classes = None if nan is not None else class_out_of_range(calls)
+    data = nan if classes is None else classes.where
     if data is None:
         return found
-    if found.kind == NO_FAULT:
+    certain = classes is None or classes.certain
+    if found.kind == NO_FAULT and certain:
         return Verdict(BAD_DATA, f"the step is finite, but {_of_fault(Fault(BAD_DATA, data))}", data, scale)
-    return replace(found, text=f"{found.text} Besides, {_sentence(data)}")
+    doubt = "" if certain else " Unless the loss masks them, that is a fault of the data."
+    return replace(found, text=f"{found.text} Besides, {_sentence(data)}{doubt}")
 
 
 def _judged(calls: Sequence[Call], exact: Sequence[Run], scale: float) -> Verdict:

@@ -66,7 +66,10 @@ def test_compare_writes_json(prefix, tmp_path):
         ([], 2, "give --data, or --shape of every input"),
         (["--shape", SHAPE, "--data", "other.npz"], 2, "--data has shapes; leave --shape out"),
         (["--data", "nowhere.npz"], 2, "File 'nowhere.npz' does not exist"),
-        (["--data", "text.npz"], 1, "text.npz: it cannot be read"),
+        (["--data", "text.npz"], 1, "text.npz: it is no .npz file with an array of numbers for each input; write one"),
+        (["--data", "empty.npz"], 1, "empty.npz: it is no .npz file"),
+        (["--data", "cut.npz"], 1, "cut.npz: it is no .npz file"),
+        (["--data", "objects.npz"], 1, "objects.npz: it is no .npz file"),
         (["--data", "array.npy"], 1, "array.npy: it is no .npz file"),
         (["--data", "other.npz"], 1, "'other'"),
         (["--shape", "dota:2,3"], 1, "the network has no input 'dota'"),
@@ -80,6 +83,9 @@ def test_compare_writes_json(prefix, tmp_path):
 def test_compare_refuses(options, code, match, prefix, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.npz").write_text("nothing")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    np.savez(tmp_path / "objects.npz", data=np.array([{}], dtype=object))
     np.save(tmp_path / "array.npy", DATA)
     np.savez(tmp_path / "other.npz", data=DATA, other=DATA)
-    refused(match, "compare", prefix, 3, *options, code=code)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:100])
+    assert "pickle" not in refused(match, "compare", prefix, 3, *options, code=code)

@@ -111,7 +111,7 @@ def test_force_does_not_overwrite_the_source(tmp_path):
     prefix = save(tmp_path)
     before = (tmp_path / "net-0003.params").read_bytes()
     _, err = mxmp("convert", prefix, 3, "-o", tmp_path / "." / "net", "--force", code=1)
-    assert "is the prefix of the checkpoint itself" in err
+    assert err.startswith(f"mxmp: error: -o '{tmp_path}/") and "is the prefix of the checkpoint itself" in err
     assert (tmp_path / "net-0003.params").read_bytes() == before
 
 

@@ -91,4 +91,4 @@ def test_a_file_that_is_no_npz_is_refused_by_name(tmp_path):
     file = tmp_path / "batch.npz"
     file.write_text("no zip")
     _, err = mxmp("ranges", save(tmp_path), 3, "--data", file, code=1)
-    assert err.startswith(f"mxmp: error: {file}: it cannot be read as a .npz file")
+    assert err.startswith(f"mxmp: error: {file}: it is no .npz file with an array")

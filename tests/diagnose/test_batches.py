@@ -104,6 +104,29 @@ def test_nested_inputs_stay_nested():
     assert x.shape == h.shape == (4, 5) and c.shape == (4,)
 
 
+class Lengths(gluon.HybridBlock):
+    """A net of a list of two inputs."""
+
+    def hybrid_forward(self, F, x):
+        return F.broadcast_mul(F.sum(x[0], axis=1, keepdims=True), F.expand_dims(x[1], 1))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_batch_that_a_loader_nests_is_one_batch(kind):
+    batch = kind([[ND, LABEL], LABEL])
+    for read in (one_batch(batch), *some_batches(batch), *read_loader([batch])):
+        (x, length), y = read.arrays
+        assert x.shape == (4, 5) and length.shape == y.shape == (4,)
+    net = Lengths()
+    net.initialize()
+    assert explain(net, batch, loss=gluon.loss.L2Loss()).kind == "no fault found"
+
+
+@pytest.mark.parametrize("batch", [[None, X], [[ND, LABEL], None], [[ND, LABEL], X]])
+def test_a_list_with_something_else_than_batches_is_one_batch(batch):
+    assert len(one_batch(batch).arrays) == 2
+
+
 @pytest.mark.parametrize("ask", [compare, explain])
 def test_arrays_that_do_not_fit_are_named_with_the_shape_that_would(ask):
     with pytest.raises(ConvertError, match=r"batches: 'data' has shape \(4, 4\), expected \(4, 5\): parameter") as e:
@@ -119,6 +142,47 @@ def test_arrays_that_do_not_fit_are_named_with_the_shape_that_would(ask):
         ask(dense(), (X, np.zeros(9)), loss=gluon.loss.L2Loss())
     with pytest.raises(ConvertError, match="has no label"):
         ask(dense(), X, loss=LOSS)
+
+
+def normed():
+    net = gluon.nn.BatchNorm(in_channels=5)
+    net.initialize()
+    return net
+
+
+@pytest.mark.parametrize("ask", [compare, explain, lambda net, x: measure_ranges(net, [x])])
+@pytest.mark.parametrize("made, dtype", [(dense, "int64"), (dense, "uint8"), (normed, "int32")])
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_arrays_of_a_dtype_that_a_net_does_not_take_are_named_with_it(ask, made, dtype, hybridize):
+    net = made()
+    net.hybridize(hybridize)
+    with pytest.raises(ConvertError, match=rf"^batches: 'data' has dtype {dtype}; give it as float32: ") as e:
+        ask(net, np.ones((4, 5), dtype))
+    assert "shape" not in str(e.value)
+
+
+def test_an_array_of_integers_is_not_blamed_for_the_shape_of_another():
+    net = gluon.nn.Sequential()
+    net.add(gluon.nn.Embedding(3, 4), gluon.nn.Dense(2, in_units=5))
+    net.initialize()
+    with pytest.raises(ConvertError, match=r"^batches: 'data' has shape \(4,\)") as e:
+        compare(net, Y)
+    assert "dtype" not in str(e.value)
+
+
+class OfArrays(gluon.HybridBlock):
+    """A net that runs on arrays, whose ``*`` broadcasts, and not on symbols."""
+
+    def hybrid_forward(self, F, x, length):
+        return x * F.expand_dims(length, 1)
+
+
+@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+def test_a_net_that_runs_on_arrays_alone_is_a_convert_error_that_names_the_node(ask):
+    net = OfArrays(prefix="net_")
+    net.initialize()
+    with pytest.raises(ConvertError, match="node 'net__mul0': MXNet cannot infer its shapes"):
+        ask(net, (ND, LABEL))
 
 
 @pytest.mark.parametrize("ctx", [[mx.cpu(1)], [mx.cpu(1), mx.cpu(0)]])

@@ -236,6 +236,11 @@ def test_what_cannot_be_watched_is_refused(owner, loss, message):
         diagnose.Watch(loss).attach(trainer_of(overflowing()) if owner == "trainer" else owner)
 
 
+def test_a_watch_that_is_given_a_trainer_says_what_to_call():
+    with pytest.raises(TrainerError, match=r"loss is a Trainer; .* to attach: Watch\(loss\)\.attach\(trainer\)\."):
+        diagnose.Watch(trainer_of(overflowing()))
+
+
 def test_weights_gradients_and_statistics_are_not_touched_by_a_verdict():
     net = gluon.nn.HybridSequential(prefix="net_")
     with net.name_scope():

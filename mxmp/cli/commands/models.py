@@ -57,7 +57,7 @@ def convert(
     if tuned is not None:
         refuse_beside(ctx, "--tuned", "text", *options)
     policy = make_policy(text, **options)
-    check_out_prefix(prefix, out)
+    check_out_prefix(prefix, out, "-o ")
     require_new(*checkpoint_files(out, epoch), force=force)
     require_checkpoint(prefix, epoch)
     work.run("convert", prefix, epoch, out, policy, shapes, types, for_inference, tuned)
