@@ -122,4 +122,4 @@ class NonFinite(Result):
 
 def _rows(rows: Sequence[int]) -> str:
     listed = ", ".join(map(str, rows[:5]))
-    return f"row{'s' if len(rows) > 1 else ''} {listed}{' ...' if len(rows) > 5 else ''}"
+    return f"row{'s' if len(rows) > 1 else ''} {listed}{f' and {len(rows) - 5} more' if len(rows) > 5 else ''}"

@@ -176,3 +176,24 @@ def test_bad_input_gets_one_clear_message(given, batch, options, error, message)
 def test_all_of_it_is_plain_data():
     found = diagnose.find_nonfinite(squares(), mx.nd.ones((2, 6))).to_dict()
     assert found["output"]["infs"] == 8 and found["text"].startswith("forward: 'net_sq'") and found["rows"] == []
+
+
+@pytest.mark.parametrize("function", [diagnose.explain, diagnose.find_nonfinite])
+def test_numpy_arrays_are_taken_by_nets_of_numpy_semantics(function):
+    mx.npx.set_np()
+    try:
+        net = gluon.nn.Dense(3, in_units=4, prefix="net_")
+        net.initialize()
+        bad = np.ones((3, 4), "float32")
+        bad[1] = np.nan
+        found = function(net, (bad, np.zeros(3)), "O1", loss=gluon.loss.SoftmaxCrossEntropyLoss())
+        node = found.node if function is diagnose.explain else found
+        assert (node.where, node.rows) == ("data", (1,))
+    finally:
+        mx.npx.reset_np()
+
+
+def test_rows_of_which_many_are_bad_are_counted_in_the_sentence():
+    bad = mx.nd.full((9, 6), np.nan)
+    text = str(diagnose.explain(squares(1.0), bad))
+    assert "input 'data' holds NaN in 54 of 54 elements, in rows 0, 1, 2, 3, 4 and 4 more. No precision" in text
