@@ -6,7 +6,7 @@ import math
 import sys
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Collection, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import mxnet as mx
 
@@ -146,7 +146,7 @@ class _Measure:
         if self._gradients is not None:
             yield "gradients", 0.5
             gradients = self._gradients(batch, self._compared.loss_of(number, self._graph.out_format))
-        merged.add(self._graph.decisions, errors, contributions, gradients)
+        merged.add(self._graph.decisions, errors, contributions, gradients, self._errors.broken)
 
 
 class _Merged:
@@ -154,7 +154,7 @@ class _Merged:
 
     def __init__(self) -> None:
         self._rows: Dict[Tuple[str, str, int], NodeComparison] = {}
-        self._outputs: Dict[Tuple[str, int], float] = {}
+        self._outputs: Dict[Tuple[str, int], OutputComparison] = {}
 
     def add(
         self,
@@ -162,8 +162,9 @@ class _Merged:
         errors: Mapping[Key, Errors],
         contributions: Mapping[int, float],
         gradients: Mapping[int, Errors],
+        broken: Collection[Key],
     ) -> None:
-        """Add what was measured of one graph on one batch."""
+        """Add what was measured of one graph on one batch, where float32 has ``broken`` outputs."""
         graph, seen = decisions.before, Counter[Tuple[str, str]]()
         by_node: Dict[int, Errors] = {}
         for (position, _), each in errors.items():
@@ -179,15 +180,16 @@ class _Merged:
             name = decisions.facts.output_name(graph, head)
             names[name] += 1
             output = name, names[name]
-            self._outputs[output] = max(errors[head.key].carried, self._outputs.get(output, 0.0))
+            known = self._outputs.get(output, OutputComparison(name, 0.0))
+            error, is_finite = max(errors[head.key].carried, known.error), known.is_finite and head.key not in broken
+            self._outputs[output] = OutputComparison(name, error, is_finite)
 
     def result(self, policy: Policy) -> Comparison:
         """Return the rows, the worst first."""
         rows = sorted(
             self._rows.values(), key=lambda row: (row.contribution or 0.0, row.own, row.carried), reverse=True
         )
-        outputs = (OutputComparison(name, error) for (name, _), error in self._outputs.items())
-        return Comparison(str(policy), tuple(rows), tuple(outputs))
+        return Comparison(str(policy), tuple(rows), tuple(self._outputs.values()))
 
 
 def _row(

@@ -352,3 +352,13 @@ def test_a_net_of_numpy_semantics_is_compared_as_with_older_arrays(net_and_expec
     batch = tuple(map(mx.np.array, batch)) if given == "mx.np" else batch
     found = compare(with_values(make_net()), batch, "O1", loss=LOSS)
     assert found.has_gradients and rows(found) == rows(expected)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_an_output_that_is_nan_in_float32_is_said_to_be(bad):
+    net = nn.HybridLambda(lambda F, x: F.log(x, name="logarithm"), prefix="net_")
+    batches = [(mx.nd.array([[1, 2]]),), (mx.nd.array([[1, 2]]),)]
+    batches[bad] = (mx.nd.array([[-1, 2]]),)
+    (output,) = compare(net, batches, "O3").outputs
+    assert not output.is_finite and output.error < 1e-2
+    assert compare(net, batches[1 - bad], "O3").outputs[0].is_finite
