@@ -192,12 +192,16 @@ def _checked(arrays: Tuple[Any, ...], name: str) -> Tuple[Any, ...]:
 
 
 def _converted(value: Any) -> Any:
-    """Return arrays, perhaps nested, as NDArrays: of numpy's floats as float32, of its integers as they are."""
+    """Return arrays, perhaps nested, as MXNet's: numpy's floats as float32, its integers as they are.
+
+    They are arrays of ``mx.np`` where nets work on these: after ``npx.set_np()``.
+    """
     if isinstance(value, (list, tuple)):
         items = [_converted(each) for each in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, np.ndarray):
-        return mx.nd.array(value, dtype=value.dtype if value.dtype.kind in "iub" else dtypes.FLOAT32)
+        make = mx.np.array if mx.util.is_np_array() else mx.nd.array
+        return make(value, dtype=value.dtype if value.dtype.kind in "iub" else dtypes.FLOAT32)
     return value
 
 
@@ -206,6 +210,8 @@ def _moved(value: Any, ctx: mx.Context) -> Any:
     if isinstance(value, (list, tuple)):
         items = [_moved(each, ctx) for each in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, mx.np.ndarray):  # whose as_in_context warns that it is deprecated
+        return value.as_in_ctx(ctx)
     return value if value is None else value.as_in_context(ctx)
 
 

@@ -6,7 +6,7 @@ import math
 import sys
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Collection, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import mxnet as mx
 
@@ -68,7 +68,9 @@ def compare(
             arrays, in the order in which the network takes them, a dict of arrays by input, or a DataBatch; of NDArrays
             or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples, lists, dicts or DataBatches.
             With ``loss`` the last of a tuple or list is the label: ``loss(net(*batch[:-1]), batch[-1])``. A symbol or
-            Module takes its labels as inputs.
+            Module takes its labels as inputs; those whose name ends in 'label' may be left out if MXNet infers their
+            shapes, and then no gradients are compared. Every other input must be there, and a net's label for
+            ``loss``.
         policy: The policy; None for the network's own if it is converted, and 'O1' for others.
         loss: Gives the loss of a Gluon net's output and a label, an NDArray of any shape or a list of them; with it,
             gradients are compared. Of a symbol or Module gradients are compared if it has loss heads, and batches hold
@@ -147,7 +149,7 @@ class _Measure:
         if self._gradients is not None:
             yield "gradients", 0.5
             gradients = self._gradients(batch, self._compared.loss_of(number, self._graph.out_format))
-        merged.add(self._graph.decisions, errors, contributions, gradients)
+        merged.add(self._graph.decisions, errors, contributions, gradients, self._errors.broken)
 
 
 class _Merged:
@@ -155,7 +157,7 @@ class _Merged:
 
     def __init__(self) -> None:
         self._rows: Dict[Tuple[str, str, int], NodeComparison] = {}
-        self._outputs: Dict[Tuple[str, int], float] = {}
+        self._outputs: Dict[Tuple[str, int], OutputComparison] = {}
 
     def add(
         self,
@@ -163,8 +165,9 @@ class _Merged:
         errors: Mapping[Key, Errors],
         contributions: Mapping[int, float],
         gradients: Mapping[int, Errors],
+        broken: Collection[Key],
     ) -> None:
-        """Add what was measured of one graph on one batch."""
+        """Add what was measured of one graph on one batch, where float32 has ``broken`` outputs."""
         graph = decisions.before
         seen: Counter[Tuple[str, str]] = Counter()
         by_node: Dict[int, Errors] = {}
@@ -181,15 +184,16 @@ class _Merged:
             name = decisions.facts.output_name(graph, head)
             names[name] += 1
             output = name, names[name]
-            self._outputs[output] = max(errors[head.key].carried, self._outputs.get(output, 0.0))
+            known = self._outputs.get(output, OutputComparison(name, 0.0))
+            error, is_finite = max(errors[head.key].carried, known.error), known.is_finite and head.key not in broken
+            self._outputs[output] = OutputComparison(name, error, is_finite)
 
     def result(self, policy: Policy) -> Comparison:
         """Return the rows, the worst first."""
         rows = sorted(
             self._rows.values(), key=lambda row: (row.contribution or 0.0, row.own, row.carried), reverse=True
         )
-        outputs = (OutputComparison(name, error) for (name, _), error in self._outputs.items())
-        return Comparison(str(policy), tuple(rows), tuple(outputs))
+        return Comparison(str(policy), tuple(rows), tuple(self._outputs.values()))
 
 
 def _row(

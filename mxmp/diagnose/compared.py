@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+import mxnet as mx
 from mxnet import autograd
 
 from .. import dtypes
@@ -54,9 +55,14 @@ class Compared:
         if loss is None:
             return None
         if self.gradients:  # whose sum of products with the outputs has these gradients
-            given = self.gradients[number]
+            given = [gradient.as_nd_ndarray() for gradient in self.gradients[number]]
             return lambda outputs: [output * gradient for output, gradient in zip(outputs, given or repeat(0))]
-        return lambda outputs: losses_of(loss, blocks.regroup(outputs, out_format), self.labels[number])
+        return lambda outputs: losses_of(loss, blocks.regroup(_as_of_net(outputs), out_format), self.labels[number])
+
+
+def _as_of_net(outputs: List[Any]) -> List[Any]:
+    """Return the outputs of a graph as those of a Gluon net: arrays of ``mx.np`` after ``npx.set_np()``."""
+    return [output.as_np_ndarray() for output in outputs] if mx.util.is_np_array() else outputs
 
 
 def read_compared(subject: Subject, batches: Any, loss: Optional[LossFunction], ctx: Any) -> Compared:

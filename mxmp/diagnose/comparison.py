@@ -63,10 +63,17 @@ class NodeComparison:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """The error of one output of the network, by its name."""
+    """The error of one output of the network, by its name.
+
+    Attributes:
+        name: The output's name.
+        error: Its error, as that of a `NodeComparison`, of what is finite in float32.
+        is_finite: Whether all of it is finite in float32, on all batches. Where it is not, nothing is compared.
+    """
 
     name: str
     error: float
+    is_finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -114,12 +121,12 @@ class Comparison(Result):
     @property
     def summary(self) -> List[str]:
         """What stands out, a sentence each."""
-        found = [f"The output '{each.name}' is off by {_text(each.error)}." for each in self.outputs]
+        found = [_of_output(each) for each in self.outputs]
         low = [row for row in self.rows if row.own]
         most = max(low, key=lambda row: row.contribution or 0, default=None)
-        if most is None:
+        if most is None and all(each.is_finite for each in self.outputs):
             found.append("No node makes an error of its own.")
-        elif most.contribution and most.is_finite:
+        elif most is not None and most.contribution and most.is_finite:
             found.append(
                 f"{_node(most)} contributes most: alone, it would move the outputs by {most.contribution:.2g}."
             )
@@ -186,6 +193,16 @@ def _node(row: NodeComparison) -> str:
     return f"'{row.name}' ({row.op})"
 
 
+def _of_output(output: OutputComparison) -> str:
+    if output.is_finite:
+        return f"The output '{output.name}' is off by {_text(output.error)}."
+    rest = f" Elsewhere it is off by {_text(output.error)}." if output.error else ""
+    return (
+        f"The output '{output.name}' holds inf or NaN in float32 itself, where nothing can be compared: `explain` says "
+        f"where that comes from.{rest}"
+    )
+
+
 def _text(value: Optional[float]) -> str:
     return "-" if value is None else "0" if value == 0 else f"{value:.2g}"
 
@@ -196,11 +213,12 @@ def _written(values: Dict[str, Any]) -> Dict[str, Any]:
 
 def _read(kind: Any, values: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the fields of a row or output, checked."""
-    found = {field.name: values[field.name] for field in fields(kind)}
+    written = {"is_finite": True, **values}  # which older files lack
+    found = {field.name: written[field.name] for field in fields(kind)}
     for name, value in found.items():
         number = name in (*NUMBERS, "error")
         if number and value is not None:
             found[name] = float(value)
-        elif not number and not isinstance(value, str):
+        elif not number and not isinstance(value, bool if name == "is_finite" else str):
             raise TypeError(f"{name} is {value!r}")
     return found

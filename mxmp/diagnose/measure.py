@@ -47,8 +47,8 @@ def measure_ranges(*args: Any, **kwargs: Any) -> Dict[str, float]:  # noqa: D417
         arg_params: Its arguments, NDArrays by name.
         aux_params: Its auxiliary states, likewise.
         batches: For a net how many batches are read, all unless given. For a symbol batches of its inputs: dicts of
-            NDArrays by name, or a DataIter, which is reset and read to its end. Labels may be left out where MXNet
-            infers their shapes.
+            NDArrays by name, or a DataIter, which is reset and read to its end. Inputs
+            whose name ends in 'label' may be left out where MXNet infers their shapes; every other one must be there.
         ctx: Where a symbol runs; the CPU unless given. A net runs on the first of its contexts.
 
     Returns:
@@ -92,7 +92,7 @@ def measure_gradients(*args: Any, **kwargs: Any) -> Dict[str, Magnitudes]:  # no
         arg_params: Its arguments, NDArrays by name.
         aux_params: Its auxiliary states, likewise.
         batches: For a net how many batches are read, all unless given. For a symbol batches of its inputs with
-            labels: dicts of NDArrays by name, or a DataIter, which is reset and read to its end.
+            labels: dicts of NDArrays by name, or a DataIter, which is reset and read to its end. None may be left out.
         ctx: Where a symbol runs; the CPU unless given.
 
     Returns:

@@ -99,7 +99,7 @@ def _forward(conversion: Conversion, runs: Dict[int, Any], make: Make, *args: An
     if run is None:
         run = runs[id(traced)] = make(traced)
     arrays = split_inputs(args)
-    ctx = arrays[0].context
+    ctx = arrays[0].ctx
     values = {symbol.name: array for symbol, array in zip(traced.inputs, arrays)}
     values.update((name, param.data(ctx)) for name, param in traced.params.items())
     return blocks.regroup(run(values), traced.formats[1])

@@ -30,6 +30,8 @@ class NonFinite(Result):
         keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
             that read its output.
         classes: Of an input with class indices of which some are out of range, how many classes there are; else 0.
+        inf_from: Of a node whose output is NaN because of an inf that it reads, the node that this comes from, such as
+            an attention mask's -inf; '' if it reads none.
     """
 
     _mark: ClassVar[Tuple[str, str]] = ("result", "nonfinite")
@@ -46,6 +48,7 @@ class NonFinite(Result):
     rows: Tuple[int, ...] = ()
     keep: Tuple[str, ...] = ()
     classes: int = 0
+    inf_from: str = ""
 
     def __str__(self) -> str:
         count = f"{self.output.bad:,} of {self.output.size:,} elements"
@@ -79,6 +82,8 @@ class NonFinite(Result):
         elif reached:
             ends = " and ".join(f"{each.magnitude:.4g}" for each in reached[:3])
             text = f"; its {'inputs reach' if len(reached) > 1 else 'input reaches'} {ends}"
+        if self.inf_from:
+            text += f", and it reads inf, which comes from '{self.inf_from}'"
         if self.precision in dtypes.LOW_PRECISION:
             text += f", {self.precision} ends at {dtypes.limits(self.precision).max:.5g}"
         if self.float32 is not None and not self.float32.bad:
@@ -104,6 +109,7 @@ class NonFinite(Result):
             "rows": list(self.rows),
             "keep": list(self.keep),
             "classes": self.classes,
+            "inf_from": self.inf_from,
             "overrides": self.overrides,
             "text": str(self),
         }
@@ -115,7 +121,8 @@ class NonFinite(Result):
         float32 = None if values["float32"] is None else ValueRange(**values["float32"])
         rows, keep = tuple(map(int, values["rows"])), tuple(map(str, values["keep"]))
         output = ValueRange(**values["output"])
-        return cls(where, name, op, precision, output, inputs, float32, rows, keep, int(values["classes"]))
+        more = int(values["classes"]), str(values.get("inf_from", ""))
+        return cls(where, name, op, precision, output, inputs, float32, rows, keep, *more)
 
     def _sections(self) -> List[html.Section]:
         return html.nonfinite_sections(self.to_dict())
@@ -128,4 +135,4 @@ def float32_overrides(names: Iterable[str], ending: str = "") -> str:
 
 def _rows(rows: Sequence[int]) -> str:
     listed = ", ".join(map(str, rows[:5]))
-    return f"row{'s' if len(rows) > 1 else ''} {listed}{' ...' if len(rows) > 5 else ''}"
+    return f"row{'s' if len(rows) > 1 else ''} {listed}{f' and {len(rows) - 5} more' if len(rows) > 5 else ''}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Collection, Dict, FrozenSet, Iterable, List, NamedTuple, Optional
 
 import mxnet as mx
 import numpy as np
@@ -86,12 +86,17 @@ class OutputErrors:
         decisions: What a conversion decided.
         ctx: Where to run.
         trains: Whether it runs as in training, but for dropout: BatchNorm takes the batch's statistics.
+
+    Attributes:
+        broken: The outputs of the network that held inf or NaN in float32 on the last batch.
     """
 
     def __init__(self, decisions: Decisions, ctx: Any, trains: bool = False) -> None:
         self._decisions, self._ctx, self._trains = decisions, ctx, trains
         self._both = side_by_side(decisions)
         self._sums: Optional[Runner] = None
+        self._heads = frozenset(head.key for head in decisions.before.heads)
+        self.broken: FrozenSet[Key] = frozenset()
 
     @property
     def has_run(self) -> bool:
@@ -103,20 +108,26 @@ class OutputErrors:
         values = values_on(self._decisions, batch, self._ctx, copied=self._trains)
         if self._sums is None:
             heads = runnable(self._both.graph, self._decisions, values, self._ctx)
-            self._sums = Runner(mx.sym.Group(_sums(heads, self._both.compared)))
+            self._sums = Runner(mx.sym.Group(_sums(heads, self._both.compared, self._heads)))
         with autograd.pause(train_mode=self._trains):
             results = self._sums(values)
         sizes = iter(mx.nd.concat(*[result.reshape((1,)) for result in results], dim=0).asnumpy().tolist())
         found: Dict[Key, Errors] = {}
+        broken: List[Key] = []
         for each in self._both.compared:
             size, carried = next(sizes), next(sizes)
             own = next(sizes) if each.own != each.exact else 0.0
-            found[each.node, each.output] = Errors(ratio(own, size), ratio(carried, size))
+            key = each.node, each.output
+            found[key] = Errors(ratio(own, size), ratio(carried, size))
+            broken += [key] if key in self._heads and next(sizes) else []
+        self.broken = frozenset(broken)
         return found
 
 
-def _sums(heads: Any, compared: Iterable[Compared]) -> List[Any]:
+def _sums(heads: Any, compared: Iterable[Compared], outputs: Collection[Key]) -> List[Any]:
     """Return, for each output compared, the 2-norms of float32's values and of the differences from it.
+
+    For the network's ``outputs`` the number of float32's values that are not finite follows.
 
     They are computed in float64, where no square of a float32 overflows or vanishes: a norm is finite unless low
     precision is not. ``norm`` would not do: it is off by percents for millions (``red::nrm2`` of MXNet 1.9.1).
@@ -127,6 +138,8 @@ def _sums(heads: Any, compared: Iterable[Compared]) -> List[Any]:
         exact = _kept(heads[each.exact], is_finite)
         low = (_kept(heads[n], is_finite) for n in (each.carried, each.own) if n != each.exact)
         found += [mx.sym.sqrt(mx.sym.sum(mx.sym.square(one))) for one in (exact, *(value - exact for value in low))]
+        if (each.node, each.output) in outputs:
+            found.append(mx.sym.sum(mx.sym.cast(is_finite == 0, "float64")))
     return found
 
 

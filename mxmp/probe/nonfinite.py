@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
-from ..graph import Entry, Graph, Key
+from ..graph import Entry, Graph, Key, Node
 from ..passes.attributes import MARK_ATTR, replaced
 from ..report.counts import positions
 from .finding import BACKWARD, FORWARD, NonFinite
@@ -52,11 +52,13 @@ def first_forward(
         exact: The same in float32.
         before: The graph in float32.
         allowed: Whether inf and NaN that float32 has too are no fault (an attention mask); if not, an operator counts
-            that has inf or NaN though all its inputs are finite.
+            that has inf or NaN though all its inputs are finite. One whose own constant is inf (a mask's ``m * -inf``)
+            only counts if no operator after it makes NaN of it.
         harmful: Whether only those count from which inf and NaN reach an output of the network.
     """
     names = Names(before, seen.graph)
     reaching = _reaching(seen)
+    intended: Optional[NonFinite] = None
     for key in sorted(key for key in seen.forward if not seen.graph.nodes[key[0]].is_variable):
         if harmful and key not in reaching:
             continue
@@ -65,8 +67,39 @@ def first_forward(
         if found.bad > known and (allowed or not _excused(key[0], seen)):
             if same is None and allowed and _excused(key[0], seen):
                 continue  # a cast of what is infinite by intention
-            return _made(FORWARD, key[0], names.ranged(key, found), _read(key[0], seen, names), names, seen, same)
-    return None
+            made = _made(FORWARD, key[0], names.ranged(key, found), _read(key[0], seen, names), names, seen, same)
+            if allowed or found.nans or not _is_infinite(seen.graph.nodes[key[0]]):
+                return replace(made, inf_from=_inf_from(key[0], seen, names)) if found.nans else made
+            intended = intended or made
+    return intended
+
+
+def _is_infinite(node: Node) -> bool:
+    """Return whether an operator has a constant that is inf in float32."""
+    for _, text in node.attrs:
+        try:
+            value = float(text)
+        except ValueError:
+            continue
+        if abs(value) > dtypes.limits(dtypes.FLOAT32).max:
+            return True
+    return False
+
+
+def _inf_from(position: int, seen: Seen, names: Names) -> str:
+    """Return the node that the first inf comes from which a node reads; '' if it reads none."""
+    found = -1
+    waiting, known = [position], {position}
+    while waiting:
+        number = waiting.pop()
+        bad = [each for each in seen.graph.nodes[number].inputs if each.key in seen.forward]
+        bad = [each for each in bad if seen.forward[each.key].infs]
+        if not bad and number != position:
+            found = number if found < 0 else min(found, number)
+        new = {each.node for each in bad} - known
+        known |= new
+        waiting += new
+    return "" if found < 0 else names.of(found)[0]
 
 
 def _reaching(seen: Seen) -> Set[Key]:

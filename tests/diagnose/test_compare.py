@@ -180,7 +180,7 @@ class Plain(gluon.Block):
             self.a, self.b = nn.Dense(4, in_units=5), nn.Dense(3, in_units=4)
 
     def forward(self, x):
-        return self.b(self.a(x) if x.sum().asscalar() > -1e9 else x)
+        return self.b(self.a(x) if x.asnumpy().sum() > -1e9 else x)
 
 
 def test_blocks_of_a_plain_block_are_compared_one_by_one():
@@ -311,3 +311,54 @@ def test_nan_in_a_batch_is_refused_and_not_taken_for_no_error():
     net.initialize()
     with pytest.raises(ConvertError, match="batches: 'data' holds NaN"):
         compare(net, mx.nd.full((2, 4), np.nan))
+
+
+@pytest.fixture
+def numpy_semantics():
+    mx.npx.set_np()
+    yield
+    mx.npx.reset_np()
+
+
+def plain():
+    return Plain()
+
+
+def whole():
+    net = nn.HybridSequential(prefix="whole_")
+    with net.name_scope():
+        net.add(nn.Dense(4, in_units=5, activation="relu"), nn.Dense(3, in_units=4))
+    return net
+
+
+def with_values(net):
+    net.initialize()
+    for number, param in enumerate(net.collect_params().values()):
+        values = np.random.RandomState(number).randn(*param.shape)
+        param.set_data((mx.np if mx.util.is_np_array() else mx.nd).array(values, dtype="float32"))
+    return net
+
+
+@pytest.fixture(params=[plain, whole])
+def net_and_expected(request):
+    """What makes a net, and what is found of it with MXNet's older arrays."""
+    return request.param, compare(with_values(request.param()), (DATA, LABEL), "O1", loss=LOSS)
+
+
+@pytest.mark.parametrize("given", ["mx.np", "numpy"])
+def test_a_net_of_numpy_semantics_is_compared_as_with_older_arrays(net_and_expected, numpy_semantics, given):
+    make_net, expected = net_and_expected
+    batch = DATA.asnumpy(), LABEL.asnumpy()
+    batch = tuple(map(mx.np.array, batch)) if given == "mx.np" else batch
+    found = compare(with_values(make_net()), batch, "O1", loss=LOSS)
+    assert found.has_gradients and rows(found) == rows(expected)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_an_output_that_is_nan_in_float32_is_said_to_be(bad):
+    net = nn.HybridLambda(lambda F, x: F.log(x, name="logarithm"), prefix="net_")
+    batches = [(mx.nd.array([[1, 2]]),), (mx.nd.array([[1, 2]]),)]
+    batches[bad] = (mx.nd.array([[-1, 2]]),)
+    (output,) = compare(net, batches, "O3").outputs
+    assert not output.is_finite and output.error < 1e-2
+    assert compare(net, batches[1 - bad], "O3").outputs[0].is_finite

@@ -20,7 +20,7 @@ HEALTHY = Comparison("O1", (FC,), (OutputComparison("fc_output", 2e-4),))
 def test_json_has_infinity_as_text_and_null_for_what_was_not_measured():
     found = json.loads(FOUND.to_json())
     assert list(found) == ["kind", "policy", "rows", "outputs"] and found["kind"] == "compare"
-    assert found["outputs"] == [{"name": "mean_output", "error": "inf"}]
+    assert found["outputs"] == [{"name": "mean_output", "error": "inf", "is_finite": True}]
     assert found["rows"][0]["contribution"] == "inf" and found["rows"][2]["gradient_own"] is None
     assert list(found["rows"][1]) == [
         *("name", "op", "precision", "own", "carried", "contribution", "gradient_own", "gradient_carried"),
@@ -74,6 +74,20 @@ def test_the_summary_names_where_infinity_begins():
 def test_the_summary_says_if_nothing_is_rounded():
     found = Comparison("O1", (NodeComparison("a", "sum", "float32", 0.0, 0.0, 0.0),), ())
     assert found.summary == ["No node makes an error of its own."]
+
+
+def test_an_output_that_float32_makes_nan_is_no_output_without_an_error():
+    nothing = NodeComparison("a", "sum", "float32", 0.0, 0.0, 0.0)
+    found = Comparison("O1", (nothing,), (OutputComparison("a_output", 0.0, is_finite=False),))
+    (text,) = found.summary
+    assert text.startswith("The output 'a_output' holds inf or NaN in float32 itself") and "`explain`" in text
+    assert Comparison.from_json(found.to_json()) == found and "of what is finite in float32" in found.to_html()
+
+
+def test_a_file_without_what_is_known_of_float32s_outputs_is_read():
+    values = HEALTHY.to_dict()
+    del values["outputs"][0]["is_finite"]
+    assert Comparison.from_dict(values) == HEALTHY
 
 
 def test_the_table_has_gradients_only_if_they_were_compared():

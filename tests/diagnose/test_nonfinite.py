@@ -176,3 +176,51 @@ def test_bad_input_gets_one_clear_message(given, batch, options, error, message)
 def test_all_of_it_is_plain_data():
     found = diagnose.find_nonfinite(squares(), mx.nd.ones((2, 6))).to_dict()
     assert found["output"]["infs"] == 8 and found["text"].startswith("forward: 'net_sq'") and found["rows"] == []
+
+
+@pytest.mark.parametrize("function", [diagnose.explain, diagnose.find_nonfinite])
+def test_numpy_arrays_are_taken_by_nets_of_numpy_semantics(function):
+    mx.npx.set_np()
+    try:
+        net = gluon.nn.Dense(3, in_units=4, prefix="net_")
+        net.initialize()
+        bad = np.ones((3, 4), "float32")
+        bad[1] = np.nan
+        found = function(net, (bad, np.zeros(3)), "O1", loss=gluon.loss.SoftmaxCrossEntropyLoss())
+        node = found.node if function is diagnose.explain else found
+        assert (node.where, node.rows) == ("data", (1,))
+    finally:
+        mx.npx.reset_np()
+
+
+def test_rows_of_which_many_are_bad_are_counted_in_the_sentence():
+    bad = mx.nd.full((9, 6), np.nan)
+    text = str(diagnose.explain(squares(1.0), bad))
+    assert "input 'data' holds NaN in 54 of 54 elements, in rows 0, 1, 2, 3, 4 and 4 more. No precision" in text
+
+
+def masked(F, x):
+    """Return attention weights, of which a mask forbids all in the rows where the data begins with 0."""
+    allowed = F.broadcast_like(F.slice_axis(x, axis=1, begin=0, end=1), x)
+    mask = F.where(allowed > 0, F.zeros_like(x), F.ones_like(x) * -np.inf)
+    return F.softmax(F.broadcast_add(x, mask), name="weights")
+
+
+@pytest.mark.parametrize("forbidden", [True, False])
+def test_a_row_that_a_mask_forbids_wholly_is_the_softmaxs_fault_and_not_the_masks(forbidden):
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.HybridLambda(masked), gluon.nn.Dense(3, in_units=3))
+    net.initialize()
+    batch = mx.nd.array([[1, 2, 3], [0, 2, 3]]) if forbidden else mx.nd.array([[1, 2, 3], [1, 2, 3]])
+    found = diagnose.explain(net, (batch, mx.nd.zeros((2, 3))), "O1", loss=LOSS)
+    assert found.kind == ("float32 model broken" if forbidden else "no fault found")
+    if forbidden:
+        assert (found.node.op, found.node.output.nans, found.node.inf_from) == ("softmax", 3, "net_hybridlambda0__mulscalar0")
+        assert "gives NaN in 3 of 6 elements" in str(found) and "inf, which comes from 'net_hybridlambda0__mulscalar0'" in str(found)
+        assert diagnose.NonFinite.from_json(found.node.to_json()) == found.node
+
+
+def test_an_infinite_constant_that_reaches_the_output_as_inf_is_named():
+    net = gluon.nn.HybridLambda(lambda F, x: x * np.inf + 1, prefix="net_")
+    assert diagnose.find_nonfinite(net, mx.nd.ones((2, 3)), "O1").name == "net__mulscalar0"

@@ -140,7 +140,7 @@ class GluonNet(Network):
             values = {**params, **fold_params(converted.folds, params), **given}
             known = [each for each in found if each.decisions is converted.decisions]
             if not known:
-                found.append(GraphBatches(converted.decisions, inputs[0].context, out_format=traced.formats[1]))
+                found.append(GraphBatches(converted.decisions, inputs[0].ctx, out_format=traced.formats[1]))
             (known or found[-1:])[0].batches.append(values)
             (known or found[-1:])[0].numbers.append(number)
         return found

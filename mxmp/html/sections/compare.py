@@ -32,7 +32,7 @@ def compare_sections(compare: Mapping[str, Any], order: Sequence[str] = ()) -> L
     rows = compare["rows"]
     names = ("name", "op", "precision", "own", "carried", "contribution", "gradient_own", "gradient_carried")
     body = table(_COLUMNS, [tuple(row.get(name) for name in names) for row in rows], "Errors by layer", "nodes")
-    outputs = [(f"error of {each['name']}", figure(each["error"])) for each in compare.get("outputs") or ()]
+    outputs = [(f"error of {each['name']}", _error(each)) for each in compare.get("outputs") or ()]
     policy = ("policy", compare["policy"].replace(",", ", "))
     blocks = (facts([policy, *outputs]), grid(_charts(rows, order)), body)
     lead = (
@@ -40,6 +40,11 @@ def compare_sections(compare: Mapping[str, Any], order: Sequence[str] = ()) -> L
         "in it."
     )
     return [Section("Errors by layer", blocks, lead)]
+
+
+def _error(output: Mapping[str, Any]) -> str:
+    text = str(figure(output["error"]))
+    return text if output.get("is_finite", True) else f"{text} of what is finite in float32: not all is"
 
 
 def _charts(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> Tuple[Any, ...]:
