@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from .. import html
+from .. import dtypes, html
 from .batch_faults import class_out_of_range, nan_in_batch
 from .faults import (
     BAD_DATA,
@@ -120,7 +120,7 @@ def _judged(calls: Sequence[Call], exact: Sequence[Run], scale: float) -> Verdic
     if fault is not None:
         return Verdict(fault.kind, f"{_of_fault(fault)}{_diverged(exact, fault.node)}", fault.node, scale)
     if not _any_worse(given, exact):
-        return Verdict(NO_FAULT, _NO_FAULT, None, scale)
+        return _without_fault(calls, scale)
     lowest = min(1.0, scale)
     base = given if scale <= lowest else [Run.of(call, low=True, scale=lowest) for call in calls]
     if scale > lowest and not _any_worse(base, exact):
@@ -133,6 +133,15 @@ def _judged(calls: Sequence[Call], exact: Sequence[Run], scale: float) -> Verdic
     below = _scale_below(calls, exact, lowest) if where is not None and where.where == BACKWARD else None
     text = f"{_out_of_range(where, below)}{_diverged(exact, where)}"
     return Verdict(OUT_OF_RANGE, text, where, scale, below)
+
+
+def _without_fault(calls: Sequence[Call], scale: float) -> Verdict:
+    """Return the verdict on a step that is finite, with weights that may have become NaN after it."""
+    bad = next((each for call in calls for each in call.parameters() if each.nans), None)
+    if bad is None:
+        return Verdict(NO_FAULT, _NO_FAULT, None, scale)
+    fault = Fault(BAD_PARAMETERS, NonFinite(PARAMETER, bad.name, "", dtypes.FLOAT32, bad))
+    return Verdict(fault.kind, f"the step is finite, but {_of_fault(fault)}", fault.node, scale)
 
 
 def _scale_below(calls: Sequence[Call], exact: Sequence[Run], scale: float) -> Optional[float]:
