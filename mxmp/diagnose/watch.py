@@ -25,7 +25,8 @@ class Watch(Observer):
     called. Call that right after the step: inputs and gradients of outputs are kept, weights are not, and are read when
     `verdict` is called. A step that is skipped has left its own; of one that is taken they are those that it wrote.
     Dropout draws anew, and random numbers of the user's stream with it. A ``with`` block detaches it at its end; the
-    last step is kept then too. For an Estimator it is one of the ``observers`` of `mxmp.estimator.MixedPrecisionHandler`.
+    last step is kept then too. For an Estimator it is one of the ``observers`` of
+    `mxmp.estimator.MixedPrecisionHandler`.
 
     Args:
         loss: Of a trainer, the loss Block that is called with a net's output and labels, so that labels are looked at
@@ -50,9 +51,9 @@ class Watch(Observer):
     def __init__(self, loss: Optional[gluon.Block] = None) -> None:
         if loss is not None and not isinstance(loss, gluon.Block):
             raise TrainerError(
-                f"Watch: loss is a {type(loss).__name__}; expected a Block, such as gluon.loss.L2Loss(), whose calls are "
-                f"noted, as those of a function cannot be: put one into a Block, leave loss out, or ask mxmp.diagnose."
-                f"explain. Give the trainer or module to attach: Watch(loss).attach(trainer)."
+                f"Watch: loss is a {type(loss).__name__}; expected a Block, such as gluon.loss.L2Loss(), whose calls "
+                f"are noted, as those of a function cannot be: put it into a Block, leave loss out, or call "
+                f"mxmp.diagnose.explain. Give the trainer or module to attach: Watch(loss).attach(trainer)."
             )
         self._loss: Any = loss
         self._owner: Any = None
