@@ -19,6 +19,7 @@ from .. import dtypes
 from ..errors import CheckpointError, ConvertError, did_you_mean
 from ..gluon.storage import contexts_of
 from ..symbol import ConvertedModel
+from ..symbol.labels import label_names
 from .misfits import require_fit
 
 Batches = Union[Iterable[Any], mx.io.DataIter]
@@ -221,9 +222,10 @@ def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = 
     sym, given = model.symbol, {**model.arg_params, **model.aux_params, **batch}
     sizes = require_fit(sym, {name: array.shape for name, array in given.items()}, list(batch))
     missing = {name: size for name, size in zip(sym.list_arguments(), sizes) if name not in given}
+    optional = label_names(sym) if missing else ()
     for name, size in missing.items():
         known = bool(size) and 0 not in size
-        if labels or not name.endswith("label") or not known:
+        if labels or name not in optional or not known:
             shape = f", of shape {tuple(size)}" if known else ""
             raise ConvertError(f"batches: a batch lacks the input '{name}'{shape}; give it, also if it is a label.")
     return {**given, **{name: mx.nd.zeros(size) for name, size in missing.items()}}
