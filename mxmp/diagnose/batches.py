@@ -127,6 +127,12 @@ def read_loader(loader: Any, count: Optional[int] = None, name: str = "loader") 
         raise ConvertError(
             f"{name} is a {type(loader).__name__}; expected a DataLoader, a list of batches or a DataIter."
         )
+    if isinstance(loader, tuple) and any(map(_is_array, loader)):
+        items = ", ".join(f"({', '.join(map(str, each.shape))})" if _is_array(each) else "..." for each in loader)
+        raise ConvertError(
+            f"{name} is a tuple of {len(loader)} arrays, of shapes {items}, which is one batch; give a list of "
+            f"batches: [(a, b, label)]."
+        )
     if isinstance(loader, mx.io.DataIter):
         loader.reset()
     empty = True
@@ -142,7 +148,10 @@ def read_examples(loader: Any, count: Optional[int], labels: bool, ctx: mx.Conte
     for batch in read_loader(loader, count):
         example = batch.for_net(True)
         if labels and not example.has_label:
-            raise ConvertError("loader: a batch has no label; give (data, label), with None for a loss without labels.")
+            raise ConvertError(
+                "loader: a batch has no label; give a list of batches, [(data, label)], with None for a loss without "
+                "labels."
+            )
         yield example.on(ctx)
 
 
