@@ -21,6 +21,7 @@ from .. import dtypes
 from ..errors import CheckpointError, ConvertError, did_you_mean
 from ..gluon.storage import contexts_of
 from ..symbol import ConvertedModel
+from ..symbol.labels import label_names
 from .misfits import require_fit
 
 Batches = Union[Iterable[Any], mx.io.DataIter]
@@ -128,6 +129,12 @@ def read_loader(loader: Any, count: Optional[int] = None, name: str = "loader") 
         raise ConvertError(
             f"{name} is a {type(loader).__name__}; expected a DataLoader, a list of batches or a DataIter."
         )
+    if isinstance(loader, tuple) and any(map(_is_array, loader)):
+        items = ", ".join(f"({', '.join(map(str, each.shape))})" if _is_array(each) else "..." for each in loader)
+        raise ConvertError(
+            f"{name} is a tuple of {len(loader)} arrays, of shapes {items}, which is one batch; give a list of "
+            f"batches: [(a, b, label)]."
+        )
     if isinstance(loader, mx.io.DataIter):
         loader.reset()
     empty = True
@@ -143,7 +150,10 @@ def read_examples(loader: Any, count: Optional[int], labels: bool, ctx: mx.Conte
     for batch in read_loader(loader, count):
         example = batch.for_net(True)
         if labels and not example.has_label:
-            raise ConvertError("loader: a batch has no label; give (data, label), with None for a loss without labels.")
+            raise ConvertError(
+                "loader: a batch has no label; give a list of batches, [(data, label)], with None for a loss without "
+                "labels."
+            )
         yield example.on(ctx)
 
 
@@ -234,9 +244,10 @@ def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = 
     sym, given = model.symbol, {**model.arg_params, **model.aux_params, **batch}
     sizes = require_fit(sym, {name: array.shape for name, array in given.items()}, list(batch))
     missing = {name: size for name, size in zip(sym.list_arguments(), sizes) if name not in given}
+    optional = label_names(sym) if missing else ()
     for name, size in missing.items():
         known = bool(size) and 0 not in size
-        if labels or not name.endswith("label") or not known:
+        if labels or name not in optional or not known:
             shape = f", of shape {tuple(size)}" if known else ""
             raise ConvertError(f"batches: a batch lacks the input '{name}'{shape}; give it, also if it is a label.")
     return {**given, **{name: mx.nd.zeros(size) for name, size in missing.items()}}

@@ -96,7 +96,7 @@ def _of_net(net: Any, examples: Sequence[Example], loss: Optional[LossFunction])
         return Compared(network, True, loss, labels, _gradients_between(network, net, examples, loss))
     with network.watched(), network.under(_FLOAT32), autograd.pause():
         for example in examples:
-            call_net(net, example.inputs)
+            call_net(net, example.inputs, without_loss=loss is None)
     return Compared(network, loss is not None, loss, labels)
 
 

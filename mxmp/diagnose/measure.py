@@ -40,9 +40,9 @@ def measure_ranges(*args: Any, **kwargs: Any) -> Dict[str, float]:  # noqa: D417
     Args:
         net: A Gluon net whose parameters have values, converted or not; it runs in float32, in inference, and is
             left as it was. Of a Block with several HybridBlocks in it the values of each are measured.
-        loader: A DataLoader, a list or any other iterable of batches, or a DataIter, which is reset. A batch is an
-            NDArray of data, a list or tuple whose last item is the label (None for none) and whose others are the
-            net's inputs, or a DataBatch.
+        loader: A DataLoader, a list or any other iterable of batches, or a DataIter, which is reset; of one batch a
+            list, ``[(data, label)]``. A batch is an NDArray of data, a list or tuple whose last item is the label (None
+            for none) and whose others are the net's inputs, or a DataBatch.
         sym: The network, in inference; the bodies of its loops are not looked into.
         arg_params: Its arguments, NDArrays by name.
         aux_params: Its auxiliary states, likewise.
@@ -108,7 +108,14 @@ def measure_gradients(*args: Any, **kwargs: Any) -> Dict[str, Magnitudes]:  # no
     References:
         Micikevicius et al., "Mixed Precision Training", 2017, https://arxiv.org/abs/1710.03740, figure 3
     """
-    return (measure_net.measure_gradients if _is_of_net(args, kwargs) else _gradients)(*args, **kwargs)
+    if not _is_of_net(args, kwargs):
+        return _gradients(*args, **kwargs)
+    if len(args) + len({"net", "loss", "loader"} & kwargs.keys()) < 3:
+        raise ConvertError(
+            "measure_gradients: the loss or the loader of a Gluon net is missing; call measure_gradients(net, loss, "
+            "loader), with a loss such as mx.gluon.loss.L2Loss()."
+        )
+    return measure_net.measure_gradients(*args, **kwargs)
 
 
 def _is_of_net(args: Any, kwargs: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ Shapes = Mapping[str, Tuple[int, ...]]
 
 # SHAPE_ASSIGN_CHECK in src/operator/operator_common.h at tag 1.9.1
 _SHAPES_DIFFER = re.compile(r"Provided = [\[(](.*?)[\])], inferred shape=[\[(](.*?)[\])]")
+_MISCALLED = re.compile(r"forward\(\) (missing|takes|got multiple values)")
 
 
 def require_fit(symbol: Any, shapes: Shapes, inputs: Sequence[str]) -> List[Any]:
@@ -111,8 +112,11 @@ def _differing(reason: str) -> Optional[Tuple[Tuple[int, ...], Tuple[int, ...]]]
 # ---------------------------------------------------------------------- Gluon
 
 
-def call_net(net: gluon.Block, inputs: Sequence[Any]) -> Any:
-    """Return what a net gives for a batch; ConvertError if that does not fit it."""
+def call_net(net: gluon.Block, inputs: Sequence[Any], without_loss: bool = False) -> Any:
+    """Return what a net gives for a batch; ConvertError if that does not fit it.
+
+    ``without_loss`` says that a label, of which a batch's last array may be meant as one, is read only with ``loss=``.
+    """
     arrays = list(_flat(inputs))
     names = ["data"] if len(arrays) == 1 else [f"data{number}" for number in range(len(arrays))]
 
@@ -131,14 +135,23 @@ def call_net(net: gluon.Block, inputs: Sequence[Any]) -> Any:
     with blaming_the_batch(shapes, params, fits, types):
         try:
             return net(*inputs)
-        except (TypeError, ValueError) as e:  # of a call with too many arrays, or a reshape
-            if isinstance(e, MxmpError):
+        except (TypeError, ValueError, ConvertError) as e:  # of a call with too many arrays, or a reshape
+            reason = _miscall(e) if isinstance(e, MxmpError) else e
+            if reason is None:
                 raise
             given = ", ".join(f"'{name}' of shape {shape}" for name, shape in shapes.items())
+            several = isinstance(reason, TypeError) and len(arrays) > 1
+            hint = " Arrays of a tuple or list are one batch; several are a list of tuples." if several else ""
+            label = " A label is read only with loss=." if several and without_loss else ""
             raise ConvertError(
-                f"batches: block '{net.name}' cannot be called with {given}: {e} With loss= the last of a batch is "
-                f"the label."
+                f"batches: block '{net.name}' cannot be called with {given}: {str(reason).rstrip('.')}.{hint}{label}"
             ) from e
+
+
+def _miscall(error: MxmpError) -> Optional[TypeError]:
+    """Return what Python says of a call with too many or too few arrays, by which a block could not be traced."""
+    cause = error.__cause__
+    return cause if isinstance(cause, TypeError) and _MISCALLED.search(str(cause)) else None
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -141,7 +141,7 @@ def _of_net(net: gluon.Block, batch: Batch, policy: Policy, loss: Optional[Loss]
         convert(net, policy if policy.is_mixed else Policy.parse("O1", names={"*": dtypes.FLOAT32}))
         calls = NetCalls.watching(net)
         with autograd.record(train_mode=loss is not None):
-            outputs = call_net(net, inputs)
+            outputs = call_net(net, inputs, without_loss=loss is None)
             losses = None if loss is None else losses_of(loss, outputs, label)
         if not calls.noted:
             raise ConvertError(f"block '{net.name}' ran no HybridBlock on this batch, so there is no graph to look at.")

@@ -22,13 +22,15 @@ class Watch(Observer):
     """Keeps the inputs of each step of a trainer or module, to run a skipped one again: bug or overflow?
 
     It costs the memory of a batch, and an addition to each output of a net; nothing is run again before `verdict` is
-    called. Call that before the next step: the weights are those of now. Dropout draws anew, and random numbers of
-    the user's stream with it. A ``with`` block detaches it at its end; the last step is kept then too. For an
-    Estimator it is one of the ``observers`` of `mxmp.estimator.MixedPrecisionHandler`.
+    called. Call that right after the step: inputs and gradients of outputs are kept, weights are not, and are read when
+    `verdict` is called. A step that is skipped has left its own; of one that is taken they are those that it wrote.
+    Dropout draws anew, and random numbers of the user's stream with it. A ``with`` block detaches it at its end; the
+    last step is kept then too. For an Estimator it is one of the ``observers`` of
+    `mxmp.estimator.MixedPrecisionHandler`.
 
     Args:
         loss: Of a trainer, the loss Block that is called with a net's output and labels, so that labels are looked at
-            too; may be left out.
+            too; may be left out. Of a function the calls cannot be noted, so it is refused.
 
     Attributes:
         end: How the last step ended: a `mxmp.training.observer.StepEnd`; None before the first.
@@ -49,8 +51,9 @@ class Watch(Observer):
     def __init__(self, loss: Optional[gluon.Block] = None) -> None:
         if loss is not None and not isinstance(loss, gluon.Block):
             raise TrainerError(
-                f"Watch: loss is a {type(loss).__name__}; expected a Block, such as gluon.loss.L2Loss(). "
-                f"Give the trainer or module to attach: Watch(loss).attach(trainer)."
+                f"Watch: loss is a {type(loss).__name__}; expected a Block, such as gluon.loss.L2Loss(), whose calls "
+                f"are noted, as those of a function cannot be: put it into a Block, leave loss out, or call "
+                f"mxmp.diagnose.explain. Give the trainer or module to attach: Watch(loss).attach(trainer)."
             )
         self._loss: Any = loss
         self._owner: Any = None
@@ -105,7 +108,9 @@ class Watch(Observer):
         self._labels.clear()
 
     def verdict(self) -> Verdict:
-        """Return why the last step was skipped, by running it again.
+        """Return why the last step was skipped, by running it again with the weights that are there now.
+
+        Those are the step's own if it was skipped and nothing has written them since.
 
         Returns:
             The verdict; 'no fault found' for a step that is finite.

@@ -26,13 +26,23 @@ BAD_DATA = "data"
 BAD_PARAMETERS = "parameters"
 NO_FAULT = "no fault found"
 
+_FLOAT16_END = dtypes.limits(dtypes.FLOAT16).max
+_FAR = 2.0**20 * _FLOAT16_END  # of values
+_FAR_GRADIENT = 2.0**6 * _FLOAT16_END  # of the loss itself, not scaled
+
 
 @dataclass(frozen=True)
 class Run:
-    """A call of the network, and what running it again has shown."""
+    """A call of the network, and what running it again with the loss times ``scale`` has shown."""
 
     call: Call
     seen: Seen
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, call: Call, low: bool, scale: float = 1.0) -> Run:
+        """Run a call again, in low precision or in float32."""
+        return cls(call, call.run(low, scale), scale)
 
     @property
     def is_bad(self) -> bool:
@@ -98,8 +108,22 @@ def _first_value(exact: Sequence[Run], runs: Sequence[Run], harmful: bool = True
     for run, other in zip(runs, exact):
         found = first_forward(run.seen, other.seen, run.call.decisions.before, harmful=harmful)
         if found is not None:
-            return found
+            return _or_parameter(found, run.call)
     return None
+
+
+def _or_parameter(found: NonFinite, call: Call) -> NonFinite:
+    """Return that a parameter is out of low precision's range, where an operator that reads it is found for that."""
+    if found.precision not in dtypes.LOW_PRECISION:
+        return found
+    names = {found.name} if found.op == "cast" else {each.name for each in found.inputs if each.bad}
+    end = dtypes.limits(found.precision).max
+    large = (each for each in call.parameters() if each.name in names and not each.bad and each.magnitude > end)
+    each = next(large, None)
+    if each is None:
+        return found
+    bad = next((low for low in found.inputs if low.name == each.name and low.bad), found.output)
+    return NonFinite(PARAMETER, each.name, "", found.precision, bad, (each,), each, keep=found.keep)
 
 
 def first_gradient(exact: Sequence[Run], runs: Sequence[Run]) -> Optional[NonFinite]:
@@ -107,8 +131,23 @@ def first_gradient(exact: Sequence[Run], runs: Sequence[Run]) -> Optional[NonFin
     for run, other in zip(reversed(runs), reversed(exact)):
         found = first_backward(run.seen, other.seen, run.call.decisions.before)
         if found is not None:
-            return found
+            return replace(found, float32=None if found.float32 is None else found.float32.times(run.scale))
     return None
+
+
+def is_far_out(exact: Sequence[Run], where: Optional[NonFinite]) -> bool:
+    """Return whether values or gradients in float32 are so large that a run may have diverged, and the data are not.
+
+    Values are those at ``where`` and of outputs: within the network a mask may be as large by intention.
+    """
+    if where is None or any(each.magnitude > _FAR for each in _real_ranges(exact[0].call.given())):
+        return False
+    outputs = [each for run in exact for each in run.seen.outputs]
+    here = (*where.inputs, *filter(None, [where.float32]))
+    of_loss = [each for run in exact for each in run.seen.head_gradients or () if each is not None]
+    trained = [each for run in exact for each in run.seen.trained]
+    found = ((outputs, _FAR), (here, _FAR), (of_loss, _FLOAT16_END), (trained, _FAR_GRADIENT))
+    return any(each.magnitude > end for ranges, end in found for each in ranges)
 
 
 # ---------------------------------------------------------------------- float32, data, parameters
@@ -146,7 +185,10 @@ def _fault_in_forward(run: Run, low: Run, given: bool) -> Optional[Fault]:
         if found is not None:
             return Fault(BROKEN, found)
     found = first_forward(low.seen, run.seen, before)
-    return None if found is None else Fault(OUT_OF_RANGE, found)
+    if found is None:
+        return None
+    found = _or_parameter(found, run.call)
+    return Fault(BAD_PARAMETERS if found.where == PARAMETER else OUT_OF_RANGE, found)
 
 
 def _is_broken(run: Run) -> bool:
@@ -156,18 +198,17 @@ def _is_broken(run: Run) -> bool:
 def _bad_data(run: Run, given: bool) -> Optional[NonFinite]:
     """Return the first input or label with inf or NaN if the call is finite without; labels alone if ``given``."""
     found = run.call.labels() if given else run.call.given()
-    arrays = {name: each for name, each in found.items() if is_real(each)}
-    bad = next((each for each in _ranges(arrays) if each.bad), None)
+    bad = next((each for each in _real_ranges(found) if each.bad), None)
     if bad is None:
         return None
     cleaned = run.call.cleaned()
     if _is_broken(Run(cleaned, cleaned.run(low=False))):
         return None
-    return NonFinite(DATA, bad.name, "", dtypes.FLOAT32, bad, rows=rows_of(arrays[bad.name]))
+    return NonFinite(DATA, bad.name, "", dtypes.FLOAT32, bad, rows=rows_of(found[bad.name]))
 
 
-def _ranges(arrays: Dict[str, Any]) -> List[ValueRange]:
-    return [found for name, array in arrays.items() for found in ranges_of({name: array})]
+def _real_ranges(arrays: Dict[str, Any]) -> List[ValueRange]:
+    return [found for name, array in arrays.items() if is_real(array) for found in ranges_of({name: array})]
 
 
 def rows_of(array: Any) -> tuple[int, ...]:

@@ -18,14 +18,14 @@ class NonFinite(Result):
     """Where inf or NaN comes up first.
 
     Attributes:
-        where: 'forward' or 'backward', a node of the network; 'data' or 'parameter', a value that it is given; 'loss',
-            the loss outside of the network.
+        where: 'forward' or 'backward', a node of the network; 'data' or 'parameter', a value that it is given, or, of a
+            parameter in low precision, one out of its range; 'loss', the loss outside of the network.
         name: The node, input or parameter.
         op: The node's operator; empty for what is no node. A cast that a conversion put in is a 'cast'.
         precision: The dtype in which it is: 'float16', 'bfloat16' or 'float32'.
         output: What holds inf or NaN: the node's output; backward, the gradient that it hands on.
         inputs: What the node reads; backward, the gradients that its outputs get stand before that.
-        float32: The same output in float32; None where that is not known.
+        float32: The same output in float32, a gradient at the same loss scale; None where that is not known.
         rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
         keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
             that read its output.
@@ -61,6 +61,8 @@ class NonFinite(Result):
             )
         if self.where in (DATA, PARAMETER):
             kind = "input" if self.where == DATA else "parameter"
+            if self.precision in dtypes.LOW_PRECISION:
+                return f"{kind} '{self.name}' is {self.output.what} in {self.precision} in {count}{self._reached()}"
             return f"{kind} '{self.name}' holds {self.output.what} in {count}{rows}"
         if self.where == LOSS:
             return (
@@ -77,6 +79,8 @@ class NonFinite(Result):
     def _reached(self) -> str:
         reached = [each for each in self.inputs if each.size]
         text = ""
+        if reached and self.where == PARAMETER:
+            return f": it reaches {reached[0].magnitude:.4g}, {self.precision} ends at {self._end}"
         if reached and self.where == BACKWARD:
             text = f"; the gradient that it gets reaches {reached[0].magnitude:.4g}"
         elif reached:
@@ -85,10 +89,14 @@ class NonFinite(Result):
         if self.inf_from:
             text += f", and it reads inf, which comes from '{self.inf_from}'"
         if self.precision in dtypes.LOW_PRECISION:
-            text += f", {self.precision} ends at {dtypes.limits(self.precision).max:.5g}"
+            text += f", {self.precision} ends at {self._end}"
         if self.float32 is not None and not self.float32.bad:
             text += f"; in float32 it reaches {self.float32.magnitude:.4g}"
         return text
+
+    @property
+    def _end(self) -> str:
+        return f"{dtypes.limits(self.precision).max:.5g}"
 
     @property
     def overrides(self) -> str:

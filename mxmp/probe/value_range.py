@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Dict, List, Sequence
 
 import mxnet as mx
@@ -46,6 +46,10 @@ class ValueRange:
         """'inf', 'NaN', 'inf and NaN', or 'finite values'."""
         kinds = [kind for kind, count in (("inf", self.infs), ("NaN", self.nans)) if count]
         return " and ".join(kinds) or "finite values"
+
+    def times(self, factor: float) -> ValueRange:
+        """Return the range of the values times a positive factor."""
+        return replace(self, smallest=self.smallest * factor, largest=self.largest * factor)
 
     def to_dict(self) -> Dict[str, Any]:
         """Return the fields as plain JSON data."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from .. import html
+from .. import dtypes, html
 from .batch_faults import class_out_of_range, nan_in_batch
 from .faults import (
     BAD_DATA,
@@ -18,9 +18,10 @@ from .faults import (
     fault_of,
     first_gradient,
     first_of,
+    is_far_out,
     without_spoilt,
 )
-from .finding import BACKWARD, FORWARD, LOSS, NonFinite
+from .finding import BACKWARD, FORWARD, LOSS, PARAMETER, NonFinite
 from .result import Result
 from .step_replay import Call
 
@@ -56,11 +57,12 @@ class Verdict(Result):
 
     @property
     def overrides(self) -> str:
-        """What mends an activation or a gradient out of low precision's range, as overrides of a policy.
+        """What mends an activation, gradient or parameter out of low precision's range, as overrides of a policy.
 
         'name:conv3=float32', for ``f"O1,{verdict.overrides}"``; '' for every other fault.
         """
-        return self.node.overrides if self.kind == OUT_OF_RANGE and self.node is not None else ""
+        mends = self.kind in (OUT_OF_RANGE, BAD_PARAMETERS) and self.node is not None
+        return self.node.overrides if mends and self.node is not None else ""
 
     def to_dict(self) -> Dict[str, Any]:
         """Return the fields as plain JSON data, with the overrides."""
@@ -88,8 +90,8 @@ class Verdict(Result):
 def find(calls: Sequence[Call], scale: float = 1.0) -> Optional[NonFinite]:
     """Return where inf or NaN comes up first in a step, None if it does nowhere."""
     calls = without_spoilt(calls, scale)
-    exact = [Run(call, call.run(low=False)) for call in calls]
-    given = [Run(call, call.run(low=True, scale=scale)) for call in calls]
+    exact = [Run.of(call, low=False) for call in calls]
+    given = [Run.of(call, low=True, scale=scale) for call in calls]
     fault = fault_of(exact, given)
     return (first_of(exact, given) if fault is None else fault.node) or nan_in_batch(exact)
 
@@ -101,7 +103,7 @@ def judge(calls: Sequence[Call], scale: float = 1.0) -> Verdict:
     down to 1. Operators that draw random numbers (dropout) draw others.
     """
     calls = without_spoilt(calls, scale)
-    exact = [Run(call, call.run(low=False)) for call in calls]
+    exact = [Run.of(call, low=False) for call in calls]
     found = _judged(calls, exact, scale)
     if found.kind == BAD_DATA:
         return found
@@ -119,27 +121,39 @@ def judge(calls: Sequence[Call], scale: float = 1.0) -> Verdict:
 
 def _judged(calls: Sequence[Call], exact: Sequence[Run], scale: float) -> Verdict:
     """Return the verdict on a step, of which float32's runs are given, by what is not finite in it."""
-    given = [Run(call, call.run(low=True, scale=scale)) for call in calls]
+    given = [Run.of(call, low=True, scale=scale) for call in calls]
     fault = fault_of(exact, given)
     if fault is not None:
-        return Verdict(fault.kind, _of_fault(fault), fault.node, scale)
+        return Verdict(fault.kind, f"{_of_fault(fault)}{_diverged(exact, fault.node)}", fault.node, scale)
     if not _any_worse(given, exact):
-        return Verdict(NO_FAULT, _NO_FAULT, None, scale)
+        return _without_fault(calls, scale)
     lowest = min(1.0, scale)
-    base = given if scale <= lowest else [Run(call, call.run(low=True, scale=lowest)) for call in calls]
+    base = given if scale <= lowest else [Run.of(call, low=True, scale=lowest) for call in calls]
     if scale > lowest and not _any_worse(base, exact):
         finite = _finite_scale(calls, exact, scale)
         where = first_gradient(exact, given)
         return Verdict(SCALE_TOO_HIGH, _too_high(where, scale, finite), where, scale, finite)
     where = first_of(exact, base)
+    if where is not None and where.where == PARAMETER:
+        return Verdict(BAD_PARAMETERS, _of_fault(Fault(BAD_PARAMETERS, where)), where, scale)
     below = _scale_below(calls, exact, lowest) if where is not None and where.where == BACKWARD else None
-    return Verdict(OUT_OF_RANGE, _out_of_range(where, below), where, scale, below)
+    text = f"{_out_of_range(where, below)}{_diverged(exact, where)}"
+    return Verdict(OUT_OF_RANGE, text, where, scale, below)
+
+
+def _without_fault(calls: Sequence[Call], scale: float) -> Verdict:
+    """Return the verdict on a step that is finite, with weights that may have become NaN after it."""
+    bad = next((each for call in calls for each in call.parameters() if each.nans), None)
+    if bad is None:
+        return Verdict(NO_FAULT, _NO_FAULT, None, scale)
+    fault = Fault(BAD_PARAMETERS, NonFinite(PARAMETER, bad.name, "", dtypes.FLOAT32, bad))
+    return Verdict(fault.kind, f"the step is finite, but {_of_fault(fault)}", fault.node, scale)
 
 
 def _scale_below(calls: Sequence[Call], exact: Sequence[Run], scale: float) -> Optional[float]:
     """Return 1/8 or 1/64 of a scale, the larger of those at which gradients are finite; None if they are at neither."""
     for tried in (scale / _STEP, scale / _STEP**2):
-        if not _any_worse([Run(call, call.run(low=True, scale=tried)) for call in calls], exact):
+        if not _any_worse([Run.of(call, low=True, scale=tried) for call in calls], exact):
             return tried
     return None
 
@@ -152,7 +166,7 @@ def _finite_scale(calls: Sequence[Call], exact: Sequence[Run], scale: float) -> 
     """Return the largest scale that is finite, of 1/2 of the step's, 1/4 and so on; 1 is known to be."""
 
     def is_finite(scale: float) -> bool:
-        return not _any_worse([Run(call, call.run(low=True, scale=scale)) for call in calls], exact)
+        return not _any_worse([Run.of(call, low=True, scale=scale) for call in calls], exact)
 
     tried = scale / _STEP
     while tried > 1.0 and not is_finite(tried):
@@ -172,9 +186,10 @@ def _of_fault(fault: Fault) -> str:
     if fault.kind == BAD_DATA:
         return f"{_sentence(where)} No precision and no scale mends that: look at how this batch is read and prepared."
     if fault.kind == BAD_PARAMETERS:
+        meant = f" If it should be so large, the policy's overrides '{where.overrides}' keep what reads it in float32."
         return (
             f"{_sentence(where)} Go back to an earlier checkpoint, and find the step that wrote it: lower the learning "
-            "rate, clip gradients."
+            f"rate, clip gradients.{meant if where.keep else ''}"
         )
     if where.where == LOSS:
         return f"{_sentence(where)} The loss is computed outside of the network: look at its formula and its labels."
@@ -208,6 +223,12 @@ def _out_of_range(where: Optional[NonFinite], below: Optional[float] = None) -> 
     return f"{text} {_sentence(where)} {advice}"
 
 
+def _diverged(exact: Sequence[Run], where: Optional[NonFinite]) -> str:
+    """Return the hint that a run may have diverged, '' where nothing says so."""
+    of_model = where is not None and where.where in (FORWARD, BACKWARD, LOSS)
+    return _DIVERGED if of_model and is_far_out(exact, where) else ""
+
+
 def _number(scale: float) -> str:
     return f"{scale:,.0f}" if scale >= 1 and scale == round(scale) and scale < 1e15 else f"{scale:g}"
 
@@ -215,6 +236,11 @@ def _number(scale: float) -> str:
 def _sentence(where: NonFinite) -> str:
     return f"{str(where).rstrip('.')}."
 
+
+_DIVERGED = (
+    " Values this large, in float32 too, are those of a run that diverges: if they have grown, lower the learning rate "
+    "or clip gradients instead. A mxmp.diagnose.Ledger says whether they grow."
+)
 
 _NO_FAULT = (
     "the step is finite, in float32 and in low precision. If it was skipped all the same, what made it so is drawn at "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import AbstractSet, Any, FrozenSet, List, Mapping, Optional, Tuple
 
 import mxnet as mx
 from mxnet import gluon
@@ -11,11 +11,12 @@ from mxnet import gluon
 from ..dtypes import canonical
 from ..errors import CheckpointError, TuneError
 from ..policy import Policy
+from ..symbol.labels import SUFFIX, label_names
 from .holds import Named, Shapes, digest
 from .result import TRAINING, TuneResult
 from .speed.gluon_net import Forward
 from .speed.problem import Workload
-from .speed.workloads import LABEL, make_workload, symbol_of
+from .speed.workloads import make_workload, symbol_of
 
 
 def load(
@@ -53,9 +54,12 @@ def load(
         workload = make_workload(net_or_model, batches, plan.objective == TRAINING, plan.for_inference, forward)
         different = workload_differences(plan, workload)
     else:
-        network = None if net_or_model is None else digest([_symbol_of(net_or_model)])
-        known = None if shapes is None else _data_shapes(shapes, plan)
-        different = plan.holds_for.differences(known, network, None if dtypes is None else _data_dtypes(dtypes, plan))
+        symbol = None if net_or_model is None else _symbol_of(net_or_model)
+        labels: FrozenSet[str] = frozenset() if symbol is None else label_names(symbol)
+        network = None if symbol is None else digest([symbol])
+        known = None if shapes is None else _data_shapes(shapes, plan, labels)
+        found = None if dtypes is None else _data_dtypes(dtypes, plan, labels)
+        different = plan.holds_for.differences(known, network, found)
     if different:
         raise TuneError(f"{path}: the plan does not hold here. {'; '.join(different)}. Tune again here.")
     return plan
@@ -74,28 +78,28 @@ def _symbol_of(network: Any) -> Any:
     return network.symbol if isinstance(network, mx.mod.Module) else symbol_of(network)
 
 
-def _data_shapes(shapes: Mapping[str, Any], plan: TuneResult) -> Shapes:
+def _data_shapes(shapes: Mapping[str, Any], plan: TuneResult, labels: AbstractSet[str]) -> Shapes:
     """Return the shapes of inputs without those of labels, which a plan does not have."""
     known = plan.holds_for.shapes
     try:
         found = {str(name): tuple(map(int, shape)) for name, shape in dict(shapes).items()}
     except (TypeError, ValueError):
         raise TuneError(f"shapes is {shapes!r}; expected shapes by the names of inputs, {{'data': (8, 3)}}.") from None
-    return {name: shape for name, shape in found.items() if _is_data(name, known)}
+    return {name: shape for name, shape in found.items() if _is_data(name, known, labels)}
 
 
-def _data_dtypes(types: Mapping[str, Any], plan: TuneResult) -> Optional[Named]:
+def _data_dtypes(types: Mapping[str, Any], plan: TuneResult, labels: AbstractSet[str]) -> Optional[Named]:
     """Return the dtypes of a plan's inputs with those in their place that are given, None if it does not say."""
     known = plan.holds_for.dtypes
     if not isinstance(types, Mapping):
         raise TuneError(f"dtypes is {types!r}; expected dtypes by the names of inputs, {{'data': 'int32'}}.")
     found = {name: canonical(dtype) for name, dtype in types.items()}
-    return known and {**known, **{name: dtype for name, dtype in found.items() if _is_data(name, known)}}
+    return known and {**known, **{name: dtype for name, dtype in found.items() if _is_data(name, known, labels)}}
 
 
-def _is_data(name: str, known: Mapping[str, Any]) -> bool:
+def _is_data(name: str, known: Mapping[str, Any], labels: AbstractSet[str]) -> bool:
     """Return whether an input is none of the labels that a plan does not have."""
-    return name in known or not name.endswith(LABEL)
+    return name in known or not (name in labels or name.endswith(SUFFIX))
 
 
 def file_name(argument: str, path: Any) -> str:

@@ -92,3 +92,14 @@ def test_a_file_that_is_no_npz_is_refused_by_name(tmp_path):
     file.write_text("no zip")
     _, err = mxmp("ranges", save(tmp_path), 3, "--data", file, code=1)
     assert err.startswith(f"mxmp: error: {file}: it is no .npz file with an array")
+
+
+@pytest.mark.parametrize("command", [("ranges", "--gradients"), ("compare",)])
+def test_a_label_of_any_name_is_zeros_unless_it_is_given(tmp_path, command):
+    out = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc")
+    args = {"fc_weight": mx.nd.ones((5, 3)), "fc_bias": mx.nd.zeros(5)}
+    symbol = mx.sym.SoftmaxOutput(out, mx.sym.var("target"), name="softmax")
+    mx.model.save_checkpoint(str(tmp_path / "net"), 1, symbol, args, {})
+    name, *options = command
+    printed, _ = mxmp(name, tmp_path / "net", 1, "--shape", "data:2,3", *options)
+    assert "fc" in printed

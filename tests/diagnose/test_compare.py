@@ -274,6 +274,8 @@ def test_an_operator_that_fails_backward_leaves_contributions_out(monkeypatch):
         (model, {"data": DATA[:, :4]}, {}, r"'data' has shape \(4, 4\), expected \(4, 5\): parameter 'first_weight'"),
         (make, DATA, {"ctx": mx.cpu()}, "ctx is for a symbol"),
         (make, DATA, {"loss": LOSS}, "a batch has no label for loss"),
+        (make, [DATA, DATA], {}, r"takes.*given\. Arrays of a .*list of tuples\. A label is read only with loss=\.$"),
+        (make, [DATA, DATA, LABEL], {"loss": LOSS}, r"given\. Arrays of a tuple or list .* are a list of tuples\.$"),
         (make, (DATA, LABEL), {"loss": 3}, "loss is a int"),
         (make, (DATA, LABEL), {"loss": lambda output, label: 1.0}, "loss gave float; expected the loss"),
         (model, None, {}, "batches is a NoneType"),

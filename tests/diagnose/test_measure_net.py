@@ -265,6 +265,7 @@ def test_a_range_of_another_net_is_refused():
         ({"data": mx.nd.ones((6, 4))}, "loader is a dict"),
         ([{"data": mx.nd.ones((6, 4))}], "a batch is a dict; a Gluon net takes an array"),
         ([("text", LABELS)], "a batch holds a str"),
+        (batches()[0], r"loader is a tuple of 2 arrays, of shapes \(6, 4\), \(6\), which is one batch; give a list of b"),
         (3, "loader is a int"),
     ],
 )
@@ -279,6 +280,8 @@ def test_bad_arguments_are_refused():
         measure_ranges(net, batches(), batches=0)
     with pytest.raises(ConvertError, match="a batch has no label"):
         measure_gradients(net, LOSS, [mx.nd.array(X)])
+    with pytest.raises(ConvertError, match=r"loss or the loader of a Gluon net is missing; call .*\(net, loss, loader\)"):
+        measure_gradients(net, batches())
     with pytest.raises(ConvertError, match="loss is a list"):
         measure_gradients(net, batches(), LOSS)
     with pytest.raises(ConvertError, match="parameter 'dense.*_weight' has no values"):
@@ -295,6 +298,12 @@ def test_a_batch_that_does_not_fit_is_named():
         measure_ranges(make(), [wrong])
     with pytest.raises(ConvertError, match=said):
         measure_gradients(make(), LOSS, [(wrong, mx.nd.ones(6))])
+
+
+def test_a_batch_of_too_many_arrays_is_said_to_be():
+    three = [(mx.nd.array(X), mx.nd.array(X), mx.nd.array(LABELS))]
+    with pytest.raises(ConvertError, match=r"block 'net' cannot be called with 'data0' .* are a list of tuples\.$"):
+        measure_ranges(make(), three)
 
 
 def test_a_label_or_a_loss_that_does_not_fit_is_named():

@@ -37,7 +37,8 @@ def ranges(
     The network runs in float32, on one batch. Its tensors are listed with their largest magnitudes, the worst first.
     What is beyond half of float16's range stays in float32 if a conversion is given the ranges, for a batch does not
     have the largest value of all. With --gradients: which share of each activation's gradient becomes 0 in
-    float16 without a loss scale, and the largest scale that keeps it finite. Labels that are not given are zeros.
+    float16 without a loss scale, and the largest scale that keeps it finite. Labels that are not given are zeros:
+    what loss heads alone read beside their data, and inputs whose names end in 'label'.
 
     \b
     Example:

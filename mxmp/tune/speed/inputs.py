@@ -10,7 +10,7 @@ import numpy as np
 from ... import dtypes
 from ...errors import TuneError, did_you_mean
 from ...symbol import Checkpoint
-from .workloads import LABEL
+from ...symbol.labels import label_names
 
 
 def make_batch(model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str, str]) -> Dict[str, mx.nd.NDArray]:
@@ -28,20 +28,20 @@ def make_batch(model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str,
     for name in (*shapes, *types):
         if name not in inputs:
             raise TuneError(f"the network has no input {name!r}{did_you_mean(name, inputs)}.")
+    labels = label_names(model.symbol)
     for name in inputs:
-        if name not in shapes and not name.endswith(LABEL):
+        if name not in shapes and name not in labels:
             raise TuneError(f"input {name!r} has no shape; give --shape {name}:SIZES.")
     random = np.random.RandomState(0)
     declared = model.symbol.attr_dict()
+    found = {name: types.get(name) or _declared(declared.get(name, {})) for name in shapes}
     return {
-        name: _values(name, shape, types.get(name) or _declared(declared.get(name, {})), random)
-        for name, shape in shapes.items()
+        name: mx.nd.zeros(shapes[name], dtype=dtype) if name in labels else _values(shapes[name], dtype, random)
+        for name, dtype in found.items()
     }
 
 
-def _values(name: str, shape: Any, dtype: str, random: np.random.RandomState) -> mx.nd.NDArray:
-    if name.endswith(LABEL):
-        return mx.nd.zeros(shape, dtype=dtype)
+def _values(shape: Any, dtype: str, random: np.random.RandomState) -> mx.nd.NDArray:
     values = random.uniform(size=shape) if "float" in dtype else random.randint(0, 2, shape)
     return mx.nd.array(values).astype(dtype)
 

@@ -11,12 +11,10 @@ from ...errors import TuneError, did_you_mean, mxnet_reason
 from ...mxnet_private import modules
 from ...symbol import ConvertedModel
 from ...symbol.arguments import require_symbol
+from ...symbol.labels import label_names
 from .gluon_net import Forward, GluonWorkload
 from .problem import Workload
 from .symbol_nets import Inputs, ModelWorkload, ModuleWorkload
-
-LABEL = "label"
-"""How the names of MXNet's labels end."""
 
 
 def make_workload(
@@ -131,7 +129,7 @@ def _inputs(symbol: Any, batch: Any, labels: AbstractSet[str] = frozenset()) -> 
             )
         if not each.size:
             raise TuneError(f"batches: input {name!r} has shape {each.shape}: there is nothing in it.")
-    labels = labels | {name for name in arguments if name.endswith(LABEL)}
+    labels = labels | label_names(symbol)
     shapes = {name: each.shape for name, each in batch.items()}
     try:
         sizes = dict(zip(arguments, symbol.infer_shape_partial(**shapes)[0]))

@@ -28,3 +28,10 @@ def test_an_input_that_declares_its_dtype_gets_it():
         mx.sym.Embedding(words, mx.sym.var("w"), input_dim=3, output_dim=2), {"w": mx.nd.ones((3, 2))}, {}
     )
     assert make_batch(model, {"words": (2,)}, {})["words"].dtype == np.int32
+
+
+def test_a_label_is_known_by_the_loss_head_that_reads_it():
+    symbol = mx.sym.LinearRegressionOutput(mx.sym.var("data") * mx.sym.var("w"), mx.sym.var("target"))
+    model = Checkpoint(symbol, {"w": mx.nd.ones((2,))}, {})
+    assert list(make_batch(model, {"data": (2,)}, {})) == ["data"]
+    assert not make_batch(model, {"data": (2,), "target": (2,)}, {})["target"].asnumpy().any()
