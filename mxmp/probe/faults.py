@@ -171,8 +171,8 @@ def _ranges(arrays: Dict[str, Any]) -> List[ValueRange]:
 
 def rows_of(array: Any) -> tuple[int, ...]:
     """Return the numbers of the rows of an array that hold inf or NaN."""
-    values = array.asnumpy()
-    bad = ~np.isfinite(values.astype(np.float64).reshape(values.shape[0] if values.ndim else 1, -1)).all(axis=1)
+    values = array.astype(dtypes.FLOAT32).asnumpy()  # as `ranges_of` reads it; of bfloat16 numpy has no numbers
+    bad = ~np.isfinite(values.reshape(values.shape[0] if values.ndim else 1, -1)).all(axis=1)
     return tuple(int(row) for row in np.flatnonzero(bad))
 
 

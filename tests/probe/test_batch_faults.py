@@ -9,6 +9,7 @@ from mxnet import gluon
 
 from mxmp.diagnose import explain, find_nonfinite
 from mxmp.probe import batch_faults
+from mxmp.probe.faults import rows_of
 from mxmp.symbol.inference import infer_facts, to_graph
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -103,25 +104,36 @@ def test_a_class_index_out_of_range_of_a_softmax_output_is_bad_data_if_it_is_too
         assert (verdict.node.name, verdict.node.classes, verdict.node.rows) == ("softmax_label", 3, (2, 3))
 
 
+class Bfloat16:
+    """An array as MXNet has it in bfloat16: of a dtype that numpy cannot compare, once it is numpy's."""
+
+    context, dtype = mx.cpu(), "bfloat16"
+
+    def __init__(self, values):
+        self.values = mx.nd.array(values)
+        self.shape, self.size = self.values.shape, self.values.size
+
+    def astype(self, dtype):
+        return self.values.astype(dtype)
+
+    def asnumpy(self):
+        return np.zeros(self.shape, np.dtype([("bfloat16", np.uint16)]))
+
+    def as_nd_ndarray(self):
+        return self.values
+
+
 def test_labels_of_bfloat16_are_read_in_float32():
-    """As asnumpy() gives bfloat16: of a dtype that numpy cannot compare."""
-
-    class Labels:
-        shape, size, context, dtype = (4,), 4, mx.cpu(), "bfloat16"
-
-        def astype(self, dtype):
-            return mx.nd.array([0, 1, 3, 2]).astype(dtype)
-
-        def asnumpy(self):
-            return np.zeros(4, np.dtype([("bfloat16", np.uint16)]))
-
-        def as_nd_ndarray(self):
-            return self.astype("float32")
-
     sym = head()[0]
     graph = to_graph(sym)
     facts = infer_facts(sym, graph, {"data": (4, 5)}, {}, frozenset())
-    assert batch_faults._in_graph(graph, facts, {"softmax_label": Labels()}).where.rows == (2,)
+    assert batch_faults._in_graph(graph, facts, {"softmax_label": Bfloat16([0, 1, 3, 2])}).where.rows == (2,)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_of_bfloat16_and_of_float64_are_read_in_float32(value):
+    assert rows_of(Bfloat16([[0, 1], [value, 1]])) == (1,)
+    assert rows_of(mx.nd.array([1, 1e300], dtype="float64")) == (1,)  # infinite, as what the network reads
 
 
 def test_what_is_wrong_with_labels_stands_beside_another_verdict():
