@@ -31,8 +31,7 @@ class Weights(abc.ABC):
         updaters: One per context; or one alone, whose weights the other contexts copy: optimizers that draw
             noise (SGLD) or count their calls (Nadam) would let them drift apart.
         kvstore: What sums the gradients; None leaves every context its own.
-        seen: What the first observer of a skipped step saw in its gradients, for those after it; None before, and as
-            the step ends.
+        seen: What the first observer of a skipped step saw in its gradients, for those after it.
     """
 
     optimizer: MultiPrecision
