@@ -7,7 +7,7 @@ from typing import List, Sequence
 from .fit import CommonFit
 from .layer import Layer
 from .steps import TOO_MANY, Steps, log2
-from .words import listed
+from .words import counted, listed
 
 _IN_A_ROW = 4  # steps that were skipped at one scale after another, from which on the scale is doubted
 _ASK = "mxmp.diagnose.explain or a Watch names the operator or input that is"
@@ -17,7 +17,7 @@ def non_finite_losses(steps: Steps) -> List[str]:
     """Return what is said of losses that were not finite."""
     if not steps.non_finite_losses:
         return []
-    of = f"{steps.non_finite_losses:,} step{'s' if steps.non_finite_losses > 1 else ''}"
+    of = counted(steps.non_finite_losses, "step")
     return [
         f"The loss itself was NaN or inf in {of}, which no loss scale mends: look at the data, the learning rate and "
         f"the forward pass; mxmp.diagnose.explain does."
@@ -46,7 +46,7 @@ def _in_a_row(layers: Sequence[Layer], steps: Steps) -> List[str]:
         return []
     what = f"The last {count:,} steps were skipped, down to the scale of {steps.last:g}{_first(layers, scales)}."
     if above:
-        return [f"{what} The scale is hardly the cause, for {above:,} were taken at larger ones: {_ASK}."]
+        return [f"{what} The scale is hardly the cause, for {_taken(above)}: {_ASK}."]
     if last <= 0:
         return [f"{what} The scale is hardly the cause: {_ASK}."]
     return [f"{what} If lower ones do not help, the scale is not the cause: {_ASK}."]
@@ -61,7 +61,7 @@ def _at_last(layers: Sequence[Layer], steps: Steps, common: CommonFit, too_high:
     if last not in too_high:
         why = "the gradients of those that were taken stay far from overflow"
         if not steps.is_too_high(last):
-            why = f"{steps.taken_above(last):,} steps were taken at larger ones"
+            why = _taken(steps.taken_above(last))
         return [f"{what} The scale is hardly the cause, for {why}: {_ASK}."]
     if common.left_out or common.highest is None:
         return [what]
@@ -69,6 +69,10 @@ def _at_last(layers: Sequence[Layer], steps: Steps, common: CommonFit, too_high:
         f"{what} Scale the loss by 2**{common.highest} at most; if steps are skipped there too, ask a Watch or "
         f"mxmp.diagnose.explain."
     ]
+
+
+def _taken(above: int) -> str:
+    return f"{counted(above, 'step')} {'was' if above == 1 else 'were'} taken at larger ones"
 
 
 def _first(layers: Sequence[Layer], scales: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from .advice import Advice
 from .layer import Layer, shares
 from .steps import log2
 from .vanish import in_low_precision
-from .words import between, listed
+from .words import between, counted, listed
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -63,7 +63,7 @@ def _differences(first: Ledger, second: Ledger, ours: Mapping[str, Layer], their
     found = []
     for which, ledger in (("This run", first), ("The other run", second)):
         if not ledger.sampled:
-            found.append(f"{which} has no sample: of its {ledger.steps} steps none was taken.")
+            found.append(f"{which} has no sample: none of its steps ({ledger.steps:,}) was taken.")
     for which, some, others in (("this run", ours, theirs), ("the other run", theirs, ours)):
         names = [name for name in some if name not in others]
         if names and others:
@@ -116,7 +116,7 @@ def printed(table: Table, *lines: str) -> str:
 
 
 def _table(title: str, count: int) -> Table:
-    more = f"{count - ROWS} more layers are not shown." if count > ROWS else None
+    more = f"{counted(count - ROWS, 'more layer')} not shown." if count > ROWS else None
     found = Table(title=Text(visible(title)), caption=more)
     found.add_column("parameter", overflow="fold")
     return found
@@ -148,7 +148,8 @@ def _difference(ours: Optional[List[float]], theirs: Optional[List[float]]) -> f
 
 
 def _length(ledger: Ledger) -> str:
-    return f"{ledger.dtype}, {ledger.sampled} samples in {ledger.steps} steps, one in {ledger.every}"
+    seen = f"{counted(ledger.sampled, 'sample')} in {counted(ledger.steps, 'step')}"
+    return f"{ledger.dtype}, {seen}, one in {ledger.every}"
 
 
 def _range(advice: Advice) -> str:

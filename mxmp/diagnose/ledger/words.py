@@ -19,6 +19,11 @@ def listed(names: Sequence[str], notes: Sequence[str] = ()) -> str:
     return ", ".join(noted[:_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
+def counted(count: int, what: str) -> str:
+    """Return a count with its noun: '1 step', '2,000 steps'."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def between(lowest: Optional[int], highest: Optional[int]) -> str:
     """Return the scales from 2**lowest to 2**highest; None is no end."""
     return ends(lowest, highest) if lowest is None or highest is None else f"2**{lowest} to 2**{highest}"

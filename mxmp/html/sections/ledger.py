@@ -29,7 +29,8 @@ def gradients_section(ledger: Mapping[str, Any], before: Sequence[Markup] = ()) 
         blocks.append(histogram(f"All gradients, against {dtype}'s range", counts, dtype, zeros))
     blocks.append(table(_columns(dtype), [_row(layer) for layer in layers], "Gradients by layer", "layers"))
     every, sampled = ledger["every"], ledger["sampled"]
-    lead = f"Gradients as they were, times the loss scale, in {sampled:,} sampled steps, one in {every:,}."
+    steps = "1 sampled step" if sampled == 1 else f"{sampled:,} sampled steps"
+    lead = f"Gradients as they were, times the loss scale, in {steps}, one in {every:,}."
     return Section("Gradients", tuple(blocks), lead)
 
 

@@ -292,7 +292,8 @@ def test_skips_at_smaller_scales_than_were_taken_are_not_the_scale_s():
     (sentence,) = steps_of([64.0, 8.0, 1.0, 1.0], BAD, taken=30).advice().sentences
     assert sentence == (
         "The last 4 steps were skipped, down to the scale of 1, first in the gradients of 'w'. The scale is hardly the "
-        "cause, for 30 were taken at larger ones: mxmp.diagnose.explain or a Watch names the operator or input that is."
+        "cause, for 30 steps were taken at larger ones: mxmp.diagnose.explain or a Watch names the operator or input that "
+        "is."
     )
 
 

@@ -41,7 +41,7 @@ def test_the_summary_says_it_in_sentences():
     run.step({"w": np.inf})
     assert ledger.summary.startswith(
         "1 of 2 steps were skipped. Of the gradients' elements 25.0% were 0 and 25.0% subnormal in float16. "
-        "Scales that fit all layers: 2**-1 at the most; the last was 4."
+        "Scales that fit all layers: 2**13 at the most; the last was 4."
     )
     assert ledger.summary in str(ledger)
 
@@ -63,7 +63,7 @@ def test_float32_gradients_are_said_to_be():
 
 def test_long_ledgers_show_what_matters_and_say_how_many_rows_are_left_out():
     text = str(seen({f"w{n}": np.ones(1) for n in range(25)}))
-    assert len(rows(text)) == 20 and "5 more layers are not shown." in text
+    assert len(rows(text)) == 20 and "5 more layers not shown." in text
 
 
 def test_two_runs_are_compared_layer_by_layer():
@@ -83,8 +83,21 @@ def test_runs_of_other_layers_dtypes_and_samples_are_told_apart():
     other = Ledger(every=7, dtype="bfloat16").attach(Run({"a": (2,)}).trainer)
     text = first.compare(other)
     assert "Shares are those of float16 in this run and of bfloat16 in the other." in text
-    assert "The other run has no sample: of its 0 steps none was taken." in text
+    assert "The other run has no sample: none of its steps (0) was taken." in text
     assert "one in 1." in " ".join(text.split()) and "one in 7" in text
+
+
+def test_one_of_a_thing_is_said_in_the_singular():
+    assert "float16, 1 sample in 1 step, one in 1" in str(seen({"w": np.ones(1)}))
+    assert "in 1 sampled step, one in 1." in seen({"w": np.ones(1)}).to_html()
+    run = Run({"w": (1,)}, loss_scale=1024.0)
+    ledger = Ledger(every=1).attach(run.trainer)
+    for scale in (1024.0, 2.0, 2.0, 2.0, 2.0):
+        run.trainer.loss_scale = scale
+        run.step({"w": 1.0 if scale == 1024 else np.nan})
+    assert "float16, 1 sample in 5 steps, one in 1" in str(ledger)
+    assert "for 1 step was taken at larger ones" in ledger.advice().sentences[0]
+    assert "1 more layer not shown." in str(seen({f"w{n}": np.ones(1) for n in range(21)}))
 
 
 def test_what_is_no_ledger_is_not_compared():
