@@ -35,11 +35,13 @@ class Batch(NamedTuple):
         arrays: Arrays of MXNet or numpy, perhaps nested in lists and tuples, None among them; labels last.
         names: Their names, where they are known.
         labels: How many of them are labels; None if that is not known.
+        bucket: Of a DataBatch, the key of its bucket, if it has one.
     """
 
     arrays: Tuple[Any, ...]
     names: Tuple[str, ...] = ()
     labels: Optional[int] = None
+    bucket: Any = None
 
     def for_net(self, labelled: bool) -> Example:
         """Return what a net is called with, and the label, the last array if ``labelled`` and not known otherwise."""
@@ -173,7 +175,7 @@ def _read(batch: Any, name: str = "batches", described: Any = None) -> Batch:
         descriptions = [*(described.provide_data or ()), *((described.provide_label or ()) if labels else ())]
         arrays = _checked((*batch.data, *labels), name)
         names = tuple(each[0] for each in descriptions)
-        return Batch(arrays, names if len(names) == len(arrays) else (), len(labels))
+        return Batch(arrays, names if len(names) == len(arrays) else (), len(labels), batch.bucket_key)
     if isinstance(batch, Mapping):
         return Batch(_checked(tuple(batch.values()), name), tuple(batch))
     if _is_array(batch):

@@ -59,9 +59,10 @@ def compare(
 
     Args:
         net_or_model: A Gluon net with values, converted or not, hybridized or not; a Module or BucketingModule of MXNet
-            or mxmp that is bound (of buckets the one that ran last); a `mxmp.symbol.ConvertedModel`; or a tuple
-            ``(symbol, arg_params, aux_params)``. It is left as it is; `explain` and `find_nonfinite` take the same.
-            Of a plain Block the HybridBlocks in it are compared one by one, each with float32's inputs and gradients.
+            or mxmp that is bound (of buckets that of the batches' ``bucket_key``, without one that which ran last); a
+            `mxmp.symbol.ConvertedModel`; or a tuple ``(symbol, arg_params, aux_params)``. It is left as it is;
+            `explain` and `find_nonfinite` take the same. Of a plain Block the HybridBlocks in it are compared one by
+            one, each with float32's inputs and gradients.
         batches: One batch, or several of which the worst of each error counts. A batch is an array, a tuple or list of
             arrays, in the order in which the network takes them, a dict of arrays by input, or a DataBatch; of NDArrays
             or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples, lists, dicts or DataBatches.
