@@ -1,6 +1,7 @@
 """Batches as users give them, read in one way for every function, and the values of all inputs for one of them.
 
-A batch is an array, a tuple or list of arrays (as a DataLoader gives), a dict of arrays by input, or a DataBatch.
+A batch is an array, a tuple or list of arrays (as a DataLoader gives), or a DataBatch; of a symbol or Module a dict of
+arrays by input too, for a Gluon net does not say what its inputs and the label are called.
 Several batches are an iterable of such: a DataLoader, a DataIter, or a list of tuples, lists, dicts or DataBatches.
 Arrays are NDArrays, or arrays of numpy. A loader is always several batches, so that a list is one of batches there.
 """
@@ -25,7 +26,7 @@ from .misfits import require_fit
 Batches = Union[Iterable[Any], mx.io.DataIter]
 """Several batches: an iterable of them."""
 
-_BATCH = "an array, a tuple or list of arrays, a dict of arrays by input, or a DataBatch"
+_BATCH = "an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input"
 
 
 class Batch(NamedTuple):
@@ -47,7 +48,8 @@ class Batch(NamedTuple):
         """Return what a net is called with, and the label, the last array if ``labelled`` and not known otherwise."""
         if self.names and self.labels is None:
             raise ConvertError(
-                "batches: a batch is a dict; a Gluon net takes an array, a tuple or list of arrays, or a DataBatch."
+                "batches: a batch is a dict, which is for a symbol or Module; a Gluon net takes an array, a tuple or "
+                "list of arrays in the order of its inputs, or a DataBatch."
             )
         labels = self.labels if self.labels is not None else int(labelled and len(self.arrays) > 1)
         arrays = _converted(self.arrays)

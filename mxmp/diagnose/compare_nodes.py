@@ -64,8 +64,9 @@ def compare(
             `explain` and `find_nonfinite` take the same. Of a plain Block the HybridBlocks in it are compared one by
             one, each with float32's inputs and gradients.
         batches: One batch, or several of which the worst of each error counts. A batch is an array, a tuple or list of
-            arrays, in the order in which the network takes them, a dict of arrays by input, or a DataBatch; of NDArrays
-            or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples, lists, dicts or DataBatches.
+            arrays, in the order in which the network takes them, a DataBatch, or, of a symbol or Module, a dict of
+            arrays by input; of NDArrays or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples,
+            lists, dicts or DataBatches.
             With ``loss`` the last of a tuple or list is the label: ``loss(net(*batch[:-1]), batch[-1])``. A symbol or
             Module takes its labels as inputs.
         policy: The policy; None for the network's own if it is converted, and 'O1' for others.
