@@ -1,6 +1,7 @@
 """Batches as users give them, read in one way for every function, and the values of all inputs for one of them.
 
-A batch is an array, a tuple or list of arrays (as a DataLoader gives), a dict of arrays by input, or a DataBatch.
+A batch is an array, a tuple or list of arrays (as a DataLoader gives), or a DataBatch; of a symbol or Module a dict of
+arrays by input too, for a Gluon net does not say what its inputs and the label are called.
 Several batches are an iterable of such: a DataLoader, a DataIter, or a list of tuples, lists, dicts or DataBatches.
 Arrays are NDArrays, or arrays of numpy. A loader is always several batches, so that a list is one of batches there.
 Elsewhere a list with an array among its items is one batch: ``[[x, length], y]``, as a DataLoader nests it.
@@ -27,7 +28,7 @@ from .misfits import require_fit
 Batches = Union[Iterable[Any], mx.io.DataIter]
 """Several batches: an iterable of them."""
 
-_BATCH = "an array, a tuple or list of arrays, a dict of arrays by input, or a DataBatch"
+_BATCH = "an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input"
 
 
 class Batch(NamedTuple):
@@ -37,17 +38,20 @@ class Batch(NamedTuple):
         arrays: Arrays of MXNet or numpy, perhaps nested in lists and tuples, None among them; labels last.
         names: Their names, where they are known.
         labels: How many of them are labels; None if that is not known.
+        bucket: Of a DataBatch, the key of its bucket, if it has one.
     """
 
     arrays: Tuple[Any, ...]
     names: Tuple[str, ...] = ()
     labels: Optional[int] = None
+    bucket: Any = None
 
     def for_net(self, labelled: bool) -> Example:
         """Return what a net is called with, and the label, the last array if ``labelled`` and not known otherwise."""
         if self.names and self.labels is None:
             raise ConvertError(
-                "batches: a batch is a dict; a Gluon net takes an array, a tuple or list of arrays, or a DataBatch."
+                "batches: a batch is a dict, which is for a symbol or Module; a Gluon net takes an array, a tuple or "
+                "list of arrays in the order of its inputs, or a DataBatch."
             )
         labels = self.labels if self.labels is not None else int(labelled and len(self.arrays) > 1)
         arrays = _converted(self.arrays)
@@ -180,7 +184,7 @@ def _read(batch: Any, name: str = "batches", described: Any = None) -> Batch:
         descriptions = [*(described.provide_data or ()), *((described.provide_label or ()) if labels else ())]
         arrays = _checked((*batch.data, *labels), name)
         names = tuple(each[0] for each in descriptions)
-        return Batch(arrays, names if len(names) == len(arrays) else (), len(labels))
+        return Batch(arrays, names if len(names) == len(arrays) else (), len(labels), batch.bucket_key)
     if isinstance(batch, Mapping):
         return Batch(_checked(tuple(batch.values()), name), tuple(batch))
     if _is_array(batch):

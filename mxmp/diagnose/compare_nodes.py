@@ -59,14 +59,15 @@ def compare(
 
     Args:
         net_or_model: A Gluon net with values, converted or not, hybridized or not; a Module or BucketingModule of MXNet
-            or mxmp that is bound (of buckets the one that ran last); a `mxmp.symbol.ConvertedModel`; or a tuple
-            ``(symbol, arg_params, aux_params)``. It is left as it is; `explain` and `find_nonfinite` take the same. The
-            forward hooks of a net are called with it: several times for each batch, and, where a batch does not fit, on
-            zeros of other shapes to find one that would.
-            Of a plain Block the HybridBlocks in it are compared one by one, each with float32's inputs and gradients.
+            or mxmp that is bound (of buckets that of the batches' ``bucket_key``, without one that which ran last); a
+            `mxmp.symbol.ConvertedModel`; or a tuple ``(symbol, arg_params, aux_params)``. It is left as it is;
+            `explain` and `find_nonfinite` take the same. The forward hooks of a net are called with it: several times
+            for each batch, and, where a batch does not fit, on zeros of other shapes to find one that would. Of a
+            plain Block the HybridBlocks in it are compared one by one, each with float32's inputs and gradients.
         batches: One batch, or several of which the worst of each error counts. A batch is an array, a tuple or list of
-            arrays, in the order in which the network takes them, a dict of arrays by input, or a DataBatch; of NDArrays
-            or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples, lists, dicts or DataBatches.
+            arrays, in the order in which the network takes them, a DataBatch, or, of a symbol or Module, a dict of
+            arrays by input; of NDArrays or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples,
+            lists, dicts or DataBatches.
             With ``loss`` the last of a tuple or list is the label: ``loss(net(*batch[:-1]), batch[-1])``. A symbol or
             Module takes its labels as inputs; those whose name ends in 'label' may be left out if MXNet infers their
             shapes, and then no gradients are compared. Every other input must be there, and a net's label for

@@ -70,8 +70,10 @@ def read_compared(subject: Subject, batches: Any, loss: Optional[LossFunction], 
     if subject.net is not None:
         examples = [each.for_net(loss is not None).beside(subject.net) for each in some_batches(batches)]
         return _of_net(subject.net, examples, loss)
+    read = list(some_batches(batches))
+    subject = subject.of_bucket([each.bucket for each in read])
     names = subject.inputs()
-    given = [each.by_name(names) for each in some_batches(batches)]
+    given = [each.by_name(names) for each in read]
     if subject.module is not None:
         network: Network = BoundModule(subject.module, given, len(given))
     else:

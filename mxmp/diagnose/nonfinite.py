@@ -97,7 +97,7 @@ def _calls(given: Any, batch: Any, policy: Any, loss: Optional[Loss], ctx: Any) 
     wanted, read = subject.policy_or(policy), one_batch(batch)
     if subject.net is not None:
         return _of_net(subject.net, read, wanted, loss)
-    return [_of_symbol(subject, read, wanted, ctx)]
+    return [_of_symbol(subject.of_bucket([read.bucket]), read, wanted, ctx)]
 
 
 # ---------------------------------------------------------------------- symbols and Modules

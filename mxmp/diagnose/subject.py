@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, FrozenSet, Mapping, Optional, Sequence, Union
 
 import mxnet as mx
@@ -14,7 +14,7 @@ from ..devices.processor import read_processor
 from ..errors import ConvertError, LossScaleError, mxnet_reason
 from ..gluon.lookup import blocks_in, conversions_of
 from ..module import Module
-from ..mxnet_private.modules import current_module
+from ..mxnet_private import modules
 from ..policy import Policy
 from ..symbol import ConvertedModel
 from ..symbol.arguments import require_symbol
@@ -42,6 +42,7 @@ class Subject:
         aux: Its auxiliary states.
         policy: The policy that it is converted by; None if it is not converted.
         heads: The names of Custom operators that are loss heads.
+        buckets: The BucketingModule that the module is of.
     """
 
     net: Optional[gluon.Block] = None
@@ -51,6 +52,33 @@ class Subject:
     aux: Mapping[str, Any] = None  # type: ignore[assignment]
     policy: Optional[Policy] = None
     heads: FrozenSet[str] = frozenset()
+    buckets: Optional[mx.mod.BucketingModule] = None
+
+    def of_bucket(self, keys: Sequence[Any]) -> Subject:
+        """Return the network of the bucket whose ``keys`` batches have, all the same; without keys, this.
+
+        The BucketingModule stays at its present bucket.
+
+        Raises:
+            ConvertError: If the batches are of several buckets, or of one that is not bound.
+        """
+        keys = [] if self.buckets is None else list(dict.fromkeys(key for key in keys if key is not None))
+        if not keys:
+            return self
+        bound = modules.buckets(self.buckets)
+        if len(keys) > 1:
+            named = ", ".join(map(repr, keys))
+            raise ConvertError(f"batches are of the buckets {named}; give those of one bucket at a time.")
+        if keys[0] not in bound:
+            raise ConvertError(
+                f"batches are of bucket {keys[0]!r}, which is not bound; run one of them by the module first, or give "
+                f"batches of {', '.join(map(repr, bound))}."
+            )
+        module = bound[keys[0]]
+        if module is self.module:
+            return self
+        modules.sync_params_from_devices(module)  # which hold what another bucket's step has written
+        return replace(_of_module(module), policy=self.policy, buckets=self.buckets)
 
     def inputs(self) -> Dict[str, str]:
         """Return the dtypes of a symbol's inputs by name, in the order in which arrays without names are taken."""
@@ -108,9 +136,10 @@ def _of_module(module: Any) -> Subject:
     if not (module.binded and module.params_initialized):
         raise ConvertError(f"the {type(module).__name__} is not bound, or has no parameters; call bind, set_params.")
     args, aux = module.get_params()
-    module = current_module(module) if isinstance(module, mx.mod.BucketingModule) else module
+    buckets = module if isinstance(module, mx.mod.BucketingModule) else None
+    module = module if buckets is None else modules.current_module(buckets)
     policy, heads = (module.policy, module._loss_heads) if isinstance(module, Module) else (None, frozenset())
-    return Subject(module=module, symbol=module.symbol, args=args, aux=aux, policy=policy, heads=heads)
+    return Subject(module=module, symbol=module.symbol, args=args, aux=aux, policy=policy, heads=heads, buckets=buckets)
 
 
 def _refuse(name: str, value: Any, why: str) -> None:

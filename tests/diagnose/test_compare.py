@@ -262,7 +262,7 @@ def test_an_operator_that_fails_backward_leaves_contributions_out(monkeypatch):
         (make, DATA, {"policy": "O0"}, "policy '.*' is float32, so there is nothing to compare"),
         (make, None, {}, "batches is a NoneType; expected a DataLoader, a list of batches"),
         (make, [], {}, "batches is empty"),
-        (make, {"data": DATA}, {}, "batches: a batch is a dict; a Gluon net takes an array"),
+        (make, {"data": DATA}, {}, "batches: a batch is a dict, which is for a symbol or Module; a Gluon net takes an array"),
         (make, [("text",)], {}, "a batch holds a str; expected an array"),
         (
             make,

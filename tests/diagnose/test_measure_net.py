@@ -263,7 +263,7 @@ def test_a_range_of_another_net_is_refused():
         ([], "loader is empty"),
         (mx.nd.ones((6, 4)), "loader is a NDArray; expected a DataLoader"),
         ({"data": mx.nd.ones((6, 4))}, "loader is a dict"),
-        ([{"data": mx.nd.ones((6, 4))}], "a batch is a dict; a Gluon net takes an array"),
+        ([{"data": mx.nd.ones((6, 4))}], "a batch is a dict, which is for a symbol or Module; a Gluon net takes an array"),
         ([("text", LABELS)], "a batch holds a str"),
         (batches()[0], r"loader is a tuple of 2 arrays, of shapes \(6, 4\), \(6\), which is one batch; give a list of b"),
         (3, "loader is a int"),

@@ -86,3 +86,46 @@ def test_bfloat16_where_it_does_not_run_is_refused_in_words(ask, monkeypatch):
     monkeypatch.setattr("mxmp.diagnose.subject.runs_bfloat16", lambda: False)
     with pytest.raises(ConvertError, match="it computes in bfloat16, and MXNet runs none on this processor"):
         ask(make(), DATA, "mixed_bfloat16")
+
+
+def of_length(length):
+    """A network that is of one length, whose parameters are of none, and its batch."""
+    data = mx.sym.reshape(mx.sym.var("data"), shape=(-1, length, 1), name="steps")
+    out = mx.sym.FullyConnected(data, num_hidden=3, flatten=False, name="fc")
+    return mx.sym.SoftmaxOutput(mx.sym.mean(out, axis=1, name="mean"), name="softmax"), ("data",), ("softmax_label",)
+
+
+def batch_of(length):
+    data, label = mx.nd.random.uniform(shape=(4, length)), mx.nd.zeros(4)
+    described = [mx.io.DataDesc("data", data.shape)], [mx.io.DataDesc("softmax_label", (4,))]
+    return mx.io.DataBatch([data], [label], 0, None, length, *described)
+
+
+@pytest.fixture(params=[mx.mod.BucketingModule, mxmp.module.BucketingModule])
+def of_two_lengths(request):
+    module, batch = request.param(of_length, 6), batch_of(6)
+    module.bind(batch.provide_data, batch.provide_label)
+    module.init_params(mx.init.One())
+    module.init_optimizer(optimizer="sgd")
+    for length in (6, 3):
+        module.forward(batch_of(length), is_train=True)
+        module.backward()
+        module.update()
+    return module
+
+
+def test_the_bucket_of_a_batch_is_looked_at(of_two_lengths):
+    current, batch = of_two_lengths._curr_module, batch_of(6)
+    args, aux = of_two_lengths.get_params()
+    found = compare(of_two_lengths, batch, "O1")
+    assert found.rows == compare((of_length(6)[0], args, aux), batch, "O1").rows
+    assert explain(of_two_lengths, batch, "O1").kind == "no fault found"
+    assert find_nonfinite(of_two_lengths, batch_of(3), "O1") is None
+    assert of_two_lengths._curr_module is current
+
+
+def test_batches_of_several_buckets_or_an_unknown_one_are_refused(of_two_lengths):
+    with pytest.raises(ConvertError, match="of the buckets 6, 3; give those of one bucket at a time"):
+        compare(of_two_lengths, [batch_of(6), batch_of(3)], "O1")
+    with pytest.raises(ConvertError, match="of bucket 5, which is not bound; run one .* or give batches of 6, 3"):
+        explain(of_two_lengths, batch_of(5), "O1")

@@ -139,7 +139,8 @@ def _subnormal(exponents: Mapping[str, Exponents], common: CommonFit, steps: Ste
 
 def _all_zero(layers: Sequence[Layer]) -> List[str]:
     """Return what is said of layers whose gradients were 0 in two samples or more, while those of others were not."""
-    zero = [each.name for each in layers if each.counts and not each.histogram]
+    # The gradient of a gamma that is fixed, as BatchNorm's in symbols unless it is said, is 0 by definition.
+    zero = [each.name for each in layers if each.counts and not each.histogram and not each.name.endswith("_gamma")]
     again = all(each.total.sum() >= 2 * each.elements for each in layers if each.name in zero)
     if not zero or not again or not any(each.histogram for each in layers):
         return []
