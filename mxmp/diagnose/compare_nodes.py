@@ -69,8 +69,8 @@ def compare(
             arrays by input; of NDArrays or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples,
             lists, dicts or DataBatches.
             With ``loss`` the last of a tuple or list is the label: ``loss(net(*batch[:-1]), batch[-1])``. A symbol or
-            Module takes its labels as inputs; those whose name ends in 'label' may be left out if MXNet infers their
-            shapes, and then no gradients are compared. Every other input must be there, and a net's label for
+            Module takes its labels as inputs; those may be left out of which MXNet infers the shapes, and then no
+            gradients are compared: names that end in 'label', and what loss heads alone read beside their data. Every other input must be there, and a net's label for
             ``loss``.
         policy: The policy; None for the network's own if it is converted, and 'O1' for others.
         loss: Gives the loss of a Gluon net's output and a label, an NDArray of any shape or a list of them; with it,

@@ -47,8 +47,8 @@ def measure_ranges(*args: Any, **kwargs: Any) -> Dict[str, float]:  # noqa: D417
         arg_params: Its arguments, NDArrays by name.
         aux_params: Its auxiliary states, likewise.
         batches: For a net how many batches are read, all unless given. For a symbol batches of its inputs: dicts of
-            NDArrays by name, or a DataIter, which is reset and read to its end. Inputs
-            whose name ends in 'label' may be left out where MXNet infers their shapes; every other one must be there.
+            NDArrays by name, or a DataIter, which is reset and read to its end. Labels
+            may be left out as for `compare`; every other input must be there.
         ctx: Where a symbol runs; the CPU unless given. A net runs on the first of its contexts.
 
     Returns:

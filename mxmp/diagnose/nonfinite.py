@@ -47,8 +47,7 @@ def find_nonfinite(
     Args:
         net_or_model: A network, as for `compare`.
         batch: One batch, as for `compare`; with ``loss``, its last array is the label, which must be there. Of a symbol
-            or Module inputs whose name ends in 'label' may be left out if MXNet infers their shapes: they are zeros,
-            of which gradients are looked at then. Every other input must be there, a label by another name too.
+            or Module labels may be left out as for `compare`: they are zeros, of which gradients are looked at then.
         policy: The policy; None for the network's own if it is converted, and 'O1' for others, as for `compare`.
         loss: ``loss(outputs, label)`` gives the loss of a Gluon net, as an NDArray: then backward runs too. A
             Module or symbol has loss heads, whose backward always runs.

@@ -270,6 +270,16 @@ def test_a_layer_without_any_gradient_is_named():
     ]
 
 
+def test_a_gamma_that_is_fixed_is_not_named():
+    """BatchNorm's in symbols, unless it is said."""
+    out = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc"), name="bn")
+    module = mxmp.module.Module(mx.sym.SoftmaxOutput(out, name="softmax"), policy="O1")
+    ledger = Ledger(every=1).attach(module)
+    data = np.random.RandomState(0).randn(32, 3)
+    module.fit(mx.io.NDArrayIter(data, np.arange(32) % 4, 8), num_epoch=1)
+    assert ledger.advice().sentences == ()
+
+
 # ---------------------------------------------------------------------- skips that no scale mends
 
 
