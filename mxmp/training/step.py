@@ -31,13 +31,12 @@ class Weights(abc.ABC):
         updaters: One per context; or one alone, whose weights the other contexts copy: optimizers that draw
             noise (SGLD) or count their calls (Nadam) would let them drift apart.
         kvstore: What sums the gradients; None leaves every context its own.
-        seen: What the first observer of a skipped step saw in its gradients, for those after it.
     """
 
     optimizer: MultiPrecision
     updaters: Sequence[mx.optimizer.Updater]
     kvstore: Any = None
-    seen: Any = None
+    seen: Any = None  # by the first observer of a skipped step, for those after it; up to the end of the step
     flags_losses = True  # whether the window has a flag of the losses, which scale_loss makes
 
     @property

@@ -87,7 +87,7 @@ def test_a_file_of_another_name_is_known_by_what_is_in_it(folder, name):
         ("report.json", json.dumps(report(widely_read=[1])), r"widely_read=\[1\]"),
         ("report.json", "[" * 100_000, "cannot be shown"),
         ("ledger.json", json.dumps(compare()), "expected 'kind': 'ledger', found 'compare'"),
-        ("ledger.json", json.dumps(ledger(version=2)), "version 2"),
+        ("ledger.json", json.dumps(ledger(version=3)), "of version 3; this mxmp reads version 1 and 2"),
         ("ledger.json", json.dumps(ledger(layers={})), "layers={}"),
         ("ledger.json", json.dumps(ledger(steps="many")), "steps='many'; expected a count"),
         ("ledger.json", json.dumps(ledger(advice="x")), "advice='x'"),
