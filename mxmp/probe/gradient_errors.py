@@ -44,38 +44,43 @@ class GradientErrors:
     Args:
         decisions: What a conversion decided.
         ctx: Where to run.
-        scale: The loss scale, a power of two.
     """
 
-    def __init__(self, decisions: Decisions, ctx: Any, scale: float) -> None:
-        self._decisions, self._ctx, self._scale = decisions, ctx, scale
+    def __init__(self, decisions: Decisions, ctx: Any) -> None:
+        self._decisions, self._ctx = decisions, ctx
         self._ports = _differentiated(decisions)
         self._low = frozenset(in_low_precision(decisions))
         self._runners: Dict[str, Runner] = {}
 
-    def __call__(self, batch: Values, loss: Optional[Loss] = None) -> Dict[int, Errors]:
+    def __call__(self, batch: Values, loss: Optional[Loss] = None, scale: float = 1.0) -> Dict[int, Errors]:
         """Return the errors on a batch by position, of the worst input of each node.
 
         Args:
             batch: The values of all variables by name.
             loss: Gives the losses; without it the network has loss heads, or its outputs are losses.
+            scale: The loss scale, a power of two.
 
         Raises:
             ConvertError: If the batch lacks a variable, or MXNet cannot run the network backward.
         """
-        exact, heads = self._network(batch, loss, converted=False)
+        exact, heads = self._network(batch, loss, 1.0, converted=False)
+        outputs = self._of_outputs(exact, heads)
+        seeds = {key: gradient for key, gradient in outputs.items() if key[0] in self._low}
         found: Dict[int, Errors] = {}
-        for port, gradient in self._nodes(batch, self._of_outputs(exact, heads)).items():
-            error = Errors(own=relative_error(exact[port].asnumpy(), gradient.asnumpy(), self._scale))
-            found[port[0]] = error.worst(found.get(port[0], Errors()))
-        for port, gradient in self._network(batch, loss, converted=True)[0].items():
-            error = Errors(carried=relative_error(exact[port].asnumpy(), gradient.asnumpy(), self._scale))
-            found[port[0]] = error.worst(found.get(port[0], Errors()))
+
+        def error(port: Port, gradient: Any) -> float:
+            return relative_error(exact[port].asnumpy(), gradient.asnumpy(), scale)
+
+        for port, gradient in self._nodes(batch, seeds, scale).items():
+            found[port[0]] = Errors(own=error(port, gradient)).worst(found.get(port[0], Errors()))
+        for port, gradient in self._network(batch, loss, scale, converted=True)[0].items():
+            found[port[0]] = Errors(carried=error(port, gradient)).worst(found.get(port[0], Errors()))
         return found
 
-    def _network(self, batch: Values, loss: Optional[Loss], converted: bool) -> Tuple[Dict[Port, Any], Dict[int, Any]]:
-        """Return the gradients of what nodes read, and of the outputs, times the loss scale if it is ``converted``."""
-        scale = self._scale if converted else 1.0
+    def _network(
+        self, batch: Values, loss: Optional[Loss], scale: float, converted: bool
+    ) -> Tuple[Dict[Port, Any], Dict[int, Any]]:
+        """Return the gradients of what nodes read, and of the outputs, times the loss scale."""
         values = values_on(self._decisions, batch, self._ctx, copied=True)
         values[SCALE] = mx.nd.full(1, scale, ctx=self._ctx)
         name = "converted" if converted else "float32"
@@ -92,16 +97,15 @@ class GradientErrors:
         return ports, {number: zero[_of_head(number)].grad for number in heads if _of_head(number) in zero}
 
     def _of_outputs(self, ports: Mapping[Port, Any], heads: Mapping[int, Any]) -> Dict[Key, Any]:
-        """Return the gradients of what nodes in low precision give, the sums of those of their readers."""
+        """Return the gradients of what nodes give, the sums of those of their readers."""
         graph = self._decisions.before
         found: Dict[Key, Any] = {}
         read = [(graph.nodes[position].inputs[port].key, each) for (position, port), each in ports.items()]
         for key, gradient in (*read, *((graph.heads[number].key, each) for number, each in heads.items())):
-            if key[0] in self._low:
-                found[key] = found[key] + gradient if key in found else gradient
+            found[key] = found[key] + gradient if key in found else gradient
         return found
 
-    def _nodes(self, batch: Values, seeds: Mapping[Key, Any]) -> Dict[Port, Any]:
+    def _nodes(self, batch: Values, seeds: Mapping[Key, Any], scale: float) -> Dict[Port, Any]:
         """Return the gradients of what nodes in low precision read, each given float32's values and gradients."""
         if not seeds:
             return {}
@@ -122,7 +126,7 @@ class GradientErrors:
         with autograd.record(train_mode=True):
             outputs = run(values)
         with _blaming_the_network():
-            autograd.backward(outputs, [seeds[key] * self._scale for key in heads])
+            autograd.backward(outputs, [seeds[key] * scale for key in heads])
         return {port: array.grad for port, array in inputs.items()}
 
     def _known(self, name: str, build: Callable[[], Graph], values: Values, scaled: bool = False) -> Runner:

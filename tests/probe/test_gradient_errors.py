@@ -23,7 +23,7 @@ def measure(sym, values, policy="O2", data=("data",), scale=SCALE, loss=None):
     args = {name: array for name, array in values.items() if name not in (*states, *data)}
     aux = {name: values[name] for name in states}
     decisions = convert_model(sym, args, aux, policy, {name: values[name].shape for name in data}).decisions
-    found = GradientErrors(decisions, mx.cpu(), scale)(values, loss)
+    found = GradientErrors(decisions, mx.cpu())(values, loss, scale)
     return {decisions.before.nodes[position].name: errors for position, errors in found.items()}
 
 
