@@ -42,7 +42,9 @@ class NodeComparison:
         contribution: The error of the network's outputs if this node alone is rounded, to first order; 0 in float32.
             None if the outputs have no finite derivative by it.
         gradient_own: The error of the gradients that it gives, in low precision, of what it reads, if it gets
-            float32's values and float32's gradient times the loss scale.
+            float32's values and float32's gradient times the loss scale. The gradient of what is added (a bias) may be
+            0 but for rounding, as before BatchNorm: one that is less than 2**-11 (bfloat16: 2**-8) of the 2-norm of
+            the terms that it is the sum of, the gradient of the output, is measured against that norm instead.
         gradient_carried: The error of the same gradients in the converted network.
     """
 

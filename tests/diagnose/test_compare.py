@@ -386,3 +386,13 @@ def test_a_loss_scale_that_is_given_is_kept_and_named():
     found = of_linear_loss(1000.0, 1024)
     assert found.loss_scale == 1024 and found.lowered_from is None
     assert "Not finite backward at a loss scale of 1024, where float32 is, by itself: 'net_fwd'" in str(found)
+
+
+def test_the_bias_of_a_convolution_before_batch_norm_has_no_large_error():
+    mx.random.seed(0)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Dense(3, in_units=4 * 36))
+    net.initialize(mx.init.Xavier())
+    found = compare(net, (mx.nd.random.uniform(shape=(4, 3, 8, 8)), LABEL), "O1", loss=LOSS)
+    assert all(row.gradient_own < 2e-3 and row.gradient_carried < 0.1 for row in found.rows)
