@@ -17,17 +17,15 @@ from ..passes.verdict import KEEP
 from ..policy import Policy
 from ..probe.building import in_low_precision
 from ..probe.contributions import Contributions
-from ..probe.gradient_errors import GradientErrors
 from ..probe.node_errors import Errors, OutputErrors
 from ..report import Decisions
 from ..report.report import AS_IT_WAS
-from .compared import Compared, read_compared
+from .compared import read_compared
 from .comparison import NUMBERS, Comparison, NodeComparison, OutputComparison
 from .networks.network import GraphBatches
 from .progress import showing_progress
+from .scaled_gradients import SCALE, ScaledGradients
 from .subject import read_subject, require_scale
-
-_SCALE = 1024.0
 
 
 def compare(
@@ -36,7 +34,7 @@ def compare(
     policy: Union[None, str, Policy] = None,
     *,
     loss: Optional[Callable[..., Any]] = None,
-    loss_scale: float = _SCALE,
+    loss_scale: Optional[float] = None,
     ctx: Any = None,
     progress: bool = True,
 ) -> Comparison:
@@ -76,7 +74,9 @@ def compare(
         loss: Gives the loss of a Gluon net's output and a label, an NDArray of any shape or a list of them; with it,
             gradients are compared. Of a symbol or Module gradients are compared if it has loss heads, and batches hold
             their labels.
-        loss_scale: What gradients are multiplied by while they are in low precision, a power of two.
+        loss_scale: What gradients are multiplied by while they are in low precision, a power of two. Unless given it is
+            1024, or where gradients are not finite at that, the largest power of two below at which they are; 1 if
+            they are at none.
         ctx: Where a symbol runs, the CPU unless given.
         progress: Whether to show on a terminal how far it is.
 
@@ -100,7 +100,8 @@ def compare(
         >>> compare((root, {}, {}), {"data": mx.nd.full((2, 3), 300)}, "O3").rows[0].name
         'square'
     """
-    subject, scale = read_subject(net_or_model, loss, ctx), require_scale(loss_scale)
+    subject = read_subject(net_or_model, loss, ctx)
+    given = None if loss_scale is None else require_scale(loss_scale)
     parsed = subject.policy_or(policy)
     if not parsed.is_mixed:
         raise ConvertError(f"policy '{parsed}' is float32, so there is nothing to compare; give one such as 'O2'.")
@@ -108,15 +109,18 @@ def compare(
         show("convert", 0.0)
         compared = read_compared(subject, batches, loss, ctx)
         graphs = list(compared.network.comparisons(parsed))
+        for batch in (batch for graph in graphs for batch in graph.batches):
+            _require_numbers(batch)
+        gradients = ScaledGradients(graphs, compared, show)
+        scale, found = gradients.at_a_scale(given) if compared.has_losses else (None, None)
         count, done, merged = sum(len(graph.batches) for graph in graphs), 0, _Merged()
         for graph in graphs:
-            measure = _Measure(graph, compared, scale)
-            for number, batch in zip(graph.numbers, graph.batches):
-                _require_numbers(batch)
-                for name, share in measure(number, batch, merged):
-                    show(f"batch {done + 1} of {count}: {name}", (done + share) / count)
+            measure = _Measure(graph, compared.has_losses)
+            for batch in graph.batches:
+                for name, share in measure(batch, found[done] if found else {}, merged):
+                    show(f"batch {done + 1} of {count}: {name}", (1 + (done + share) / count) / 2)
                 done += 1
-    return merged.result(parsed)
+    return merged.result(parsed, scale, SCALE if given is None and scale not in (None, SCALE) else None)
 
 
 def _require_numbers(values: Mapping[str, Any]) -> None:
@@ -130,26 +134,22 @@ def _require_numbers(values: Mapping[str, Any]) -> None:
 class _Measure:
     """Measures what one graph gives on batches."""
 
-    def __init__(self, graph: GraphBatches, compared: Compared, scale: float) -> None:
-        trains = compared.has_losses
-        self._graph, self._compared = graph, compared
+    def __init__(self, graph: GraphBatches, trains: bool) -> None:
+        self._graph = graph
         self._errors = OutputErrors(graph.decisions, graph.context, trains)
         self._contributions = Contributions(graph.decisions, graph.context, trains)
-        self._gradients = GradientErrors(graph.decisions, graph.context, scale) if trains else None
 
-    def __call__(self, number: int, batch: Mapping[str, Any], merged: _Merged) -> Iterator[Tuple[str, float]]:
-        """Measure on one batch; yield what is done next, and the share that is done."""
+    def __call__(
+        self, batch: Mapping[str, Any], gradients: Mapping[int, Errors], merged: _Merged
+    ) -> Iterator[Tuple[str, float]]:
+        """Measure on one batch, of which gradients are known; yield what is done next, and the share that is done."""
         yield "forward", 0.0
         errors = self._errors(batch)
-        yield "contributions", 0.2
+        yield "contributions", 0.4
         try:
             contributions: Mapping[int, float] = self._contributions(batch)
         except mx.MXNetError:  # of an operator that fails in its backward pass
             contributions = dict.fromkeys(in_low_precision(self._graph.decisions), math.nan)
-        gradients: Mapping[int, Errors] = {}
-        if self._gradients is not None:
-            yield "gradients", 0.5
-            gradients = self._gradients(batch, self._compared.loss_of(number, self._graph.out_format))
         merged.add(self._graph.decisions, errors, contributions, gradients, self._errors.broken)
 
 
@@ -189,12 +189,12 @@ class _Merged:
             error, is_finite = max(errors[head.key].carried, known.error), known.is_finite and head.key not in broken
             self._outputs[output] = OutputComparison(name, error, is_finite)
 
-    def result(self, policy: Policy) -> Comparison:
+    def result(self, policy: Policy, scale: Optional[float], lowered_from: Optional[float]) -> Comparison:
         """Return the rows, the worst first."""
         rows = sorted(
             self._rows.values(), key=lambda row: (row.contribution or 0.0, row.own, row.carried), reverse=True
         )
-        return Comparison(str(policy), tuple(rows), tuple(self._outputs.values()))
+        return Comparison(str(policy), tuple(rows), tuple(self._outputs.values()), scale, lowered_from)
 
 
 def _row(

@@ -42,7 +42,9 @@ class NodeComparison:
         contribution: The error of the network's outputs if this node alone is rounded, to first order; 0 in float32.
             None if the outputs have no finite derivative by it.
         gradient_own: The error of the gradients that it gives, in low precision, of what it reads, if it gets
-            float32's values and float32's gradient times the loss scale.
+            float32's values and float32's gradient times the loss scale. The gradient of what is added (a bias) may be
+            0 but for rounding, as before BatchNorm: one that is less than 2**-11 (bfloat16: 2**-8) of the 2-norm of
+            the terms that it is the sum of, the gradient of the output, is measured against that norm instead.
         gradient_carried: The error of the same gradients in the converted network.
     """
 
@@ -85,6 +87,9 @@ class Comparison(Result):
         rows: One per operator with an output in float32, the worst first: those that contribute most to the error of
             the outputs.
         outputs: The errors of the network's outputs.
+        loss_scale: The loss scale that gradients were compared at; None if they were not.
+        lowered_from: The loss scale that `compare` chose first, at which not all gradients are finite; None if it
+            stayed there, or the loss scale was given.
     """
 
     _mark: ClassVar[Tuple[str, str]] = ("kind", KIND)
@@ -94,6 +99,8 @@ class Comparison(Result):
     policy: str
     rows: Tuple[NodeComparison, ...]
     outputs: Tuple[OutputComparison, ...]
+    loss_scale: Optional[float] = None
+    lowered_from: Optional[float] = None
 
     @property
     def has_gradients(self) -> bool:
@@ -103,13 +110,15 @@ class Comparison(Result):
     def to_dict(self) -> Dict[str, Any]:
         """Return it as plain values; infinity, which JSON lacks, is the text 'inf'."""
         rows, outputs = ([_written(asdict(each)) for each in part] for part in (self.rows, self.outputs))
-        return {"kind": KIND, "policy": self.policy, "rows": rows, "outputs": outputs}
+        scale = {"loss_scale": self.loss_scale, "lowered_from": self.lowered_from}
+        return {"kind": KIND, "policy": self.policy, "rows": rows, "outputs": outputs, **scale}
 
     @classmethod
     def _read(cls, values: Mapping[str, Any]) -> Comparison:
         rows = tuple(NodeComparison(**_read(NodeComparison, each)) for each in values["rows"])
         outputs = tuple(OutputComparison(**_read(OutputComparison, each)) for each in values["outputs"])
-        return cls(str(values["policy"]), rows, outputs)
+        scales = (values.get(name) for name in ("loss_scale", "lowered_from"))  # which older files lack
+        return cls(str(values["policy"]), rows, outputs, *(None if each is None else float(each) for each in scales))
 
     def _sections(self) -> List[html.Section]:
         return html.compare_sections(self.to_dict())
@@ -130,7 +139,13 @@ class Comparison(Result):
             found.append(
                 f"{_node(most)} contributes most: alone, it would move the outputs by {most.contribution:.2g}."
             )
-        for what, own, carried in (("forward", "own", "carried"), ("backward", "gradient_own", "gradient_carried")):
+        if self.lowered_from is not None:
+            found.append(
+                f"Gradients are compared at a loss scale of {self.loss_scale:g}: at {self.lowered_from:g}, where "
+                f"compare begins, not all are finite."
+            )
+        at = "" if self.loss_scale is None else f" at a loss scale of {self.loss_scale:g}"
+        for what, own, carried in (("forward", "own", "carried"), (f"backward{at}", *NUMBERS[3:])):
             found += self._not_finite(what, own, carried)
         return found
 

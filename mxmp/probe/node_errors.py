@@ -157,13 +157,15 @@ def ratio(difference: float, size: float) -> float:
     return difference / size if size else math.inf
 
 
-def relative_error(exact: Any, low: Any, scale: float = 1.0) -> float:
+def relative_error(exact: Any, low: Any, scale: float = 1.0, terms: float = 0.0, rounded: float = 0.0) -> float:
     """Return the error of an array (numpy), which is multiplied by a scale, where float32's is finite.
 
-    It is computed in float64, where no square of a float32 overflows or vanishes.
+    It is computed in float64, where no square of a float32 overflows or vanishes. Of a sum over terms of a known norm
+    it is measured against that norm if the sum is smaller than ``rounded`` times it: 0 but for rounding.
     """
     is_finite = np.isfinite(exact)
     right, found = (np.where(is_finite, each, 0).astype(np.float64) for each in (exact, low))
     with np.errstate(all="ignore"):
         difference = np.linalg.norm((found / scale - right).reshape(-1))
-        return ratio(float(difference), float(np.linalg.norm(right.reshape(-1))))
+        size = float(np.linalg.norm(right.reshape(-1)))
+    return ratio(float(difference), terms if size < rounded * terms else size)

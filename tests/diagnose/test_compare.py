@@ -364,3 +364,37 @@ def test_an_output_that_is_nan_in_float32_is_said_to_be(bad):
     (output,) = compare(net, batches, "O3").outputs
     assert not output.is_finite and output.error < 1e-2
     assert compare(net, batches[1 - bad], "O3").outputs[0].is_finite
+
+
+def of_linear_loss(factor, loss_scale=None):
+    """Return a comparison in which the largest scaled gradient is that of the bias: 4 * factor * scale."""
+    net = nn.Dense(3, in_units=5, prefix="net_", bias_initializer="zeros")
+    net.initialize(mx.init.Constant(0.5))
+    return compare(
+        net, (DATA * 0.1, LABEL), "O1", loss=lambda output, _: (output * factor).sum(), loss_scale=loss_scale
+    )
+
+
+@pytest.mark.parametrize("factor, scale", [(1.0, 1024), (1000.0, 16), (16_000.0, 1), (1e6, 1)])
+def test_a_loss_scale_that_is_not_given_falls_to_the_largest_at_which_gradients_are_finite(factor, scale):
+    found = of_linear_loss(factor)
+    assert found.loss_scale == scale and (found.lowered_from == 1024) == (scale < 1024)
+    assert (f"Gradients are compared at a loss scale of {scale}: at 1024" in str(found)) == (scale < 1024)
+    assert math.isfinite(found.rows[0].gradient_own) == (factor < 1e6)
+    assert ("Not finite backward at a loss scale of 1," in str(found)) == (factor == 1e6)
+
+
+def test_a_loss_scale_that_is_given_is_kept_and_named():
+    found = of_linear_loss(1000.0, 1024)
+    assert found.loss_scale == 1024 and found.lowered_from is None
+    assert "Not finite backward at a loss scale of 1024, where float32 is, by itself: 'net_fwd'" in str(found)
+
+
+def test_the_bias_of_a_convolution_before_batch_norm_has_no_large_error():
+    mx.random.seed(0)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Dense(3, in_units=4 * 36))
+    net.initialize(mx.init.Xavier())
+    found = compare(net, (mx.nd.random.uniform(shape=(4, 3, 8, 8)), LABEL), "O1", loss=LOSS)
+    assert all(row.gradient_own < 2e-3 and row.gradient_carried < 0.1 for row in found.rows)

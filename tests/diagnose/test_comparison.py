@@ -19,7 +19,8 @@ HEALTHY = Comparison("O1", (FC,), (OutputComparison("fc_output", 2e-4),))
 
 def test_json_has_infinity_as_text_and_null_for_what_was_not_measured():
     found = json.loads(FOUND.to_json())
-    assert list(found) == ["kind", "policy", "rows", "outputs"] and found["kind"] == "compare"
+    assert list(found) == ["kind", "policy", "rows", "outputs", "loss_scale", "lowered_from"]
+    assert found["kind"] == "compare"
     assert found["outputs"] == [{"name": "mean_output", "error": "inf", "is_finite": True}]
     assert found["rows"][0]["contribution"] == "inf" and found["rows"][2]["gradient_own"] is None
     assert list(found["rows"][1]) == [
@@ -84,9 +85,9 @@ def test_an_output_that_float32_makes_nan_is_no_output_without_an_error():
     assert Comparison.from_json(found.to_json()) == found and "of what is finite in float32" in found.to_html()
 
 
-def test_a_file_without_what_is_known_of_float32s_outputs_is_read():
+def test_an_older_file_is_read_without_loss_scale_and_what_is_known_of_float32s_outputs():
     values = HEALTHY.to_dict()
-    del values["outputs"][0]["is_finite"]
+    del values["outputs"][0]["is_finite"], values["loss_scale"], values["lowered_from"]
     assert Comparison.from_dict(values) == HEALTHY
 
 

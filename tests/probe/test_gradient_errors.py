@@ -23,7 +23,7 @@ def measure(sym, values, policy="O2", data=("data",), scale=SCALE, loss=None):
     args = {name: array for name, array in values.items() if name not in (*states, *data)}
     aux = {name: values[name] for name in states}
     decisions = convert_model(sym, args, aux, policy, {name: values[name].shape for name in data}).decisions
-    found = GradientErrors(decisions, mx.cpu(), scale)(values, loss)
+    found = GradientErrors(decisions, mx.cpu())(values, loss, scale)
     return {decisions.before.nodes[position].name: errors for position, errors in found.items()}
 
 
@@ -160,3 +160,30 @@ def test_a_loss_that_does_not_depend_on_the_network_is_refused():
     sym = chain()
     with pytest.raises(ConvertError, match="gradients: MXNet cannot run the network backward"):
         measure(sym, values_of(sym, data=(3, 4)), loss=lambda outputs: [mx.nd.ones(1)])
+
+
+@pytest.mark.parametrize("op", ["Convolution", "broadcast_add"])
+def test_a_gradient_that_is_0_but_for_rounding_is_measured_against_its_terms(op):
+    """BatchNorm takes away the mean of each channel, and so what a bias before it adds."""
+    bias = mx.sym.var("bias", shape=(1, 4, 1, 1) if op == "broadcast_add" else (4,))
+    given = {"no_bias": True} if op == "broadcast_add" else {"bias": bias}
+    layer = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=4, name="conv", **given)
+    if op == "broadcast_add":
+        layer = mx.sym.broadcast_add(layer, bias, name="added")
+    sym = mx.sym.relu(mx.sym.BatchNorm(layer, fix_gamma=False, name="norm"))
+    values = values_of(sym, data=(8, 3, 10, 10))
+    found = measure(sym, values, "O2", loss=squares)["conv" if op == "Convolution" else "added"]
+    assert 1e-5 < found.own < 2e-3 and found.carried < 0.1
+
+
+def test_a_small_gradient_of_a_bias_that_is_no_rounding_has_its_own_error():
+    sym = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, name="fc")
+    values = values_of(sym, data=(400, 3))
+    signs = mx.nd.array(np.where(np.arange(400) % 2, 1.0, -0.99).reshape(-1, 1) * (1 + 2.0**-12))
+
+    def loss(outputs):
+        return [(outputs[0] * signs).sum()]
+
+    terms = signs.asnumpy().astype(np.float64)
+    expected = abs(half(terms.astype("float32")).sum() - terms.sum()) / abs(terms.sum())
+    assert measure(sym, values, "O2", loss=loss)["fc"].own == pytest.approx(expected, rel=0.1)
