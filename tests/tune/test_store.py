@@ -76,6 +76,13 @@ def test_a_plan_that_holds_is_loaded(file):
     assert load(file, model(), [BATCH]) == load(file, mx.mod.Module(network()), [BATCH]) == expected
 
 
+def test_the_shape_of_a_label_of_any_name_does_not_count(tmp_path):
+    symbol, path = mx.sym.LinearRegressionOutput(mx.sym.var("data"), mx.sym.var("target")), str(tmp_path / "plan.json")
+    result(network=digest([symbol])).save(path)
+    shapes = {"data": (2, 3, 8, 8), "target": (2, 3, 8, 8)}
+    assert load(path, symbol, shapes=shapes) == result(network=digest([symbol]))
+
+
 CHANGES = {
     "processor": "Any 9000",
     "instructions": ("avx512f",),
