@@ -41,8 +41,10 @@ def find_nonfinite(
 
     The network runs twice, in float32 and as it is converted. What float32 has too is no fault as long as float32's
     result is finite: the -inf of an attention mask. If float32's is not, the first operator is named that gives inf or
-    NaN in float32 though it reads none; or the data or the parameter that holds it. Bodies of control flow are not
-    looked into: the node around them is named. Nothing of what is given is changed, but dropout draws random numbers.
+    NaN in float32 though it reads none; or the data or the parameter that holds it. Where an operator's own constant is
+    inf (a mask's ``m * -inf``), the one that makes NaN of it is named instead: the softmax of a row that is masked
+    wholly. Bodies of control flow are not looked into: the node around them is named. Nothing of what is given is
+    changed, but dropout draws random numbers.
 
     Args:
         net_or_model: A network, as for `compare`.

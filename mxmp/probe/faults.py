@@ -178,12 +178,14 @@ def _fault_in_forward(run: Run, low: Run, given: bool) -> Optional[Fault]:
         data = _bad_data(run, given)
         if data is not None:
             return Fault(BAD_DATA, data)
-        bad = next((each for each in run.call.parameters() if each.bad), None)
-        if bad is not None:
-            return Fault(BAD_PARAMETERS, NonFinite(PARAMETER, bad.name, "", dtypes.FLOAT32, bad))
+        bad = sorted((each for each in run.call.parameters() if each.bad), key=lambda each: _is_mask(each, run))
+        if bad and not _is_mask(bad[0], run):
+            return _of_parameter(bad[0])
         found = first_forward(run.seen, run.seen, before, allowed=False)
         if found is not None:
             return Fault(BROKEN, found)
+        if bad and any(each.bad for each in run.seen.outputs):
+            return _of_parameter(bad[0])
     found = first_forward(low.seen, run.seen, before)
     if found is None:
         return None
@@ -207,8 +209,22 @@ def _bad_data(run: Run, given: bool) -> Optional[NonFinite]:
     return NonFinite(DATA, bad.name, "", dtypes.FLOAT32, bad, rows=rows_of(found[bad.name]))
 
 
+<<<<<<< HEAD
 def _real_ranges(arrays: Dict[str, Any]) -> List[ValueRange]:
     return [found for name, array in arrays.items() if is_real(array) for found in ranges_of({name: array})]
+=======
+def _of_parameter(bad: ValueRange) -> Fault:
+    return Fault(BAD_PARAMETERS, NonFinite(PARAMETER, bad.name, "", dtypes.FLOAT32, bad))
+
+
+def _is_mask(found: ValueRange, run: Run) -> bool:
+    """Return whether a parameter is a constant mask: it is not trained, and holds 0 and inf alone."""
+    return found.name not in run.call.trained and 0 < found.infs == found.bad < found.size and not found.magnitude
+
+
+def _ranges(arrays: Dict[str, Any]) -> List[ValueRange]:
+    return [found for name, array in arrays.items() for found in ranges_of({name: array})]
+>>>>>>> w-fixcmp
 
 
 def rows_of(array: Any) -> tuple[int, ...]:

@@ -224,3 +224,32 @@ def test_a_row_that_a_mask_forbids_wholly_is_the_softmaxs_fault_and_not_the_mask
 def test_an_infinite_constant_that_reaches_the_output_as_inf_is_named():
     net = gluon.nn.HybridLambda(lambda F, x: x * np.inf + 1, prefix="net_")
     assert diagnose.find_nonfinite(net, mx.nd.ones((2, 3)), "O1").name == "net__mulscalar0"
+
+
+@pytest.mark.parametrize("value, kind, name", [(0, "float32 model broken", "net_weights"), (1, "parameters", "net_m")])
+def test_a_constant_of_0_and_inf_is_a_mask_and_no_bad_parameter(value, kind, name):
+    class Masked(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="net_")
+            with self.name_scope():
+                self.dense = gluon.nn.Dense(2, in_units=2)
+                self.m = self.params.get_constant("m", mx.nd.array([[value, -np.inf], [-np.inf, -np.inf]]))
+
+        def hybrid_forward(self, F, x, m):
+            return self.dense(F.softmax(F.broadcast_add(x, m), name="weights"))
+
+    net = Masked()
+    net.initialize()
+    found = diagnose.explain(net, (mx.nd.ones((2, 2)), mx.nd.zeros((2, 2))), "O1", loss=LOSS)
+    assert (found.kind, found.node.name) == (kind, name)
+
+
+def test_a_mask_that_reaches_the_output_as_inf_is_a_bad_parameter():
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Dense(2, in_units=2))
+    net.initialize()
+    net[0].bias.set_data(mx.nd.array([0, -np.inf]))
+    net[0].bias.grad_req = "null"
+    found = diagnose.explain(net, (mx.nd.ones((2, 2)), mx.nd.zeros((2, 2))), "O1", loss=LOSS)
+    assert (found.kind, found.node.name) == ("parameters", "net_dense0_bias")
