@@ -209,10 +209,10 @@ def _bad_data(run: Run, given: bool) -> Optional[NonFinite]:
     return NonFinite(DATA, bad.name, "", dtypes.FLOAT32, bad, rows=rows_of(found[bad.name]))
 
 
-<<<<<<< HEAD
 def _real_ranges(arrays: Dict[str, Any]) -> List[ValueRange]:
     return [found for name, array in arrays.items() if is_real(array) for found in ranges_of({name: array})]
-=======
+
+
 def _of_parameter(bad: ValueRange) -> Fault:
     return Fault(BAD_PARAMETERS, NonFinite(PARAMETER, bad.name, "", dtypes.FLOAT32, bad))
 
@@ -220,11 +220,6 @@ def _of_parameter(bad: ValueRange) -> Fault:
 def _is_mask(found: ValueRange, run: Run) -> bool:
     """Return whether a parameter is a constant mask: it is not trained, and holds 0 and inf alone."""
     return found.name not in run.call.trained and 0 < found.infs == found.bad < found.size and not found.magnitude
-
-
-def _ranges(arrays: Dict[str, Any]) -> List[ValueRange]:
-    return [found for name, array in arrays.items() for found in ranges_of({name: array})]
->>>>>>> w-fixcmp
 
 
 def rows_of(array: Any) -> tuple[int, ...]:
