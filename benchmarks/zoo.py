@@ -42,8 +42,13 @@ class Model(NamedTuple):
     symbol: Any
 
     def params(self) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-        """Return arguments and auxiliary states, by the names of the symbol."""
-        arrays = {name: param.data() for name, param in self.net.collect_params().items()}
+        """Return arguments and auxiliary states, by the names of the symbol: arrays of their own at each call.
+
+        MXNet keeps weights in oneDNN's layouts once they have run, where contrib.amp cannot cast those of depthwise
+        convolutions.
+        """
+        params = self.net.collect_params().items()
+        arrays = {name: mx.nd.array(param.data().asnumpy()) for name, param in params}
         aux = set(self.symbol.list_auxiliary_states())
         args = {name: array for name, array in arrays.items() if name not in aux}
         return args, {name: array for name, array in arrays.items() if name in aux}

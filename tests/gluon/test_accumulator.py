@@ -20,7 +20,7 @@ from tests.gluon.trainer_tools import TWO, param, sgd, value
 from tests.gluon.trainer_tools import backward as backward_of
 
 LOSS = gluon.loss.L2Loss()
-BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.bfloat16)
+BFLOAT16 = pytest.param("bfloat16,output=float32", marks=pytest.mark.bfloat16)
 
 
 def network(policy="O1", contexts=None, hybridize=False, bias=True):

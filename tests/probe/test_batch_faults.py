@@ -77,13 +77,16 @@ def test_nan_in_a_label_that_the_loss_clips_is_named(made):
     assert find_nonfinite(made(), batch, loss=LOSS).rows == (2,)
 
 
-@pytest.mark.parametrize("label, rows", [([0, 1, 3, 2], "row 2"), ([-1, 4, 7, 2], "rows 1, 2")])
+@pytest.mark.parametrize(
+    "label, ends, rows", [([0, 1, 3, 2], "from 0 to 3", "row 2"), ([-1, 4, 7, 2], "from -1 to 7", "rows 1, 2")]
+)
 @pytest.mark.parametrize("dtype", ["float32", "int32", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
-def test_a_class_index_that_pick_clips_is_a_hint(label, rows, dtype):
-    verdict = explain(net(), (X, mx.nd.array(label).astype(dtype)), loss=LOSS)
-    ends = f"from {min(label)} to {max(label)}, expected 0 to 2"
+def test_a_class_index_that_pick_clips_is_a_hint(label, ends, rows, dtype):
+    label = mx.nd.array(label)
+    label = amp_cast(label, NUMPY_BFLOAT16) if dtype == "bfloat16" else label.astype(dtype)
+    verdict = explain(net(), (X, label), loss=LOSS)
     assert (verdict.kind, verdict.node) == ("no fault found", None)
-    hint = f"Besides, label 'label' holds class indices {ends}, in {rows}. Unless the loss masks them, that is a fault"
+    hint = f"Besides, label 'label' holds class indices {ends}, expected 0 to 2, in {rows}. Unless the loss masks them, that is a fault"
     assert hint in verdict.text
 
 
