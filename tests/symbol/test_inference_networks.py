@@ -111,14 +111,21 @@ def test_low_precision_is_better_on_average_than_without_folding(name, dtype):
 @pytest.mark.parametrize("name", ["resnet18_v1", "resnet50_v1"])
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16,output=float32"])
 def test_bfloat16_fused_is_no_worse_than_unfused(name, policy):
-    """MXNet's own folding multiplies bfloat16 weights in bfloat16: it is off by 4 to 6 %."""
-    network = zoo(name, 64)
-    exact = plain(network)
-    folded, unfolded = convert(network, policy), convert(network, policy, for_inference=False)
-    fused = error(infer(folded.symbol, network, folded.arg_params, folded.aux_params), exact)
-    unfused = error(run(unfolded.symbol, network.inputs, unfolded.arg_params, unfolded.aux_params), exact)
-    theirs = error(infer(unfolded.symbol, network, unfolded.arg_params, unfolded.aux_params), exact)
-    assert fused < 1.25 * unfused and fused < 0.01 and fused < theirs
+    """MXNet's own folding multiplies bfloat16 weights in bfloat16: it is off by 4 to 6 %.
+
+    One network's error is that of one draw of rounded weights: those of two forms differ by up to a half either way.
+    """
+    ratios = []
+    for seed in range(4):
+        network = zoo(name, 64, seed)
+        exact = plain(network)
+        folded, unfolded = convert(network, policy), convert(network, policy, for_inference=False)
+        fused = error(infer(folded.symbol, network, folded.arg_params, folded.aux_params), exact)
+        unfused = error(run(unfolded.symbol, network.inputs, unfolded.arg_params, unfolded.aux_params), exact)
+        theirs = error(infer(unfolded.symbol, network, unfolded.arg_params, unfolded.aux_params), exact)
+        assert fused < 0.01 and fused < theirs
+        ratios.append(fused / unfused)
+    assert np.exp(np.log(ratios).mean()) < 1.05, ratios
 
 
 FUSED = ("_sg_mkldnn_conv", "_sg_mkldnn_fully_connected", "Activation", "elemwise_add", "clip", "Convolution")
