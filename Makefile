@@ -33,6 +33,7 @@ test-gpu-record: $(VENV)-gpu-record/.built
 bench: $(VENV)/.demo
 	@$(VENV)/bin/python -m benchmarks.inference --threads 2
 	@$(VENV)/bin/python -m benchmarks.training --threads 2 --float16
+	@$(VENV)/bin/python -m benchmarks.untuned --threads 2
 	@$(VENV)/bin/python -m benchmarks.tune --threads 2
 	@$(VENV)/bin/python -m benchmarks.accuracy
 	@$(VENV)/bin/python -m benchmarks.placement

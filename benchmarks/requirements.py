@@ -11,8 +11,8 @@ from benchmarks.timing import geometric_mean, speed
 MET, NOT_MET, NOT_HERE, NOISY = "met", "not met", "not measurable here", "too noisy to tell"
 
 SYMBOLIC, GLUON = "symbolic", "gluon"
-TRAINING, INFERENCE = "training", "inference"
-"""The fronts of the tuning benchmark."""
+TRAINING, INFERENCE, FOLDED = "training", "inference", "inference, folded and fused"
+"""The fronts of the benchmarks of tuned and of untuned networks; the last is of the latter alone."""
 
 TUNED = "tuned"
 RESNET50 = "resnet50_v1"
@@ -101,6 +101,14 @@ def tuning(found: Found, unit: str) -> List[Check]:
         checks.append(_one(found, TRAINING, "resnet20", target, elsewhere, what, _tuned_speed))
     soon = "ResNet-50 inference: 60 s divided by the time that tuning took"
     return [*checks, _one(found, INFERENCE, RESNET50, 1.0, why, soon, _sixty_seconds)]
+
+
+def untuned(found: Found, unit: str) -> List[Check]:
+    """Return what is wanted of every network as it comes: that low precision slows down none by much."""
+    why = "" if unit in (AMX, AVX512_BF16) else f"this processor has neither {AMX} nor {AVX512_BF16}"
+    fronts = [front for front in (TRAINING, INFERENCE, FOLDED) if any(_has(each, front) for each in found.values())]
+    what = "each network in bfloat16, untuned, against float32"
+    return [_all(found, front, 0.9, why, f"{front}: {what}", _slowest(front, "bfloat16")) for front in fronts]
 
 
 def tuned_column(comparison: Comparison, front: str) -> Optional[Column]:

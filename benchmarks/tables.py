@@ -66,7 +66,8 @@ def plot(found: Found, path: str, title: str) -> None:
         axes.axhline(1, color="black", linewidth=1)
         axes.set_xticks([place + 0.4 - width / 2 for place in range(len(found))], list(found))
         axes.set(ylabel="times float32's speed", title=f"{title}: {front}")
-        axes.legend(fontsize="small", ncols=2)
+        if names:
+            axes.legend(fontsize="small", ncols=2)
     save(figure, path)
 
 

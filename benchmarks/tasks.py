@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import mxnet as mx
@@ -52,11 +53,14 @@ def make_task(name: str, batch_size: int = 0, seed: int = 0) -> Task:
     """Return a task whose values depend on the seed alone.
 
     Args:
-        name: A key of `CASES` or `MORE`.
+        name: A key of `CASES` or `MORE`, or one of `classifiers`.
         batch_size: Examples of a step; 0 for the usual number.
         seed: For weights, inputs and labels.
+
+    Raises:
+        KeyError: If there is no such network.
     """
-    case = {**CASES, **MORE}[name]
+    case = {**CASES, **MORE}.get(name) or _classifier(name)
     mx.random.seed(seed)
     task = case.make(batch_size or case.batch_size, np.random.RandomState(seed))
     task.net(*task.inputs)  # completes the shapes, and with them the initialization
@@ -73,6 +77,25 @@ def _classify(make: Callable[[], gluon.HybridBlock], size: int) -> Callable[[int
         return Task(net, [images], mx.nd.array(rng.randint(0, CLASSES, batch_size)), SGD)
 
     return task
+
+
+def classifiers() -> List[str]:
+    """Return the names of GluonCV's classifiers of images, those of Gluon's model zoo among them."""
+    from gluoncv.model_zoo import get_model_list
+
+    return [name for name in get_model_list() if not re.search(_OTHERS, name)]
+
+
+def _classifier(name: str) -> Case:
+    """Return the case of a classifier of GluonCV, of the size and the classes that it was made for."""
+    from gluoncv.model_zoo import get_model
+
+    if name not in classifiers():
+        raise KeyError(name)
+    of_cifar = name.startswith("cifar")
+    size = 32 if of_cifar else _SIZES.get(name.split("_")[0], 224)
+    make = _classify(lambda: get_model(name, pretrained=False), size)
+    return Case(32 if of_cifar else 4, f"{name}, {size}x{size}", make)
 
 
 def _resnet20() -> gluon.HybridBlock:
@@ -106,6 +129,15 @@ def _bert(batch_size: int, rng: np.random.RandomState, name: str = "bert_small")
     labels = mx.nd.array(rng.randint(0, CLASSES, batch_size))
     return Task(net, [mx.nd.array(value) for value in inputs.values()], labels, ADAM)
 
+
+_OTHERS = (
+    "ssd|rcnn|yolo|fcn|psp|deeplab|icnet|fastscnn|danet|pose|center_net|int8|kinetics|ucf|hmdb|sthsth|custom|siam|"
+    "depth|_voc|_coco|_citys|_ade"
+)
+"""What the names of GluonCV's other networks hold: detectors, segmentation, poses, videos, INT8."""
+
+_SIZES = {"inceptionv3": 299, "xception": 299, "xception71": 299, "nasnet": 331}
+"""Height and width of the images of classifiers that were not made for 224, by how their names begin."""
 
 CASES = {
     "resnet20": Case(128, "ResNet-20, 32x32", _classify(_resnet20, 32)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -11,14 +11,19 @@ from mxnet import autograd, gluon
 
 import mxmp
 import symbols
+from benchmarks.common import first_line
+from benchmarks.comparison import FAILS, NO_BFLOAT16
 from benchmarks.requirements import TRAINING
 from benchmarks.tasks import Task, make_task
 from mxmp import Policy
+from mxmp.errors import MxmpError
 from mxmp.tune import TuneResult, tune
 
 SSD, SSD_NETWORK = "ssd", "ssd512_resnet50"
 SSD_SIZE, SSD_BATCH, OBJECTS = 256, 2, 4
 NETWORKS = ["resnet20", "resnet18_v1", "resnet50_v1", "mobilenet1.0", "mobilenetv2_1.0", "lstm", "bert_mini", SSD]
+
+WARMUP = 2
 
 Run = Callable[[], None]
 """Does one forward pass, or one forward and backward, and waits for it."""
@@ -88,8 +93,7 @@ class Ssd(Tunable):
         """Return what the tuner finds."""
         module = self._module(objective, None)
         batch = {name: value for name, value in self._batch().items() if name in module.symbol.list_arguments()}
-        model = (module.symbol, *module.get_params())
-        return tune(model, [batch], policy, objective, seconds=seconds, progress=False)
+        return tune(module, [batch], policy, objective, seconds=seconds, progress=False)
 
     def build(self, objective: str, policy: Optional[Policy]) -> Run:
         """Bind the symbol in a Module."""
@@ -132,3 +136,18 @@ class Ssd(Tunable):
 def make_tunable(name: str, batch_size: int = 0, seed: int = 0) -> Tunable:
     """Return a network by its name."""
     return Ssd(name, batch_size, seed) if name == SSD else GluonNetwork(name, batch_size, seed)
+
+
+def start(
+    tunable: Tunable, objective: str, policy: Optional[Policy], runs: bool
+) -> Tuple[Optional[Run], str]:
+    """Return a run that is warm, or why there is none; ``runs`` is whether the policy can run here."""
+    if not runs:
+        return None, NO_BFLOAT16
+    try:
+        run = tunable.build(objective, policy)
+        for _ in range(WARMUP):
+            run()
+        return run, ""
+    except (mx.MXNetError, MxmpError) as e:
+        return None, f"{FAILS}{first_line(e)}"

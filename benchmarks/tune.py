@@ -10,23 +10,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence
 
-import mxnet as mx
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import requirements, timing
-from benchmarks.common import first_line, machine, use_threads
+from benchmarks.common import machine, use_threads
 from benchmarks.compare import clock_of, compare, make_compare_parser
-from benchmarks.comparison import FAILS, FLOAT32, NO_BFLOAT16, OWN, Column, Comparison, Found
+from benchmarks.comparison import FLOAT32, OWN, Column, Comparison, Found
 from benchmarks.requirements import INFERENCE, TRAINING, TUNED
-from benchmarks.tunables import NETWORKS, Run, Tunable, make_tunable
+from benchmarks.tunables import NETWORKS, Tunable, make_tunable, start
 from mxmp import Policy
-from mxmp.errors import MxmpError
 
 UNTUNED = "untuned"
-WARMUP = 2
 
 
 def measure(tunable: Tunable, objective: str, args: argparse.Namespace, bfloat16: bool, until: float) -> List[Column]:
@@ -40,7 +37,7 @@ def measure(tunable: Tunable, objective: str, args: argparse.Namespace, bfloat16
         del policies[TUNED]
     runs, missing = {}, {}
     for name, policy in policies.items():
-        run, missing[name] = _start(tunable, objective, policy, bfloat16 or name == FLOAT32)
+        run, missing[name] = start(tunable, objective, policy, bfloat16 or name == FLOAT32)
         if run is not None:
             runs[name] = timing.timer(run, clock_of(args))
     seconds = timing.take_turns(runs, args.rounds, max(until, time.perf_counter() + args.seconds))
@@ -51,19 +48,6 @@ def measure(tunable: Tunable, objective: str, args: argparse.Namespace, bfloat16
     notes = {"returned": result.fastest, "tuning_seconds": took, "policy": str(result.policy), "tuner": result.seconds}
     dtype, times = result.policy.compute_dtype, seconds.get(result.fastest, [])
     return [*columns, Column(objective, OWN, TUNED, dtype, times, missing=missing[result.fastest], notes=notes)]
-
-
-def _start(tunable: Tunable, objective: str, policy: Optional[Policy], runs: bool) -> Tuple[Optional[Run], str]:
-    """Return a run that is warm, or why there is none."""
-    if not runs:
-        return None, NO_BFLOAT16
-    try:
-        run = tunable.build(objective, policy)
-        for _ in range(WARMUP):
-            run()
-        return run, ""
-    except (mx.MXNetError, MxmpError) as e:
-        return None, f"{FAILS}{first_line(e)}"
 
 
 def tuned_table(found: Found, objectives: Sequence[str]) -> Table:

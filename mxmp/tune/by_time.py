@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from typing import Any, Callable, List, Optional, Union
 
 from .. import dtypes
@@ -99,6 +100,7 @@ def tune(
         raise TuneError(f"within is a {type(within).__name__}; expected a mxmp.tune.Tolerance of the same network.")
     if store is not None:
         require_folder(file_name("store", store))
+    start = time.perf_counter()
     workload = make_workload(net_or_model, batches, objective == TRAINING, for_inference, forward)
     if within is not None:
         within.require_measures(net_or_model, workload.symbols, for_inference)
@@ -121,7 +123,8 @@ def tune(
     runs = parsed.compute_dtype != dtypes.BFLOAT16 or runs_bfloat16()
     if runs and within is not None and not within.allows(parsed):
         parsed = search_within(within, parsed, _shows(progress)).policy
-    result = _search(workload, parsed, objective, for_inference, seconds, progress, runs, allows)
+        start = time.perf_counter()  # that search has a time of its own
+    result = _search(workload, parsed, objective, for_inference, seconds, start, progress, runs, allows)
     if store is not None and result.proved:
         result.save(store)
     return result
@@ -133,6 +136,7 @@ def _search(
     objective: str,
     for_inference: bool,
     seconds: float,
+    start: float,
     progress: Optional[bool],
     runs: bool,
     allows: Callable[[Policy], bool],
@@ -146,7 +150,7 @@ def _search(
     problem = NetworkProblem(workload, parsed, seconds, runs, allows)
     with showing_progress(_shows(progress)) as on_trial:
         try:
-            found = PlanSearch(problem, seconds, on_trial=on_trial).run()
+            found = PlanSearch(problem, seconds, on_trial=on_trial, start=start).run()
         except NotRunnable as e:
             raise TuneError(f"net_or_model: it does not run in float32: {e}") from e
     policy = problem.choices.policy_of(found.choice)

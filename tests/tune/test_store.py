@@ -50,7 +50,7 @@ class Searches:
     def __init__(self):
         self.count, self.proved = 0, True
 
-    def __call__(self, problem, seconds, on_trial):
+    def __call__(self, problem, seconds, on_trial, start):
         self.choices = problem.choices
         return self
 

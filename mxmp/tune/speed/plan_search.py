@@ -106,6 +106,7 @@ class PlanSearch:
         seconds: How long it may take, building networks included; it is kept to as far as single runs allow.
         now: A clock, in seconds.
         on_trial: Called with the name of what is measured next, and the share of the time that has passed.
+        start: When the time began, by that clock; by default now.
     """
 
     def __init__(
@@ -114,11 +115,12 @@ class PlanSearch:
         seconds: float,
         now: Callable[[], float] = time.perf_counter,
         on_trial: Callable[[str, float], None] = lambda name, share: None,
+        start: Optional[float] = None,
     ) -> None:
         self.problem = problem
         self.trials: List[Trial] = []
         self._now, self._on_trial = now, on_trial
-        self._limit, self._start = seconds, now()
+        self._limit, self._start = seconds, now() if start is None else start
         self._race: Race[Hashable] = Race()
         self._met: Dict[Hashable, Proposal] = {}
         self._laps: Dict[Hashable, Lap] = {}  # of the networks that are built
@@ -253,10 +255,12 @@ class PlanSearch:
         named = {name: key for name, key in self._contenders().items() if self._build(key)}
         laps = {key: self._laps[key] for key in named.values()}
         race: Race[Hashable] = Race()
-        rounds = FINAL_ROUNDS if len(laps) > 1 else FEWEST
-        while len(race.rounds) < rounds and (len(race.rounds) < FEWEST or self._now() < self._start + self._limit):
-            self._on_trial("the last measurement", (self._now() - self._start) / self._limit)
+        rounds, took, end = FINAL_ROUNDS if len(laps) > 1 else FEWEST, 0.0, self._start + self._limit
+        while len(race.rounds) < rounds and (len(race.rounds) < FEWEST or self._now() + took < end):
+            start = self._now()
+            self._on_trial("the last measurement", (start - self._start) / self._limit)
             race.run(laps)
+            took = self._now() - start
         fastest, rivals = self._float32, [self._float32]
         for key in (named.get(UNTUNED), named.get(TUNED)):
             if key is not None and self.problem.allows(self._met[key].choice):
