@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -49,18 +49,15 @@ WORDS, LENGTH, CLASSES = 10000, 35, 10
 TOKENS, TOKEN_LENGTH = 30522, 128
 
 
-def make_task(name: str, batch_size: int = 0, seed: int = 0) -> Task:
+def make_task(case: Union[str, Case], batch_size: int = 0, seed: int = 0) -> Task:
     """Return a task whose values depend on the seed alone.
 
     Args:
-        name: A key of `CASES` or `MORE`, or one of `classifiers`.
+        case: A case, or a key of `CASES` or `MORE`.
         batch_size: Examples of a step; 0 for the usual number.
         seed: For weights, inputs and labels.
-
-    Raises:
-        KeyError: If there is no such network.
     """
-    case = {**CASES, **MORE}.get(name) or _classifier(name)
+    case = {**CASES, **MORE}[case] if isinstance(case, str) else case
     mx.random.seed(seed)
     task = case.make(batch_size or case.batch_size, np.random.RandomState(seed))
     task.net(*task.inputs)  # completes the shapes, and with them the initialization
@@ -86,12 +83,10 @@ def classifiers() -> List[str]:
     return [name for name in get_model_list() if not re.search(_OTHERS, name)]
 
 
-def _classifier(name: str) -> Case:
-    """Return the case of a classifier of GluonCV, of the size and the classes that it was made for."""
+def classifier(name: str) -> Case:
+    """Return the case of one of `classifiers`, with images of the size and the classes that it was made for."""
     from gluoncv.model_zoo import get_model
 
-    if name not in classifiers():
-        raise KeyError(name)
     of_cifar = name.startswith("cifar")
     size = 32 if of_cifar else _SIZES.get(name.split("_")[0], 224)
     make = _classify(lambda: get_model(name, pretrained=False), size)

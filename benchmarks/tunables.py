@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +14,7 @@ import symbols
 from benchmarks.common import first_line
 from benchmarks.comparison import FAILS, NO_BFLOAT16
 from benchmarks.requirements import TRAINING
-from benchmarks.tasks import Task, make_task
+from benchmarks.tasks import Case, Task, make_task
 from mxmp import Policy
 from mxmp.errors import MxmpError
 from mxmp.tune import TuneResult, tune
@@ -79,9 +79,12 @@ class GluonNetwork(Tunable):
 
         return train if objective == TRAINING else infer
 
+    def _case(self) -> Union[str, Case]:
+        return self.name
+
     def _task(self) -> Task:
         with mx.name.NameManager():  # counts names from 0 on
-            task = make_task(self.name, self.batch_size, self.seed)
+            task = make_task(self._case(), self.batch_size, self.seed)
         task.net.hybridize(static_alloc=True, static_shape=True)
         return task
 

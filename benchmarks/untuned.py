@@ -15,18 +15,18 @@ import mxnet as mx
 
 import mxmp
 from benchmarks import requirements, timing
-from benchmarks.common import machine, use_threads
+from benchmarks.common import machine, use_environment
 from benchmarks.compare import clock_of, compare, make_compare_parser
 from benchmarks.comparison import FLOAT32, OWN, Column, Comparison
 from benchmarks.forms import FUSED
 from benchmarks.requirements import FOLDED, INFERENCE, TRAINING
-from benchmarks.tasks import classifiers
+from benchmarks.tasks import Case, classifier, classifiers
 from benchmarks.tunables import GluonNetwork, Run, start
 from mxmp import Policy
 
 
 class Classifier(GluonNetwork):
-    """A network that is also built for inference alone, fused by MXNet."""
+    """A classifier of GluonCV, which is also built for inference alone, fused by MXNet."""
 
     def build(self, objective: str, policy: Optional[Policy]) -> Run:
         """Build the net and convert it."""
@@ -42,6 +42,9 @@ class Classifier(GluonNetwork):
             mx.nd.waitall()
 
         return infer
+
+    def _case(self) -> Case:
+        return classifier(self.name)
 
 
 def measure(
@@ -93,5 +96,5 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    use_threads("benchmarks.untuned")
+    use_environment("benchmarks.untuned")
     sys.exit(main())

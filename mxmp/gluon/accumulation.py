@@ -6,11 +6,9 @@ import contextlib
 import logging
 from typing import Any, Dict, Iterable, Iterator, List, Optional, TypeVar
 
-import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from .. import dtypes
 from ..arrays.norms import require_positive
 from ..errors import TrainerError
 from ..mxnet_private import parameters
@@ -176,7 +174,7 @@ class Accumulator:
             with contextlib.suppress(gluon.parameter.DeferredInitializationError):  # no gradients yet
                 trainer.discard_grads()
         for param in self._params():
-            _zero_gradients(param)
+            param.zero_grad()
 
     def _require_dense(self) -> None:
         """Raise if MXNet cannot add up a parameter's gradients: those of a sparse one are written only."""
@@ -198,12 +196,3 @@ class Accumulator:
                 "the trainer's own step was called in an accumulator's loop: it has updated before the group was "
                 "complete. Call accumulator.step(batch_size) instead."
             )
-
-
-def _zero_gradients(param: gluon.Parameter) -> None:
-    """Zero a parameter's gradients, if there are any; MXNet's ``zero_grad`` knows no bfloat16 (reset_arrays.cc)."""
-    if param.dtype != dtypes.NUMPY_BFLOAT16:
-        param.zero_grad()
-        return
-    for grad in parameters.gradients(param) or ():
-        mx.nd.zeros_like(grad.as_nd_ndarray(), out=grad.as_nd_ndarray())

@@ -24,12 +24,18 @@ from .speed.gluon_net import Forward
 from .speed.plan_search import Found, NotRunnable, PlanSearch
 from .speed.problem import NetworkProblem, Workload
 from .speed.race import NOISY
+from .speed.symbol_nets import ModelWorkload
 from .speed.workloads import make_workload
 from .store import file_name, require_writable, stored_plan
 
 _APART = (
     "The net has {count} graphs. Each runs by itself, once, on what it was called with first; what the net computes "
     "between them, and gradients that go from one to the other, are not in the times."
+)
+
+_CAST_AT_EACH_CALL = (
+    "Parameters are kept in float32 and cast at each call, which may take longer than what is gained. For inference "
+    "give for_inference=True, or param_dtype={dtype!r}, which store them as they are read."
 )
 
 _LOG = logging.getLogger(__name__)
@@ -147,6 +153,8 @@ def _search(
         notes.append(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
     if len(workload.symbols) > 1:
         notes.append(_APART.format(count=len(workload.symbols)))
+    if isinstance(workload, ModelWorkload) and parsed.param_dtype == dtypes.FLOAT32 and not for_inference:
+        notes.append(_CAST_AT_EACH_CALL.format(dtype=parsed.compute_dtype))
     problem = NetworkProblem(workload, parsed, seconds, runs, allows)
     with showing_progress(_shows(progress)) as on_trial:
         try:

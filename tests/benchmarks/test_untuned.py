@@ -10,7 +10,7 @@ import pytest
 from benchmarks import requirements, untuned
 from benchmarks.common import AMX, AVX512_BF16
 from benchmarks.comparison import Comparison
-from benchmarks.tasks import classifiers, make_task
+from benchmarks.tasks import classifier, classifiers, make_task
 from tests.benchmarks.columns import column
 
 
@@ -22,7 +22,7 @@ def test_classifiers_are_those_of_images():
 
 
 def test_a_classifier_gets_images_of_its_size():
-    assert make_task("cifar_resnet20_v1", 2).inputs[0].shape == (2, 3, 32, 32)
+    assert make_task(classifier("cifar_resnet20_v1"), 2).inputs[0].shape == (2, 3, 32, 32)
 
 
 def verdicts(found, unit):
