@@ -10,6 +10,7 @@ from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 import mxnet as mx
 from mxnet import gluon
 
+from .. import dtypes
 from ..arrays.write_counts import can_count
 from ..graph import Graph
 from ..mxnet_private import blocks
@@ -32,6 +33,7 @@ class OpKey(NamedTuple):
     graph: int  # its id
     on_cpu: bool
     infers: bool
+    adds: bool  # whether gradients are added to earlier ones, where that matters
 
     @property
     def of_other_mode(self) -> OpKey:
@@ -74,7 +76,14 @@ class BuiltOp:
 
 def op_key(graph: ConvertedGraph) -> OpKey:
     """Return which of a graph's cached operators runs it now."""
-    return OpKey(id(graph), on_cpu(), infers())
+    return OpKey(id(graph), on_cpu(), infers(), _adds(graph))
+
+
+def _adds(graph: ConvertedGraph) -> bool:
+    """Return whether a call now adds gradients to earlier ones where `GuardAmpCasts` has to know: in bfloat16."""
+    if infers() or graph.converted.decisions.policy.compute_dtype != dtypes.BFLOAT16:
+        return False
+    return any(param.grad_req == "add" for param in graph.traced.params.values())
 
 
 def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str) -> OpPlan:
@@ -82,9 +91,11 @@ def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str) -> OpPlan
     converted, fused = graph.converted, bool(blocks.backend(net))
     params = blocks.collected_params(net)
     if not infers() or not can_count():
-        symbol = converted.on_cpu(not infers(), fused) if on_cpu() else converted.symbol
+        written = frozenset() if _adds(graph) else frozenset(params)
+        symbol = converted.on_cpu(not infers(), fused, written) if on_cpu() else converted.symbol
         return OpPlan(symbol, _as_args(params.values()))
-    symbol, whole = converted.symbol, converted.graph_on_cpu(fused=fused) if on_cpu() else converted.graph
+    symbol, names = converted.symbol, frozenset(params)
+    whole = converted.graph_on_cpu(False, fused, names) if on_cpu() else converted.graph
     folded = {name for fold in converted.folds for name in (fold.weight, fold.bias)}
     dense = {name for name, param in params.items() if storage_type(param) == "default"}
     split = split_params(whole, set(symbol.list_arguments()) & dense | folded)

@@ -185,8 +185,8 @@ class GraphCache:
 
     def __init__(self) -> None:
         self.shaped = False  # whether the verdicts on one of the graphs depend on shapes
-        # The cached operators by graph (its id), whether for a CPU, and whether for inference: `cached_ops.BuiltOp`.
-        self.ops: Dict[Tuple[int, bool, bool], Any] = {}
+        # The cached operators, `cached_ops.BuiltOp`, by graph (its id) and what else a `cached_ops.OpKey` says.
+        self.ops: Dict[Tuple[int, bool, bool, bool], Any] = {}
         self._calls: LRUCache[ConvertedGraph] = LRUCache(MAX_CALLS)
         self._traced: LRUCache[TracedGraph] = LRUCache(MAX_GRAPHS)
         self._converted: LRUCache[ConvertedGraph] = LRUCache(MAX_GRAPHS)

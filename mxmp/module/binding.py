@@ -61,12 +61,13 @@ def prepare(
     scaled: bool,
     loss_heads: FrozenSet[str],
     trains: bool,
+    adds: bool = False,
 ) -> Runnable:
     """Convert a float32 network for executors on contexts; on CPU float16 is emulated.
 
     ``inputs`` describe data and labels; ``params`` are the names of parameters and auxiliary states, ``stored`` of
     those in low precision already, ``loss_heads`` of Custom operators that are loss heads, which get a loss scale if
-    ``scaled``; ``trains`` says whether the executors run backward.
+    ``scaled``; ``trains``: whether the executors run backward, ``adds``: whether gradients are added to earlier ones.
 
     Raises ConvertError, PolicyError or PassError, which name the node or the override.
     """
@@ -78,7 +79,7 @@ def prepare(
     types = input_types(symbol, inputs)
     converted = convert_graph(symbol, policy, shapes, types, params, stored)
     result = _with_loss_scale(converted, shapes, loss_heads) if scaled else converted
-    runs = _running(result, on_cpu, trains)
+    runs = _running(result, on_cpu, trains, frozenset() if adds else frozenset(shapes) | params)
     outputs = _loss_outputs(result.graph, loss_heads) if scaled else ()
     return Runnable(converted, result, runs, scaled, result is not converted, outputs, on_cpu)
 
@@ -97,7 +98,7 @@ def store_params(runnable: Runnable, params: FrozenSet[str], inputs: Iterable[mx
         return runnable
     changed = _changed(before, each(before.graph).graph, {desc.name: tuple(desc.shape) for desc in inputs}, stored)
     result = replace(changed, low_params=before.low_params | frozenset(stored))
-    return replace(runnable, scaling=result, symbol=_running(result, runnable.on_cpu, trains=False), unstored=runnable)
+    return replace(runnable, scaling=result, symbol=_running(result, runnable.on_cpu, False, params), unstored=runnable)
 
 
 def is_emulated(runnable: Runnable) -> bool:
@@ -105,9 +106,9 @@ def is_emulated(runnable: Runnable) -> bool:
     return runnable.on_cpu and has_float16(runnable.scaling.facts)
 
 
-def _running(converted: Converted, on_cpu: bool, trains: bool) -> Any:
+def _running(converted: Converted, on_cpu: bool, trains: bool, written: FrozenSet[str]) -> Any:
     """Return the symbol that executors bind; MXNet fuses what is bound to infer."""
-    symbol = converted.on_cpu(trains, fused=not trains) if on_cpu else converted.symbol
+    symbol = converted.on_cpu(trains, fused=not trains, written=written) if on_cpu else converted.symbol
     return _with_dtypes(symbol, converted.facts.variable_dtypes(converted.graph))
 
 

@@ -177,8 +177,8 @@ class ConvertedModule(Float32Params):
         keeps = shared is self  # other shapes, after which a loss scale can be set as before
         scaled = self._bound("reshape").scaled if keeps else self.for_training and self._scaler.active
         inputs, names, contexts = _inputs(descs), self._host_names(), self.mx_context
-        heads, trains = self._loss_heads, self.for_training
-        found = prepare(self.mx_symbol, self._policy, inputs, names, stored, contexts, scaled, heads, trains)
+        heads, trains, adds = self._loss_heads, self.for_training, self.mx_grad_req not in ("write", "null")
+        found = prepare(self.mx_symbol, self._policy, inputs, names, stored, contexts, scaled, heads, trains, adds)
         if shared is not None:
             _check_sharing(self.mx_param_names, shared.mx_param_names, found.converted.low_params - stored)
         return found

@@ -74,18 +74,21 @@ class Converted:
         """Names of the variables whose values reach a cast to low precision."""
         return read_low(self.graph)
 
-    def on_cpu(self, trains: bool = False, fused: bool = False) -> Any:
+    def on_cpu(self, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()) -> Any:
         """Return the symbol that runs on CPU: float16 emulated, bfloat16 guarded. Never saved.
 
         If it ``trains``, oneDNN's layouts are kept apart too, where its backward pass would be slow. ``fused`` says
-        that MXNet partitions it, so that convolutions take in what is behind them.
+        that MXNet partitions it, so that convolutions take in what is behind them. ``written`` are the variables whose
+        gradients, if they have any, are not added to earlier ones.
         """
-        graph = self.graph_on_cpu(trains, fused)
+        graph = self.graph_on_cpu(trains, fused, written)
         return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
 
-    def graph_on_cpu(self, trains: bool = False, fused: bool = False) -> Graph:
+    def graph_on_cpu(
+        self, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()
+    ) -> Graph:
         """Return the graph of the symbol that runs on CPU, in the order that MXNet writes; `graph` if it is that."""
-        return _emulated(self.graph, self.facts, trains, fused)
+        return _emulated(self.graph, self.facts, trains, fused, written)
 
 
 def convert_graph(
@@ -166,14 +169,16 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
     return sym if after is graph else from_graph(after, sym)
 
 
-def _emulated(graph: Graph, facts: Facts, trains: bool = False, fused: bool = False) -> Graph:
+def _emulated(
+    graph: Graph, facts: Facts, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()
+) -> Graph:
     """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs."""
     low = bfloat16_entries(graph, facts)
     speed: Tuple[Pass, ...] = () if fused or not low else (GuardClips(low),)
     if trains and low:
         speed = (*speed, SeparateLayouts(bfloat16_shapes(graph, facts), amx_status().on))
     emulate = Emulate(facts, native=rounds_natively(facts))
-    result = Sequential((emulate, *speed, GuardGradientSums(low), GuardLayouts(), GuardAmpCasts()))(graph)
+    result = Sequential((emulate, *speed, GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)))(graph)
     return in_written_order(result.graph) if result.modified else graph
 
 

@@ -120,6 +120,38 @@ def test_gradients_accumulate(policy, static):
         np.testing.assert_allclose(added[name], 4 * gradient, rtol=4 * eps, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("static", [False, True])
+def test_gradients_are_added_and_written_in_turns(static):
+    """The graph for gradients that are written casts weights without a copy, and would lose added ones."""
+    net, x = make(), batch()
+    convert(net, "mixed_bfloat16")
+    net.hybridize(static_alloc=static)
+    net(x)
+    once = train_step(net, x)
+    trained = [param for param in net.collect_params().values() if param.grad_req != "null"]
+    for grad_req, times in (("add", 2), ("write", 1), ("add", 3), ("write", 1)):
+        for param in trained:
+            param.grad_req = grad_req
+        for _ in range(times):
+            found = train_step(net, x)
+        for name, gradient in once.items():
+            np.testing.assert_allclose(found[name], times * gradient, rtol=2.0**-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.bfloat16
+def test_a_net_that_is_called_twice_in_one_record_gets_the_sum_of_both_gradients():
+    net, x = make(), batch()
+    convert(net, "mixed_bfloat16")
+    net(x)
+    once = train_step(net, x)
+    with autograd.record():
+        ((net(x) + net(x)) * mx.nd.arange(5)).sum().backward()
+    for name, gradient in once.items():
+        found = net.collect_params()[name].grad().asnumpy()
+        np.testing.assert_allclose(found, 2 * gradient, rtol=2.0**-5, atol=1e-5, err_msg=name)
+
+
 def test_parameters_stay_the_same_objects():
     net = make()
     net(batch())

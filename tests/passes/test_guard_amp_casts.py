@@ -11,6 +11,8 @@ from mxmp.graph import from_text, to_text
 from mxmp.passes import GuardAmpCasts
 from mxmp.symbol import from_graph, to_graph
 
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+
 
 def test_only_variables_and_shared_tensors_are_guarded():
     graph = from_text(
@@ -40,8 +42,7 @@ def gradients(symbol, grad_req, steps=3, shape=(3, 4), static=False):
 
 
 def low(x):
-    bfloat16 = np.dtype([("bfloat16", np.uint16)])
-    return mx.sym.amp_cast(mx.sym.relu(mx.sym.amp_cast(x, dtype=bfloat16)), dtype="float32")
+    return mx.sym.amp_cast(mx.sym.relu(mx.sym.amp_cast(x, dtype=BFLOAT16)), dtype="float32")
 
 
 def test_mxnet_loses_added_gradients():
@@ -66,3 +67,49 @@ def test_gradients_of_a_shared_tensor_add_up(readers, static):
     value = np.exp(np.arange(1, 13).reshape(3, 4) / 16)
     expected = value * (1 + sum(i * np.cos(i * value) for i in range(1, readers + 1)))
     np.testing.assert_allclose(gradients(guarded, "write", 1, static=static), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_variables_whose_gradients_are_written_are_not_guarded():
+    """But shared ones are, and those of bodies, whose gradients are added over iterations."""
+    graph = from_text(
+        """x = null()
+        y = null()
+        a = amp_cast(x) {dtype: bfloat16}
+        b = amp_cast(y) {dtype: bfloat16}
+        r = relu(y)
+        return a, b, r"""
+    )
+    found = to_text(GuardAmpCasts(frozenset({"x", "y"}))(graph).graph).splitlines()
+    assert "a = amp_cast(x) {dtype: bfloat16}" in found
+    assert "b_guard = _copy(y)" in found and "b = amp_cast(b_guard) {dtype: bfloat16}" in found
+
+
+def test_bodies_are_guarded_whatever_is_written():
+    data, state, weight = (mx.sym.var(name) for name in ("data", "state", "x"))
+    outputs, _ = mx.sym.contrib.foreach(lambda item, states: (low(item * weight), states), data, [state])
+    graph = to_graph(outputs)
+    (loop,) = [node for node in graph.nodes if node.subgraphs]
+    names = frozenset(node.name for node in (*graph.nodes, *loop.subgraphs[0].nodes))
+    guarded = GuardAmpCasts(names)(graph).graph
+    (loop,) = [node for node in guarded.nodes if node.subgraphs]
+    plain = GuardAmpCasts()(graph).graph
+    assert loop.subgraphs == next(node for node in plain.nodes if node.subgraphs).subgraphs
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_written_gradients_are_right_without_a_guard(static):
+    symbol = low(mx.sym.var("x"))
+    bare = from_graph(GuardAmpCasts(frozenset({"x"}))(to_graph(symbol)).graph)
+    assert (gradients(bare, "write", static=static) == 1).all()
+
+
+def test_weights_of_grouped_convolutions_are_guarded_whatever_is_written():
+    data = mx.sym.amp_cast(mx.sym.var("data"), dtype=BFLOAT16)
+    weights = [mx.sym.var(name) for name in ("plain", "grouped")]
+    casts = [mx.sym.amp_cast(weight, dtype=BFLOAT16, name=f"{weight.name}_low") for weight in weights]
+    out = [
+        mx.sym.Convolution(data, cast, kernel=(3, 3), num_filter=4, num_group=group, no_bias=True)
+        for cast, group in zip(casts, (1, 2))
+    ]
+    found = to_text(GuardAmpCasts(frozenset({"data", "plain", "grouped"}))(to_graph(mx.sym.Group(out))).graph)
+    assert "grouped_low_guard = _copy(grouped)" in found and found.count("_copy") == 1
