@@ -14,6 +14,8 @@ from mxmp.rules.conditions import (
     small_magnification,
     taps_on_data,
     value_of,
+    vectors_of_channels,
+    whole_vectors,
 )
 
 
@@ -283,3 +285,19 @@ def test_convolutions_whose_taps_read_padding_alone_are_forbidden(taps, stride, 
     assert found == [size for size in range(1, 14) if not reads_data(size, taps, stride, dilate, pad)]
     assert not taps_on_data(Call(attrs, ((1, 8, 1, 1),), "float16"))
     assert not taps_on_data(Call(attrs, (None,), "bfloat16"))
+
+
+@pytest.mark.parametrize("channels, allowed", [(8, False), (16, True), (24, False), (116, True), (728, False)])
+def test_bfloat16_depthwise_convolutions_need_whole_vectors_where_float32_has_half_ones(channels, allowed):
+    attrs = {"kernel": "(3, 3)", "num_filter": str(channels), "num_group": str(channels)}
+    assert (vectors_of_channels(Call(attrs, (None,), "bfloat16")) is None) == allowed
+    assert vectors_of_channels(Call(attrs, (None,), "float16")) is None
+    for groups in ("1", "2"):
+        assert vectors_of_channels(Call({**attrs, "num_group": groups}, (None,), "bfloat16")) is None
+
+
+@pytest.mark.parametrize("channels, allowed", [(64, True), (72, False), (116, False), (None, True)])
+def test_bfloat16_batchnorm_needs_whole_vectors_of_channels(channels, allowed):
+    shapes = (None, channels and (channels,), None)
+    assert (whole_vectors(Call({}, shapes, "bfloat16")) is None) == allowed
+    assert whole_vectors(Call({}, shapes, "float16")) is None

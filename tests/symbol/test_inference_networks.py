@@ -140,7 +140,7 @@ def fused_operators(symbol):
 
 
 @pytest.mark.parametrize("policy", ["O0", "mixed_bfloat16", "bfloat16"])
-@pytest.mark.parametrize("name, size, options", [("resnet18_v1", 64, {}), ("mobilenetv2_0.25", 64, {})])
+@pytest.mark.parametrize("name, size, options", [("resnet18_v1", 64, {}), ("mobilenetv2_1.0", 64, {})])
 def test_the_same_is_fused_as_without_folding(name, size, options, policy):
     """Convolutions with relu, with the residual sum and the relu behind it: no cast and no identity in between."""
     network = zoo(name, size, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from ..conditions import short_gemm2, taps_on_data, without_tensor_cores
+from ..conditions import short_gemm2, sound_convolution, without_tensor_cores
 from ..core import ALLOW, CLEAR, DENY
 from ..sums import short_bias, short_products
 from .build import Rules, never_cast, rules, short_sums, variant
@@ -24,7 +24,7 @@ _SOLVER = "a decomposition or solver"  # in float32 and float64 alone
 
 PRODUCTS: Rules = (
     # Products:
-    *rules(ALLOW, "Convolution", condition=taps_on_data, taints=False),
+    *rules(ALLOW, "Convolution", condition=sound_convolution, taints=False),
     *rules(ALLOW, "FullyConnected"),
     *rules(ALLOW, "Convolution_v1", no_bfloat16=True, **short_sums(short_bias)),
     *rules(ALLOW, "Deconvolution dot", no_bfloat16=True),

@@ -18,7 +18,7 @@ SHAPES = {"data": (2, 3, 8, 8)}
 def network():
     data = mx.sym.var("data")
     for number in range(2):
-        data = mx.sym.Convolution(data, num_filter=4, kernel=(3, 3), pad=(1, 1), name=f"conv{number}")
+        data = mx.sym.Convolution(data, num_filter=16, kernel=(3, 3), pad=(1, 1), name=f"conv{number}")
         data = mx.sym.BatchNorm(data, name=f"norm{number}")
         data = mx.sym.Activation(data, act_type="relu", name=f"act{number}")
     data = mx.sym.FullyConnected(data, num_hidden=5, name="fc")
