@@ -38,32 +38,22 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Add the option that `use_environment` reads."""
+    """Add the option that `use_threads` reads."""
     default = "OMP_NUM_THREADS, or all cores"
     parser.add_argument("--threads", type=int, help=f"of MXNet's operators; default: {default}")
 
 
-MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**28)}
-"""Variables with which the C library keeps memory that was freed.
+def use_threads(module: str) -> None:
+    """Run a module again with the threads that its command line wants, if it has others.
 
-By default it gives some of it back, depending on what else a process has freed, and each operator that takes it again
-pays for its pages: the same network ran in 46 ms or in 76, in one process with others.
-"""
-
-
-def use_environment(module: str) -> None:
-    """Run a module again with the threads that its command line wants, and with `MALLOC`, if it has others.
-
-    MXNet and the C library read the environment once, when they are loaded, which has happened by now.
+    MXNet reads their number from the environment once, when it is imported, which has happened by now.
     """
     parser = argparse.ArgumentParser(add_help=False)
     add_threads(parser)
     threads = parser.parse_known_args()[0].threads
-    wanted = {name: os.environ.get(name, value) for name, value in MALLOC.items()}
-    if threads is not None:
-        wanted["OMP_NUM_THREADS"] = str(threads)
-    if any(os.environ.get(name) != value for name, value in wanted.items()):
-        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **wanted})
+    if threads is not None and os.environ.get("OMP_NUM_THREADS") != str(threads):
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], environment)
 
 
 def bfloat16_unit(processor: Processor, bfloat16: bool, amx_on: bool) -> str:
@@ -105,7 +95,6 @@ def machine() -> dict[str, object]:
         "amx": ("on" if status.on else "off") if has_amx(processor) else "not there",
         "cores": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS", "all"),
-        "malloc": {name: os.environ.get(name) for name in MALLOC},
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
         "mxnet": mx.__version__,

@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import mxnet as mx
 
 from benchmarks import requirements, timing
-from benchmarks.common import first_line, machine, use_environment
+from benchmarks.common import first_line, machine, use_threads
 from benchmarks.compare import clock_of, compare, make_compare_parser
 from benchmarks.comparison import FAILS, Column, Comparison, Found
 from benchmarks.forms import Form, Run, error, forms, missing, to_numpy
@@ -101,5 +101,5 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    use_environment("benchmarks.inference")
+    use_threads("benchmarks.inference")
     sys.exit(main())

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import mxnet as mx
 
 from benchmarks import requirements, timing
-from benchmarks.common import first_line, machine, use_environment
+from benchmarks.common import first_line, machine, use_threads
 from benchmarks.compare import clock_of, compare, make_compare_parser
 from benchmarks.comparison import FAILS, FLOAT32, NO_BFLOAT16, OWN, PEER, Column, Comparison, Found
 from benchmarks.tasks import CASES
@@ -117,5 +117,5 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    use_environment("benchmarks.training")
+    use_threads("benchmarks.training")
     sys.exit(main())

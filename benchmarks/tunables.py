@@ -141,9 +141,7 @@ def make_tunable(name: str, batch_size: int = 0, seed: int = 0) -> Tunable:
     return Ssd(name, batch_size, seed) if name == SSD else GluonNetwork(name, batch_size, seed)
 
 
-def start(
-    tunable: Tunable, objective: str, policy: Optional[Policy], runs: bool
-) -> Tuple[Optional[Run], str]:
+def start(tunable: Tunable, objective: str, policy: Optional[Policy], runs: bool) -> Tuple[Optional[Run], str]:
     """Return a run that is warm, or why there is none; ``runs`` is whether the policy can run here."""
     if not runs:
         return None, NO_BFLOAT16

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import requirements, timing
-from benchmarks.common import machine, use_environment
+from benchmarks.common import machine, use_threads
 from benchmarks.compare import clock_of, compare, make_compare_parser
 from benchmarks.comparison import FLOAT32, OWN, Column, Comparison, Found
 from benchmarks.requirements import INFERENCE, TRAINING, TUNED
@@ -95,5 +95,5 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    use_environment("benchmarks.tune")
+    use_threads("benchmarks.tune")
     sys.exit(main())

@@ -15,7 +15,7 @@ import mxnet as mx
 
 import mxmp
 from benchmarks import requirements, timing
-from benchmarks.common import machine, use_environment
+from benchmarks.common import machine, use_threads
 from benchmarks.compare import clock_of, compare, make_compare_parser
 from benchmarks.comparison import FLOAT32, OWN, Column, Comparison
 from benchmarks.forms import FUSED
@@ -96,5 +96,5 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    use_environment("benchmarks.untuned")
+    use_threads("benchmarks.untuned")
     sys.exit(main())

@@ -10,7 +10,6 @@ from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 import mxnet as mx
 from mxnet import gluon
 
-from .. import dtypes
 from ..arrays.write_counts import can_count
 from ..graph import Graph
 from ..mxnet_private import blocks
@@ -80,10 +79,8 @@ def op_key(graph: ConvertedGraph) -> OpKey:
 
 
 def _adds(graph: ConvertedGraph) -> bool:
-    """Return whether a call now adds gradients to earlier ones where `GuardAmpCasts` has to know: in bfloat16."""
-    if infers() or graph.converted.decisions.policy.compute_dtype != dtypes.BFLOAT16:
-        return False
-    return any(param.grad_req == "add" for param in graph.traced.params.values())
+    """Return whether a call now adds gradients to earlier ones where `GuardAmpCasts` has to know: on a CPU."""
+    return not infers() and on_cpu() and any(param.grad_req == "add" for param in graph.traced.params.values())
 
 
 def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str) -> OpPlan:

@@ -158,18 +158,6 @@ def vectors_of_channels(call: Call) -> Optional[str]:
     return f"oneDNN has no bfloat16 kernel for {groups} channels, each by itself, and takes several times as long"
 
 
-def whole_vectors(call: Call) -> Optional[str]:
-    """Forbid a bfloat16 BatchNorm whose channels do not fill vectors of 16.
-
-    What gives its data then has oneDNN's layout of one value after the other, as a rule, for which its bfloat16 kernel
-    (ncsp_bnorm) took 2.3 to 2.9 times as long as that of float32 on an AMD EPYC with AVX512-BF16.
-    """
-    gamma = known_shape(call, 1)
-    if call.dtype != dtypes.BFLOAT16 or gamma is None or gamma[0] % _VECTOR == 0:
-        return None
-    return f"oneDNN's bfloat16 kernel for {gamma[0]} channels, no multiple of {_VECTOR}, is slower than float32's"
-
-
 def sound_convolution(call: Call) -> Optional[str]:
     """Forbid bfloat16 convolutions whose gradient oneDNN leaves unwritten in part, or that it has no kernel for."""
     return taps_on_data(call) or vectors_of_channels(call)
@@ -201,7 +189,7 @@ SHAPE_CONDITIONS: Dict[Condition, FrozenSet[str]] = {
     **dict.fromkeys((sums.short_broadcast_to, sums.short_broadcast_like, sums.few_rows, sums.few_points), _LOW),
     sums.short_bias: _LOW,
 }
-"""The conditions that read shapes of data, with the dtypes for which they do; those of parameters do not change."""
+"""The conditions that read shapes, with the dtypes for which they do."""
 
 
 def _magnification(call: Call, side: str, axis: int) -> Optional[float]:

@@ -65,21 +65,13 @@ def test_first_line_is_the_one_that_says_what_is_wrong():
     assert common.first_line(RuntimeError()) == "RuntimeError()"
 
 
-def started(monkeypatch):
-    """Return the list of the processes that replace this one, which has what `MALLOC` asks for."""
+@pytest.mark.parametrize("threads, given, again", [("3", "2", True), ("2", "2", False), ("2", None, True)])
+def test_use_threads_starts_again_with_the_threads_that_are_wanted(threads, given, again, monkeypatch):
     calls = []
     monkeypatch.setattr(os, "execve", lambda *args: calls.append(args))
-    for name, value in common.MALLOC.items():
-        monkeypatch.setenv(name, value)
-    return calls
-
-
-@pytest.mark.parametrize("threads, given, again", [("3", "2", True), ("2", "2", False), ("2", None, True)])
-def test_use_environment_starts_again_with_the_threads_that_are_wanted(threads, given, again, monkeypatch):
-    calls = started(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["prog", "--threads", threads, "--rounds", "1"])
     monkeypatch.setenv("OMP_NUM_THREADS", given) if given else monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    common.use_environment("benchmarks.any")
+    common.use_threads("benchmarks.any")
     assert bool(calls) == again
     if again:
         ((_, command, environment),) = calls
@@ -87,21 +79,10 @@ def test_use_environment_starts_again_with_the_threads_that_are_wanted(threads, 
         assert environment["OMP_NUM_THREADS"] == threads
 
 
-def test_use_environment_leaves_the_threads_alone_unless_told(monkeypatch):
-    calls = started(monkeypatch)
+def test_use_threads_leaves_the_threads_alone_unless_told(monkeypatch):
+    monkeypatch.setattr(os, "execve", None)
     monkeypatch.setattr(sys, "argv", ["prog", "--rounds", "1"])
-    common.use_environment("benchmarks.any")
-    assert not calls
-
-
-def test_use_environment_lets_the_c_library_keep_memory_unless_told_otherwise(monkeypatch):
-    calls = started(monkeypatch)
-    monkeypatch.setattr(sys, "argv", ["prog"])
-    monkeypatch.setenv("MALLOC_MMAP_MAX_", "7")
-    monkeypatch.delenv("MALLOC_TOP_PAD_")
-    common.use_environment("benchmarks.any")
-    ((_, _, environment),) = calls
-    assert {name: environment[name] for name in common.MALLOC} == {**common.MALLOC, "MALLOC_MMAP_MAX_": "7"}
+    common.use_threads("benchmarks.any")
 
 
 def accuracy_run(value):

@@ -15,7 +15,6 @@ from mxmp.rules.conditions import (
     taps_on_data,
     value_of,
     vectors_of_channels,
-    whole_vectors,
 )
 
 
@@ -294,10 +293,3 @@ def test_bfloat16_depthwise_convolutions_need_whole_vectors_where_float32_has_ha
     assert vectors_of_channels(Call(attrs, (None,), "float16")) is None
     for groups in ("1", "2"):
         assert vectors_of_channels(Call({**attrs, "num_group": groups}, (None,), "bfloat16")) is None
-
-
-@pytest.mark.parametrize("channels, allowed", [(64, True), (72, False), (116, False), (None, True)])
-def test_bfloat16_batchnorm_needs_whole_vectors_of_channels(channels, allowed):
-    shapes = (None, channels and (channels,), None)
-    assert (whole_vectors(Call({}, shapes, "bfloat16")) is None) == allowed
-    assert whole_vectors(Call({}, shapes, "float16")) is None

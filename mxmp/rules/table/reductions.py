@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..conditions import short_reduction, whole_vectors
+from ..conditions import short_reduction
 from ..core import DENY, INFER
 from .build import BFLOAT16_ALONE, TYPED, Rules, moves, never_cast, rules
 
@@ -31,7 +31,7 @@ REDUCTIONS: Rules = (
     *rules(DENY, "_npi_norm", reason="sum of squares", no_low=True),
     *never_cast(DENY, "_npi_percentile _histogram _npi_bincount", "ranks and counts"),
     # Batch norms: Normalization with float32 parameters and statistics.
-    *rules(INFER, "BatchNorm", keep=(1, 2, 3, 4), keep_outputs=(1, 2), condition=whole_vectors, taints=False),
+    *rules(INFER, "BatchNorm", keep=(1, 2, 3, 4), keep_outputs=(1, 2)),
     # On CPU alone (contrib/batch_norm_relu.cc).
     *rules(INFER, "_contrib_BatchNormWithReLU", keep=(1, 2, 3, 4), keep_outputs=(1, 2), dtypes=BFLOAT16_ALONE),
     # float16 passes type inference, but every kernel reads real_t (contrib/sync_batch_norm-inl.h, batch_norm_v1-inl.h).
