@@ -12,13 +12,14 @@ from .fold_batchnorm import FoldBatchNorm as FoldBatchNorm
 from .fold_casts import FoldCasts as FoldCasts
 from .guard_fusion import GuardFusedSums as GuardFusedSums
 from .guards import GuardAmpCasts as GuardAmpCasts
-from .guards import GuardClips as GuardClips
 from .guards import GuardGradientSums as GuardGradientSums
 from .guards import GuardLayouts as GuardLayouts
 from .insert_casts import InsertCasts as InsertCasts
+from .layouts import Layouts as Layouts
 from .layouts import SeparateLayouts as SeparateLayouts
 from .place import place as place
 from .plan import make_plan as make_plan
 from .scale_loss import ScaleLoss as ScaleLoss
+from .slow_kernels import WidenSlowKernels as WidenSlowKernels
 from .store_params import StoreParams as StoreParams
 from .verdict import Verdict as Verdict

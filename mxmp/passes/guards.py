@@ -128,39 +128,6 @@ def _share(builder: GraphBuilder, entry: Entry, readers: int, heads: int) -> Lis
 
 
 @dataclass(frozen=True)
-class GuardClips(Pass):
-    """Runs clip in float32 between two casts where it is in bfloat16, as MobileNetV2's relu6 is.
-
-    MXNet's bfloat16 kernel of clip converts element by element, which no compiler has made vectors of: with it the
-    operators of a MobileNetV2 that are not oneDNN's take five times as long as in float32, also in inference.
-    It is not needed where MXNet's backend makes clip a part of the convolution before it. Values stay as they are.
-
-    ``entries`` are as those of `GuardGradientSums`. An output of the network keeps its clip.
-    """
-
-    name: ClassVar[str] = "guard-clips"
-    entries: FrozenSet[Named] = frozenset()
-
-    def run(self, graph: Graph) -> Graph:
-        """Return the graph with casts around clips."""
-        heads = {head.node for head in graph.heads}
-        builder = GraphBuilder(graph)
-        for position, node in enumerate(graph.nodes):
-            inputs, bodies = builder.inputs(node), tuple(map(self.run, node.subgraphs))
-            guarded = node.op == "clip" and position not in heads and (node.name, 0) in self.entries
-            if guarded:
-                inputs = (_cast(builder, node, dtypes.FLOAT32, inputs[0]),)
-            new = builder.copy(position, node.rewired(inputs, bodies))
-            if guarded:
-                builder.redirect(Entry(position), _cast(builder, node, dtypes.BFLOAT16, Entry(new)))
-        return builder.finish()
-
-
-def _cast(builder: GraphBuilder, node: Node, dtype: str, entry: Entry) -> Entry:
-    return builder.insert("amp_cast", f"{node.name}_guard_{dtype}", entry, dtype=dtype, **device_attrs(node))
-
-
-@dataclass(frozen=True)
 class GuardLayouts(Pass):
     """Puts a copy between an operator that reshapes in place and one that may choose a layout of its own.
 

@@ -28,14 +28,17 @@ DEFAULT = "default"
 BLOCKED = "blocks of 16 channels"
 LAST = "channels last"
 OWN = "another"
-"""The layouts. BatchNorm has no kernel for the last, which convolutions with 4 or 8 channels in a group choose."""
+UNKNOWN = "unknown"
+"""The layouts. BatchNorm has no kernel for `OWN`, which convolutions with 4 or 8 channels in a group choose."""
 
 Shapes = Mapping[Named, Optional[Tuple[int, ...]]]
 
-_BATCH_NORM = "BatchNorm"
+BATCH_NORM = "BatchNorm"
+
+_CHOOSE = ("Convolution", "Deconvolution")
 
 # Operators of oneDNN that give their output in the layout of their first input, and its gradient in that of their own.
-_KEEP = frozenset({_BATCH_NORM, "Activation", "LeakyReLU", "elemwise_add", "add_n", "_copy", "Concat", "Pooling"})
+_KEEP = frozenset({BATCH_NORM, "Activation", "LeakyReLU", "elemwise_add", "add_n", "_copy", "Concat", "Pooling"})
 
 
 class Convolution(NamedTuple):
@@ -70,20 +73,95 @@ class Convolution(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SeparateLayouts(Pass):
-    """Puts copies where the layouts of a BatchNorm's data and of their gradient differ, and before pooling whole maps.
-
-    The gradient of such pooling comes in an order of axes that no other kernel has (its output's axes of size one
-    have no order), and passes it on to a whole stage of a ResNet.
+class Layouts:
+    """Follows the layouts of bfloat16 tensors through a graph.
 
     Attributes:
         shapes: Shapes of the bfloat16 entries, as ``bfloat16_shapes`` finds them.
         amx: Whether oneDNN uses AMX.
     """
 
-    name: ClassVar[str] = "separate-layouts"
     shapes: Shapes = field(default_factory=dict)
     amx: bool = False
+
+    def shape(self, graph: Graph, entry: Entry) -> Optional[Tuple[int, ...]]:
+        """Return the shape of an entry; None where it is not known, or the entry is not in bfloat16."""
+        return self.shapes.get((graph.nodes[entry.node].name, entry.index))
+
+    def is_low(self, graph: Graph, entry: Entry) -> bool:
+        """Return whether an entry is in bfloat16."""
+        return (graph.nodes[entry.node].name, entry.index) in self.shapes
+
+    def outputs(self, graph: Graph) -> Dict[Key, str]:
+        """Return the layouts of the bfloat16 entries that do not have the default one."""
+        found: Dict[Key, str] = {}
+        for position, node in enumerate(graph.nodes):
+            if not self.is_low(graph, Entry(position)) or not node.inputs:
+                continue
+            layout = DEFAULT if self.pools_all(graph, position) else found.get(node.inputs[0].key, DEFAULT)
+            if node.op in _CHOOSE:
+                convolution = self._convolution(graph, node)
+                found[position, 0] = convolution.output(self.amx) if convolution else UNKNOWN
+            elif node.op == BATCH_NORM and layout == OWN:
+                continue
+            elif node.op in _KEEP and layout != DEFAULT:
+                found[position, 0] = layout
+        return found
+
+    def gradients(self, graph: Graph, outputs: Mapping[Key, str]) -> List[str]:
+        """Return the layout of the gradient of each node's first output; OWN where it is not known."""
+        found = [DEFAULT] * len(graph.nodes)
+        readers = graph.consumers()
+        for position in reversed(range(len(graph.nodes))):
+            ways = {self._passed(graph, reader, outputs, found) for reader, _ in readers.get((position, 0), ())}
+            found[position] = ways.pop() if len(ways) == 1 else OWN if ways else DEFAULT
+        return found
+
+    def _passed(self, graph: Graph, position: int, outputs: Mapping[Key, str], gradients: List[str]) -> str:
+        """Return the layout of the gradient that a node gives for its data."""
+        node = graph.nodes[position]
+        if not self.is_low(graph, Entry(position)) or self.pools_all(graph, position):
+            return DEFAULT
+        convolution = self._convolution(graph, node)
+        if convolution:
+            return convolution.gradient(self.amx)
+        if node.op == BATCH_NORM and outputs.get((position, 0), UNKNOWN) != UNKNOWN:
+            return outputs[position, 0]  # of two layouts one is the default, and is reordered to this
+        return gradients[position] if node.op in _KEEP else DEFAULT
+
+    def pools_all(self, graph: Graph, position: int) -> bool:
+        """Return whether a node pools whole images, by its name or by its window."""
+        shape = self.shape(graph, Entry(position))
+        return graph.nodes[position].op == "Pooling" and shape is not None and len(shape) == 4 and shape[2:] == (1, 1)
+
+    def _convolution(self, graph: Graph, node: Node) -> Optional[Convolution]:
+        """Return what decides a convolution's layouts; None for other nodes, and where it is not known."""
+        if node.op != "Convolution":
+            return None
+        shape, attrs = self.shape(graph, node.inputs[0]), dict(node.attrs)
+        if shape is None or len(shape) != 4 or node.get("layout") not in (None, "None", "NCHW"):
+            return None
+        groups, given = int(node.get("num_group") or 1), int(node.get("num_filter") or 0)
+        pointwise, dilated = value_of(attrs, "kernel") == (1, 1), value_of(attrs, "dilate") not in (None, (), (1, 1))
+        return Convolution(shape[1] // groups, given // groups, groups, pointwise, dilated)
+
+
+def bfloat16_shapes(graph: Graph, facts: Facts) -> Shapes:
+    """Return the shapes of a graph's bfloat16 entries by name; bodies of control flow are left out."""
+    low = ((position, index) for (position, index), dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16)
+    return {(graph.nodes[i].name, index): facts.shape(Entry(i, index)) for i, index in low}
+
+
+@dataclass(frozen=True)
+class SeparateLayouts(Pass):
+    """Puts copies where the layouts of a BatchNorm's data and of their gradient differ, and before pooling whole maps.
+
+    The gradient of such pooling comes in an order of axes that no other kernel has (its output's axes of size one
+    have no order), and passes it on to a whole stage of a ResNet.
+    """
+
+    name: ClassVar[str] = "separate-layouts"
+    layouts: Layouts = Layouts()
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with copies; bodies of control flow stay as they are."""
@@ -101,80 +179,17 @@ class SeparateLayouts(Pass):
 
     def _find(self, graph: Graph) -> Tuple[Set[int], Set[int]]:
         """Return the nodes to copy the first input of, and those to copy the first output of."""
-        outputs = self._outputs(graph)
-        gradients = self._gradients(graph, outputs)
+        outputs = self.layouts.outputs(graph)
+        gradients = self.layouts.gradients(graph, outputs)
         before, behind = set(), set()
         for position, node in enumerate(graph.nodes):
-            if not node.inputs or not self._is_low(graph, node.inputs[0]):
+            if not node.inputs or not self.layouts.is_low(graph, node.inputs[0]):
                 continue
-            if node.op == _BATCH_NORM and outputs.get(node.inputs[0].key) == OWN or self._pools_all(graph, position):
+            if self.layouts.pools_all(graph, position):
                 before.add(position)
-            elif node.op == _BATCH_NORM and gradients[position] not in (DEFAULT, outputs.get((position, 0), DEFAULT)):
+            elif node.op == BATCH_NORM and gradients[position] not in (DEFAULT, outputs.get((position, 0), DEFAULT)):
                 behind.add(position)
         return before, behind
-
-    def _is_low(self, graph: Graph, entry: Entry) -> bool:
-        return (graph.nodes[entry.node].name, entry.index) in self.shapes
-
-    def _outputs(self, graph: Graph) -> Dict[Key, str]:
-        """Return the layouts of the bfloat16 entries that do not have the default one."""
-        found: Dict[Key, str] = {}
-        for position, node in enumerate(graph.nodes):
-            if not self._is_low(graph, Entry(position)) or not node.inputs:
-                continue
-            layout = DEFAULT if self._pools_all(graph, position) else found.get(node.inputs[0].key, DEFAULT)
-            convolution = self._convolution(graph, node)
-            if convolution:
-                found[position, 0] = convolution.output(self.amx)
-            elif node.op == _BATCH_NORM and layout == OWN:
-                continue
-            elif node.op in _KEEP and layout != DEFAULT:
-                found[position, 0] = layout
-        return found
-
-    def _gradients(self, graph: Graph, outputs: Mapping[Key, str]) -> List[str]:
-        """Return the layout of the gradient of each node's first output; OWN where it is not known."""
-        found = [DEFAULT] * len(graph.nodes)
-        readers = graph.consumers()
-        for position in reversed(range(len(graph.nodes))):
-            ways = {self._passed(graph, reader, outputs, found) for reader, _ in readers.get((position, 0), ())}
-            found[position] = ways.pop() if len(ways) == 1 else OWN if ways else DEFAULT
-        return found
-
-    def _passed(self, graph: Graph, position: int, outputs: Mapping[Key, str], gradients: List[str]) -> str:
-        """Return the layout of the gradient that a node gives for its data."""
-        node = graph.nodes[position]
-        if not self._is_low(graph, Entry(position)) or self._pools_all(graph, position):
-            return DEFAULT
-        convolution = self._convolution(graph, node)
-        if convolution:
-            return convolution.gradient(self.amx)
-        if node.op == _BATCH_NORM and (position, 0) in outputs:
-            return outputs[position, 0]  # of two layouts one is the default, and is reordered to this
-        return gradients[position] if node.op in _KEEP else DEFAULT
-
-    def _pools_all(self, graph: Graph, position: int) -> bool:
-        """Return whether a node pools whole images, by its name or by its window."""
-        node, shape = graph.nodes[position], self.shapes.get((graph.nodes[position].name, 0))
-        return node.op == "Pooling" and shape is not None and len(shape) == 4 and shape[2:] == (1, 1)
-
-    def _convolution(self, graph: Graph, node: Node) -> Optional[Convolution]:
-        """Return what decides a convolution's layouts; None for other nodes, and where it is not known."""
-        if node.op != "Convolution":
-            return None
-        data, attrs = node.inputs[0], dict(node.attrs)
-        shape = self.shapes.get((graph.nodes[data.node].name, data.index))
-        if shape is None or len(shape) != 4 or node.get("layout") not in (None, "None", "NCHW"):
-            return None
-        groups, given = int(node.get("num_group") or 1), int(node.get("num_filter") or 0)
-        pointwise, dilated = value_of(attrs, "kernel") == (1, 1), value_of(attrs, "dilate") not in (None, (), (1, 1))
-        return Convolution(shape[1] // groups, given // groups, groups, pointwise, dilated)
-
-
-def bfloat16_shapes(graph: Graph, facts: Facts) -> Shapes:
-    """Return the shapes of a graph's bfloat16 entries by name; bodies of control flow are left out."""
-    low = ((position, index) for (position, index), dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16)
-    return {(graph.nodes[i].name, index): facts.shape(Entry(i, index)) for i, index in low}
 
 
 def _copy(builder: GraphBuilder, node: Node, what: str, entry: Entry) -> Entry:

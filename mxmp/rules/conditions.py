@@ -140,7 +140,7 @@ def taps_on_data(call: Call) -> Optional[str]:
     return None
 
 
-_VECTOR = 16
+VECTOR = 16
 """Channels that oneDNN's bfloat16 kernels compute at once."""
 
 
@@ -153,7 +153,7 @@ def vectors_of_channels(call: Call) -> Optional[str]:
     either.
     """
     groups, filters = (value_of(call.attrs, key) or 1 for key in ("num_group", "num_filter"))
-    if call.dtype != dtypes.BFLOAT16 or groups != filters or groups % _VECTOR == 0 or groups % (_VECTOR // 2):
+    if call.dtype != dtypes.BFLOAT16 or groups != filters or groups % VECTOR == 0 or groups % (VECTOR // 2):
         return None
     return f"oneDNN has no bfloat16 kernel for {groups} channels, each by itself, and takes several times as long"
 

@@ -16,13 +16,14 @@ from ..passes import (
     Facts,
     FoldCasts,
     GuardAmpCasts,
-    GuardClips,
     GuardGradientSums,
     GuardLayouts,
     InsertCasts,
+    Layouts,
     Pass,
     SeparateLayouts,
     Sequential,
+    WidenSlowKernels,
     make_plan,
 )
 from ..passes.attributes import MARK_ATTR
@@ -174,9 +175,10 @@ def _emulated(
 ) -> Graph:
     """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs."""
     low = bfloat16_entries(graph, facts)
-    speed: Tuple[Pass, ...] = () if fused or not low else (GuardClips(low),)
-    if trains and low:
-        speed = (*speed, SeparateLayouts(bfloat16_shapes(graph, facts), amx_status().on))
+    speed: Tuple[Pass, ...] = ()
+    if low and not fused:
+        layouts = Layouts(bfloat16_shapes(graph, facts), amx_status().on)
+        speed = (WidenSlowKernels(low, layouts), *([SeparateLayouts(layouts)] if trains else []))
     emulate = Emulate(facts, native=rounds_natively(facts))
     result = Sequential((emulate, *speed, GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)))(graph)
     return in_written_order(result.graph) if result.modified else graph
