@@ -90,19 +90,18 @@ class GuardGradientSums(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with identities."""
-        if not self.entries:
+        readers, heads = graph.consumers(), [head.key for head in graph.heads]
+        shared = {key for key, found in readers.items() if len(found) + heads.count(key) > _MOST_SUMMED}
+        if not self.entries or not shared and not any(node.subgraphs for node in graph.nodes):
             return graph
-        readers = graph.consumers()
-        heads = [head.key for head in graph.heads]
         builder = GraphBuilder(graph)
         shares: Dict[Key, Iterator[Entry]] = {}
         for position, node in enumerate(graph.nodes):
             inputs = tuple(next(shares[e.key]) if e.key in shares else builder.mapped(e) for e in node.inputs)
             new = builder.copy(position, node.rewired(inputs, tuple(map(self.run, node.subgraphs))))
             for key in ((position, index) for index in range(node.num_outputs)):
-                counts = len(readers.get(key, ())), heads.count(key)
-                if (node.name, key[1]) in self.entries and counts[0] and sum(counts) > _MOST_SUMMED:
-                    shares[key] = iter(_share(builder, Entry(new, key[1]), *counts))
+                if key in shared and (node.name, key[1]) in self.entries:
+                    shares[key] = iter(_share(builder, Entry(new, key[1]), len(readers[key]), heads.count(key)))
         return builder.finish()
 
 

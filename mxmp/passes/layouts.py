@@ -35,8 +35,6 @@ Shapes = Mapping[Named, Optional[Tuple[int, ...]]]
 
 BATCH_NORM = "BatchNorm"
 
-_CHOOSE = ("Convolution", "Deconvolution")
-
 # Operators of oneDNN that give their output in the layout of their first input, and its gradient in that of their own.
 _KEEP = frozenset({BATCH_NORM, "Activation", "LeakyReLU", "elemwise_add", "add_n", "_copy", "Concat", "Pooling"})
 
@@ -99,7 +97,7 @@ class Layouts:
             if not self.is_low(graph, Entry(position)) or not node.inputs:
                 continue
             layout = DEFAULT if self.pools_all(graph, position) else found.get(node.inputs[0].key, DEFAULT)
-            if node.op in _CHOOSE:
+            if node.op == "Convolution":
                 convolution = self._convolution(graph, node)
                 found[position, 0] = convolution.output(self.amx) if convolution else UNKNOWN
             elif node.op == BATCH_NORM and layout == OWN:
@@ -166,6 +164,8 @@ class SeparateLayouts(Pass):
     def run(self, graph: Graph) -> Graph:
         """Return the graph with copies; bodies of control flow stay as they are."""
         before, behind = self._find(graph)
+        if not before and not behind:
+            return graph
         builder = GraphBuilder(graph)
         copies: Dict[Key, Entry] = {}
         for position, node in enumerate(graph.nodes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, FrozenSet
+from typing import ClassVar, Dict, FrozenSet, Set
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
@@ -24,8 +24,9 @@ class WidenSlowKernels(Pass):
     casts, and 1.7 to 2.5 times to train; MXNet's own, for other axes and for data of two dimensions, 3 to 7 times
     (AMD EPYC with AVX512-BF16, two threads).
 
-    It is for graphs whose operators MXNet does not fuse. Values stay as they are; an output of the network keeps its
-    operator. Of BatchNorms within bodies of control flow the layouts are not known: they stay.
+    It is for graphs whose operators MXNet does not fuse. Values stay as they are, but for the order in which another
+    kernel of BatchNorm sums. An output of the network keeps its operator, and so do BatchNorms within bodies of control
+    flow, where layouts are not known.
 
     Attributes:
         entries: The bfloat16 entries of the graph and of its bodies, as ``bfloat16_entries`` finds them.
@@ -38,22 +39,27 @@ class WidenSlowKernels(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts around slow operators."""
-        heads = {head.node for head in graph.heads}
-        outputs = self.layouts.outputs(graph)
+        slow = self._find(graph)
         builder = GraphBuilder(graph)
         for position, node in enumerate(graph.nodes):
             inputs, bodies = builder.inputs(node), tuple(map(self.run, node.subgraphs))
-            slow = node.op == "clip" or node.op == BATCH_NORM and self._is_slow(graph, position, outputs)
-            widened = slow and position not in heads and (node.name, 0) in self.entries
-            if widened:
+            if position in slow:
                 inputs = (_cast(builder, node, dtypes.FLOAT32, inputs[0]), *inputs[1:])
             new = builder.copy(position, node.rewired(inputs, bodies))
-            if widened:
+            if position in slow:
                 builder.redirect(Entry(position), _cast(builder, node, dtypes.BFLOAT16, Entry(new)))
         return builder.finish()
 
+    def _find(self, graph: Graph) -> Set[int]:
+        """Return the bfloat16 operators that are slow, but for those that are outputs of the network."""
+        heads = {head.node for head in graph.heads}
+        outputs = self.layouts.outputs(graph)
+        low = (i for i, node in enumerate(graph.nodes) if (node.name, 0) in self.entries and i not in heads)
+        ops = ((i, graph.nodes[i].op) for i in low)
+        return {i for i, op in ops if op == "clip" or op == BATCH_NORM and self._is_slow(graph, i, outputs)}
+
     def _is_slow(self, graph: Graph, position: int, outputs: Dict[Key, str]) -> bool:
-        """Return whether a BatchNorm, or rather its data, is known to be such that oneDNN has no fast kernel for it."""
+        """Return whether a BatchNorm is known to have data that oneDNN has no fast kernel for."""
         node = graph.nodes[position]
         shape = self.layouts.shape(graph, node.inputs[0])
         if not shape:

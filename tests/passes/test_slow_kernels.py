@@ -1,4 +1,4 @@
-"""Clips that run in float32, where MXNet's bfloat16 kernel of them is slow."""
+"""Clips and BatchNorms that run in float32, where the bfloat16 kernel for them is slow."""
 
 from __future__ import annotations
 
@@ -59,8 +59,66 @@ def test_an_output_keeps_its_clip_and_its_name():
     assert symbol.list_outputs() == model.symbol.list_outputs()
 
 
+def conv(data, channels, kernel=(3, 3), **attrs):
+    return mx.sym.Convolution(data, num_filter=channels, kernel=kernel, no_bias=True, **attrs)
+
+
+def grouped(data):
+    """Return a convolution with groups of four channels, which gives a layout of its own."""
+    return conv(conv(data, 128, num_group=1), 128, num_group=32)
+
+
+NETWORKS = {
+    "channels in blocks": (lambda data: conv(data, 64), (2, 32, 8, 8), False),
+    "channels that fill no block": (lambda data: conv(data, 24), (2, 32, 8, 8), True),
+    "behind three channels, which no block holds": (lambda data: conv(data, 64), (2, 3, 8, 8), True),
+    "groups of four channels": (grouped, (2, 32, 8, 8), True),
+    "volumes": (lambda data: conv(data, 64, (3, 3, 3)), (2, 32, 8, 8, 8), False),  # their layouts are not known
+    "volumes of channels that fill no block": (lambda data: conv(data, 24, (3, 3, 3)), (2, 32, 8, 8, 8), True),
+    "two dimensions": (lambda data: mx.sym.FullyConnected(data, num_hidden=64), (2, 32), True),
+    "the default layout": (lambda data: mx.sym.SwapAxis(conv(data, 64), dim1=2, dim2=3), (2, 32, 8, 8), True),
+    "the layout of the first input": (
+        lambda data: conv(data, 64) + mx.sym.SwapAxis(conv(data, 64), dim1=2, dim2=3),
+        (2, 32, 8, 8),
+        False,
+    ),
+}
+
+
+def widened(layer, shape, policy="mixed_bfloat16", trains=True, fused=False, **attrs):
+    """Return whether the BatchNorm behind a layer runs in float32 between casts."""
+    data = mx.sym.BatchNorm(layer(mx.sym.var("data")), name="norm", **attrs)
+    last = conv(data, 16, (1,) * (len(shape) - 2)) if len(shape) > 2 else mx.sym.FullyConnected(data, num_hidden=16)
+    model = converted(last, {} if shape is None else {"data": shape}, policy)
+    names = [node.name for node in to_graph(model.on_cpu(trains, fused)).nodes]
+    assert ("norm_wide_float32" in names) == ("norm_wide_bfloat16" in names)
+    return "norm_wide_float32" in names
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["infers", "trains"])
+@pytest.mark.parametrize("layer, shape, expected", NETWORKS.values(), ids=NETWORKS.keys())
+def test_a_batch_norm_runs_in_float32_where_its_data_lie_in_no_blocks(layer, shape, expected, trains):
+    assert widened(layer, shape, trains=trains) == expected
+
+
+def test_a_batch_norm_of_another_axis_runs_in_float32():
+    assert widened(lambda data: conv(data, 64), (2, 32, 8, 8), axis=3)
+    assert not widened(lambda data: conv(data, 64), (2, 32, 8, 8), axis=-3)
+
+
+def test_a_batch_norm_that_mxnet_fuses_or_that_is_in_float32_already_stays():
+    assert not widened(lambda data: conv(data, 24), (2, 32, 8, 8), trains=False, fused=True)
+    assert not widened(lambda data: conv(data, 24), (2, 32, 8, 8), "mixed_bfloat16,op:BatchNorm=float32")
+
+
+def test_a_batch_norm_of_unknown_shape_stays():
+    net = conv(mx.sym.BatchNorm(conv(mx.sym.var("data"), 24)), 16)
+    model = converted(net, {}, "mixed_bfloat16")
+    assert not [name for name in model.on_cpu(trains=True).get_internals().list_outputs() if "_wide_" in name]
+
+
 @pytest.mark.bfloat16
-def test_outputs_and_gradients_are_those_of_the_bfloat16_kernel(monkeypatch):
+def test_outputs_and_gradients_of_clips_are_those_of_the_bfloat16_kernel(monkeypatch):
     found = []
     for guarded in (True, False):
         mx.random.seed(0)
@@ -78,3 +136,25 @@ def test_outputs_and_gradients_are_those_of_the_bfloat16_kernel(monkeypatch):
         found.append((y.asnumpy(), x.grad.asnumpy()))
     for with_guard, without in zip(*found):
         np.testing.assert_array_equal(with_guard, without)
+
+
+@pytest.mark.bfloat16
+def test_a_batch_norm_gives_what_the_bfloat16_kernel_gives_but_for_the_order_of_sums(monkeypatch):
+    found = []
+    for guarded in (True, False):
+        mx.random.seed(0)
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(24, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Conv2D(16, 3))
+        net.initialize(mx.init.Xavier())
+        x = mx.nd.random.normal(shape=SHAPES["data"])
+        if not guarded:
+            monkeypatch.setattr("mxmp.passes.slow_kernels.WidenSlowKernels.run", lambda self, graph: graph)
+        convert(net, "mixed_bfloat16")
+        x.attach_grad()
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        statistics = [param.data().asnumpy() for name, param in net.collect_params(".*running.*").items()]
+        found.append((y.asnumpy(), x.grad.asnumpy(), *statistics))
+    for with_guard, without in zip(*found):
+        np.testing.assert_allclose(with_guard, without, atol=2e-2 * np.abs(without).max(), rtol=0)
