@@ -261,13 +261,29 @@ class PlanSearch:
             self._on_trial("the last measurement", (start - self._start) / self._limit)
             race.run(laps)
             took = self._now() - start
+            if len(race.rounds) == FINAL_ROUNDS and self._is_close(race, named):
+                rounds = 2 * FINAL_ROUNDS
+        return self._found(self._fastest(race, named), race, named)
+
+    def _fastest(self, race: Race[Hashable], named: Dict[str, Hashable]) -> Hashable:
+        """Return which contender was faster than all before it by more than the noise: float32 if none was."""
         fastest, rivals = self._float32, [self._float32]
-        for key in (named.get(UNTUNED), named.get(TUNED)):
-            if key is not None and self.problem.allows(self._met[key].choice):
-                if all(race.is_faster(key, rival) for rival in rivals):
-                    fastest = key
-                rivals.append(key)
-        return self._found(fastest, race, named)
+        for key in self._allowed(named):
+            if all(race.is_faster(key, rival) for rival in rivals):
+                fastest = key
+            rivals.append(key)
+        return fastest
+
+    def _is_close(self, race: Race[Hashable], named: Dict[str, Hashable]) -> bool:
+        """Return whether a contender seems to be faster than the fastest one, but rounds disagree too often."""
+        fastest = self._fastest(race, named)
+        ratios = (race.ratio(key, fastest) for key in self._allowed(named))
+        return any(ratio is not None and ratio < 1 - MARGIN for ratio in ratios)
+
+    def _allowed(self, named: Dict[str, Hashable]) -> List[Hashable]:
+        """Return the untuned choice and the best one, as far as they are contenders and may be taken."""
+        found = [named[name] for name in (UNTUNED, TUNED) if name in named]
+        return [key for key in found if self.problem.allows(self._met[key].choice)]
 
     def _unproved(self) -> Found:
         """Return what the search alone says."""

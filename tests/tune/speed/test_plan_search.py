@@ -85,6 +85,35 @@ def test_noise_does_not_hide_a_gain():
     assert sum(near) >= 19
 
 
+def interruptions(problem, numbers):
+    """Have these laps of the untuned network, when it is built for the last measurement, take ten times as long."""
+    build = problem.build
+
+    def slowed(choice):
+        lap, count = build(choice), 0
+
+        def run():
+            nonlocal count
+            count += 1
+            seconds = lap()
+            late = choice == problem.choices.untuned and problem.built.count(problem.key(choice)) > 1
+            problem.time += 9 * seconds * (late and count in numbers)
+            return seconds * (10 if late and count in numbers else 1)
+
+        return run
+
+    problem.build = slowed
+
+
+@pytest.mark.parametrize("seconds, faster", [(LONG, True), (30.0, False)])
+def test_a_gain_on_which_rounds_disagree_is_measured_twice_as_often_if_there_is_time(seconds, faster):
+    problem = FakeProblem([(1.0, 0.5)], base=0.0)
+    interruptions(problem, {3, 6})  # of nine rounds one may disagree, of eighteen two
+    found = search(problem, seconds)
+    assert (found.choice == problem.choices.untuned) == faster
+    assert found.seconds["untuned"] == 0.5
+
+
 def test_the_last_measurement_is_of_networks_built_anew():
     problem = FakeProblem([(1.0, 0.3), (0.2, 0.8)], base=0.1)
     found = search(problem)
