@@ -152,9 +152,23 @@ class BlockHooks(FileHooks):
             if built is not None and built.renew():
                 ops[key] = built
             else:
+                del built
+                self._free_stale()
                 self.build_cache(*args)
                 graph = self._graph_for(args)
         return graph, self.graphs.ops[op_key(graph)]
+
+    def _free_stale(self) -> None:
+        """Free the operators that keep what they have made of earlier values of parameters.
+
+        MXNet counts the end of an operator as a write to all that it has read (DeleteOperator in
+        src/engine/threaded_engine.cc at tag 1.9.1). So all of them end before new values are computed, which would be
+        taken for stale otherwise.
+        """
+        ops = self.graphs.ops
+        for key in [key for key, op in ops.items() if op.is_stale()]:
+            del ops[key]
+        blocks.set_op(self.net, None, [])
 
     def _initialize(self, args: Tuple[Any, ...]) -> None:
         """Initialize parameters, and store those in low precision that any of the siblings stores so.

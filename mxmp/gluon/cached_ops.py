@@ -62,9 +62,13 @@ class BuiltOp:
         """Return whether it can run now as it is."""
         return self.prepared is None or self.prepared.is_current()
 
+    def is_stale(self) -> bool:
+        """Return whether it keeps what it has made of values that parameters no longer have."""
+        return self.keeps_weights and self.prepared is not None and self.prepared.had_values() and not self.is_current()
+
     def renew(self) -> bool:
         """Compute anew what it reads, since parameters have changed; return whether it can run with that."""
-        if self.prepared is None or (self.keeps_weights and self.prepared.had_values()):
+        if self.prepared is None or self.is_stale():
             return False
         try:
             self.prepared.refresh()
