@@ -13,55 +13,77 @@ from .base import Pass
 from .facts import Named
 from .layouts import BATCH_NORM, DEFAULT, OWN, Layouts
 
+_FUSED = frozenset({BATCH_NORM, "clip", "abs"})
+"""Operators of these that MXNet's subgraph backend may make a part of the layer before them."""
+
+_BY_ELEMENT = frozenset(
+    "relu _npx_relu clip abs negative _npi_absolute _npi_negative _maximum _minimum _maximum_scalar _minimum_scalar "
+    "_npi_copysign_scalar _npi_rcopysign_scalar where max min _np_max _np_min "
+    "floor ceil round rint fix trunc sign _npi_floor _npi_ceil _npi_rint _npi_fix _npi_trunc _npi_sign "
+    "_equal _not_equal _greater _greater_equal _lesser _lesser_equal "
+    "_equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar _lesser_equal_scalar".split()
+)
+"""Operators of MXNet's own that select or compare values, so that float32 gives the same."""
+
 
 @dataclass(frozen=True)
 class WidenSlowKernels(Pass):
-    """Runs in float32 what computes in float32 anyway, but takes longer from bfloat16 to bfloat16 than with two casts.
+    """Runs in float32 what takes longer from bfloat16 to bfloat16 than in float32 with two casts.
 
-    That is clip, as MobileNetV2's relu6: MXNet's bfloat16 kernel converts element by element, which no compiler has
-    made vectors of, and takes five times as long as float32's. And BatchNorm of data that do not lie in blocks of 16
-    channels: oneDNN's kernel for them (ncsp_bnorm) takes 1.3 to 1.5 times as long to infer as one in float32 with the
-    casts, and 1.7 to 2.5 times to train; MXNet's own, for other axes and for data of two dimensions, 3 to 7 times
-    (AMD EPYC with AVX512-BF16, two threads).
+    MXNet's own kernels convert element by element, which no compiler has made vectors of: relu (``F.relu``), clip
+    (MobileNetV2's relu6), maximum, where and their like take 3 to 11 times as long to train as with the casts, and
+    BatchNorm of two dimensions or of another axis 3 to 7 times. oneDNN's kernel for BatchNorm of data that do not lie
+    in blocks of 16 channels (ncsp_bnorm) takes 1.7 to 2.5 times as long to train, and 1.3 to 1.5 times to infer (AMD
+    EPYC with AVX512-BF16, two threads).
 
-    It is for graphs whose operators MXNet does not fuse. Values stay as they are, but for the order in which another
-    kernel of BatchNorm sums. An output of the network keeps its operator, and so do BatchNorms within bodies of control
-    flow, where layouts are not known.
+    Values stay as they are, but for the order in which another kernel of BatchNorm sums. An output of the network keeps
+    its operator, and so do BatchNorms within bodies of control flow, where layouts are not known.
 
     Attributes:
         entries: The bfloat16 entries of the graph and of its bodies, as ``bfloat16_entries`` finds them.
         layouts: Those of the graph.
+        fused: Whether MXNet's subgraph backend partitions the graph: what it may fuse stays then.
     """
 
     name: ClassVar[str] = "widen-slow-kernels"
     entries: FrozenSet[Named] = frozenset()
     layouts: Layouts = field(default_factory=Layouts)
+    fused: bool = False
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts around slow operators."""
         slow = self._find(graph)
         builder = GraphBuilder(graph)
+        wide: Dict[Key, Entry] = {}  # what has the values of bfloat16 entries in float32
         for position, node in enumerate(graph.nodes):
-            inputs, bodies = builder.inputs(node), tuple(map(self.run, node.subgraphs))
-            if position in slow:
-                inputs = (_cast(builder, node, dtypes.FLOAT32, inputs[0]), *inputs[1:])
-            new = builder.copy(position, node.rewired(inputs, bodies))
+            inputs, bodies = list(builder.inputs(node)), tuple(map(self.run, node.subgraphs))
+            for port, entry in enumerate(node.inputs if position in slow else ()):
+                if self._is_low(graph, entry):
+                    if entry.key not in wide:
+                        wide[entry.key] = _cast(builder, node, dtypes.FLOAT32, inputs[port])
+                    inputs[port] = wide[entry.key]
+            new = builder.copy(position, node.rewired(tuple(inputs), bodies))
             if position in slow:
                 builder.redirect(Entry(position), _cast(builder, node, dtypes.BFLOAT16, Entry(new)))
+                if node.op in _BY_ELEMENT:
+                    wide[position, 0] = Entry(new)
         return builder.finish()
 
     def _find(self, graph: Graph) -> Set[int]:
         """Return the bfloat16 operators that are slow, but for those that are outputs of the network."""
-        heads = {head.node for head in graph.heads}
-        outputs = self.layouts.outputs(graph)
-        low = (i for i, node in enumerate(graph.nodes) if (node.name, 0) in self.entries and i not in heads)
-        ops = ((i, graph.nodes[i].op) for i in low)
-        return {i for i, op in ops if op == "clip" or op == BATCH_NORM and self._is_slow(graph, i, outputs)}
+        outputs, stay = self.layouts.outputs(graph), {head.node for head in graph.heads}
+        if self.fused:
+            stay |= {position for position, node in enumerate(graph.nodes) if node.op in _FUSED}
+        low = (i for i, _ in enumerate(graph.nodes) if i not in stay and self._is_low(graph, Entry(i)))
+        return {i for i in low if graph.nodes[i].op in _BY_ELEMENT or self._is_slow_batch_norm(graph, i, outputs)}
 
-    def _is_slow(self, graph: Graph, position: int, outputs: Dict[Key, str]) -> bool:
-        """Return whether a BatchNorm is known to have data that oneDNN has no fast kernel for."""
+    def _is_low(self, graph: Graph, entry: Entry) -> bool:
+        return (graph.nodes[entry.node].name, entry.index) in self.entries
+
+    def _is_slow_batch_norm(self, graph: Graph, position: int, outputs: Dict[Key, str]) -> bool:
+        """Return whether a node is a BatchNorm that is known to have data that oneDNN has no fast kernel for."""
         node = graph.nodes[position]
-        shape = self.layouts.shape(graph, node.inputs[0])
+        shape = self.layouts.shape(graph, node.inputs[0]) if node.op == BATCH_NORM else None
         if not shape:
             return False
         axis = value_of(dict(node.attrs), "axis")

@@ -176,9 +176,9 @@ def _emulated(
     """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs."""
     low = bfloat16_entries(graph, facts)
     speed: Tuple[Pass, ...] = ()
-    if low and not fused:
+    if low:
         layouts = Layouts(bfloat16_shapes(graph, facts), amx_status().on)
-        speed = (WidenSlowKernels(low, layouts), *([SeparateLayouts(layouts)] if trains else []))
+        speed = (WidenSlowKernels(low, layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
     emulate = Emulate(facts, native=rounds_natively(facts))
     result = Sequential((emulate, *speed, GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)))(graph)
     return in_written_order(result.graph) if result.modified else graph

@@ -1,4 +1,4 @@
-"""Clips and BatchNorms that run in float32, where the bfloat16 kernel for them is slow."""
+"""Operators that run in float32, where the bfloat16 kernel for them is slow."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert
+from mxmp.passes import slow_kernels
 from mxmp.symbol import to_graph
 from tests.passes.graphs import converted
 
@@ -57,6 +58,78 @@ def test_an_output_keeps_its_clip_and_its_name():
     model = converted(network(), SHAPES, "mixed_bfloat16,output=bfloat16")
     symbol = model.on_cpu(trains=True)
     assert symbol.list_outputs() == model.symbol.list_outputs()
+
+
+def elements(op, **attrs):
+    """Return a symbol of such an operator between two convolutions, and how many inputs it takes from the first."""
+    first = conv(mx.sym.var("data"), 16, name="first")
+    count = 3 if op == "where" else 2 if op in BINARY else 1
+    function = getattr(mx.sym, op, None) or getattr(mx.symbol._internal, op)
+    result = function(*[first] * count, name="by_element", **attrs)
+    if op in REDUCTIONS:
+        result = mx.sym.broadcast_mul(first, result)
+    return conv(result, 16, (1, 1), name="last")
+
+
+BINARY = {"_maximum", "_minimum", "_equal", "_not_equal", "_greater", "_greater_equal", "_lesser", "_lesser_equal"}
+REDUCTIONS = {"max": {"axis": "1", "keepdims": True}, "min": {"axis": "1", "keepdims": True}}
+ATTRS = {"clip": {"a_min": -0.5, "a_max": 0.5}, **REDUCTIONS}
+TESTED = sorted(op for op in slow_kernels._BY_ELEMENT if not op.startswith("_np"))
+
+
+def attrs_of(op):
+    return {"scalar": 0.5} if op.endswith("_scalar") else ATTRS.get(op, {})
+
+
+@pytest.mark.parametrize("op", TESTED)
+def test_an_operator_by_elements_runs_in_float32_with_one_cast_of_what_it_reads(op):
+    model = converted(elements(op, **attrs_of(op)), SHAPES, "mixed_bfloat16")
+    nodes = to_graph(model.on_cpu(trains=True)).nodes
+    (found,) = [node for node in nodes if node.name == "by_element"]
+    low = found.inputs[1:] if op == "where" else found.inputs  # the condition of where stays as it is
+    (position,) = {entry.node for entry in low}
+    cast = nodes[position]
+    assert (cast.op, cast.get("dtype")) == ("amp_cast", "float32")
+    assert nodes[cast.inputs[0].node].name in ("first", "by_element_wide_float32_guard")
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("op", TESTED)
+def test_an_operator_by_elements_gives_what_its_bfloat16_kernel_gives(op, monkeypatch):
+    """Bit for bit, forward; backward too, where no gradients of one tensor are summed on the way."""
+    symbol = elements(op, **attrs_of(op))
+    model = converted(symbol, SHAPES, "mixed_bfloat16")
+    rng = np.random.RandomState(0)
+    shapes = dict(zip(symbol.list_arguments(), symbol.infer_shape(**SHAPES)[0]))
+    values = {name: mx.nd.array(rng.randn(*shape)) for name, shape in shapes.items()}
+    found = []
+    for widened in (True, False):
+        if not widened:
+            monkeypatch.setattr("mxmp.passes.slow_kernels.WidenSlowKernels.run", lambda self, graph: graph)
+        running = model.on_cpu(trains=True)
+        gradients = {name: mx.nd.zeros_like(value) for name, value in values.items()}
+        executor = running.bind(mx.cpu(), values, gradients)
+        outputs = executor.forward(is_train=True)
+        executor.backward([mx.nd.ones_like(output) for output in outputs])
+        found.append([array.asnumpy() for array in (*outputs, gradients["data"])])
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=0, atol=2**-6 * np.abs(found[1][1]).max())
+
+
+def test_operators_by_elements_in_a_row_are_cast_once_each_way():
+    data = mx.sym.clip(mx.sym.relu(mx.sym.abs(conv(mx.sym.var("data"), 16))), 0, 6)
+    model = converted(conv(data, 16), SHAPES, "mixed_bfloat16")
+    nodes = to_graph(model.on_cpu(trains=True)).nodes
+    assert sum("_wide_" in node.name and node.op == "amp_cast" for node in nodes) == 2
+
+
+def test_of_what_mxnet_partitions_only_what_it_cannot_fuse_runs_in_float32():
+    data = mx.sym.var("data")
+    for op in (mx.sym.relu, mx.sym.abs, lambda data: mx.sym.clip(data, 0, 6)):
+        data = op(conv(data, 16, (1, 1)))
+    model = converted(conv(data, 16), SHAPES, "mixed_bfloat16")
+    names = [node.name for node in to_graph(model.on_cpu(fused=True)).nodes if "_wide_" in node.name]
+    assert len(names) == 2 and all(name.startswith("relu") for name in names)
 
 
 def conv(data, channels, kernel=(3, 3), **attrs):
