@@ -127,7 +127,7 @@ def _bert(batch_size: int, rng: np.random.RandomState, name: str = "bert_small")
 
 _OTHERS = (
     "ssd|rcnn|yolo|fcn|psp|deeplab|icnet|fastscnn|danet|pose|center_net|int8|kinetics|ucf|hmdb|sthsth|custom|siam|"
-    "depth|_voc|_coco|_citys|_ade"
+    "depth|_voc|_coco|_citys|_ade|hrnet_.*_s$"
 )
 """What the names of GluonCV's other networks hold: detectors, segmentation, poses, videos, INT8."""
 

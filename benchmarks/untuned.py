@@ -61,9 +61,9 @@ def measure(
         run, why = start(network, objective, given, bfloat16 or given is None)
         columns[number] = column._replace(missing=why)
         if run is not None:
-            runs[column.title] = timing.timer(run, clock_of(args))
+            runs[column.who] = timing.timer(run, clock_of(args))
     seconds = timing.take_turns(runs, args.rounds, until)
-    return [column._replace(seconds=seconds.get(column.title, [])) for column in columns]
+    return [column._replace(seconds=seconds.get(column.who, [])) for column in columns]
 
 
 def parse_args(argv: Optional[List[str]]) -> argparse.Namespace:

@@ -163,12 +163,15 @@ class BlockHooks(FileHooks):
 
         MXNet counts the end of an operator as a write to all that it has read (DeleteOperator in
         src/engine/threaded_engine.cc at tag 1.9.1). So all of them end before new values are computed, which would be
-        taken for stale otherwise.
+        taken for stale otherwise. Siblings' do too, which may read the same parameters.
         """
-        ops = self.graphs.ops
-        for key in [key for key, op in ops.items() if op.is_stale()]:
-            del ops[key]
-        blocks.set_op(self.net, None, [])
+        for conversion in self.siblings.conversions:
+            ops = conversion.graphs.ops
+            stale = [key for key, op in ops.items() if op.is_stale()]
+            for key in stale:
+                del ops[key]
+            if stale or conversion is self:
+                blocks.set_op(conversion.net, None, [])
 
     def _initialize(self, args: Tuple[Any, ...]) -> None:
         """Initialize parameters, and store those in low precision that any of the siblings stores so.

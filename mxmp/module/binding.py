@@ -159,3 +159,10 @@ def _with_dtypes(symbol: Any, types: Dict[str, str]) -> Any:
         for node in graph.nodes
     )
     return symbol if nodes == graph.nodes else from_graph(replace(graph, nodes=nodes), symbol)
+
+
+def accumulates(grad_req: Any) -> bool:
+    """Return whether gradients of any argument add up over several backwards; ``grad_req`` as for ``bind``."""
+    if isinstance(grad_req, str):
+        return grad_req == "add"
+    return "add" in (grad_req.values() if isinstance(grad_req, dict) else grad_req)

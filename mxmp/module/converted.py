@@ -20,7 +20,7 @@ from ..symbol import to_graph
 from ..symbol.arguments import require_kernels
 from ..symbol.monitors import NetworkNames, WatchedExecutor
 from ..symbol.rewrite import ShapeOutcomes
-from .binding import LOSS_SCALE, Runnable, input_types, prepare, store_params
+from .binding import LOSS_SCALE, Runnable, accumulates, input_types, prepare, store_params
 from .metrics import Widening
 from .params import Float32Params, host_zeros
 from .training import Training
@@ -177,7 +177,7 @@ class ConvertedModule(Float32Params):
         keeps = shared is self  # other shapes, after which a loss scale can be set as before
         scaled = self._bound("reshape").scaled if keeps else self.for_training and self._scaler.active
         inputs, names, contexts = _inputs(descs), self._host_names(), self.mx_context
-        heads, trains, adds = self._loss_heads, self.for_training, self.mx_grad_req not in ("write", "null")
+        heads, trains, adds = self._loss_heads, self.for_training, accumulates(self.mx_grad_req)
         found = prepare(self.mx_symbol, self._policy, inputs, names, stored, contexts, scaled, heads, trains, adds)
         if shared is not None:
             _check_sharing(self.mx_param_names, shared.mx_param_names, found.converted.low_params - stored)

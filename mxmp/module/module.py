@@ -17,10 +17,11 @@ from ..policy import Policy
 from ..report import Report
 from ..symbol.arguments import require_symbol
 from ..training.running_stats import Named
+from .binding import accumulates
 from .converted import write_loss_scale
 from .replay import explain
 from .saving import ModuleFiles
-from .setup import accumulates, make_scaler
+from .setup import make_scaler
 from .training import BoundWeights, Training
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]

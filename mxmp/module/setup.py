@@ -155,10 +155,3 @@ def make_optimizer(optimizer: Any, options: Dict[str, Any], symbol: Any, names: 
         if not optimizer.idx2name:
             optimizer.idx2name = dict(enumerate(names))
     return optimizer if isinstance(optimizer, MultiPrecision) else MultiPrecision(optimizer, bool(masters))
-
-
-def accumulates(grad_req: Any) -> bool:
-    """Return whether gradients of any argument add up over several backwards; ``grad_req`` as for ``bind``."""
-    if isinstance(grad_req, str):
-        return grad_req == "add"
-    return "add" in (grad_req.values() if isinstance(grad_req, dict) else grad_req)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Dict, FrozenSet, Set
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
+from ..graph.core import make_attrs
+from ..rules import RULES
 from ..rules.conditions import VECTOR, value_of
+from ..rules.core import Call
 from .attributes import device_attrs
 from .base import Pass
 from .facts import Named
@@ -23,7 +26,7 @@ _BY_ELEMENT = frozenset(
     "_equal _not_equal _greater _greater_equal _lesser _lesser_equal "
     "_equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar _lesser_equal_scalar".split()
 )
-"""Operators of MXNet's own that select or compare values, so that float32 gives the same."""
+"""Operators of MXNet's own that select or compare values, so that float32 gives the same if scalars are bfloat16's."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,12 @@ class WidenSlowKernels(Pass):
     in blocks of 16 channels (ncsp_bnorm) takes 1.7 to 2.5 times as long to train, and 1.3 to 1.5 times to infer (AMD
     EPYC with AVX512-BF16, two threads).
 
-    Values stay as they are, but for the order in which another kernel of BatchNorm sums. An output of the network keeps
-    its operator, and so do BatchNorms within bodies of control flow, where layouts are not known.
+    Values stay as they are, but for the order in which another kernel of BatchNorm sums; so an operator with a scalar
+    that bfloat16 does not have, which the bfloat16 kernel would truncate, stays. So do outputs of the network, and
+    BatchNorms within bodies of control flow, where layouts are not known. What training keeps of a widened operator
+    for its backward pass takes twice the memory.
+
+    The result, in bfloat16 again, has the operator's name, by which other passes know it.
 
     Attributes:
         entries: The bfloat16 entries of the graph and of its bodies, as ``bfloat16_entries`` finds them.
@@ -53,6 +60,8 @@ class WidenSlowKernels(Pass):
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts around slow operators."""
         slow = self._find(graph)
+        if not slow and not any(node.subgraphs for node in graph.nodes):
+            return graph
         builder = GraphBuilder(graph)
         wide: Dict[Key, Entry] = {}  # what has the values of bfloat16 entries in float32
         for position, node in enumerate(graph.nodes):
@@ -60,13 +69,17 @@ class WidenSlowKernels(Pass):
             for port, entry in enumerate(node.inputs if position in slow else ()):
                 if self._is_low(graph, entry):
                     if entry.key not in wide:
-                        wide[entry.key] = _cast(builder, node, dtypes.FLOAT32, inputs[port])
+                        name = builder.unique(f"{graph.nodes[entry.node].name}_float32")
+                        wide[entry.key] = _cast(builder, node, name, dtypes.FLOAT32, inputs[port])
                     inputs[port] = wide[entry.key]
-            new = builder.copy(position, node.rewired(tuple(inputs), bodies))
-            if position in slow:
-                builder.redirect(Entry(position), _cast(builder, node, dtypes.BFLOAT16, Entry(new)))
-                if node.op in _BY_ELEMENT:
-                    wide[position, 0] = Entry(new)
+            form = node.rewired(tuple(inputs), bodies)
+            if position not in slow:
+                builder.copy(position, form)
+                continue
+            new = Entry(builder.copy(position, replace(form, name=builder.unique(f"{node.name}_wide"))))
+            builder.redirect(Entry(position), _cast(builder, node, node.name, dtypes.BFLOAT16, new))
+            if node.op in _BY_ELEMENT:
+                wide[position, 0] = new
         return builder.finish()
 
     def _find(self, graph: Graph) -> Set[int]:
@@ -75,7 +88,7 @@ class WidenSlowKernels(Pass):
         if self.fused:
             stay |= {position for position, node in enumerate(graph.nodes) if node.op in _FUSED}
         low = (i for i, _ in enumerate(graph.nodes) if i not in stay and self._is_low(graph, Entry(i)))
-        return {i for i in low if graph.nodes[i].op in _BY_ELEMENT or self._is_slow_batch_norm(graph, i, outputs)}
+        return {i for i in low if _is_by_element(graph.nodes[i]) or self._is_slow_batch_norm(graph, i, outputs)}
 
     def _is_low(self, graph: Graph, entry: Entry) -> bool:
         return (graph.nodes[entry.node].name, entry.index) in self.entries
@@ -92,5 +105,15 @@ class WidenSlowKernels(Pass):
         return len(shape) == 4 and outputs.get(node.inputs[0].key, DEFAULT) in (DEFAULT, OWN)
 
 
-def _cast(builder: GraphBuilder, node: Node, dtype: str, entry: Entry) -> Entry:
-    return builder.insert("amp_cast", f"{node.name}_wide_{dtype}", entry, dtype=dtype, **device_attrs(node))
+def _is_by_element(node: Node) -> bool:
+    """Return whether float32 gives what an operator gives in bfloat16, which is slow."""
+    if node.op not in _BY_ELEMENT:
+        return False
+    attrs = dict(node.attrs)
+    rule = RULES.find(node.op, attrs)
+    return rule is not None and rule.preserves_grid and rule.forbids(Call(attrs, (), dtypes.BFLOAT16)) is None
+
+
+def _cast(builder: GraphBuilder, node: Node, name: str, dtype: str, entry: Entry) -> Entry:
+    attrs = make_attrs({"dtype": dtype, **device_attrs(node)})
+    return Entry(builder.add(Node("amp_cast", name, attrs, (entry,))))

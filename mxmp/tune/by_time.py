@@ -34,8 +34,8 @@ _APART = (
 )
 
 _CAST_AT_EACH_CALL = (
-    "Parameters are kept in float32 and cast at each call, which may take longer than what is gained. For inference "
-    "give for_inference=True, or param_dtype={dtype!r}, which store them as they are read."
+    "Parameters were kept in float32 and cast at each call of a plan, which may take longer than what is gained. For "
+    "inference give for_inference=True, or param_dtype={dtype!r}, which store them as they are read."
 )
 
 _LOG = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def _search(
         notes.append(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
     if len(workload.symbols) > 1:
         notes.append(_APART.format(count=len(workload.symbols)))
-    if isinstance(workload, ModelWorkload) and parsed.param_dtype == dtypes.FLOAT32 and not for_inference:
+    if runs and isinstance(workload, ModelWorkload) and parsed.param_dtype == dtypes.FLOAT32 and not for_inference:
         notes.append(_CAST_AT_EACH_CALL.format(dtype=parsed.compute_dtype))
     problem = NetworkProblem(workload, parsed, seconds, runs, allows)
     with showing_progress(_shows(progress)) as on_trial:

@@ -17,7 +17,7 @@ from tests.benchmarks.columns import column
 def test_classifiers_are_those_of_images():
     names = classifiers()
     assert {"resnet50_v1", "mobilenetv3_small", "cifar_resnet20_v1", "inceptionv3", "resnest50", "dla34"} <= set(names)
-    others = ("resnet50_v1b_kinetics400", "ssd_512_resnet50_v1_voc", "yolo3_darknet53_coco", "resnet50_v1_int8")
+    others = ("resnet50_v1b_kinetics400", "ssd_512_resnet50_v1_voc", "yolo3_darknet53_coco", "resnet50_v1_int8", "hrnet_w48_s")
     assert len(names) > 100 and not set(others) & set(names)
 
 
@@ -48,6 +48,7 @@ def test_float32_that_is_folded_and_fused_is_compared_too(tmp_path, capsys):
     fronts = ["training", "inference", "inference, folded and fused"]
     assert [each["front"] for each in columns] == [front for front in fronts for _ in range(2)]
     assert all(len(each["seconds"]) == 3 for each in columns)
+    assert len({tuple(each["seconds"]) for each in columns}) == 6
     assert "Untuned, inference, folded and fused" in capsys.readouterr().out
 
 

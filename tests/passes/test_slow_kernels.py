@@ -10,6 +10,7 @@ from mxnet.gluon import nn
 
 from mxmp.gluon import convert
 from mxmp.passes import slow_kernels
+from mxmp.rules import RULES
 from mxmp.symbol import to_graph
 from tests.passes.graphs import converted
 
@@ -32,7 +33,7 @@ def around_clips(symbol):
     for position, node in enumerate(nodes):
         if node.op == "clip":
             near = [nodes[node.inputs[0].node], *(n for n in nodes if position in [e.node for e in n.inputs])]
-            found[node.name] = [each.get("dtype") for each in near if each.op == "amp_cast"]
+            found[node.name.replace("_wide", "")] = [each.get("dtype") for each in near if each.op == "amp_cast"]
     return found
 
 
@@ -61,16 +62,22 @@ def test_an_output_keeps_its_clip_and_its_name():
 
 
 def elements(op, **attrs):
-    """Return a symbol of such an operator between two convolutions, and how many inputs it takes from the first."""
-    first = conv(mx.sym.var("data"), 16, name="first")
+    """Return a symbol of such an operator between convolutions, of as many as it has inputs."""
+    data = mx.sym.var("data")
     count = 3 if op == "where" else 2 if op in BINARY else 1
+    reads = [conv(data, 16, name=f"read{number}") for number in range(count)]
+    if op == "where":
+        reads[0] = mx.sym.Activation(reads[0], act_type="relu")  # a condition with zeros
+    elif op in EQUALITIES:
+        reads = [mx.sym.relu(read, name=f"relu{number}") for number, read in enumerate(reads)]  # of which some are equal
     function = getattr(mx.sym, op, None) or getattr(mx.symbol._internal, op)
-    result = function(*[first] * count, name="by_element", **attrs)
+    result = function(*reads, name="by_element", **attrs)
     if op in REDUCTIONS:
-        result = mx.sym.broadcast_mul(first, result)
+        result = mx.sym.broadcast_mul(reads[0], result)
     return conv(result, 16, (1, 1), name="last")
 
 
+EQUALITIES = {"_equal", "_not_equal", "_greater_equal", "_lesser_equal"}
 BINARY = {"_maximum", "_minimum", "_equal", "_not_equal", "_greater", "_greater_equal", "_lesser", "_lesser_equal"}
 REDUCTIONS = {"max": {"axis": "1", "keepdims": True}, "min": {"axis": "1", "keepdims": True}}
 ATTRS = {"clip": {"a_min": -0.5, "a_max": 0.5}, **REDUCTIONS}
@@ -85,12 +92,37 @@ def attrs_of(op):
 def test_an_operator_by_elements_runs_in_float32_with_one_cast_of_what_it_reads(op):
     model = converted(elements(op, **attrs_of(op)), SHAPES, "mixed_bfloat16")
     nodes = to_graph(model.on_cpu(trains=True)).nodes
-    (found,) = [node for node in nodes if node.name == "by_element"]
+    (found,) = [node for node in nodes if node.name == "by_element_wide"]
     low = found.inputs[1:] if op == "where" else found.inputs  # the condition of where stays as it is
-    (position,) = {entry.node for entry in low}
-    cast = nodes[position]
-    assert (cast.op, cast.get("dtype")) == ("amp_cast", "float32")
-    assert nodes[cast.inputs[0].node].name in ("first", "by_element_wide_float32_guard")
+    for entry in low:
+        source = nodes[entry.node]
+        is_cast = (source.op, source.get("dtype")) == ("amp_cast", "float32")
+        assert is_cast if op not in EQUALITIES else source.name.endswith("_wide")
+    (result,) = [node for node in nodes if node.name == "by_element"]
+    assert (result.op, result.get("dtype"), nodes[result.inputs[0].node]) == ("amp_cast", "bfloat16", found)
+
+
+def test_the_rules_say_that_these_operators_select_values():
+    found = {op: [rule for rule in RULES if rule.op == op] for op in slow_kernels._BY_ELEMENT}
+    assert all(rules and all(rule.preserves_grid for rule in rules) for rules in found.values())
+
+
+@pytest.mark.parametrize("value, expected", [(0.5, True), (0.3, False)])
+def test_a_scalar_that_bfloat16_does_not_have_is_left_to_its_kernel(value, expected):
+    """Only where a pure policy runs such an operator in bfloat16 at all."""
+    model = converted(elements("_greater_scalar", scalar=value), SHAPES, "bfloat16")
+    names = [node.name for node in to_graph(model.on_cpu()).nodes]
+    assert ("by_element_wide" in names) == expected
+
+
+def test_gradients_of_what_many_read_are_summed_by_sevens_behind_such_an_operator_too():
+    data = mx.sym.relu(conv(mx.sym.var("data"), 16), name="shared")
+    outputs = [conv(data, 16, name=f"reader{number}") for number in range(9)]
+    model = converted(mx.sym.add_n(*outputs), SHAPES, "mixed_bfloat16")
+    graph = to_graph(model.on_cpu(trains=True))
+    readers = graph.consumers()
+    assert "shared_wide" in [node.name for node in graph.nodes]
+    assert max(len(each) for each in readers.values()) <= 7
 
 
 @pytest.mark.bfloat16
@@ -120,7 +152,10 @@ def test_operators_by_elements_in_a_row_are_cast_once_each_way():
     data = mx.sym.clip(mx.sym.relu(mx.sym.abs(conv(mx.sym.var("data"), 16))), 0, 6)
     model = converted(conv(data, 16), SHAPES, "mixed_bfloat16")
     nodes = to_graph(model.on_cpu(trains=True)).nodes
-    assert sum("_wide_" in node.name and node.op == "amp_cast" for node in nodes) == 2
+    wide = [node.op for node in nodes if node.name.endswith("_wide")]
+    casts = [node.get("dtype") for node in nodes if node.op == "amp_cast"][1:]  # that of the input comes first
+    assert (wide, casts.count("float32")) == (["abs", "relu", "clip"], 1 + 1)  # and that of the output
+    assert len([node for node in nodes if node.op in ("amp_cast",) and nodes[node.inputs[0].node].op == "clip"]) == 1
 
 
 def test_of_what_mxnet_partitions_only_what_it_cannot_fuse_runs_in_float32():
@@ -128,8 +163,7 @@ def test_of_what_mxnet_partitions_only_what_it_cannot_fuse_runs_in_float32():
     for op in (mx.sym.relu, mx.sym.abs, lambda data: mx.sym.clip(data, 0, 6)):
         data = op(conv(data, 16, (1, 1)))
     model = converted(conv(data, 16), SHAPES, "mixed_bfloat16")
-    names = [node.name for node in to_graph(model.on_cpu(fused=True)).nodes if "_wide_" in node.name]
-    assert len(names) == 2 and all(name.startswith("relu") for name in names)
+    assert [node.op for node in to_graph(model.on_cpu(fused=True)).nodes if node.name.endswith("_wide")] == ["relu"]
 
 
 def conv(data, channels, kernel=(3, 3), **attrs):
@@ -162,10 +196,9 @@ def widened(layer, shape, policy="mixed_bfloat16", trains=True, fused=False, **a
     """Return whether the BatchNorm behind a layer runs in float32 between casts."""
     data = mx.sym.BatchNorm(layer(mx.sym.var("data")), name="norm", **attrs)
     last = conv(data, 16, (1,) * (len(shape) - 2)) if len(shape) > 2 else mx.sym.FullyConnected(data, num_hidden=16)
-    model = converted(last, {} if shape is None else {"data": shape}, policy)
+    model = converted(last, {"data": shape}, policy)
     names = [node.name for node in to_graph(model.on_cpu(trains, fused)).nodes]
-    assert ("norm_wide_float32" in names) == ("norm_wide_bfloat16" in names)
-    return "norm_wide_float32" in names
+    return "norm_wide" in names
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["infers", "trains"])
@@ -187,7 +220,7 @@ def test_a_batch_norm_that_mxnet_fuses_or_that_is_in_float32_already_stays():
 def test_a_batch_norm_of_unknown_shape_stays():
     net = conv(mx.sym.BatchNorm(conv(mx.sym.var("data"), 24)), 16)
     model = converted(net, {}, "mixed_bfloat16")
-    assert not [name for name in model.on_cpu(trains=True).get_internals().list_outputs() if "_wide_" in name]
+    assert not [name for name in model.on_cpu(trains=True).get_internals().list_outputs() if "_wide" in name]
 
 
 @pytest.mark.bfloat16
