@@ -11,7 +11,7 @@ from ..graph.core import make_attrs
 from ..rules.conditions import value_of
 from .attributes import device_attrs
 from .base import Pass
-from .facts import Facts, Named
+from .facts import Facts, Named, declared_dtype
 
 _SHARE_ATTR = "__mxmp_share__"
 
@@ -100,7 +100,8 @@ class GuardGradientSums(Pass):
             inputs = tuple(next(shares[e.key]) if e.key in shares else builder.mapped(e) for e in node.inputs)
             new = builder.copy(position, node.rewired(inputs, tuple(map(self.run, node.subgraphs))))
             for key in ((position, index) for index in range(node.num_outputs)):
-                if key in shared and (node.name, key[1]) in self.entries:
+                low = (node.name, key[1]) in self.entries or declared_dtype(node) == dtypes.BFLOAT16
+                if low and key in shared:
                     shares[key] = iter(_share(builder, Entry(new, key[1]), len(readers[key]), heads.count(key)))
         return builder.finish()
 

@@ -22,7 +22,7 @@ from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..rules.conditions import value_of
 from .attributes import device_attrs
 from .base import Pass
-from .facts import Facts, Named
+from .facts import Facts, Named, declared_dtype
 
 DEFAULT = "default"
 BLOCKED = "blocks of 16 channels"
@@ -84,11 +84,15 @@ class Layouts:
 
     def shape(self, graph: Graph, entry: Entry) -> Optional[Tuple[int, ...]]:
         """Return the shape of an entry; None where it is not known, or the entry is not in bfloat16."""
-        return self.shapes.get((graph.nodes[entry.node].name, entry.index))
+        node = graph.nodes[entry.node]
+        found = self.shapes.get((node.name, entry.index))
+        # A cast that another pass has put there is not among the shapes.
+        return self.shape(graph, node.inputs[0]) if found is None and node.op == "amp_cast" else found
 
     def is_low(self, graph: Graph, entry: Entry) -> bool:
         """Return whether an entry is in bfloat16."""
-        return (graph.nodes[entry.node].name, entry.index) in self.shapes
+        node = graph.nodes[entry.node]
+        return (node.name, entry.index) in self.shapes or declared_dtype(node) == dtypes.BFLOAT16
 
     def outputs(self, graph: Graph) -> Dict[Key, str]:
         """Return the layouts of the bfloat16 entries that do not have the default one."""

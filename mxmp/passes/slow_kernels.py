@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Dict, FrozenSet, Set
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
-from ..graph.core import make_attrs
 from ..rules import RULES
 from ..rules.conditions import VECTOR, value_of
 from ..rules.core import Call
@@ -44,8 +43,6 @@ class WidenSlowKernels(Pass):
     BatchNorms within bodies of control flow, where layouts are not known. What training keeps of a widened operator
     for its backward pass takes twice the memory.
 
-    The result, in bfloat16 again, has the operator's name, by which other passes know it.
-
     Attributes:
         entries: The bfloat16 entries of the graph and of its bodies, as ``bfloat16_entries`` finds them.
         layouts: Those of the graph.
@@ -69,17 +66,13 @@ class WidenSlowKernels(Pass):
             for port, entry in enumerate(node.inputs if position in slow else ()):
                 if self._is_low(graph, entry):
                     if entry.key not in wide:
-                        name = builder.unique(f"{graph.nodes[entry.node].name}_float32")
-                        wide[entry.key] = _cast(builder, node, name, dtypes.FLOAT32, inputs[port])
+                        wide[entry.key] = _cast(builder, node, dtypes.FLOAT32, inputs[port])
                     inputs[port] = wide[entry.key]
-            form = node.rewired(tuple(inputs), bodies)
-            if position not in slow:
-                builder.copy(position, form)
-                continue
-            new = Entry(builder.copy(position, replace(form, name=builder.unique(f"{node.name}_wide"))))
-            builder.redirect(Entry(position), _cast(builder, node, node.name, dtypes.BFLOAT16, new))
-            if node.op in _BY_ELEMENT:
-                wide[position, 0] = new
+            new = Entry(builder.copy(position, node.rewired(tuple(inputs), bodies)))
+            if position in slow:
+                builder.redirect(Entry(position), _cast(builder, node, dtypes.BFLOAT16, new))
+                if node.op in _BY_ELEMENT:
+                    wide[position, 0] = new
         return builder.finish()
 
     def _find(self, graph: Graph) -> Set[int]:
@@ -114,6 +107,5 @@ def _is_by_element(node: Node) -> bool:
     return rule is not None and rule.preserves_grid and rule.forbids(Call(attrs, (), dtypes.BFLOAT16)) is None
 
 
-def _cast(builder: GraphBuilder, node: Node, name: str, dtype: str, entry: Entry) -> Entry:
-    attrs = make_attrs({"dtype": dtype, **device_attrs(node)})
-    return Entry(builder.add(Node("amp_cast", name, attrs, (entry,))))
+def _cast(builder: GraphBuilder, node: Node, dtype: str, entry: Entry) -> Entry:
+    return builder.insert("amp_cast", f"{node.name}_wide_{dtype}", entry, dtype=dtype, **device_attrs(node))

@@ -103,6 +103,13 @@ def test_a_residual_sum_passes_the_layout_of_its_gradient():
     assert separated(net, amx=True) == ["batchnorm0_output"]
 
 
+def test_operators_that_run_in_float32_between_casts_hide_no_layout():
+    with mx.name.NameManager():
+        data = mx.sym.relu(conv(mx.sym.Variable("data"), 64))
+        net = conv(mx.sym.BatchNorm(conv(data, 32, kernel=1)), 64)
+    assert separated(net, amx=False) == []  # blocks throughout
+
+
 @pytest.mark.parametrize("window", [{"global_pool": True, "kernel": (1, 1)}, {"kernel": (8, 8)}])
 def test_pooling_of_whole_images_reads_the_default_layout(window):
     with mx.name.NameManager():
