@@ -1,12 +1,13 @@
 """Rounds in which contenders take turns on the clock, and what such rounds say: who is faster by more than the noise.
 
 Two runs of the same training step differ by 4 to 6 % on a machine with other work, single ones by 20 %. So times are
-compared within rounds, never between them, and a difference counts only if it is larger than that and if nearly all
-rounds agree on it.
+compared within rounds, never between them, and a difference counts only if it is larger than that and if so many
+rounds agree on it that it is hardly chance.
 """
 
 from __future__ import annotations
 
+import math
 from statistics import median
 from typing import Callable, Dict, Generic, Hashable, List, Mapping, Optional, Sequence, TypeVar
 
@@ -19,8 +20,8 @@ MARGIN = 0.05
 FEWEST = 5
 """Rounds without which nothing is said to be faster: five that agree are chance once in 32 times."""
 
-DISAGREEING = 7
-"""Of so many rounds one may disagree."""
+CHANCE = 1 / 16
+"""Where two are equally fast, at most this share of races has so many rounds that agree: of 7 rounds 6, of 18 13."""
 
 NOISY = 0.15
 """Rounds of one network that scatter by more than this around their median are those of a noisy machine."""
@@ -77,10 +78,11 @@ class Race(Generic[K]):
 def is_faster(ratios: Sequence[float], margin: float = MARGIN) -> bool:
     """Return whether ratios of times, a round each, say that the first is faster by more than the noise.
 
-    Their median is below 1 by more than the margin, and six of seven are below 1: chance alone gives
-    seven rounds like this once in 16 times, and with that margin far less often.
+    Their median is below 1 by more than the margin, and so many of them are below 1 that chance alone gives that at
+    most once in 16 times (the sign test), and with that margin far less often.
     """
     if len(ratios) < FEWEST:
         return False
     agreeing = sum(ratio < 1 for ratio in ratios)
-    return median(ratios) < 1 - margin and agreeing >= len(ratios) - len(ratios) // DISAGREEING
+    chance = sum(math.comb(len(ratios), count) for count in range(agreeing, len(ratios) + 1)) / 2 ** len(ratios)
+    return median(ratios) < 1 - margin and chance <= CHANCE

@@ -71,3 +71,14 @@ def test_scatter_is_relative_to_the_median():
     assert race_of(a=[2.0, 2.0, 2.0]).scatter("a") == 0
     assert race_of(a=[1.0, 2.0, 3.0]).scatter("a") == 0.5
     assert Race().scatter("a") == 0
+
+
+@pytest.mark.parametrize("rounds, needed", [(5, 5), (7, 6), (9, 8), (18, 13)])
+def test_as_many_rounds_must_agree_as_chance_gives_once_in_16_times(rounds, needed):
+    """Of a fair coin's throws at least 6 of 7 are heads in 8 of 128 cases, 13 of 18 in 4.8 %, 12 of 18 in 11.9 %."""
+
+    def ratios(agreeing):
+        return [0.8] * agreeing + [1.2] * (rounds - agreeing)
+
+    assert is_faster(ratios(needed))
+    assert not is_faster(ratios(needed - 1))
