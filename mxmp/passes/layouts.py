@@ -83,7 +83,7 @@ class Layouts:
     amx: bool = False
 
     def shape(self, graph: Graph, entry: Entry) -> Optional[Tuple[int, ...]]:
-        """Return the shape of an entry; None where it is not known, or the entry is not in bfloat16."""
+        """Return the shape of a bfloat16 entry, or of what has been cast from or to one; None where it is not known."""
         node = graph.nodes[entry.node]
         found = self.shapes.get((node.name, entry.index))
         # A cast that another pass has put there is not among the shapes.

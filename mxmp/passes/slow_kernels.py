@@ -20,7 +20,7 @@ _FUSED = frozenset({BATCH_NORM, "clip", "abs"})
 
 _BY_ELEMENT = frozenset(
     "relu _npx_relu clip abs negative _npi_absolute _npi_negative _maximum _minimum _maximum_scalar _minimum_scalar "
-    "_npi_copysign_scalar _npi_rcopysign_scalar where max min _np_max _np_min "
+    "where max min _np_max _np_min "
     "floor ceil round rint fix trunc sign _npi_floor _npi_ceil _npi_rint _npi_fix _npi_trunc _npi_sign "
     "_equal _not_equal _greater _greater_equal _lesser _lesser_equal "
     "_equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar _lesser_equal_scalar".split()

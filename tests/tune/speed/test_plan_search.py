@@ -108,7 +108,7 @@ def interruptions(problem, numbers):
 @pytest.mark.parametrize("seconds, faster", [(LONG, True), (30.0, False)])
 def test_a_gain_on_which_rounds_disagree_is_measured_twice_as_often_if_there_is_time(seconds, faster):
     problem = FakeProblem([(1.0, 0.5)], base=0.0)
-    interruptions(problem, {3, 6})  # of nine rounds one may disagree, of eighteen two
+    interruptions(problem, {3, 6})  # of nine rounds one may disagree, of eighteen five
     found = search(problem, seconds)
     assert (found.choice == problem.choices.untuned) == faster
     assert found.seconds["untuned"] == 0.5
