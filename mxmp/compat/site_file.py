@@ -22,28 +22,61 @@ SWITCH = "MXMP_SITE"
 _MARK = "# mxmp: "  # Python passes over such a line; a file without it is another's
 _HEAD = f"{_MARK}written by `mxmp site on`, removed by `mxmp site off`; {SWITCH}=0 switches it off.\n"
 
-# What the finder does when it is asked for MXNet. mxmp, as it is imported, asks for MXNet too: `busy` has the
-# threads that wait for it. Whatever is wrong with mxmp, MXNet is imported as without it.
+# What the finder does when it is asked for MXNet: it hands out what the others find, with a loader that imports mxmp
+# first and then asks the others anew. It imports nothing itself: Python asks a finder under the lock of all imports,
+# for which another thread may wait in the middle of importing mxmp. The whole of mxmp, not a part: the lock of a part
+# is taken before that of the whole, and mxmp's own imports take them the other way round. `busy` has the threads that
+# ask the others, some of which ask all again. Whatever is wrong with mxmp, MXNet is imported as without it.
 _ACTION = f"""\
-import _thread, importlib.util, os
-me = _thread.get_ident()
-if me not in busy and os.environ.get({SWITCH!r}) != "0":
+import _thread, os, sys
+
+def find(name, path=None, target=None):
+    me = _thread.get_ident()
+    if me in busy:
+        return None
     busy.append(me)
     try:
-        try:
-            import mxmp.compat
-        except Exception:
-            pass
-        spec = importlib.util.find_spec(name)
+        for finder in sys.meta_path:
+            found = hasattr(finder, "find_spec") and finder.find_spec(name, path, target)
+            if found:
+                return found
     finally:
         busy.remove(me)
+
+class Loader:
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __getattr__(self, name):
+        if name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        try:
+            import mxmp
+        except Exception:
+            pass
+        found = find(spec.name)
+        spec.loader = found.loader if found else self._loader
+        return spec.loader.create_module(spec)
+
+    def exec_module(self, module):
+        self._loader.exec_module(module)
+
+spec = None if os.environ.get({SWITCH!r}) == "0" else find(name, path, target)
+if spec and hasattr(spec.loader, "exec_module"):
+    spec.loader = Loader(spec.loader)
 """
 
-# One line, short and without a module of its own: it is compiled at every start, `_ACTION` when it is needed.
+# One line, short and without a module of its own: it is compiled at every start, `_ACTION` when it is needed. Python
+# runs it twice in a virtual environment.
 _LINE = (
-    'import sys; sys.meta_path.insert(0, type("MxmpSite", (), {"find_spec": '
+    'import sys; any(getattr(each, "__name__", "") == "MxmpSite" for each in sys.meta_path) or '
+    'sys.meta_path.insert(0, type("MxmpSite", (), {"find_spec": '
     f"lambda name, path=None, target=None, busy=[]: None if name not in {PACKAGES!r} else "
-    f'(lambda own: exec({_ACTION!r}, own) or own["spec"])({{"name": name, "busy": busy, "spec": None}})}}))\n'
+    f'(lambda own: exec({_ACTION!r}, own) or own["spec"])'
+    '({"name": name, "path": path, "target": target, "busy": busy})}))\n'
 )
 
 

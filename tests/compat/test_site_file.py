@@ -145,6 +145,25 @@ def test_whatever_became_of_mxmp_mxnet_is_imported(state, python, tmp_path):
     assert python("-c", program)[1:] == ("", 0)
 
 
+def test_mxnet_waits_for_a_thread_that_imports_mxmp(python, tmp_path):
+    """It holds no lock that this thread needs: the lock of all imports, which finders are asked under."""
+    python("-m", "mxmp", "site", "on")
+    (tmp_path / "mxmp.py").write_text("import time, script; script.begun.set(); time.sleep(0.5); import this_is_new")
+    (tmp_path / "this_is_new.py").write_text("print('mxmp')")
+    (tmp_path / "mxnet.py").write_text("print('mxnet')")
+    (tmp_path / "script.py").write_text("import threading; begun = threading.Event()")
+    program = """
+import faulthandler, script, threading
+faulthandler.dump_traceback_later(30, exit=True)
+thread = threading.Thread(target=lambda: __import__("mxmp"))
+thread.start()
+script.begun.wait()
+import mxnet
+thread.join()
+"""
+    assert python("-c", program) == ("mxmp\nmxnet\n", "", 0)
+
+
 SPAWN = """
 import mxnet as mx
 import multiprocessing, numpy as np
