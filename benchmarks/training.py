@@ -1,7 +1,8 @@
 """Time training steps of six networks in float32, with contrib.amp and with mxmp, forward to update.
 
-The modes take turns, one step each, so that whatever else the machine does hits all of them alike. contrib.amp, which
-changes MXNet for the whole process, runs in a process of its own. Run it from the repository:
+The modes take turns, one step each, so that whatever else the machine does hits all of them alike. Each runs in a
+process of its own: contrib.amp changes MXNet for the whole process, and networks that share one slow each other down.
+Run it from the repository:
 ``OMP_NUM_THREADS=2 python -m benchmarks.training``.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 
@@ -18,7 +19,7 @@ from benchmarks.common import first_line, machine, use_threads
 from benchmarks.compare import clock_of, compare, make_compare_parser
 from benchmarks.comparison import FAILS, FLOAT32, NO_BFLOAT16, OWN, PEER, Column, Comparison, Found
 from benchmarks.tasks import CASES
-from benchmarks.trainings import Remote, Training
+from benchmarks.trainings import Remote
 from mxmp import Policy, dtypes
 from mxmp.errors import MxmpError
 
@@ -48,13 +49,12 @@ def modes(policies: Sequence[str]) -> List[Mode]:
     return [Mode(FLOAT32, FLOAT32, dtypes.FLOAT32), *peer, *own]
 
 
-def start(mode: Mode, name: str, args: argparse.Namespace, bfloat16: bool) -> Tuple[Union[Training, Remote, None], str]:
+def start(mode: Mode, name: str, args: argparse.Namespace, bfloat16: bool) -> Tuple[Optional[Remote], str]:
     """Return a training that is warm, or why there is none."""
     if mode.dtype == dtypes.BFLOAT16 and not bfloat16:
         return None, NO_BFLOAT16
     try:
-        make: Callable[..., Union[Training, Remote]] = Remote if mode.who == PEER else Training
-        training = make(name, mode.text, args.batch_size, args.seed, clock_of(args))
+        training = Remote(name, mode.text, args.batch_size, args.seed, clock_of(args))
         for _ in range(WARMUP):
             training.step()
         return training, ""
@@ -79,7 +79,7 @@ def measure(name: str, tried: Sequence[Mode], args: argparse.Namespace, bfloat16
     return Comparison([each._replace(error=_difference(each.notes, first)) for each in columns])
 
 
-def _column(mode: Mode, training: Union[Training, Remote, None], seconds: Sequence[float]) -> Column:
+def _column(mode: Mode, training: Optional[Remote], seconds: Sequence[float]) -> Column:
     notes = {"first_loss": training.loss, "skipped": training.skipped} if training is not None else None
     return Column(requirements.GLUON, mode.who, mode.title, mode.dtype, seconds, notes=notes)
 

@@ -86,10 +86,18 @@ def test_a_remote_training_does_what_a_training_does():
     assert not far._process.is_alive()
 
 
+def test_a_remote_training_says_what_it_skipped():
+    ours, theirs = multiprocessing.Pipe()
+    remote = object.__new__(trainings.Remote)
+    remote._pipe, remote.skipped = ours, 0
+    theirs.send((0.5, 3, None))
+    assert remote.step() == 0.5 and remote.skipped == 3
+
+
 def test_serve_hands_its_failure_on():
     ours, theirs = multiprocessing.Pipe()
     trainings.serve(theirs, "no such network", FLOAT32, 1, 0, time.perf_counter)
-    assert ours.recv() == (None, "KeyError: 'no such network'")
+    assert ours.recv() == (None, 0, "KeyError: 'no such network'")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Dict, Hashable, Iterable, List, NamedTuple, Optional, Protocol, Sequence
 
 from .choices import Choice, Choices
-from .race import FEWEST, MARGIN, Lap, Race
+from .race import FEWEST, FINAL_MARGIN, MARGIN, Lap, Race
 from .starts import ALL_FLOAT32, UNTUNED, find_starts
 
 TUNED = "tuned"
@@ -269,7 +269,7 @@ class PlanSearch:
         """Return which contender was faster than all before it by more than the noise: float32 if none was."""
         fastest, rivals = self._float32, [self._float32]
         for key in self._allowed(named):
-            if all(race.is_faster(key, rival) for rival in rivals):
+            if all(race.is_faster(key, rival, FINAL_MARGIN) for rival in rivals):
                 fastest = key
             rivals.append(key)
         return fastest
@@ -278,7 +278,7 @@ class PlanSearch:
         """Return whether a contender seems to be faster than the fastest one, but rounds disagree too often."""
         fastest = self._fastest(race, named)
         ratios = (race.ratio(key, fastest) for key in self._allowed(named))
-        return any(ratio is not None and ratio < 1 - MARGIN for ratio in ratios)
+        return any(ratio is not None and ratio < 1 - FINAL_MARGIN for ratio in ratios)
 
     def _allowed(self, named: Dict[str, Hashable]) -> List[Hashable]:
         """Return the untuned choice and the best one, as far as they are contenders and may be taken."""

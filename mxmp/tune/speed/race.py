@@ -17,6 +17,9 @@ Lap = Callable[[], float]
 MARGIN = 0.05
 """A difference below this share of the time is noise."""
 
+FINAL_MARGIN = 0.03
+"""The same in the last measurement, which has more rounds than a trial."""
+
 FEWEST = 5
 """Rounds without which nothing is said to be faster: five that agree are chance once in 32 times."""
 
@@ -56,9 +59,9 @@ class Race(Generic[K]):
         ratios = self._ratios(key, other)
         return median(ratios) if ratios else None
 
-    def is_faster(self, key: K, other: K) -> bool:
+    def is_faster(self, key: K, other: K, margin: float = MARGIN) -> bool:
         """Return whether one contender was faster than another by more than the noise."""
-        return is_faster(self._ratios(key, other))
+        return is_faster(self._ratios(key, other), margin)
 
     def scatter(self, key: K) -> float:
         """Return how far the times of a contender are from their median: the median distance divided by the median."""
