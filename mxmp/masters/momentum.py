@@ -1,8 +1,8 @@
 """SGD with momentum on a CPU: the operator for one weight, which is two to three times as fast there as that for many.
 
 MXNet's SGD gives four weights at a time to multi_sgd_mom_update, whose kernel asks at every element which of them are
-that long, so that no compiler vectorizes it; with float16 weights and masters it converts one element at a time, too.
-sgd_mom_update does the same operations in the same order (SGDMomKernel and MultiSGDKernel in
+that long, so that no compiler vectorizes it. sgd_mom_update does the same operations in the same order, and so does
+mp_sgd_mom_update on float16 weights with masters (SGDMomKernel, MP_SGDMomKernel and MultiSGDKernel in
 src/operator/optimizer_op-inl.h at tag 1.9.1), so that the results are equal bit for bit. Of small weights it is the
 calls that take the time: these still go together, more at once.
 """
@@ -31,7 +31,12 @@ class _Sgd(NamedTuple):
     momentum: mx.nd.NDArray
     dtype: Any
     size: int
-    goes_with_others: bool
+    fits_kernel: bool  # MXNet's, for a weight of float32 or of float16 with a master, and a gradient like it
+
+    @property
+    def goes_with_others(self) -> bool:
+        """Whether it is updated together with others."""
+        return self.fits_kernel and self.size <= _SMALL
 
 
 # A weight with its learning rate and weight decay.
@@ -49,9 +54,8 @@ def prepare(inner: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> Optiona
         if not each.is_dense or not isinstance(momentum, mx.nd.NDArray):
             return None
         dtype, size = each.weight.dtype, each.weight.size
-        fits_kernel = dtype == np.float32 or (dtype == np.float16 and state.master is not None)
-        small = size <= _SMALL and bool(fits_kernel and each.grad.dtype == dtype)
-        found.append(_Sgd(each, momentum, dtype, size, small))
+        has_kernel = dtype == np.float32 or (dtype == np.float16 and state.master is not None)
+        found.append(_Sgd(each, momentum, dtype, size, bool(has_kernel and each.grad.dtype == dtype)))
     return found
 
 
@@ -107,18 +111,21 @@ def _update_many(optimizer: MultiPrecision, rated: Sequence[_Rated], options: Di
 
 
 def _update_one(optimizer: MultiPrecision, sgd: _Sgd, rate: float, decay: float, options: Dict[str, Any]) -> None:
-    """Update one weight; of low precision piece by piece, so that the casts work in the processor's cache."""
+    """Update one weight; piece by piece if MXNet has no operator for it, so that casts work in the cache."""
     options = {**options, "lr": _exactly(rate), "wd": _exactly(decay)}
     index, weight, grad, state = sgd.given
     if not isinstance(state, MasterState):
         mx.nd.sgd_mom_update(weight, grad, sgd.momentum, out=weight, **options)
         return
     wide = optimizer.wide(index, weight, state)
-    for low, master, slope, momentum in zip(*map(pieces, (weight, wide, grad, sgd.momentum))):
-        if is_low_precision(slope):
-            slope = mx.nd.amp_cast(slope, dtype="float32", out=scratch(slope)[0])
-        mx.nd.sgd_mom_update(master, slope, momentum, out=master, **options)
-        round_into(master, low)
+    if sgd.fits_kernel:
+        mx.nd.mp_sgd_mom_update(weight, grad, sgd.momentum, wide, out=weight, **options)
+    else:
+        for low, master, slope, momentum in zip(*map(pieces, (weight, wide, grad, sgd.momentum))):
+            if is_low_precision(slope):
+                slope = mx.nd.amp_cast(slope, dtype="float32", out=scratch(slope)[0])
+            mx.nd.sgd_mom_update(master, slope, momentum, out=master, **options)
+            round_into(master, low)
     if state.master is not None:
         state.last_rounded.set(wide, weight)
 
