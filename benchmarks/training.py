@@ -12,8 +12,6 @@ import argparse
 import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import mxnet as mx
-
 from benchmarks import requirements, timing
 from benchmarks.common import first_line, machine, use_threads
 from benchmarks.compare import clock_of, compare, make_compare_parser
@@ -21,7 +19,6 @@ from benchmarks.comparison import FAILS, FLOAT32, NO_BFLOAT16, OWN, PEER, Column
 from benchmarks.tasks import CASES
 from benchmarks.trainings import Remote
 from mxmp import Policy, dtypes
-from mxmp.errors import MxmpError
 
 POLICIES = ["mixed_bfloat16", "param=bfloat16,compute=bfloat16"]
 EMULATED = ["O1", "O2"]
@@ -58,7 +55,7 @@ def start(mode: Mode, name: str, args: argparse.Namespace, bfloat16: bool) -> Tu
         for _ in range(WARMUP):
             training.step()
         return training, ""
-    except (mx.MXNetError, MxmpError, RuntimeError) as e:
+    except RuntimeError as e:
         return None, f"{FAILS}{first_line(e)}"
 
 

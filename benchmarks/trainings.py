@@ -60,9 +60,6 @@ class Training:
         """Take one step and return its seconds, the wait for its end included."""
         return self._timed()
 
-    def close(self) -> None:
-        """End the training."""
-
     def _step(self) -> float:
         """Take one step, wait for it, and return the mean loss."""
         with autograd.record():
@@ -80,7 +77,7 @@ class Training:
 
 
 class Remote:
-    """A `Training` in a process of its own, which nothing that runs elsewhere changes or slows down.
+    """A `Training` in a process of its own, which shares no operator of MXNet, memory or thread with others.
 
     Args:
         mode: `PEER`, for which contrib.amp is initialized for bfloat16 in that process, or any other mode.

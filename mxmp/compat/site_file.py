@@ -58,8 +58,11 @@ class Loader:
         except Exception:
             pass
         found = find(spec.name)
-        spec.loader = found.loader if found else self._loader
-        return spec.loader.create_module(spec)
+        if found:
+            self._loader = found.loader
+        if spec.loader is self:
+            spec.loader = self._loader
+        return self._loader.create_module(spec)
 
     def exec_module(self, module):
         self._loader.exec_module(module)

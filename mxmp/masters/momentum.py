@@ -1,10 +1,10 @@
-"""SGD with momentum on a CPU: the operator for one weight, which is two to three times as fast there as that for many.
+"""SGD with momentum on a CPU: the operator for one weight, in float32 two to three times as fast as that for many.
 
 MXNet's SGD gives four weights at a time to multi_sgd_mom_update, whose kernel asks at every element which of them are
-that long, so that no compiler vectorizes it. sgd_mom_update does the same operations in the same order, and so does
-mp_sgd_mom_update on float16 weights with masters (SGDMomKernel, MP_SGDMomKernel and MultiSGDKernel in
-src/operator/optimizer_op-inl.h at tag 1.9.1), so that the results are equal bit for bit. Of small weights it is the
-calls that take the time: these still go together, more at once.
+that long, so that no compiler vectorizes it. sgd_mom_update does the same operations in the same order. So does
+mp_sgd_mom_update on float16 weights with masters, and gains less: it converts one element at a time, too. The results
+are equal bit for bit (SGDMomKernel, MP_SGDMomKernel and MultiSGDKernel in src/operator/optimizer_op-inl.h at tag
+1.9.1). Of small weights it is the calls that take the time: these still go together, more at once.
 """
 
 from __future__ import annotations

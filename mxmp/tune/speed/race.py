@@ -18,7 +18,7 @@ MARGIN = 0.05
 """A difference below this share of the time is noise."""
 
 FINAL_MARGIN = 0.03
-"""The same in the last measurement, which has more rounds than a trial."""
+"""The same in the last measurement: it has more rounds than a trial, and no choice of many that one is lucky in."""
 
 FEWEST = 5
 """Rounds without which nothing is said to be faster: five that agree are chance once in 32 times."""
