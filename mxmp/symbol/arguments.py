@@ -211,8 +211,10 @@ def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) 
 
     ``where`` begins the ConvertError: it names what is to run.
     """
-    if dtypes_.BFLOAT16 in (policy.compute_dtype, policy.param_dtype, policy.output_dtype):
-        refuse_gpus(contexts, f"{where}: policy '{policy}' uses bfloat16")
+    low = dtypes_.BFLOAT16 in (policy.compute_dtype, policy.param_dtype, policy.output_dtype)
+    gpus = [context for context in contexts if _device_type(context) == "gpu"] if low else []
+    if gpus:  # a policy takes long to print, for what each call asks
+        refuse_gpus(gpus, f"{where}: policy '{policy}' uses bfloat16")
 
 
 def contexts_of(*params: Mapping[str, Any]) -> Iterator[Any]:
