@@ -1,9 +1,8 @@
 """Time training steps of six networks in float32, with contrib.amp and with mxmp, forward to update.
 
 The modes take turns, one step each, so that whatever else the machine does hits all of them alike. Each runs in a
-process of its own: contrib.amp changes MXNet for the whole process, and networks that share one may slow each other down.
-Run it from the repository:
-``OMP_NUM_THREADS=2 python -m benchmarks.training``.
+process of its own: contrib.amp changes MXNet for the whole process, and networks that share one may slow each other
+down. Run it from the repository: ``OMP_NUM_THREADS=2 python -m benchmarks.training``.
 """
 
 from __future__ import annotations
