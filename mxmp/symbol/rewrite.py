@@ -256,6 +256,7 @@ class ShapeOutcomes:
     ) -> None:
         source, self._graph = _without_casts(symbol, graph)
         self._dtype = dtype
+        self._last: Optional[Tuple[Shapes, Tuple[Any, ...]]] = None  # the shapes asked for last, and the answer
         self.depends = depends_on_shapes(self._graph, dtype)
         if self.depends:
             self._internals = source.get_internals()
@@ -269,5 +270,8 @@ class ShapeOutcomes:
         """Return the outcomes of all conditions for given shapes of variables; nothing where there are none."""
         if not self.depends:
             return ()
-        facts = add_shapes(self._internals, self._entries, self._graph, self._known, shapes)
-        return shape_outcome(self._graph, self._dtype, facts)
+        last = self._last
+        if last is None or last[0] != shapes:  # a first call asks twice
+            facts = add_shapes(self._internals, self._entries, self._graph, self._known, shapes)
+            self._last = last = dict(shapes), shape_outcome(self._graph, self._dtype, facts)
+        return last[1]
