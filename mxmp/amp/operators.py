@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Dict, List, NamedTuple, NoReturn, Tuple
 
-from mxnet.base import MXNetError, c_str, check_call, py_str
+from mxnet.base import MXNetError, check_call, py_str
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError
-from ..mxnet_private.arrays import library
+from ..mxnet_private.arrays import library, operator_handle
 from ..policy import did_you_mean
 from ..rules import ALLOW, DENY, EVERY, INFER, RULES, Rule
 
@@ -150,13 +150,11 @@ def _needs_float32(rule: Rule, low: str) -> bool:
 
 def _describe(op: str) -> Tuple[str, List[str]]:
     """Return an operator's name in graphs and the names of its inputs; MXNetError if there is none."""
-    handle = ctypes.c_void_p()
-    check_call(library.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
     name, description, key, returns = (ctypes.c_char_p() for _ in range(4))
     count = ctypes.c_uint()
     names, types, descriptions = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))
     rest = (description, count, names, types, descriptions, key, returns)
-    check_call(library.MXSymbolGetAtomicSymbolInfo(handle, ctypes.byref(name), *map(ctypes.byref, rest)))
+    check_call(library.MXSymbolGetAtomicSymbolInfo(operator_handle(op), ctypes.byref(name), *map(ctypes.byref, rest)))
     arguments = [(py_str(names[i]), py_str(types[i])) for i in range(count.value)]
     return str(py_str(name.value)), [each for each, kind in arguments if "Symbol" in kind]
 

@@ -100,8 +100,6 @@ class BlockHooks(FileHooks):
             if plan.prepared is None and other and other.prepared is None and not blocks.backend(self.net):
                 self.graphs.ops[key] = other
                 return
-            if plan.prepared is not None:
-                plan.prepared.refresh()
             self.given_graph = inputs, plan.symbol
             try:
                 blocks.set_op(self.net, None, list(plan.args))

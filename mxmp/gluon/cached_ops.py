@@ -88,7 +88,10 @@ def _adds(graph: ConvertedGraph) -> bool:
 
 
 def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str) -> OpPlan:
-    """Return what to build a net's cached operator of, for the context, mode, backend and policy's dtype of now."""
+    """Return what to build a net's cached operator of, for the context, mode, backend and policy's dtype of now.
+
+    What it reads in place of parameters is computed; a FoldRangeError says that there are folds to do without.
+    """
     converted, fused = graph.converted, bool(blocks.backend(net))
     params = blocks.collected_params(net)
     if not infers() or not can_count():
@@ -99,21 +102,24 @@ def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str) -> OpPlan
     whole = converted.graph_on_cpu(False, fused, names) if on_cpu() else converted.graph
     folded = {name for fold in converted.folds for name in (fold.weight, fold.bias)}
     dense = {name for name, param in params.items() if storage_type(param) == "default"}
-    split = split_params(whole, set(symbol.list_arguments()) & dense | folded)
+    args = set(symbol.list_arguments()) & dense
+    split = split_params(whole, args | folded)
     prepared = PreparedParams(params, converted.folds, dtype)
-    main = symbol if split.main is converted.graph else from_graph(split.main, symbol)
     if split.prepare is not None:
-        prepared.cast_by(from_graph(split.prepare, symbol), split.names)
+        prepared.cast_by(split.prepare, split.names)
     read = {node.name for node in split.main.nodes if node.is_variable}
     prepared.give(sorted(folded & read))
     keeps = _keeps_weights(net, whole)
     if keeps:
-        prepared.watch(sorted((set(main.list_arguments()) & dense) - folded))
+        prepared.watch(sorted(args & read - folded))
+    if prepared.inputs:
+        prepared.refresh()  # at once, so that MXNet's threads compute while the graph is loaded
+    main = symbol if split.main is converted.graph else from_graph(split.main, symbol)
     if not prepared.inputs:
         return OpPlan(main, _as_args(params.values()))
     gone = folded | (set(graph.traced.params) - read)
-    args = [param for name, param in params.items() if name not in gone] + prepared.params
-    return OpPlan(main, _as_args(args), prepared, keeps)
+    kept = [param for name, param in params.items() if name not in gone]
+    return OpPlan(main, _as_args(kept + prepared.params), prepared, keeps)
 
 
 def _as_args(params: Iterable[gluon.Parameter]) -> List[Tuple[bool, gluon.Parameter]]:

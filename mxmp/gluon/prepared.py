@@ -7,15 +7,16 @@ from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, Optional, Se
 
 import mxnet as mx
 from mxnet import gluon
-from mxnet.ndarray import CachedOp
 
 from ..arrays.casts import to_float32
 from ..arrays.write_counts import UnwrittenArrays, write_count
 from ..dtypes import FLOAT32, limits
 from ..errors import MxmpError
+from ..graph import Graph
 from ..mxnet_private import parameters
 from ..passes.fold_batchnorm import Fold
 from ..symbol.for_inference import fold_params, folds_beyond
+from ..symbol.imperative import run_imperatively
 
 
 class FoldRangeError(MxmpError):
@@ -78,9 +79,8 @@ class PreparedParams:
         self._folds = folds
         self._largest = limits(dtype).max
         self._watched: List[str] = []
-        self._op: Optional[CachedOp] = None
-        self._op_inputs: List[str] = []
-        self._op_outputs: List[str] = []
+        self._casts: Optional[Graph] = None
+        self._cast_names: List[str] = []
         self._sources: Dict[mx.Context, _Sources] = {}  # of values that are complete
         self._begun: Set[mx.Context] = set()  # where values were computed, or begun to be, at any time
 
@@ -88,9 +88,9 @@ class PreparedParams:
         """Keep values under these names: folded parameters, or outputs of the graph of casts."""
         self.params.extend(map(PreparedParam, names))
 
-    def cast_by(self, symbol: Any, names: Sequence[str]) -> None:
+    def cast_by(self, graph: Graph, names: Sequence[str]) -> None:
         """Take the graph of casts, and keep its outputs under these names."""
-        self._op, self._op_inputs, self._op_outputs = CachedOp(symbol), symbol.list_inputs(), list(names)
+        self._casts, self._cast_names = graph, list(names)
         self.give(names)
 
     def watch(self, names: Iterable[str]) -> None:
@@ -129,7 +129,8 @@ class PreparedParams:
         """The names of the net's parameters that values are computed from."""
         folded = {name for fold in self._folds for name in (fold.weight, fold.bias)}
         names = [name for fold in self._folds for name in fold.sources.params]
-        return list(dict.fromkeys([*names, *self._watched, *(name for name in self._op_inputs if name not in folded)]))
+        cast = [node.name for node in self._casts.nodes if node.is_variable] if self._casts else []
+        return list(dict.fromkeys([*names, *self._watched, *(name for name in cast if name not in folded)]))
 
     def _computed(self, arrays: Dict[str, mx.nd.NDArray]) -> Dict[str, mx.nd.NDArray]:
         sources = {name for fold in self._folds for name in fold.sources.params}
@@ -138,9 +139,8 @@ class PreparedParams:
         if beyond:
             raise FoldRangeError(beyond)
         known = {**arrays, **folded}
-        if self._op is not None:
-            outputs = self._op(*(known[name] for name in self._op_inputs))
-            known.update(zip(self._op_outputs, outputs if isinstance(outputs, (list, tuple)) else [outputs]))
+        if self._casts is not None:
+            known.update(zip(self._cast_names, run_imperatively(self._casts, known)))
         return known
 
     def forget(self) -> None:

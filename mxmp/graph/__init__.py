@@ -6,9 +6,10 @@ from .core import Graph as Graph
 from .core import GraphBuilder as GraphBuilder
 from .core import Key as Key
 from .core import Node as Node
-from .core import in_written_order as in_written_order
 from .core import verify as verify
 from .core import without_versions as without_versions
+from .order import ancestors as ancestors
+from .order import in_written_order as in_written_order
 from .serde import check_json as check_json
 from .serde import from_json as from_json
 from .serde import to_json as to_json

@@ -141,45 +141,6 @@ def without_versions(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes, heads=unversioned(graph.heads))
 
 
-def in_written_order(graph: Graph) -> Graph:
-    """Return a graph with its nodes in the order in which MXNet writes them.
-
-    That is the order of a depth first search from the outputs (PostOrderDFSVisit in
-    3rdparty/tvm/nnvm/include/nnvm/graph.h at tag 1.9.1); what no output needs is left out.
-    """
-    positions: Dict[int, int] = {}  # in the order in which they are found
-    stack = [head.node for head in reversed(graph.heads)]
-    while stack:
-        position = stack[-1]
-        if position in positions:
-            stack.pop()
-            continue
-        node = graph.nodes[position]
-        needed = [number for number in _needed(node) if number not in positions]
-        if needed:
-            stack.extend(reversed(needed))
-        else:
-            positions[stack.pop()] = len(positions)
-
-    def moved(entries: Tuple[Entry, ...]) -> Tuple[Entry, ...]:
-        return tuple([Entry(positions[number], index, version) for number, index, version in entries])
-
-    nodes = []
-    for position in positions:
-        node = graph.nodes[position]
-        if node.inputs or node.subgraphs:
-            node = node.rewired(moved(node.inputs), tuple(map(in_written_order, node.subgraphs)))
-        if node.control_deps:
-            node = replace(node, control_deps=tuple(positions[dep] for dep in node.control_deps))
-        nodes.append(node)
-    return replace(graph, nodes=tuple(nodes), heads=moved(graph.heads))
-
-
-def _needed(node: Node) -> List[int]:
-    """Return the nodes that must come before one."""
-    return [number for number, _, _ in node.inputs] + [*node.control_deps]
-
-
 class GraphBuilder:
     """Builds a graph out of another, node by node, with an old-to-new entry map.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from typing import Any, Optional
 
 import mxnet as mx
+from mxnet.base import c_str, check_call
 
 from .names import attribute, global_name, method
 
@@ -12,6 +15,7 @@ _internal = global_name(mx.nd, "_internal", "the operators that have no public n
 
 is_fresh = attribute(mx.nd.NDArray, "_fresh_grad", "whether backward wrote an array's gradient since it was unset")
 copy_from_numpy = method(mx.nd.NDArray, "_sync_copyfrom", "fills an array of any dtype with the bytes of numpy's")
+invoke = global_name(_internal, "_imperative_invoke", "runs an operator by its handle, with attributes as texts")
 equal = global_name(_internal, "_equal", "compares two arrays into a given one, with no broadcast")
 multiply = global_name(_internal, "_mul_scalar", "multiplies by a number in place, keeping the dtype")
 
@@ -38,3 +42,11 @@ def leave_attr_scope(kind: Any, error: Any, stack: Any) -> None:
 def attr_scope() -> Optional[Any]:
     """Return the innermost AttrScope of this thread, None where none was entered yet."""
     return getattr(_current_scope(mx.AttrScope), "value", None)
+
+
+@functools.lru_cache(maxsize=None)
+def operator_handle(op: str) -> Any:
+    """Return MXNet's handle of an operator, aliases included; MXNetError if there is none of that name."""
+    handle = ctypes.c_void_p()
+    check_call(library.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
+    return handle

@@ -6,10 +6,9 @@ from call to call. This splits them off, for running only; nothing of it is save
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import AbstractSet, List, NamedTuple, Optional, Set, Tuple
 
-from ..graph import Entry, Graph, GraphBuilder, Key, Node
-from ..graph.core import VARIABLE, in_written_order
+from ..graph import VARIABLE, Entry, Graph, GraphBuilder, Key, Node, ancestors
 from ..rules import CLEAR, RULES
 from .emulate import ROUND
 from .facts import CAST_OPS
@@ -41,16 +40,31 @@ def split_params(graph: Graph, params: AbstractSet[str]) -> SplitGraph:
         graph: The graph that is run.
         params: Names of the variables that are parameters, no graph writing to them.
     """
-    constant, cast = _constant_nodes(graph, params)
-    readers = [entry for i, node in enumerate(graph.nodes) if i not in constant for entry in node.inputs]
-    heads = {head.key for head in graph.heads}
-    wanted = {entry.key: entry for entry in readers if entry.node in cast and entry.key not in heads}
+    wanted = _read_by_others(graph, *_constant_nodes(graph, params))
     if not wanted:
         return SplitGraph(None, graph, [])
-    names: Dict[Key, str] = {}
-    main = _with_variables(graph, wanted, names)
-    prepare = in_written_order(Graph(graph.nodes, tuple(wanted.values()), graph.metadata))
-    return SplitGraph(prepare, main, [names[key] for key in wanted])
+    heads = [Entry(*key) for key in sorted(wanted)]
+    builder = GraphBuilder(graph)
+    for position in sorted(ancestors(graph, heads)):
+        builder.copy(position, graph.nodes[position].rewired(builder.inputs(graph.nodes[position])))
+    main, names = _with_variables(graph, wanted)
+    return SplitGraph(builder.finish(map(builder.mapped, heads)), main, names)
+
+
+def _read_by_others(graph: Graph, constant: AbstractSet[int], cast: AbstractSet[int]) -> Set[Key]:
+    """Return the entries of ``cast`` nodes that nodes which are not ``constant`` read on the way to the outputs."""
+    heads = {head.key for head in graph.heads}
+    needed = {head.node for head in graph.heads}
+    found: Set[Key] = set()
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        if position in needed:
+            node = graph.nodes[position]
+            needed.update(node.control_deps)
+            for entry in node.inputs:
+                needed.add(entry.node)
+                if entry.node in cast and position not in constant and entry.key not in heads:
+                    found.add(entry.key)
+    return found
 
 
 def _constant_nodes(graph: Graph, params: AbstractSet[str]) -> Tuple[Set[int], Set[int]]:
@@ -74,13 +88,18 @@ def _is_steady(node: Node) -> bool:
     return node.op in _CASTS or (rule is not None and rule.category == CLEAR)
 
 
-def _with_variables(graph: Graph, wanted: Dict[Key, Entry], names: Dict[Key, str]) -> Graph:
-    """Return a graph that reads variables in place of the wanted entries, whose names are filled in."""
+def _with_variables(graph: Graph, wanted: AbstractSet[Key]) -> Tuple[Graph, List[str]]:
+    """Return a graph that reads variables in place of the wanted entries, and the names of these in order."""
+    needed = ancestors(graph, graph.heads, wanted)
+    sources = {position for position, _ in wanted}
     builder = GraphBuilder(graph)
+    names: List[str] = []
     for position, node in enumerate(graph.nodes):
-        builder.copy(position, node.rewired(builder.inputs(node), node.subgraphs))
-        for entry in (Entry(position, index) for index in range(node.num_outputs)):
-            if entry.key in wanted:
-                names[entry.key] = builder.unique(f"{graph.entry_name(entry)}_prepared")
-                builder.redirect(entry, Entry(builder.add(Node(VARIABLE, names[entry.key]))))
-    return in_written_order(builder.finish())
+        if position in needed:
+            builder.copy(position, node.rewired(builder.inputs(node)))
+        for index in range(node.num_outputs if position in sources else 0):
+            if (position, index) in wanted:
+                entry = Entry(position, index)
+                names.append(builder.unique(f"{graph.entry_name(entry)}_prepared"))
+                builder.redirect(entry, Entry(builder.add(Node(VARIABLE, names[-1]))))
+    return builder.finish(), names

@@ -88,7 +88,7 @@ class Converted:
     def graph_on_cpu(
         self, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()
     ) -> Graph:
-        """Return the graph of the symbol that runs on CPU, in the order that MXNet writes; `graph` if it is that."""
+        """Return the graph of the symbol that runs on CPU; `graph` if it is that."""
         return _emulated(self.graph, self.facts, trains, fused, written)
 
 
@@ -181,7 +181,7 @@ def _emulated(
         speed = (WidenSlowKernels(low, layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
     emulate = Emulate(facts, native=rounds_natively(facts))
     result = Sequential((emulate, *speed, GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)))(graph)
-    return in_written_order(result.graph) if result.modified else graph
+    return result.graph
 
 
 def rounds_natively(facts: Facts) -> bool:

@@ -37,8 +37,8 @@ def test_casts_of_parameters_are_split_off_with_what_moves_them():
     )
     assert to_text(split.main) == lines(
         """x = null()
-        d = Cast(x) {dtype: float16}
         c_output_prepared = null()
+        d = Cast(x) {dtype: float16}
         y = FullyConnected(d, c_output_prepared)
         z = FullyConnected(y, c_output_prepared)
         return z"""
