@@ -96,7 +96,8 @@ def _with_variables(graph: Graph, wanted: AbstractSet[Key]) -> Tuple[Graph, List
     names: List[str] = []
     for position, node in enumerate(graph.nodes):
         if position in needed:
-            builder.copy(position, node.rewired(builder.inputs(node)))
+            bare = Node(VARIABLE, node.name)  # arrays are given for all: what else a variable says is not read
+            builder.copy(position, bare if node.is_variable else node.rewired(builder.inputs(node)))
         for index in range(node.num_outputs if position in sources else 0):
             if (position, index) in wanted:
                 entry = Entry(position, index)
