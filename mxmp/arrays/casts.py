@@ -82,14 +82,6 @@ def pieces(array: mx.nd.NDArray, size: Optional[int] = None) -> Iterator[mx.nd.N
         yield from (flat[start : start + size] for start in range(0, length, size))
 
 
-def wide_pieces(array: mx.nd.NDArray) -> Iterator[mx.nd.NDArray]:
-    """Yield a dense low precision array as float32, in pieces; each may be used until the next is asked for."""
-    for low in pieces(array):
-        wide = scratch(low)[0]
-        mx.nd.amp_cast(low, dtype="float32", out=wide)
-        yield wide
-
-
 def scratch(like: mx.nd.NDArray) -> List[mx.nd.NDArray]:
     """Return arrays of float32, the dtype of ``like`` and float32, of its size; on CPU shared by all calls of a thread.
 

@@ -134,7 +134,7 @@ class Step:
         self._tell(lambda observer: observer.on_reduced(weights, scale))
 
     def unscale(self, weights: Weights) -> None:
-        """Make the gradients true ones, in float32, reduced; no host read.
+        """Make the gradients true ones, in float32, reduced; no host read, nor wait but for some on CPU (`all_finite`).
 
         Those of low precision weights are shown as float32 copies up to the end of the step, because
         their own dtype would flush them to zero.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ctypes
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from mxmp.arrays import finite
 from mxmp.arrays.finite import all_finite, first_non_finite, merge_flags
+from mxmp.arrays.memory import address
 from mxmp.dtypes import NUMPY_BFLOAT16
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -85,6 +88,30 @@ def test_all_finite_takes_large_arrays_in_pieces(monkeypatch):
         assert not finite_on_host([nd(bad)])
 
 
+@pytest.mark.behaviour("any bad value")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_all_finite_knows_every_pattern_of_bits_of_low_precision(dtype):
+    patterns = np.arange(2**16, dtype=np.uint32)
+    values = patterns.astype(np.uint16).view(np.float16) if dtype == "float16" else (patterns << 16).view(np.float32)
+    array = mx.nd.zeros((5000,), dtype=np.float16 if dtype == "float16" else NUMPY_BFLOAT16)
+    memory = np.frombuffer((ctypes.c_uint16 * array.size).from_address(address(array)), np.uint16)
+    found = []
+    for pattern in range(2**16):
+        memory[4999] = pattern
+        found.append(finite._has_finite_bits(array))
+    np.testing.assert_array_equal(found, np.isfinite(values))
+
+
+def test_all_finite_looks_at_all_pieces_of_low_precision(monkeypatch):
+    monkeypatch.setattr(finite, "_MOST_BITS", 2000)
+    values = np.ones(5001, np.float32)
+    assert finite_on_host([nd(values, "float16")])
+    for position in (0, 1999, 2000, 4000, 5000):
+        bad = values.copy()
+        bad[position] = -np.inf
+        assert not finite_on_host([nd(bad, "float16")])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_all_finite_reads_row_sparse_arrays(device, dtype):
     def rows(values):
@@ -111,7 +138,8 @@ def test_all_finite_finds_duplicates_that_overflow_when_summed():
 
 
 def test_all_finite_does_not_touch_the_host(device, monkeypatch):
-    arrays = [nd(np.ones(5000), dtype, ctx) for dtype in DTYPES for ctx in (mx.cpu(0), mx.cpu(1))]
+    kinds = ["float16", "float32", "float64"] if device == "gpu" else ["float32", "float64"]
+    arrays = [nd(np.ones(5000), dtype, ctx) for dtype in kinds for ctx in (mx.cpu(0), mx.cpu(1))]
     arrays.append(mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [0]), shape=(6, 2)))
     with monkeypatch.context() as patch:
         for name in ("asnumpy", "wait_to_read", "asscalar"):
