@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any
+from typing import Any, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -21,11 +20,19 @@ def view(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
     Those of an array on a CPU, of float32 or low precision, are its own memory: a copy of a large one takes as long as
     what is read from it, for the most part because its pages are new. Others are copied. Waits for the array.
     """
-    dtype = array.dtype
-    if on_gpu(array) or dtypes.canonical(dtype) not in _SHARED or not array.size:
+    dtype, shape = array.dtype, array.shape  # each question to an array takes a call of MXNet
+    if on_gpu(array) or dtypes.canonical(dtype) not in _SHARED or 0 in shape:
         return array.asnumpy()  # type: ignore[no-any-return]
-    memory: Any = (ctypes.c_char * (array.size * np.dtype(dtype).itemsize)).from_address(address(array))
-    memory.owner = array  # which lives as long as what is returned
-    values = np.frombuffer(memory, dtype).reshape(array.shape)
-    values.flags.writeable = False
-    return values
+    return np.asarray(_Memory(array, np.dtype(dtype), shape))
+
+
+class _Memory:
+    """An array's memory, for numpy to read, whose views keep the array alive."""
+
+    def __init__(self, array: mx.nd.NDArray, dtype: np.dtype[Any], shape: Tuple[int, ...]) -> None:
+        self._array = array
+        read_only = True
+        data = address(array), read_only
+        self.__array_interface__ = {
+            "version": 3, "data": data, "shape": shape, "typestr": dtype.str, "descr": dtype.descr
+        }  # fmt: skip

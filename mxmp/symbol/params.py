@@ -112,8 +112,8 @@ def _find_out_of_range(policy: Policy, found: Sequence[Converted], args: Arrays)
     candidates = stored_low | _union(each.cast_params for each in found)
     if policy.out_of_range == "clamp":
         candidates = (candidates & _union(_read_exactly(each.graph) for each in found)) - stored_low
-    names = candidates & set(args)
-    return frozenset(name for name in names if _survey(name, view(args[name]), policy.compute_dtype).clamped)
+    names, block = candidates & set(args), _new_block()
+    return frozenset(name for name in names if _survey(name, view(args[name]), policy.compute_dtype, block).clamped)
 
 
 def _wanted_in_float32(found: Sequence[Converted]) -> FrozenSet[str]:
@@ -127,7 +127,7 @@ def _wanted_in_float32(found: Sequence[Converted]) -> FrozenSet[str]:
 
 def _store(policy: Policy, found: Sequence[Converted], args: Arrays) -> Tuple[Dict[str, Any], Tuple[Change, ...]]:
     """Return the parameters in the dtypes that converted symbols want, and what became of their values."""
-    stored, changes = dict(args), []
+    stored, changes, block = dict(args), [], _new_block()
     low = _union(each.low_params for each in found)
     cast = _union(each.cast_params for each in found) if policy.is_mixed else frozenset()
     for name, array in args.items():
@@ -135,7 +135,7 @@ def _store(policy: Policy, found: Sequence[Converted], args: Arrays) -> Tuple[Di
         if name not in low and not is_cast:
             continue
         dtype = policy.param_dtype if name in low else policy.compute_dtype
-        change = _survey(name, view(array), dtype)
+        change = _survey(name, view(array), dtype, block)
         if change.clamped:
             array = _clamp(array, dtype)
         elif name not in low and dtype == dtypes.BFLOAT16 and array.ndim > 2:
@@ -184,17 +184,24 @@ def growth(before: Arrays, after: Arrays) -> int:
     return total_bytes(new) - total_bytes(old)
 
 
-def _survey(name: str, values: np.ndarray[Any, Any], dtype: str) -> Change:
-    """Return how many values a low precision dtype would clamp or turn to zero."""
+def _new_block() -> np.ndarray[Any, Any]:
+    """Return memory for `_survey`, for all arrays: fresh memory takes longer than what is done in it."""
+    return np.empty(_BLOCK, np.float32)
+
+
+def _survey(name: str, values: np.ndarray[Any, Any], dtype: str, block: np.ndarray[Any, Any]) -> Change:
+    """Return how many values a low precision dtype would clamp or turn to zero; ``block`` is overwritten."""
     limits = dtypes.limits(dtype)
     vanishing = limits.smallest_subnormal / 2  # half way goes to even, to zero
     largest, clamped, underflowed = 0.0, 0, 0
     flat = values.reshape(-1)
     for start in range(0, flat.size, _BLOCK):
-        magnitudes = np.abs(flat[start : start + _BLOCK])
-        if not math.isfinite(magnitudes.max()):
+        part = flat[start : start + _BLOCK]
+        magnitudes = np.abs(part, out=block[: part.size] if part.dtype == block.dtype else None)
+        top = float(magnitudes.max())
+        if not math.isfinite(top):
             magnitudes = magnitudes[np.isfinite(magnitudes)]
-        top = float(magnitudes.max(initial=0.0))
+            top = float(magnitudes.max(initial=0.0))
         if top > limits.max:
             clamped += int(np.count_nonzero(magnitudes > limits.max))
         if magnitudes.min(initial=1.0) <= vanishing:
