@@ -74,7 +74,7 @@ def test_twins_have_their_own_casts():
     """MXNet lets nodes share a name."""
     text = "x = null()\nw = null()\nv = null()\nd = dot(x, w)\ne = dot(d, v)\ns = softmax(e)\nreturn s"
     single = from_text(text)
-    twins = replace(single, nodes=tuple(replace(n, name="d") if n.name == "e" else n for n in single.nodes))
+    twins = replace(single, nodes=tuple(n._replace(name="d") if n.name == "e" else n for n in single.nodes))
     policy, facts = Policy.parse("O1"), Facts.assume_float32(twins)
     plan = make_plan(twins, policy, facts)
     found = make_report(policy, twins, facts, plan, InsertCasts(policy, facts, plan=plan)(twins).graph)

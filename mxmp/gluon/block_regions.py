@@ -185,5 +185,5 @@ def _within(graph: Graph, region: str) -> Graph:
         if not node.is_variable and node.get(PRECISION_ATTR) is None:
             node = node.with_attrs({PRECISION_ATTR: region})
         bodies = tuple(_within(body, region) for body in node.subgraphs)
-        nodes.append(dataclasses.replace(node, subgraphs=bodies))
+        nodes.append(node._replace(subgraphs=bodies))
     return dataclasses.replace(graph, nodes=tuple(nodes))

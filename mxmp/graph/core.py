@@ -35,12 +35,12 @@ class Entry(NamedTuple):
 Attrs = Tuple[Tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """One operator call or variable; MXNet does not require its name to be unique.
 
-    ``attrs`` are sorted by key, ``num_outputs`` counts hidden outputs too (BatchNorm has 3), ``subgraphs`` are the
-    bodies of control flow operators, ``control_deps`` the positions of nodes that must run before this one.
+    A tuple, since passes make thousands of them and compare them. ``attrs`` are sorted by key, ``num_outputs`` counts
+    hidden outputs too (BatchNorm has 3), ``subgraphs`` are the bodies of control flow operators, ``control_deps`` the
+    positions of nodes that must run before this one.
     """
 
     op: str
@@ -166,7 +166,7 @@ class GraphBuilder:
     def copy(self, position: int, node: Node) -> int:
         """Append the new form of an old node, its control dependencies as in the source; they are mapped here."""
         if node.control_deps:
-            node = replace(node, control_deps=tuple(self._positions[dep] for dep in node.control_deps))
+            node = node._replace(control_deps=tuple(self._positions[dep] for dep in node.control_deps))
         new = self.add(node)
         self._positions[position] = new
         for index in range(node.num_outputs):

@@ -41,7 +41,7 @@ def in_written_order(graph: Graph) -> Graph:
         if node.inputs or node.subgraphs:
             node = node.rewired(moved(node.inputs), tuple(map(in_written_order, node.subgraphs)))
         if node.control_deps:
-            node = replace(node, control_deps=tuple(positions[dep] for dep in node.control_deps))
+            node = node._replace(control_deps=tuple(positions[dep] for dep in node.control_deps))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes), heads=moved(graph.heads))
 

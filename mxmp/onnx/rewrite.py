@@ -8,7 +8,7 @@ translates well.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .. import dtypes as dtypes_
@@ -104,7 +104,7 @@ class WriteOut(Pass):
                 node = node.with_attrs({**_DEFAULTS[node.op], **dict(node.attrs)})
             elif node.op == "BatchNorm" and node.get("fix_gamma") in (None, *_TRUE):
                 ones = builder.insert("ones_like", f"{node.name}_ones", node.inputs[1])
-                node = replace(node, inputs=(node.inputs[0], ones, *node.inputs[2:]))
+                node = node._replace(inputs=(node.inputs[0], ones, *node.inputs[2:]))
             elif node.op == "Pooling" and _overhangs(node):
                 node = node.with_attrs({"count_include_pad": "False"})
             elif node.op == "SoftmaxOutput":
@@ -132,7 +132,7 @@ class WriteOut(Pass):
             else entry
             for port, entry in enumerate(node.inputs)
         ]
-        return _cast_to_float16(replace(node, inputs=tuple(inputs)), builder)
+        return _cast_to_float16(node._replace(inputs=tuple(inputs)), builder)
 
 
 def _cast_to_float16(node: Node, builder: GraphBuilder) -> Node:
@@ -140,7 +140,7 @@ def _cast_to_float16(node: Node, builder: GraphBuilder) -> Node:
 
     The exporter tells 1 - x from x - 1 by how the name begins.
     """
-    inner = replace(node, name=builder.unique(f"{node.name}_{dtypes_.FLOAT32}"))
+    inner = node._replace(name=builder.unique(f"{node.name}_{dtypes_.FLOAT32}"))
     return Node("Cast", node.name, make_attrs({"dtype": dtypes_.FLOAT16}), (Entry(builder.add(inner)),))
 
 

@@ -13,7 +13,6 @@ which are then summed along its depth. Zeros times infinity leave NaN beside an 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Optional, Tuple
 
 from ..graph import Entry, GraphBuilder, Node
@@ -101,7 +100,7 @@ def _value(node: Node, key: str) -> Any:
 
 def _insert(builder: GraphBuilder, node: Node) -> Entry:
     """Add a node beside the one that keeps its name."""
-    return Entry(builder.add(replace(node, name=builder.unique(f"{node.name}_deconvolution"), control_deps=())))
+    return Entry(builder.add(node._replace(name=builder.unique(f"{node.name}_deconvolution"), control_deps=())))
 
 
 def _add(builder: GraphBuilder, node: Node, op: str, *inputs: Entry, **attrs: object) -> Entry:

@@ -23,7 +23,7 @@ The emulated graph is for running only; it is never saved. Its outputs keep thei
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Dict, List, Set, Tuple
 
 import numpy as np
@@ -238,8 +238,8 @@ class _Emulator:
                 continue
             for position, other in enumerate(self.builder.nodes):
                 if other.name == name and not other.is_variable:
-                    self.builder.nodes[position] = replace(other, name=self.builder.unique(f"{name}_float32"))
-            self.builder.nodes[new.node] = replace(node, name=name)
+                    self.builder.nodes[position] = other._replace(name=self.builder.unique(f"{name}_float32"))
+            self.builder.nodes[new.node] = node._replace(name=name)
             renamed.add(new.node)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Dict, Optional, Set, Tuple
 
 from .. import dtypes
@@ -43,7 +43,7 @@ class EraseCasts(Pass):
                 builder.redirect(Entry(position), widenings[widening])
                 continue
             inputs = self._original_inputs(graph, node, builder, widenings, early)
-            node = replace(_original_attrs(node), name=names.get(position, node.name))
+            node = _original_attrs(node)._replace(name=names.get(position, node.name))
             new = builder.copy(position, node.rewired(inputs, tuple(map(self.run, node.subgraphs))))
             if widening is not None:
                 widenings.setdefault(widening, Entry(new))
@@ -107,7 +107,7 @@ def _original_attrs(node: Node) -> Node:
     if node.get(REPLACED_ATTR) is not None:
         op, attrs = replaced(node)
         changes = {**changes, "transpose_a": None, "transpose_b": None, **attrs, REPLACED_ATTR: None}
-        node = replace(node, op=op)
+        node = node._replace(op=op)
     declared, widened = node.get(DECLARED_ATTR), node.get(WIDENED_ATTR)
     if declared is not None:
         changes["__dtype__"] = dtypes.to_flag(declared) if declared in dtypes.ITEM_BYTES else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Dict, Optional, Tuple
 
 from .. import dtypes
@@ -115,7 +115,7 @@ class _Inserter:
             inputs = (self.builder.insert("_mul_scalar", f"{node.name}_alpha", inputs[0], **factor), *inputs[1:])
         removed: Dict[str, Optional[str]] = dict.fromkeys(attrs)
         marks = {REPLACED_ATTR: json.dumps([node.op, attrs])}
-        return replace(node.with_attrs({**removed, **kept, **marks}), op=op), inputs
+        return node.with_attrs({**removed, **kept, **marks})._replace(op=op), inputs
 
     def _input(self, position: int, port: int, entry: Entry) -> Entry:
         has = self._dtype(entry)
@@ -170,7 +170,7 @@ class _Inserter:
         elif not producer.is_variable and name.endswith(_OUTPUT):
             name = name[: -len(_OUTPUT)]
             if name not in self.builder.names:
-                self.builder.nodes[cast.node] = replace(self.builder.nodes[cast.node], name=self.builder.unique(name))
+                self.builder.nodes[cast.node] = self.builder.nodes[cast.node]._replace(name=self.builder.unique(name))
         return cast
 
     def _is_cast(self, head: Entry) -> bool:
@@ -183,8 +183,8 @@ class _Inserter:
         old_name = self.graph.nodes[head.node].name
         if nodes[new].name != old_name:
             return
-        nodes[new] = replace(nodes[new], name=self.builder.unique(f"{old_name}_{self._dtype(head)}"))
-        nodes[cast.node] = replace(nodes[cast.node].with_attrs({MARK_ATTR: HEAD_MARK}), name=old_name)
+        nodes[new] = nodes[new]._replace(name=self.builder.unique(f"{old_name}_{self._dtype(head)}"))
+        nodes[cast.node] = nodes[cast.node].with_attrs({MARK_ATTR: HEAD_MARK})._replace(name=old_name)
 
 
 def cast_op(dtype: str, low_dtype: str) -> str:

@@ -42,7 +42,7 @@ class Building:
         """Add a node of the network that reads other entries, in float32 or ``converted``; return its position."""
         node = without_dropout(self._decisions.before.nodes[position])
         name = f"{node.name}_copy{len(self._nodes)}"
-        new = self._add(position, replace(node, name=name, inputs=tuple(inputs), control_deps=()), converted)
+        new = self._add(position, node._replace(name=name, inputs=tuple(inputs), control_deps=()), converted)
         if converted and position in self._decisions.plan.placement.low:
             self._low.add(new)
         return new

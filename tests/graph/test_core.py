@@ -40,7 +40,7 @@ def test_builder_copies_with_an_insertion():
     builder = GraphBuilder(GRAPH)
     for position, node in enumerate(GRAPH.nodes):
         inputs = tuple(builder.mapped(entry) for entry in node.inputs)
-        builder.copy(position, replace(node, inputs=inputs))
+        builder.copy(position, node._replace(inputs=inputs))
         if node.name == "a":
             new = builder.add(Node("Cast", builder.unique("a"), inputs=(Entry(0),)))
             builder.redirect(Entry(0), Entry(new))
@@ -56,5 +56,5 @@ def test_builder_keeps_versions():
 
 
 def test_without_versions():
-    read = replace(GRAPH, nodes=(*GRAPH.nodes[:1], replace(GRAPH.nodes[1], inputs=(Entry(0, 0, 4),)), GRAPH.nodes[2]))
+    read = replace(GRAPH, nodes=(*GRAPH.nodes[:1], GRAPH.nodes[1]._replace(inputs=(Entry(0, 0, 4),)), GRAPH.nodes[2]))
     assert read != GRAPH and without_versions(read) == GRAPH

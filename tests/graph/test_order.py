@@ -23,9 +23,9 @@ def test_the_written_order_is_mxnets():
 
 def test_the_written_order_has_control_dependencies_behind_inputs():
     x, first, second = Node("null", "x"), Node("relu", "first", inputs=(Entry(0),)), Node("relu", "second")
-    graph = Graph((x, first, replace(second, inputs=(Entry(0),), control_deps=(1,))), (Entry(2), Entry(0)))
+    graph = Graph((x, first, second._replace(inputs=(Entry(0),), control_deps=(1,))), (Entry(2), Entry(0)))
     assert in_written_order(graph) == graph
-    late = Graph((x, replace(x, name="y"), first, replace(second, inputs=(Entry(1),), control_deps=(2,))), (Entry(3),))
+    late = Graph((x, x._replace(name="y"), first, second._replace(inputs=(Entry(1),), control_deps=(2,))), (Entry(3),))
     found = in_written_order(late)
     assert [node.name for node in found.nodes] == ["y", "x", "first", "second"]
     assert found.nodes[3].control_deps == (2,) and found.nodes[3].inputs == (Entry(0),)
@@ -52,5 +52,5 @@ def test_ancestors_end_where_an_entry_is_given():
 
 def test_ancestors_have_control_dependencies():
     x, first, second = Node("null", "x"), Node("relu", "first", inputs=(Entry(0),)), Node("relu", "second")
-    graph = Graph((x, first, replace(second, inputs=(Entry(0),), control_deps=(1,))), (Entry(2),))
+    graph = Graph((x, first, second._replace(inputs=(Entry(0),), control_deps=(1,))), (Entry(2),))
     assert ancestors(graph, [Entry(2)]) == {0, 1, 2}

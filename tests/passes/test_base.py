@@ -31,7 +31,7 @@ class Rename(Pass):
     to: str = "d"
 
     def run(self, graph):
-        return replace(graph, nodes=(*graph.nodes[:-1], replace(graph.nodes[-1], name=self.to)))
+        return replace(graph, nodes=(*graph.nodes[:-1], graph.nodes[-1]._replace(name=self.to)))
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,7 @@ def test_a_node_that_must_run_after_another_leaves_it():
     graph = graph_of(f"{CONV}\n{NORM}\na = relu(n)\nreturn a")
     (only,) = find_folds(graph, frozenset(PARAMS))
     for before in (only.layer, only.norm):
-        nodes = (*graph.nodes[:-1], replace(graph.nodes[-1], control_deps=(before,)))
+        nodes = (*graph.nodes[:-1], graph.nodes[-1]._replace(control_deps=(before,)))
         assert find_folds(replace(graph, nodes=nodes), frozenset(PARAMS)) == ()
 
 
