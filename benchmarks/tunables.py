@@ -15,7 +15,7 @@ from benchmarks.common import first_line
 from benchmarks.comparison import FAILS, NO_BFLOAT16
 from benchmarks.requirements import TRAINING
 from benchmarks.tasks import Case, Task, make_task
-from mxmp import Policy
+from mxmp import Policy, dtypes
 from mxmp.errors import MxmpError
 from mxmp.tune import TuneResult, tune
 
@@ -141,9 +141,9 @@ def make_tunable(name: str, batch_size: int = 0, seed: int = 0) -> Tunable:
     return Ssd(name, batch_size, seed) if name == SSD else GluonNetwork(name, batch_size, seed)
 
 
-def start(tunable: Tunable, objective: str, policy: Optional[Policy], runs: bool) -> Tuple[Optional[Run], str]:
-    """Return a run that is warm, or why there is none; ``runs`` is whether the policy can run here."""
-    if not runs:
+def start(tunable: Tunable, objective: str, policy: Optional[Policy], bfloat16: bool) -> Tuple[Optional[Run], str]:
+    """Return a run that is warm, or why there is none; ``bfloat16`` is whether MXNet runs that here."""
+    if policy is not None and policy.compute_dtype == dtypes.BFLOAT16 and not bfloat16:
         return None, NO_BFLOAT16
     try:
         run = tunable.build(objective, policy)

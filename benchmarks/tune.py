@@ -37,7 +37,7 @@ def measure(tunable: Tunable, objective: str, args: argparse.Namespace, bfloat16
         del policies[TUNED]
     runs, missing = {}, {}
     for name, policy in policies.items():
-        run, missing[name] = start(tunable, objective, policy, bfloat16 or name == FLOAT32)
+        run, missing[name] = start(tunable, objective, policy, bfloat16)
         if run is not None:
             runs[name] = timing.timer(run, clock_of(args))
     seconds = timing.take_turns(runs, args.rounds, max(until, time.perf_counter() + args.seconds))

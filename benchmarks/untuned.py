@@ -58,7 +58,7 @@ def measure(
     ]
     runs: Dict[str, Callable[[], float]] = {}
     for number, (column, given) in enumerate(zip(columns, (None, policy))):
-        run, why = start(network, objective, given, bfloat16 or given is None)
+        run, why = start(network, objective, given, bfloat16)
         columns[number] = column._replace(missing=why)
         if run is not None:
             runs[column.who] = timing.timer(run, clock_of(args))
