@@ -28,6 +28,13 @@ def test_view_is_the_arrays_memory_and_cannot_be_written(dtype):
         found[0, 0] = 2
 
 
+def test_view_keeps_the_array_alive():
+    found = view(mx.nd.full((5000,), 3.0)).reshape(50, 100)[1:]
+    others = [mx.nd.full((5000,), 7.0) for _ in range(10)]  # would get the memory, had it been freed
+    mx.nd.waitall()
+    assert len(others) == 10 and (found == 3).all()
+
+
 def test_view_of_bfloat16_has_its_bits():
     array = amp_cast(mx.nd.array([[1.0, -2.0], [np.inf, 0.0]]), NUMPY_BFLOAT16)
     assert view(array).view(np.uint16).tolist() == [[0x3F80, 0xC000], [0x7F80, 0]]
