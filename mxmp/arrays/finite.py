@@ -1,4 +1,4 @@
-"""Are all gradients finite? Answered on the device, exactly, in one small array."""
+"""Are all gradients finite? Answered exactly, in one small array on the device."""
 
 from __future__ import annotations
 

@@ -109,7 +109,8 @@ class Trainer(TrainerSetup):
         Float32 gradients are unscaled in place. For float16 and bfloat16 parameters, whose
         dtype would flush them to zero, ``param.grad()`` shows float32 copies until the step is
         over. They may be changed in place; the step uses what it finds. Gradients that were not
-        finite before still make the step skip, whatever becomes of them. No host read.
+        finite before still make the step skip, whatever becomes of them. No host read, but on a CPU a
+        wait for large gradients of low precision.
 
         Raises:
             TrainerError: Twice in a window, inside a scale_loss block, or without gradients.
@@ -151,8 +152,8 @@ class Trainer(TrainerSetup):
         """Bring every element of the gradients into [-max_value, max_value].
 
         Unscales first if `unscale` was not called; as with `clip_global_norm` the gradients are not
-        yet divided by the batch size. No host read. Gradients that were not finite before still make
-        the step skip.
+        yet divided by the batch size, and nothing is read on the host. Gradients that were not finite
+        before still make the step skip.
 
         Args:
             max_value: Positive.

@@ -173,7 +173,8 @@ class Module(ModuleFiles):
 
         They are seen in the executor group's ``grad_arrays``; of float16 and bfloat16 parameters
         as float32 copies, up to `update`, which uses what it finds. Gradients that were not finite
-        before still make the step skip. No host read.
+        before still make the step skip. No host read, but on a CPU a wait for large gradients of low
+        precision.
 
         Raises:
             TrainerError: Twice in a window, or before backward.

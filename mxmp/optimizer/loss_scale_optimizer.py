@@ -123,7 +123,8 @@ class LossScaleOptimizer(KerasOptimizer):
         """Return gradients divided by the loss scale, in float32; the given ones stay as they are.
 
         Call it once in a step, with all gradients, and go on with what it returns. Those that are not
-        finite make the step skip, whatever becomes of them. No host read.
+        finite make the step skip, whatever becomes of them. No host read, but on a CPU a wait for large
+        gradients of low precision.
 
         Args:
             grads: NDArrays, dense or row_sparse; or lists of them, one per context; or None.

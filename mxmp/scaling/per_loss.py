@@ -42,7 +42,7 @@ class LossScalePerLoss(ScaleSource):
         self.current = loss_id
 
     def note(self, grads: List[mx.nd.NDArray]) -> None:
-        """Note whether the gradients of the step are finite after the current loss; no host read."""
+        """Note whether the gradients of the step are finite after the current loss, as `all_finite` says."""
         if grads:
             self._flags.append((self.current, all_finite(grads)))
 

@@ -140,11 +140,21 @@ def test_all_finite_finds_duplicates_that_overflow_when_summed():
 def test_all_finite_does_not_touch_the_host(device, monkeypatch):
     kinds = ["float16", "float32", "float64"] if device == "gpu" else ["float32", "float64"]
     arrays = [nd(np.ones(5000), dtype, ctx) for dtype in kinds for ctx in (mx.cpu(0), mx.cpu(1))]
+    arrays += [nd(np.ones(4096), dtype, ctx) for dtype in DTYPES for ctx in (mx.cpu(0), mx.cpu(1))]
     arrays.append(mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [0]), shape=(6, 2)))
     with monkeypatch.context() as patch:
         for name in ("asnumpy", "wait_to_read", "asscalar"):
             patch.setattr(mx.nd.NDArray, name, None)
         flag = all_finite(arrays)
+    assert flag.asscalar() == 1.0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_all_finite_looks_at_large_low_precision_arrays_of_a_cpu_without_a_copy(dtype, monkeypatch):
+    array = nd(np.ones(5000), dtype)
+    with monkeypatch.context() as patch:
+        patch.setattr(mx.nd.NDArray, "asnumpy", None)
+        flag = all_finite([array])
     assert flag.asscalar() == 1.0
 
 
