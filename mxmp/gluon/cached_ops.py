@@ -13,10 +13,8 @@ from mxnet import gluon
 from ..arrays.write_counts import can_count
 from ..graph import Graph
 from ..mxnet_private import blocks
-from ..mxnet_private.parameters import storage_type
-from ..passes.split_params import split_params
-from ..symbol import from_graph
 from .graphs import ConvertedGraph, infers, on_cpu, split_inputs
+from .inference_graph import InferenceGraph, Params
 from .prepared import FoldRangeError, PreparedParams
 from .traced_net import ONLY_INFER
 
@@ -95,31 +93,46 @@ def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str) -> OpPlan
     converted, fused = graph.converted, bool(blocks.backend(net))
     params = blocks.collected_params(net)
     if not infers() or not can_count():
-        written = frozenset() if _adds(graph) else frozenset(params)
-        symbol = converted.on_cpu(not infers(), fused, written) if on_cpu() else converted.symbol
-        return OpPlan(symbol, _as_args(params.values()))
-    symbol, names = converted.symbol, frozenset(params)
-    whole = converted.graph_on_cpu(False, fused, names) if on_cpu() else converted.graph
+        return OpPlan(_training_symbol(graph, params, fused), _as_args(params.values()))
     folded = {name for fold in converted.folds for name in (fold.weight, fold.bias)}
-    dense = {name for name, param in params.items() if storage_type(param) == "default"}
-    args = set(symbol.list_arguments()) & dense
-    split = split_params(whole, args | folded)
+    found = _inference_graph(graph, params, fused)
+    split = found.split
     prepared = PreparedParams(params, converted.folds, dtype)
     if split.prepare is not None:
         prepared.cast_by(split.prepare, split.names)
     read = {node.name for node in split.main.nodes if node.is_variable}
     prepared.give(sorted(folded & read))
-    keeps = _keeps_weights(net, whole)
+    keeps = _keeps_weights(net, found.graph)
     if keeps:
-        prepared.watch(sorted(args & read - folded))
-    if prepared.inputs:
-        prepared.refresh()  # at once, so that MXNet's threads compute while the graph is loaded
-    main = symbol if split.main is converted.graph else from_graph(split.main, symbol)
+        prepared.watch(sorted(found.constant & read - folded))
     if not prepared.inputs:
-        return OpPlan(main, _as_args(params.values()))
+        return OpPlan(found.symbol, _as_args(params.values()))
+    prepared.refresh()  # at once, so that MXNet's threads compute while the graph is loaded
     gone = folded | (set(graph.traced.params) - read)
     kept = [param for name, param in params.items() if name not in gone]
-    return OpPlan(main, _as_args(kept + prepared.params), prepared, keeps)
+    return OpPlan(found.symbol, _as_args(kept + prepared.params), prepared, keeps)
+
+
+def _training_symbol(graph: ConvertedGraph, params: Params, fused: bool) -> Any:
+    """Return the symbol by which a net runs now if it does not infer alone."""
+    converted, ready = graph.converted, _ready_graph(graph, params, fused)
+    if not on_cpu():
+        return converted.symbol
+    if ready is not None and not _adds(graph):
+        return ready.whole_symbol()  # training differs in nothing that shapes do not decide
+    return converted.on_cpu(not infers(), fused, frozenset() if _adds(graph) else frozenset(params))
+
+
+def _inference_graph(graph: ConvertedGraph, params: Params, fused: bool) -> InferenceGraph:
+    """Return the graph by which a net infers now."""
+    return _ready_graph(graph, params, fused) or InferenceGraph.of(graph.converted, params, on_cpu(), fused)
+
+
+def _ready_graph(graph: ConvertedGraph, params: Params, fused: bool) -> Optional[InferenceGraph]:
+    """Return the graph that was made before the first call, None if there is none that runs now."""
+    early = graph.traced.early
+    ready = early.on_cpu if early is not None and on_cpu() else None
+    return ready if ready is not None and ready.runs(graph.converted, params, fused) else None
 
 
 def _as_args(params: Iterable[gluon.Parameter]) -> List[Tuple[bool, gluon.Parameter]]:

@@ -88,7 +88,7 @@ class Conversion(BlockHooks):
         trace = Trace(symbol)
         converted = self._convert(trace, {}, {}, folds=self._folds())
         stored = self._storage(self._params_read_by(trace))
-        self.early_graph = EarlyGraph.of(trace, converted, stored)
+        self.early_graph = EarlyGraph.of(self.net, trace, converted, stored)
         return converted
 
     @property

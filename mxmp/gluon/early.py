@@ -9,6 +9,7 @@ from typing import Any, FrozenSet, List, Mapping, NamedTuple, Optional
 import mxnet as mx
 from mxnet import gluon
 
+from ..arrays.write_counts import can_count
 from ..graph import Graph, same_but_for_versions
 from ..mxnet_private import blocks
 from ..mxnet_private.arrays import NumpySymbol
@@ -17,6 +18,8 @@ from ..symbol import Converted, to_graph
 from ..symbol.again import for_shapes
 from ..symbol.inference import Dtypes, Shapes, json_of
 from ..symbol.rewrite import ShapeOutcomes
+from .inference_graph import InferenceGraph
+from .storage import contexts_of
 
 
 class Storage(NamedTuple):
@@ -63,15 +66,18 @@ class EarlyGraph:
     converted: Converted
     storage: Storage
     outcomes: ShapeOutcomes
+    on_cpu: Optional[InferenceGraph]  # what infers on a CPU; None where the net is on none, or shapes may change it
 
     @classmethod
-    def of(cls, trace: Trace, converted: Converted, storage: Storage) -> Optional[EarlyGraph]:
-        """Return what a call can take over of a conversion, None if that is nothing."""
+    def of(
+        cls, net: gluon.HybridBlock, trace: Trace, converted: Converted, storage: Storage
+    ) -> Optional[EarlyGraph]:
+        """Return what a call can take over of a net's conversion, None if that is nothing."""
         if not converted.decisions.plan.steady or converted.decisions.before is not trace.graph:
             return None
         dtype = converted.decisions.policy.compute_dtype
         outcomes = ShapeOutcomes(trace.symbol, dtype, {}, storage.storable, trace.graph)
-        return cls(trace, converted, storage, outcomes)
+        return cls(trace, converted, storage, outcomes, _inference_graph(net, converted))
 
     def converted_for(
         self,
@@ -110,6 +116,15 @@ class EarlyGraph:
         return storage.storable == self.storage.storable and (
             self.storage.stored <= storage.stored <= self.converted.low_params
         )
+
+
+def _inference_graph(net: gluon.HybridBlock, converted: Converted) -> Optional[InferenceGraph]:
+    """Return the graph that a net will infer with if its parameters stay where they are, on CPUs; None elsewhere."""
+    params = blocks.collected_params(net)
+    kinds = {context.device_type for context in contexts_of(params.values())}
+    if not kinds or "gpu" in kinds or not can_count():
+        return None
+    return InferenceGraph.early(converted, params, bool(blocks.backend(net)))
 
 
 def trace_early(net: gluon.HybridBlock) -> Optional[Any]:

@@ -1,0 +1,107 @@
+"""The graph that a net infers with, split in what its parameters alone decide and what each call runs."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, FrozenSet, Iterator, Mapping, Optional, Tuple
+
+from mxnet import gluon
+
+from ..graph import Graph, Key
+from ..mxnet_private.parameters import storage_type
+from ..passes.split_params import SplitGraph, split_params
+from ..symbol import Converted, from_graph
+
+Params = Mapping[str, gluon.Parameter]
+
+
+@dataclass(frozen=True, eq=False)
+class InferenceGraph:
+    """The graph that a conversion of a net runs for inference on one kind of context.
+
+    Attributes:
+        converted: The conversion.
+        graph: The graph as a whole.
+        fused: Whether a backend of MXNet partitions it.
+        params: The names of the net's parameters.
+        dense: Those of parameters that are not sparse: what depends on them alone is computed once.
+    """
+
+    converted: Converted
+    graph: Graph
+    fused: bool
+    params: FrozenSet[str]
+    dense: FrozenSet[str]
+
+    @classmethod
+    def of(cls, converted: Converted, params: Params, on_cpu: bool, fused: bool) -> InferenceGraph:
+        """Return the graph for a net with these parameters, by name."""
+        names = frozenset(params)
+        graph = converted.graph_on_cpu(False, fused, names) if on_cpu else converted.graph
+        return cls(converted, graph, fused, names, _dense(params))
+
+    @classmethod
+    def early(cls, converted: Converted, params: Params, fused: bool) -> Optional[InferenceGraph]:
+        """Return the graph on a CPU, its symbol loaded, of a conversion for inputs of unknown shape.
+
+        None if it may be another for inputs of known shape.
+        """
+        shapes = _UnknownShapes()
+        facts = replace(converted.facts, shapes=shapes)
+        found = cls.of(replace(converted, facts=facts), params, True, fused)
+        if shapes.were_asked_for:
+            return None
+        found = replace(found, converted=converted)
+        found.symbol  # noqa: B018 - loads it
+        return found
+
+    def runs(self, converted: Converted, params: Params, fused: bool) -> bool:
+        """Return whether this runs a conversion that is its own or that for inputs of some shape."""
+        same = converted.graph is self.converted.graph and fused == self.fused
+        return same and params.keys() == self.params and _dense(params) == self.dense
+
+    @functools.cached_property
+    def constant(self) -> FrozenSet[str]:
+        """Names of the variables that no graph writes: parameters without auxiliary states, and what is folded."""
+        folded = {name for fold in self.converted.folds for name in (fold.weight, fold.bias)}
+        return self.dense.intersection(self.converted.symbol.list_arguments()) | folded
+
+    @functools.cached_property
+    def split(self) -> SplitGraph:
+        """Its two parts."""
+        return split_params(self.graph, self.constant)
+
+    @functools.cached_property
+    def symbol(self) -> Any:
+        """The symbol of the part that each call runs."""
+        main, converted = self.split.main, self.converted
+        return converted.symbol if main is converted.graph else from_graph(main, converted.symbol)
+
+    def whole_symbol(self) -> Any:
+        """Return the symbol of both parts, which takes less long to compose than to load; its variables say nothing."""
+        prepare, names = self.split.prepare, self.split.names
+        return self.symbol if prepare is None else self.symbol(**dict(zip(names, from_graph(prepare, self.symbol))))
+
+
+def _dense(params: Params) -> FrozenSet[str]:
+    return frozenset(name for name, param in params.items() if storage_type(param) == "default")
+
+
+class _UnknownShapes(Mapping[Key, Tuple[int, ...]]):
+    """The shapes of entries where none is known; notes whether any was asked for."""
+
+    def __init__(self) -> None:
+        self.were_asked_for = False
+
+    def __getitem__(self, key: Key) -> Tuple[int, ...]:
+        self.were_asked_for = True
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[Key]:
+        self.were_asked_for = True
+        return iter(())
+
+    def __len__(self) -> int:
+        self.were_asked_for = True
+        return 0

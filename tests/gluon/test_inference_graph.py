@@ -1,0 +1,200 @@
+"""The graph that `convert` makes for inference before the first call, and when a call makes its own."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from mxmp.gluon import convert, early, inference_graph
+from mxmp.gluon.lookup import conversion_of
+from mxmp.graph import Graph
+from mxmp.symbol import to_graph
+
+X = mx.nd.random.uniform(shape=(2, 3, 8, 8))
+
+
+def plain(*more):
+    """Return a net of some layers, with values that are the same each time."""
+    mx.random.seed(0)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), *more, nn.Dense(5))
+    net.initialize(mx.init.Xavier())
+    with autograd.pause():
+        net.infer_shape(X)
+    for param in net.collect_params().values():
+        param._finish_deferred_init()
+    return net
+
+
+def ready_of(net):
+    """Return the graph that was made before the first call, None if none was."""
+    found = conversion_of(net).early_graph
+    return None if found is None else found.on_cpu
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """The graphs that were loaded for inference, in their order."""
+    found = []
+    original = inference_graph.from_graph
+
+    def noted(graph, like=None):
+        found.append(graph)
+        return original(graph, like)
+
+    monkeypatch.setattr(inference_graph, "from_graph", noted)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "O3", "O1,name:*=float32"])
+def test_a_call_gives_what_it_gives_with_a_graph_of_its_own(policy):
+    nets = [convert(plain(), policy) for _ in range(2)]
+    conversion_of(nets[1]).early_graph = None
+    assert (nets[0](X) == nets[1](X)).asnumpy().all()
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_training_gives_what_it_gives_with_a_graph_of_its_own(policy):
+    found = []
+    for anew in (False, True):
+        net = convert(plain(), policy)
+        if anew:
+            conversion_of(net).early_graph = None
+        with autograd.record():
+            loss = (net(X) ** 2).mean()
+        loss.backward()
+        arrays = [param.grad() for param in net.collect_params().values() if param.grad_req != "null"]
+        found.append([loss.asnumpy(), *(array.asnumpy() for array in arrays)])
+    assert len(found[0]) == 7
+    for early_value, value in zip(*found):
+        np.testing.assert_array_equal(early_value, value)
+
+
+def test_the_first_call_loads_no_graph(loaded):
+    net = convert(plain(), "O1")
+    assert len(loaded) == 1
+    net(X)
+    assert len(loaded) == 1
+
+
+def test_the_first_call_that_trains_loads_the_casts_alone(loaded):
+    net = convert(plain(), "O1")
+    with autograd.record():
+        net(X)
+    assert loaded[1:] == [ready_of(net).split.prepare]
+
+
+def test_the_symbol_of_both_parts_is_that_of_the_graph():
+    found = ready_of(convert(plain(), "O1"))
+    whole, expected = to_graph(found.whole_symbol()), found.graph
+    assert described(whole) == described(expected) and found.split.prepare is not None
+
+
+def described(graph: Graph):
+    """Return the operators of a graph, each with what it reads, by name, and the names of its outputs."""
+    nodes = {
+        (node.op, node.name, node.attrs, tuple(graph.entry_name(entry) for entry in node.inputs))
+        for node in graph.nodes
+        if not node.is_variable
+    }
+    return nodes, [graph.entry_name(head) for head in graph.heads]
+
+
+def test_a_graph_without_casts_is_the_whole():
+    found = ready_of(convert(plain(), "O1,name:*=float32"))
+    assert found.split.prepare is None and found.whole_symbol() is found.symbol is found.converted.symbol
+
+
+def test_a_net_without_values_has_none():
+    net = nn.Dense(2, in_units=3)
+    assert ready_of(convert(net, "O1")) is None
+    net.initialize()
+    assert net(mx.nd.ones((1, 3))).shape == (1, 2)
+
+
+def test_a_net_on_a_gpu_has_none(monkeypatch):
+    monkeypatch.setattr(early, "contexts_of", lambda params: [mx.cpu(), mx.gpu()])
+    assert ready_of(convert(plain(), "O1")) is None
+
+
+def test_a_net_whose_parameters_cannot_be_watched_has_none(monkeypatch):
+    monkeypatch.setattr(early, "can_count", lambda: False)
+    assert ready_of(convert(plain(), "O1")) is None
+
+
+def test_where_shapes_have_a_say_there_is_none():
+    volume = nn.Conv3DTranspose(2, 3, in_channels=3)  # it is computed by planes, by the shape of its weight
+    volume.initialize()
+    assert ready_of(convert(volume, "O1")) is None
+    assert ready_of(convert(plain(), "mixed_bfloat16")) is None  # oneDNN's layouts depend on channels
+
+
+CHANGES = {
+    "a backend": lambda net: net.hybridize(backend="MKLDNN"),
+    "a layer": lambda net: replace_layer(net, nn.BatchNorm(in_channels=4, scale=False)),
+    "sparse values": lambda net: sparse_weight(net),
+}
+
+
+def replace_layer(net, layer):
+    layer.initialize()
+    net._children["1"] = layer
+    net._clear_cached_op()
+
+
+def sparse_weight(net):
+    net[0].weight._stype = "row_sparse"
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_has_changed_since_makes_it_unfit(change):
+    net = convert(plain(), "O1")
+    ready = ready_of(net)
+    change(net)
+    with autograd.predict_mode():
+        graph = conversion_of(net)._graph_for((X,)).converted
+    fused = bool(net._backend)
+    assert not ready.runs(graph, net.collect_params(), fused)
+
+
+def test_it_runs_the_conversion_for_inputs_of_some_shape():
+    net = convert(plain(), "O1")
+    graph = conversion_of(net)._graph_for((X,)).converted
+    assert graph is not ready_of(net).converted and ready_of(net).runs(graph, net.collect_params(), False)
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_gradients_are_added_where_they_should_be(grad_req):
+    net = convert(plain(), "O1")
+    for param in net.collect_params().values():
+        if param.grad_req != "null":
+            param.grad_req = grad_req
+    for _ in range(2):
+        with autograd.record():
+            loss = net(X).mean()
+        loss.backward()
+    grad = net[-1].bias.grad().asnumpy()
+    np.testing.assert_allclose(grad, (2 if grad_req == "add" else 1) / 5, rtol=2e-3)
+
+
+def test_a_batch_of_another_size_runs_on_it_too(loaded):
+    net = convert(plain(), "O1")
+    net(X)
+    assert net(mx.nd.ones((7, 3, 8, 8))).shape == (7, 5) and len(loaded) == 1
+
+
+def test_a_symbol_block_has_one_too(loaded):
+    data = mx.sym.var("data")
+    block = gluon.SymbolBlock(mx.sym.FullyConnected(data, num_hidden=2, name="fc"), data)
+    block.initialize()
+    block.infer_shape(mx.nd.ones((1, 3)))
+    for param in block.collect_params().values():
+        param._finish_deferred_init()
+    convert(block, "O1")
+    assert ready_of(block) is not None
+    block(mx.nd.ones((1, 3)))
+    assert len(loaded) == 1
