@@ -1,8 +1,9 @@
 """Time the first call of a converted net against the first hybridized call of the net as it was written.
 
-A first call traces the net, converts what was traced, has MXNet make its cached operator and runs it. What of it
-is MXNet's is told by a third net, a SymbolBlock of the graph that ran, which knows nothing of mxmp. All three are made
-anew in each round and take turns. Run it from the repository: ``python -m benchmarks.first_call``.
+A first call traces the net, takes over what ``convert`` has made of the same trace or converts it, has MXNet make its
+cached operator and runs it. What of it is MXNet's is told by a third net, a SymbolBlock of the graph that ran, which
+knows nothing of mxmp. All three are made anew in each round and take turns. Run it from the repository:
+``python -m benchmarks.first_call``; with ``--record`` for calls that autograd records.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import gc
 import os
 import sys
 import time
+from contextlib import nullcontext
 from statistics import median
 from typing import Callable, Dict, List
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon.model_zoo import vision
 from rich.console import Console
 from rich.table import Table
@@ -38,9 +40,14 @@ def seconds_of(run: Callable[[], object], clock: Clock) -> float:
     return timer(run, clock)()
 
 
-def first_call(net: gluon.HybridBlock, data: mx.nd.NDArray, clock: Clock) -> float:
+def first_call(net: gluon.HybridBlock, data: mx.nd.NDArray, record: bool, clock: Clock) -> float:
     """Return the seconds of a net's call, its result computed."""
-    return seconds_of(lambda: net(data).wait_to_read(), clock)
+
+    def call() -> None:
+        with autograd.record() if record else nullcontext():
+            net(data).wait_to_read()
+
+    return seconds_of(call, clock)
 
 
 def make(network: str, data: mx.nd.NDArray, deferred: bool) -> gluon.HybridBlock:
@@ -55,19 +62,22 @@ def make(network: str, data: mx.nd.NDArray, deferred: bool) -> gluon.HybridBlock
     return net
 
 
-def one_round(network: str, policy: str, data: mx.nd.NDArray, deferred: bool, clock: Clock) -> Dict[str, float]:
+def one_round(
+    network: str, policy: str, data: mx.nd.NDArray, deferred: bool, record: bool, clock: Clock
+) -> Dict[str, float]:
     """Return the seconds of each first call, and of ``convert``."""
     plain = make(network, data, deferred)
     plain.hybridize()
-    found = {PLAIN: first_call(plain, data, clock)}
+    found = {PLAIN: first_call(plain, data, record, clock)}
     net = make(network, data, deferred)
     found[CONVERT] = seconds_of(lambda: convert(net, policy), clock)
-    found[CALL] = first_call(net, data, clock)
+    found[CALL] = first_call(net, data, record, clock)
     ran = conversion_of(net).current.converted
     # With its dtype: of an input that has none MXNet warns, though float32 is meant.
-    alone = gluon.SymbolBlock(ran.on_cpu(), [mx.sym.var("data", dtype=data.dtype)], params=net.collect_params())
+    inputs = [mx.sym.var("data", dtype=data.dtype)]
+    alone = gluon.SymbolBlock(ran.on_cpu(trains=record), inputs, params=net.collect_params())
     alone.hybridize()
-    found[MXNET] = first_call(alone, data, clock)
+    found[MXNET] = first_call(alone, data, record, clock)
     return found
 
 
@@ -79,24 +89,27 @@ def main(argv: List[str] | None = None) -> int:
     parser.add_argument("--policies", nargs="+", default=policies, help="default: those that this machine runs")
     parser.add_argument("--size", type=int, default=224, help="of the one image, pixels; default: %(default)s")
     parser.add_argument("--deferred", action="store_true", help="leave the parameters' shapes to the first call")
+    parser.add_argument("--record", action="store_true", help="time calls that autograd records, forward alone")
     parser.add_argument("--cpu-time", action="store_true", help="count CPU time of all threads, not the wall clock's")
     parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
     args = parser.parse_args(argv)
     data = mx.nd.zeros((1, 3, args.size, args.size))
     clock = time.process_time if args.cpu_time else time.perf_counter
     kind = "CPU time, " if args.cpu_time else ""
-    title = f"The first call, batch 1, {args.size} pixels; {kind}ms, medians"
+    recorded = "recorded, " if args.record else ""
+    title = f"The first call, {recorded}batch 1, {args.size} pixels; {kind}ms, medians"
     table = Table("network", "policy", *(PLAIN, CONVERT, CALL, MXNET), "call / plain", title=title)
     results: Dict[str, Dict[str, Dict[str, List[float]]]] = {}
     for network in args.networks:
         for policy in args.policies:
-            rounds = [one_round(network, policy, data, args.deferred, clock) for _ in range(args.rounds + 1)][1:]
+            how = data, args.deferred, args.record, clock
+            rounds = [one_round(network, policy, *how) for _ in range(args.rounds + 1)][1:]
             seconds = {name: [each[name] for each in rounds] for name in rounds[0]}
             results.setdefault(network, {})[policy] = seconds
             ratio = median(own / peer for own, peer in zip(seconds[CALL], seconds[PLAIN]))
             times = (f"{1e3 * median(seconds[name]):.0f}" for name in (PLAIN, CONVERT, CALL, MXNET))
             table.add_row(network, policy, *times, f"{ratio:.2f}")
-    settings = {"size": args.size, "deferred": args.deferred, "cpu_time": args.cpu_time}
+    settings = {"size": args.size, "deferred": args.deferred, "record": args.record, "cpu_time": args.cpu_time}
     file = write(args.out, "first_call", {**settings, "seconds": results})
     console = Console()
     console.print(table)

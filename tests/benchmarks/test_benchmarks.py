@@ -101,9 +101,10 @@ def test_placement_writes_times_table_and_plot(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_first_call_tells_what_is_mxnets(tmp_path, capsys):
+@pytest.mark.parametrize("option", ["--deferred", "--record"])
+def test_first_call_tells_what_is_mxnets(option, tmp_path, capsys):
     small = ["--networks", "mobilenet0.25", "--policies", "O1", "--size", "32", "--rounds", "2"]
-    assert first_call.main([*small, "--deferred", "--out", str(tmp_path)]) == 0
+    assert first_call.main([*small, option, "--out", str(tmp_path)]) == 0
     seconds = json.loads((tmp_path / "first_call.json").read_text())["seconds"]["mobilenet0.25"]["O1"]
     assert {name: len(values) for name, values in seconds.items()} == dict.fromkeys(
         (first_call.PLAIN, first_call.CONVERT, first_call.CALL, first_call.MXNET), 2
