@@ -1,9 +1,9 @@
 """Time the first call of a converted net against the first hybridized call of the net as it was written.
 
 A first call traces the net, takes over what ``convert`` has made of the same trace or converts it, has MXNet make its
-cached operator and runs it. What of it is MXNet's is told by a third net, a SymbolBlock of the graph that ran, which
-knows nothing of mxmp. All three are made anew in each round and take turns. Run it from the repository:
-``python -m benchmarks.first_call``; with ``--record`` for calls that autograd records.
+cached operator and runs it. What of it is MXNet's is told by a third net, a SymbolBlock of what ran, which knows
+nothing of mxmp, and casts weights within its graph. All three are made anew in each round and take turns. Run it from
+the repository: ``python -m benchmarks.first_call``; with ``--record`` for calls that autograd records.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def one_round(
     ran = conversion_of(net).current.converted
     # With its dtype: of an input that has none MXNet warns, though float32 is meant.
     inputs = [mx.sym.var("data", dtype=data.dtype)]
-    alone = gluon.SymbolBlock(ran.on_cpu(trains=record), inputs, params=net.collect_params())
+    symbol = ran.on_cpu(trains=record, written=frozenset(net.collect_params()))
+    alone = gluon.SymbolBlock(symbol, inputs, params=net.collect_params())
     alone.hybridize()
     found[MXNET] = first_call(alone, data, record, clock)
     return found

@@ -119,7 +119,7 @@ def _training_symbol(graph: ConvertedGraph, params: Params, fused: bool) -> Any:
     if not on_cpu():
         return converted.symbol
     if ready is not None and not _adds(graph):
-        return ready.whole_symbol()  # training differs in nothing that shapes do not decide
+        return ready.whole_symbol()
     return converted.on_cpu(not infers(), fused, frozenset() if _adds(graph) else frozenset(params))
 
 
@@ -129,10 +129,14 @@ def _inference_graph(graph: ConvertedGraph, params: Params, fused: bool) -> Infe
 
 
 def _ready_graph(graph: ConvertedGraph, params: Params, fused: bool) -> Optional[InferenceGraph]:
-    """Return the graph that was made before the first call, None if there is none that runs now."""
+    """Return the graph that was made before the first call, None if there is none that runs now.
+
+    It trains too, unless gradients are added to earlier ones: `SeparateLayouts`, which is for training alone, is for
+    bfloat16, and of that there is none.
+    """
     early = graph.traced.early
-    ready = early.on_cpu if early is not None and on_cpu() else None
-    return ready if ready is not None and ready.runs(graph.converted, params, fused) else None
+    ready = None if early is None else early.ready
+    return ready if ready is not None and on_cpu() and ready.runs(graph.converted, params, fused) else None
 
 
 def _as_args(params: Iterable[gluon.Parameter]) -> List[Tuple[bool, gluon.Parameter]]:

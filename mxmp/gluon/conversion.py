@@ -87,8 +87,10 @@ class Conversion(BlockHooks):
         """Return the conversion of a symbol for inputs of unknown shape, and note what a call may take over of it."""
         trace = Trace(symbol)
         converted = self._convert(trace, {}, {}, folds=self._folds())
-        stored = self._storage(self._params_read_by(trace))
-        self.early_graph = EarlyGraph.of(self.net, trace, converted, stored)
+        params = self._params_read_by(trace)
+        self.early_graph = EarlyGraph.of(
+            self.net, trace, converted, params, self._storage(params), lambda shapes: self._convert(trace, shapes, {})
+        )
         return converted
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, FrozenSet, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 from mxnet import gluon
@@ -19,6 +19,7 @@ from ..symbol.again import for_shapes
 from ..symbol.inference import Dtypes, Shapes, json_of
 from ..symbol.rewrite import ShapeOutcomes
 from .inference_graph import InferenceGraph
+from .shapes import guess_shapes, known_shapes
 from .storage import contexts_of
 
 
@@ -56,28 +57,57 @@ class Trace:
 
 @dataclass(frozen=True)
 class EarlyGraph:
-    """A conversion before the first call, for inputs of unknown shape.
+    """A conversion before the first call.
 
-    A call traces the net anew, since what it does may have changed. Where that gives the same as before, and shapes
-    change no verdict and no placement, the conversion is the one that the call needs.
+    A call traces the net anew, since what it does may have changed. Where that gives the same as before, and the shapes
+    of its inputs change no verdict and no placement, the conversion is the one that the call needs.
+
+    Attributes:
+        trace: What was traced.
+        converted: Its conversion, for inputs of unknown shape, or of guessed ones where sizes place casts.
+        storage: How parameters were stored.
+        outcomes: Evaluates the conditions on shapes.
+        outcome: What these gave.
+        ready: What runs on a CPU; None where the net may run elsewhere, or shapes may change it.
     """
 
     trace: Trace
     converted: Converted
     storage: Storage
     outcomes: ShapeOutcomes
-    on_cpu: Optional[InferenceGraph]  # what infers on a CPU; None where the net is on none, or shapes may change it
+    outcome: Tuple[Any, ...]
+    ready: Optional[InferenceGraph]
 
     @classmethod
     def of(
-        cls, net: gluon.HybridBlock, trace: Trace, converted: Converted, storage: Storage
+        cls,
+        net: gluon.HybridBlock,
+        trace: Trace,
+        converted: Converted,
+        params: Mapping[str, gluon.Parameter],
+        storage: Storage,
+        convert: Callable[[Shapes], Converted],
     ) -> Optional[EarlyGraph]:
-        """Return what a call can take over of a net's conversion, None if that is nothing."""
+        """Return what a call can take over, None if that is nothing.
+
+        Args:
+            net: The net.
+            trace: What it was traced to.
+            converted: The conversion for inputs of unknown shape.
+            params: The parameters that the graph reads, by name.
+            storage: How they are stored.
+            convert: Converts the same for inputs of some shapes.
+        """
         if not converted.decisions.plan.steady or converted.decisions.before is not trace.graph:
             return None
         dtype = converted.decisions.policy.compute_dtype
         outcomes = ShapeOutcomes(trace.symbol, dtype, {}, storage.storable, trace.graph)
-        return cls(trace, converted, storage, outcomes, _inference_graph(net, converted))
+        sized = outcomes.depends or not converted.decisions.plan.placement.settled
+        known = known_shapes(guess_shapes(trace.symbol, trace.graph, params) if sized else {}, params)
+        outcome = outcomes(known)
+        if known and (outcome != outcomes({}) or for_shapes(converted, trace.symbol, known) is None):
+            converted = convert(known)
+        return cls(trace, converted, storage, outcomes, outcome, _inference_graph(net, converted))
 
     def converted_for(
         self,
@@ -101,7 +131,7 @@ class EarlyGraph:
         same_policy = policy == self.converted.decisions.policy
         if not same_policy or not self._infers_like(types, params) or not self._stores_like(storage):
             return None
-        if self.outcomes.depends and self.outcomes(shapes) != self.outcomes({}):
+        if self.outcomes.depends and self.outcomes(shapes) != self.outcome:
             return None
         return for_shapes(self.converted, symbol, shapes)
 
@@ -119,10 +149,13 @@ class EarlyGraph:
 
 
 def _inference_graph(net: gluon.HybridBlock, converted: Converted) -> Optional[InferenceGraph]:
-    """Return the graph that a net will infer with if its parameters stay where they are, on CPUs; None elsewhere."""
+    """Return the graph that a net will run if its parameters stay where they are, on CPUs.
+
+    None where they are not known to be there, or may go to a GPU: to emulate loads or builds a library.
+    """
     params = blocks.collected_params(net)
     kinds = {context.device_type for context in contexts_of(params.values())}
-    if not kinds or "gpu" in kinds or not can_count():
+    if not kinds or "gpu" in kinds or mx.runtime.Features().is_enabled("CUDA") or not can_count():
         return None
     return InferenceGraph.early(converted, params, bool(blocks.backend(net)))
 
@@ -136,12 +169,15 @@ def trace_early(net: gluon.HybridBlock) -> Optional[Any]:
         return blocks.cached_graph(net)[1]
     count = _input_count(net)
     names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
+    inputs = [mx.sym.var(name) for name in names]
+    if mx.util.is_np_array():
+        inputs = [symbol.as_np_ndarray() for symbol in inputs]
     try:
         params = {name: param.var() for name, param in blocks.registered_params(net).items()}
         with net.name_scope():
-            out = type(net).hybrid_forward(net, mx.sym, *(mx.sym.var(name) for name in names), **params)
+            out = type(net).hybrid_forward(net, mx.sym, *inputs, **params)
         outputs, _ = blocks.flatten(out, "output")
-        return mx.sym.Group(outputs)
+        return mx.sym.Group(outputs, type(outputs[0]))
     except Exception:
         return None
 

@@ -21,8 +21,8 @@ from ..symbol.monitors import NetworkNames
 from ..symbol.rewrite import ShapeOutcomes
 from .early import EarlyGraph, Trace
 from .precision import current_region
+from .shapes import Shape, known_shapes
 
-Shape = Tuple[int, ...]
 Unfolded = Optional[FrozenSet[Sources]]
 """The folds that a graph does without, since their values are out of range; None for a graph without any."""
 
@@ -71,14 +71,6 @@ def known_inputs(inputs: Sequence[Any], args: Tuple[Any, ...]) -> Tuple[Dict[str
     """Return shapes and dtypes, by name, of those inputs that are arrays."""
     arrays = [(s.name, a) for s, a in zip(inputs, split_inputs(args)) if isinstance(a, mx.nd.NDArray)]
     return {name: a.shape for name, a in arrays}, {name: dtypes.canonical(a.dtype) for name, a in arrays}
-
-
-def known_shapes(inputs: Dict[str, Shape], params: Dict[str, Any]) -> Dict[str, Shape]:
-    """Return the shapes of inputs and parameters; none where those of the inputs are not known."""
-    if not inputs:
-        return {}
-    known = {name: p.shape for name, p in params.items() if p.shape and all(size > 0 for size in p.shape)}
-    return {**known, **inputs}
 
 
 def as_input(arg: Any) -> Any:

@@ -1,4 +1,7 @@
-"""The graph that a net infers with, split in what its parameters alone decide and what each call runs."""
+"""The graph that a net infers with, split in what its parameters alone decide and what each call runs.
+
+Where `convert` has made it before the first call, training runs both parts as one.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +46,17 @@ class InferenceGraph:
 
     @classmethod
     def early(cls, converted: Converted, params: Params, fused: bool) -> Optional[InferenceGraph]:
-        """Return the graph on a CPU, its symbol loaded, of a conversion for inputs of unknown shape.
+        """Return the graph on a CPU, its symbol loaded, of a conversion made before shapes of inputs are known.
 
-        None if it may be another for inputs of known shape.
+        None if it may be another for inputs of known shape, as with bfloat16, for which layouts have a say.
         """
-        shapes = _UnknownShapes()
+        shapes, names = _UnknownShapes(), frozenset(params)
         facts = replace(converted.facts, shapes=shapes)
-        found = cls.of(replace(converted, facts=facts), params, True, fused)
+        graph = replace(converted, facts=facts).graph_on_cpu(False, fused, names)
         if shapes.were_asked_for:
             return None
-        found = replace(found, converted=converted)
-        found.symbol  # noqa: B018 - loads it
+        found = cls(converted, graph, fused, names, _dense(params))
+        _ = found.symbol  # loads it
         return found
 
     def runs(self, converted: Converted, params: Params, fused: bool) -> bool:
@@ -80,8 +83,16 @@ class InferenceGraph:
 
     def whole_symbol(self) -> Any:
         """Return the symbol of both parts, which takes less long to compose than to load; its variables say nothing."""
-        prepare, names = self.split.prepare, self.split.names
-        return self.symbol if prepare is None else self.symbol(**dict(zip(names, from_graph(prepare, self.symbol))))
+        prepare, main, names = self.split.prepare, self.split.main, self.split.names
+        if prepare is None:
+            return self.symbol
+        if _variables(prepare) & _variables(main):  # there would be two of a name
+            return from_graph(self.graph, self.converted.symbol)
+        return self.symbol(**dict(zip(names, from_graph(prepare))))
+
+
+def _variables(graph: Graph) -> FrozenSet[str]:
+    return frozenset(node.name for node in graph.nodes if node.is_variable)
 
 
 def _dense(params: Params) -> FrozenSet[str]:

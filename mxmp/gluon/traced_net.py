@@ -20,9 +20,10 @@ from ..symbol.rewrite import ShapeOutcomes
 from . import block_regions, storage
 from .early import EarlyGraph, Storage, Trace
 from .folding import convert_folded
-from .graphs import ConvertedGraph, GraphCache, TracedGraph, Unfolded, infers, known_inputs, known_shapes, signature_of
+from .graphs import ConvertedGraph, GraphCache, TracedGraph, Unfolded, infers, known_inputs, signature_of
 from .lookup import REPLACED, Siblings, conversions_of, descendants, suspended
 from .precision import current_region
+from .shapes import known_shapes
 
 ONLY_INFER = ("MKLDNN", "MKLDNN_QUANTIZE", "TensorRT")
 """Backends whose operators have no gradients. Those of MKLDNN give zeros and say nothing."""

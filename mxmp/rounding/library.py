@@ -1,9 +1,9 @@
 """The library with the operators: found in the user's cache folder and loaded, or built for the next process.
 
-A process decides once, when it first emulates float16. The library is there: it is loaded, which adds two operators to
-those that MXNet knows in this process. It is not: casts round, with the same bits, and where a compiler is, a process
-in the background builds the library, in ten seconds or so, for those that start later. ``MXMP_ROUNDING=0`` in the
-environment leaves all as it is: nothing is loaded and nothing built.
+A process decides once, when it first makes a graph that emulates float16. The library is there: it is loaded, which
+adds two operators to those that MXNet knows in this process. It is not: casts round, with the same bits, and where a
+compiler is, a process in the background builds the library, in ten seconds or so, for those that start later.
+``MXMP_ROUNDING=0`` in the environment leaves all as it is: nothing is loaded and nothing built.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class LossScalePerLoss(ScaleSource):
     """A loss scale for each of several losses that a trainer learns from, as Apex's ``num_losses``.
 
-    All losses of a step share its gradients. After each backward pass it is noted on the device whether
-    they are finite. In a skipped step the scale of the loss that made them non-finite backs off; losses
+    All losses of a step share its gradients. After each backward pass it is noted, on a GPU without waiting for it,
+    whether they are finite. In a skipped step the scale of the loss that made them non-finite backs off; losses
     before it count as finite, and of those after it nothing is known. ``current`` is the number of the loss
     that is scaled now.
     """

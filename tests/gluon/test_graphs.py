@@ -71,7 +71,7 @@ def test_600_batch_sizes_have_one_graph(conversions, cached_ops, inferences):
     for size in range(1, 601):
         net(mx.nd.ones((size, 3)))
     assert (conversions.number, cached_ops.number) == made
-    assert inferences.number == 600 + 1  # and one to compare with the early conversion
+    assert inferences.number == 600 + 1  # and one before the first call, with which they are compared
 
 
 def test_a_shape_that_was_seen_is_looked_up(conversions, inferences):
@@ -79,7 +79,7 @@ def test_a_shape_that_was_seen_is_looked_up(conversions, inferences):
     for _ in range(3):
         for size in (5, 2000, 7):
             net(mx.nd.ones((size, 3)))
-    assert inferences.number == 3 + 2  # one for each outcome, to compare with the early conversion
+    assert inferences.number == 3 + 1  # and one before the first call, with which they are compared
     assert conversions.number == 2  # before the first call, which long sums take over, and for short ones
 
 
