@@ -107,6 +107,8 @@ class EarlyGraph:
         outcome = outcomes(known)
         if known and (outcome != outcomes({}) or for_shapes(converted, trace.symbol, known) is None):
             converted = convert(known)
+            if not converted.decisions.plan.steady:  # other verdicts than for unknown shapes
+                return None
         return cls(trace, converted, storage, outcomes, outcome, _inference_graph(net, converted))
 
     def converted_for(

@@ -50,10 +50,11 @@ class InferenceGraph:
 
         None if it may be another for inputs of known shape, as with bfloat16, for which layouts have a say.
         """
-        shapes, names = _UnknownShapes(), frozenset(params)
-        facts = replace(converted.facts, shapes=shapes)
-        graph = replace(converted, facts=facts).graph_on_cpu(False, fused, names)
-        if shapes.were_asked_for:
+        names = frozenset(params)
+        facts = replace(converted.facts, shapes=_UnknownShapes())
+        try:
+            graph = replace(converted, facts=facts).graph_on_cpu(False, fused, names)
+        except _ShapeWanted:
             return None
         found = cls(converted, graph, fused, names, _dense(params))
         _ = found.symbol  # loads it
@@ -99,20 +100,18 @@ def _dense(params: Params) -> FrozenSet[str]:
     return frozenset(name for name, param in params.items() if storage_type(param) == "default")
 
 
-class _UnknownShapes(Mapping[Key, Tuple[int, ...]]):
-    """The shapes of entries where none is known; notes whether any was asked for."""
+class _ShapeWanted(Exception):
+    """Raised where a shape is asked for that is not known yet."""
 
-    def __init__(self) -> None:
-        self.were_asked_for = False
+
+class _UnknownShapes(Mapping[Key, Tuple[int, ...]]):
+    """The shapes of entries before any is known; who asks for one is stopped."""
 
     def __getitem__(self, key: Key) -> Tuple[int, ...]:
-        self.were_asked_for = True
-        raise KeyError(key)
+        raise _ShapeWanted
 
     def __iter__(self) -> Iterator[Key]:
-        self.were_asked_for = True
-        return iter(())
+        raise _ShapeWanted
 
     def __len__(self) -> int:
-        self.were_asked_for = True
-        return 0
+        raise _ShapeWanted

@@ -193,23 +193,37 @@ def test_a_symbol_block_has_one_too(loaded):
     assert len(loaded) == 1
 
 
-class OwnCast(gluon.HybridBlock):
-    """A net with an amp_cast of its own, whose gradient MXNet's kernel does not add to another."""
+class OneWeight(gluon.HybridBlock):
+    """A net with one weight, of ones, and what ``compute`` makes of it and the data."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, compute, **kwargs):
         super().__init__(**kwargs)
+        self.compute = compute
         with self.name_scope():
             self.weight = self.params.get("weight", shape=(4, 6), init=mx.init.One())
+        self.initialize()
 
     def hybrid_forward(self, F, x, weight):
-        return F.FullyConnected(x, F.amp_cast(weight, dtype="float32"), no_bias=True, num_hidden=4)
+        return self.compute(F, x, weight)
+
+
+def dense(F, x, weight):
+    return F.FullyConnected(x, weight, no_bias=True, num_hidden=4)
+
+
+def own_cast(F, x, weight):
+    """Read the weight by an amp_cast of the net's own, whose gradient MXNet's kernel does not add to another."""
+    return dense(F, x, F.amp_cast(weight, dtype="float32"))
+
+
+def read_twice(F, x, weight):
+    """Read the weight cast and as it is."""
+    return dense(F, x, weight).sum() + F.exp(weight).sum()
 
 
 @pytest.mark.parametrize(("grad_req", "expected"), [("write", 1), ("add", 2)])
 def test_gradients_of_own_casts_are_added_where_they_should_be(grad_req, expected):
-    net = OwnCast()
-    net.initialize()
-    convert(net, "O1")
+    net = convert(OneWeight(own_cast), "O1")
     net.weight.grad_req = grad_req
     assert ready_of(net) is not None
     for _ in range(2):
@@ -219,22 +233,8 @@ def test_gradients_of_own_casts_are_added_where_they_should_be(grad_req, expecte
     assert (net.weight.grad().asnumpy() == expected).all()
 
 
-class ReadTwice(gluon.HybridBlock):
-    """A net whose weight is read cast and as it is."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.weight = self.params.get("weight", shape=(4, 6), init=mx.init.One())
-
-    def hybrid_forward(self, F, x, weight):
-        return F.FullyConnected(x, weight, no_bias=True, num_hidden=4).sum() + F.exp(weight).sum()
-
-
 def test_a_parameter_that_is_read_in_two_ways_is_one_variable():
-    net = ReadTwice()
-    net.initialize()
-    convert(net, "O1")
+    net = convert(OneWeight(read_twice), "O1")
     names = ready_of(net).whole_symbol().list_inputs()
     assert sorted(names) == ["data", net.weight.name]
     with autograd.record():
