@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
+from typing import Any, FrozenSet, Mapping, Optional, Set, Tuple
 
 from .. import dtypes, rounding
 from ..devices.amx import amx_status
 from ..errors import ConvertError, InferenceError
-from ..graph import Graph, in_written_order
+from ..graph import Graph, Node, in_written_order
 from ..passes import (
     Emulate,
     EraseCasts,
@@ -190,27 +190,31 @@ def rounds_natively(facts: Facts) -> bool:
 
 
 def read_low(graph: Graph) -> FrozenSet[str]:
-    """Return the variables whose values reach a cast to low precision, at once or through clear operators."""
-    carried: Dict[int, FrozenSet[str]] = {}
-    found: Set[str] = set()
-    for position, node in enumerate(graph.nodes):
-        if node.is_variable:
-            carried[position] = frozenset([node.name])
-            continue
-        names = frozenset().union(*[carried[entry.node] for entry in node.inputs if entry.node in carried])
-        if not names:
-            continue
-        if node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION:
-            found |= names
+    """Return the variables whose values reach a cast to low precision, at once or through clear operators.
+
+    One sweep from the outputs up, so that a deep network costs no more per node than a shallow one.
+    """
+    reaching: Set[int] = set()  # positions of nodes whose values do
+    for position in reversed(range(len(graph.nodes))):
+        node = graph.nodes[position]
+        if _casts_low(node) or (position in reaching and _is_clear(node)):
+            reaching.update(entry.node for entry in node.inputs)
         for body in bodies_of(node):
             inside = read_low(body.graph)
-            for variable, port in zip(body.variables(), body.ports):
-                if body.graph.nodes[variable].name in inside:
-                    found |= carried.get(node.inputs[port].node, frozenset())
-        rule = RULES.find(node.op, dict(node.attrs))
-        if rule is not None and rule.category == CLEAR:
-            carried[position] = names
-    return frozenset(found)
+            read = zip(body.variables(), body.ports)
+            reaching.update(
+                node.inputs[port].node for variable, port in read if body.graph.nodes[variable].name in inside
+            )
+    return frozenset(graph.nodes[position].name for position in reaching if graph.nodes[position].is_variable)
+
+
+def _casts_low(node: Node) -> bool:
+    return node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION
+
+
+def _is_clear(node: Node) -> bool:
+    rule = RULES.find(node.op, dict(node.attrs))
+    return rule is not None and rule.category == CLEAR
 
 
 def input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Dtypes:
