@@ -27,7 +27,7 @@ from .graphs import ConvertedGraph, GraphCache, as_input, infers, on_cpu, op_hoo
 from .lookup import as_written, conversion_of, net_method, suspended
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision
-from .prepared import FoldRangeError
+from .prepared import FoldRangeError, PreparedParams
 
 
 class BlockHooks(FileHooks):
@@ -38,6 +38,7 @@ class BlockHooks(FileHooks):
     plain_trainer: PlainTrainerCheck
     is_initialized: bool  # whether the parameters have values, stored in the dtypes that the policy gives them
     calls: Optional[NetCalls]  # what its recorded calls are noted by; None for its trainer
+    computed: Optional[PreparedParams]  # for its first call, if it is for inference alone; None after it
     params_recorded: bool  # whether it is noted that autograd may hold the parameters
 
     @net_method
@@ -94,7 +95,8 @@ class BlockHooks(FileHooks):
         key = op_key(graph)
         dtype = self.policy.compute_dtype
         with bulks_kept(self.net, graph), backend_chosen(self.net, self.for_inference, bool(self.unfolded)):
-            plan = plan_op(self.net, graph, dtype)
+            computed, self.computed = self.computed, None  # not to be held longer than by what reads it
+            plan = plan_op(self.net, graph, dtype, computed)
             differs = on_cpu() and dtype == dtypes.BFLOAT16  # training keeps layouts apart, see `SeparateLayouts`
             other = None if differs else self.graphs.ops.get(key.of_other_mode)
             if plan.prepared is None and other and other.prepared is None and not blocks.backend(self.net):

@@ -12,10 +12,12 @@ from mxnet import gluon
 
 from ..arrays.write_counts import can_count
 from ..graph import Graph
-from ..mxnet_private import blocks
+from ..mxnet_private import blocks, parameters
+from .early import EarlyGraph
 from .graphs import ConvertedGraph, infers, on_cpu, split_inputs
 from .inference_graph import InferenceGraph, Params
 from .prepared import FoldRangeError, PreparedParams
+from .storage import contexts_of
 from .traced_net import ONLY_INFER
 
 _STATIC = "static_shape"
@@ -85,32 +87,62 @@ def _adds(graph: ConvertedGraph) -> bool:
     return not infers() and on_cpu() and any(param.grad_req == "add" for param in graph.traced.params.values())
 
 
-def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str) -> OpPlan:
+def plan_op(
+    net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str, computed: Optional[PreparedParams] = None
+) -> OpPlan:
     """Return what to build a net's cached operator of, for the context, mode, backend and policy's dtype of now.
 
-    What it reads in place of parameters is computed; a FoldRangeError says that there are folds to do without.
+    What it reads in place of parameters is computed, unless ``computed`` has it already; a FoldRangeError says that
+    there are folds to do without.
     """
-    converted, fused = graph.converted, bool(blocks.backend(net))
-    params = blocks.collected_params(net)
+    fused, params = bool(blocks.backend(net)), blocks.collected_params(net)
     if not infers() or not can_count():
         return OpPlan(_training_symbol(graph, params, fused), _as_args(params.values()))
-    folded = {name for fold in converted.folds for name in (fold.weight, fold.bias)}
     found = _inference_graph(graph, params, fused)
-    split = found.split
-    prepared = PreparedParams(params, converted.folds, dtype)
+    prepared = _prepared_params(found, params, dtype)
+    read = {node.name for node in found.split.main.nodes if node.is_variable}
+    keeps = _keeps_weights(net, found.graph)
+    if keeps:
+        prepared.watch(sorted(found.constant & read - found.folded))
+    if not prepared.inputs:
+        return OpPlan(found.symbol, _as_args(params.values()))
+    prepared.refresh(computed)  # at once, so that MXNet's threads compute while the graph is loaded
+    gone = found.folded | (set(graph.traced.params) - read)
+    kept = [param for name, param in params.items() if name not in gone]
+    return OpPlan(found.symbol, _as_args(kept + prepared.params), prepared, keeps)
+
+
+def compute_early(net: gluon.HybridBlock, early: EarlyGraph, dtype: str) -> Optional[PreparedParams]:
+    """Return what a net for inference will read in place of parameters, computed where they are, before its first call.
+
+    None if some parameters have no values yet, or values are out of range when folded.
+    """
+    params = blocks.collected_params(net)
+    contexts = set(contexts_of(params.values()))
+    one_kind = len({context.device_type for context in contexts}) == 1
+    if not (one_kind and can_count() and all(map(parameters.is_initialized, params.values()))):
+        return None
+    with next(iter(contexts)):
+        fused = bool(blocks.backend(net))
+        found = early.ready or InferenceGraph.of(early.converted, params, on_cpu(), fused)
+    prepared = _prepared_params(found, params, dtype)
+    try:
+        for context in contexts:
+            with context:
+                prepared.refresh()
+    except FoldRangeError:  # the first call finds it too, and does without these folds
+        return None
+    return prepared
+
+
+def _prepared_params(found: InferenceGraph, params: Params, dtype: str) -> PreparedParams:
+    """Return what a graph reads in place of a net's parameters, to be computed."""
+    prepared, split = PreparedParams(params, found.converted.folds, dtype), found.split
     if split.prepare is not None:
         prepared.cast_by(split.prepare, split.names)
     read = {node.name for node in split.main.nodes if node.is_variable}
-    prepared.give(sorted(folded & read))
-    keeps = _keeps_weights(net, found.graph)
-    if keeps:
-        prepared.watch(sorted(found.constant & read - folded))
-    if not prepared.inputs:
-        return OpPlan(found.symbol, _as_args(params.values()))
-    prepared.refresh()  # at once, so that MXNet's threads compute while the graph is loaded
-    gone = folded | (set(graph.traced.params) - read)
-    kept = [param for name, param in params.items() if name not in gone]
-    return OpPlan(found.symbol, _as_args(kept + prepared.params), prepared, keeps)
+    prepared.give(sorted(found.folded & read))
+    return prepared
 
 
 def _training_symbol(graph: ConvertedGraph, params: Params, fused: bool) -> Any:

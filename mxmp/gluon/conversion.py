@@ -17,8 +17,10 @@ from ..mxnet_private import blocks
 from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, to_graph
+from ..symbol.inference import Shapes
 from . import block_regions, storage
 from .block_hooks import BlockHooks
+from .cached_ops import compute_early
 from .early import EarlyGraph, Trace, trace_early
 from .graphs import GraphCache
 from .lookup import ATTRIBUTE, REPLACED, Siblings, blocks_in, conversion_of, converted_class, plain_class
@@ -86,11 +88,13 @@ class Conversion(BlockHooks):
     def _converted_early(self, symbol: Any) -> Converted:
         """Return the conversion of a symbol for inputs of unknown shape, and note what a call may take over of it."""
         trace = Trace(symbol)
-        converted = self._convert(trace, {}, {}, folds=self._folds())
-        params = self._params_read_by(trace)
-        self.early_graph = EarlyGraph.of(
-            self.net, trace, converted, params, self._storage(params), lambda shapes: self._convert(trace, shapes, {})
-        )
+        folds = self._folds()
+
+        def convert(shapes: Shapes) -> Converted:
+            return self._convert(trace, shapes, {}, folds=folds)
+
+        converted, params = convert({}), self._params_read_by(trace)
+        self.early_graph = EarlyGraph.of(self.net, trace, converted, params, self._storage(params), folds, convert)
         return converted
 
     @property
@@ -121,6 +125,8 @@ class Conversion(BlockHooks):
             if self.own_graph is not None:
                 blocks.cached_graph.set(self.net, (self.own_graph[0], self.early.symbol))
             self._store(self.early)
+        if self.for_inference and self.early_graph is not None:
+            self.computed = compute_early(self.net, self.early_graph, self.policy.compute_dtype)
 
     def remove(self) -> None:
         """Undo `install`: the net has its own methods, its own graph and float32 parameters again."""
@@ -134,6 +140,7 @@ class Conversion(BlockHooks):
         self.siblings.recorded.difference_update(map(id, self.stored))
         self.params_recorded = False
         self.stored.clear()
+        self.computed = None
         blocks.is_active.set(self.net, self.was_active)
         blocks.clear_cached_op(self.net)
         if self.own_graph is not None:
@@ -191,6 +198,7 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "is_initialized": False,
         "params_recorded": False,
         "calls": None,
+        "computed": None,
         "suspension": threading.local(),
     }
 

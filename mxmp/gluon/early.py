@@ -13,14 +13,19 @@ from ..arrays.write_counts import can_count
 from ..graph import Graph, same_but_for_versions
 from ..mxnet_private import blocks
 from ..mxnet_private.arrays import NumpySymbol
+from ..passes.fold_batchnorm import Sources, folds_depend_on_shapes
 from ..policy import Policy
 from ..symbol import Converted, to_graph
 from ..symbol.again import for_shapes
-from ..symbol.inference import Dtypes, Shapes, json_of
+from ..symbol.for_inference import folded_names, folded_shapes
+from ..symbol.inference import Dtypes, Shapes, infer_later, json_of
 from ..symbol.rewrite import ShapeOutcomes
 from .inference_graph import InferenceGraph
 from .shapes import guess_shapes, known_shapes
 from .storage import contexts_of
+
+Unfolded = Optional[FrozenSet[Sources]]
+"""The folds that a graph does without, since their values are out of range; None for a graph without any."""
 
 
 class Storage(NamedTuple):
@@ -28,6 +33,10 @@ class Storage(NamedTuple):
 
     storable: FrozenSet[str]
     stored: FrozenSet[str]
+
+    def without(self, names: FrozenSet[str]) -> Storage:
+        """Return the same for the other parameters."""
+        return Storage(self.storable - names, self.stored - names)
 
 
 class Trace:
@@ -66,6 +75,7 @@ class EarlyGraph:
         trace: What was traced.
         converted: Its conversion, for inputs of unknown shape, or of guessed ones where sizes place casts.
         storage: How parameters were stored.
+        unfolded: Which BatchNorms it leaves where the others are folded; None if none is.
         outcomes: Evaluates the conditions on shapes.
         outcome: What these gave.
         ready: What runs on a CPU; None where the net may run elsewhere, or shapes may change it.
@@ -74,6 +84,7 @@ class EarlyGraph:
     trace: Trace
     converted: Converted
     storage: Storage
+    unfolded: Unfolded
     outcomes: ShapeOutcomes
     outcome: Tuple[Any, ...]
     ready: Optional[InferenceGraph]
@@ -86,6 +97,7 @@ class EarlyGraph:
         converted: Converted,
         params: Mapping[str, gluon.Parameter],
         storage: Storage,
+        unfolded: Unfolded,
         convert: Callable[[Shapes], Converted],
     ) -> Optional[EarlyGraph]:
         """Return what a call can take over, None if that is nothing.
@@ -96,24 +108,26 @@ class EarlyGraph:
             converted: The conversion for inputs of unknown shape.
             params: The parameters that the graph reads, by name.
             storage: How they are stored.
+            unfolded: Which BatchNorms it leaves where the others are folded; None if none is.
             convert: Converts the same for inputs of some shapes.
         """
-        if not converted.decisions.plan.steady or converted.decisions.before is not trace.graph:
+        removed = converted.decisions.removed
+        if not converted.decisions.plan.steady or (removed.before and folds_depend_on_shapes(removed.before)):
             return None
         dtype = converted.decisions.policy.compute_dtype
         outcomes = ShapeOutcomes(trace.symbol, dtype, {}, storage.storable, trace.graph)
         sized = outcomes.depends or not converted.decisions.plan.placement.settled
         known = known_shapes(guess_shapes(trace.symbol, trace.graph, params) if sized else {}, params)
         outcome = outcomes(known)
-        if known and (outcome != outcomes({}) or for_shapes(converted, trace.symbol, known) is None):
+        if known and (outcome != outcomes({}) or _for_shapes(converted, known) is None):
             converted = convert(known)
             if not converted.decisions.plan.steady:  # other verdicts than for unknown shapes
                 return None
-        return cls(trace, converted, storage, outcomes, outcome, _inference_graph(net, converted))
+        ready = _inference_graph(net, converted)
+        return cls(trace, converted, storage, unfolded, outcomes, outcome, ready)
 
     def converted_for(
         self,
-        symbol: Any,
         policy: Policy,
         shapes: Shapes,
         types: Dtypes,
@@ -123,7 +137,6 @@ class EarlyGraph:
         """Return the conversion for a call that is traced to the same graph, None if it has to be converted anew.
 
         Args:
-            symbol: What the call was traced to.
             policy: The policy.
             shapes: Shapes of inputs and parameters.
             types: Dtypes of the inputs.
@@ -135,19 +148,32 @@ class EarlyGraph:
             return None
         if self.outcomes.depends and self.outcomes(shapes) != self.outcome:
             return None
-        return for_shapes(self.converted, symbol, shapes)
+        return _for_shapes(self.converted, shapes)
 
     def _infers_like(self, types: Dtypes, params: Mapping[str, Any]) -> bool:
         """Return whether all inputs have the dtypes that they were given when they were not known."""
         before = self.converted.decisions
         found = before.facts.variable_dtypes(before.before)
-        return {name: dtype for name, dtype in found.items() if name not in params} == types
+        ours = params.keys() | folded_names(self.converted.folds)
+        return {name: dtype for name, dtype in found.items() if name not in ours} == types
 
     def _stores_like(self, storage: Storage) -> bool:
         """Return whether parameters are stored as before, or as the conversion wants it."""
-        return storage.storable == self.storage.storable and (
-            self.storage.stored <= storage.stored <= self.converted.low_params
-        )
+        folded = folded_names(self.converted.folds)
+        now, before = storage.without(folded), self.storage.without(folded)
+        return now.storable == before.storable and before.stored <= now.stored <= self.converted.low_params
+
+
+def _for_shapes(converted: Converted, shapes: Shapes) -> Optional[Converted]:
+    """Return what a conversion for inputs of unknown shape is for shapes of the net's inputs and parameters.
+
+    None if casts have to be placed elsewhere.
+    """
+    found = for_shapes(converted, folded_shapes(converted.folds, converted.decisions.before, shapes))
+    removed = converted.decisions.removed
+    if found is None or removed.before is None:
+        return found
+    return found.noting(removed._replace(facts=infer_later(removed.before, removed.facts, shapes)))
 
 
 def _inference_graph(net: gluon.HybridBlock, converted: Converted) -> Optional[InferenceGraph]:

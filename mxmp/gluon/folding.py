@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, FrozenSet, Mapping, Tuple
+from typing import Dict, FrozenSet, Mapping, Tuple
 
 from mxnet import gluon
 
@@ -15,50 +15,46 @@ from ..policy import Policy
 from ..symbol import Converted, convert_graph
 from ..symbol.arguments import Model, make_model
 from ..symbol.convert import ConvertedModel, convert_known
-from ..symbol.for_inference import prepare
+from ..symbol.for_inference import folded_names, folded_shapes, prepare
 from ..symbol.inference import Dtypes, Shapes
+from .early import Storage, Trace
 from .graphs import ConvertedGraph
 
 
 def convert_folded(
-    symbol: Any,
+    trace: Trace,
     policy: Policy,
     shapes: Shapes,
     types: Dtypes,
     params: FrozenSet[str],
-    storable: FrozenSet[str],
-    stored: FrozenSet[str],
+    storage: Storage,
     unfolded: FrozenSet[Sources] = frozenset(),
     out_of_range: FrozenSet[str] = frozenset(),
 ) -> Converted:
-    """Return the conversion of a symbol for inference alone; its ``folds`` say how parameters are folded, in float32.
+    """Return the conversion of a net for inference alone; its ``folds`` say how parameters are folded, in float32.
 
     Nothing is folded where it cannot be told that a parameter was written: each call would have to fold it again.
 
     Args:
-        symbol: The symbol as it was traced.
+        trace: What the net was traced to.
         policy: The policy.
         shapes: Shapes of inputs and parameters, if known.
         types: Dtypes of inputs.
         params: Names of the parameters.
-        storable: Names of those that may be stored in low precision.
-        stored: Names of those that are.
+        storage: How they are stored.
         unfolded: What is not to be folded.
         out_of_range: Names of outputs of the symbol, as it was traced, with values beyond low precision's range.
     """
     foldable = params if can_count() else frozenset()
-    found = prepare(symbol, foldable, shapes, types)
+    found = prepare(trace.symbol, foldable, shapes, types, graph=trace.graph)
     left = frozenset(fold.norm for fold in found.folds if fold.sources in unfolded)
     if left:
-        found = prepare(symbol, foldable, shapes, types, left)
-    sources = {name for fold in found.folds for name in (fold.weight, fold.bias, *fold.sources.params)}
-    read = set(found.symbol.list_inputs())
-    known = {name: shape for name, shape in shapes.items() if name in read and name not in sources}
-    known.update((fold.weight, shapes[fold.sources.weight]) for fold in found.folds if fold.sources.weight in shapes)
+        found = prepare(trace.symbol, foldable, shapes, types, left, trace.graph)
+    known = folded_shapes(found.folds, found.graph, shapes)
     beyond = {name for name in out_of_range if name not in found.outputs}
     beyond.update(name for name, before in found.outputs.items() if before in out_of_range)
-    storage = storable - sources, stored - sources
-    converted = convert_graph(found.symbol, policy, known, types, *storage, frozenset(beyond))
+    storage = storage.without(folded_names(found.folds))
+    converted = convert_graph(found.symbol, policy, known, types, *storage, frozenset(beyond), graph=found.graph)
     return replace(converted.noting(found.removed), folds=found.folds)
 
 

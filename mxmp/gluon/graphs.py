@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -14,17 +14,13 @@ from .. import dtypes
 from ..graph import Graph, without_versions
 from ..lru_cache import LRUCache
 from ..mxnet_private import blocks
-from ..passes.fold_batchnorm import Sources
 from ..scaling.loss_heads import loss_heads
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
 from ..symbol.rewrite import ShapeOutcomes
-from .early import EarlyGraph, Trace
+from .early import EarlyGraph, Trace, Unfolded
 from .precision import current_region
 from .shapes import Shape, known_shapes
-
-Unfolded = Optional[FrozenSet[Sources]]
-"""The folds that a graph does without, since their values are out of range; None for a graph without any."""
 
 MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
 MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators

@@ -65,11 +65,15 @@ class InferenceGraph:
         same = converted.graph is self.converted.graph and fused == self.fused
         return same and params.keys() == self.params and _dense(params) == self.dense
 
+    @property
+    def folded(self) -> FrozenSet[str]:
+        """Names of the parameters that are folded."""
+        return frozenset(name for fold in self.converted.folds for name in (fold.weight, fold.bias))
+
     @functools.cached_property
     def constant(self) -> FrozenSet[str]:
         """Names of the variables that no graph writes: parameters without auxiliary states, and what is folded."""
-        folded = {name for fold in self.converted.folds for name in (fold.weight, fold.bias)}
-        return self.dense.intersection(self.converted.symbol.list_arguments()) | folded
+        return self.dense.intersection(self.converted.symbol.list_arguments()) | self.folded
 
     @functools.cached_property
     def split(self) -> SplitGraph:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set
+from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 from mxnet import gluon
@@ -106,8 +106,11 @@ class PreparedParams:
         """Return whether values were computed on the current context before, or begun to be."""
         return mx.context.current_context() in self._begun
 
-    def refresh(self) -> None:
+    def refresh(self, other: Optional[PreparedParams] = None) -> None:
         """Compute the values on the current context. If it is interrupted there are none.
+
+        Args:
+            other: What may have computed them already.
 
         Raises:
             FoldRangeError: If there are folds that the net must do without.
@@ -119,10 +122,24 @@ class PreparedParams:
         params = [self._net_params[name] for name in self.inputs]
         arrays = [param.data(ctx) for param in params]
         sources = _Sources(params, arrays)  # what is written from here on makes the values stale
-        values = self._computed(dict(zip(self.inputs, arrays)))
+        values = None if other is None else self._values_of(other)
+        if values is None:
+            values = self._computed(dict(zip(self.inputs, arrays)))
         for param in self.params:
             param.values[ctx] = values[param.name]
         self._sources[ctx] = sources
+
+    def _values_of(self, other: PreparedParams) -> Optional[Dict[str, mx.nd.NDArray]]:
+        """Return the values by name that another has on the current context, None if they are not what this gives."""
+        if self._computation() != other._computation() or not other.is_current():
+            return None
+        ctx = mx.context.current_context()
+        return {param.name: param.values[ctx] for param in other.params}
+
+    def _computation(self) -> Tuple[object, ...]:
+        """Return what is computed, to be compared; of parameters, which are equal only to themselves."""
+        names = {param.name for param in self.params}
+        return dict(self._net_params), self._folds, self._largest, self._casts, self._cast_names, names
 
     @functools.cached_property
     def inputs(self) -> List[str]:

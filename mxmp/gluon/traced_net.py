@@ -18,9 +18,9 @@ from ..symbol import Converted, convert_graph
 from ..symbol.arguments import beyond_range
 from ..symbol.rewrite import ShapeOutcomes
 from . import block_regions, storage
-from .early import EarlyGraph, Storage, Trace
+from .early import EarlyGraph, Storage, Trace, Unfolded
 from .folding import convert_folded
-from .graphs import ConvertedGraph, GraphCache, TracedGraph, Unfolded, infers, known_inputs, signature_of
+from .graphs import ConvertedGraph, GraphCache, TracedGraph, infers, known_inputs, signature_of
 from .lookup import REPLACED, Siblings, conversions_of, descendants, suspended
 from .precision import current_region
 from .shapes import known_shapes
@@ -156,12 +156,12 @@ class TracedNet:
         known, policy = known_shapes(shapes, params), policy or self.policy
         beyond = beyond_range(self.ranges, policy)
         try:
-            if folds is not None:
-                return convert_folded(trace.symbol, policy, known, types, frozenset(params), *stored, folds, beyond)
-            if early is not None:
-                found = early.converted_for(trace.symbol, policy, known, types, params, stored)
+            if early is not None and early.unfolded == folds:
+                found = early.converted_for(policy, known, types, params, stored)
                 if found is not None:
                     return found
+            if folds is not None:
+                return convert_folded(trace, policy, known, types, frozenset(params), stored, folds, beyond)
             return convert_graph(trace.symbol, policy, known, types, *stored, beyond, graph=trace.graph)
         except ConvertError as e:
             low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []

@@ -43,7 +43,7 @@ def runnable(
     symbol = from_graph(graph)
     if ctx.device_type == "gpu":
         return symbol
-    made = Converted(symbol, graph, facts_of(graph, values), frozenset(), replace(decisions, after=graph))
+    made = Converted(symbol, symbol, graph, facts_of(graph, values), frozenset(), replace(decisions, after=graph))
     return made.on_cpu(trains=trains)
 
 

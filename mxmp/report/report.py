@@ -15,7 +15,9 @@ from rich.text import Text
 
 from .. import html
 from ..errors import visible
-from .counts import total
+from ..graph import Graph
+from ..passes.facts import Facts
+from . import counts
 from .saving import save_text
 
 AS_IT_WAS = "as it was"
@@ -76,15 +78,22 @@ class Row:
 
 
 class Removed(NamedTuple):
-    """What inference does not need of a network, and what its activations took with it.
+    """What inference does not need of a network, and the network that still had it, but for dropout.
 
     Attributes:
         rows: One per operator that is gone.
-        activation_bytes: Bytes of the network's activations before, as in `Report`; None if unknown.
+        before: The network's graph; None if nothing was removed.
+        facts: The facts on it.
     """
 
     rows: Tuple[Row, ...] = ()
-    activation_bytes: Optional[int] = None
+    before: Optional[Graph] = None
+    facts: Facts = Facts({})
+
+    @property
+    def activation_bytes(self) -> Optional[int]:
+        """Bytes of the network's activations before, as in `Report`; None if unknown."""
+        return None if self.before is None else counts.activation_bytes(self.before, self.facts)
 
 
 @dataclass(frozen=True)
@@ -121,9 +130,9 @@ class Report:
 
     def with_removed(self, removed: Removed) -> Report:
         """Return the report on the conversion of a network of which something had been removed before."""
-        sizes = self.activation_bytes
-        if sizes and removed.activation_bytes is not None:
-            sizes = removed.activation_bytes, sizes[1]
+        sizes, before = self.activation_bytes, removed.activation_bytes
+        if sizes and before is not None:
+            sizes = before, sizes[1]
         return replace(self, rows=self.rows + removed.rows, activation_bytes=sizes)
 
     @property
@@ -238,13 +247,13 @@ def merge(reports: Sequence[Report]) -> Report:
     if len(reports) == 1:
         return reports[0]
     activations = [report.activation_bytes or (None, None) for report in reports]
-    before, after = (total(sizes) for sizes in zip(*activations))
+    before, after = (counts.total(sizes) for sizes in zip(*activations))
     return Report(
         policy=reports[0].policy,
         rows=tuple(row for report in reports for row in report.rows),
         casts=sum(report.casts for report in reports),
         activation_casts=sum(report.activation_casts for report in reports),
-        cast_bytes=total(report.cast_bytes for report in reports),
+        cast_bytes=counts.total(report.cast_bytes for report in reports),
         activation_bytes=None if before is None or after is None else (before, after),
         without_rule=tuple(sorted({op for report in reports for op in report.without_rule})),
         widely_read=tuple(sorted({pair for report in reports for pair in report.widely_read})),

@@ -19,7 +19,7 @@ from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums
 from ..passes.drop_dropout import find_dropouts
 from ..passes.fold_batchnorm import Fold, Sources, activation_of, find_folds
-from ..report import DROPPED, FOLDED, Removed, Row, activation_bytes
+from ..report import DROPPED, FOLDED, Removed, Row
 from .arguments import Model, blaming_params
 from .inference import Dtypes, Shapes, from_graph, infer_facts, to_graph
 from .params import round_to
@@ -53,6 +53,7 @@ def prepare(
     shapes: Optional[Shapes] = None,
     types: Optional[Dtypes] = None,
     left: FrozenSet[int] = frozenset(),
+    graph: Optional[Graph] = None,
 ) -> Prepared:
     """Return a symbol prepared for inference; casts that mxmp inserted are taken out.
 
@@ -62,13 +63,15 @@ def prepare(
         shapes: Shapes of its inputs and parameters, if known.
         types: Dtypes of its inputs and parameters, where they are not float32.
         left: BatchNorms that are to be left, as ``Fold.norm`` numbers them.
+        graph: The symbol's graph, if it has been read: ``to_graph(symbol)``.
 
     Raises:
         InferenceError: If the network does not type-check; the message names the node.
     """
-    before = EraseCasts()(to_graph(symbol)).graph
+    given = to_graph(symbol) if graph is None else graph
+    before = EraseCasts()(given).graph
     graph = in_written_order(DropDropout()(before).graph)
-    source = from_graph(graph, symbol)
+    source = symbol if graph == given else from_graph(graph, symbol)
     known = input_dtypes(source, graph, shapes or {}, types or {}, params)
     facts = infer_facts(source, graph, shapes or {}, known, params)
     folds = find_folds(graph, params, facts, left)
@@ -80,8 +83,20 @@ def prepare(
         rows.append(Row(norm.name, norm.op, FOLDED, f"into the weight and bias of '{layer.name}'", ()))
         name = facts.output_name(graph, norm.inputs[0])
         outputs[name] = None if activation_of(norm) else facts.output_name(graph, Entry(fold.norm))
-    removed = Removed(tuple(rows), activation_bytes(graph, facts))
-    return Prepared(from_graph(after, symbol), after, folds, removed, outputs)
+    return Prepared(from_graph(after, symbol), after, folds, Removed(tuple(rows), graph, facts), outputs)
+
+
+def folded_names(folds: Iterable[Fold]) -> FrozenSet[str]:
+    """Return the names of the parameters that folds compute, and of those that these are computed from."""
+    return frozenset(name for fold in folds for name in (fold.weight, fold.bias, *fold.sources.params))
+
+
+def folded_shapes(folds: Iterable[Fold], graph: Graph, shapes: Shapes) -> Dict[str, Tuple[int, ...]]:
+    """Return the shapes of variables of a graph that is prepared, given those of the network's."""
+    read = {node.name for node in graph.nodes if node.is_variable} - folded_names(folds)
+    weights = {fold.weight: fold.sources.weight for fold in folds}
+    before = {**{name: name for name in read}, **weights}
+    return {name: shapes[old] for name, old in before.items() if old in shapes}
 
 
 def fold_params(folds: Iterable[Fold], params: Arrays) -> Dict[str, Any]:

@@ -97,11 +97,14 @@ def add_shapes(internals: Any, entries: Iterable[Key], graph: Graph, facts: Fact
     return replace(facts, bodies=_infer_bodies(graph, facts))
 
 
-def infer_later(symbol: Any, graph: Graph, facts: Facts, shapes: Shapes) -> Facts:
-    """Return facts about a symbol's graph, which has no bodies, with shapes that are inferred when they are needed."""
+def infer_later(graph: Graph, facts: Facts, shapes: Shapes, symbol: Optional[Any] = None) -> Facts:
+    """Return facts about a graph, which has no bodies, with shapes that are inferred when they are needed.
+
+    ``symbol`` is the graph's; if it is not given, it is loaded then.
+    """
 
     def infer() -> Facts:
-        internals = symbol.get_internals()
+        internals = (from_graph(graph) if symbol is None else symbol).get_internals()
         return add_shapes(internals, entry_names(internals, graph), graph, facts, shapes)
 
     return replace(facts, shapes=LaterShapes(infer))

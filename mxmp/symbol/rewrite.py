@@ -47,6 +47,7 @@ class Converted:
 
     Attributes:
         symbol: The converted symbol, for plain MXNet.
+        source: What was converted, without casts of mxmp.
         graph: Its graph.
         facts: What MXNet infers about it.
         low_params: Names of the parameters that it wants in low precision.
@@ -55,6 +56,7 @@ class Converted:
     """
 
     symbol: Any
+    source: Any
     graph: Graph
     facts: Facts
     low_params: FrozenSet[str]
@@ -85,9 +87,7 @@ class Converted:
         graph = self.graph_on_cpu(trains, fused, written)
         return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
 
-    def graph_on_cpu(
-        self, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()
-    ) -> Graph:
+    def graph_on_cpu(self, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()) -> Graph:
         """Return the graph of the symbol that runs on CPU; `graph` if it is that."""
         return _emulated(self.graph, self.facts, trains, fused, written)
 
@@ -138,7 +138,7 @@ def convert_graph(
     except InferenceError as e:
         raise ConvertError(f"the converted network does not type-check: {e}") from e
     _check_outputs(policy, plan, (graph, facts), (after, new_facts))
-    return Converted(result, after, new_facts, low_params, Decisions(policy, graph, facts, plan, after))
+    return Converted(result, source, after, new_facts, low_params, Decisions(policy, graph, facts, plan, after))
 
 
 def _without_casts(symbol: Any, graph: Optional[Graph]) -> Tuple[Any, Graph]:

@@ -174,17 +174,17 @@ def test_a_copy_converts_for_itself(conversions):
 
 def test_another_policy_takes_nothing_over():
     net = make()
-    early, (trace, params) = conversion_of(net).early_graph, parts(net)
+    early, params = conversion_of(net).early_graph, params_read_by(net)
     args = {"data": X.shape}, {"data": "float32"}, params, early.storage
-    assert early.converted_for(trace.symbol, Policy.parse("O1"), *args) is not None
-    assert early.converted_for(trace.symbol, Policy.parse("O1", last_layer_fp32=True), *args) is None
+    assert early.converted_for(Policy.parse("O1"), *args) is not None
+    assert early.converted_for(Policy.parse("O1", last_layer_fp32=True), *args) is None
 
 
 @pytest.mark.parametrize("change", ["storable", "stored"])
 def test_other_storage_takes_nothing_over(change):
     net = make("O2")
-    early, (trace, params) = conversion_of(net).early_graph, parts(net)
-    args = trace.symbol, Policy.parse("O2"), {"data": X.shape}, {"data": "float32"}, params
+    early, params = conversion_of(net).early_graph, params_read_by(net)
+    args = Policy.parse("O2"), {"data": X.shape}, {"data": "float32"}, params
     low = early.converted.low_params
     assert early.converted_for(*args, early.storage._replace(stored=low)) is not None
     name = frozenset(["net_batchnorm0_gamma" if change == "stored" else "net_conv0_weight"])
@@ -192,7 +192,6 @@ def test_other_storage_takes_nothing_over(change):
     assert early.converted_for(*args, early.storage._replace(**{change: other})) is None
 
 
-def parts(net):
-    """Return what a call of a net is traced to, and the parameters that this reads."""
-    traced = conversion_of(net).traced_for((X,))
-    return traced.trace, traced.params
+def params_read_by(net):
+    """Return the parameters that a call of a net reads, by name."""
+    return conversion_of(net).traced_for((X,)).params

@@ -36,13 +36,13 @@ def batch(seed=1):
 def computed(monkeypatch):
     """Counts how often values were computed."""
     found = []
-    original = prepared_module.PreparedParams.refresh
+    original = prepared_module.PreparedParams._computed
 
-    def refresh(self):
+    def compute(self, arrays):
         found.append(self)
-        return original(self)
+        return original(self, arrays)
 
-    monkeypatch.setattr(prepared_module.PreparedParams, "refresh", refresh)
+    monkeypatch.setattr(prepared_module.PreparedParams, "_computed", compute)
     return found
 
 

@@ -24,7 +24,7 @@ def network(slices=False):
 
 def test_it_is_what_a_conversion_anew_gives():
     symbol = network()
-    found, anew = for_shapes(convert_graph(symbol, O1), symbol, SHAPES), convert_graph(symbol, O1, SHAPES)
+    found, anew = for_shapes(convert_graph(symbol, O1), SHAPES), convert_graph(symbol, O1, SHAPES)
     assert found.graph == anew.graph and found.report == anew.report
     assert dict(found.facts.shapes) == anew.facts.shapes and len(found.facts.shapes) == len(anew.facts.shapes)
 
@@ -34,7 +34,7 @@ def test_shapes_are_inferred_when_they_are_asked_for(monkeypatch):
     early = convert_graph(symbol, O1)
     original = mx.sym.Symbol.get_internals
     monkeypatch.setattr(mx.sym.Symbol, "get_internals", lambda self: calls.append(self) or original(self))
-    found = for_shapes(early, symbol, SHAPES)
+    found = for_shapes(early, SHAPES)
     assert not calls
     assert found.facts.shapes[0, 0] == SHAPES["data"] and len(calls) == 1
     assert (0, 9) not in found.facts.shapes and len(calls) == 1  # once
@@ -43,7 +43,7 @@ def test_shapes_are_inferred_when_they_are_asked_for(monkeypatch):
 def test_there_is_none_if_casts_stand_elsewhere():
     symbol = network(slices=True)
     early = convert_graph(symbol, O1)
-    assert for_shapes(early, symbol, SHAPES) is None
+    assert for_shapes(early, SHAPES) is None
     assert early.graph != convert_graph(symbol, O1, SHAPES).graph
 
 
@@ -51,4 +51,4 @@ def test_there_is_none_if_casts_stand_elsewhere():
 def test_shapes_that_do_not_fit_are_refused_by_the_node(slices):
     symbol = network(slices)
     with pytest.raises(InferenceError, match="node 'conv': MXNet cannot infer its shapes"):
-        for_shapes(convert_graph(symbol, O1), symbol, {"data": (2, 3)})
+        for_shapes(convert_graph(symbol, O1), {"data": (2, 3)})
