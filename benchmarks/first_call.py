@@ -55,28 +55,37 @@ def make(network: str, data: mx.nd.NDArray, deferred: bool) -> gluon.HybridBlock
     net = vision.get_model(network)
     net.initialize()
     if not deferred:
-        net.infer_shape(data)
-        for param in net.collect_params().values():
-            param._finish_deferred_init()
-        mx.nd.waitall()
+        give_values(net, data)
     return net
 
 
+def give_values(net: gluon.HybridBlock, data: mx.nd.NDArray) -> None:
+    """Give values to the parameters of a net that is initialized, but has not seen data."""
+    net.infer_shape(data)
+    for param in net.collect_params().values():
+        param._finish_deferred_init()
+    mx.nd.waitall()
+
+
 def one_round(
-    network: str, policy: str, data: mx.nd.NDArray, deferred: bool, record: bool, clock: Clock
+    network: str, policy: str, data: mx.nd.NDArray, deferred: bool, record: bool, for_inference: bool, clock: Clock
 ) -> Dict[str, float]:
     """Return the seconds of each first call, and of ``convert``."""
     plain = make(network, data, deferred)
     plain.hybridize()
     found = {PLAIN: first_call(plain, data, record, clock)}
     net = make(network, data, deferred)
-    found[CONVERT] = seconds_of(lambda: convert(net, policy), clock)
+    found[CONVERT] = seconds_of(lambda: convert(net, policy, for_inference=for_inference), clock)
     found[CALL] = first_call(net, data, record, clock)
     ran = conversion_of(net).current.converted
     # With its dtype: of an input that has none MXNet warns, though float32 is meant.
     inputs = [mx.sym.var("data", dtype=data.dtype)]
     symbol = ran.on_cpu(trains=record, written=frozenset(net.collect_params()))
     alone = gluon.SymbolBlock(symbol, inputs, params=net.collect_params())
+    if for_inference:  # with the parameters that only the folded graph has
+        for name in {name for fold in ran.folds for name in (fold.weight, fold.bias)} - set(net.collect_params()):
+            alone.collect_params()[name].initialize()
+        give_values(alone, data)
     alone.hybridize()
     found[MXNET] = first_call(alone, data, record, clock)
     return found
@@ -91,26 +100,27 @@ def main(argv: List[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=224, help="of the one image, pixels; default: %(default)s")
     parser.add_argument("--deferred", action="store_true", help="leave the parameters' shapes to the first call")
     parser.add_argument("--record", action="store_true", help="time calls that autograd records, forward alone")
+    parser.add_argument("--for-inference", action="store_true", help="convert for inference alone, BatchNorm folded")
     parser.add_argument("--cpu-time", action="store_true", help="count CPU time of all threads, not the wall clock's")
     parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
     args = parser.parse_args(argv)
     data = mx.nd.zeros((1, 3, args.size, args.size))
     clock = time.process_time if args.cpu_time else time.perf_counter
     kind = "CPU time, " if args.cpu_time else ""
-    recorded = "recorded, " if args.record else ""
-    title = f"The first call, {recorded}batch 1, {args.size} pixels; {kind}ms, medians"
+    what = "recorded, " if args.record else "for inference, " if args.for_inference else ""
+    title = f"The first call, {what}batch 1, {args.size} pixels; {kind}ms, medians"
     table = Table("network", "policy", *(PLAIN, CONVERT, CALL, MXNET), "call / plain", title=title)
     results: Dict[str, Dict[str, Dict[str, List[float]]]] = {}
     for network in args.networks:
         for policy in args.policies:
-            how = data, args.deferred, args.record, clock
+            how = data, args.deferred, args.record, args.for_inference, clock
             rounds = [one_round(network, policy, *how) for _ in range(args.rounds + 1)][1:]
             seconds = {name: [each[name] for each in rounds] for name in rounds[0]}
             results.setdefault(network, {})[policy] = seconds
             ratio = median(own / peer for own, peer in zip(seconds[CALL], seconds[PLAIN]))
             times = (f"{1e3 * median(seconds[name]):.0f}" for name in (PLAIN, CONVERT, CALL, MXNET))
             table.add_row(network, policy, *times, f"{ratio:.2f}")
-    settings = {"size": args.size, "deferred": args.deferred, "record": args.record, "cpu_time": args.cpu_time}
+    settings = {name: getattr(args, name) for name in ("size", "deferred", "record", "for_inference", "cpu_time")}
     file = write(args.out, "first_call", {**settings, "seconds": results})
     console = Console()
     console.print(table)

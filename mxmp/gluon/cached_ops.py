@@ -115,7 +115,8 @@ def plan_op(
 def compute_early(net: gluon.HybridBlock, early: EarlyGraph, dtype: str) -> Optional[PreparedParams]:
     """Return what a net for inference will read in place of parameters, computed where they are, before its first call.
 
-    None if some parameters have no values yet, or values are out of range when folded.
+    None if some parameters have no values yet, or values are out of range when folded. Waits for the values, so that a
+    first call need not, and what goes wrong is told here.
     """
     params = blocks.collected_params(net)
     contexts = set(contexts_of(params.values()))
@@ -130,6 +131,8 @@ def compute_early(net: gluon.HybridBlock, early: EarlyGraph, dtype: str) -> Opti
         for context in contexts:
             with context:
                 prepared.refresh()
+                for param in prepared.params:
+                    param.data(context).wait_to_read()
     except FoldRangeError:  # the first call finds it too, and does without these folds
         return None
     return prepared

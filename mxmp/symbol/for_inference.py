@@ -14,6 +14,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
+from ..arrays.views import view
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums
@@ -115,14 +116,19 @@ def fold_params(folds: Iterable[Fold], params: Arrays) -> Dict[str, Any]:
 
 
 def _fold(sources: Sources, params: Arrays) -> Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return a layer's new weight and bias in float64; not finite where a value leaves its range."""
+    """Return a layer's new weight and bias, in the dtype that numpy has for the old weight's.
+
+    They are computed in float64, piece by piece, and rounded once; not finite where a value leaves its range.
+    """
     beta, mean, var = (_per_channel(sources, name, params) for name in (sources.beta, sources.mean, sources.var))
     gamma = 1.0 if sources.gamma is None else _per_channel(sources, sources.gamma, params)
     bias = 0.0 if sources.bias is None else _per_channel(sources, sources.bias, params)
     weight = _values(params[sources.weight])
     with np.errstate(all="ignore"):
         factor = gamma / np.sqrt(var + sources.eps)
-        return weight * _spread(factor, sources, weight.shape), beta + (bias - mean) * factor
+        spread = _spread(factor, sources, weight.shape)
+        new = np.multiply(weight, spread, dtype=np.float64, out=np.empty_like(weight), casting="same_kind")
+        return new, (beta + (bias - mean) * factor).astype(weight.dtype)
 
 
 def _spread(factor: np.ndarray[Any, Any], sources: Sources, shape: Tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -142,7 +148,7 @@ def _spread(factor: np.ndarray[Any, Any], sources: Sources, shape: Tuple[int, ..
 
 
 def _per_channel(sources: Sources, name: str, params: Arrays) -> np.ndarray[Any, Any]:
-    values = _values(params[name])
+    values = np.asarray(_values(params[name]), np.float64)
     if values.shape != (sources.channels,):
         raise ParamsError(
             f"'{name}' has shape {values.shape}, not ({sources.channels},), as the layer of '{sources.weight}' wants: "
@@ -152,19 +158,19 @@ def _per_channel(sources: Sources, name: str, params: Arrays) -> np.ndarray[Any,
 
 
 def _values(array: Any) -> np.ndarray[Any, Any]:
-    """Return an array's values in float64, which holds those of every other dtype exactly."""
-    if dtypes.canonical(array.dtype) == dtypes.BFLOAT16:
-        array = round_to(array, dtypes.FLOAT32)
-    return np.asarray(array.asnumpy(), np.float64)
+    """Return a copy of an array's values for numpy, which has no bfloat16.
+
+    A view of a parameter that oneDNN keeps in a layout of its own counts as a write to it.
+    """
+    low = dtypes.canonical(array.dtype) == dtypes.BFLOAT16
+    return (round_to(array, dtypes.FLOAT32) if low else array).asnumpy()  # type: ignore[no-any-return]
 
 
 def _array(values: np.ndarray[Any, Any], like: Any) -> Any:
     """Return an array of the dtype, the kind and the device of another."""
-    dtype = dtypes.canonical(like.dtype)
-    stored = dtypes.FLOAT32 if dtype == dtypes.BFLOAT16 else dtype
-    with np.errstate(over="ignore"):
-        array = mx.nd.array(values.astype(stored), ctx=like.ctx, dtype=stored)
-    array = array if stored == dtype else round_to(array, dtype)
+    array = mx.nd.array(values, ctx=like.ctx, dtype=values.dtype)
+    if dtypes.canonical(like.dtype) == dtypes.BFLOAT16:
+        array = round_to(array, dtypes.BFLOAT16)
     return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
 
 
@@ -172,7 +178,9 @@ def folds_beyond(folds: Iterable[Fold], folded: Arrays, largest: float) -> List[
     """Return the folds that give values of a magnitude above a limit, or none at all, as with a negative variance."""
 
     def is_beyond(name: str) -> bool:
-        return not np.abs(_values(folded[name])).max(initial=0.0) <= largest  # NaN is not
+        array = folded[name]
+        low = dtypes.canonical(array.dtype) == dtypes.BFLOAT16
+        return not np.abs(_values(array) if low else view(array)).max(initial=0.0) <= largest  # NaN is not
 
     return [fold for fold in folds if is_beyond(fold.weight) or is_beyond(fold.bias)]
 

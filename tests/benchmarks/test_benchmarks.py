@@ -101,7 +101,7 @@ def test_placement_writes_times_table_and_plot(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["--deferred", "--record"])
+@pytest.mark.parametrize("option", ["--deferred", "--record", "--for-inference"])
 def test_first_call_tells_what_is_mxnets(option, tmp_path, capsys):
     small = ["--networks", "mobilenet0.25", "--policies", "O1", "--size", "32", "--rounds", "2"]
     assert first_call.main([*small, option, "--out", str(tmp_path)]) == 0
