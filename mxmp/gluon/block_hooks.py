@@ -38,7 +38,7 @@ class BlockHooks(FileHooks):
     plain_trainer: PlainTrainerCheck
     is_initialized: bool  # whether the parameters have values, stored in the dtypes that the policy gives them
     calls: Optional[NetCalls]  # what its recorded calls are noted by; None for its trainer
-    computed: Optional[PreparedParams]  # for its first call, if it is for inference alone; None after it
+    computed: Optional[PreparedParams]  # for its first call, should that infer; None after it
     params_recorded: bool  # whether it is noted that autograd may hold the parameters
 
     @net_method

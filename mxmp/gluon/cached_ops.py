@@ -106,20 +106,23 @@ def plan_op(
         prepared.watch(sorted(found.constant & read - found.folded))
     if not prepared.inputs:
         return OpPlan(found.symbol, _as_args(params.values()))
-    prepared.refresh(computed)  # at once, so that MXNet's threads compute while the graph is loaded
+    if computed is not None:
+        prepared.take_over(computed)
+    if not prepared.is_current():
+        prepared.refresh()  # at once, so that MXNet's threads compute while the graph is loaded
     gone = found.folded | (set(graph.traced.params) - read)
     kept = [param for name, param in params.items() if name not in gone]
     return OpPlan(found.symbol, _as_args(kept + prepared.params), prepared, keeps)
 
 
 def compute_early(net: gluon.HybridBlock, early: EarlyGraph, dtype: str) -> Optional[PreparedParams]:
-    """Return what a net for inference will read in place of parameters, computed where they are, before its first call.
+    """Return what a net will read in place of parameters if its first call infers, computed where they are.
 
-    None if some parameters have no values yet, or values are out of range when folded. Waits for the values, so that a
-    first call need not, and what goes wrong is told here.
+    None if that is nothing, if some parameters have no values yet, or if folded values are out of range. Waits for the
+    values, so that a first call need not, and what goes wrong is told here.
     """
     params = blocks.collected_params(net)
-    contexts = set(contexts_of(params.values()))
+    contexts = {mx.Context(context) for context in contexts_of(params.values())}  # of our own, to be entered
     one_kind = len({context.device_type for context in contexts}) == 1
     if not (one_kind and can_count() and all(map(parameters.is_initialized, params.values()))):
         return None
@@ -127,9 +130,13 @@ def compute_early(net: gluon.HybridBlock, early: EarlyGraph, dtype: str) -> Opti
         fused = bool(blocks.backend(net))
         found = early.ready or InferenceGraph.of(early.converted, params, on_cpu(), fused)
     prepared = _prepared_params(found, params, dtype)
+    if not prepared.inputs:
+        return None
     try:
         for context in contexts:
             with context:
+                for name in prepared.inputs:
+                    params[name].data(context).wait_to_read()  # what is still being written is no value to rely on
                 prepared.refresh()
                 for param in prepared.params:
                     param.data(context).wait_to_read()

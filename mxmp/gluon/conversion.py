@@ -125,7 +125,7 @@ class Conversion(BlockHooks):
             if self.own_graph is not None:
                 blocks.cached_graph.set(self.net, (self.own_graph[0], self.early.symbol))
             self._store(self.early)
-        if self.for_inference and self.early_graph is not None:
+        if self.early_graph is not None:
             self.computed = compute_early(self.net, self.early_graph, self.policy.compute_dtype)
 
     def remove(self) -> None:

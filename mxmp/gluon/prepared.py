@@ -47,14 +47,14 @@ class _Sources:
     """The values of parameters on one context that others are computed from."""
 
     def __init__(self, params: Sequence[gluon.Parameter], arrays: Sequence[mx.nd.NDArray]) -> None:
-        self._params, self._arrays = params, arrays
+        self._params, self.arrays = params, arrays
         self._places = [_place(param, array) for param, array in zip(params, arrays)]
         counts = [count for count in map(write_count, arrays) if count is not None]
         self._counts = UnwrittenArrays(counts) if len(counts) == len(arrays) else None  # None where it cannot be told
 
     def are_held(self) -> bool:
         """Return whether the parameters still have these arrays."""
-        return parameters.have_arrays(self._params, self._places, self._arrays)
+        return parameters.have_arrays(self._params, self._places, self.arrays)
 
     def are_current(self) -> bool:
         """Return whether the parameters still have these values, as far as can be told."""
@@ -106,11 +106,8 @@ class PreparedParams:
         """Return whether values were computed on the current context before, or begun to be."""
         return mx.context.current_context() in self._begun
 
-    def refresh(self, other: Optional[PreparedParams] = None) -> None:
+    def refresh(self) -> None:
         """Compute the values on the current context. If it is interrupted there are none.
-
-        Args:
-            other: What may have computed them already.
 
         Raises:
             FoldRangeError: If there are folds that the net must do without.
@@ -119,22 +116,28 @@ class PreparedParams:
         self._begun.add(ctx)
         self._sources.pop(ctx, None)
         self.forget_left()
-        params = [self._net_params[name] for name in self.inputs]
-        arrays = [param.data(ctx) for param in params]
-        sources = _Sources(params, arrays)  # what is written from here on makes the values stale
-        values = None if other is None else self._values_of(other)
-        if values is None:
-            values = self._computed(dict(zip(self.inputs, arrays)))
+        sources = self._sources_on(ctx)  # what is written from here on makes the values stale
+        values = self._computed(dict(zip(self.inputs, sources.arrays)))
         for param in self.params:
             param.values[ctx] = values[param.name]
         self._sources[ctx] = sources
 
-    def _values_of(self, other: PreparedParams) -> Optional[Dict[str, mx.nd.NDArray]]:
-        """Return the values by name that another has on the current context, None if they are not what this gives."""
-        if self._computation() != other._computation() or not other.is_current():
-            return None
-        ctx = mx.context.current_context()
-        return {param.name: param.values[ctx] for param in other.params}
+    def take_over(self, other: PreparedParams) -> None:
+        """Take the values that another has, on each context where it has computed the same and they are current."""
+        if self._computation() != other._computation():
+            return
+        for ctx, found in other._sources.items():
+            sources = self._sources_on(ctx) if found.are_current() else None
+            if sources is not None and found.are_current():  # still: nothing was written in between
+                values = {param.name: param.values[ctx] for param in other.params}
+                for param in self.params:
+                    param.values[ctx] = values[param.name]
+                self._sources[ctx] = sources
+                self._begun.add(ctx)
+
+    def _sources_on(self, ctx: mx.Context) -> _Sources:
+        params = [self._net_params[name] for name in self.inputs]
+        return _Sources(params, [param.data(ctx) for param in params])
 
     def _computation(self) -> Tuple[object, ...]:
         """Return what is computed, to be compared; of parameters, which are equal only to themselves."""

@@ -155,7 +155,7 @@ def test_the_axis_has_to_be_that_of_the_channels(layer, axes):
     ("layer", "axis", "depends"),
     [
         ("FullyConnected(x, w, b) {flatten: False; num_hidden: 8}", "{axis: 1}", True),
-        ("FullyConnected(x, w, b) {flatten: False; num_hidden: 8}", "", True),
+        ("FullyConnected(x, w, b) {flatten: False; num_hidden: 8}", "{eps: 0.1}", True),
         ("FullyConnected(x, w, b) {flatten: False; num_hidden: 8}", "{axis: -1}", False),
         ("FullyConnected(x, w, b) {num_hidden: 8}", "{axis: 1}", False),
         ("Convolution(x, w, b) {kernel: (3, 3); num_filter: 8}", "{axis: 1}", False),
