@@ -118,13 +118,13 @@ def plan_op(
 def compute_early(net: gluon.HybridBlock, early: EarlyGraph, dtype: str) -> Optional[PreparedParams]:
     """Return what a net will read in place of parameters if its first call infers, computed where they are.
 
-    None if that is nothing, if some parameters have no values yet, or if folded values are out of range. Waits for the
-    values, so that a first call need not, and what goes wrong is told here.
+    None if that is nothing, within ``autograd.record``, if some parameters have no values yet, or if folded values are
+    out of range. Waits for the values, so that a first call need not, and what goes wrong is told here.
     """
     params = blocks.collected_params(net)
     contexts = {mx.Context(context) for context in contexts_of(params.values())}  # of our own, to be entered
     one_kind = len({context.device_type for context in contexts}) == 1
-    if not (one_kind and can_count() and all(map(parameters.is_initialized, params.values()))):
+    if not (one_kind and infers() and can_count() and all(map(parameters.is_initialized, params.values()))):
         return None
     with next(iter(contexts)):
         fused = bool(blocks.backend(net))

@@ -126,6 +126,15 @@ def test_parameters_without_values_are_left_to_the_first_call(work):
     assert net(X).shape == (2, 5)
 
 
+@pytest.mark.parametrize("mode", [autograd.record, autograd.train_mode])
+def test_nothing_is_computed_where_the_next_call_may_train(mode):
+    net = make()
+    with mode():
+        convert(net, "O1")
+    assert conversion_of(net).computed is None
+    assert net(X).shape == (2, 5)
+
+
 def test_values_that_are_still_computed_are_waited_for(work):
     net = make()
     large = mx.nd.ones((1500, 1500))
