@@ -97,6 +97,8 @@ def convert(
         for conversion in replaced:
             conversion.install()
         raise
+    for conversion in conversions_of(found):
+        conversion.compute_early()
     return net
 
 

@@ -38,7 +38,7 @@ class BlockHooks(FileHooks):
     plain_trainer: PlainTrainerCheck
     is_initialized: bool  # whether the parameters have values, stored in the dtypes that the policy gives them
     calls: Optional[NetCalls]  # what its recorded calls are noted by; None for its trainer
-    computed: Optional[PreparedParams]  # for its first call, should that infer; None after it
+    early_values: Optional[PreparedParams]  # for the first call of a net for inference; None after it
     params_recorded: bool  # whether it is noted that autograd may hold the parameters
 
     @net_method
@@ -95,8 +95,11 @@ class BlockHooks(FileHooks):
         key = op_key(graph)
         dtype = self.policy.compute_dtype
         with bulks_kept(self.net, graph), backend_chosen(self.net, self.for_inference, bool(self.unfolded)):
-            computed, self.computed = self.computed, None  # not to be held longer than by what reads it
-            plan = plan_op(self.net, graph, dtype, computed)
+            early_values, self.early_values = self.early_values, None
+            if early_values is not None and not early_values.is_current():
+                early_values = None  # freed before others are computed
+            plan = plan_op(self.net, graph, dtype, early_values)
+            del early_values
             differs = on_cpu() and dtype == dtypes.BFLOAT16  # training keeps layouts apart, see `SeparateLayouts`
             other = None if differs else self.graphs.ops.get(key.of_other_mode)
             if plan.prepared is None and other and other.prepared is None and not blocks.backend(self.net):

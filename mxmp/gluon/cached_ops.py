@@ -11,6 +11,7 @@ import mxnet as mx
 from mxnet import gluon
 
 from ..arrays.write_counts import can_count
+from ..errors import MxmpError
 from ..graph import Graph
 from ..mxnet_private import blocks, parameters
 from .early import EarlyGraph
@@ -88,11 +89,11 @@ def _adds(graph: ConvertedGraph) -> bool:
 
 
 def plan_op(
-    net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str, computed: Optional[PreparedParams] = None
+    net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str, early_values: Optional[PreparedParams] = None
 ) -> OpPlan:
     """Return what to build a net's cached operator of, for the context, mode, backend and policy's dtype of now.
 
-    What it reads in place of parameters is computed, unless ``computed`` has it already; a FoldRangeError says that
+    What it reads in place of parameters is computed, unless ``early_values`` has it already; a FoldRangeError says that
     there are folds to do without.
     """
     fused, params = bool(blocks.backend(net)), blocks.collected_params(net)
@@ -100,48 +101,47 @@ def plan_op(
         return OpPlan(_training_symbol(graph, params, fused), _as_args(params.values()))
     found = _inference_graph(graph, params, fused)
     prepared = _prepared_params(found, params, dtype)
-    read = {node.name for node in found.split.main.nodes if node.is_variable}
     keeps = _keeps_weights(net, found.graph)
     if keeps:
-        prepared.watch(sorted(found.constant & read - found.folded))
+        prepared.watch(sorted(found.constant & found.read - found.folded))
     if not prepared.inputs:
         return OpPlan(found.symbol, _as_args(params.values()))
-    if computed is not None:
-        prepared.take_over(computed)
+    if early_values is not None:
+        prepared.take_over(early_values)
     if not prepared.is_current():
         prepared.refresh()  # at once, so that MXNet's threads compute while the graph is loaded
-    gone = found.folded | (set(graph.traced.params) - read)
+    gone = found.folded | (set(graph.traced.params) - found.read)
     kept = [param for name, param in params.items() if name not in gone]
     return OpPlan(found.symbol, _as_args(kept + prepared.params), prepared, keeps)
 
 
 def compute_early(net: gluon.HybridBlock, early: EarlyGraph, dtype: str) -> Optional[PreparedParams]:
-    """Return what a net will read in place of parameters if its first call infers, computed where they are.
+    """Return what a net for inference will read in place of parameters, computed where they are, before its first call.
 
-    None if that is nothing, within ``autograd.record``, if some parameters have no values yet, or if folded values are
-    out of range. Waits for the values, so that a first call need not, and what goes wrong is told here.
+    None if that is nothing, or cannot be told or computed yet: the first call does it then, and says what is wrong.
+    Waits for the values, so that a first call need not.
     """
     params = blocks.collected_params(net)
-    contexts = {mx.Context(context) for context in contexts_of(params.values())}  # of our own, to be entered
-    one_kind = len({context.device_type for context in contexts}) == 1
-    if not (one_kind and infers() and can_count() and all(map(parameters.is_initialized, params.values()))):
+    contexts = contexts_of(params.values())
+    if not (contexts and infers() and can_count()):
         return None
-    with next(iter(contexts)):
-        fused = bool(blocks.backend(net))
-        found = early.ready or InferenceGraph.of(early.converted, params, on_cpu(), fused)
-    prepared = _prepared_params(found, params, dtype)
-    if not prepared.inputs:
-        return None
-    try:
-        for context in contexts:
-            with context:
-                for name in prepared.inputs:
-                    params[name].data(context).wait_to_read()  # what is still being written is no value to rely on
-                prepared.refresh()
+    with mx.Context(contexts[0]):  # one of our own: a context that is entered twice forgets which was current before
+        may_go_to_gpu = on_cpu() and mx.runtime.Features().is_enabled("CUDA")
+        if early.ready is None and may_go_to_gpu:  # to emulate loads or builds a library
+            return None
+        found = early.ready or InferenceGraph.of(early.converted, params, on_cpu(), bool(blocks.backend(net)))
+        prepared = _prepared_params(found, params, dtype)
+        read = [params[name] for name in prepared.inputs]
+        if not read or not all(map(parameters.is_initialized, read)):
+            return None
+        try:
+            for context in set(contexts).intersection(*(param.list_ctx() for param in read)):
+                with mx.Context(context):
+                    prepared.refresh()
                 for param in prepared.params:
                     param.data(context).wait_to_read()
-    except FoldRangeError:  # the first call finds it too, and does without these folds
-        return None
+        except (MxmpError, RuntimeError):  # folds out of range, and what MXNet refuses
+            return None
     return prepared
 
 
@@ -150,8 +150,7 @@ def _prepared_params(found: InferenceGraph, params: Params, dtype: str) -> Prepa
     prepared, split = PreparedParams(params, found.converted.folds, dtype), found.split
     if split.prepare is not None:
         prepared.cast_by(split.prepare, split.names)
-    read = {node.name for node in split.main.nodes if node.is_variable}
-    prepared.give(sorted(found.folded & read))
+    prepared.give(sorted(found.folded & found.read))
     return prepared
 
 

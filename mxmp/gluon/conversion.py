@@ -125,8 +125,11 @@ class Conversion(BlockHooks):
             if self.own_graph is not None:
                 blocks.cached_graph.set(self.net, (self.own_graph[0], self.early.symbol))
             self._store(self.early)
-        if self.early_graph is not None:
-            self.computed = compute_early(self.net, self.early_graph, self.policy.compute_dtype)
+
+    def compute_early(self) -> None:
+        """Compute what the first call of a net for inference reads in place of parameters, if that can be."""
+        if self.for_inference and self.early_graph is not None:
+            self.early_values = compute_early(self.net, self.early_graph, self.policy.compute_dtype)
 
     def remove(self) -> None:
         """Undo `install`: the net has its own methods, its own graph and float32 parameters again."""
@@ -140,7 +143,7 @@ class Conversion(BlockHooks):
         self.siblings.recorded.difference_update(map(id, self.stored))
         self.params_recorded = False
         self.stored.clear()
-        self.computed = None
+        self.early_values = None
         blocks.is_active.set(self.net, self.was_active)
         blocks.clear_cached_op(self.net)
         if self.own_graph is not None:
@@ -198,7 +201,7 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "is_initialized": False,
         "params_recorded": False,
         "calls": None,
-        "computed": None,
+        "early_values": None,
         "suspension": threading.local(),
     }
 

@@ -65,6 +65,11 @@ class InferenceGraph:
         same = converted.graph is self.converted.graph and fused == self.fused
         return same and params.keys() == self.params and _dense(params) == self.dense
 
+    @functools.cached_property
+    def read(self) -> FrozenSet[str]:
+        """Names of the variables that the part reads that each call runs."""
+        return _variables(self.split.main)
+
     @property
     def folded(self) -> FrozenSet[str]:
         """Names of the parameters that are folded."""

@@ -130,7 +130,8 @@ class Report:
 
     def with_removed(self, removed: Removed) -> Report:
         """Return the report on the conversion of a network of which something had been removed before."""
-        sizes, before = self.activation_bytes, removed.activation_bytes
+        sizes = self.activation_bytes
+        before = removed.activation_bytes if sizes else None  # shapes may be inferred for it
         if sizes and before is not None:
             sizes = before, sizes[1]
         return replace(self, rows=self.rows + removed.rows, activation_bytes=sizes)

@@ -8,6 +8,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 
+from mxmp.errors import MxmpError
 from mxmp.gluon import convert, folding, prepared, report, restore
 from mxmp.gluon.lookup import conversion_of
 
@@ -49,7 +50,7 @@ def work(monkeypatch):
 def afresh(policy, **kwargs):
     """Return a net that takes nothing over."""
     net = convert(make(**kwargs), policy, for_inference=True)
-    conversion_of(net).early_graph = conversion_of(net).computed = None
+    conversion_of(net).early_graph = conversion_of(net).early_values = None
     return net
 
 
@@ -107,16 +108,16 @@ def test_the_report_is_that_of_a_conversion_anew(policy):
 
 def test_values_are_held_by_what_reads_them_alone():
     net = convert(make(), "O1", for_inference=True)
-    assert conversion_of(net).computed is not None
+    assert conversion_of(net).early_values is not None
     net(X)
-    assert conversion_of(net).computed is None
+    assert conversion_of(net).early_values is None
 
 
 def test_a_net_that_is_had_back_holds_none():
     net = convert(make(), "O1", for_inference=True)
     conversion = conversion_of(net)
     restore(net)
-    assert conversion.computed is None
+    assert conversion.early_values is None
 
 
 def test_parameters_without_values_are_left_to_the_first_call(work):
@@ -130,21 +131,45 @@ def test_parameters_without_values_are_left_to_the_first_call(work):
 def test_nothing_is_computed_where_the_next_call_may_train(mode):
     net = make()
     with mode():
-        convert(net, "O1")
-    assert conversion_of(net).computed is None
+        convert(net, "O1", for_inference=True)
+    assert conversion_of(net).early_values is None
     assert net(X).shape == (2, 5)
 
 
-def test_values_that_are_still_computed_are_waited_for(work):
+def test_nothing_is_held_for_a_net_that_may_train():
+    net = convert(make(), "O1")
+    assert conversion_of(net).early_values is None
+
+
+def test_parts_on_other_contexts_are_left_to_the_first_call():
     net = make()
-    large = mx.nd.ones((1500, 1500))
-    for _ in range(3):
-        large = mx.nd.dot(large, large) / 1500
-    net[0].weight.data()[:] = net[0].weight.data() * large[0, 0]
+    net.collect_params(".*conv.*|.*batchnorm.*").reset_ctx([mx.cpu(0)])
+    net.collect_params(".*dense.*").reset_ctx([mx.cpu(1)])
     convert(net, "O1", for_inference=True)
-    before = len(work)
-    net(X)
-    assert len(work) == before
+    net.collect_params().reset_ctx(mx.cpu(0))
+    np.testing.assert_array_equal(net(X).asnumpy(), afresh("O1")(X).asnumpy())
+
+
+def test_parameters_that_move_after_it():
+    net = convert(make(), "O1", for_inference=True)
+    net.collect_params().reset_ctx(mx.cpu(1))
+    np.testing.assert_array_equal(net(X.as_in_context(mx.cpu(1))).asnumpy(), afresh("O1")(X).asnumpy())
+
+
+def test_parameters_that_do_not_fit_are_refused_by_the_call():
+    net = make()
+    param = net[1].running_var
+    param._data, param._shape = None, (5,)
+    param.initialize(mx.init.One())
+    convert(net, "O1", for_inference=True)
+    with pytest.raises(MxmpError, match="net_batchnorm0"):
+        net(X)
+
+
+def test_nothing_is_emulated_where_parameters_may_go_to_a_gpu(monkeypatch):
+    monkeypatch.setattr(mx.runtime.Features, "is_enabled", lambda self, name: True)
+    net = convert(make(), "O1", for_inference=True)
+    assert conversion_of(net).early_values is None
 
 
 def test_values_out_of_range_are_left_to_the_first_call():
@@ -153,7 +178,7 @@ def test_values_out_of_range_are_left_to_the_first_call():
         net = make()
         net[1].running_var.set_data(mx.nd.full(8, -1.0))  # its square root is not a number
         convert(net, "O1", for_inference=True)
-        assert conversion_of(net).computed is None
+        assert conversion_of(net).early_values is None
         if not early:
             conversion_of(net).early_graph = None
         found.append(net(X).asnumpy())
