@@ -141,6 +141,15 @@ def test_nothing_is_held_for_a_net_that_may_train():
     assert conversion_of(net).early_values is None
 
 
+def test_a_part_that_has_moved_is_converted_again():
+    net = nn.Sequential()
+    net.add(make(), make())
+    convert(net, "O1", for_inference=True)
+    net[0].collect_params().reset_ctx(mx.cpu(1))
+    convert(net, "float32", for_inference=True)
+    assert [conversion_of(each).policy.is_mixed for each in net] == [False, False]
+
+
 def test_parts_on_other_contexts_are_left_to_the_first_call():
     net = make()
     net.collect_params(".*conv.*|.*batchnorm.*").reset_ctx([mx.cpu(0)])
