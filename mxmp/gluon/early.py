@@ -13,7 +13,7 @@ from ..arrays.write_counts import can_count
 from ..graph import Graph, same_but_for_versions
 from ..mxnet_private import blocks
 from ..mxnet_private.arrays import NumpySymbol
-from ..passes.fold_batchnorm import Sources, folds_depend_on_shapes
+from ..passes.find_folds import Sources, folds_depend_on_shapes
 from ..policy import Policy
 from ..symbol import Converted, to_graph
 from ..symbol.again import for_shapes

@@ -1,96 +1,16 @@
-"""BatchNorm folded into the convolution, transposed convolution or dense layer before it, for inference.
-
-There BatchNorm is an affine map of each channel, with constants: gamma (x - mean) / sqrt(var + eps) + beta. A layer
-before it whose output nothing else reads computes that by itself, with other weights and another bias. `find_folds`
-decides where, without values; a `Fold` says how the new parameters are computed from the old ones, which is done as
-often as these change; `FoldBatchNorm` edits the graph.
-"""
+"""The graph without the BatchNorms that `find_folds` found; see there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import ClassVar, Dict, Tuple
 
-from ..graph import Entry, Graph, GraphBuilder, Key, Node
+from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import VARIABLE, make_attrs
-from ..rules.conditions import value_of
 from .attributes import device_attrs
 from .base import Pass
-from .drop_dropout import name_heads, uses
-from .facts import Facts
-
-_NORMS = {"BatchNorm": "", "BatchNorm_v1": "", "_contrib_SyncBatchNorm": "", "_contrib_BatchNormWithReLU": "relu"}
-"""Operators that are folded, with the activation that is left of them."""
-
-
-class _Layer(NamedTuple):
-    """An operator that BatchNorm is folded into: the input that is its weight, and MXNet's default of ``no_bias``."""
-
-    weight: int = 1
-    no_bias: bool = False
-
-
-_LAYERS = {
-    "Convolution": _Layer(),
-    "Convolution_v1": _Layer(),
-    "Deconvolution": _Layer(no_bias=True),
-    "FullyConnected": _Layer(),
-    "_contrib_DeformableConvolution": _Layer(weight=2),
-    "_contrib_ModulatedDeformableConvolution": _Layer(weight=3),
-}
-
-
-class Sources(NamedTuple):
-    """What new weights and biases are computed from: names of parameters, and numbers.
-
-    Attributes:
-        weight: The weight before.
-        bias: The bias before, None if there was none.
-        gamma: BatchNorm's factor, None if it is fixed to 1.
-        beta: Its shift.
-        mean: Its running mean.
-        var: Its running variance.
-        eps: Added to the variance.
-        channels: Number of output channels: the size of all of these but the weight.
-        axis: Axis of the weight with the output channels, of one group if it is not 0.
-        groups: Number of groups of a transposed convolution: the weight's first axis has input channels, group by
-            group, each of which has output channels of its own.
-    """
-
-    weight: str
-    bias: Optional[str]
-    gamma: Optional[str]
-    beta: str
-    mean: str
-    var: str
-    eps: float
-    channels: int
-    axis: int = 0
-    groups: int = 1
-
-    @property
-    def params(self) -> List[str]:
-        """The names among them."""
-        names = (self.weight, self.bias, self.gamma, self.beta, self.mean, self.var)
-        return [name for name in names if name is not None]
-
-
-class Fold(NamedTuple):
-    """One BatchNorm that is folded into the layer before it.
-
-    Attributes:
-        layer: Position of the layer.
-        norm: Position of the BatchNorm.
-        weight: Name of the layer's new weight; that of the old one where nothing else reads it.
-        bias: Name of its new bias, likewise.
-        sources: What they are computed from.
-    """
-
-    layer: int
-    norm: int
-    weight: str
-    bias: str
-    sources: Sources
+from .drop_dropout import name_heads
+from .find_folds import LAYERS, Fold, activation_of
 
 
 @dataclass(frozen=True)
@@ -118,7 +38,7 @@ class FoldBatchNorm(Pass):
             inputs = builder.inputs(node)
             if position in layers:
                 fold = layers[position]
-                port = _LAYERS[node.op].weight
+                port = LAYERS[node.op].weight
                 weight = graph.nodes[node.inputs[port].node]
                 for name in (fold.weight, fold.bias):
                     if name in known:
@@ -142,165 +62,6 @@ def _remove(builder: GraphBuilder, position: int, node: Node) -> None:
     builder.copy(position, Node("Activation", node.name, attrs, (builder.mapped(node.inputs[0]),)))
 
 
-def activation_of(norm: Node) -> str:
-    """Return the activation that an operator has behind its BatchNorm, '' if it has none."""
-    return _NORMS[norm.op]
-
-
 def _bias_attrs(weight: Node) -> Tuple[Tuple[str, str], ...]:
     dtype = {key: value for key, value in weight.attrs if key == "__dtype__"}
     return make_attrs({**dtype, **device_attrs(weight)})
-
-
-def find_folds(
-    graph: Graph, params: FrozenSet[str], facts: Optional[Facts] = None, left: FrozenSet[int] = frozenset()
-) -> Tuple[Fold, ...]:
-    """Return the folds of all BatchNorms that can be folded.
-
-    Args:
-        graph: A network, without dropout between layers.
-        params: Names of its parameters and auxiliary states, whose values are known. Names that the network does not
-            have are not given to new parameters.
-        facts: Shapes, if known; without them the channels of a dense layer that keeps its input's axes are known
-            only where BatchNorm counts axes from the end.
-        left: Positions of BatchNorms that are to be left.
-    """
-    return _Finder(graph, params, facts or Facts({}), left).folds()
-
-
-def folds_depend_on_shapes(graph: Graph) -> bool:
-    """Return whether the shapes of a network's inputs may have a say in what is folded, see `find_folds`."""
-    norms = [node for node in graph.nodes if node.op in _NORMS and value_of(dict(node.attrs), "axis") != -1]
-    layers = [graph.nodes[norm.inputs[0].node] for norm in norms]
-    return any(layer.op == "FullyConnected" and not _flag(layer, "flatten", True) for layer in layers)
-
-
-class _Finder:
-    """Looks for folds in one graph, and for names."""
-
-    def __init__(self, graph: Graph, params: FrozenSet[str], facts: Facts, left: FrozenSet[int]) -> None:
-        self.graph = graph
-        self.params = params
-        self.facts = facts
-        self.left = left
-        self.consumers = graph.consumers()
-        self.heads = {head.key for head in graph.heads}
-        self.read, self.ordered = uses(graph)
-        self.taken = {node.name for node in graph.nodes} | params
-        self.sources: Dict[int, Sources] = {}  # of the layers that are folded
-        self.named: Dict[Sources, Tuple[str, str]] = {}
-
-    def folds(self) -> Tuple[Fold, ...]:
-        """Return all folds, in the graph's order."""
-        norms: List[Tuple[int, int]] = []
-        for position, node in enumerate(self.graph.nodes):
-            found = self._sources_of(position, node) if node.op in _NORMS and position not in self.left else None
-            if found is not None:
-                self.sources[node.inputs[0].node] = found
-                norms.append((node.inputs[0].node, position))
-        return tuple(Fold(layer, norm, *self._names(layer), self.sources[layer]) for layer, norm in norms)
-
-    def _sources_of(self, position: int, norm: Node) -> Optional[Sources]:
-        """Return what the parameters of the layer before a BatchNorm become, None if it cannot be folded."""
-        data = norm.inputs[0]
-        layer = self.graph.nodes[data.node]
-        if layer.op not in _LAYERS or not self._is_alone(data, position) or not self._is_along_channels(norm, data):
-            return None
-        port, no_bias = _LAYERS[layer.op]
-        has_bias = not _flag(layer, "no_bias", no_bias)
-        names = [self._param(entry) for entry in (*layer.inputs[port : port + 1 + has_bias], *norm.inputs[1:])]
-        known = [name for name in names if name is not None]
-        if len(known) < len(names) or len(names) != 5 + has_bias:
-            return None
-        weight, *bias, gamma, beta, mean, var = known
-        eps = value_of(dict(norm.attrs), "eps")
-        return Sources(
-            weight,
-            bias[0] if bias else None,
-            None if _flag(norm, "fix_gamma", True) else gamma,
-            beta,
-            mean,
-            var,
-            1e-3 if eps is None else float(eps),
-            *_channels(layer),
-        )
-
-    def _is_alone(self, data: Entry, norm: int) -> bool:
-        """Return whether a BatchNorm alone reads a layer's output, and only its own first output is used."""
-        return (
-            self.consumers[data.key] == [(norm, 0)]
-            and data.key not in self.heads
-            and not self.ordered & {data.node, norm}
-            and not self.graph.nodes[norm].control_deps
-            and not any((norm, index) in self.read for index in range(1, self.graph.nodes[norm].num_outputs))
-        )
-
-    def _is_along_channels(self, norm: Node, data: Entry) -> bool:
-        """Return whether the axis that a BatchNorm normalizes is that of the layer's output channels."""
-        layer, axis = self.graph.nodes[data.node], value_of(dict(norm.attrs), "axis")
-        axis = 1 if axis is None else axis
-        if layer.op == "FullyConnected":
-            shape = self.facts.shape(data)
-            rank = 2 if _flag(layer, "flatten", True) else len(shape) if shape else 0
-            return axis == -1 or (rank > 0 and axis == rank - 1)
-        rank = 2 + len(_sizes(layer))
-        channels = rank - 1 if _is_channels_last(layer) else 1
-        return axis in (channels, channels - rank)
-
-    def _param(self, entry: Entry) -> Optional[str]:
-        """Return the name of the parameter that an entry is, None if it is something else."""
-        node = self.graph.nodes[entry.node]
-        return node.name if node.is_variable and node.name in self.params else None
-
-    def _names(self, layer: int) -> Tuple[str, str]:
-        """Return the names of a layer's new weight and bias, which layers with equal ones share."""
-        sources = self.sources[layer]
-        if sources not in self.named:
-            node = self.graph.nodes[layer]
-            port = _LAYERS[node.op].weight
-            weight = self._name(node, port, sources.weight, f"{node.name}_weight")
-            stem = weight[: -len("weight")] if weight.endswith("weight") else f"{node.name}_"
-            self.named[sources] = weight, self._name(node, port + 1, sources.bias, f"{stem}bias")
-        return self.named[sources]
-
-    def _name(self, layer: Node, port: int, old: Optional[str], new: str) -> str:
-        """Return the name of an old parameter if all that reads it gets the new one, else a new name."""
-        if old is not None and self._is_replaced(layer.inputs[port].key, port):
-            return old
-        stem, _, suffix = new.rpartition("_")
-        number = 0
-        while new in self.taken:
-            new = f"{stem}_folded{number or ''}_{suffix}"
-            number += 1
-        self.taken.add(new)
-        return new
-
-    def _is_replaced(self, key: Key, port: int) -> bool:
-        readers = self.consumers[key]
-        wanted = {self.sources.get(node) for node, _ in readers}
-        return key not in self.heads and len(wanted) == 1 and None not in wanted and {p for _, p in readers} == {port}
-
-
-def _flag(node: Node, key: str, default: bool) -> bool:
-    value = value_of(dict(node.attrs), key)
-    return default if value is None else bool(value)
-
-
-def _sizes(layer: Node) -> Tuple[int, ...]:
-    kernel = value_of(dict(layer.attrs), "kernel")
-    return (kernel,) if isinstance(kernel, int) else tuple(kernel or ())
-
-
-def _is_channels_last(layer: Node) -> bool:
-    return (layer.get("layout") or "").endswith("C")
-
-
-def _channels(layer: Node) -> Tuple[int, int, int]:
-    """Return the number of a layer's output channels, their axis in its weight, and the groups of that axis."""
-    attrs = dict(layer.attrs)
-    if layer.op == "FullyConnected":
-        return int(value_of(attrs, "num_hidden")), 0, 1
-    filters = int(value_of(attrs, "num_filter"))
-    if layer.op != "Deconvolution":
-        return filters, 0, 1
-    return filters, -1 if _is_channels_last(layer) else 1, int(value_of(attrs, "num_group") or 1)

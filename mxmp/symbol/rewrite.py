@@ -30,7 +30,7 @@ from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
 from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
-from ..passes.fold_batchnorm import Fold
+from ..passes.find_folds import Fold
 from ..passes.guards import bfloat16_entries
 from ..passes.layouts import bfloat16_shapes
 from ..passes.plan import Plan
