@@ -159,7 +159,7 @@ def _training_symbol(graph: ConvertedGraph, params: Params, fused: bool) -> Any:
     converted, ready = graph.converted, _ready_graph(graph, params, fused)
     if not on_cpu():
         return converted.symbol
-    if ready is not None and not _adds(graph):
+    if ready is not None and ready.trains and not _adds(graph):
         return ready.whole_symbol()
     return converted.on_cpu(not infers(), fused, frozenset() if _adds(graph) else frozenset(params))
 
@@ -170,11 +170,7 @@ def _inference_graph(graph: ConvertedGraph, params: Params, fused: bool) -> Infe
 
 
 def _ready_graph(graph: ConvertedGraph, params: Params, fused: bool) -> Optional[InferenceGraph]:
-    """Return the graph that was made before the first call, None if there is none that runs now.
-
-    It trains too, unless gradients are added to earlier ones: `SeparateLayouts`, which is for training alone, is for
-    bfloat16, and of that there is none.
-    """
+    """Return the graph that was made before the first call, None if there is none that runs now."""
     early = graph.traced.early
     ready = None if early is None else early.ready
     return ready if ready is not None and on_cpu() and ready.runs(graph.converted, params, fused) else None

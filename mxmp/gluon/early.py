@@ -116,15 +116,17 @@ class EarlyGraph:
             return None
         dtype = converted.decisions.policy.compute_dtype
         outcomes = ShapeOutcomes(trace.symbol, dtype, {}, storage.storable, trace.graph)
-        sized = outcomes.depends or not converted.decisions.plan.placement.settled
-        known = known_shapes(guess_shapes(trace.symbol, trace.graph, params) if sized else {}, params)
+        depends = outcomes.depends or not converted.decisions.plan.placement.settled or bool(converted.extents)
+        known = known_shapes(guess_shapes(trace.symbol, trace.graph, params) if depends else {}, params)
         outcome = outcomes(known)
-        if known and (outcome != outcomes({}) or _for_shapes(converted, known) is None):
-            converted = convert(known)
+        sized: Optional[Converted] = converted
+        if known:
+            sized = _for_shapes(converted, known) if outcome == outcomes({}) else None
+        if sized is None:
+            converted = sized = convert(known)
             if not converted.decisions.plan.steady:  # other verdicts than for unknown shapes
                 return None
-        ready = _inference_graph(net, converted)
-        return cls(trace, converted, storage, unfolded, outcomes, outcome, ready)
+        return cls(trace, converted, storage, unfolded, outcomes, outcome, _inference_graph(net, sized))
 
     def converted_for(
         self,

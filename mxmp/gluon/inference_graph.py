@@ -15,6 +15,7 @@ from ..graph import Graph, Key
 from ..mxnet_private.parameters import storage_type
 from ..passes.split_params import SplitGraph, split_params
 from ..symbol import Converted, from_graph
+from ..symbol.rewrite import emulated
 
 Params = Mapping[str, gluon.Parameter]
 
@@ -46,14 +47,17 @@ class InferenceGraph:
 
     @classmethod
     def early(cls, converted: Converted, params: Params, fused: bool) -> Optional[InferenceGraph]:
-        """Return the graph on a CPU, its symbol loaded, of a conversion made before shapes of inputs are known.
+        """Return the graph on a CPU, its symbol loaded, of a conversion for inputs that are guessed.
 
-        None if it may be another for inputs of known shape, as with bfloat16, for which layouts have a say.
+        None if it may be another for inputs of another shape, but for layouts: whether these have the same say is
+        what `runs` asks.
         """
         names = frozenset(params)
+        if None in converted.extents.values():
+            return None
         facts = replace(converted.facts, shapes=_UnknownShapes())
         try:
-            graph = replace(converted, facts=facts).graph_on_cpu(False, fused, names)
+            graph = emulated(converted.graph, facts, converted.extents, fused=fused, written=names)
         except _ShapeWanted:
             return None
         found = cls(converted, graph, fused, names, _dense(params))
@@ -63,7 +67,13 @@ class InferenceGraph:
     def runs(self, converted: Converted, params: Params, fused: bool) -> bool:
         """Return whether this runs a conversion that is its own or that for inputs of some shape."""
         same = converted.graph is self.converted.graph and fused == self.fused
-        return same and params.keys() == self.params and _dense(params) == self.dense
+        same = same and params.keys() == self.params and _dense(params) == self.dense
+        return same and converted.extents == self.converted.extents
+
+    @property
+    def trains(self) -> bool:
+        """Whether this is the graph that trains too: `SeparateLayouts`, for training alone, finds nothing in it."""
+        return not self.converted.extents
 
     @functools.cached_property
     def read(self) -> FrozenSet[str]:

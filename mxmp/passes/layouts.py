@@ -31,12 +31,26 @@ OWN = "another"
 UNKNOWN = "unknown"
 """The layouts. BatchNorm has no kernel for `OWN`, which convolutions with 4 or 8 channels in a group choose."""
 
-Shapes = Mapping[Named, Optional[Tuple[int, ...]]]
-
 BATCH_NORM = "BatchNorm"
 
 # Operators of oneDNN that give their output in the layout of their first input, and its gradient in that of their own.
 _KEEP = frozenset({BATCH_NORM, "Activation", "LeakyReLU", "elemwise_add", "add_n", "_copy", "Concat", "Pooling"})
+
+
+class Extent(NamedTuple):
+    """What of a tensor's shape has a say in layouts: neither the batch nor the size of an image."""
+
+    axes: int
+    channels: int  # size of the second axis
+    is_point: bool  # whether the axes behind it have one element each
+
+    @classmethod
+    def of(cls, shape: Tuple[int, ...]) -> Extent:
+        """Return that of a shape."""
+        return cls(len(shape), shape[1] if len(shape) > 1 else 1, all(size == 1 for size in shape[2:]))
+
+
+Extents = Mapping[Named, Optional[Extent]]
 
 
 class Convolution(NamedTuple):
@@ -75,24 +89,24 @@ class Layouts:
     """Follows the layouts of bfloat16 tensors through a graph.
 
     Attributes:
-        shapes: Shapes of the bfloat16 entries, as ``bfloat16_shapes`` finds them.
+        extents: Those of the bfloat16 entries, as ``bfloat16_extents`` finds them.
         amx: Whether oneDNN uses AMX.
     """
 
-    shapes: Shapes = field(default_factory=dict)
+    extents: Extents = field(default_factory=dict)
     amx: bool = False
 
-    def shape(self, graph: Graph, entry: Entry) -> Optional[Tuple[int, ...]]:
-        """Return the shape of a bfloat16 entry, or of what has been cast from or to one; None where it is not known."""
+    def extent(self, graph: Graph, entry: Entry) -> Optional[Extent]:
+        """Return that of a bfloat16 entry, or of what has been cast from or to one; None where it is not known."""
         node = graph.nodes[entry.node]
-        found = self.shapes.get((node.name, entry.index))
-        # A cast that another pass has put there is not among the shapes.
-        return self.shape(graph, node.inputs[0]) if found is None and node.op == "amp_cast" else found
+        found = self.extents.get((node.name, entry.index))
+        # A cast that another pass has put there is not among them.
+        return self.extent(graph, node.inputs[0]) if found is None and node.op == "amp_cast" else found
 
     def is_low(self, graph: Graph, entry: Entry) -> bool:
         """Return whether an entry is in bfloat16."""
         node = graph.nodes[entry.node]
-        return (node.name, entry.index) in self.shapes or declared_dtype(node) == dtypes.BFLOAT16
+        return (node.name, entry.index) in self.extents or declared_dtype(node) == dtypes.BFLOAT16
 
     def outputs(self, graph: Graph) -> Dict[Key, str]:
         """Return the layouts of the bfloat16 entries that do not have the default one."""
@@ -133,25 +147,28 @@ class Layouts:
 
     def pools_all(self, graph: Graph, position: int) -> bool:
         """Return whether a node pools whole images, by its name or by its window."""
-        shape = self.shape(graph, Entry(position))
-        return graph.nodes[position].op == "Pooling" and shape is not None and len(shape) == 4 and shape[2:] == (1, 1)
+        extent = self.extent(graph, Entry(position))
+        pools = graph.nodes[position].op == "Pooling"
+        return pools and extent is not None and extent.axes == 4 and extent.is_point
 
     def _convolution(self, graph: Graph, node: Node) -> Optional[Convolution]:
         """Return what decides a convolution's layouts; None for other nodes, and where it is not known."""
         if node.op != "Convolution":
             return None
-        shape, attrs = self.shape(graph, node.inputs[0]), dict(node.attrs)
-        if shape is None or len(shape) != 4 or node.get("layout") not in (None, "None", "NCHW"):
+        data, attrs = self.extent(graph, node.inputs[0]), dict(node.attrs)
+        if data is None or data.axes != 4 or node.get("layout") not in (None, "None", "NCHW"):
             return None
         groups, given = int(node.get("num_group") or 1), int(node.get("num_filter") or 0)
         pointwise, dilated = value_of(attrs, "kernel") == (1, 1), value_of(attrs, "dilate") not in (None, (), (1, 1))
-        return Convolution(shape[1] // groups, given // groups, groups, pointwise, dilated)
+        return Convolution(data.channels // groups, given // groups, groups, pointwise, dilated)
 
 
-def bfloat16_shapes(graph: Graph, facts: Facts) -> Shapes:
-    """Return the shapes of a graph's bfloat16 entries by name; bodies of control flow are left out."""
-    low = ((position, index) for (position, index), dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16)
-    return {(graph.nodes[i].name, index): facts.shape(Entry(i, index)) for i, index in low}
+def bfloat16_extents(graph: Graph, facts: Facts) -> Extents:
+    """Return those of a graph's bfloat16 entries by name; bodies of control flow are left out."""
+    low = [Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16]
+    shapes = [facts.shape(entry) for entry in low]
+    found = [None if shape is None else Extent.of(shape) for shape in shapes]
+    return {(graph.nodes[entry.node].name, entry.index): extent for entry, extent in zip(low, found)}
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
 from ..passes.find_folds import Fold
 from ..passes.guards import bfloat16_entries
-from ..passes.layouts import bfloat16_shapes
+from ..passes.layouts import Extents, bfloat16_extents
 from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
@@ -89,7 +89,12 @@ class Converted:
 
     def graph_on_cpu(self, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()) -> Graph:
         """Return the graph of the symbol that runs on CPU; `graph` if it is that."""
-        return _emulated(self.graph, self.facts, trains, fused, written)
+        return emulated(self.graph, self.facts, self.extents, trains, fused, written)
+
+    @functools.cached_property
+    def extents(self) -> Extents:
+        """What of the shapes of its bfloat16 tensors has a say in the graph on a CPU; empty if it has none."""
+        return bfloat16_extents(self.graph, self.facts)
 
 
 def convert_graph(
@@ -166,18 +171,27 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
     """
     known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
     types = input_dtypes(sym, graph, {}, known, frozenset())
-    after = _emulated(graph, infer_facts(sym, graph, {}, types, frozenset()))
+    facts = infer_facts(sym, graph, {}, types, frozenset())
+    after = emulated(graph, facts, bfloat16_extents(graph, facts))
     return sym if after is graph else from_graph(after, sym)
 
 
-def _emulated(
-    graph: Graph, facts: Facts, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()
+def emulated(
+    graph: Graph,
+    facts: Facts,
+    extents: Extents,
+    trains: bool = False,
+    fused: bool = False,
+    written: FrozenSet[str] = frozenset(),
 ) -> Graph:
-    """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs."""
+    """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs.
+
+    ``extents`` are those of its bfloat16 tensors; for the rest see `Converted.on_cpu`.
+    """
     low = bfloat16_entries(graph, facts)
     speed: Tuple[Pass, ...] = ()
     if low:
-        layouts = Layouts(bfloat16_shapes(graph, facts), amx_status().on)
+        layouts = Layouts(extents, amx_status().on)
         speed = (WidenSlowKernels(low, layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
     emulate = Emulate(facts, native=rounds_natively(facts))
     result = Sequential((emulate, *speed, GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)))(graph)
