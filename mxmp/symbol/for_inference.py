@@ -22,9 +22,8 @@ from ..passes.drop_dropout import find_dropouts
 from ..passes.find_folds import Fold, Sources, activation_of, find_folds
 from ..report import DROPPED, FOLDED, Removed, Row
 from .arguments import Model, blaming_params
-from .inference import Dtypes, Shapes, from_graph, infer_facts, to_graph
+from .inference import Dtypes, Shapes, from_graph, infer_network, to_graph
 from .params import round_to
-from .rewrite import input_dtypes
 
 Arrays = Mapping[str, Any]
 
@@ -73,8 +72,7 @@ def prepare(
     before = EraseCasts()(given).graph
     graph = in_written_order(DropDropout()(before).graph)
     source = symbol if graph == given else from_graph(graph, symbol)
-    known = input_dtypes(source, graph, shapes or {}, types or {}, params)
-    facts = infer_facts(source, graph, shapes or {}, known, params)
+    facts = infer_network(source, graph, shapes or {}, types or {}, params)
     folds = find_folds(graph, params, facts, left)
     after = in_written_order(GuardFusedSums()(FoldBatchNorm(folds)(graph).graph).graph)
     rows = [Row(node.name, node.op, DROPPED, "it does nothing in inference", ()) for node in find_dropouts(before)]

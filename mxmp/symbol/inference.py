@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -86,6 +87,46 @@ def infer_facts(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params
     return add_shapes(internals, names, graph, facts, shapes)
 
 
+def infer_network(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Facts:
+    """Return facts about a network, whose variables are float32 where nothing says or implies another dtype.
+
+    The arguments are those of `infer_facts`, of which an InferenceError comes too.
+    """
+    if types:  # those of parameters tell the others', for the most part
+        with contextlib.suppress(InferenceError):
+            facts = infer_facts(symbol, graph, shapes, types, params)
+            if len(facts.variable_dtypes(graph)) == sum(node.is_variable for node in graph.nodes):
+                return facts
+    return infer_facts(symbol, graph, shapes, _input_dtypes(symbol, graph, shapes, types, params), params)
+
+
+def _input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Dtypes:
+    """Return the dtypes of variables, float32 for those that neither declare nor imply another.
+
+    What is given or declared comes first, then inputs that it does not imply, since MXNet infers the
+    dtypes of parameters from them; what is unknown even then is float32 too.
+    """
+    undeclared = {node.name for node in graph.nodes if node.is_variable and not node.declares_dtype}
+    inputs = {name for name in undeclared - params if name in shapes or params}
+    variables = {node.name for node in graph.nodes if node.is_variable}
+    known = dict(types)
+    for names in (inputs, undeclared):
+        rest = names - set(known)
+        try:
+            found = _infer_variables(symbol, known) if rest and known.keys() | (variables - undeclared) else {}
+        except InferenceError:  # Embedding and Dropout, for example, must be told
+            return {**dict.fromkeys(undeclared, dtypes.FLOAT32), **types}
+        known.update((name, found.get(name, dtypes.FLOAT32)) for name in rest)
+    return known
+
+
+def _infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
+    """Return the dtypes that MXNet infers for variables from those of some of them; what is unknown is left out."""
+    args, _, states = _infer(symbol.infer_type_partial, _to_numpy(types), "dtypes")
+    names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
+    return {name: dtypes.canonical(t) for name, t in zip(names, (*(args or ()), *(states or ()))) if t is not None}
+
+
 def add_shapes(internals: Any, entries: Iterable[Key], graph: Graph, facts: Facts, shapes: Shapes) -> Facts:
     """Return facts about a graph with the shapes that MXNet infers, of its bodies too; with none, unknown ones.
 
@@ -113,13 +154,6 @@ def infer_later(graph: Graph, facts: Facts, shapes: Shapes, symbol: Optional[Any
 def require_shapes(symbol: Any, shapes: Shapes) -> None:
     """Raise an InferenceError, which names the node, if MXNet finds no shapes for a symbol."""
     _infer(symbol.infer_shape_partial, shapes, "shapes")
-
-
-def infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
-    """Return the dtypes that MXNet infers for variables from those of some of them; what is unknown is left out."""
-    args, _, states = _infer(symbol.infer_type_partial, _to_numpy(types), "dtypes")
-    names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
-    return {name: dtypes.canonical(t) for name, t in zip(names, (*(args or ()), *(states or ()))) if t is not None}
 
 
 def _to_numpy(types: Dtypes) -> Dict[str, Any]:

@@ -24,7 +24,7 @@ from .rewrite import Converted, convert_graph
 
 Arrays = Mapping[str, Any]
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 18
 """Values that are looked at together: what is computed of them stays in the processor's cache."""
 
 

@@ -38,7 +38,7 @@ from ..policy import Policy
 from ..report import Decisions, Removed, Report
 from ..rules import CLEAR, RULES
 from .arguments import known_dtypes, require_symbol
-from .inference import Dtypes, Shapes, add_shapes, entry_names, from_graph, infer_facts, infer_variables, to_graph
+from .inference import Dtypes, Shapes, add_shapes, entry_names, from_graph, infer_facts, infer_network, to_graph
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,7 @@ def convert_graph(
     """
     shapes = shapes or {}
     source, graph = _without_casts(symbol, graph)
-    types = input_dtypes(source, graph, shapes, types or {}, params)
-    facts = replace(infer_facts(source, graph, shapes, types, params), out_of_range=out_of_range)
+    facts = replace(infer_network(source, graph, shapes, types or {}, params), out_of_range=out_of_range)
     plan = make_plan(graph, policy, facts, stored=stored, final=final)
     after = in_written_order(Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))(graph).graph)
     result = from_graph(after, symbol)
@@ -170,8 +169,7 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
         ConvertError: If ``sym`` is no symbol; InferenceError if it does not type-check.
     """
     known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
-    types = input_dtypes(sym, graph, {}, known, frozenset())
-    facts = infer_facts(sym, graph, {}, types, frozenset())
+    facts = infer_network(sym, graph, {}, known, frozenset())
     after = emulated(graph, facts, bfloat16_extents(graph, facts))
     return sym if after is graph else from_graph(after, sym)
 
@@ -231,26 +229,6 @@ def _is_clear(node: Node) -> bool:
     return rule is not None and rule.category == CLEAR
 
 
-def input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Dtypes:
-    """Return the dtypes of variables, float32 for those that neither declare nor imply another.
-
-    What is given or declared comes first, then inputs that it does not imply, since MXNet infers the
-    dtypes of parameters from them; what is unknown even then is float32 too.
-    """
-    undeclared = {node.name for node in graph.nodes if node.is_variable and not node.declares_dtype}
-    inputs = {name for name in undeclared - params if name in shapes or params}
-    variables = {node.name for node in graph.nodes if node.is_variable}
-    known = dict(types)
-    for names in (inputs, undeclared):
-        rest = names - set(known)
-        try:
-            found = infer_variables(symbol, known) if rest and known.keys() | (variables - undeclared) else {}
-        except InferenceError:  # Embedding and Dropout, for example, must be told
-            return {**dict.fromkeys(undeclared, dtypes.FLOAT32), **types}
-        known.update((name, found.get(name, dtypes.FLOAT32)) for name in rest)
-    return known
-
-
 def _check_outputs(policy: Policy, plan: Plan, before: Tuple[Graph, Facts], after: Tuple[Graph, Facts]) -> None:
     for number, (old, new) in enumerate(zip(before[0].heads, after[0].heads)):
         was, found = before[1].dtype(old), after[1].dtype(new)
@@ -281,8 +259,7 @@ class ShapeOutcomes:
             self._entries = entry_names(self._internals, self._graph)
             self._known = Facts({})
             if any(node.subgraphs for node in self._graph.nodes):  # shapes in bodies need the dtypes of what these read
-                known = input_dtypes(source, self._graph, {}, types, params)
-                self._known = infer_facts(source, self._graph, {}, known, params)
+                self._known = infer_network(source, self._graph, {}, types, params)
 
     def __call__(self, shapes: Shapes) -> Tuple[Any, ...]:
         """Return the outcomes of all conditions for given shapes of variables; nothing where there are none."""

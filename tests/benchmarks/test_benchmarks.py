@@ -113,13 +113,14 @@ def test_first_call_tells_what_is_mxnets(option, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_conversion_compares_with_its_peer(tmp_path, capsys):
-    small = ["--network", "mobilenet0.25", "--rounds", "2", "--cpu-time"]
+@pytest.mark.parametrize("option, rounds", [("--cpu-time", 2), ("--processes", 1)])
+def test_conversion_compares_with_its_peer(option, rounds, tmp_path, capsys):
+    small = ["--network", "mobilenet0.25", "--rounds", str(rounds), option]
     assert conversion.main([*small, "--out", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "conversion.json").read_text())
     assert len(result["ratios"]) == 3
     for row in result["seconds"].values():
-        assert {who: len(values) for who, values in row.items()} == {"mxmp": 2, "contrib.amp": 2}
+        assert {who: len(values) for who, values in row.items()} == {"mxmp": rounds, "contrib.amp": rounds}
     assert (tmp_path / "conversion.png").read_bytes().startswith(PNG)
     assert "at most 1.5" in capsys.readouterr().out
 

@@ -137,7 +137,63 @@ def test_where_shapes_have_a_say_there_is_none():
     volume = nn.Conv3DTranspose(2, 3, in_channels=3)  # it is computed by planes, by the shape of its weight
     volume.initialize()
     assert ready_of(convert(volume, "O1")) is None
-    assert ready_of(convert(plain(), "mixed_bfloat16")) is None  # oneDNN's layouts depend on channels
+
+
+def for_any_image(pool=None):
+    """Return a net for images of any size; the BatchNorm of 24 channels is slow in bfloat16, by its layout."""
+    mx.random.seed(0)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(32, 3, in_channels=3), nn.BatchNorm(in_channels=32), nn.Activation("relu"))
+        net.add(nn.Conv2D(24, 1, in_channels=32), nn.BatchNorm(in_channels=24))
+        net.add(pool or nn.GlobalAvgPool2D(), nn.Conv2D(16, 1, in_channels=24), nn.BatchNorm(in_channels=16))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def test_layouts_have_a_say_that_an_image_of_a_likely_size_tells():
+    ready = ready_of(convert(for_any_image(), "mixed_bfloat16"))
+    assert [name for name in names_of(ready) if "_wide_" in name and "batchnorm1" in name]
+    graph = conversion_of(convert(for_any_image(), "mixed_bfloat16"))._graph_for((X,)).converted
+    assert names_of(ready) == [node.name for node in graph.graph_on_cpu(written=ready.params).nodes]
+
+
+def names_of(ready):
+    """Return the names of the nodes of a graph that was made before the first call."""
+    return [node.name for node in ready.graph.nodes]
+
+
+def test_without_a_likely_image_layouts_are_left_to_the_call():
+    assert ready_of(convert(plain(), "mixed_bfloat16")) is None  # the last layer is for images of 8 pixels
+
+
+@pytest.mark.parametrize(
+    ("pool", "shape", "same"),
+    [
+        (None, (1, 3, 8, 8), True),
+        (None, (7, 3, 30, 20), True),
+        (6, (7, 3, 30, 20), True),
+        (6, (1, 3, 8, 8), False),  # the window pools all
+    ],
+)
+def test_an_image_of_another_size_runs_on_it_if_it_changes_no_layout(pool, shape, same):
+    net = convert(for_any_image(pool and nn.AvgPool2D(pool)), "mixed_bfloat16")
+    graph = conversion_of(net)._graph_for((mx.nd.ones(shape),)).converted
+    assert ready_of(net).runs(graph, net.collect_params(), False) == same
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("pool", [None, nn.AvgPool2D(6)], ids=["the same layouts", "others"])
+def test_bfloat16_infers_and_trains_as_with_graphs_of_its_own(pool, loaded):
+    nets = [convert(for_any_image(pool), "mixed_bfloat16") for _ in range(2)]
+    assert ready_of(nets[0]) is not None
+    conversion_of(nets[1]).early_graph = None
+    del loaded[:]
+    first = nets[0](X).asnumpy()
+    assert len(loaded) == (pool is not None)
+    np.testing.assert_array_equal(first, nets[1](X).asnumpy())
+    for early_value, value in zip(*(results(net, mx.cpu()) for net in nets)):
+        np.testing.assert_array_equal(early_value, value)
 
 
 CHANGES = {
