@@ -97,22 +97,23 @@ def measure(model: Model, rounds: int, clock: Clock) -> Dict[str, Dict[str, List
 
 
 def measure_in_processes(name: str, rounds: int, clock: Clock) -> Dict[str, Dict[str, List[float]]]:
-    """Return the same of a network of this name, each conversion the first of a process."""
+    """Return the seconds of each conversion of a network of this name, each the first of a process."""
     found: Dict[str, Dict[str, List[float]]] = {}
     with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for _ in range(rounds):
             for what in WHAT:
                 row = found.setdefault(what, {"mxmp": [], "contrib.amp": []})
-                for own, times in enumerate(reversed(row.values())):
-                    times.append(pool.apply(once, (name, what, bool(own), clock)))
+                for who in row:
+                    row[who].append(pool.apply(once, (name, what, who, clock)))
     return found
 
 
-def once(name: str, what: str, own: bool, clock: Clock) -> float:
+def once(name: str, what: str, who: str, clock: Clock) -> float:
     """Return the seconds of one conversion of a network, by mxmp or its peer."""
     model = network(name)
     mx.nd.waitall()
-    return seconds_of(pairs(model)[what][not own], clock)
+    own, peer = pairs(model)[what]
+    return seconds_of(own if who == "mxmp" else peer, clock)
 
 
 def plot(ratios: Dict[str, List[float]], path: str) -> None:

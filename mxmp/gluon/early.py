@@ -78,7 +78,8 @@ class EarlyGraph:
         unfolded: Which BatchNorms it leaves where the others are folded; None if none is.
         outcomes: Evaluates the conditions on shapes.
         outcome: What these gave.
-        ready: What runs on a CPU; None where the net may run elsewhere, or shapes may change it.
+        ready: What infers on a CPU, of the same graph; None where the net may run elsewhere, or shapes may change it
+            otherwise than by layouts.
     """
 
     trace: Trace

@@ -1,6 +1,6 @@
 """The graph that a net infers with, split in what its parameters alone decide and what each call runs.
 
-Where `convert` has made it before the first call, training runs both parts as one.
+Where `convert` has made it before the first call, training runs both parts as one, unless it is in bfloat16.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class InferenceGraph:
 
     @classmethod
     def early(cls, converted: Converted, params: Params, fused: bool) -> Optional[InferenceGraph]:
-        """Return the graph on a CPU, its symbol loaded, of a conversion for inputs that are guessed.
+        """Return the graph on a CPU, its symbol loaded, of a conversion for inputs of unknown or guessed shape.
 
-        None if it may be another for inputs of another shape, but for layouts: whether these have the same say is
-        what `runs` asks.
+        None if it may be another for inputs of true shape, but for layouts in bfloat16, of which `runs` asks whether
+        they are the same. None too if these are not known.
         """
         names = frozenset(params)
         if None in converted.extents.values():
@@ -65,10 +65,10 @@ class InferenceGraph:
         return found
 
     def runs(self, converted: Converted, params: Params, fused: bool) -> bool:
-        """Return whether this runs a conversion that is its own or that for inputs of some shape."""
-        same = converted.graph is self.converted.graph and fused == self.fused
-        same = same and params.keys() == self.params and _dense(params) == self.dense
-        return same and converted.extents == self.converted.extents
+        """Return whether this runs a conversion: its own, or that of the same graph for inputs of some shape."""
+        same_params = params.keys() == self.params and _dense(params) == self.dense
+        same_graph = converted.graph is self.converted.graph and fused == self.fused
+        return same_params and same_graph and converted.extents == self.converted.extents
 
     @property
     def trains(self) -> bool:

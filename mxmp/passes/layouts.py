@@ -38,7 +38,7 @@ _KEEP = frozenset({BATCH_NORM, "Activation", "LeakyReLU", "elemwise_add", "add_n
 
 
 class Extent(NamedTuple):
-    """What of a tensor's shape has a say in layouts: neither the batch nor the size of an image."""
+    """What of a tensor's shape has a say in layouts: not the batch, and of an image only whether it is one pixel."""
 
     axes: int
     channels: int  # size of the second axis
@@ -165,10 +165,12 @@ class Layouts:
 
 def bfloat16_extents(graph: Graph, facts: Facts) -> Extents:
     """Return those of a graph's bfloat16 entries by name; bodies of control flow are left out."""
-    low = [Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16]
-    shapes = [facts.shape(entry) for entry in low]
-    found = [None if shape is None else Extent.of(shape) for shape in shapes]
-    return {(graph.nodes[entry.node].name, entry.index): extent for entry, extent in zip(low, found)}
+    found: Dict[Named, Optional[Extent]] = {}
+    for (position, index), dtype in facts.dtypes.items():
+        if dtype == dtypes.BFLOAT16:
+            shape = facts.shape(Entry(position, index))
+            found[graph.nodes[position].name, index] = None if shape is None else Extent.of(shape)
+    return found
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import re
@@ -92,11 +91,6 @@ def infer_network(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, para
 
     The arguments are those of `infer_facts`, of which an InferenceError comes too.
     """
-    if types:  # those of parameters tell the others', for the most part
-        with contextlib.suppress(InferenceError):
-            facts = infer_facts(symbol, graph, shapes, types, params)
-            if len(facts.variable_dtypes(graph)) == sum(node.is_variable for node in graph.nodes):
-                return facts
     return infer_facts(symbol, graph, shapes, _input_dtypes(symbol, graph, shapes, types, params), params)
 
 

@@ -118,7 +118,7 @@ def test_conversion_compares_with_its_peer(option, rounds, tmp_path, capsys):
     small = ["--network", "mobilenet0.25", "--rounds", str(rounds), option]
     assert conversion.main([*small, "--out", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "conversion.json").read_text())
-    assert len(result["ratios"]) == 3
+    assert len(result["ratios"]) == 3 and result["processes"] == (option == "--processes")
     for row in result["seconds"].values():
         assert {who: len(values) for who, values in row.items()} == {"mxmp": rounds, "contrib.amp": rounds}
     assert (tmp_path / "conversion.png").read_bytes().startswith(PNG)

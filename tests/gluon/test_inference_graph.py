@@ -8,7 +8,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.gluon import convert, early, inference_graph
+from mxmp.gluon import cached_ops, convert, early, inference_graph
 from mxmp.gluon.lookup import conversion_of
 from mxmp.graph import Graph
 from mxmp.symbol import to_graph
@@ -180,6 +180,15 @@ def test_an_image_of_another_size_runs_on_it_if_it_changes_no_layout(pool, shape
     net = convert(for_any_image(pool and nn.AvgPool2D(pool)), "mixed_bfloat16")
     graph = conversion_of(net)._graph_for((mx.nd.ones(shape),)).converted
     assert ready_of(net).runs(graph, net.collect_params(), False) == same
+
+
+def test_what_trains_in_bfloat16_keeps_layouts_apart_all_the_same():
+    net = convert(for_any_image(), "mixed_bfloat16")
+    graph = conversion_of(net)._graph_for((X,))
+    assert ready_of(net).runs(graph.converted, net.collect_params(), False)
+    with autograd.record():
+        symbol = cached_ops.plan_op(net, graph, "bfloat16").symbol
+    assert [name for name in symbol.get_internals().list_outputs() if "_layout_" in name]
 
 
 @pytest.mark.bfloat16
