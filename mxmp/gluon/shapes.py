@@ -11,8 +11,8 @@ from ..symbol.inference import require_shapes
 
 Shape = Tuple[int, ...]
 
-_IMAGE_SIZES = (224, 32, 28)
-"""Of ImageNet, CIFAR and MNIST, in pixels."""
+_IMAGE_SIZES = (224, 299, 32, 28)
+"""Of ImageNet, for Inception too, CIFAR and MNIST, in pixels."""
 
 _KEEP_CHANNELS = frozenset({*CAST_OPS, "BatchNorm", "_plus_scalar", "_minus_scalar", "_mul_scalar", "_div_scalar"})
 """Operators that may stand between an image and the first convolution."""

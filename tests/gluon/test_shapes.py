@@ -26,6 +26,10 @@ NETS = {
     "a sequence": (lambda: nn.Conv1D(4, 3, in_channels=5), (1, 5, 224)),
     "a volume": (lambda: nn.Conv3D(1, 3, in_channels=1), (1, 1, 224, 224, 224)),
     "normalized": (lambda: stack(nn.BatchNorm(in_channels=3), nn.Conv2D(4, 3, in_channels=3)), (1, 3, 224, 224)),
+    "an image of Inception": (
+        lambda: stack(nn.Conv2D(1, 1, strides=8, in_channels=3), nn.Dense(2, in_units=38 * 38)),
+        (1, 3, 299, 299),
+    ),
     "an image of CIFAR": (lambda: stack(nn.Conv2D(4, 1, in_channels=3), nn.Dense(2, in_units=4096)), (1, 3, 32, 32)),
     "an image of MNIST": (lambda: stack(nn.Conv2D(1, 1, in_channels=1), nn.Dense(2, in_units=784)), (1, 1, 28, 28)),
 }
