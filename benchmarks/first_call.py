@@ -27,6 +27,7 @@ from benchmarks.timing import Clock, timer
 from mxmp.devices.bfloat16 import runs_bfloat16
 from mxmp.gluon import convert
 from mxmp.gluon.lookup import conversion_of
+from mxmp.rounding.library import state
 
 TARGET = 1.3
 """How many times as long as a plain net's first call a converted net's may take."""
@@ -106,6 +107,7 @@ def main(argv: List[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
     args = parser.parse_args(argv)
     data = mx.nd.zeros((1, 3, args.size, args.size))
+    rounding = state().text  # before an emulated graph has what is missing built
     clock = time.process_time if args.cpu_time else time.perf_counter
     kind = "CPU time, " if args.cpu_time else ""
     what = "recorded, " if args.record else "for inference, " if args.for_inference else ""
@@ -122,10 +124,11 @@ def main(argv: List[str] | None = None) -> int:
             times = (f"{1e3 * median(seconds[name]):.0f}" for name in (PLAIN, CONVERT, CALL, MXNET))
             table.add_row(network, policy, *times, f"{ratio:.2f}")
     settings = {name: getattr(args, name) for name in ("size", "deferred", "record", "for_inference", "cpu_time")}
-    file = write(args.out, "first_call", {**settings, "seconds": results})
+    file = write(args.out, "first_call", {**settings, "rounding": rounding, "seconds": results})
     console = Console()
     console.print(table)
     console.print(f"Target: at most {TARGET:g} times the plain call.")
+    console.print(f"Emulated float16 was {rounding}.")
     console.print(describe(machine()))
     console.print(f"Written: {os.path.relpath(file)}")
     return 0

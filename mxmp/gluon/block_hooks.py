@@ -15,6 +15,7 @@ from .. import dtypes
 from ..errors import ConvertError
 from ..mxnet_private import blocks
 from ..mxnet_private.arrays import compose
+from ..mxnet_private.parameters import is_initialized
 from ..scaling import loss_heads
 from ..symbol.arguments import require_kernels
 from . import storage
@@ -194,7 +195,8 @@ class BlockHooks(FileHooks):
                     sibling._store(sibling.early)
             if self.early is None:
                 self._store(self._graph_for(args).converted)
-        self.is_initialized = True
+        # Not if some have never been initialized, which the call is about to say.
+        self.is_initialized = all(map(is_initialized, traced.params.values()))
 
     def _note_recorded(self) -> None:
         """Record that autograd holds the net's parameters, which must keep their dtypes from now on.

@@ -168,9 +168,8 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
     for what, params in (("arg_params", arg_params), ("aux_params", aux_params)):
         for name, array in _require_mapping(what, params).items():
             if not isinstance(array, mx.nd.NDArray) or array.stype != "default":
-                raise ConvertError(
-                    f"{what}: {name!r} is a {type(array).__name__}; expected an NDArray, not a sparse one."
-                )
+                wanted = "a dense one" if isinstance(array, mx.nd.NDArray) else "an NDArray of MXNet"
+                raise ConvertError(f"{what}: {name!r} is a {type(array).__name__}; expected {wanted}.")
     absent = [n for n in sym.list_arguments() if n not in arg_params and n not in shapes]
     for what, params, missing in (
         ("aux_params", aux_params, [n for n in sym.list_auxiliary_states() if n not in aux_params]),

@@ -21,7 +21,7 @@ VALUES = {
     "numpy": (np.ones((6, 6), np.float32), "'fc_weight' is a ndarray; expected an NDArray"),
     "nothing": (None, "'fc_weight' is a NoneType"),
     "a number": (1.0, "'fc_weight' is a float"),
-    "sparse": (mx.nd.ones((6, 6)).tostype("row_sparse"), "'fc_weight'"),
+    "sparse": (mx.nd.ones((6, 6)).tostype("row_sparse"), "RowSparseNDArray; expected a dense one"),
 }
 
 
