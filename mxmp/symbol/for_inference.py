@@ -178,7 +178,8 @@ def folds_beyond(folds: Iterable[Fold], folded: Arrays, largest: float) -> List[
     def is_beyond(name: str) -> bool:
         array = folded[name]
         low = dtypes.canonical(array.dtype) == dtypes.BFLOAT16
-        return not np.abs(_values(array) if low else view(array)).max(initial=0.0) <= largest  # NaN is not
+        top = float(np.abs(_values(array) if low else view(array)).max(initial=0.0))  # a limit may be beyond its dtype
+        return not top <= largest  # NaN is not
 
     return [fold for fold in folds if is_beyond(fold.weight) or is_beyond(fold.bias)]
 
