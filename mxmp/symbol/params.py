@@ -25,7 +25,7 @@ from .rewrite import Converted, convert_graph
 Arrays = Mapping[str, Any]
 
 _BLOCK = 1 << 18
-"""Values that are looked at together: so few that what is computed of them stays in a cache, but in few calls."""
+"""Values that are looked at together: few enough to stay in a cache, so many that calls of numpy take no time."""
 
 
 @dataclass(frozen=True)
