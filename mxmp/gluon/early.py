@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, Callable, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 from mxnet import gluon
@@ -54,6 +54,10 @@ class Trace:
         if self._graph is None:
             self._graph = to_graph(self.symbol, self.text)
         return self._graph
+
+    def inputs(self, params: Iterable[str]) -> FrozenSet[str]:
+        """Return the names of the variables that are no parameters, given the names of these."""
+        return frozenset(node.name for node in self.graph.nodes if node.is_variable).difference(params)
 
     def repeats(self, other: Trace) -> bool:
         """Return whether this gave the same as another trace but for versions; its graph is taken over then."""

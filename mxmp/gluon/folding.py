@@ -54,7 +54,10 @@ def convert_folded(
     beyond = {name for name in out_of_range if name not in found.outputs}
     beyond.update(name for name, before in found.outputs.items() if before in out_of_range)
     storage = storage.without(folded_names(found.folds))
-    converted = convert_graph(found.symbol, policy, known, types, *storage, frozenset(beyond), graph=found.graph)
+    inputs = trace.inputs(params)
+    converted = convert_graph(
+        found.symbol, policy, known, types, *storage, frozenset(beyond), graph=found.graph, inputs=inputs
+    )
     return replace(converted.noting(found.removed), folds=found.folds)
 
 

@@ -162,7 +162,9 @@ class TracedNet:
                     return found
             if folds is not None:
                 return convert_folded(trace, policy, known, types, frozenset(params), stored, folds, beyond)
-            return convert_graph(trace.symbol, policy, known, types, *stored, beyond, graph=trace.graph)
+            return convert_graph(
+                trace.symbol, policy, known, types, *stored, beyond, graph=trace.graph, inputs=trace.inputs(params)
+            )
         except ConvertError as e:
             low = storage.cast_by_hand(self.net) if isinstance(e, InferenceError) else []
             advice = f" But {storage.cast_advice(low[0])}" if low else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import FrozenSet, List, Sequence, Set, Tuple
+from typing import AbstractSet, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Node
@@ -12,7 +12,7 @@ from ..rules import ALLOW, CLEAR, DENY, INFER, RuleSet
 from .control_flow import Body, bodies_of
 from .decide import decide
 from .exact_values import EXACT, ExactValues, find_exact_values
-from .facts import Facts
+from .facts import CAST_OPS, Facts
 from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
 
 VARIABLE = Verdict(KEEP, "variable")
@@ -30,16 +30,26 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     the next iteration. What is float32 only because MXNet has no other kernel for it passes a taint on, and taints
     nothing itself.
 
-    Clear operators that carry a variable's own values to where float32 is wanted are pinned too (a detector's anchor
-    boxes, sliced and concatenated): rounding them would gain nothing and lose half pixels. Positions and what is read
-    as integers are exact under every policy (``exact_values``). With ``policy.last_layer_fp32`` the last layer is
-    pinned to float32, unless an override says otherwise.
+    No float32 input of the network (data, labels, states) is narrowed to save bytes, only for an allow operator. Such
+    values are wide, and so is all that infer and clear operators compute from wide values alone: an infer operator that
+    reads some is pinned to float32. From wide and other values together it computes something that may be narrowed
+    again, if an allow operator is still to come: else a network that adds its input to a layer would be float32 as a
+    whole.
+
+    Clear operators that carry a variable's own values, or wide ones, to where float32 is wanted are pinned too (a
+    detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and lose half pixels. Positions
+    and what is read as integers are exact under every policy (``exact_values``). With ``policy.last_layer_fp32`` the
+    last layer is pinned to float32, unless an override says otherwise.
 
     Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for.
     """
     last = last_layer(graph, rules) if policy.last_layer_fp32 else frozenset()
     exact = find_exact_values(graph, rules)
-    return _Classifier(graph, policy, facts, rules, last, exact, named=_unnameable(graph, facts)).run()
+    inputs = (i for i, node in enumerate(graph.nodes) if node.is_variable and node.name in facts.inputs)
+    wide = {i for i in inputs if facts.dtype(Entry(i)) not in dtypes.LOW_PRECISION}
+    leading = _before_layers(graph, rules)
+    named = _unnameable(graph, facts)
+    return _Classifier(graph, policy, facts, rules, last, exact, named, leading, wide=wide).run()
 
 
 @dataclass
@@ -49,6 +59,8 @@ class _Classifier:
     Attributes:
         last: Positions of the operators of the last layer, if that is to be float32.
         named: Positions of nodes whose outputs have names that no cast can have.
+        leading: Positions of nodes that an allow operator comes behind; None if one may come behind each of them.
+        wide: Positions of nodes with wide values; at first of variables.
         tainted: Positions of nodes that a deny operator has tainted; at first, of a body, those of the
             variables that stand for something tainted.
         out_of_range: Positions of nodes whose values may be beyond the low precision dtype's range.
@@ -61,6 +73,8 @@ class _Classifier:
     last: FrozenSet[int]
     exact: ExactValues
     named: FrozenSet[int] = frozenset()
+    leading: Optional[FrozenSet[int]] = None
+    wide: Set[int] = field(default_factory=set)
     tainted: Set[int] = field(default_factory=set)
     out_of_range: Set[int] = field(init=False)
 
@@ -70,7 +84,7 @@ class _Classifier:
     def run(self) -> Tuple[Verdict, ...]:
         verdicts = [self._verdict(position, node) for position, node in enumerate(self.graph.nodes)]
         if not self.policy.pure:
-            for position in _carriers(self.graph, verdicts, self.facts):
+            for position in _carriers(self.graph, verdicts, self.facts, self.wide):
                 verdicts[position] = Verdict(FLOAT32, EXACT, verdicts[position].rule)
         for position, outputs in self.exact.positions.items():
             verdicts[position] = replace(verdicts[position], positions=outputs)
@@ -90,7 +104,28 @@ class _Classifier:
         verdict = self._pin_tainted(position, node, verdict)
         if verdict.label == FREE and position in self.named:
             return Verdict(LOW, NAMED, verdict.rule)
+        return verdict if self.policy.pure else self._keep_wide(position, node, verdict)
+
+    def _keep_wide(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+        """Pin an infer operator that reads wide values, and pass these on."""
+        rule = verdict.rule
+        if not self.wide or verdict.label == LOW or (rule is not None and rule.category not in (INFER, CLEAR)):
+            return verdict
+        if rule is None and (node.op not in CAST_OPS or node.get("dtype") in dtypes.LOW_PRECISION):
+            return verdict
+        read = [entry.node for port, entry in enumerate(node.inputs) if rule is None or rule.reads(port)]
+        wide = [source for source in read if source in self.wide]
+        if not wide:
+            return verdict
+        if (not self._leads(position) or len(wide) == len(read)) and not (rule is not None and rule.truth):
+            self.wide.add(position)
+        if rule is not None and rule.category == INFER and verdict.label == FREE:
+            return Verdict(FLOAT32, f"wide values of '{self.graph.nodes[wide[0]].name}'", rule, taints=False)
         return verdict
+
+    def _leads(self, position: int) -> bool:
+        """Return whether an allow operator may come behind a node."""
+        return self.leading is None or position in self.leading
 
     def _pin_out_of_range(self, position: int, node: Node, verdict: Verdict) -> Verdict:
         """Pin what gives or reads values beyond the low precision dtype's range."""
@@ -122,7 +157,9 @@ class _Classifier:
 
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Verdict:
         """Return the verdict on a control flow node, with those on the nodes of its bodies."""
-        ports = {port for port, entry in enumerate(node.inputs) if entry.node in self.tainted}
+        ports, wide = (
+            {port for port, entry in enumerate(node.inputs) if entry.node in of} for of in (self.tainted, self.wide)
+        )
         found: List[Tuple[Verdict, ...]] = []
         for number, body in enumerate(bodies):
             facts = self.facts.bodies.get((position, number))
@@ -131,25 +168,50 @@ class _Classifier:
                 continue
             last = last_layer(body.graph, self.rules) if position in self.last else frozenset()
             exact = self.exact.bodies.get((position, number), ExactValues())
-            verdicts, taints = self._enter_body(body, facts, ports, last, exact)
+            leads = self._leads(position) or _is_layer(node, self.rules)
+            inner, verdicts = self._enter_body(body, facts, ports, wide, last, exact, leads)
             found.append(verdicts)
-            if taints:
+            heads = {head.node for head in body.graph.heads}
+            if heads & inner.tainted:
                 self.tainted.add(position)
+            if heads & inner.wide:
+                self.wide.add(position)
         return Verdict(KEEP, "control flow, its bodies are converted", bodies=tuple(found))
 
     def _enter_body(
-        self, body: Body, facts: Facts, ports: Set[int], last: FrozenSet[int], exact: ExactValues
-    ) -> Tuple[Tuple[Verdict, ...], bool]:
-        """Return the verdicts on a body's nodes, and whether one of its outputs is tainted."""
+        self,
+        body: Body,
+        facts: Facts,
+        ports: Set[int],
+        wide: Set[int],
+        last: FrozenSet[int],
+        exact: ExactValues,
+        leads: bool,
+    ) -> Tuple[_Classifier, Tuple[Verdict, ...]]:
+        """Return the classifier of a body and its verdicts.
+
+        Tainted and wide values enter by ``ports`` and ``wide``; ``leads`` says whether an allow operator may come.
+        """
         variables, heads = body.variables(), [head.node for head in body.graph.heads]
-        seeds = {variable for variable, port in zip(variables, body.ports) if port in ports}
+        states = [(variables[variable], heads[head]) for variable, head in body.states]
+        tainted, wide = ({v for v, port in zip(variables, body.ports) if port in of} for of in (ports, wide))
         while True:
-            inner = _Classifier(body.graph, self.policy, facts, self.rules, last, exact, tainted=set(seeds))
+            inner = _Classifier(
+                body.graph,
+                self.policy,
+                facts,
+                self.rules,
+                last,
+                exact,
+                leading=None if leads else frozenset(),
+                wide=set(wide),
+                tainted=set(tainted),
+            )
             verdicts = inner.run()
-            carried = {variables[variable] for variable, head in body.states if heads[head] in inner.tainted}
-            if carried <= seeds:
-                return verdicts, any(head in inner.tainted for head in heads)
-            seeds |= carried
+            more = [{v for v, head in states if head in of} for of in (inner.tainted, inner.wide)]
+            if more[0] <= tainted and more[1] <= wide:
+                return inner, verdicts
+            tainted, wide = tainted | more[0], wide | more[1]
 
 
 def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
@@ -163,9 +225,10 @@ def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
     return frozenset(head.node for head, name in names.items() if not name.endswith("_output"))
 
 
-def _carriers(graph: Graph, verdicts: Sequence[Verdict], facts: Facts) -> Set[int]:
-    """Return the free clear operators between a float32 variable and a reader of float32."""
+def _carriers(graph: Graph, verdicts: Sequence[Verdict], facts: Facts, wide: AbstractSet[int]) -> Set[int]:
+    """Return the free clear operators between a float32 variable, or wide values, and a reader of float32."""
     exact = {i for i, node in enumerate(graph.nodes) if node.is_variable and facts.dtype(Entry(i)) == dtypes.FLOAT32}
+    exact |= wide
     for position, node in enumerate(graph.nodes):
         verdict = verdicts[position]
         if verdict.label == FREE and verdict.rule and verdict.rule.category == CLEAR:
@@ -205,6 +268,16 @@ def last_layer(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
         if not _is_layer(node, rules):
             rule = rules.find(node.op, dict(node.attrs))
             waiting += [e.node for port, e in enumerate(node.inputs) if rule is None or rule.reads(port)]
+    return frozenset(found)
+
+
+def _before_layers(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
+    """Return the nodes whose values reach an allow operator, by position."""
+    found: Set[int] = set()
+    for position in reversed(range(len(graph.nodes))):
+        node = graph.nodes[position]
+        if position in found or _is_layer(node, rules):
+            found.update(entry.node for entry in node.inputs)
     return frozenset(found)
 
 

@@ -25,6 +25,7 @@ class Facts:
         shapes: Missing where unknown.
         output_names: Names as MXNet's ``list_outputs`` has them.
         params: Names of the variables that are parameters, whose storage a policy may choose.
+        inputs: Names of the variables that are inputs of the network. Their values are not narrowed to save bytes.
         out_of_range: Names of the entries, parameters among them, with values beyond the range of the
             low precision dtype: what gives and what reads them stays in float32.
         bodies: Facts on the bodies of control flow nodes, by (node, number of the body).
@@ -34,6 +35,7 @@ class Facts:
     shapes: Mapping[Key, Tuple[int, ...]] = field(default_factory=dict)
     output_names: Mapping[Key, str] = field(default_factory=dict)
     params: FrozenSet[str] = frozenset()
+    inputs: FrozenSet[str] = frozenset()
     out_of_range: FrozenSet[str] = frozenset()
     bodies: Mapping[Tuple[int, int], "Facts"] = field(default_factory=dict)
 

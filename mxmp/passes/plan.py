@@ -9,11 +9,14 @@ from .. import dtypes
 from ..graph import Entry, Graph
 from ..policy import Policy
 from ..rules import CLEAR, RULES, RuleSet
-from .classify import classify
+from .classify import NAMED, classify
 from .control_flow import Body, bodies_of
 from .facts import Facts
 from .place import Placement, place
-from .verdict import FREE, LOW, Verdict
+from .verdict import FLOAT32, FREE, LOW, Verdict
+
+NO_GAIN = "nothing here gains from low precision"
+"""The reason given for a free operator of a graph in which no operator is pinned to low precision."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,14 @@ def make_plan(
     float32, because that operator's label may change with the shapes; unless that operator does nothing but carry such
     parameters to operators in low precision, as ``gluon.rnn`` reshapes and concatenates its weights
     for an RNN that the policy has in low precision.
+
+    A graph with nothing pinned to low precision is float32 throughout: casts for its free operators would save bytes,
+    and lose what a loss, say, that is a net of its own reads.
     """
-    verdicts, bodies = _plan_bodies(graph, classify(graph, policy, facts, rules), facts, policy)
+    verdicts = classify(graph, policy, facts, rules)
+    if not policy.pure and not any(map(_is_pinned_low, verdicts)):
+        verdicts = tuple(map(_without_gain, verdicts))
+    verdicts, bodies = _plan_bodies(graph, verdicts, facts, policy)
     low_params: FrozenSet[int] = frozenset()
     free_params: FrozenSet[int] = frozenset()
     carries = False
@@ -87,6 +96,19 @@ def make_plan(
     placement = place(graph, verdicts, facts, low_params, output_low, free_params=free_params)
     steady = not carries and not final and not any(verdict.bodies for verdict in verdicts)
     return Plan(verdicts, placement, low_params | (placement.low & free_params), bodies, steady=steady)
+
+
+def _is_pinned_low(verdict: Verdict) -> bool:
+    """Return whether a node, or one in its bodies, is in low precision for more than the name of its output."""
+    inner = (each for body in verdict.bodies for each in body)
+    return (verdict.label == LOW and verdict.reason != NAMED) or any(map(_is_pinned_low, inner))
+
+
+def _without_gain(verdict: Verdict) -> Verdict:
+    """Return a verdict, and those in its bodies, with float32 in place of free."""
+    if verdict.label == FREE:
+        return replace(verdict, label=FLOAT32, reason=NO_GAIN)
+    return replace(verdict, bodies=tuple(tuple(map(_without_gain, body)) for body in verdict.bodies))
 
 
 def place_again(plan: Plan, graph: Graph, policy: Policy, facts: Facts) -> Plan:

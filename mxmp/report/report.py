@@ -39,6 +39,7 @@ _WORDS = [
     (r"^deny\b", "deny", "needs float32, for the reason behind it"),
     (r"^infer\b(?! behind)", "infer", "as safe as what it reads"),
     (r"^infer behind ", "infer behind X", "as safe as what it reads, and X, before it, needs float32"),
+    (r"^wide values of ", "wide values", "inputs of the network, or computed from these alone"),
     (r"^clear\b", "clear", "only moves or selects values, so that either precision is safe"),
     (r": cheapest$", "cheapest", "moves fewest bytes, or takes fewest casts if shapes are unknown; else float32"),
     (r"^carries exact values", "carries exact values", "counts, indices, values of a variable: never rounded"),

@@ -25,6 +25,7 @@ from .arguments import (
 )
 from .checkpoint import load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fold_model
+from .labels import sure_inputs
 from .params import Change, convert_sharing, growth, require_matches, stored_low_before, total_bytes, widened
 from .rewrite import convert_graph
 
@@ -97,7 +98,9 @@ def convert_symbol(
         dtypes: Dtypes of inputs that are not float32 and do not declare theirs.
         data_names: Names of the inputs. All other variables are parameters, which a policy such as
             'O2' declares in low precision. Unless given, inputs are those that ``shapes`` names and
-            labels; without shapes parameters are known by their names ('weight', 'bias', ...).
+            labels; without shapes parameters are known by their names ('weight', 'bias', ...). The values of
+            inputs are not narrowed but for what gains from it: without shapes and ``data_names`` this
+            holds for labels alone.
         ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges`` has them. What
             gives and what reads values near the end of the dtype's range, or beyond it, stays in
             float32.
@@ -114,9 +117,16 @@ def convert_symbol(
     refuse_for_inference("convert_symbol", changes)
     model = make_model(sym, shapes, dtypes, ranges)
     parsed = Policy.parse(policy, **changes)
-    params = param_names(sym, model.shapes, data_names)
-    out_of_range = model.beyond_range(parsed)
-    found = convert_graph(sym, parsed, model.shapes, model.dtypes, params, out_of_range=out_of_range, final=True)
+    found = convert_graph(
+        sym,
+        parsed,
+        model.shapes,
+        model.dtypes,
+        param_names(sym, model.shapes, data_names),
+        out_of_range=model.beyond_range(parsed),
+        final=True,
+        inputs=sure_inputs(sym, model.shapes, data_names),
+    )
     require_matches(parsed, [found])
     return found.symbol
 

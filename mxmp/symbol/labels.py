@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, FrozenSet
+from typing import Any, FrozenSet, Mapping, Optional, Sequence
 
 from ..passes.scale_loss import is_loss_head
 from .inference import to_graph
@@ -25,3 +25,10 @@ def label_names(symbol: Any) -> FrozenSet[str]:
         labels |= {entry.node for entry in node.inputs[known:]}
     named = {node.name for node in graph.nodes if node.is_variable and node.name.endswith(SUFFIX)}
     return frozenset(named | {graph.nodes[i].name for i in labels - others if graph.nodes[i].is_variable})
+
+
+def sure_inputs(
+    symbol: Any, shapes: Mapping[str, Any], data_names: Optional[Sequence[str]] = None
+) -> Optional[FrozenSet[str]]:
+    """Return the labels of a symbol if nothing names its inputs, so that no others are known for sure; else None."""
+    return None if shapes or data_names is not None else label_names(symbol)

@@ -88,7 +88,16 @@ def _convert(
     shapes, types = model.known(args, aux)
     out_of_range |= model.beyond_range(policy)
     with blaming_params(model.symbol, {**args, **aux}, model.shapes):
-        found = convert_graph(model.symbol, policy, shapes, types, allowed, out_of_range=out_of_range, final=True)
+        found = convert_graph(
+            model.symbol,
+            policy,
+            shapes,
+            types,
+            allowed,
+            out_of_range=out_of_range,
+            final=True,
+            inputs=frozenset(model.symbol.list_arguments()) - set(args),
+        )
     _check_shapes(found, shapes)
     return found.noting(model.removed)
 

@@ -107,6 +107,7 @@ def convert_graph(
     out_of_range: FrozenSet[str] = frozenset(),
     final: bool = False,
     graph: Optional[Graph] = None,
+    inputs: Optional[FrozenSet[str]] = None,
 ) -> Converted:
     """Convert a symbol: erase earlier casts, insert and fold new ones, and check the result.
 
@@ -122,6 +123,8 @@ def convert_graph(
         final: Whether this is the one conversion of a network, whose parameters are stored as it
             decides; Gluon and Module may convert it again for other shapes.
         graph: The symbol's graph, if it has been read: ``to_graph(symbol)``.
+        inputs: Names of its inputs, labels included; unless given all variables but ``params``, or where these are not
+            known those that ``shapes`` names.
 
     Raises:
         InferenceError: If the network does not type-check by itself; it names the node.
@@ -130,7 +133,11 @@ def convert_graph(
     """
     shapes = shapes or {}
     source, graph = _without_casts(symbol, graph)
-    facts = replace(infer_network(source, graph, shapes, types or {}, params), out_of_range=out_of_range)
+    if inputs is None:
+        variables = frozenset(node.name for node in graph.nodes if node.is_variable)
+        inputs = variables - params if params else frozenset(shapes)
+    facts = infer_network(source, graph, shapes, types or {}, params)
+    facts = replace(facts, inputs=inputs, out_of_range=out_of_range)
     plan = make_plan(graph, policy, facts, stored=stored, final=final)
     after = in_written_order(Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))(graph).graph)
     result = from_graph(after, symbol)

@@ -21,6 +21,7 @@ from ...symbol import Converted, convert_graph, convert_model, infer_facts, load
 from ...symbol.arguments import blaming_params, check_params, known_shapes, make_model, param_names
 from ...symbol.checkpoint import naming_files
 from ...symbol.inference import Dtypes, Shapes
+from ...symbol.labels import sure_inputs
 from ...symbol.params import Change, require_matches, total_bytes, widened
 from .output import NARROW, pairs_table, progress, rounded_lines, stdout, value_lines
 
@@ -51,7 +52,7 @@ def inspect_policy(symbol: Any, params: Params, policy: Policy, shapes: Shapes, 
     if model is not None:
         report = replace(model.report, param_bytes=model.param_bytes)
         return Inspection(report, model.changes, model.out_of_range, _uneven(report, before, params), model.widened)
-    found = convert_graph(symbol, policy, *known, final=True)
+    found = convert_graph(symbol, policy, *known, final=True, inputs=sure_inputs(symbol, known[0]))
     require_matches(policy, [found])
     sizes = _param_bytes(symbol, known[-1], (before.graph, before.facts), (found.graph, found.facts))
     report = replace(found.report, param_bytes=sizes)

@@ -37,7 +37,8 @@ class _Graph(NamedTuple):
     symbol: Any
     shapes: Dict[str, Tuple[int, ...]]
     types: Dict[str, str]
-    params: FrozenSet[str]
+    storable: FrozenSet[str]
+    inputs: FrozenSet[str]
 
 
 class GluonNet(Network):
@@ -103,14 +104,16 @@ class GluonNet(Network):
             return [converted.decisions for converted, _, _ in self._first_runs(policy)]
         self._graphs = self._graphs or list(self._read_graphs(policy))
         return [
-            convert_graph(each.symbol, policy, each.shapes, each.types, each.params).decisions for each in self._graphs
+            convert_graph(each.symbol, policy, each.shapes, each.types, each.storable, inputs=each.inputs).decisions
+            for each in self._graphs
         ]
 
     def _read_graphs(self, policy: Policy) -> Iterator[_Graph]:
         for _, traced, call in self._first_runs(policy):
             shapes, types = known_inputs(traced.inputs, call.inputs)
             storable = frozenset(n for n, param in traced.params.items() if not isinstance(param, gluon.Constant))
-            yield _Graph(traced.symbol, known_shapes(shapes, traced.params), types, storable)
+            inputs = traced.trace.inputs(traced.params)
+            yield _Graph(traced.symbol, known_shapes(shapes, traced.params), types, storable, inputs)
 
     def _first_runs(self, policy: Policy) -> Iterator[Tuple[Any, Any, _Call]]:
         """Yield what `_run` does for the first call of each graph."""
