@@ -75,7 +75,6 @@ setup(
     install_requires=[
         "numpy>=1.21",
         "click>=8.1",  # command line
-        "igraph>=0.10",  # maximum flow
         "jinja2>=3.0",  # pages
         "rich>=12.0",  # tables and progress bars
     ],

@@ -19,12 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import AbstractSet, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-import igraph
-
 from .. import dtypes
 from ..errors import PassError
 from ..graph import Entry, Graph, Key
 from .facts import Facts
+from .minimum_cut import Arc, minimum_cut
 from .verdict import FREE, LOW, Verdict
 
 _SOURCE = -1
@@ -35,8 +34,6 @@ _SINK = -2
 _UNIT_BYTES = 2
 _OPERATOR_UNITS = 1
 _CAST_UNITS = 3
-
-_EXACT = 2**53  # igraph's capacities are doubles: integers are exact up to here
 
 
 @dataclass(frozen=True)
@@ -207,8 +204,9 @@ class _Network:
         self.scale = len(tensors) + 1 if self.counts_casts_too else 1
         self.saving = self._savings(verdicts)
         self.vertices: Dict[int, int] = {_SOURCE: 0, _SINK: 1}
-        self.edges: List[Tuple[int, int]] = []
-        self.capacities: List[Optional[int]] = []
+        self.arcs: List[Arc] = []
+        costs_of_casts = sum(map(self._cast_cost, tensors))
+        self.infinite = (sum(map(abs, self.saving.values())) + costs_of_casts + 1) * self.scale  # more than all others
         for node, units in self.saving.items():
             if units < 0:
                 self._arc(_SOURCE, node, -units * self.scale)
@@ -234,62 +232,34 @@ class _Network:
             return self.costs.cast.get(tensor.entry.key, 0)
         return _CAST_UNITS * (tensor.size or 0) if self.in_bytes else 1
 
-    def _arc(self, start: int, end: int, capacity: Optional[int]) -> None:
-        if start == end or start == _SINK or end == _SOURCE or capacity == 0:
-            return
-        for key in (start, end):
-            self.vertices.setdefault(key, len(self.vertices))
-        self.edges.append((self.vertices[start], self.vertices[end]))
-        self.capacities.append(capacity)
+    def _arc(self, start: int, end: int, capacity: int, back: int = 0) -> None:
+        if capacity:
+            first, second = (self.vertices.setdefault(key, len(self.vertices)) for key in (start, end))
+            self.arcs.append((first, second, capacity, back))
 
     def _add_tensor(self, tensor: Tensor) -> None:
         weight = self._cast_cost(tensor) * self.scale + (1 if self.counts_casts_too else 0)
         others = tensor.readers - {tensor.producer}
         if len(others) == 1:
             (reader,) = others
-            self._arc(tensor.producer, reader, weight)
-            self._arc(reader, tensor.producer, weight)
+            self._arc(tensor.producer, reader, weight, weight)
             return
         down = -3 - 2 * len(self.vertices)  # fresh keys for the tensor's two casts
         up = down - 1
         if tensor.producer != _SINK and others - {_SOURCE}:
             self._arc(tensor.producer, down, weight)
-            for reader in sorted(others):
-                self._arc(down, reader, None)
+            for reader in sorted(others - {_SOURCE}):
+                self._arc(down, reader, self.infinite)
         if tensor.producer != _SOURCE and others - {_SINK}:
             self._arc(up, tensor.producer, weight)
-            for reader in sorted(others):
-                self._arc(reader, up, None)
+            for reader in sorted(others - {_SINK}):
+                self._arc(reader, up, self.infinite)
 
     def solve(self) -> Tuple[int, Set[int]]:
         """Return the maximum flow in units, and the free nodes on the smallest sink side."""
-        if not self.edges:
-            return 0, set()
-        finite = sum(c for c in self.capacities if c is not None)
-        if finite >= _EXACT:
-            raise PassError(f"place: the network moves {finite} units, more than doubles count exactly.")
-        capacities = [finite + 1 if c is None else c for c in self.capacities]
-        solver = igraph.Graph(n=len(self.vertices), edges=self.edges, directed=True)
-        result = solver.maxflow(0, 1, capacity=capacities)
-        sink_side = self._reaching_sink(capacities, result.flow)
+        flow, sink_side = minimum_cut(len(self.vertices), self.arcs, source=0, sink=1)
         low = {key for key, vertex in self.vertices.items() if key >= 0 and vertex in sink_side}
-        scaled = round(result.value)
-        return (scaled // self.scale if self.counts_casts_too else scaled), low
-
-    def _reaching_sink(self, capacities: Sequence[int], flows: Sequence[float]) -> Set[int]:
-        """Return the vertices from which the residual network still reaches the sink."""
-        reached_from: List[List[int]] = [[] for _ in self.vertices]
-        for (start, end), capacity, flow in zip(self.edges, capacities, flows):
-            if capacity - flow > 0.5:
-                reached_from[end].append(start)
-            if flow > 0.5:
-                reached_from[start].append(end)
-        seen, stack = {1}, [1]
-        while stack:
-            new = set(reached_from[stack.pop()]) - seen
-            seen |= new
-            stack += new
-        return seen
+        return (flow // self.scale if self.counts_casts_too else flow), low
 
     def cost(self, low: Set[int], casts: Sequence[Tensor]) -> int:
         """Return the objective of a placement in units, given the tensors that are cast."""
