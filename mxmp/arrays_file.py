@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Iterable, NoReturn, Tuple
 import numpy as np
 
 from .errors import CheckpointError
+from .files import require_file
 
 _LIST_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA  # with 64-bit sizes; with storage types; with numpy's shapes
@@ -35,8 +36,7 @@ def check_arrays_file(file: str) -> int:
     The CheckpointError names the entry, as a number from 0 (the names stand at the end of the file), what it
     declares and what is there.
     """
-    if not os.path.isfile(file):
-        raise CheckpointError(f"{file}: {'a folder' if os.path.isdir(file) else 'there is no such file'}.")
+    require_file(file)
     try:
         with open(file, "rb") as stream:
             return _Walk(file, stream, os.fstat(stream.fileno()).st_size).run()

@@ -85,6 +85,13 @@ def is_local(path: str) -> bool:
     return "://" not in os.fspath(path)
 
 
+def require_file(path: str) -> None:
+    """Raise a CheckpointError unless a path is a file to read: a pipe may never give anything."""
+    if not os.path.isfile(path):
+        found = "a folder" if os.path.isdir(path) else "a pipe or a device" if os.path.exists(path) else None
+        raise CheckpointError(f"{path}: {f'it is {found}, not a file' if found else 'there is no such file'}.")
+
+
 def require_folder(path: str) -> None:
     """Check, before any work, that the folder of a file or prefix exists."""
     folder = os.path.dirname(os.path.abspath(path))

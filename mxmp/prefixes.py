@@ -11,6 +11,7 @@ from .errors import CheckpointError
 from .files import require_folder
 
 _EPOCH = re.compile(r"-(\d{4}|[1-9]\d{4,})\.params")
+_NUMBER = re.compile(r"-\d+\.params")
 
 
 def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
@@ -21,9 +22,18 @@ def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
 
 
 def saved_epochs(prefix: str) -> List[int]:
-    """Return the epochs of which there are files of parameters, in ascending order."""
-    found = (_EPOCH.fullmatch(name[len(prefix) :]) for name in glob(f"{escape(prefix)}-*.params"))
-    return sorted(int(match[1]) for match in found if match)
+    """Return the epochs of which there are files of parameters, in ascending order.
+
+    Raises:
+        CheckpointError: If the only files have epochs that MXNet writes otherwise, such as ``net-3.params``.
+    """
+    names = {file: file[len(prefix) :] for file in glob(f"{escape(prefix)}-*.params")}
+    found = sorted(int(match[1]) for match in map(_EPOCH.fullmatch, names.values()) if match)
+    for file, name in sorted(names.items()):
+        if not found and _NUMBER.fullmatch(name):
+            expected = checkpoint_files(prefix, int(name[1:-len(".params")]))[1]
+            raise CheckpointError(f"{file}: MXNet writes the epoch in four digits; rename it to '{expected}'.")
+    return found
 
 
 def describe_epochs(prefix: str) -> str:

@@ -1,5 +1,6 @@
 """Internal: an immutable nnvm graph: what MXNet's symbols are made of, without MXNet."""
 
+from .core import HINT as HINT
 from .core import VARIABLE as VARIABLE
 from .core import Entry as Entry
 from .core import Graph as Graph

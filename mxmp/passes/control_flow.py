@@ -7,9 +7,10 @@ which for which (``ForeachParam``, ``WhileLoopParam`` and ``CondParam`` in src/o
 from __future__ import annotations
 
 import ast
-from typing import FrozenSet, NamedTuple, Tuple
+from typing import FrozenSet, NamedTuple, NoReturn, Tuple
 
-from ..graph import Graph, Node
+from ..errors import GraphError
+from ..graph import HINT, Graph, Node
 
 _Locs = Tuple[int, ...]
 
@@ -36,28 +37,56 @@ class Body(NamedTuple):
 
 
 def bodies_of(node: Node) -> Tuple[Body, ...]:
-    """Return the bodies of a control flow node, none for any other."""
+    """Return the bodies of a control flow node, none for any other.
+
+    Raises:
+        GraphError: If the attributes of the node do not fit it. MXNet's own inference trusts them: `_foreach` with a
+            wrong ``num_out_data`` makes it write beyond an array (``ForeachShape`` in src/operator/control_flow.cc).
+    """
     if not node.subgraphs:
         return ()
     reader = _READERS.get(node.op)
-    return () if reader is None else reader(node)
+    found = () if reader is None else reader(node)
+    for body in found:
+        count = len(body.variables())
+        if len(body.ports) != count or not all(0 <= port < len(node.inputs) for port in body.ports):
+            _refuse(node, f"which of its {len(node.inputs)} inputs each of the {count} variables of a body is")
+    return found
+
+
+def check_bodies(graph: Graph) -> None:
+    """Raise a GraphError, which names the node, unless all control flow nodes fit their bodies, inner ones too."""
+    for node in graph.nodes:
+        for body in bodies_of(node):
+            check_bodies(body.graph)
+
+
+def _refuse(node: Node, what: str) -> NoReturn:
+    attrs = ", ".join(f"{key}='{value}'" for key, value in node.attrs if key.endswith("_locs") or key == "num_out_data")
+    raise GraphError(f"node {node}: its attributes do not say {what}: {attrs}. {HINT}")
 
 
 def _foreach(node: Node) -> Tuple[Body, ...]:
     (graph,) = node.subgraphs
     data, states, remain = (_locs(node, key) for key in ("in_data_locs", "in_state_locs", "remain_locs"))
-    ports = {variable: port for port, variable in enumerate(data + states + remain)}
-    return (_loop(graph, tuple(ports[variable] for variable in range(len(ports))), states, frozenset(data)),)
+    variables = data + states + remain
+    if sorted(variables) != list(range(len(node.inputs))):
+        _refuse(node, f"which variable of its body each of its {len(node.inputs)} inputs is")
+    ports = tuple(variables.index(variable) for variable in range(len(variables)))
+    return (_loop(node, graph, ports, states, frozenset(data)),)
 
 
 def _while_loop(node: Node) -> Tuple[Body, ...]:
     condition, function = node.subgraphs
-    body = _loop(function, _locs(node, "func_input_locs"), _locs(node, "func_var_locs"))
+    body = _loop(node, function, _locs(node, "func_input_locs"), _locs(node, "func_var_locs"))
     return (Body(condition, _locs(node, "cond_input_locs"), is_condition=True), body)
 
 
-def _loop(graph: Graph, ports: _Locs, variables: _Locs, sliced: FrozenSet[int] = frozenset()) -> Body:
+def _loop(node: Node, graph: Graph, ports: _Locs, variables: _Locs, sliced: FrozenSet[int] = frozenset()) -> Body:
     """Return the body of a loop, whose last heads are the next values of the variables that hold its state."""
+    outputs = node.get("num_out_data")
+    if outputs != str(len(graph.heads) - len(variables)) or not all(0 <= v < len(ports) for v in variables):
+        _refuse(node, f"which of the {len(graph.heads)} outputs of its body are states")
     state_heads = range(len(graph.heads) - len(variables), len(graph.heads))
     return Body(graph, ports, tuple(zip(variables, state_heads)), frozenset(state_heads), sliced)
 

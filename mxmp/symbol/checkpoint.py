@@ -14,9 +14,10 @@ import mxnet as mx
 
 from ..arrays_file import check_arrays_file
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
-from ..files import saving
+from ..files import require_file, saving
 from ..graph import check_json
 from ..prefixes import checkpoint_files, params_file_of
+from .inference import to_graph
 
 _NOT_WHOLE = "what was written is not whole; is the disk full?"
 
@@ -56,13 +57,14 @@ def load_symbol(file: str) -> Any:
         CheckpointError: If the file is missing, no symbol, or malformed; the message names the file,
             and the node where there is one.
     """
+    require_file(file)
     try:
         with open(file, encoding="utf-8") as stream:
             text = stream.read()
         check_json(text, mx.operator.get_all_registered_operators())
-        return mx.sym.load_json(text)
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: there is no such file.") from None
+        symbol = mx.sym.load_json(text)
+        to_graph(symbol)  # which checks the bodies of loops
+        return symbol
     except UnicodeDecodeError:
         raise CheckpointError(f"{file}: it is no text, so no symbol's JSON.") from None
     except (OSError, GraphError) as e:

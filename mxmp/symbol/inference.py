@@ -15,7 +15,7 @@ from ..errors import InferenceError, mxnet_reason
 from ..graph import Graph, Key, from_json, to_json
 from ..mxnet_private.arrays import NumpySymbol
 from ..passes import Facts
-from ..passes.control_flow import Body, bodies_of
+from ..passes.control_flow import Body, bodies_of, check_bodies
 
 Shapes = Mapping[str, Tuple[int, ...]]
 Dtypes = Mapping[str, str]
@@ -46,7 +46,9 @@ class LaterShapes(Mapping[Key, Tuple[int, ...]]):
 
 def to_graph(symbol: Any, text: Optional[str] = None) -> Graph:
     """Return a symbol's graph; ``text`` is its JSON, if that has been asked for."""
-    return from_json(json_of(symbol) if text is None else text)
+    graph = from_json(json_of(symbol) if text is None else text)
+    check_bodies(graph)
+    return graph
 
 
 def json_of(symbol: Any) -> str:

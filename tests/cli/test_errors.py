@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 
@@ -62,6 +63,22 @@ def test_options(command, options, code, match, prefix, tmp_path):
 def test_missing_files(prefix, tmp_path):
     refused(r"other-symbol.json: there is no such file", "inspect", tmp_path / "other")
     refused(r"other-symbol.json: there is no such file", "convert", tmp_path / "other", 3, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("end", ["symbol.json", "0003.params"])
+def test_pipes(end, prefix, tmp_path):
+    """Which nobody may ever write to."""
+    (tmp_path / f"net-{end}").unlink()
+    os.mkfifo(tmp_path / f"net-{end}")
+    refused(rf"net-{end}: it is a pipe or a device, not a file\.", "inspect", prefix)
+
+
+@pytest.mark.parametrize("name", ["net-3.params", "net-003.params", "net-00003.params"])
+def test_parameters_whose_name_has_no_four_digits(name, prefix, tmp_path):
+    (tmp_path / "net-0003.params").rename(tmp_path / name)
+    expected = rf"{name}: MXNet writes the epoch in four digits; rename it to '.*net-0003\.params'\."
+    refused(expected, "inspect", prefix)
+    refused(expected, "convert", prefix, 3, "-o", tmp_path / "out")
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.1, 0.5, 0.999])
@@ -214,3 +231,41 @@ def test_an_epoch_that_is_missing_comes_with_those_that_are_there(prefix, tmp_pa
         save(tmp_path, epoch=12)
     refused(r"'--epoch': -1 is not in the range x>=0", "inspect", prefix, "--epoch", -1, code=2)
     refused(r"'--epoch': 'last' is not a valid integer", "inspect", prefix, "--epoch", "last", code=2)
+
+
+def loops():
+    """Return a network for each operator with bodies."""
+    data, state, weight = map(mx.sym.var, ("data", "state", "weight"))
+
+    def dense(x):
+        return mx.sym.FullyConnected(x, weight, no_bias=True, num_hidden=4)
+
+    out, _ = mx.sym.contrib.foreach(lambda x, s: (dense(x) + s, s + x), data, state)
+    yield out
+    out, _ = mx.sym.contrib.while_loop(lambda x: mx.sym.sum(x) < 3, lambda x: (dense(x), [x * 2]), [data], 4)
+    yield out
+    yield mx.sym.contrib.cond(mx.sym.sum(data) < 3, lambda: dense(data), lambda: state * 2)
+
+
+LOCATIONS = [
+    *((0, key) for key in ("remain_locs", "in_data_locs", "in_state_locs")),
+    *((1, key) for key in ("cond_input_locs", "func_input_locs", "func_var_locs")),
+    *((2, key) for key in ("cond_input_locs", "then_input_locs", "else_input_locs")),
+]
+
+
+@pytest.mark.parametrize(
+    "loop, key, value",
+    [
+        *((*location, value) for location in LOCATIONS for value in ("()", "[99]", "[-1]")),
+        *((loop, "num_out_data", value) for loop in (0, 1) for value in ("0", "7")),
+    ],
+)
+def test_damaged_attributes_of_a_loop(loop, key, value, tmp_path):
+    """MXNet trusts them, and some end the process."""
+    data = json.loads(list(loops())[loop].tojson())
+    (node,) = (node for node in data["nodes"] if "subgraphs" in node)
+    node["attrs"][key] = value
+    (tmp_path / "net-symbol.json").write_text(json.dumps(data))
+    match = rf"net-symbol.json: node '{node['name']}' .*: its attributes do not say which .*{key}='"
+    refused(match, "inspect", tmp_path / "net", "--shape", "data:2,3,4")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 import subprocess
 import sys
 
@@ -19,7 +17,7 @@ from mxmp.tune import TuneResult, holds, load
 from mxmp.tune.holds import digest
 from tests.cli.checkpoints import SHAPE, mxmp, network, save, table
 from tests.cli.test_errors import refused
-from tests.cli.test_process import on_a_terminal, start
+from tests.cli.test_process import interrupted, on_a_terminal, start
 from tests.tune.results import result
 
 QUICK = ("--seconds", "2")
@@ -195,15 +193,8 @@ def test_ctrl_c_ends_the_search_and_still_gives_the_result(prefix, tmp_path):
     assert any("Interrupted" in note for note in found.notes)
 
 
-def test_ctrl_c_before_the_search_ends_with_one_line(tmp_path):
-    fifo = tmp_path / "net-symbol.json"
-    os.mkfifo(fifo)
-    (tmp_path / "net-0003.params").touch()
-    with start("tune", tmp_path / "net", 3, "--shape", SHAPE, stdout=subprocess.PIPE) as process:
-        with open(fifo, "w"):
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "mxmp: interrupted\n")
+def test_ctrl_c_before_the_search_ends_with_one_line(prefix):
+    assert interrupted("tune", prefix, 3, "--shape", SHAPE) == (130, "", "mxmp: interrupted\n")
 
 
 def test_nothing_but_the_result_is_printed(prefix):
