@@ -20,6 +20,8 @@ from ..symbol import Converted, convert_graph, from_graph, infer_facts, to_graph
 LOSS_SCALE = "loss_scale"
 """Name of the input that holds the loss scale; shape (1,), float32."""
 
+_OTHER_FLOATS = (*dtypes.LOW_PRECISION, "float64")
+
 
 @dataclass(frozen=True)
 class Runnable:
@@ -114,12 +116,56 @@ def _running(converted: Converted, on_cpu: bool, trains: bool, written: FrozenSe
 
 def input_types(symbol: Any, inputs: Iterable[mx.io.DataDesc]) -> Dict[str, str]:
     """Return the dtypes of data and labels whose variables do not declare theirs."""
-    declared = symbol.attr_dict()
-    return {
-        each.name: dtypes.canonical(each.dtype)
-        for each in inputs
-        if declared.get(each.name, {}).get("__dtype__", "-1") == "-1"
-    }
+    return {each.name: dtypes.canonical(each.dtype) for each in inputs if not _is_declared(symbol, each)}
+
+
+def _is_declared(symbol: Any, desc: mx.io.DataDesc) -> bool:
+    return bool(symbol.attr_dict().get(desc.name, {}).get("__dtype__", "-1") != "-1")
+
+
+def as_float32(symbol: Any, descs: Any) -> Any:
+    """Return descriptions of data, or of labels, in float32 where they are in another float dtype.
+
+    MXNet's inference takes the dtype of parameters and of all that is computed from the data's. The policy decides it
+    here. A variable that declares its dtype keeps it.
+    """
+    return descs and [
+        mx.io.DataDesc(desc.name, desc.shape, dtypes.FLOAT32, desc.layout)
+        if dtypes.canonical(desc.dtype) in _OTHER_FLOATS and not _is_declared(symbol, desc)
+        else desc
+        for desc in descs
+    ]
+
+
+def as_bound(batch: Any, data_descs: Any, label_descs: Any) -> Any:
+    """Return a batch, or a list of them, in the dtypes that are bound.
+
+    MXNet casts what it copies to a CPU, and refuses to where a GPU has another dtype (``Copy`` in
+    src/ndarray/ndarray_function.cu at tag 1.9.1).
+    """
+    if isinstance(batch, list):
+        return [as_bound(each, data_descs, label_descs) for each in batch]
+    labels = getattr(batch, "label", None)
+    if _fits(batch.data, data_descs) and _fits(labels, label_descs):
+        return batch
+    names = ("pad", "index", "bucket_key", "provide_data", "provide_label")
+    rest = {name: getattr(batch, name, None) for name in names}
+    return mx.io.DataBatch(_cast(batch.data, data_descs), _cast(labels, label_descs), **rest)
+
+
+def _needs_cast(array: Any, desc: mx.io.DataDesc) -> bool:
+    is_other = isinstance(array, mx.nd.NDArray) and dtypes.canonical(array.dtype) in _OTHER_FLOATS
+    return is_other and dtypes.canonical(desc.dtype) == dtypes.FLOAT32
+
+
+def _fits(arrays: Any, descs: Any) -> bool:
+    return not any(map(_needs_cast, arrays or (), descs or ()))
+
+
+def _cast(arrays: Any, descs: Any) -> Any:
+    if _fits(arrays, descs):
+        return arrays
+    return [a.astype(dtypes.FLOAT32) if _needs_cast(a, desc) else a for a, desc in zip(arrays, descs)]
 
 
 def _with_loss_scale(converted: Converted, shapes: Dict[str, Any], loss_heads: FrozenSet[str]) -> Converted:

@@ -20,7 +20,7 @@ from ..symbol import to_graph
 from ..symbol.arguments import require_kernels
 from ..symbol.monitors import NetworkNames, WatchedExecutor
 from ..symbol.rewrite import ShapeOutcomes
-from .binding import LOSS_SCALE, Runnable, accumulates, input_types, prepare, store_params
+from .binding import LOSS_SCALE, Runnable, accumulates, as_bound, as_float32, input_types, prepare, store_params
 from .metrics import Widening
 from .params import Float32Params, host_zeros
 from .training import Training
@@ -86,7 +86,7 @@ class ConvertedModule(Float32Params):
         if shared is not None:
             self._share_scaler(shared)
             shared._unstore_params()
-        descs = parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
+        descs = self._descs(data_shapes, label_shapes)
         runnable = self._prepare(descs, shared)
         types = input_types(self.mx_symbol, _inputs(descs))
         self._outcomes = ShapeOutcomes(self.mx_symbol, self._policy.compute_dtype, types, self._host_names())
@@ -108,8 +108,8 @@ class ConvertedModule(Float32Params):
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Take other shapes, as ``mx.mod.Module.reshape``; convert anew if verdicts change with them."""
         runnable = self._bound("reshape")
+        descs = self._descs(data_shapes, label_shapes)
         if self._outcomes.depends:
-            descs = parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
             outcome = self._outcomes(_shapes_of(descs))
             found = self._runnables.get(outcome) or self._prepare(descs, self)
             self._runnables.put(outcome, found)
@@ -118,15 +118,20 @@ class ConvertedModule(Float32Params):
                 self.mx_data_shapes, self.mx_label_shapes = descs
                 self._use(found, self.mx_exec_group)
                 return
-        super().reshape(data_shapes, label_shapes)
+        super().reshape(*descs)
         if self._monitor is not None:
             self._watch()
+
+    def _descs(self, data_shapes: Any, label_shapes: Any) -> Any:
+        """Return descriptions of data and of labels, in the dtypes in which executors take them."""
+        descs = parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
+        return tuple(as_float32(self.mx_symbol, group) for group in descs)
 
     def forward(self, data_batch: Any, is_train: Optional[bool] = None) -> None:
         """Run forward with the parameters as they are now, as ``mx.mod.Module.forward``."""
         if self.binded and self.params_initialized and not self.for_training and self._bound("forward").on_cpu:
             self._renew_fused()
-        super().forward(data_batch, is_train)
+        super().forward(as_bound(data_batch, self.mx_data_shapes, self.mx_label_shapes), is_train)
 
     def _renew_fused(self) -> None:
         """Make executors anew if parameters or auxiliary states were written since the last call.

@@ -33,7 +33,8 @@ class Module(ModuleFiles):
     The symbol stays as it was given, and so do ``symbol``, parameters and checkpoints, which are
     float32 and load in plain MXNet; what executors run is its conversion under the policy. On CPU
     contexts float16 is emulated. Where a policy stores parameters in low precision (O2), they have
-    float32 masters, which are what `get_params` and `save_checkpoint` give.
+    float32 masters, which are what `get_params` and `save_checkpoint` give. Data and labels in
+    float16 or float64 are cast to float32, unless their variable declares a dtype.
 
     With a loss scale every loss head (SoftmaxOutput, MakeLoss, the regression outputs, ...) scales
     its gradient by an input of the graph, so that the scale changes without a new executor. A step

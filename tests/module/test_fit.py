@@ -13,7 +13,20 @@ from mxmp.errors import TrainerError
 from mxmp.loss_scale import NoOpLossScale
 from mxmp.module import BucketingModule, Module, binding
 from mxmp.symbol import to_graph
-from tests.module.tools import TWO, batches, bits, convnet, grads, iterator, mlp, params_of, ready, scale, values
+from tests.module.tools import (
+    TWO,
+    batches,
+    bits,
+    convnet,
+    grads,
+    iterator,
+    mlp,
+    params_of,
+    ready,
+    samples,
+    scale,
+    values,
+)
 
 BFLOAT16 = pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)
 ARGS = {"optimizer_params": {"learning_rate": 0.1, "momentum": 0.9}, "kvstore": "device"}
@@ -336,3 +349,63 @@ def test_an_optimizer_is_needed_to_update():
     module.forward_backward(batches()[0])
     with pytest.raises(TrainerError, match="update: the module is not ready; call init_optimizer first"):
         module.update()
+
+
+# ---------------------------------------------------------------------- dtypes of data
+
+
+def fed(policy, dtype):
+    """Return a module that was fitted on the same float16 values in a dtype, batches of two sizes."""
+    module = Module(mlp(), policy=policy)
+    data, label = samples()
+    given = [mx.nd.array(data.astype(np.float16), dtype=dtype)], [mx.nd.array(label, dtype=dtype)]
+    module.bind(*([mx.io.DataDesc(n, (8, 6)[:axes], dtype)] for n, axes in (("data", 2), ("softmax_label", 1))))
+    module.init_params(arg_params=params_of(module.symbol, data=(8, 6))[0], aux_params={})
+    module.init_optimizer(optimizer="sgd")
+    for size in (8, 4):
+        for start in range(0, 32, size):
+            data, label = ([array[start : start + size] for array in arrays] for arrays in given)
+            descs = ([mx.io.DataDesc(n, a.shape, dtype)] for n, a in (("data", data[0]), ("softmax_label", label[0])))
+            module.forward_backward(mx.io.DataBatch(data, label, 0, None, None, *descs))
+            module.update()
+    return module
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_data_of_another_float_dtype_follows_the_policy(dtype, policy):
+    found, expected = fed(policy, dtype), fed(policy, "float32")
+    assert {array.dtype for array in found.get_params()[0].values()} == {np.float32}
+    assert bits(values(found)) == bits(values(expected))
+    assert found.report.casts == expected.report.casts
+    assert found.get_outputs()[0].dtype == expected.get_outputs()[0].dtype
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_fit_and_predict_take_an_iterator_of_another_float_dtype(dtype):
+    data, label = samples()
+    data = data.astype(np.float16)
+
+    def predict(dtype):
+        arrays = mx.nd.array(data, dtype=dtype), mx.nd.array(label, dtype=dtype)
+        it = mx.io.NDArrayIter(*arrays, batch_size=8, label_name="softmax_label")
+        module = Module(mlp(), policy="O1")
+        module.fit(it, num_epoch=2, arg_params=params_of(mlp(), data=(8, 6))[0], optimizer_params={"learning_rate": 0.5})
+        return module.predict(it), module.score(it, "acc")
+
+    (found, accuracy), (expected, same) = predict(dtype), predict("float32")
+    np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
+    assert found.dtype == np.float32 and accuracy == same
+
+
+def test_data_keeps_a_dtype_that_is_declared_or_no_float():
+    ids = mx.sym.Embedding(mx.sym.var("data"), input_dim=10, output_dim=4, name="embedding")
+    wide = mx.sym.Cast(mx.sym.var("wide", dtype="float64"), dtype="float32", name="narrow")
+    module = Module(ids + wide, ("data", "wide"), None, policy="O1")
+    module.bind([mx.io.DataDesc("data", (2,), "int32"), mx.io.DataDesc("wide", (2, 4), "float64")], for_training=False)
+    module.init_params()
+    given = mx.nd.array([1, 2], dtype="int32"), mx.nd.full((2, 4), 1 / 3, dtype="float64")
+    module.forward(mx.io.DataBatch(list(given)))
+    bound = module._exec_group.execs[0].arg_dict
+    assert (bound["data"].dtype, bound["wide"].dtype) == (np.int32, np.float64)
+    assert bound["embedding_weight"].dtype == np.float32
