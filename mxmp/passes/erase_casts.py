@@ -35,7 +35,8 @@ class EraseCasts(Pass):
         for position, node in enumerate(graph.nodes):
             _check_attrs(node)
             if node.get(MARK_ATTR) is not None:
-                builder.redirect(Entry(position), builder.mapped(node.inputs[0]))
+                (read, *_) = self._original_inputs(graph, node, builder, widenings, early)
+                builder.redirect(Entry(position), read)
                 continue
             widening = _widening(node, builder)
             if widening in early:

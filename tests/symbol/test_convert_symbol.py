@@ -365,3 +365,14 @@ def test_a_label_has_the_dtype_of_the_data_where_that_is_no_float32(dtype):
 def test_what_reads_sparse_data_is_left_alone(stype):
     net = mx.sym.sparse.dot(mx.sym.var("x", stype=stype), mx.sym.var("weight", shape=(6, 6)), name="product")
     assert convert_symbol(net, "O2", X).tojson() == net.tojson()
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_a_product_between_amp_casts_of_its_own_can_be_converted_twice(alpha):
+    shapes = {"a": (4, 4), "b": (4, 4)}
+    low = mx.sym.amp_cast(mx.sym.var("a"), dtype="float16", name="down")
+    product = mx.sym.linalg.gemm2(mx.sym.amp_cast(low, dtype="float32", name="up"), mx.sym.var("b"), alpha=alpha)
+    net = mx.sym.amp_cast(product, dtype="float16", name="result")
+    once = convert_symbol(net, "O1", shapes=shapes)
+    assert convert_symbol(once, "O1", shapes=shapes).tojson() == once.tojson()
+    assert convert_symbol(once, "O0", shapes=shapes).tojson() == net.tojson()
