@@ -7,6 +7,7 @@ when one of its dtypes is first asked for: the command line reads policies witho
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import DtypeError
@@ -118,3 +119,15 @@ def to_numpy(dtype: str) -> np.dtype[Any]:
 def limits(dtype: str) -> FloatLimits:
     """Return the limits of float16, bfloat16 or float32."""
     return _LIMITS[dtype]
+
+
+def rounded(value: float, dtype: str) -> float:
+    """Return a finite number rounded to as many digits as a dtype has, whatever its range.
+
+    Example:
+        >>> rounded(0.9999, "float16"), rounded(1e9 + 1, "float32")
+        (1.0, 1000000000.0)
+    """
+    significand, exponent = math.frexp(value)
+    scale = 2 / limits(dtype).eps
+    return math.ldexp(round(significand * scale) / scale, exponent)

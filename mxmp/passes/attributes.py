@@ -35,8 +35,8 @@ WIDENED_ATTR = "__mxmp_widened__"
 says so, followed by ``=`` and its value before, if it had one."""
 
 REPLACED_ATTR = "__mxmp_replaced__"
-"""On a node that stands in for one whose operator has no low precision kernel: JSON, that operator and its
-attributes."""
+"""On a node that stands in for one whose operator has no low precision kernel, or whose scalars are clamped: JSON,
+that operator and its attributes."""
 
 PRECISION_ATTR = "__mxmp_precision__"
 """Precision that ``mxmp.gluon.precision`` and ``set_policy`` ask for, for the operators of a region or block."""

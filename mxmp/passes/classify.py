@@ -8,7 +8,8 @@ from typing import AbstractSet, FrozenSet, List, Optional, Sequence, Set, Tuple
 from .. import dtypes
 from ..graph import Entry, Graph, Node
 from ..policy import Policy
-from ..rules import ALLOW, CLEAR, DENY, INFER, RuleSet
+from ..rules import ALLOW, CLEAR, DENY, INFER, Call, RuleSet
+from ..rules.conditions import unsafe_scalar
 from .control_flow import Body, bodies_of
 from .decide import decide
 from .exact_values import EXACT, ExactValues, find_exact_values
@@ -26,9 +27,9 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     """Return a verdict for every node of a graph, the bodies of control flow included.
 
     Deny operators taint what reads them: an infer operator that reads, directly or through clear operators, the output
-    of a deny operator (or of another tainted one) is pinned to float32. Within a loop its state carries the taint into
-    the next iteration. What is float32 only because MXNet has no other kernel for it passes a taint on, and taints
-    nothing itself.
+    of a deny operator (or of another tainted one) is pinned to float32. Operators that are pinned and have an unsafe
+    scalar taint as deny operators do. Within a loop its state carries the taint into the next iteration. What is
+    float32 only because MXNet has no other kernel for it passes a taint on, and taints nothing itself.
 
     No float32 input of the network (data, labels, states) is narrowed to save bytes, only for an allow operator. Such
     values are wide, and so is all that infer and clear operators compute from wide values alone: an infer operator that
@@ -145,13 +146,15 @@ class _Classifier:
         """Pin an infer operator behind a deny operator, and pass the taint on."""
         if verdict.rule is None or verdict.label not in (FREE, FLOAT32):
             return verdict
-        category = verdict.rule.category
+        category, scalars = verdict.rule.category, verdict.rule.scalars
         inputs = _data_inputs(node, verdict) if self.tainted else []
         source = next((entry.node for entry in inputs if entry.node in self.tainted), None)
         if source is not None and category == INFER and verdict.label == FREE:
             verdict = Verdict(FLOAT32, f"infer behind {self.graph.nodes[source]}", verdict.rule)
-        own = verdict.label == FLOAT32 and verdict.taints and category in (DENY, INFER)
-        if own or (source is not None and category != ALLOW):
+        own = verdict.taints and category in (DENY, INFER)
+        if scalars and not own:  # 1 - clip(x, 0, 0.9999) in float16 would still be 0
+            own = unsafe_scalar(Call(dict(node.attrs), (), self.policy.compute_dtype), scalars) is not None
+        if (own and verdict.label == FLOAT32) or (source is not None and category != ALLOW):
             self.tainted.add(position)
         return verdict
 

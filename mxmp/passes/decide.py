@@ -10,7 +10,7 @@ from ..errors import PolicyError
 from ..graph import Entry, Graph, Node
 from ..policy import Policy
 from ..rules import ALLOW, CLEAR, DENY, RULES, Call, Rule, RuleSet
-from ..rules.conditions import SHAPE_CONDITIONS
+from ..rules.conditions import SHAPE_CONDITIONS, clamped_scalars, value_of
 from .attributes import PRECISION_ATTR
 from .exact_values import EXACT
 from .facts import CAST_OPS, Facts
@@ -18,6 +18,9 @@ from .verdict import FLOAT32, FREE, KEEP, LOW, Verdict
 
 NO_RULE = "no rule for this operator"
 """The reason given for an operator that the table does not have."""
+
+CLAMPED = " clamped to "
+"""Stands in the reason given for an operator with a scalar beyond the low precision dtype's range."""
 
 _Wanted = Optional[Tuple[str, str]]  # the dtype that an override asks for, and what the override is
 
@@ -64,16 +67,28 @@ def _by_rule(
     elif not has_kernel:
         deny = rule.category == DENY and rule.reason
         reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
-        return Verdict(FLOAT32, reason, rule, taints=rule.category == DENY)
+        verdict = Verdict(FLOAT32, reason, rule, taints=rule.category == DENY)
+        return _clamped(verdict, rule, call) if policy.pure else verdict
     elif exact and (policy.pure or rule.category != DENY):
         return Verdict(FLOAT32, EXACT, rule, taints=False)
     elif policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:
         return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
     else:
         verdict = _by_category(rule, call, policy.pure, "" if own and stand_in else forbidden)
+    if verdict.label == LOW:
+        verdict = _clamped(verdict, rule, call)
     if not stand_in or verdict.label == FLOAT32:
         return verdict
     return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in)
+
+
+def _clamped(verdict: Verdict, rule: Rule, call: Call) -> Verdict:
+    """Return a verdict that keeps scalars within the low precision dtype's range, as parameters are: none is inf."""
+    scalars = clamped_scalars(call, rule.scalars)
+    if not scalars:
+        return verdict
+    texts = [f"{key}={value_of(call.attrs, key):g}{CLAMPED}{float(text):g}" for key, text in scalars.items()]
+    return replace(verdict, reason=", ".join([verdict.reason, *texts]), clamped=tuple(scalars.items()))
 
 
 def _by_category(rule: Rule, call: Call, pure: bool, forbidden: Optional[str]) -> Verdict:

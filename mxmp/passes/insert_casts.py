@@ -23,6 +23,7 @@ from .attributes import (
 from .base import Pass
 from .facts import Facts
 from .plan import Plan, make_plan
+from .verdict import Verdict
 
 _OUTPUT = "_output"
 
@@ -83,7 +84,7 @@ class _Inserter:
     def _operator(self, position: int, node: Node) -> Node:
         """Return the new form of an operator."""
         inputs = tuple([self._input(position, port, entry) for port, entry in enumerate(node.inputs)])
-        node = self._widened(position, node)
+        node = _clamped(self._widened(position, node), self.plan.verdicts[position])
         if self.plan.verdicts[position].stand_in and position in self.plan.placement.low:
             node, inputs = self._stand_in(node, self.plan.verdicts[position].stand_in, inputs)
         return node.rewired(inputs, self._bodies(position, node))
@@ -114,7 +115,7 @@ class _Inserter:
             factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **device_attrs(node)}
             inputs = (self.builder.insert("_mul_scalar", f"{node.name}_alpha", inputs[0], **factor), *inputs[1:])
         removed: Dict[str, Optional[str]] = dict.fromkeys(attrs)
-        marks = {REPLACED_ATTR: json.dumps([node.op, attrs])}
+        marks = {REPLACED_ATTR: node.get(REPLACED_ATTR) or json.dumps([node.op, attrs])}
         return node.with_attrs({**removed, **kept, **marks})._replace(op=op), inputs
 
     def _input(self, position: int, port: int, entry: Entry) -> Entry:
@@ -185,6 +186,14 @@ class _Inserter:
             return
         nodes[new] = nodes[new]._replace(name=self.builder.unique(f"{old_name}_{self._dtype(head)}"))
         nodes[cast.node] = nodes[cast.node].with_attrs({MARK_ATTR: HEAD_MARK})._replace(name=old_name)
+
+
+def _clamped(node: Node, verdict: Verdict) -> Node:
+    """Return a node with the scalars that its verdict puts in the place of some beyond the dtype's range."""
+    if not verdict.clamped:
+        return node
+    before = {key: value for key, value in node.attrs if not key.startswith("__")}
+    return node.with_attrs({**dict(verdict.clamped), REPLACED_ATTR: json.dumps([node.op, before])})
 
 
 def cast_op(dtype: str, low_dtype: str) -> str:

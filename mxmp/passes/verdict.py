@@ -23,6 +23,8 @@ class Verdict:
         widens: Attribute with which this node reads low precision data and gives float32, so that
             its first input needs no cast; empty if it has none.
         stand_in: Operator to put in this one's place if it runs in low precision; empty if itself does.
+        clamped: Pairs (attribute, text): the scalars that it is to compute with in place of some beyond the low
+            precision dtype's range.
         bodies: Of a control flow node, the verdicts on the nodes of each of its bodies.
         positions: Numbers of the outputs that hold positions, which come in float32 as outputs of the network too.
         low_ports: Of a control flow node, the inputs that its bodies want in low precision.
@@ -35,6 +37,7 @@ class Verdict:
     taints: bool = True
     widens: str = ""
     stand_in: str = ""
+    clamped: Tuple[Tuple[str, str], ...] = ()
     bodies: Tuple[Tuple["Verdict", ...], ...] = ()
     positions: FrozenSet[int] = frozenset()
     low_ports: FrozenSet[int] = frozenset()

@@ -16,6 +16,7 @@ from rich.text import Text
 from .. import html
 from ..errors import visible
 from ..graph import Graph
+from ..passes.decide import CLAMPED
 from ..passes.facts import Facts
 from . import counts
 from .saving import save_text
@@ -46,6 +47,7 @@ _WORDS = [
     (r"^last layer", "last layer", "the policy keeps it in float32 (last_layer_fp32)"),
     (r"^pure policy", "pure policy", "the policy takes low precision for all that MXNet has a kernel for"),
     (r"^keep_batchnorm_fp32", "keep_batchnorm_fp32", "the policy keeps BatchNorm in float32"),
+    (CLAMPED, "clamped", "a constant beyond the dtype's range, whose largest value it is now"),
     (r"\boverride\b|^precision '", "override, region", "the policy, a block's policy or a region asks for it by name"),
     (r", as \w+$", "as X", "MXNet computes it by its operator X, which has the kernel"),
     (r"^as converted;", "as converted", "a policy that is not known overruled the rule"),
@@ -233,9 +235,10 @@ class Report:
     @property
     def warnings(self) -> List[str]:
         """A sentence on each thing that may harm training."""
-        return [
-            f"'{name}' is cast once for {readers} readers; their gradients add up in low precision"
-            for name, readers in self.widely_read
+        shared = "'{}' is cast once for {} readers; their gradients add up in low precision"
+        clamped = [row for row in self.rows if CLAMPED in row.reason]
+        return [shared.format(*pair) for pair in self.widely_read] + [
+            f"'{row.name}' computes with another constant ({row.reason})" for row in clamped
         ]
 
     @property

@@ -6,6 +6,7 @@ but does not carry (an unknown shape) is a reason too: what is not known to be s
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Dict, FrozenSet, Mapping, Optional, Tuple
 
@@ -32,25 +33,38 @@ Its gradient is a running sum in the dtype of the data (src/operator/contrib/bil
 """
 
 
-def scalars_in_range(*keys: str) -> Condition:
-    """Forbid calls with a scalar that the low precision dtype would turn into inf or 0.
+def unsafe_scalar(call: Call, keys: Tuple[str, ...]) -> Optional[str]:
+    """Return a reason if the low precision dtype turns a scalar into inf, 0, 1, -1 or its largest value.
 
-    A mask of -1e9 becomes -inf and an epsilon of 1e-9 vanishes in float16.
+    In float16 a mask of -1e9 becomes -inf, an epsilon of 1e-9 vanishes, and a bound of 0.9999 becomes 1, where
+    ``log(1 - x)``, arccos and arctanh have no finite gradient. A scalar that is such a value in float32 is fine.
     """
+    limits = dtypes.limits(call.dtype)
+    for key in keys:
+        value = value_of(call.attrs, key)
+        if not isinstance(value, (int, float)) or value == 0:
+            continue
+        if abs(value) > limits.max:
+            return f"{key}={value:g} is beyond {call.dtype}'s largest value {limits.max:g}"
+        if abs(value) < limits.tiny:
+            return f"{key}={value:g} is below {call.dtype}'s smallest normal value {limits.tiny:.1e}"
+        low = dtypes.rounded(value, call.dtype)
+        if abs(low) in (1, limits.max) and low != dtypes.rounded(value, dtypes.FLOAT32):
+            return f"{key}={value!r} becomes {low:g} in {call.dtype}"
+    return None
 
-    def condition(call: Call) -> Optional[str]:
-        limits = dtypes.limits(call.dtype)
-        for key in keys:
-            value = value_of(call.attrs, key)
-            if not isinstance(value, (int, float)) or value == 0:
-                continue
-            if abs(value) > limits.max:
-                return f"{key}={value:g} is beyond {call.dtype}'s largest value {limits.max:g}"
-            if abs(value) < limits.tiny:
-                return f"{key}={value:g} is below {call.dtype}'s smallest normal value {limits.tiny:.1e}"
-        return None
 
-    return condition
+def scalars_in_range(*keys: str) -> Condition:
+    """Forbid calls with an unsafe scalar."""
+    return functools.partial(unsafe_scalar, keys=keys)
+
+
+def clamped_scalars(call: Call, keys: Tuple[str, ...]) -> Dict[str, str]:
+    """Return the finite scalars beyond the low precision dtype's range, each as the largest value with its sign."""
+    largest = dtypes.limits(call.dtype).max
+    values = {key: value_of(call.attrs, key) for key in keys}
+    beyond = {k: v for k, v in values.items() if isinstance(v, (int, float)) and largest < abs(v) < math.inf}
+    return {key: repr(largest if value > 0 else -largest) for key, value in beyond.items()}
 
 
 def scalars_representable(*keys: str) -> Condition:
@@ -64,7 +78,7 @@ def scalars_representable(*keys: str) -> Condition:
         for key in keys:
             value = value_of(call.attrs, key)
             finite = isinstance(value, (int, float)) and math.isfinite(value)
-            if finite and not (math.frexp(value)[0] * 256).is_integer():  # bfloat16's significand has eight bits
+            if finite and dtypes.rounded(value, call.dtype) != value:
                 return f"{key}={value:g} is none of bfloat16's values, and MXNet truncates it"
         return None
 
@@ -118,7 +132,7 @@ def short_gemm2(call: Call) -> Optional[str]:
     """Forbid a factor out of range, and sums that are too long for the ``batch_dot`` that stands in for it."""
     shape = known_shape(call, 0)
     batched = shape is not None and len(shape) > 2
-    return scalars_in_range("alpha")(call) or (sums.short_products(call) if batched else None)
+    return unsafe_scalar(call, ("alpha",)) or (sums.short_products(call) if batched else None)
 
 
 def taps_on_data(call: Call) -> Optional[str]:

@@ -17,7 +17,11 @@ _RNN: Dict[str, Any] = {"condition": without_tensor_cores, "taints": False}
 
 # They would gain, but have kernels in float32 and float64 alone (tensor/la_op.h). Attention is written with
 # gemm2, which is a product that has float16 kernels and a factor (``alpha`` of it).
-_GEMM2: Dict[str, Any] = {"stand_ins": ((2, "dot"), (3, "batch_dot")), "stand_in_defaults": (("axis", "-2"),)}
+_GEMM2: Dict[str, Any] = {
+    "stand_ins": ((2, "dot"), (3, "batch_dot")),
+    "stand_in_defaults": (("axis", "-2"),),
+    "scalars": ("alpha",),
+}
 
 _POSITIONS = "adds positions and offsets in the dtype of the data"  # contrib/nn/deformable_im2col.cuh
 _SOLVER = "a decomposition or solver"  # in float32 and float64 alone

@@ -1,0 +1,107 @@
+"""Constants of a net that low precision would round onto 1, -1, 0 or inf."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+
+from mxmp.gluon import Trainer, convert, report
+
+X = np.float32([-20, -3, -1, -0.5, 0, 0.5, 0.75, 1, 3, 20]).reshape(-1, 1)
+
+STEEP = {
+    "arccos": lambda F, z: F.arccos(F.clip(z, -1 + 1e-4, 1 - 1e-4)),
+    "arctanh": lambda F, z: F.arctanh(F.minimum(F.maximum(z, -0.5), 1 - 1e-6)),
+    "erfinv": lambda F, z: F.erfinv(F.clip(z, -1 + 1e-5, 1 - 1e-5)),
+    "log": lambda F, z: F.log(1 - F.clip(F.sigmoid(z), 1e-4, 1 - 1e-4)),
+    "log behind a product": lambda F, z: F.log(1 - F.sigmoid(z) * 0.9999),
+    "log behind a reshaped bound": lambda F, z: F.log(1 - F.reshape(F.clip(F.sigmoid(z), 1e-4, 0.9999), (-1,))),
+}
+
+
+class Net(nn.HybridBlock):
+    """A function behind a dense layer that is the identity."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.dense = nn.Dense(1, in_units=1, use_bias=False, weight_initializer="ones")
+
+    def hybrid_forward(self, F, x):
+        return self.function(F, self.dense(x))
+
+
+def made(function, policy=None):
+    net = Net(function)
+    net.initialize()
+    return net if policy is None else convert(net, policy)
+
+
+def results(net):
+    """Return the output of a net, and the gradient of its weight for each row of the input."""
+    output, gradients = net(mx.nd.array(X)).asnumpy(), []
+    for row in X:
+        with autograd.record():
+            y = net(mx.nd.array(row.reshape(1, 1)))
+        y.backward()
+        gradients.append(net.dense.weight.grad().asscalar())
+    return output.astype("float32"), np.float32(gradients)
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+@pytest.mark.parametrize("name", STEEP)
+def test_a_steep_function_behind_a_bound_near_1_is_finite_and_so_is_its_gradient(name, policy):
+    (exact, exact_gradients), (output, gradients) = (results(made(STEEP[name], p)) for p in (None, policy))
+    assert np.isfinite(exact).all() and np.isfinite(exact_gradients).all()
+    # the sigmoid is rounded to float16, 2 ** -12 off near 1, where the logarithm's slope is up to 1e4 in a few rows
+    np.testing.assert_allclose(output, exact, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(gradients, exact_gradients, rtol=4e-3, atol=4e-3)
+
+
+def test_a_head_that_bounds_its_sigmoid_trains_without_a_skipped_step():
+    losses = {}
+    for policy in ("O0", "O1"):
+        net = made(STEEP["log"], policy)
+        trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=256)
+        for _ in range(5):
+            with autograd.record():
+                loss = -net(mx.nd.array(X)).mean()
+                with trainer.scale_loss(loss) as scaled:
+                    autograd.backward(scaled)
+            assert trainer.step(1)
+        losses[policy] = loss.asscalar()
+    assert losses["O1"] == pytest.approx(losses["O0"], rel=1e-2)
+
+
+MASKS = {
+    "plus": lambda F, z: z + (F.ones_like(z) * -1e18),
+    "minus": lambda F, z: z - 1e18,
+    "where": lambda F, z: F.where(F.zeros_like(z), z, F.ones_like(z) * -1e18),
+    "maximum": lambda F, z: F.maximum(F.minimum(z, -1e18), -1e30),
+    "float16's rounding": lambda F, z: z * 0 + -65520.0,
+}
+
+
+@pytest.mark.parametrize("policy", ["O3", "float16"])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_fully_masked_row_is_no_nan_under_a_pure_policy(name, policy):
+    net = made(lambda F, z: F.softmax(F.reshape(MASKS[name](F, z), (1, -1))), policy)
+    x = mx.nd.ones((4, 1))
+    with autograd.record():
+        y = net(x)
+    y.backward()
+    np.testing.assert_array_equal(y.asnumpy().astype("float32"), [[0.25] * 4])
+    assert np.isfinite(net.dense.weight.grad().asnumpy()).all()
+
+
+def test_the_report_lists_what_was_clamped():
+    net = made(lambda F, z: F.softmax(z - 1e18), "O3")
+    net(mx.nd.array(X))
+    found = report(net)
+    (row,) = [row for row in found.rows if row.op == "_minus_scalar"]
+    assert row.precision == "float16"
+    assert row.reason == "pure policy, scalar=1e+18 clamped to 65504"
+    assert f"'{row.name}' computes with another constant ({row.reason})" in str(found)
