@@ -7,7 +7,9 @@ from .core import Graph as Graph
 from .core import GraphBuilder as GraphBuilder
 from .core import Key as Key
 from .core import Node as Node
+from .core import renamed as renamed
 from .core import verify as verify
+from .core import with_unique_names as with_unique_names
 from .core import without_versions as without_versions
 from .order import ancestors as ancestors
 from .order import in_written_order as in_written_order

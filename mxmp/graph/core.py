@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ..errors import GraphError
 
@@ -139,6 +139,36 @@ def without_versions(graph: Graph) -> Graph:
 
     nodes = tuple(node.rewired(unversioned(node.inputs)) for node in graph.nodes)
     return replace(graph, nodes=nodes, heads=unversioned(graph.heads))
+
+
+def renamed(graph: Graph, rename: Callable[[str], str]) -> Graph:
+    """Return a graph with other names for its operators, those in bodies included; variables keep theirs."""
+
+    def new(node: Node) -> Node:
+        bodies = tuple(renamed(body, rename) for body in node.subgraphs)
+        return node if node.is_variable else node._replace(name=rename(node.name), subgraphs=bodies)
+
+    return replace(graph, nodes=tuple(map(new, graph.nodes)))
+
+
+def with_unique_names(graph: Graph) -> Tuple[Graph, Dict[str, str]]:
+    """Return a graph in which no two operators have one name, and the old names by new name, where they differ.
+
+    A Gluon block that is called twice gives two operators of each name.
+    """
+    builder, old = GraphBuilder(graph), {}
+    builder.names.update(node.name for node in graph.operators())
+    seen = {node.name for node in graph.nodes if node.is_variable}
+
+    def rename(name: str) -> str:
+        new = builder.unique(name) if name in seen else name
+        seen.add(new)
+        if new != name:
+            old[new] = name
+        return new
+
+    unique = renamed(graph, rename)
+    return (unique, old) if old else (graph, old)
 
 
 class GraphBuilder:

@@ -107,7 +107,10 @@ class GuardGradientSums(Pass):
 
 
 def bfloat16_entries(graph: Graph, facts: Facts) -> FrozenSet[Named]:
-    """Return the names of a graph's bfloat16 entries, those within bodies of control flow included."""
+    """Return the names of a graph's bfloat16 entries, those within bodies of control flow included.
+
+    Names survive passes, which positions do not. The graph's are to be unique (`mxmp.graph.with_unique_names`).
+    """
     found = {(graph.nodes[i].name, index) for (i, index), dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16}
     for (position, number), body in facts.bodies.items():
         found |= bfloat16_entries(graph.nodes[position].subgraphs[number], body)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from .. import dtypes
-from ..graph import Entry, Graph, GraphBuilder, Key, Node
+from ..graph import Entry, Graph, GraphBuilder, Key, Node, with_unique_names
 from ..rules.conditions import value_of
 from .attributes import device_attrs
 from .base import Pass
@@ -164,13 +164,11 @@ class Layouts:
 
 
 def bfloat16_extents(graph: Graph, facts: Facts) -> Extents:
-    """Return those of a graph's bfloat16 entries by name; bodies of control flow are left out."""
-    found: Dict[Named, Optional[Extent]] = {}
-    for (position, index), dtype in facts.dtypes.items():
-        if dtype == dtypes.BFLOAT16:
-            shape = facts.shape(Entry(position, index))
-            found[graph.nodes[position].name, index] = None if shape is None else Extent.of(shape)
-    return found
+    """Return those of a graph's bfloat16 entries by unique name; bodies of control flow are left out."""
+    low = [Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16]
+    nodes = with_unique_names(graph)[0].nodes if low else ()
+    shapes = {(nodes[entry.node].name, entry.index): facts.shape(entry) for entry in low}
+    return {named: None if shape is None else Extent.of(shape) for named, shape in shapes.items()}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, FrozenSet, Mapping, Optional, Set, Tuple
 from .. import dtypes, rounding
 from ..devices.amx import amx_status
 from ..errors import ConvertError, InferenceError
-from ..graph import Graph, Node, in_written_order
+from ..graph import Graph, Node, in_written_order, renamed, with_unique_names
 from ..passes import (
     Emulate,
     EraseCasts,
@@ -193,14 +193,17 @@ def emulated(
 
     ``extents`` are those of its bfloat16 tensors; for the rest see `Converted.on_cpu`.
     """
-    low = bfloat16_entries(graph, facts)
+    unique, old_names = with_unique_names(graph) if bfloat16_entries(graph, facts) else (graph, {})
+    low = bfloat16_entries(unique, facts)  # by name
     speed: Tuple[Pass, ...] = ()
     if low:
         layouts = Layouts(extents, amx_status().on)
         speed = (WidenSlowKernels(low, layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
     emulate = Emulate(facts, native=rounds_natively(facts))
-    result = Sequential((emulate, *speed, GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)))(graph)
-    return result.graph
+    result = Sequential((emulate, *speed, GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)))(unique)
+    if not result.modified:
+        return graph
+    return renamed(result.graph, lambda name: old_names.get(name, name)) if old_names else result.graph
 
 
 def rounds_natively(facts: Facts) -> bool:
