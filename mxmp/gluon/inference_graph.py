@@ -12,6 +12,7 @@ from typing import Any, FrozenSet, Iterator, Mapping, Optional, Tuple
 from mxnet import gluon
 
 from ..graph import Graph, Key
+from ..mxnet_private.arrays import NumpySymbol
 from ..mxnet_private.parameters import storage_type
 from ..passes.split_params import SplitGraph, split_params
 from ..symbol import Converted, from_graph
@@ -106,7 +107,9 @@ class InferenceGraph:
         prepare, main, names = self.split.prepare, self.split.main, self.split.names
         if prepare is None:
             return self.symbol
-        if _variables(prepare) & _variables(main):  # there would be two of a name
+        # Composing would give two of a name. Or it would change `symbol` itself: MXNet copies no nodes of a numpy
+        # symbol (_Symbol.__deepcopy__ in python/mxnet/symbol/numpy/_symbol.py at tag 1.9.1).
+        if _variables(prepare) & _variables(main) or isinstance(self.symbol, NumpySymbol):
             return from_graph(self.graph, self.converted.symbol)
         return self.symbol(**dict(zip(names, from_graph(prepare))))
 
