@@ -12,11 +12,11 @@ from mxnet import gluon
 from .. import dtypes
 from ..devices import speed
 from ..errors import ConvertError, InferenceError
-from ..graph import without_versions
 from ..mxnet_private import blocks
+from ..passes import EraseCasts
 from ..policy import Policy
 from ..report import Report
-from ..symbol import Converted, to_graph
+from ..symbol import Converted, from_graph, to_graph
 from ..symbol.inference import Shapes
 from . import block_regions, storage
 from .block_hooks import BlockHooks
@@ -60,7 +60,7 @@ class Conversion(BlockHooks):
         previous = conversion_of(net)
         self.own_graph = previous.own_graph if previous else None
         if self.own_graph is None and isinstance(net, gluon.SymbolBlock):
-            self.own_graph = blocks.cached_graph(net)
+            self.own_graph = _without_casts(net) or blocks.cached_graph(net)
         self.was_active = previous.was_active if previous else blocks.is_active(net)
         if policy.param_dtype != dtypes.FLOAT32 and mx.util.is_np_array():
             raise ConvertError(
@@ -99,10 +99,8 @@ class Conversion(BlockHooks):
 
     @property
     def erases_casts(self) -> bool:
-        """Whether the net's own graph holds casts of mxmp, which even a float32 policy takes out."""
-        if self.own_graph is None or self.early is None:
-            return False
-        return without_versions(self.early.graph) != without_versions(to_graph(self.own_graph[1]))
+        """Whether a graph in the net holds casts of mxmp, which even a float32 policy takes out."""
+        return any(_without_casts(block) for block in blocks_in(self.net))
 
     def report(self) -> Report:
         """Return the report of the graph that ran last; of the early conversion before a call."""
@@ -121,6 +119,10 @@ class Conversion(BlockHooks):
         self.net.__class__ = converted_class(plain_class(self.net))
         blocks.is_active.set(self.net, True)
         self.clear_cached_op()
+        for block in blocks_in(self.net)[1:]:
+            imported = _without_casts(block)
+            if imported:
+                blocks.cached_graph.set(block, imported)
         if self.early is not None:
             if self.own_graph is not None:
                 blocks.cached_graph.set(self.net, (self.own_graph[0], self.early.symbol))
@@ -204,6 +206,18 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "early_values": None,
         "suspension": threading.local(),
     }
+
+
+def _without_casts(block: gluon.Block) -> Optional[Tuple[Any, Any]]:
+    """Return the graph of an imported block that mxmp converted before it was exported, as it was before that.
+
+    None for every other block.
+    """
+    if not isinstance(block, gluon.SymbolBlock):
+        return None
+    inputs, symbol = blocks.cached_graph(block)
+    erased = EraseCasts()(to_graph(symbol))
+    return (inputs, from_graph(erased.graph, symbol)) if erased.modified else None
 
 
 def _make_empty(kind: Type[gluon.HybridBlock], *args: Any) -> gluon.HybridBlock:

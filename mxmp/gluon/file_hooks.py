@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Iterable, Tuple
 
 from mxnet import MXNetError, gluon
 
+from .. import dtypes
 from ..arrays_file import check_arrays_file
 from ..errors import ConvertError, mxnet_reason
 from ..files import is_local, saving
@@ -86,12 +87,16 @@ class FileHooks(TracedNet):
 
     @net_method
     def load_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Load a file as MXNet does once it is found whole, and store in low precision what this has initialized."""
+        """Load a file as MXNet does once it is found whole; parameters keep the dtypes that the policy gives them."""
         if is_local(filename):
             check_arrays_file(filename)
+        wide = [param for param in self._params() if storage.dtype_of(param) == dtypes.FLOAT32]
         self.original("load_parameters", filename, *args, **kwargs)
         if self.early is not None:
             self._store(self.early)
+            return
+        for param in wide:
+            storage.widen(param)  # with ``dtype_source='saved'`` it has the dtype of the file
 
 
 def require_export_folder(path: str) -> None:

@@ -183,6 +183,13 @@ def store_float32(param: gluon.Parameter) -> None:
     forget_masters(param)
 
 
+def widen(param: gluon.Parameter) -> None:
+    """Store a parameter in float32 that a file has put in low precision; one that a conversion stores stays low."""
+    low = is_initialized(param) and dtype_of(param) in dtypes.LOW_PRECISION
+    if low and not isinstance(param, LowPrecisionParameter):
+        _replace(param, dtypes.FLOAT32, [to_float32(array) for array in param.list_data()])
+
+
 def _require_kernels(name: str, dtype: str, contexts: Iterable[mx.Context]) -> None:
     """Refuse a parameter in bfloat16 on a GPU, which MXNet fails to write, and says so at some later read."""
     if dtype == dtypes.BFLOAT16:

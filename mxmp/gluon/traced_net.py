@@ -182,6 +182,10 @@ class TracedNet:
     def _store(self, converted: Converted) -> None:
         """Store parameters in the dtypes that a graph wants; graphs for other dtypes are forgotten."""
         count = len(self.stored)
+        read = converted.read_dtypes
+        for param in self._params():
+            if read.get(param.name) == dtypes.FLOAT32:  # low precision is what a file of an earlier conversion has
+                storage.widen(param)
         for param in self._params() if converted.low_params else ():
             low = param.name in converted.low_params and self._may_store(param)
             if low and is_initialized(param) and storage.dtype_of(param) == dtypes.FLOAT32:

@@ -68,6 +68,14 @@ class Converted:
         """The report on the conversion."""
         return self.decisions.report
 
+    @functools.cached_property
+    def read_dtypes(self) -> Mapping[str, str]:
+        """The dtypes of the variables of the network as it was given, by name, where they are known."""
+        given = self.decisions.removed
+        if given.before is None:
+            return self.decisions.facts.variable_dtypes(self.decisions.before)
+        return given.facts.variable_dtypes(given.before)
+
     def noting(self, removed: Removed) -> Converted:
         """Return the same with a report that also says what had been removed from the network before."""
         return replace(self, decisions=replace(self.decisions, removed=removed))

@@ -120,7 +120,9 @@ def test_pickle_keeps_the_casts_of_an_imported_block(tmp_path):
     net = convert(make(), "mixed_bfloat16")
     net(X)
     net.export(str(tmp_path / "net"))
-    block = gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
+    symbol = tmp_path / "net-symbol.json"
+    symbol.write_text(symbol.read_text().replace("__mxmp", "__other"))  # casts of the network's own
+    block = gluon.SymbolBlock.imports(str(symbol), ["data"], str(tmp_path / "net-0000.params"))
     expected = block(X).asnumpy()
     twin = pickle.loads(pickle.dumps(convert(block, "O1")))
     assert np.array_equal(restore(twin)(X).asnumpy(), expected)
