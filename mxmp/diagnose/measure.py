@@ -43,7 +43,8 @@ def measure_ranges(*args: Any, **kwargs: Any) -> Dict[str, float]:  # noqa: D417
         loader: A DataLoader, a list or any other iterable of batches, or a DataIter, which is reset; of one batch a
             list, ``[(data, label)]``. A batch is an NDArray of data, a list or tuple whose last item is the label (None
             for none) and whose others are the net's inputs, or a DataBatch.
-        sym: The network, in inference; the bodies of its loops are not looked into.
+        sym: The network, in inference; the bodies of its loops are not looked into. It runs in float32 where casts of
+            its own ask for low precision.
         arg_params: Its arguments, NDArrays by name.
         aux_params: Its auxiliary states, likewise.
         batches: For a net how many batches are read, all unless given. For a symbol batches of its inputs: dicts of
@@ -149,7 +150,7 @@ def _gradients(
     held = {**model.arg_params, **model.aux_params}
     params = {name: array.copyto(ctx) for name, array in held.items()}  # BatchNorm writes its statistics
     for name in model.arg_params:
-        if dtypes.canonical(params[name].dtype) == dtypes.FLOAT32:
+        if dtypes.canonical(params[name].dtype) in dtypes.PRECISIONS:
             params[name].attach_grad()
     counts, inputs = GradientCounts(), inputs_of(model.symbol, held)
     runs: Dict[Any, WatchedGradients] = {}

@@ -87,7 +87,7 @@ def convert(
     try:
         for conversion in conversions:
             vars(conversion.net).pop(_FLOAT32, None)
-            if policy.is_mixed or for_inference or conversion.erases_casts:
+            if policy.is_mixed or for_inference or conversion.changes_float32:
                 conversion.install()
             else:
                 vars(conversion.net)[_FLOAT32] = policy, conversion.early and conversion.early.report

@@ -14,6 +14,7 @@ from ..devices import speed
 from ..errors import ConvertError, InferenceError
 from ..mxnet_private import blocks
 from ..passes import EraseCasts
+from ..passes.emulate import has_float16
 from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, from_graph, to_graph
@@ -98,8 +99,13 @@ class Conversion(BlockHooks):
         return converted
 
     @property
-    def erases_casts(self) -> bool:
-        """Whether a graph in the net holds casts of mxmp, which even a float32 policy takes out."""
+    def changes_float32(self) -> bool:
+        """Whether the net would not run in float32 as it is written: mxmp or another has put casts into a graph in it.
+
+        Those of mxmp are taken out. Those of another stay, and are emulated on a CPU.
+        """
+        if self.own_graph is not None and self.early is not None and has_float16(self.early.decisions.facts):
+            return True
         return any(_without_casts(block) for block in blocks_in(self.net))
 
     def report(self) -> Report:

@@ -9,11 +9,13 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
+from ..arrays.casts import to_float32
 from ..mxnet_private.arrays import NumpySymbol
+from .running import in_float32
 
 
 class LargestValues:
-    """An operator that runs a network's graph and keeps the largest magnitudes that its tensors have had.
+    """An operator that runs a network's graph in float32 and keeps the largest magnitudes that its tensors have had.
 
     They are reduced where the network runs, so that no activation outlives its readers or comes to the host.
 
@@ -26,6 +28,7 @@ class LargestValues:
     def __init__(self, symbol: Any, without: Any) -> None:
         """Build the operator; ``without`` has the names of variables that are not looked at."""
         self._as_numpy = isinstance(symbol, NumpySymbol)
+        symbol = in_float32(symbol)
         self._symbol = symbol.as_nd_ndarray() if self._as_numpy else symbol
         self._internals = self._symbol.get_internals()
         names = self._internals.list_outputs()
@@ -38,7 +41,7 @@ class LargestValues:
 
     def __call__(self, values: Mapping[str, Any]) -> List[Any]:
         """Return the network's outputs, for a value of each variable; waits for the magnitudes."""
-        given = [values[name] for name in self.inputs]
+        given = [to_float32(values[name]) for name in self.inputs]
         outputs, rows = self._split(self._run(*given))
         if not all(math.isfinite(size) for size, *_ in rows):
             self._run = self._operator(_largest_finite)  # for good: it costs more, and they will come again

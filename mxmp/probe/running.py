@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import mxnet as mx
 
@@ -12,10 +12,10 @@ from .. import dtypes
 from ..errors import ConvertError, mxnet_reason
 from ..graph import Graph
 from ..passes import ScaleLoss
-from ..passes.facts import Facts
+from ..passes.facts import Facts, declared_dtype
 from ..report import Decisions
 from ..symbol import Converted
-from ..symbol.inference import from_graph, infer_facts
+from ..symbol.inference import from_graph, infer_facts, to_graph
 
 SCALE = "loss_scale_of_heads"
 """The variable by which gradients of loss heads are scaled."""
@@ -45,6 +45,28 @@ def runnable(
         return symbol
     made = Converted(symbol, symbol, graph, facts_of(graph, values), frozenset(), replace(decisions, after=graph))
     return made.on_cpu(trains=trains)
+
+
+def in_float32(symbol: Any) -> Any:
+    """Return a symbol that computes in float32 where a network computes in low precision of its own accord.
+
+    Nothing overflows in it that float32 holds, and it runs on a CPU, where MXNet has no products in float16.
+    """
+    graph = to_graph(symbol)
+    wide = _in_float32(graph)
+    return symbol if wide == graph else from_graph(wide, symbol)
+
+
+def _in_float32(graph: Graph) -> Graph:
+    nodes = []
+    for node in graph.nodes:
+        changes: Dict[str, Optional[str]] = {}
+        if node.get("dtype") in dtypes.LOW_PRECISION:
+            changes["dtype"] = dtypes.FLOAT32
+        if node.is_variable and declared_dtype(node) in dtypes.LOW_PRECISION:
+            changes["__dtype__"] = dtypes.to_flag(dtypes.FLOAT32)
+        nodes.append(node.with_attrs(changes)._replace(subgraphs=tuple(map(_in_float32, node.subgraphs))))
+    return replace(graph, nodes=tuple(nodes))
 
 
 def facts_of(graph: Graph, values: Values) -> Facts:

@@ -9,11 +9,13 @@ import mxnet as mx
 from mxnet.base import NDArrayHandle, py_str
 
 from .. import dtypes
+from ..arrays.casts import is_low_precision
 from ..graph import Entry, Graph, GraphBuilder
 from ..mxnet_private.arrays import register_op_hook
 from ..passes.facts import Facts
 from ..symbol.inference import from_graph, infer_facts, to_graph
 from .gradient_probes import is_unwritten, read_outputs
+from .running import in_float32
 
 # What MXNet calls the gradient of an identity when its backward has run (DynamicBackward in src/imperative/
 # cached_op.cc and ExecuteMonOutputCallback in src/common/utils.h at tag 1.9.1).
@@ -21,7 +23,7 @@ _GRADIENT = "_backward_0"
 
 
 class WatchedGradients:
-    """An operator that runs a network's graph, and hands over the gradients of activations one after the other.
+    """An operator that runs a network's graph in float32, and hands over the gradients of activations one by one.
 
     Behind each float32 output that an operator reads stands an identity, whose backward gives that output's gradient;
     MXNet reports it as it does any operator's output, and then uses its memory again.
@@ -46,8 +48,9 @@ class WatchedGradients:
             heads: Whether its outputs are watched too, because a loss outside of it reads them.
             on_gradient: Called with the name of an activation and its gradient.
         """
-        graph = to_graph(symbol)
-        watched, names = _watch(graph, infer_facts(symbol, graph, {}, types, frozenset()), heads)
+        graph = to_graph(in_float32(symbol))
+        types = {name: dtypes.FLOAT32 if dtype in dtypes.LOW_PRECISION else dtype for name, dtype in types.items()}
+        watched, names = _watch(graph, infer_facts(from_graph(graph, symbol), graph, {}, types, frozenset()), heads)
         self.outputs = tuple(names.values())
         self.errors: List[BaseException] = []  # raised in calls by MXNet, through which none passes
         self._names, self._on_gradient = names, on_gradient
@@ -59,7 +62,7 @@ class WatchedGradients:
 
     def __call__(self, values: Mapping[str, Any]) -> List[Any]:
         """Return the network's outputs, for a value of each variable."""
-        outputs = self._run(*[values[name] for name in self.inputs])
+        outputs = self._run(*[_wide(values[name]) for name in self.inputs])
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
     def raise_errors(self) -> None:
@@ -76,6 +79,11 @@ class WatchedGradients:
             self._on_gradient(output, array)
         except BaseException as e:
             self.errors.append(e)
+
+
+def _wide(array: Any) -> Any:
+    """Return an array in float32 if it has low precision; its gradient passes."""
+    return mx.nd.amp_cast(array, dtype=dtypes.FLOAT32) if is_low_precision(array) else array
 
 
 def _watch(graph: Graph, facts: Facts, heads: bool) -> Tuple[Graph, Dict[str, str]]:

@@ -100,8 +100,9 @@ def _input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, para
     """Return the dtypes of variables, float32 for those that neither declare nor imply another.
 
     What is given or declared comes first, then inputs that it does not imply, since MXNet infers the
-    dtypes of parameters from them; what is unknown even then is float32 too.
+    dtypes of parameters from them; what is unknown even then is float32 too. Casts to low precision imply dtypes too.
     """
+    lows = any(node.get("dtype") in dtypes.LOW_PRECISION for node in graph.nodes)
     undeclared = {node.name for node in graph.nodes if node.is_variable and not node.declares_dtype}
     inputs = {name for name in undeclared - params if name in shapes or params}
     variables = {node.name for node in graph.nodes if node.is_variable}
@@ -109,14 +110,14 @@ def _input_dtypes(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, para
     for names in (inputs, undeclared):
         rest = names - set(known)
         try:
-            found = _infer_variables(symbol, known) if rest and known.keys() | (variables - undeclared) else {}
+            found = infer_variables(symbol, known) if rest and (lows or known.keys() | (variables - undeclared)) else {}
         except InferenceError:  # Embedding and Dropout, for example, must be told
             return {**dict.fromkeys(undeclared, dtypes.FLOAT32), **types}
         known.update((name, found.get(name, dtypes.FLOAT32)) for name in rest)
     return known
 
 
-def _infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
+def infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
     """Return the dtypes that MXNet infers for variables from those of some of them; what is unknown is left out."""
     args, _, states = _infer(symbol.infer_type_partial, _to_numpy(types), "dtypes")
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())

@@ -20,7 +20,7 @@ from ..graph import Entry, Graph
 from ..passes.attributes import DECLARED_ATTR, MARK_ATTR
 from ..policy import Policy, check_matches
 from .arguments import Model, blaming_params
-from .rewrite import Converted, convert_graph
+from .rewrite import Converted, convert_graph, own_low_dtypes
 
 Arrays = Mapping[str, Any]
 
@@ -230,7 +230,8 @@ def stored_low_before(before: Arrays, after: Arrays) -> Dict[str, str]:
 def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:
     """Return a symbol's parameters as they were before mxmp stored some in low precision, but for the rounding.
 
-    The symbol's variables say which were stored.
+    The symbol's variables say which were stored. Those that the network's own casts have it read in low precision are
+    rounded to it: a Module keeps them in float32, and so do its checkpoints.
     """
     low = [name for name, array in arrays.items() if dtypes.canonical(array.dtype) in dtypes.LOW_PRECISION]
     declared = {name: attrs.get(DECLARED_ATTR) for name, attrs in symbol.attr_dict().items()} if low else {}
@@ -238,4 +239,7 @@ def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:
     for name in low:
         if declared.get(name) is not None:
             found[name] = round_to(found[name], declared[name] or dtypes.FLOAT32)
+    for name, dtype in own_low_dtypes(symbol).items():
+        if name in found and dtypes.canonical(found[name].dtype) == dtypes.FLOAT32:
+            found[name] = round_to(found[name], dtype)
     return found

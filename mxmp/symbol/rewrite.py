@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, FrozenSet, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from .. import dtypes, rounding
 from ..devices.amx import amx_status
@@ -38,7 +38,18 @@ from ..policy import Policy
 from ..report import Decisions, Removed, Report
 from ..rules import CLEAR, RULES
 from .arguments import known_dtypes, require_symbol
-from .inference import Dtypes, Shapes, add_shapes, entry_names, from_graph, infer_facts, infer_network, to_graph
+from .inference import (
+    Dtypes,
+    Shapes,
+    add_shapes,
+    entry_names,
+    from_graph,
+    infer_facts,
+    infer_network,
+    infer_variables,
+    json_of,
+    to_graph,
+)
 
 
 @dataclass(frozen=True)
@@ -167,6 +178,22 @@ def _without_casts(symbol: Any, graph: Optional[Graph]) -> Tuple[Any, Graph]:
         return symbol, erased.graph
     source = from_graph(erased.graph, symbol)
     return source, to_graph(source)
+
+
+def own_low_dtypes(symbol: Any) -> Dict[str, str]:
+    """Return the low precision dtypes that a network's own casts and declarations give to its variables, by name.
+
+    Those of mxmp are left out: the dtypes are those of the network before mxmp converted it.
+    """
+    text = json_of(symbol)
+    marks = (mark for low in dtypes.LOW_PRECISION for mark in (f'"{low}"', f'"__dtype__": "{dtypes.to_flag(low)}"'))
+    if not any(mark in text for mark in marks):
+        return {}
+    try:
+        found = infer_variables(_without_casts(symbol, to_graph(symbol, text))[0], {})
+    except InferenceError:
+        return {}  # which says nothing, or is found and reported where the network is converted
+    return {name: dtype for name, dtype in found.items() if dtype in dtypes.LOW_PRECISION}
 
 
 def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:

@@ -18,6 +18,7 @@ from ..devices.bfloat16 import runs_bfloat16
 from ..devices.processor import read_processor
 from ..diagnose.progress import showing_progress
 from ..errors import MxmpError, TuneError, mxnet_reason, visible
+from ..passes.emulate import has_float16
 from ..policy import Policy, check_matches
 from ..symbol import to_graph
 from .result import TRAINING
@@ -166,7 +167,9 @@ def benchmark(
         laps.clear()  # and with them their memory
         show("errors", 1.0)
         errors = _errors(make_workload(model, [batch], False, for_inference), named, failures)
-    rows = [_row(race, name, named[name], workload.on_cpu, failures, errors) for name in named]
+    own = any(has_float16(each.facts) for each in workload.decide(named[FLOAT32]))  # casts of the network's own
+    emulated = {name for name in named if workload.on_cpu and (own or named[name].compute_dtype == dtypes.FLOAT16)}
+    rows = [_row(race, name, name in emulated, failures, errors) for name in named]
     context = next(iter(batch.values())).context
     device = read_processor().name if workload.on_cpu else str(context)
     return Benchmark(objective, for_inference, len(race.rounds), race.scatter(FLOAT32), tuple(rows), device)
@@ -214,12 +217,10 @@ def _error(output: Any, exact: Any) -> float:
 def _row(
     race: Race[str],
     name: str,
-    policy: Policy,
-    on_cpu: bool,
+    emulated: bool,
     failures: Mapping[str, str],
     errors: Mapping[str, float],
 ) -> Timed:
-    emulated = on_cpu and policy.compute_dtype == dtypes.FLOAT16
     if name in failures:
         return Timed(name, emulated=emulated, failure=failures[name])
     seconds, ratio = race.seconds(name), race.ratio(name, FLOAT32)

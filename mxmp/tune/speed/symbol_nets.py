@@ -12,6 +12,7 @@ from ...arrays.casts import to_float32
 from ...devices.amx import variable_set
 from ...module import Module
 from ...module.binding import prepare
+from ...passes.emulate import has_float16
 from ...passes.scale_loss import is_loss_head
 from ...policy import Policy
 from ...report import Decisions
@@ -164,7 +165,7 @@ class ModelWorkload:
     def _bind(self, policy: Policy) -> Any:
         symbol, arg_params, aux_params = model = self._convert(policy)
         given = {**self._inputs.data, **self._inputs.labels}
-        if self.on_cpu and policy.compute_dtype == dtypes.FLOAT16:
+        if self.on_cpu and (policy.compute_dtype == dtypes.FLOAT16 or has_float16(model.decisions.facts)):
             symbol = on_cpu(symbol, {name: array.dtype for name, array in given.items()})
         shapes = {name: array.shape for name, array in given.items()}
         types = {name: array.dtype for name, array in [*given.items(), *model.arg_params.items()]}
