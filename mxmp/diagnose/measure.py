@@ -103,7 +103,7 @@ def measure_gradients(*args: Any, **kwargs: Any) -> Dict[str, Magnitudes]:  # no
 
     Raises:
         ConvertError: If the parameters do not fit or have no values; if there is no batch, one lacks an input or
-            does not fit; if ``loss`` gives no NDArray; or if the network has no activation in float32 or no parameter
+            does not fit; if ``loss`` gives no NDArray; or if the network has no activation to measure or no parameter
             to train.
 
     References:
@@ -172,6 +172,6 @@ def _gradients(
 
 def _require_gradients(run: WatchedGradients, params: Mapping[str, Any]) -> None:
     if not run.outputs:
-        raise ConvertError("sym has no float32 output that an operator reads; give the network in float32.")
+        raise ConvertError("sym has no output in floating point that an operator reads: there is nothing to measure.")
     if not any(params[name].grad is not None for name in run.inputs if name in params):
-        raise ConvertError("sym reads no float32 argument of arg_params, so there is nothing to train.")
+        raise ConvertError("sym reads no argument of arg_params in floating point, so there is nothing to train.")

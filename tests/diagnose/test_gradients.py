@@ -104,10 +104,19 @@ def test_bad_batches_are_refused(batches, message):
         measure_gradients(network(), params(), {}, batches)
 
 
-def test_a_network_without_float32_is_refused():
+def test_a_network_in_float16_is_measured_in_float32():
     low = {name: array.astype("float16") for name, array in params().items()}
-    with pytest.raises(ConvertError, match="no float32 output"):
-        measure_gradients(network(), low, {}, [{name: array.astype("float16") for name, array in batch().items()}])
+    found = measure_gradients(network(), low, {}, [{name: array.astype("float16") for name, array in batch().items()}])
+    wide = {name: array.astype("float32") for name, array in low.items()}
+    rounded = {name: array.astype("float16").astype("float32") for name, array in batch().items()}
+    expected = measure_gradients(network(), wide, {}, [rounded])
+    assert {name: vars(each) for name, each in found.items()} == {name: vars(each) for name, each in expected.items()}
+
+
+def test_a_network_without_an_activation_is_refused():
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, no_bias=True, name="a")
+    with pytest.raises(ConvertError, match="no output in floating point that an operator reads"):
+        measure_gradients(symbol, {"a_weight": mx.nd.ones((4, 4))}, {}, [{"data": mx.nd.ones((1, 4))}])
 
 
 def test_gradients_that_mxnet_leaves_unwritten_are_left_out():
