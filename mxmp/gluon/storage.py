@@ -62,11 +62,23 @@ class LowPrecisionParameter(ParameterBase):
         return _make_empty, (vars(self)[_CLASS],), vars(self)
 
     def set_data(self, data: Any) -> None:
-        """Set the value on all contexts, from an NDArray or a numpy array of any dtype."""
-        wide = _to_float32(data)
+        """Set the value on all contexts, from an NDArray or a numpy array of any dtype.
+
+        A value in the dtype that is stored comes from ``data()``, as in ``p.set_data(p.data().clip(-c, c))``: elements
+        that it leaves as they are keep their masters, so that steps below half a unit in the last place still add up.
+        Where it has another element, and of a value in any other dtype, all of it is the master from now on.
+        """
+        given = getattr(data, "dtype", None)
+        wide, is_stored = _to_float32(data), given is not None and dtypes.canonical(given) == dtype_of(self)
+        if self.mx_arrays is None:  # until shapes are known; then `mx_init_arrays` rounds it
+            super().set_data(wide)
+            return
         super().set_data(round_to(wide, dtype_of(self)))
-        if self.mx_arrays is not None:
+        if not is_stored:
             self._keep(wide)
+        elif keeps_masters(self):
+            with autograd.pause():
+                exact_values(self)  # brings the masters up to date
 
     def cast(self, dtype: Any) -> None:
         """Store the parameter in another dtype, as ``Parameter.cast``, from its exact value."""
