@@ -6,6 +6,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from mxmp.diagnose import compare
 from mxmp.gluon import Trainer, convert, export, restore
 
 X = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (4, 3, 6, 6)))
@@ -150,6 +151,14 @@ def test_parameters_are_loaded_into_an_imported_graph_that_is_converted(policy, 
     block = convert(gluon.SymbolBlock(mx.sym.load(symbol), mx.sym.var("data")), policy)
     block.load_parameters(params, ctx=mx.cpu(), cast_dtype=True, dtype_source="saved")
     np.testing.assert_array_equal(of(block), of(convert(rounded("O2"), policy)))
+
+
+def test_an_imported_net_is_compared_and_left_as_it_was(tmp_path):
+    block = imported(exported(tmp_path, "O2"))
+    params = {name: param.data() for name, param in block.collect_params().items()}
+    found, expected = (compare(net, [X], "O1") for net in (block, rounded("O2")))
+    assert [vars(row) for row in found.rows] == [vars(row) for row in expected.rows]
+    assert all(block.collect_params()[name].data() is array for name, array in params.items())
 
 
 class Sized(gluon.HybridBlock):

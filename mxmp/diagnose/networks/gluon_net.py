@@ -7,6 +7,8 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, T
 
 from mxnet import autograd, gluon
 
+from ... import dtypes
+from ...arrays.casts import to_float32
 from ...errors import ConvertError
 from ...gluon.api import convert
 from ...gluon.conversion import Conversion
@@ -141,7 +143,9 @@ class GluonNet(Network):
             require_same_names(self._net, names, converted.decisions.before)
             inputs = split_inputs(tuple(map(as_input, call.inputs)))
             given = {symbol.name: array for symbol, array in zip(traced.inputs, inputs)}
-            values = {**params, **fold_params(converted.folds, params), **given}
+            read = converted.read_dtypes  # an imported net may store in low precision what it reads in float32
+            wide = {n: to_float32(each) if read.get(n) == dtypes.FLOAT32 else each for n, each in params.items()}
+            values = {**wide, **fold_params(converted.folds, wide), **given}
             known = [each for each in found if each.decisions is converted.decisions]
             if not known:
                 found.append(GraphBatches(converted.decisions, inputs[0].ctx, out_format=traced.formats[1]))
