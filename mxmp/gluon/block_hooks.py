@@ -102,6 +102,7 @@ class BlockHooks(FileHooks):
             plan = plan_op(self.net, graph, dtype, early_values)
             del early_values
             differs = on_cpu() and dtype == dtypes.BFLOAT16  # training keeps layouts apart, see `SeparateLayouts`
+            differs |= graph.converted.guards_training
             other = None if differs else self.graphs.ops.get(key.of_other_mode)
             if plan.prepared is None and other and other.prepared is None and not blocks.backend(self.net):
                 self.graphs.ops[key] = other
@@ -227,7 +228,9 @@ class BlockHooks(FileHooks):
         if inside:
             self._require_kernels([mx.context.current_context()])
         converted, inputs, out_format = self._convert_for_symbols((x, *args))
-        symbol = converted.on_cpu() if inside and on_cpu() else converted.symbol
+        symbol = converted.symbol
+        if inside:  # the outer net may train
+            symbol = (converted.on_cpu if on_cpu() else converted.on_gpu)(converted.guards_training)
         compose(symbol, **{var.name: given for var, given in zip(inputs, split_inputs((x, *args)))})
         return blocks.regroup(list(symbol), out_format)
 

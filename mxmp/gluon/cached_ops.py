@@ -158,7 +158,7 @@ def _training_symbol(graph: ConvertedGraph, params: Params, fused: bool) -> Any:
     """Return the symbol by which a net runs now if it does not infer alone."""
     converted, ready = graph.converted, _ready_graph(graph, params, fused)
     if not on_cpu():
-        return converted.symbol
+        return converted.on_gpu(not infers())
     if ready is not None and ready.trains and not _adds(graph):
         return ready.whole_symbol()
     return converted.on_cpu(not infers(), fused, frozenset() if _adds(graph) else frozenset(params))

@@ -140,7 +140,7 @@ class ConvertedGraph:
     @functools.cached_property
     def names(self) -> NetworkNames:
         """The net's names of its tensors, for op hooks on a GPU."""
-        return NetworkNames(self.converted, self.converted.symbol, on_cpu=False)
+        return NetworkNames(self.converted, self.converted.on_gpu(trains=True), on_cpu=False)
 
     @functools.cached_property
     def names_on_cpu(self) -> NetworkNames:

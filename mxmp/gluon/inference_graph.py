@@ -43,7 +43,7 @@ class InferenceGraph:
     def of(cls, converted: Converted, params: Params, on_cpu: bool, fused: bool) -> InferenceGraph:
         """Return the graph for a net with these parameters, by name."""
         names = frozenset(params)
-        graph = converted.graph_on_cpu(False, fused, names) if on_cpu else converted.graph
+        graph = converted.graph_on_cpu(False, fused, names) if on_cpu else converted.graph_on_gpu()
         return cls(converted, graph, fused, names, _dense(params))
 
     @classmethod
@@ -73,8 +73,8 @@ class InferenceGraph:
 
     @property
     def trains(self) -> bool:
-        """Whether this is the graph that trains too: `SeparateLayouts`, for training alone, finds nothing in it."""
-        return not self.converted.extents
+        """Whether this is the graph that trains too: what is for training alone finds nothing in it."""
+        return not (self.converted.extents or self.converted.guards_training)
 
     @functools.cached_property
     def read(self) -> FrozenSet[str]:

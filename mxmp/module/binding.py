@@ -110,7 +110,8 @@ def is_emulated(runnable: Runnable) -> bool:
 
 def _running(converted: Converted, on_cpu: bool, trains: bool, written: FrozenSet[str]) -> Any:
     """Return the symbol that executors bind; MXNet fuses what is bound to infer."""
-    symbol = converted.on_cpu(trains, fused=not trains, written=written) if on_cpu else converted.symbol
+    fused = not trains
+    symbol = converted.on_cpu(trains, fused, written) if on_cpu else converted.on_gpu(trains)
     return _with_dtypes(symbol, converted.facts.variable_dtypes(converted.graph))
 
 

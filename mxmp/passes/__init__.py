@@ -13,6 +13,7 @@ from .fold_casts import FoldCasts as FoldCasts
 from .guard_fusion import GuardFusedSums as GuardFusedSums
 from .guards import GuardAmpCasts as GuardAmpCasts
 from .guards import GuardGradientSums as GuardGradientSums
+from .guards import GuardInPlace as GuardInPlace
 from .guards import GuardLayouts as GuardLayouts
 from .insert_casts import InsertCasts as InsertCasts
 from .layouts import Layouts as Layouts

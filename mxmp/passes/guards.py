@@ -1,9 +1,9 @@
-"""Workarounds for defects of MXNet 1.9.1 on CPU. Like emulation they are for running only, and never saved."""
+"""Workarounds for defects of MXNet 1.9.1. Like emulation they are for running only, and never saved."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Dict, FrozenSet, Iterator, List, Mapping, Sequence
+from typing import Callable, ClassVar, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
@@ -12,6 +12,8 @@ from ..rules.conditions import value_of
 from .attributes import device_attrs
 from .base import Pass
 from .facts import Facts, Named, declared_dtype
+
+_Guard = Callable[[GraphBuilder, Node], Node]
 
 _SHARE_ATTR = "__mxmp_share__"
 
@@ -180,3 +182,78 @@ def _has_default_layout(node: Node) -> bool:
 
 def _copy(builder: GraphBuilder, node: Node, what: str, entry: Entry) -> Entry:
     return builder.insert("SwapAxis", f"{node.name}_{what}_guard", entry, dim1="0", dim2="0", **device_attrs(node))
+
+
+@dataclass(frozen=True)
+class GuardInPlace(Pass):
+    """Rewrites the operators that MXNet's executors and cached operators run wrongly in place, on any device.
+
+    A memory plan gives the output of an operator the memory of its input where FInplaceOption allows it. These
+    operators write some of the output before they have read all of the input:
+
+    - The gradient of PReLU (_backward_LeakyReLU in src/operator/leaky_relu.cc): that of the data overwrites the
+      gradient of the output, of which that of alpha is computed next, alpha times too small. If the graph ``trains``,
+      the data is multiplied by 1 where it is positive and by alpha elsewhere, bit for bit the same: PReLU of -1 there,
+      which has no gradient of its data, broadcasts alpha. On a CPU that takes less time than the operator itself.
+    - ediff1d with one element in front or behind (np_ediff1d_op.cc), whose output is as large as its input: it gets the
+      other element too, which a slice takes off.
+    - diff with n=0 (np_diff.cc), which sets the output to zero first: it is an identity.
+
+    To be removed when MXNet's FInplaceOption of these is.
+    """
+
+    name: ClassVar[str] = "guard-in-place"
+    trains: bool = False
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph with operators that may run in place."""
+        if not any(map(self._guard_for, graph.operators())):
+            return graph
+        builder = GraphBuilder(graph)
+        for position, node in enumerate(graph.nodes):
+            guard = self._guard_for(node)
+            new = node.rewired(builder.inputs(node), tuple(map(self.run, node.subgraphs)))
+            builder.copy(position, guard(builder, new) if guard else new)
+        return builder.finish()
+
+    def _guard_for(self, node: Node) -> Optional[_Guard]:
+        """Return the function that gives the node in the place of this one, under its name; None if it may stay."""
+        if node.op == "LeakyReLU":
+            return _prelu if self.trains and is_prelu(node) else None
+        if node.op == "_npi_ediff1d":
+            return _ediff1d if _is_longer(node, "begin") != _is_longer(node, "end") else None
+        return _identity if node.op == "_npi_diff" and node.get("n") == "0" else None
+
+
+def is_prelu(node: Node) -> bool:
+    """Return whether a node is a leaky ReLU whose slope is an input."""
+    return node.op == "LeakyReLU" and node.get("act_type") == "prelu"
+
+
+def _is_longer(node: Node, end: str) -> bool:
+    """Return whether ediff1d puts something at an end."""
+    return node.get(f"to_{end}_arr_given") == "True" or node.get(f"to_{end}_scalar", "None") != "None"
+
+
+def _prelu(builder: GraphBuilder, node: Node) -> Node:
+    def add(op: str, what: str, *inputs: Entry, **attrs: str) -> Entry:
+        return builder.insert(op, f"{node.name}_{what}", *inputs, **attrs, **device_attrs(node))
+
+    data, alpha = node.inputs
+    positive = add("_greater_scalar", "positive", data, scalar="0")
+    other = add("_minus_scalar", "other", positive, scalar="1")  # -1 where the data is not positive, else 0
+    slope = builder.insert(node.op, f"{node.name}_slope", other, alpha, **dict(node.attrs))
+    factor = add("elemwise_sub", "factor", positive, slope)
+    return Node("elemwise_mul", node.name, make_attrs(device_attrs(node)), (data, factor))
+
+
+def _ediff1d(builder: GraphBuilder, node: Node) -> Node:
+    missing, begin, end = ("end", "0", "-1") if _is_longer(node, "begin") else ("begin", "1", "None")
+    attrs = {**dict(node.attrs), f"to_{missing}_scalar": "0"}
+    longer = builder.insert(node.op, f"{node.name}_longer", *node.inputs, **attrs)
+    part = make_attrs({"axis": "0", "begin": begin, "end": end, **device_attrs(node)})
+    return Node("slice_axis", node.name, part, (longer,))
+
+
+def _identity(_: GraphBuilder, node: Node) -> Node:
+    return Node("_copy", node.name, make_attrs(device_attrs(node)), node.inputs)

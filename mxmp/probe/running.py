@@ -41,10 +41,8 @@ def runnable(
         graph = ScaleLoss(facts=facts_of(graph, values), variable=SCALE)(graph).graph
         values = {**values, SCALE: mx.nd.ones(1)}
     symbol = from_graph(graph)
-    if ctx.device_type == "gpu":
-        return symbol
     made = Converted(symbol, symbol, graph, facts_of(graph, values), frozenset(), replace(decisions, after=graph))
-    return made.on_cpu(trains=trains)
+    return made.on_gpu(trains) if ctx.device_type == "gpu" else made.on_cpu(trains)
 
 
 def in_float32(symbol: Any) -> Any:

@@ -17,6 +17,7 @@ from ..passes import (
     FoldCasts,
     GuardAmpCasts,
     GuardGradientSums,
+    GuardInPlace,
     GuardLayouts,
     InsertCasts,
     Layouts,
@@ -31,7 +32,7 @@ from ..passes.control_flow import bodies_of
 from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
 from ..passes.find_folds import Fold
-from ..passes.guards import bfloat16_entries
+from ..passes.guards import bfloat16_entries, is_prelu
 from ..passes.layouts import Extents, bfloat16_extents
 from ..passes.plan import Plan
 from ..policy import Policy
@@ -99,9 +100,9 @@ class Converted:
     def on_cpu(self, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()) -> Any:
         """Return the symbol that runs on CPU: float16 emulated, bfloat16 guarded. Never saved.
 
-        If it ``trains``, oneDNN's layouts are kept apart too, where its backward pass would be slow. ``fused`` says
-        that MXNet partitions it, so that convolutions take in what is behind them. ``written`` are the variables whose
-        gradients, if they have any, are not added to earlier ones.
+        If it ``trains``, its gradients are guarded too, and oneDNN's layouts kept apart where its backward pass would
+        be slow. ``fused`` says that MXNet partitions it, so that convolutions take in what is behind them. ``written``
+        are the variables whose gradients, if they have any, are not added to earlier ones.
         """
         graph = self.graph_on_cpu(trains, fused, written)
         return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
@@ -109,6 +110,20 @@ class Converted:
     def graph_on_cpu(self, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()) -> Graph:
         """Return the graph of the symbol that runs on CPU; `graph` if it is that."""
         return emulated(self.graph, self.facts, self.extents, trains, fused, written)
+
+    def on_gpu(self, trains: bool = False) -> Any:
+        """Return the symbol that runs on GPU, guarded as that on CPU against operators in place. Never saved."""
+        graph = self.graph_on_gpu(trains)
+        return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
+
+    def graph_on_gpu(self, trains: bool = False) -> Graph:
+        """Return the graph of the symbol that runs on GPU; `graph` if it is that."""
+        return GuardInPlace(trains)(self.graph).graph
+
+    @property
+    def guards_training(self) -> bool:
+        """Whether the graph that trains has guards that the one for inference lacks, on any device."""
+        return any(map(is_prelu, self.graph.operators()))
 
     @functools.cached_property
     def extents(self) -> Extents:
@@ -235,7 +250,8 @@ def emulated(
         layouts = Layouts(extents, amx_status().on)
         speed = (WidenSlowKernels(low, layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
     emulate = Emulate(facts, native=rounds_natively(facts))
-    result = Sequential((emulate, *speed, GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)))(unique)
+    guards = GuardInPlace(trains), GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)
+    result = Sequential((emulate, *speed, *guards))(unique)
     if not result.modified:
         return graph
     return renamed(result.graph, lambda name: old_names.get(name, name)) if old_names else result.graph

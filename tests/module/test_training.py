@@ -12,7 +12,21 @@ from mxmp.errors import NonFiniteLossError, TrainerError
 from mxmp.loss_scale import NoOpLossScale
 from mxmp.module import Module
 from tests.freeze import freeze, freeze_saved, scale_of
-from tests.module.tools import TWO, batches, bits, convnet, mlp, params_of, plain, ready, scale, trace, train, values
+from tests.module.tools import (
+    TWO,
+    batches,
+    bits,
+    convnet,
+    mlp,
+    params_of,
+    plain,
+    ready,
+    samples,
+    scale,
+    trace,
+    train,
+    values,
+)
 
 KVSTORES = [None, "local", "device"]
 
@@ -196,3 +210,24 @@ def test_a_gradient_that_is_replaced_after_unscale_is_used_once():
     grads[0] = grads[0] * 0.5
     module.update()
     assert grads[0] is own and own.dtype == np.float16
+
+
+@pytest.mark.parametrize("policy", ["float32", "O1"])
+def test_prelu_gets_the_gradient_that_it_gets_operator_by_operator(policy):
+    """MXNet's executor computes the slope's gradient from memory that the data's gradient is in already."""
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=8, name="fc1")
+    x = mx.sym.LeakyReLU(x, mx.sym.var("alpha"), act_type="prelu", name="prelu")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4, name="fc2"), name="softmax")
+    args = {name: mx.nd.array(array) for name, array in values(ready(net, policy)).items()}
+    data, label = (mx.nd.array(array) for array in samples(8))
+    args["alpha"].attach_grad()
+    with mx.autograd.record():
+        hidden = mx.nd.FullyConnected(data, args["fc1_weight"], args["fc1_bias"], num_hidden=8)
+        hidden = mx.nd.LeakyReLU(hidden, args["alpha"], act_type="prelu")
+        logits = mx.nd.FullyConnected(hidden, args["fc2_weight"], args["fc2_bias"], num_hidden=4)
+        mx.nd.softmax_cross_entropy(logits, label).backward()
+    module = ready(net, policy, options={"learning_rate": 1.0})
+    train(module, [mx.io.DataBatch([data], [label])])
+    moved = args["alpha"].asnumpy() - values(module)["alpha"]
+    expected = args["alpha"].grad.asnumpy() / 8
+    assert np.linalg.norm(moved - expected) <= 0.02 * np.linalg.norm(expected)
