@@ -43,7 +43,8 @@ def convert(
 
     Args:
         net: A HybridBlock, a SymbolBlock, or a Block with HybridBlocks inside (each of them gets
-            a graph of its own, with float32 in between).
+            a graph of its own, with float32 in between). A SymbolBlock that was imported from what ``export``
+            wrote is the net that was exported: the casts of its earlier policy are taken out.
         policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'; 'float32' too, for inference.
         for_inference: Whether the net will only infer. Then BatchNorm behind a convolution, a transposed
             convolution or a dense layer is folded into its weight and bias, in float32 and before these are
@@ -147,7 +148,8 @@ def restore(net: gluon.Block) -> gluon.Block:
     """Undo ``convert``: the net runs its own float32 graph again.
 
     Parameters that were stored in low precision become float32; their exact values come back
-    where they have not changed since.
+    where they have not changed since. The float32 graph of an imported SymbolBlock has no casts
+    that mxmp put in before the export.
     """
     inside = blocks_in(net)
     for conversion in conversions_of(inside):
