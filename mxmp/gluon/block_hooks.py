@@ -95,7 +95,8 @@ class BlockHooks(FileHooks):
         self._store(graph.converted)
         key = op_key(graph)
         dtype = self.policy.compute_dtype
-        with bulks_kept(self.net, graph), backend_chosen(self.net, self.for_inference, bool(self.unfolded)):
+        chosen = backend_chosen(self.net, graph.converted.graph, self.for_inference, bool(self.unfolded))
+        with bulks_kept(self.net, graph), chosen:
             early_values, self.early_values = self.early_values, None
             if early_values is not None and not early_values.is_current():
                 early_values = None  # freed before others are computed

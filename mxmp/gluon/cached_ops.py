@@ -189,20 +189,25 @@ def _keeps_weights(net: gluon.HybridBlock, graph: Graph) -> bool:
 
 
 @contextlib.contextmanager
-def backend_chosen(net: gluon.HybridBlock, for_inference: bool, unfolded: bool) -> Iterator[None]:
+def backend_chosen(net: gluon.HybridBlock, graph: Graph, for_inference: bool, unfolded: bool) -> Iterator[None]:
     """Have MXNet partition a net's graph within this context by the backend that is right for a call now.
 
     That is the one that the net was hybridized with, but none for training if it can only infer. A net for inference
     with static shapes is partitioned on a CPU as ``bind`` does it, if no other backend is given. Where writes cannot
     be counted, what is partitioned makes its operators anew at each call, since these keep weights that are stale.
     Where BatchNorms are ``unfolded``, since folded values are out of range, no backend may fold them either.
+
+    Control flow runs without static shapes. With them MXNet's engine takes ``foreach`` between two operators for done
+    before its body has run: the first call gives what the memory held, or fails where it is recorded (CreateEngineOp in
+    src/imperative/imperative_utils.h at tag 1.9.1 runs an operator of kSubgraphExec as any other).
     """
     given, flags = blocks.backend(net), blocks.flags(net)
     chosen = None if given in ONLY_INFER and (unfolded or not infers()) else given
-    if for_inference and not (given or unfolded) and on_cpu() and can_count() and dict(flags).get(_STATIC):
+    static = dict(flags).get(_STATIC) and not any(node.subgraphs for node in graph.nodes)
+    if for_inference and not (given or unfolded) and on_cpu() and can_count() and static:
         chosen = _backend_of_bind()
     blocks.backend.set(net, chosen)
-    if chosen and not can_count():
+    if not static or (chosen and not can_count()):
         blocks.flags.set(net, [(name, value) for name, value in flags if name != _STATIC])
     try:
         yield

@@ -12,6 +12,7 @@ from .fold_batchnorm import FoldBatchNorm as FoldBatchNorm
 from .fold_casts import FoldCasts as FoldCasts
 from .guard_fusion import GuardFusedSums as GuardFusedSums
 from .guards import GuardAmpCasts as GuardAmpCasts
+from .guards import GuardBranches as GuardBranches
 from .guards import GuardGradientSums as GuardGradientSums
 from .guards import GuardInPlace as GuardInPlace
 from .guards import GuardLayouts as GuardLayouts

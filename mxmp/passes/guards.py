@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, ClassVar, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence
+from typing import Callable, ClassVar, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
@@ -11,6 +11,7 @@ from ..graph.core import make_attrs
 from ..rules.conditions import value_of
 from .attributes import device_attrs
 from .base import Pass
+from .control_flow import bodies_of
 from .facts import Facts, Named, declared_dtype
 
 _Guard = Callable[[GraphBuilder, Node], Node]
@@ -257,3 +258,73 @@ def _ediff1d(builder: GraphBuilder, node: Node) -> Node:
 
 def _identity(_: GraphBuilder, node: Node) -> Node:
     return Node("_copy", node.name, make_attrs(device_attrs(node)), node.inputs)
+
+
+@dataclass(frozen=True)
+class GuardBranches(Pass):
+    """Lets ``cond`` give zero gradients to what the branch that ran has not read.
+
+    MXNet leaves these gradients unwritten (CondGradComputeExCPU in src/operator/control_flow.cc), and each branch has
+    inputs of its own, also for a tensor that both read: what is in front of a ``cond`` gets the gradient of one branch
+    plus what the memory held. Here an operator between takes the gradient of one branch alone, where(condition, x,
+    BlockGrad(x)), and an input that the condition alone reads gets none. The condition is computed once more for that.
+    To be removed when MXNet writes zeros.
+    """
+
+    name: ClassVar[str] = "guard-branches"
+    entries: FrozenSet[Named] = frozenset()  # those in bfloat16, for which where has no gradient
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph with guarded inputs."""
+        if all(node.op != "_cond" for node in graph.operators()):
+            return graph
+        builder = GraphBuilder(graph)
+        for position, node in enumerate(graph.nodes):
+            inputs = builder.inputs(node)
+            if node.op == "_cond":
+                sources = [(graph.nodes[entry.node], entry.index) for entry in node.inputs]
+                low = [(source.name, i) in self.entries or _is_bfloat16(source) for source, i in sources]
+                inputs = _one_branch_each(builder, node, inputs, low)
+            builder.copy(position, node.rewired(inputs, tuple(map(self.run, node.subgraphs))))
+        return builder.finish()
+
+
+def _is_bfloat16(node: Node) -> bool:
+    return declared_dtype(node) == dtypes.BFLOAT16
+
+
+def _one_branch_each(
+    builder: GraphBuilder, node: Node, inputs: Sequence[Entry], low: Sequence[bool]
+) -> Tuple[Entry, ...]:
+    def add(op: str, *inputs: Entry, **attrs: str) -> Entry:
+        return builder.insert(op, f"{node.name}_guard", *inputs, **attrs, **device_attrs(node))
+
+    condition, *branches = bodies_of(node)
+    here = _inlined(builder, condition.graph, [inputs[port] for port in condition.ports], node.name)
+    found = []
+    for port, entry in enumerate(inputs):
+        read = [port in branch.ports for branch in branches]
+        if any(read) and not all(read):
+            wide = add("amp_cast", entry, dtype=dtypes.FLOAT32) if low[port] else entry
+            fixed = add("BlockGrad", wide)
+            entry = add("_npi_where", here, *(wide if each else fixed for each in read))
+            entry = add("amp_cast", entry, dtype=dtypes.BFLOAT16) if low[port] else entry
+        found.append(entry if any(read) else add("BlockGrad", entry))
+    return tuple(found)
+
+
+def _inlined(builder: GraphBuilder, graph: Graph, values: Sequence[Entry], name: str) -> Entry:
+    """Add the nodes of a body whose variables have these values, and return its first output."""
+    given = iter(values)
+    new: Dict[int, Entry] = {}
+
+    def moved(entry: Entry) -> Entry:
+        return Entry(new[entry.node].node, new[entry.node].index + entry.index)
+
+    for position, node in enumerate(graph.nodes):
+        if node.is_variable:
+            new[position] = next(given)
+        else:
+            added = node.rewired(tuple(map(moved, node.inputs)))._replace(name=builder.unique(f"{name}_{node.name}"))
+            new[position] = Entry(builder.add(added))
+    return moved(graph.heads[0])

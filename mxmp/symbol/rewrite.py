@@ -16,6 +16,7 @@ from ..passes import (
     Facts,
     FoldCasts,
     GuardAmpCasts,
+    GuardBranches,
     GuardGradientSums,
     GuardInPlace,
     GuardLayouts,
@@ -31,6 +32,7 @@ from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
 from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
+from ..passes.facts import Named
 from ..passes.find_folds import Fold
 from ..passes.guards import bfloat16_entries, is_prelu
 from ..passes.layouts import Extents, bfloat16_extents
@@ -112,18 +114,18 @@ class Converted:
         return emulated(self.graph, self.facts, self.extents, trains, fused, written)
 
     def on_gpu(self, trains: bool = False) -> Any:
-        """Return the symbol that runs on GPU, guarded as that on CPU against operators in place. Never saved."""
+        """Return the symbol that runs on GPU, guarded where MXNet is wrong on any device. Never saved."""
         graph = self.graph_on_gpu(trains)
         return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
 
     def graph_on_gpu(self, trains: bool = False) -> Graph:
         """Return the graph of the symbol that runs on GPU; `graph` if it is that."""
-        return GuardInPlace(trains)(self.graph).graph
+        return Sequential(_guards(trains))(self.graph).graph
 
     @property
     def guards_training(self) -> bool:
         """Whether the graph that trains has guards that the one for inference lacks, on any device."""
-        return any(map(is_prelu, self.graph.operators()))
+        return any(node.op == "_cond" or is_prelu(node) for node in self.graph.operators())
 
     @functools.cached_property
     def extents(self) -> Extents:
@@ -250,11 +252,16 @@ def emulated(
         layouts = Layouts(extents, amx_status().on)
         speed = (WidenSlowKernels(low, layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
     emulate = Emulate(facts, native=rounds_natively(facts))
-    guards = GuardInPlace(trains), GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)
+    guards = *_guards(trains, low), GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)
     result = Sequential((emulate, *speed, *guards))(unique)
     if not result.modified:
         return graph
     return renamed(result.graph, lambda name: old_names.get(name, name)) if old_names else result.graph
+
+
+def _guards(trains: bool, low: FrozenSet[Named] = frozenset()) -> Tuple[Pass, ...]:
+    """Return the passes for what MXNet gets wrong on any device; ``low`` are entries in bfloat16."""
+    return (GuardInPlace(trains), *([GuardBranches(low)] if trains else []))
 
 
 def rounds_natively(facts: Facts) -> bool:
