@@ -77,7 +77,8 @@ def list_widest_type_cast(target_dtype: Any) -> List[str]:
 def list_conditional_fp32_ops(target_dtype: Any) -> List[Tuple[str, str, List[str]]]:
     """Return (operator, attribute, values) of operators that run in float32 for these values of an attribute.
 
-    What depends on several attributes, or on one that is left out, has no place in such a list.
+    Each operator has one entry, as in contrib.amp, for the attribute that decides most often. What depends on several
+    attributes, or on one that is left out, has no place in such a list.
     """
     low = low_precision(target_dtype)
     found: List[Tuple[str, str, List[str]]] = []
@@ -87,7 +88,7 @@ def list_conditional_fp32_ops(target_dtype: Any) -> List[Tuple[str, str, List[st
             for pair in [rule.when[0] for rule in each.rules if len(rule.when) == 1]:
                 if all(_needs_float32(rule, low) for rule in each.rules if pair in rule.when):
                     values.setdefault(pair[0], []).append(pair[1])
-            found += [(op, attribute, given) for attribute, given in values.items()]
+            found += [(op, *max(values.items(), key=lambda item: len(item[1])))] if values else []
     return found
 
 
