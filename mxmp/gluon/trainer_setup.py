@@ -16,6 +16,7 @@ from ..masters.optimizer import MultiPrecision
 from ..mxnet_private import parameters, trainers
 from ..mxnet_private.trainers import TrainerBase
 from ..optimizer import LossScaleOptimizer
+from ..scaling.amp_loss_scaler import AmpLossScaler
 from ..scaling.scaler import Scaler, ScalerStatus
 from ..scaling.shared import SharedLossScale, make_source
 from ..training import states
@@ -186,6 +187,8 @@ class TrainerSetup(ScalerStatus, TrainerBase):
     def load_states(self, fname: str) -> None:
         """Load what `save_states` saved; the file decides over every field it has.
 
+        A file of what ``get_states`` of a trainer's updater gave is read too: the states alone.
+
         Args:
             fname: The file.
 
@@ -195,7 +198,7 @@ class TrainerSetup(ScalerStatus, TrainerBase):
         """
         self._scaler.require_ready("load_states")
         self._gradients.require_used("load_states")
-        states.restore(fname, self._target(), self._scaler)
+        states.restore(fname, self._target(), self._scaler, of_updater=True)
 
     def _call_hooks(self, updated: bool) -> None:
         for hook in list(self._step_hooks.values()):
@@ -224,6 +227,22 @@ class TrainerSetup(ScalerStatus, TrainerBase):
         self._step_hooks: Dict[int, Callable[[Any, bool], None]] = OrderedDict()
         if all(parameters.is_initialized(param) for param in self.mx_params):
             self._training_step.keep_running_stats(self._gradients.running_stats())
+
+    # ------------------------------------------------------------------ names of contrib.amp
+
+    @property
+    def _amp_loss_scaler(self) -> AmpLossScaler:
+        """The loss scale by the names that clients of contrib.amp use."""
+        return AmpLossScaler(self._scaler)
+
+    @_amp_loss_scaler.setter
+    def _amp_loss_scaler(self, _: Any) -> None:
+        raise _mixed_up("init_trainer")
+
+    @property
+    def _amp_original_scale(self) -> float:
+        """Nothing that a trainer of mxmp has: contrib.amp's scale_loss reads it, and would scale behind our back."""
+        raise _mixed_up("scale_loss")
 
     def mx_init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
         """Make the optimizer, with masters, and the updaters."""
@@ -296,3 +315,12 @@ class TrainerSetup(ScalerStatus, TrainerBase):
                 "them out; to save or load states leave update_on_kvstore out."
             )
         return Target(self.mx_optimizer, updaters, self.mx_contexts[: len(updaters)], self.mx_params)
+
+
+def _mixed_up(function: str) -> TrainerError:
+    """Return the error for a function of contrib.amp that was given a trainer of mxmp."""
+    return TrainerError(
+        f"{function} of mxnet.contrib.amp was called with a trainer of mxmp, whose loss scale it does not know: call "
+        f"that of mxmp.amp (`from mxmp import amp`). If a library calls it, run the program by `mxmp run --amp float16 "
+        f"SCRIPT`, which puts mxmp.amp in the place of mxnet.contrib.amp."
+    )

@@ -1,4 +1,4 @@
-"""Values in one .npz file: arrays plus a JSON header, nothing pickled.
+"""Values in one .npz file: arrays plus a JSON header, nothing pickled. And pickles of MXNet's updaters, read alone.
 
 A value is None, a bool, an int, a float, a str, or a list, tuple or dict of values, a numpy
 scalar, an NDArray (dense or row_sparse) or a `MasterState`. In the header plain scalars stand
@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import pickle
 import zipfile
 from typing import Any, Dict
 
@@ -20,6 +21,7 @@ import numpy as np
 from ..dtypes import BFLOAT16, canonical, to_numpy
 from ..errors import StateError
 from ..files import saving
+from ..masters.copies import LastRounded
 from ..masters.optimizer import MasterState
 from ..mxnet_private.arrays import copy_from_numpy
 
@@ -136,6 +138,43 @@ class StateFile:
         return loaded
 
 
+class UpdaterFile(StateFile):
+    """A file of ``Updater.get_states``, which scripts write past a trainer's save_states: the states alone, pickled."""
+
+    def __init__(self, fname: str) -> None:
+        self._fname = fname
+        try:
+            with open(fname, "rb") as stream:
+                self.states = _StatesUnpickler(stream).load()
+        except Exception as e:  # a damaged pickle raises all sorts
+            raise _no_states(fname, e) from e
+        if not isinstance(self.states, dict):
+            raise self.error("the content", f"a {type(self.states).__name__}", "a dict of states")
+
+    @staticmethod
+    def is_one(fname: str) -> bool:
+        """Return whether a file begins as a pickle does."""
+        with open(fname, "rb") as stream:
+            return stream.read(1) == pickle.PROTO
+
+
+class _StatesUnpickler(pickle.Unpickler):
+    """Makes arrays and containers alone, so that nothing of a file is run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        for kind in (bytearray, mx.nd.NDArray, mx.nd.sparse.RowSparseNDArray, MasterState, LastRounded):
+            if (kind.__module__, kind.__name__) == (module, name):
+                return kind
+        raise pickle.UnpicklingError(f"it holds a {module}.{name}")
+
+
+def _no_states(fname: str, e: Exception) -> StateError:
+    return StateError(
+        f"{fname}: not a file of optimizer states, or damaged ({str(e):.200}); expected one that mxmp's "
+        "save_states wrote. Files of mxnet.gluon.Trainer cannot be read."
+    )
+
+
 def _read(fname: str) -> Dict[str, np.ndarray[Any, Any]]:
     try:
         with zipfile.ZipFile(fname) as file:
@@ -146,10 +185,7 @@ def _read(fname: str) -> Dict[str, np.ndarray[Any, Any]]:
     except FileNotFoundError:
         raise
     except Exception as e:  # zipfile and numpy raise all sorts: struct.error, RuntimeError, SyntaxError, ...
-        raise StateError(
-            f"{fname}: not a file of optimizer states, or damaged ({str(e):.200}); expected one that mxmp's "
-            "save_states wrote. Files of mxnet.gluon.Trainer cannot be read."
-        ) from e
+        raise _no_states(fname, e) from e
 
 
 def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> np.ndarray[Any, Any]:

@@ -174,6 +174,7 @@ class ModelStates:
         self._inner = object.__new__(type(inner))
         own = {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in fields.items()}
         vars(self._inner).update({**vars(inner), **own})
+        self.count = len(params)
         self._made: Dict[Tuple[str, Tuple[int, ...]], Any] = {}
 
     def check(self, file: StateFile, where: str, index: int, state: Any) -> None:
@@ -222,22 +223,26 @@ def _text(value: Any) -> str:
 
 def decode_states(file: StateFile, target: Target, model: ModelStates) -> List[Dict[int, Any]]:
     """Return the states of each updater, or raise a StateError if the optimizer makes others."""
-    trees, number, count = file.header["states"], len(target.updaters), len(file.header["params"])
+    trees, number = file.header["states"], len(target.updaters)
     if len(trees) not in (1, number):
         raise file.error("the number of contexts with states of their own", len(trees), number)
     result = []
     for i, ctx in enumerate(target.contexts):
         k = min(i, len(trees) - 1)
         states = file.decode(f"states[{k}]", trees[k], ctx)
-        if not isinstance(states, dict):
-            raise file.error(f"states[{k}]", type(states).__name__, "a dict")
-        for index, state in states.items():
-            where = f"states[{k}][{index!r}]"
-            if type(index) is not int or not 0 <= index < count:
-                raise file.error(where, "of no parameter", f"an index from 0 to {count - 1}")
-            model.check(file, where, index, state)
+        check_states(file, f"states[{k}]", states, model)
         result.append(states)
     return result
+
+
+def check_states(file: StateFile, where: str, states: Any, model: ModelStates) -> None:
+    """Raise a StateError, which names the entry, unless the states of an updater are those of the parameters."""
+    if not isinstance(states, dict):
+        raise file.error(where, type(states).__name__, "a dict")
+    for index, state in states.items():
+        if type(index) is not int or not 0 <= index < model.count:
+            raise file.error(f"{where}[{index!r}]", "of no parameter", f"an index from 0 to {model.count - 1}")
+        model.check(file, f"{where}[{index!r}]", index, state)
 
 
 def decode_fields(file: StateFile, group: str, owner: Any, ctx: mx.Context) -> Dict[str, Any]:

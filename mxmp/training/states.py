@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -23,13 +23,14 @@ from ..masters.optimizer import MasterState
 from ..mxnet_private.optimizers import all_update_counts, update_counts
 from ..scaling.scaler import Scaler
 from . import state_file
-from .state_file import StateFile
+from .state_file import StateFile, UpdaterFile
 from .state_header import (
     FORMAT,
     VERSION,
     ModelStates,
     Target,
     check_header,
+    check_states,
     check_target,
     class_name,
     decode_fields,
@@ -49,12 +50,12 @@ class Loaded:
     """A file of states that was read and found to fit.
 
     Attributes:
-        extra: What the caller of `save` gave.
+        extra: What the caller of `save` gave; None from a file that holds nothing of it.
         overruled: Options of the optimizer that the file decides otherwise, as text.
         apply: Puts the states in place.
     """
 
-    extra: Dict[str, Any]
+    extra: Optional[Dict[str, Any]]
     overruled: List[str]
     apply: Callable[[], None]
 
@@ -85,8 +86,14 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
     state_file.write(fname, header, arrays)
 
 
-def load(fname: str, target: Target) -> Loaded:
-    """Read and validate a file of states, or raise a StateError; `Loaded.apply` puts them in place."""
+def load(fname: str, target: Target, of_updater: bool = False) -> Loaded:
+    """Read and validate a file of states, or raise a StateError; `Loaded.apply` puts them in place.
+
+    It may be one ``of_updater``, as MXNet's ``Updater.get_states`` gives it, with the indices of the target: it holds
+    the states alone, and decides over nothing else.
+    """
+    if of_updater and UpdaterFile.is_one(fname):
+        return _load_updater(UpdaterFile(fname), target)
     file = StateFile(fname)
     check_header(file)
     check_target(file, target)
@@ -98,10 +105,7 @@ def load(fname: str, target: Target) -> Loaded:
     num_update = file.header["num_update"]
 
     def apply() -> None:
-        for updater, loaded in zip(target.updaters, states):
-            updater.states = loaded
-            updater.states_synced = dict.fromkeys(loaded, False)  # a kvstore may want them on another context
-        _link_masters(target.params, states)
+        _set_states(target, states)
         vars(inner).update(fields)
         if inner.lr_scheduler is not None:
             vars(inner.lr_scheduler).update(scheduler_fields)
@@ -113,16 +117,43 @@ def load(fname: str, target: Target) -> Loaded:
     return Loaded(file.header["extra"], _overruled(inner, fields), apply)
 
 
-def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = _DEFAULT) -> None:
+def _load_updater(file: UpdaterFile, target: Target) -> Loaded:
+    """Return what a file of one updater's states stands for: copies of them on each context."""
+    saved = [describe(param) for param in target.params]
+    check_states(file, "states", file.states, ModelStates(target.optimizer, {}, saved))
+    states = [{index: _copied(state, ctx) for index, state in file.states.items()} for ctx in target.contexts]
+    return Loaded(None, [], lambda: _set_states(target, states))
+
+
+def _copied(state: Any, ctx: mx.Context) -> Any:
+    if isinstance(state, mx.nd.NDArray):
+        return state.copyto(ctx)
+    if isinstance(state, MasterState):
+        return MasterState(_copied(state.master, ctx), _copied(state.inner, ctx))
+    return type(state)(_copied(each, ctx) for each in state) if isinstance(state, (list, tuple)) else state
+
+
+def _set_states(target: Target, states: Sequence[Dict[int, Any]]) -> None:
+    for updater, loaded in zip(target.updaters, states):
+        updater.states = loaded
+        updater.states_synced = dict.fromkeys(loaded, False)  # a kvstore may want them on another context
+    _link_masters(target.params, states)
+
+
+def restore(
+    fname: str, target: Target, scaler: Scaler, default: LossScale = _DEFAULT, of_updater: bool = False
+) -> None:
     """Put the states of a file in place, with the loss scale that `save` got from ``scaler.to_dict()``.
 
     The file decides over every field; the log tells where that is not what the caller set up. ``default`` is the loss
-    scale of a caller who gave none, which the file replaces without a word. A StateError changes nothing.
+    scale of a caller who gave none, which the file replaces without a word; ``of_updater`` is as for `load`. A
+    StateError changes nothing.
     """
-    loaded = load(fname, target)
+    loaded = load(fname, target, of_updater)
     before = scaler.loss_scale
     try:
-        scaler.load_dict(loaded.extra)
+        if loaded.extra is not None:
+            scaler.load_dict(loaded.extra)
     except LossScaleError as e:
         raise StateError(f"{fname}: the loss scale does not load: {e}") from e
     loaded.apply()
