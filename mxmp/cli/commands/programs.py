@@ -9,7 +9,9 @@ from typing import NoReturn, Optional, Sequence
 
 import click
 
+from ... import dtypes
 from ... import launch as jobs
+from ..contrib_amp import stand_in
 from ..interrupts import raising
 from ..program import STDIN, Program
 
@@ -18,14 +20,21 @@ from ..program import STDIN, Program
 @click.argument("script")
 @click.argument("args", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
+@click.option(
+    "--amp",
+    type=click.Choice(dtypes.LOW_PRECISION),
+    help="Give SCRIPT mxmp.amp as mxnet.contrib.amp, whose init() then is for this dtype unless it is given another.",
+)
 @click.pass_context
-def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool) -> NoReturn:
+def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool, amp: Optional[str]) -> NoReturn:
     """Run SCRIPT as `python SCRIPT` does, where MXNet needs mxmp to be imported.
 
     MXNet 1.9.1 by itself is for numpy below 1.24 and Python below 3.12. With a newer one it imports if
     mxmp was imported before; for a script that cannot be changed, this command does it. Nothing else
     differs from Python: arguments, exit codes, tracebacks, Ctrl-C. What follows SCRIPT is the script's; '-'
     reads it from standard input.
+
+    A script or library that uses `mxnet.contrib.amp` uses `mxmp.amp` with --amp, without an edit.
 
     Python processes that the script starts (subprocess, multiprocessing with 'spawn') are not reached, and fail:
     `mxmp site on` reaches them.
@@ -34,11 +43,14 @@ def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool) -
     Examples:
       mxmp run train.py --epochs 10
       mxmp run -m package.train --epochs 10
+      mxmp run --amp float16 -m sockeye.train --amp ...
       mxmp launch -n 2 mxmp run train.py
     """  # noqa: D301 - click keeps the lines behind its mark as they are
     if not is_module and script != STDIN and not os.path.exists(script):
         hint = "; write `-m` before the name of a module" if "/" not in script and not script.endswith(".py") else ""
         raise click.BadParameter(f"there is no file {script!r}{hint}.", ctx, param_hint="'SCRIPT'")
+    if amp is not None:
+        stand_in(amp)
     raise Program(script, args, is_module)
 
 
