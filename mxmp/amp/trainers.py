@@ -11,13 +11,13 @@ from ..arrays.norms import scale_in_place
 from ..errors import TrainerError
 from ..gluon import Trainer
 from ..scaling.per_loss import LossScalePerLoss
-from ..scaling.scaler import Scaler
+from ..scaling.scaler import Scaler, turn_of
 from ..scaling.shared import SharedLossScale
 from .hook import installed_hook
 from .operators import AmpError
 
 
-def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "dynamic") -> None:
+def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "auto") -> None:
     """Give a trainer loss scaling and exact skips: from now on it is an `mxmp.gluon.Trainer`.
 
     This one object changes, not its class. Its optimizer keeps float32 masters for parameters in
@@ -25,8 +25,9 @@ def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "dyna
 
     Args:
         optimizer_or_trainer: A ``mx.gluon.Trainer``, created before or after `init`.
-        loss_scale: 'dynamic', a number or a `LossScale`, or None for no scaling and no checks. A scale that starts
-            at 65536, as contrib.amp's: ``mxmp.loss_scale.DynamicLossScale(init_scale=2.0**16)``.
+        loss_scale: 'dynamic', a number or a `LossScale`, or None for no scaling and no checks. 'auto' is
+            'dynamic' if `init` was called for float16, and None for bfloat16, which has float32's range. A scale
+            that starts at 65536, as contrib.amp's: ``mxmp.loss_scale.DynamicLossScale(init_scale=2.0**16)``.
 
     Raises:
         AmpError: If `init` was not called.
@@ -34,9 +35,11 @@ def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "dyna
             made a step with parameters in low precision.
         LossScaleError: If ``loss_scale`` is not one.
     """
-    if installed_hook() is None:
+    hook = installed_hook()
+    if hook is None:
         raise AmpError("amp.init was not called, so no net runs in mixed precision; call it first, or amp.initialize.")
-    adopt(optimizer_or_trainer, loss_scale)
+    auto = isinstance(loss_scale, str) and loss_scale == "auto"
+    adopt(optimizer_or_trainer, hook.request.base().loss_scale if auto else loss_scale)
 
 
 @contextlib.contextmanager
@@ -60,23 +63,24 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_uns
         hook.warn_if_idle(loss)
     if not trainers:
         raise TrainerError("scale_loss: the list of trainers is empty.")
-    several = [(trainer, source) for trainer in trainers for source in _losses_of(trainer)]
-    if loss_id != 0 and len(several) < len(trainers):
-        raise TrainerError(f"loss_id={loss_id!r}: the trainer has one loss; give num_losses to amp.initialize.")
-    for trainer, source in several:
-        trainer._scaler.require_can_scale("scale_loss")
-        source.select(loss_id)
-    scale = min(trainer.loss_scale.value for trainer in trainers)
-    for trainer, _ in several:
-        # A step's gradients have one scale at any time, in their dtype: exact in float32, float16 may lose bits.
-        scaler = trainer._scaler
-        if scaler.window.is_scaled:
-            scale_in_place(trainer._gradients.fresh_grads(), scale / scaler.window.scale)
-            scaler.window = scaler.window.rescaled(scale)
-    with trainers[0].scale_loss(loss, *trainers[1:]) as scaled:
-        yield scaled
-    for trainer, source in several:
-        source.note(trainer._gradients.fresh_grads())
+    with turn_of(trainer._scaler for trainer in trainers):
+        several = [(trainer, source) for trainer in trainers for source in _losses_of(trainer)]
+        if loss_id != 0 and len(several) < len(trainers):
+            raise TrainerError(f"loss_id={loss_id!r}: the trainer has one loss; give num_losses to amp.initialize.")
+        for trainer, source in several:
+            trainer._scaler.require_can_scale("scale_loss")
+            source.select(loss_id)
+        scale = min(trainer.loss_scale.value for trainer in trainers)
+        for trainer, _ in several:
+            # A step's gradients have one scale at any time, in their dtype: exact in float32, float16 may lose bits.
+            scaler = trainer._scaler
+            if scaler.window.is_scaled:
+                scale_in_place(trainer._gradients.fresh_grads(), scale / scaler.window.scale)
+                scaler.window = scaler.window.rescaled(scale)
+        with trainers[0].scale_loss(loss, *trainers[1:]) as scaled:
+            yield scaled
+        for trainer, source in several:
+            source.note(trainer._gradients.fresh_grads())
 
 
 def unscale(optimizer_or_trainer: Any) -> None:

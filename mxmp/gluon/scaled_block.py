@@ -7,13 +7,14 @@ from typing import Any, Iterator, List, Optional, Sequence
 
 from ..scaling.scale_loss import scale_loss
 from ..scaling.scaled_loss import ScaledLoss, require_backward
+from ..scaling.scaler import turn_of
 from .trainer_setup import TrainerSetup
 
 
 @contextlib.contextmanager
 def scaled_block(loss: Any, trainers: Sequence[TrainerSetup]) -> Iterator[Any]:
     """Yield a loss times the scale of all trainers that step on it, and check that backward came through it."""
-    with contextlib.ExitStack() as stack:
+    with turn_of(trainer._scaler for trainer in trainers), contextlib.ExitStack() as stack:
         begun = [trainer for trainer in trainers if trainer._scaler.window.is_scaled]
 
         def finish(losses: List[ScaledLoss]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+import threading
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import mxnet as mx
 
@@ -37,11 +38,14 @@ class Scaler:
         observers: What is told of each step, see `mxmp.training.observer`.
         explain: Runs the present step again, without dropout, and says why it is not finite; None if that is not found
             out.
+        turn: What a thread holds while it scales a loss: threads of data parallel training, each with a context of its
+            own, take turns.
     """
 
     def __init__(self, source: ScaleSource) -> None:
         self.source = source
         self._open = False
+        self.turn = threading.RLock()
         self.window = Window()
         self.skips = SkipCounter()
         self.factors, self.graph_checks = Factors(), GraphChecks()
@@ -246,6 +250,15 @@ class Scaler:
         """Raise if any owner of the loss scale cannot work with another."""
         for scaler in self.source.scalers(self):
             scaler.validate(value)
+
+
+@contextlib.contextmanager
+def turn_of(scalers: Iterable[Scaler]) -> Iterator[None]:
+    """Wait until no other thread scales a loss with any of the scalers, and keep the others waiting."""
+    with contextlib.ExitStack() as stack:
+        for scaler in sorted(scalers, key=id):  # in one order, so that no two threads wait for one another
+            stack.enter_context(scaler.turn)
+        yield
 
 
 def non_finite_loss(why: Optional[str] = None) -> NonFiniteLossError:

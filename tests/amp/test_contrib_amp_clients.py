@@ -1,0 +1,309 @@
+"""Scripts written for contrib.amp: what they read and write of a trainer, and `mxmp run --amp`, without an edit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.contrib import amp as contrib
+
+import mxmp
+from mxmp import amp
+from mxmp.errors import LossScaleError, StateError, TrainerError
+from mxmp.loss_scale import DynamicLossScale
+from tests.amp.scenarios import TWO, backward, param, values
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def float16():
+    amp.init()
+    yield
+    amp.disable()
+
+
+def trained(steps=0, scale="dynamic", ctx=None, **kwargs):
+    """Return a trainer of one parameter, after some steps."""
+    w = param(ctx=ctx)
+    trainer = mxmp.gluon.Trainer([w], "adam", {"learning_rate": 0.1}, loss_scale=scale, **kwargs)
+    for _ in range(steps):
+        step(trainer, w)
+    return trainer, w
+
+
+def step(trainer, w):
+    backward(amp, trainer, lambda: [w.data(ctx) ** 2 for ctx in w.list_ctx()])
+    trainer.step(1)
+
+
+# ------------------------------------------------------------------ trainer._amp_loss_scaler
+
+
+def test_the_names_of_contrib_amp_say_what_the_loss_scale_is():
+    trainer, _ = trained(3, DynamicLossScale(init_scale=64.0, growth_interval=2))
+    scaler = trainer._amp_loss_scaler
+    assert scaler.loss_scale == scaler._loss_scale == scaler._next_loss_scale == trainer.loss_scale.value == 128
+    assert (scaler._unskipped, scaler._scale_seq_len) == (1, 2)
+
+
+def test_the_interval_of_growth_is_set_by_contrib_amps_name():
+    trainer, w = trained(0, DynamicLossScale(init_scale=64.0))
+    trainer._amp_loss_scaler._scale_seq_len = 3
+    scales = []
+    for _ in range(4):
+        step(trainer, w)
+        scales.append(trainer.loss_scale.value)
+    assert scales == [64, 64, 128, 128]
+
+
+def test_a_shorter_interval_starts_the_count_anew():
+    trainer, _ = trained(3, DynamicLossScale(init_scale=64.0))
+    trainer._amp_loss_scaler._scale_seq_len = 2
+    assert trainer._amp_loss_scaler._unskipped == 0
+
+
+def test_a_run_that_saved_the_scale_by_contrib_amps_names_goes_on_as_one_that_was_not_stopped(tmp_path):
+    """As Sockeye does it: the updater's states in one file, three numbers of the scale in another."""
+    make = lambda: trained(0, DynamicLossScale(init_scale=64.0, growth_interval=3))  # noqa: E731
+    whole, w = make()
+    for _ in range(2):
+        step(whole, w)
+    scaler = whole._amp_loss_scaler
+    (tmp_path / "scale").write_bytes(pickle.dumps([scaler._loss_scale, scaler._next_loss_scale, scaler._unskipped]))
+    (tmp_path / "states").write_bytes(whole._updaters[0].get_states(dump_optimizer=False))
+    resumed, again = make()
+    again.set_data(w.data())
+    resumed.load_states(str(tmp_path / "states"))
+    resumed.optimizer.begin_num_update = resumed.optimizer.num_update = 2
+    scaler = resumed._amp_loss_scaler
+    scaler._loss_scale, scaler._next_loss_scale, scaler._unskipped = pickle.loads((tmp_path / "scale").read_bytes())
+    for _ in range(3):
+        step(whole, w)
+        step(resumed, again)
+        assert values(again) == values(w) and resumed.loss_scale == whole.loss_scale
+
+
+def test_states_of_an_updater_go_to_every_context(tmp_path):
+    trainer, w = trained(1, ctx=TWO, kvstore=None)
+    (tmp_path / "s").write_bytes(trainer._updaters[0].get_states())
+    resumed, again = trained(0, ctx=TWO, kvstore=None)
+    resumed.load_states(str(tmp_path / "s"))
+    means = [updater.states[0][0] for updater in resumed._updaters]
+    assert [mean.ctx for mean in means] == TWO
+    assert means[0].asscalar() == means[1].asscalar() == trainer._updaters[0].states[0][0].asscalar() != 0
+
+
+class _Spy:
+    def __reduce__(self):
+        return os.mkdir, (_Spy.path,)
+
+
+def test_nothing_of_a_pickle_of_states_is_run(tmp_path):
+    _Spy.path = str(tmp_path / "made")
+    (tmp_path / "s").write_bytes(pickle.dumps({0: _Spy()}))
+    with pytest.raises(StateError, match="it holds a posix.mkdir"):
+        trained()[0].load_states(str(tmp_path / "s"))
+    assert not os.path.exists(_Spy.path)
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        ({0: mx.nd.zeros(2)}, r"states\[0\] is float32 \(2,\); expected a tuple of 2"),
+        ({0: (mx.nd.zeros(2), mx.nd.zeros(2))}, r"states\[0\]\[0\] is float32 \(2,\); expected float32 \(1,\)"),
+        ({1: None}, r"states\[1\] is of no parameter"),
+        ([], "the content is a list"),
+    ],
+)
+def test_states_of_another_updater_change_nothing(tmp_path, states, message):
+    (tmp_path / "s").write_bytes(pickle.dumps(states))
+    trainer, _ = trained(1)
+    before = trainer._updaters[0].states
+    with pytest.raises(StateError, match=message):
+        trainer.load_states(str(tmp_path / "s"))
+    assert trainer._updaters[0].states is before
+
+
+def test_a_scale_set_by_contrib_amps_name_ends_the_warm_up():
+    trainer, w = trained(1)
+    trainer._amp_loss_scaler._loss_scale = 4096.0
+    step(trainer, w)
+    assert trainer.loss_scale == DynamicLossScale(value=4096.0, growth_tracker=1)
+
+
+def test_a_trainer_without_a_loss_scale_takes_the_names_but_no_scale():
+    trainer, _ = trained(scale=None)
+    scaler = trainer._amp_loss_scaler
+    scaler._scale_seq_len = 50
+    scaler._loss_scale, scaler._next_loss_scale, scaler._unskipped = 1.0, 1.0, 7
+    assert (scaler._loss_scale, scaler._unskipped) == (1.0, 0)
+    with pytest.raises(LossScaleError, match="the trainer has no loss scale"):
+        scaler._loss_scale = 512.0
+
+
+def test_a_kvstore_that_updates_asks_the_scaler_for_no_overflow():
+    """MXNet's own step, which runs there, looks for ``_amp_loss_scaler``."""
+    trainer, w = trained(0, 2.0, ctx=TWO, update_on_kvstore=True)
+    step(trainer, w)
+    assert values(w) == pytest.approx([0.9, 0.9])
+
+
+# ------------------------------------------------------------------ contrib.amp with a trainer of mxmp
+
+
+@pytest.mark.parametrize("call", ["scale_loss", "init_trainer"])
+def test_contrib_amps_own_functions_are_refused_with_the_fix(call, monkeypatch):
+    monkeypatch.setattr(contrib.amp, "_amp_initialized", True)
+    trainer, _ = trained()
+    message = rf"{call} of mxnet.contrib.amp .*\(`from mxmp import amp`\).* `mxmp run --amp float16 SCRIPT`"
+    with pytest.raises(TrainerError, match=message):
+        if call == "init_trainer":
+            contrib.init_trainer(trainer)
+        with contrib.scale_loss(mx.nd.ones(1), trainer):
+            pass
+    assert trainer._amp_loss_scaler.loss_scale == 256
+
+
+# ------------------------------------------------------------------ init_trainer
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "scale"),
+    [("float16", (), 256), ("bfloat16", (), None), ("bfloat16", ("dynamic",), 256), ("float16", (None,), None)],
+)
+def test_init_trainer_scales_where_the_dtype_needs_it_or_it_is_asked(dtype, given, scale):
+    amp.init(dtype)
+    try:
+        w = param()
+        trainer = gluon.Trainer([w], "sgd", update_on_kvstore=False)
+        amp.init_trainer(trainer, *given)
+        assert backward(amp, trainer, lambda: w.data() * 1.0) == (scale or 1)
+        assert trainer.step(1)
+    finally:
+        amp.disable()
+
+
+def test_threads_of_data_parallel_training_take_turns(float16):
+    """GluonCV and Sockeye run forward and backward of each context in a thread of its own."""
+    from gluoncv.utils.parallel import Parallel, Parallelizable
+
+    class Task(Parallelizable):
+        def forward_backward(self, ctx):
+            with autograd.record():
+                loss = w.data(ctx) * (2 + ctx.device_id)
+                with amp.scale_loss(loss, trainer) as scaled:
+                    mx.nd.waitall()  # lets the other thread come
+                    autograd.backward(scaled)
+            return loss
+
+    w = param(ctx=TWO)
+    trainer = gluon.Trainer([w], "sgd", {"learning_rate": 1.0}, update_on_kvstore=False)
+    amp.init_trainer(trainer)
+    parallel = Parallel(2, Task(), serial_init=False)
+    for _ in range(20):
+        for ctx in TWO:
+            parallel.put(ctx)
+        for _ in TWO:
+            parallel.get()
+        assert trainer.step(5)
+    assert values(w) == [-19.0, -19.0] and trainer.skipped_steps == 0
+
+
+# ------------------------------------------------------------------ mxmp run --amp
+
+
+def run(folder, script, *options):
+    """Run a script by ``mxmp run`` and return what it prints."""
+    (folder / "script.py").write_text(script)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "mxmp", "run", *options, "script.py"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+NAMES = """
+import mxnet as mx
+assert not any(name.startswith("mxmp.gluon") for name in __import__("sys").modules)  # the script comes first
+import mxnet.contrib.amp as package
+from mxnet.contrib import amp
+from mxnet.contrib.amp import amp as inner  # as GluonNLP
+from mxnet.contrib.amp.lists import symbol_fp16
+import mxmp.amp
+assert package is amp is mx.contrib.amp and inner.scale_loss is amp.scale_loss is mxmp.amp.scale_loss
+assert symbol_fp16.FP16_FUNCS is mxmp.amp.lists.symbol_fp16.FP16_FUNCS
+print(amp._amp_initialized, inner._amp_initialized)
+before = mx.nd.FullyConnected
+inner.init()
+print(amp._amp_initialized, inner._amp_initialized, mx.nd.FullyConnected is before)
+net = mx.gluon.nn.Dense(2, in_units=2)
+net.initialize()
+trainer = mx.gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
+amp.init_trainer(trainer)
+print(trainer._amp_loss_scaler.loss_scale)
+mxmp.amp.disable()
+amp.init("float16")
+amp.init_trainer(trainer)
+print(trainer._amp_loss_scaler.loss_scale)
+"""
+
+
+def test_run_puts_mxmp_amp_in_the_place_of_contrib_amp(tmp_path):
+    lines = run(tmp_path, NAMES, "--amp", "bfloat16").splitlines()
+    assert lines == ["False False", "True True True", "1.0", "256.0"]
+
+
+def test_without_the_option_contrib_amp_is_mxnets(tmp_path):
+    assert run(tmp_path, "from mxnet.contrib import amp; print(amp.scale_loss.__module__)") == "mxnet.contrib.amp.amp\n"
+
+
+RCNN = """
+import mxnet as mx
+from gluoncv.model_zoo.rcnn.faster_rcnn.data_parallel import ForwardBackwardTask
+from mxnet import gluon
+from mxnet.contrib import amp
+
+class Net(gluon.Block):  # with the outputs of a Faster R-CNN
+    def __init__(self):
+        super().__init__()
+        self.body = gluon.nn.HybridSequential()
+        self.body.add(gluon.nn.Dense(16, in_units=4), gluon.nn.Dense(8, in_units=16))
+        self.target_generator = gluon.nn.HybridSequential()
+
+    def forward(self, x, gt_box, gt_label):
+        y = self.body(x).expand_dims(0)
+        score, box = y[:, :, :1], y[:, :, :4]
+        return y, box, None, None, None, score, box, None, score[:, :, 0] * 0, box * 0, box * 0 + 1, None
+
+amp.init()
+mx.random.seed(0)
+net = Net()
+net.initialize()
+net.hybridize()
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, update_on_kvstore=False)
+amp.init_trainer(trainer)
+bce, huber, softmax = gluon.loss.SigmoidBinaryCrossEntropyLoss(), gluon.loss.HuberLoss(), gluon.loss.SoftmaxCrossEntropyLoss()
+task = ForwardBackwardTask(net, trainer, bce, huber, softmax, huber, mix_ratio=1.0, amp_enabled=True)
+x, label = mx.nd.random.normal(shape=(3, 4)), mx.nd.zeros((1, 1, 5))
+targets = mx.nd.ones((1, 3)), mx.nd.zeros((1, 3, 4)), mx.nd.ones((1, 3, 4))
+for _ in range(5):
+    losses = task.forward_backward((x, label, *targets))[:4]
+    trainer.step(1)
+    print(*(loss.asscalar() for loss in losses))
+print(trainer.skipped_steps, trainer._amp_loss_scaler.loss_scale)
+"""
+
+
+def test_the_library_of_faster_rcnn_scales_its_loss(tmp_path):
+    """GluonCV's ForwardBackwardTask imports contrib.amp itself."""
+    *losses, last = run(tmp_path, RCNN, "--amp", "float16").splitlines()
+    losses = np.array([line.split() for line in losses], float).sum(1)
+    assert last == "0 8192.0" and (np.diff(losses) < 0).all()
