@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
+import re
 import threading
 import weakref
 from typing import Any, Callable, Dict, Iterator, Optional, Set
 
-from mxnet import gluon
+from mxnet import MXNetError, gluon
 
 from ..gluon.conversion import Conversion
 from ..gluon.early import Trace
@@ -23,6 +25,16 @@ from .request import Request, make_request
 
 _LOG = logging.getLogger(__name__)
 _NAME = call_cached_op.name
+
+# What MXNet says of an operator whose inputs have two dtypes (ElemwiseAttr in src/operator/elemwise_op_common.h,
+# UNIFORM_TYPE_CHECK in src/operator/operator_common.h).
+_DTYPES_DIFFER = re.compile(r"(?i)expected '?b?float(16|32)'?(,| v\.s\.) (got|given) '?b?float(16|32)")
+_CAST = (
+    "block '{0}': an operator that runs eagerly got {1} and float32 together. amp.init casts no inputs of eager "
+    "operators, where contrib.amp patches them to do so. If the {1} comes from net.cast('{1}'), call "
+    "mxmp.gluon.cast(net, '{1}') in its place, which stores weights in {1} and keeps outputs float32; or hybridize the "
+    "block."
+)
 
 
 class _Conversion(Conversion):
@@ -63,15 +75,35 @@ class _Hook:
         self.lock = threading.RLock()
         self.conversions: weakref.WeakSet[_Conversion] = weakref.WeakSet()
         self._looked = False
+        self._call_block = gluon.Block.__call__
 
     def install(self) -> None:
-        """Put a method in the place of HybridBlock's, which holds this object."""
+        """Put a method in the place of HybridBlock's, which holds this object, and one in that of Block's call."""
 
         def call(net: gluon.HybridBlock, *args: Any) -> Any:
             return self.call(net, *args)
 
         call.hook = self  # type: ignore[attr-defined]
         setattr(gluon.HybridBlock, _NAME, call)
+
+        @functools.wraps(self._call_block)
+        def call_block(block: gluon.Block, *args: Any) -> Any:
+            try:
+                return self._call_block(block, *args)
+            except MXNetError as e:
+                if not _DTYPES_DIFFER.search(str(e)):
+                    raise
+                raise AmpError(_CAST.format(block.name, self.request.dtype)) from e
+
+        gluon.Block.__call__ = call_block
+
+    def remove(self) -> None:
+        """Put the methods back, and undo the conversions that are still installed."""
+        setattr(gluon.HybridBlock, _NAME, self.original)
+        gluon.Block.__call__ = self._call_block
+        for conversion in list(self.conversions):
+            if conversion_of(conversion.net) is conversion:
+                conversion.remove()
 
     def call(self, net: gluon.HybridBlock, *args: Any) -> Any:
         """Run a hybridized net, converted from its first call on."""
@@ -100,12 +132,6 @@ class _Hook:
                 "mxmp.gluon.convert"
             )
 
-    def undo(self) -> None:
-        """Remove the conversions that are still installed."""
-        for conversion in list(self.conversions):
-            if conversion_of(conversion.net) is conversion:
-                conversion.remove()
-
 
 def init(
     target_dtype: Any = "float16",
@@ -116,10 +142,10 @@ def init(
     """Let every hybridized net run in mixed precision from its next call on.
 
     It replaces one attribute of ``HybridBlock``, the call of a hybridized net's graph, and no
-    operator: what runs eagerly stays float32. Nets that were hybridized before are converted as
-    well, and SymbolBlocks; nets that `mxmp.gluon.convert` converted stay as they are, and so do
-    nets in forked processes, such as the workers of a DataLoader. On CPU contexts float16 is
-    emulated. `disable` undoes it.
+    operator: what runs eagerly stays float32. ``Block.__call__`` is replaced to explain errors alone.
+    Nets that were hybridized before are converted as well, and SymbolBlocks; nets that
+    `mxmp.gluon.convert` converted stay as they are, and so do nets in forked processes, such as the
+    workers of a DataLoader. On CPU contexts float16 is emulated. `disable` undoes it.
 
     Args:
         target_dtype: 'float16' or 'bfloat16'.
@@ -147,8 +173,7 @@ def disable() -> None:
     """Undo `init`: the nets that it converted run their float32 graphs again; nothing without `init`."""
     hook = installed_hook()
     if hook is not None:
-        setattr(gluon.HybridBlock, _NAME, hook.original)
-        hook.undo()
+        hook.remove()
 
 
 @contextlib.contextmanager

@@ -28,6 +28,8 @@ from .shapes import known_shapes
 ONLY_INFER = ("MKLDNN", "MKLDNN_QUANTIZE", "TensorRT")
 """Backends whose operators have no gradients. Those of MKLDNN give zeros and say nothing."""
 
+_BLOCK_CALL = gluon.Block.__call__.__code__  # MXNet's own: amp.init puts another in its place
+
 
 class TracedNet:
     """The graphs of a net under a policy; `BlockHooks` make the net run them."""
@@ -225,7 +227,7 @@ def _failing_block(error: Exception, found: gluon.Block) -> Tuple[gluon.Block, O
         block, name = frame.f_locals.get("self"), frame.f_code.co_name
         if name in ("hybrid_forward", "forward") and isinstance(block, gluon.Block):
             found, hook = block, None
-        elif frame.f_code is gluon.Block.__call__.__code__ and (line.line or "").startswith("hook("):
+        elif frame.f_code is _BLOCK_CALL and (line.line or "").startswith("hook("):
             function = frame.f_locals["hook"]
             found, hook = block, getattr(function, "__qualname__", None) or type(function).__qualname__
     return found, hook

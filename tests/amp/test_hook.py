@@ -311,3 +311,53 @@ def test_a_net_that_was_converted_by_hand_is_not_warned_of(caplog):
     with autograd.record(), amp.scale_loss(net(mx.nd.ones((2, 3))).sum(), trainer) as scaled:
         scaled.backward()
     assert "amp.init has converted no net so far" not in caplog.text
+
+
+class _Residual(gluon.Block):
+    """A net, and what runs eagerly around it."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        with self.name_scope():
+            self.net = nn.HybridSequential()
+            self.net.add(*layers)
+
+    def forward(self, x):
+        return self.net(x) + x
+
+
+def residual(*layers):
+    block = _Residual(*layers)
+    block.initialize()
+    return block
+
+
+@pytest.mark.parametrize("layer", [lambda: nn.Dense(3, in_units=3), lambda: nn.LayerNorm(in_channels=3)])
+def test_eager_operators_that_meet_a_net_that_was_cast_say_what_to_do(layer):
+    amp.init()
+    block = residual(layer())
+    block.net.cast("float16")
+    message = "an operator that runs eagerly got float16 and float32 together.* call mxmp.gluon.cast\\(net, 'float16'\\)"
+    with pytest.raises(amp.AmpError, match=message):
+        block(mx.nd.array(X))
+
+
+def test_a_net_that_mxmp_cast_meets_eager_operators():
+    amp.init()
+    block, x = residual(nn.Dense(3, in_units=3)), mx.nd.array(X)
+    expected = block(x).asnumpy()
+    mxmp.gluon.cast(block.net, "float16")
+    np.testing.assert_allclose(block(x).asnumpy(), expected, rtol=2**-9)
+
+
+def test_other_errors_of_eager_operators_stay_as_they_are():
+    amp.init()
+    with pytest.raises(mx.MXNetError, match="could not be broadcast"):
+        residual(nn.Dense(3, in_units=4))(mx.nd.ones((1, 4)))
+
+
+def test_disable_gives_block_its_call_back():
+    before = gluon.Block.__call__
+    amp.init()
+    amp.disable()
+    assert gluon.Block.__call__ is before
