@@ -102,8 +102,9 @@ class BlockHooks(FileHooks):
                 early_values = None  # freed before others are computed
             plan = plan_op(self.net, graph, dtype, early_values)
             del early_values
-            differs = on_cpu() and dtype == dtypes.BFLOAT16  # training keeps layouts apart, see `SeparateLayouts`
-            differs |= graph.converted.guards_training
+            # Training keeps layouts apart, see `SeparateLayouts`, and scales loss heads.
+            differs = (on_cpu() and dtype == dtypes.BFLOAT16) or graph.loss_heads
+            differs = differs or graph.converted.guards_training
             other = None if differs else self.graphs.ops.get(key.of_other_mode)
             if plan.prepared is None and other and other.prepared is None and not blocks.backend(self.net):
                 self.graphs.ops[key] = other
@@ -129,9 +130,10 @@ class BlockHooks(FileHooks):
         graph = self._graph_for(args)
         recording = autograd.is_recording()
         if recording:
-            loss_heads.mark(self.net.name, self._params(), graph.loss_heads)
+            loss_heads.mark(self.net.name, self._params(), () if graph.scaled_heads else graph.loss_heads)
             self.plain_trainer.check(self._params())
-            if current_region() == dtypes.FLOAT32 and self.own_graph is None and graph.is_float32:
+            written = current_region() == dtypes.FLOAT32 and self.own_graph is None and graph.is_float32
+            if written and not graph.loss_heads:
                 self._note_recorded()
                 with as_written(self.net):
                     return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us

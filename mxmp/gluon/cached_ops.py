@@ -14,6 +14,8 @@ from ..arrays.write_counts import can_count
 from ..errors import MxmpError
 from ..graph import Graph
 from ..mxnet_private import blocks, parameters
+from ..scaling.loss_heads import HEAD_SCALE
+from ..symbol import Converted
 from .early import EarlyGraph
 from .graphs import ConvertedGraph, infers, on_cpu, split_inputs
 from .inference_graph import InferenceGraph, Params
@@ -97,6 +99,9 @@ def plan_op(
     there are folds to do without.
     """
     fused, params = bool(blocks.backend(net)), blocks.collected_params(net)
+    if not infers() and graph.scaled_heads is not None:
+        symbol = _symbol_on(graph.scaled_heads, graph, params, fused)
+        return OpPlan(symbol, _as_args([*params.values(), HEAD_SCALE]))
     if not infers() or not can_count():
         return OpPlan(_training_symbol(graph, params, fused), _as_args(params.values()))
     found = _inference_graph(graph, params, fused)
@@ -157,10 +162,15 @@ def _prepared_params(found: InferenceGraph, params: Params, dtype: str) -> Prepa
 def _training_symbol(graph: ConvertedGraph, params: Params, fused: bool) -> Any:
     """Return the symbol by which a net runs now if it does not infer alone."""
     converted, ready = graph.converted, _ready_graph(graph, params, fused)
+    if on_cpu() and ready is not None and ready.trains and not _adds(graph):
+        return ready.whole_symbol()
+    return _symbol_on(converted, graph, params, fused)
+
+
+def _symbol_on(converted: Converted, graph: ConvertedGraph, params: Params, fused: bool) -> Any:
+    """Return the symbol of a conversion of a net's graph for the context of now."""
     if not on_cpu():
         return converted.on_gpu(not infers())
-    if ready is not None and ready.trains and not _adds(graph):
-        return ready.whole_symbol()
     return converted.on_cpu(not infers(), fused, frozenset() if _adds(graph) else frozenset(params))
 
 

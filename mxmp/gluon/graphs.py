@@ -11,10 +11,12 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
+from ..errors import PassError
 from ..graph import Graph, without_versions
 from ..lru_cache import LRUCache
 from ..mxnet_private import blocks
-from ..scaling.loss_heads import loss_heads
+from ..passes import ScaleLoss
+from ..scaling.loss_heads import HEAD_SCALE, loss_heads
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
 from ..symbol.rewrite import ShapeOutcomes
@@ -130,6 +132,17 @@ class ConvertedGraph:
     def loss_heads(self) -> Tuple[str, ...]:
         """The loss heads in it, by name and operator."""
         return loss_heads(self.traced.graph)
+
+    @functools.cached_property
+    def scaled_heads(self) -> Optional[Converted]:
+        """The same with loss heads that read `HEAD_SCALE`; None without any, or if no scale can reach one of them."""
+        if not self.loss_heads:
+            return None
+        try:
+            scaled = ScaleLoss(self.converted.facts, HEAD_SCALE.name)(self.converted.graph)
+        except PassError:
+            return None
+        return self.converted.with_graph(scaled.graph)
 
     @functools.cached_property
     def is_float32(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Iterator, List, Optional, Sequence
 
+from ..scaling.loss_heads import HEAD_SCALE
 from ..scaling.scale_loss import scale_loss
 from ..scaling.scaled_loss import ScaledLoss, require_backward
 from ..scaling.scaler import turn_of
@@ -26,6 +27,7 @@ def scaled_block(loss: Any, trainers: Sequence[TrainerSetup]) -> Iterator[Any]:
         for trainer in begun:
             stack.enter_context(trainer._gradients.forbid_overwrite())
         scaled = stack.enter_context(block)
+        stack.enter_context(HEAD_SCALE.scaled_by(trainers[0]._scaler.window.scale))
         for trainer in trainers:
             if trainer._scaler.active:
                 trainer._training_step.keep_running_stats(trainer._gradients.running_stats())

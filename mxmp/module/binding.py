@@ -15,7 +15,7 @@ from ..passes.emulate import has_float16
 from ..passes.facts import CAST_OPS
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
-from ..symbol import Converted, convert_graph, from_graph, infer_facts, to_graph
+from ..symbol import Converted, convert_graph, from_graph, to_graph
 
 LOSS_SCALE = "loss_scale"
 """Name of the input that holds the loss scale; shape (1,), float32."""
@@ -80,7 +80,7 @@ def prepare(
     shapes = {each.name: tuple(each.shape) for each in inputs}
     types = input_types(symbol, inputs)
     converted = convert_graph(symbol, policy, shapes, types, params, stored)
-    result = _with_loss_scale(converted, shapes, loss_heads) if scaled else converted
+    result = _with_loss_scale(converted, loss_heads) if scaled else converted
     runs = _running(result, on_cpu, trains, frozenset() if adds else frozenset(shapes) | params)
     outputs = _loss_outputs(result.graph, loss_heads) if scaled else ()
     return Runnable(converted, result, runs, scaled, result is not converted, outputs, on_cpu)
@@ -98,7 +98,7 @@ def store_params(runnable: Runnable, params: FrozenSet[str], inputs: Iterable[mx
     stored = each.find(before.graph)
     if not stored:
         return runnable
-    changed = _changed(before, each(before.graph).graph, {desc.name: tuple(desc.shape) for desc in inputs}, stored)
+    changed = before.with_graph(each(before.graph).graph, stored)
     result = replace(changed, low_params=before.low_params | frozenset(stored))
     return replace(runnable, scaling=result, symbol=_running(result, runnable.on_cpu, False, params), unstored=runnable)
 
@@ -169,19 +169,10 @@ def _cast(arrays: Any, descs: Any) -> Any:
     return [a.astype(dtypes.FLOAT32) if _needs_cast(a, desc) else a for a, desc in zip(arrays, descs)]
 
 
-def _with_loss_scale(converted: Converted, shapes: Dict[str, Any], loss_heads: FrozenSet[str]) -> Converted:
+def _with_loss_scale(converted: Converted, loss_heads: FrozenSet[str]) -> Converted:
     """Return a converted symbol whose loss heads read the loss scale; the same one if it has none."""
     scaled = ScaleLoss(converted.facts, LOSS_SCALE, loss_heads)(converted.graph)
-    return _changed(converted, scaled.graph, shapes, {}) if scaled.modified else converted
-
-
-def _changed(converted: Converted, graph: Graph, shapes: Dict[str, Any], types: Dict[str, str]) -> Converted:
-    """Return a conversion with another graph, in which variables have the dtypes that they had, or the given ones."""
-    symbol = from_graph(graph, converted.symbol)
-    graph = to_graph(symbol)  # in the order that MXNet writes
-    types = {**converted.facts.variable_dtypes(converted.graph), **types}
-    facts = infer_facts(symbol, graph, shapes, types, converted.facts.params)
-    return replace(converted, symbol=symbol, graph=graph, facts=facts)
+    return converted.with_graph(scaled.graph) if scaled.modified else converted
 
 
 def _loss_outputs(graph: Graph, loss_heads: FrozenSet[str]) -> Tuple[int, ...]:

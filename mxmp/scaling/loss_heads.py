@@ -1,14 +1,64 @@
-"""Detection of loss heads within nets, which ignore the gradient of their output and so the loss scale."""
+"""Loss heads within nets, which ignore the gradient of their output: scaled by an input of their own, or refused."""
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence, Tuple
+import contextlib
+import threading
+from typing import Any, Dict, Iterable, Iterator, Optional, Sequence, Tuple
+
+import mxnet as mx
+from mxnet import autograd, gluon
 
 from ..errors import TrainerError
 from ..graph import Graph
 from ..passes.scale_loss import is_loss_head
 
 _ATTRIBUTE = "_mxmp_loss_head"
+
+
+class HeadScale(gluon.Parameter):  # type: ignore[misc]
+    """The loss scale that the loss heads of all converted nets read: 1 outside of `scaled_by`.
+
+    A net runs before its loss is scaled, so the scale is written between its forward and its backward pass: MXNet's
+    engine keeps the order, and autograd holds the array itself. A copied net reads the same one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("mxmp_loss_scale", grad_req="null", shape=(1,))
+        self._values: Dict[mx.Context, mx.nd.NDArray] = {}
+        self._turn = threading.RLock()
+        self._local = threading.local()
+
+    def __reduce__(self) -> str:
+        return "HEAD_SCALE"
+
+    def data(self, ctx: Optional[mx.Context] = None) -> mx.nd.NDArray:
+        """Return the scale on a context, float32, shape (1,)."""
+        ctx = ctx or mx.context.current_context()
+        if ctx not in self._values:
+            with autograd.pause():
+                self._values[ctx] = mx.nd.full((1,), getattr(self._local, "scale", 1.0), ctx=ctx)
+        return self._values[ctx]
+
+    @contextlib.contextmanager
+    def scaled_by(self, scale: float) -> Iterator[None]:
+        """Let backward passes within the block multiply the gradients of loss heads; threads take turns."""
+        self._local.scale = scale
+        with self._turn if self._values else contextlib.nullcontext():
+            self._write(scale)
+            try:
+                yield
+            finally:
+                self._local.scale = 1.0
+                self._write(1.0)
+
+    def _write(self, scale: float) -> None:
+        with autograd.pause():
+            for value in list(self._values.values()):
+                value[:] = scale
+
+
+HEAD_SCALE = HeadScale()
 
 
 def loss_heads(graph: Graph) -> Tuple[str, ...]:
@@ -47,6 +97,6 @@ def refused(where: str) -> TrainerError:
     """Return the error for a loss head; ``where`` names it."""
     return TrainerError(
         f"{where} is a loss head: its gradient does not depend on that of its output, so no loss scale reaches it. "
-        f"Take it off and use a loss of mx.gluon.loss, or train without a loss scale (loss_scale=None, with "
-        f"'mixed_bfloat16'), or by mxmp.module.Module."
+        f"Take it off and use a loss of mx.gluon.loss, or hybridize and convert the block that it is in "
+        f"(mxmp.gluon.convert), or train without a loss scale (loss_scale=None, with 'mixed_bfloat16')."
     )

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import threading
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 
@@ -23,6 +23,22 @@ from .source import ScaleSource
 from .window import Stage, Window
 
 _LOG = logging.getLogger(__name__)
+
+
+class _Turn:
+    """A lock that a thread may take twice; a copy is another one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _Turn, ()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.release()
 
 
 class Scaler:
@@ -45,7 +61,7 @@ class Scaler:
     def __init__(self, source: ScaleSource) -> None:
         self.source = source
         self._open = False
-        self.turn = threading.RLock()
+        self.turn = _Turn()
         self.window = Window()
         self.skips = SkipCounter()
         self.factors, self.graph_checks = Factors(), GraphChecks()

@@ -9,7 +9,7 @@ from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 from .. import dtypes, rounding
 from ..devices.amx import amx_status
 from ..errors import ConvertError, InferenceError
-from ..graph import Graph, Node, in_written_order, renamed, with_unique_names
+from ..graph import Entry, Graph, Node, in_written_order, renamed, with_unique_names
 from ..passes import (
     Emulate,
     EraseCasts,
@@ -93,6 +93,17 @@ class Converted:
     def noting(self, removed: Removed) -> Converted:
         """Return the same with a report that also says what had been removed from the network before."""
         return replace(self, decisions=replace(self.decisions, removed=removed))
+
+    def with_graph(self, graph: Graph, types: Optional[Dtypes] = None) -> Converted:
+        """Return the same with another graph, in which variables have the dtypes that they had, or the given ones."""
+        symbol, known = from_graph(graph, self.symbol), self.facts
+        graph = to_graph(symbol)  # in the order that MXNet writes
+        variables = [(i, node.name) for i, node in enumerate(self.graph.nodes) if node.is_variable]
+        shapes = {name: known.shapes[i, 0] for i, name in variables if known.shape(Entry(i)) is not None}
+        facts = infer_facts(
+            symbol, graph, shapes, {**known.variable_dtypes(self.graph), **(types or {})}, known.params
+        )
+        return replace(self, symbol=symbol, graph=graph, facts=facts)
 
     @functools.cached_property
     def cast_params(self) -> FrozenSet[str]:
