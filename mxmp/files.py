@@ -4,6 +4,12 @@ Each file is written under a temporary name in its folder, ``<name>.<16 hex digi
 place when all are complete and on the disk. A process that was killed leaves such files; the next one
 that writes a file of that name removes them. It knows those in use by their lock (flock), so that
 processes and threads that write the same file do not disturb each other: the last one wins.
+
+Files that belong together, such as a checkpoint's, take their places one after the other, so a kill can
+leave new files beside old ones. Their manifest, ``<prefix>-<epoch>.manifest.json``, has the size and the
+SHA-256 of each. `require_set` refuses files that do not fit it. MXNet does not look at it. All epochs share the
+file of the symbol, so the manifest also has a hash of the network without the names of its operators: these
+often count on from one save to the next (``reshape0``, ``reshape1``).
 """
 
 from __future__ import annotations
@@ -11,23 +17,31 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import re
 import secrets
 import shutil
 import stat
 import time
-from typing import Iterator, List, Optional, Sequence, Set, Tuple
+from glob import escape, glob
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from .errors import CheckpointError
+
+Records = Dict[str, Optional[Dict[str, Any]]]  # of a manifest: size and hash by name; None: of an older set
 
 _TRIES = 100  # of a temporary name; the first one is free but for a race with a process that cleans
 _WRITING: Set[str] = set()  # temporary names of this process, locked; a save within another writes to one as it is
 
 
 @contextlib.contextmanager
-def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
+def replacing(*paths: str, manifest: Optional[str] = None) -> Iterator[Tuple[str, ...]]:
     """Yield a temporary name beside each path; the files take their places, all of them, when the block ends well.
+
+    With ``manifest``, the name of a file, that is written too, and `require_set` refuses the files after a kill
+    among the renames. A file that is written alone has its record renewed in the manifest that lists it.
 
     If the block raises, or one file cannot take its place, nothing is left behind and what stood at
     the paths is as it was. What a link leads to is replaced, not the link. A file that existed keeps
@@ -35,7 +49,13 @@ def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
     on the disk, as far as the file system says so. An OSError says that a path is no file that can be
     written, or that nothing was written to one; a missing folder is a CheckpointError.
     """
-    targets = tuple(os.path.realpath(path) for path in paths)
+    records: Records = {}
+    if manifest is None and len(paths) == 1 and os.path.basename(paths[0]) in _read_records(manifest_of(paths[0])):
+        manifest = manifest_of(paths[0])
+        records = _read_records(manifest)
+    elif manifest is not None:
+        records = dict.fromkeys(_read_records(manifest))  # a file that this save does not write is older
+    targets = tuple(os.path.realpath(path) for path in (*paths, *([] if manifest is None else [manifest])))
     for target in targets:
         _require_writable(target)
     with contextlib.ExitStack() as stack:
@@ -46,30 +66,68 @@ def replacing(*paths: str) -> Iterator[Tuple[str, ...]]:
             target if target in _WRITING else stack.enter_context(_temporary(target, mode))
             for target, mode in zip(targets, modes)
         )
-        yield names
+        yield names[: len(paths)]
+        if manifest is not None:
+            for path, name in zip(paths, names):
+                records[os.path.basename(path)] = _record(name, path.endswith("-symbol.json"))
+            with open(names[-1], "w", encoding="utf-8") as file:
+                json.dump({"mxmp": "the files of one checkpoint", "files": records}, file, indent=1)
         for name, mode in zip(names, modes):
             _finish(name, mode)
         finished = [(name, target) for name, target in zip(names, targets) if name != target]
-        with _restoring([target for _, target in finished]):
+        if manifest is not None and modes[-1] is None:
+            finished.insert(0, finished.pop())  # first, where no older one is there that refuses a mixture meanwhile
+        with _locked_folder(targets[0], fcntl.LOCK_EX), _restoring([target for _, target in finished]):
             for name, target in finished:
                 os.replace(name, target)
         _flush_folders(targets)
 
 
 @contextlib.contextmanager
-def saving(what: str, *paths: str) -> Iterator[Tuple[str, ...]]:
+def saving(what: str, *paths: str, manifest: Optional[str] = None) -> Iterator[Tuple[str, ...]]:
     """Do what `replacing` does, with one CheckpointError that says what could not be written, and why.
 
     A file that is saved within the block, under one of the temporary names, fails as part of this one.
     """
     try:
-        with replacing(*paths) as names:
+        with replacing(*paths, manifest=manifest) as names:
             yield names
     except (CheckpointError, OSError) as e:
         cause = e.__cause__ if isinstance(e, CheckpointError) else e
         if not isinstance(cause, OSError):
             raise
         raise CheckpointError(f"{what} cannot be written: {cause.strerror or cause}") from cause
+
+
+def manifest_of(path: str) -> str:
+    """Return the name of the manifest of the set to which a file of parameters or states belongs."""
+    return f"{os.path.splitext(path)[0]}.manifest.json"
+
+
+def require_set(manifest: str, *paths: str) -> None:
+    """Check that files were saved together, as far as a manifest lists them; without a manifest nothing is checked.
+
+    Raises:
+        CheckpointError: If the content of a file is not that of which the manifest has the hash.
+    """
+    if not os.path.lexists(manifest):
+        return
+    with _locked_folder(manifest, fcntl.LOCK_SH):  # not while they are replaced
+        records = _read_records(manifest)
+        wrong = [path for path in paths if not _fits(path, records)]
+        left = {path: name for path in wrong for name in _left_beside(path) if _fits(path, records, name)}
+    if not records:
+        raise CheckpointError(f"{manifest}: it is damaged; delete it to load the files that it was about as they are.")
+    if wrong:
+        moves = "".join(
+            f"rename {os.path.relpath(name, os.path.dirname(path) or '.')} to {os.path.basename(path)}, "
+            for path, name in left.items()
+        )
+        raise CheckpointError(
+            f"{wrong[0]}: it does not fit {manifest}, so it was not saved together with the other files of this "
+            f"checkpoint: a save was cut off, or the file was written again. Restore the files that were saved "
+            f"together{moves and f' ({moves[:-2]})'}, or delete the manifest to load those that are there."
+        )
 
 
 def cache_folder() -> Optional[str]:
@@ -113,6 +171,78 @@ def require_new(*paths: str, force: bool) -> None:
             raise CheckpointError(f"{path}: it exists; give another name to -o, or --force to overwrite it.")
 
 
+def _read_records(manifest: str) -> Records:
+    """Return the records of a manifest by the name of the file; none of a file that is missing or no manifest."""
+    try:
+        with open(manifest, encoding="utf-8") as file:
+            records = json.load(file)["files"]
+        return records if all(record is None or "sha256" in record for record in records.values()) else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _record(path: str, is_symbol: bool) -> Dict[str, Any]:
+    """Return the size and the hash of a file, of a symbol's that of its network too."""
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+        record = {"size": file.tell(), "sha256": digest.hexdigest()}
+        if is_symbol:
+            file.seek(0)
+            with contextlib.suppress(ValueError, RecursionError):
+                network = json.dumps(json.load(file, object_hook=_without_name), sort_keys=True)
+                record["network_sha256"] = hashlib.sha256(network.encode()).hexdigest()
+    return record
+
+
+def _without_name(node: Dict[str, Any]) -> Dict[str, Any]:
+    """Return a node of a symbol's JSON without its name, unless it is a variable; any other object as it is."""
+    return {key: value for key, value in node.items() if key != "name" or node.get("op", "null") == "null"}
+
+
+def _fits(path: str, records: Records, name: Optional[str] = None) -> bool:
+    """Return whether a file, under its own name or another, fits its record; True if it has none or cannot be read."""
+    name = name or path
+    base = os.path.basename(path)
+    if base not in records or not os.path.isfile(name):
+        return True
+    record = records[base]
+    if record is None:
+        return False
+    network = record.get("network_sha256")
+    try:
+        if network is None and os.path.getsize(name) != record.get("size"):
+            return False
+        found = _record(name, network is not None)
+    except OSError:
+        return True  # the reader says why
+    return found["sha256"] == record["sha256"] or (network is not None and found.get("network_sha256") == network)
+
+
+def _left_beside(path: str) -> List[str]:
+    """Return the files that a process which was killed has left beside a path."""
+    names = glob(f"{escape(os.path.realpath(path))}.*")
+    return [name for name in names if re.fullmatch(r"\.[0-9a-f]{16}\.(tmp|old)", name[len(os.path.realpath(path)) :])]
+
+
+@contextlib.contextmanager
+def _locked_folder(path: str, kind: int) -> Iterator[None]:
+    """Lock the folder of a file, so that a set is not replaced by two at once, nor checked meanwhile.
+
+    Whoever cannot have the lock within a second goes on without.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            number = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+            stack.callback(_unlock, number)
+            for _ in range(_TRIES):
+                if _lock(number, kind):
+                    break
+                time.sleep(0.01)
+        yield
+
+
 def _require_writable(path: str) -> None:
     """Raise if a path is not one where a file may be written or replaced."""
     require_folder(path)
@@ -136,9 +266,7 @@ def _temporary(path: str, mode: Optional[int]) -> Iterator[str]:
     finally:
         _remove(name)
         _WRITING.discard(name)
-        with contextlib.suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_UN)  # for processes that were forked meanwhile too
-        os.close(number)
+        _unlock(number)
 
 
 def _create(path: str) -> Tuple[str, int]:
@@ -161,6 +289,13 @@ def _lock(number: int, kind: int) -> bool:
     except OSError:
         pass
     return True
+
+
+def _unlock(number: int) -> None:
+    """Close an open file, its lock gone for processes that were forked meanwhile too."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(number, fcntl.LOCK_UN)
+    os.close(number)
 
 
 def _remove_abandoned(path: str) -> None:

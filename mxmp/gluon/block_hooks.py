@@ -103,7 +103,7 @@ class BlockHooks(FileHooks):
             plan = plan_op(self.net, graph, dtype, early_values)
             del early_values
             # Training keeps layouts apart, see `SeparateLayouts`, and scales loss heads.
-            differs = (on_cpu() and dtype == dtypes.BFLOAT16) or graph.loss_heads
+            differs = (on_cpu() and dtype == dtypes.BFLOAT16) or bool(graph.loss_heads)
             differs = differs or graph.converted.guards_training
             other = None if differs else self.graphs.ops.get(key.of_other_mode)
             if plan.prepared is None and other and other.prepared is None and not blocks.backend(self.net):

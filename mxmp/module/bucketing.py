@@ -236,9 +236,10 @@ class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
 
         Raises:
             TrainerError: If an argument is missing.
-            CheckpointError: If a file is missing or damaged; the message names it.
+            CheckpointError: If a file is missing or damaged, or was not saved together with the others;
+                the message names it.
         """
-        symbols, *params = load_buckets(prefix, epoch)
+        symbols, *params = load_buckets(prefix, epoch, load_optimizer_states)
         module = cls.load_dict(symbols, sym_gen, default_bucket_key, *params, **kwargs)
         if load_optimizer_states:
             module.mx_current.mx_preload_opt_states = f"{prefix}-{epoch:04d}.states"

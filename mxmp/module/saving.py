@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from ..files import saving
+from ..files import manifest_of, require_set, saving
 from ..prefixes import checkpoint_files
 from ..symbol import load_checkpoint, load_params, load_symbol
 from ..symbol.checkpoint import load_arrays, named_arrays, save_params, write_arrays, write_symbol
@@ -76,14 +76,16 @@ class ModuleFiles(ParamsFiles, OptimizerSetup):
             **kwargs: As for `Module`.
 
         Raises:
-            CheckpointError: If a file is missing or damaged; the message names it.
+            CheckpointError: If a file is missing or damaged, or was not saved together with the others;
+                the message names it.
         """
-        symbol, arg_params, aux_params = load_checkpoint(prefix, epoch)
+        states = _states_file(prefix, epoch, load_optimizer_states)
+        symbol, arg_params, aux_params = load_checkpoint(prefix, epoch, *states)
         module = cls(symbol, **kwargs)
         module.mx_arg_params, module.mx_aux_params = arg_params, aux_params
         module.params_initialized = True
         if load_optimizer_states:
-            module.mx_preload_opt_states = f"{prefix}-{epoch:04d}.states"
+            (module.mx_preload_opt_states,) = states
         return module
 
     def save_optimizer_states(self, fname: str) -> None:
@@ -120,7 +122,8 @@ def save_module(module: Any, prefix: str, epoch: int, with_states: bool, remove_
     """Write symbol, parameters and, if asked for, optimizer states of a module; all files or none."""
     symbol_file, params_file = checkpoint_files(prefix, epoch)
     files = [symbol_file, params_file, *_states_file(prefix, epoch, with_states)]
-    with saving(f"{prefix}: the checkpoint", *files) as (new_symbol, new_params, *new_states):
+    with saving(f"{prefix}: the checkpoint", *files, manifest=manifest_of(params_file)) as names:
+        new_symbol, new_params, *new_states = names
         write_symbol(new_symbol, module.symbol, remove_amp_cast)
         write_arrays(new_params, named_arrays(*module.get_params()))
         for name in new_states:
@@ -133,27 +136,31 @@ def save_buckets(module: Any, prefix: str, epoch: int, with_states: bool, remove
     params, keys = module.get_params(), list(module.mx_buckets)
     symbol_files = [f"{prefix}-{key}-symbol.json" for key in keys]
     params_file = checkpoint_files(prefix, epoch)[1]
-    files = [params_file, *_states_file(prefix, epoch, with_states), f"{prefix}.buckets", *symbol_files]
-    with saving(f"{prefix}: the checkpoint", *files) as names:
-        new_params, *new_states, new_keys = names[: -len(keys)]
+    files = [*symbol_files, f"{prefix}.buckets", params_file, *_states_file(prefix, epoch, with_states)]
+    with saving(f"{prefix}: the checkpoint", *files, manifest=manifest_of(params_file)) as names:
+        new_keys, new_params, *new_states = names[len(keys) :]
         write_arrays(new_params, named_arrays(*params))
         for name in new_states:
             module.save_optimizer_states(name)
         write_arrays(new_keys, [mx.nd.array(keys, dtype=np.int32)])
-        for key, name in zip(keys, names[-len(keys) :]):
+        for key, name in zip(keys, names):
             write_symbol(name, module.mx_sym_gen(key)[0], remove_amp_cast)
-    _log(module, files[: 1 + with_states])
+    _log(module, files[len(keys) + 1 :])
 
 
-def load_buckets(prefix: str, epoch: int) -> Any:
+def load_buckets(prefix: str, epoch: int, with_states: bool) -> Any:
     """Return the symbols of a checkpoint by bucket key, its arguments and its auxiliary states."""
-    file = f"{prefix}.buckets"
+    file = f"{prefix}.buckets"  # epochs share it, and a later one may have more keys, so no manifest is asked
     found = load_arrays(file)
     if not isinstance(found, list) or len(found) != 1 or found[0].ndim != 1:
         raise CheckpointError(f"{file}: expected one array of bucket keys, as save_checkpoint writes it.")
     keys = found[0].asnumpy().astype(int).tolist()
-    symbols = {key: load_symbol(f"{prefix}-{key}-symbol.json") for key in keys}
-    return (symbols, *load_params(checkpoint_files(prefix, epoch)[1]))
+    params_file = checkpoint_files(prefix, epoch)[1]
+    symbol_files = [f"{prefix}-{key}-symbol.json" for key in keys]
+    symbols = {key: load_symbol(symbol_file) for key, symbol_file in zip(keys, symbol_files)}
+    params = load_params(params_file)
+    require_set(manifest_of(params_file), *symbol_files, params_file, *_states_file(prefix, epoch, with_states))
+    return (symbols, *params)
 
 
 def _states_file(prefix: str, epoch: int, with_states: bool) -> Sequence[str]:

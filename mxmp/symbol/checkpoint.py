@@ -14,7 +14,7 @@ import mxnet as mx
 
 from ..arrays_file import check_arrays_file
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
-from ..files import require_file, saving
+from ..files import manifest_of, require_file, require_set, saving
 from ..graph import check_json
 from ..prefixes import checkpoint_files, params_file_of
 from .inference import to_graph
@@ -135,20 +135,23 @@ def load_params(file: str) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     return found["arg"], found["aux"]
 
 
-def load_checkpoint(prefix: str, epoch: int) -> Checkpoint:
-    """Return a checkpoint's symbol and parameters.
+def load_checkpoint(prefix: str, epoch: int, *others: str) -> Checkpoint:
+    """Return a checkpoint's symbol and parameters; ``others`` are files that are read later, checked with these.
 
     Raises:
-        CheckpointError: If a file is missing or damaged; the message names it.
+        CheckpointError: If a file is missing or damaged, or was not saved together with the others;
+            the message names it.
     """
-    symbol = load_symbol(checkpoint_files(prefix, epoch)[0])
-    return Checkpoint(symbol, *load_params(params_file_of(prefix, epoch)))
+    files = checkpoint_files(prefix, epoch)
+    checkpoint = Checkpoint(load_symbol(files[0]), *load_params(params_file_of(prefix, epoch)))
+    require_set(manifest_of(files[1]), *files, *others)  # last: of a damaged file more can be said
+    return checkpoint
 
 
 def save_checkpoint(
     prefix: str, epoch: int, symbol: Any, arg_params: Mapping[str, Any], aux_params: Any, remove_amp_cast: bool = False
 ) -> None:
-    """Write a checkpoint, casts included, both files or neither.
+    """Write a checkpoint, casts included, both files or neither, and its manifest.
 
     Args:
         prefix: Of the files.
@@ -161,7 +164,8 @@ def save_checkpoint(
     Raises:
         CheckpointError: If the folder is missing or cannot be written to; then nothing is changed.
     """
-    with saving(f"{prefix}: the checkpoint", *checkpoint_files(prefix, epoch)) as (symbol_file, params_file):
+    files = checkpoint_files(prefix, epoch)
+    with saving(f"{prefix}: the checkpoint", *files, manifest=manifest_of(files[1])) as (symbol_file, params_file):
         write_symbol(symbol_file, symbol, remove_amp_cast)
         write_arrays(params_file, named_arrays(arg_params, aux_params))
 

@@ -8,6 +8,7 @@ import pytest
 
 from mxmp.symbol import convert_checkpoint, to_graph
 from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, save, table
+from tests.killed import killed_at_each_rename
 
 
 def totals(out):
@@ -135,3 +136,18 @@ def test_for_inference(tmp_path):
         assert (tmp_path / f"cli-{end}").read_bytes() == (tmp_path / f"api-{end}").read_bytes()
     shown, _ = mxmp("inspect", tmp_path / "cli")
     assert "BatchNorm" in (tmp_path / "net-symbol.json").read_text() and "BatchNorm" not in shown
+
+
+def test_a_conversion_that_is_killed_leaves_no_mixture_that_a_command_reads(tmp_path):
+    (tmp_path / "set").mkdir()
+    source, out = save(tmp_path), tmp_path / "set" / "out"
+    mxmp("convert", source, 3, "-o", out, "--policy", "O1")
+
+    def convert():
+        mxmp("convert", source, 3, "-o", out, "--policy", "O3", "--force")
+
+    for number in killed_at_each_rename(convert, str(tmp_path / "set")):
+        for command in (["inspect", out], ["convert", out, 3, "-o", tmp_path / "again", "--force"]):
+            _, text = mxmp(*command, code=1 if number else 0)
+            assert ("does not fit" in text) == bool(number)
+    mxmp("inspect", out)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mxmp.errors import CheckpointError, ConvertError, InferenceError, MxmpError, PolicyError
-from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, load_params, load_symbol, save_checkpoint
+from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, load_params, load_symbol
 from tests.symbol.refusals import assert_clear, nothing_written, refused
 from tests.symbol.small import convolutional, dense, params_of
 
@@ -34,7 +34,7 @@ class Files:
         self.folder, self.shapes = folder, shapes
         self.prefix, self.out = str(folder / "net"), str(folder / "low")
         self.symbol_file, self.params_file = folder / "net-symbol.json", folder / "net-0000.params"
-        save_checkpoint(self.prefix, 0, symbol, *params_of(symbol, shapes))
+        mx.model.save_checkpoint(self.prefix, 0, symbol, *params_of(symbol, shapes))  # without a manifest
 
     def graph(self):
         return json.loads(self.symbol_file.read_text())

@@ -78,7 +78,7 @@ def test_conversion_of_files_is_that_of_the_model(saved, tmp_path):
 def test_each_stage_of_a_conversion_is_told_as_it_begins(saved, tmp_path):
     told = []
     convert_checkpoint(saved, 3, str(tmp_path / "out"), on_stage=lambda s: told.append((s, len(os.listdir(tmp_path)))))
-    assert told == [("load", 2), ("convert", 2), ("write", 2)] and len(os.listdir(tmp_path)) == 4
+    assert told == [("load", 3), ("convert", 3), ("write", 3)] and len(os.listdir(tmp_path)) == 6
 
 
 def test_parameters_that_are_float32_again_are_listed_with_what_they_were(saved, tmp_path):
@@ -93,7 +93,7 @@ def test_the_source_files_stay_as_they_are(saved, tmp_path):
     convert_checkpoint(saved, 3, str(tmp_path / "low"), "O2", SHAPES)
     after = contents(tmp_path)
     assert {name: after[name] for name in before} == before
-    assert sorted(set(after) - set(before)) == ["low-0003.params", "low-symbol.json"]
+    assert sorted(set(after) - set(before)) == ["low-0003.manifest.json", "low-0003.params", "low-symbol.json"]
 
 
 def test_another_epoch_can_be_written(saved, tmp_path):

@@ -11,6 +11,7 @@ import click
 from ... import dtypes
 from ...devices import amx
 from ...diagnose.tensor_cores import BATCH, MULTIPLE, Uneven, uneven_layers
+from ...files import manifest_of, require_set
 from ...graph import Graph
 from ...passes import Facts, is_converted
 from ...policy import Policy
@@ -129,6 +130,8 @@ def run(
         epochs = saved_epochs(prefix) if epoch is None else [epoch]
         file = params_file_of(prefix, epochs[0]) if len(epochs) == 1 else None  # not clear which to count
         params = None if file is None else load_params(file)
+        if file is not None:
+            require_set(manifest_of(file), symbol_file, file)
         begin("inspect")
         with naming_files(symbol_file, file):
             if is_converted(to_graph(symbol)) and not asked:
