@@ -50,6 +50,14 @@ class BlockHooks(FileHooks):
         blocks.is_active.set(self.net, True)
 
     @net_method
+    def collect_params(self, select: Optional[str] = None) -> gluon.ParameterDict:
+        """Return the net's parameters, in a dictionary that knows bfloat16."""
+        found: gluon.ParameterDict = self.original("collect_params", select)
+        if type(found) is gluon.ParameterDict:
+            found.__class__ = storage.CollectedParameters
+        return found
+
+    @net_method
     def cast(self, dtype: Any) -> None:
         """Refuse: MXNet's cast would give BatchNorm low precision parameters."""
         raise ConvertError(

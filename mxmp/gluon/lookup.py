@@ -16,7 +16,7 @@ ATTRIBUTE = "_mxmp_conversion"  # where a block holds its conversion
 PLAIN_CLASS = "_mxmp_plain_class"  # where the class of a converted net holds the one that it was written in
 
 _PRIVATE = (blocks.get_graph, blocks.build_cache, blocks.call_cached_op, blocks.clear_cached_op)
-_CALLS = ("hybridize", "hybrid_forward", "forward", "cast", "summary")
+_CALLS = ("hybridize", "hybrid_forward", "forward", "cast", "summary", "collect_params")
 _FILES = ("save_parameters", "save_params", "load_parameters", "export")
 REPLACED = {**{name: name for name in _CALLS + _FILES}, **{each.name.lstrip("_"): each.name for each in _PRIVATE}}
 """The methods of a block that its conversion replaces, by the name of the conversion's method."""

@@ -13,7 +13,7 @@ from ..arrays.casts import to_float32
 from ..errors import ConvertError
 from ..masters.copies import exact_value, forget_masters, keep_masters, keeps_masters
 from ..mxnet_private import blocks, parameters
-from ..mxnet_private.parameters import ParameterBase, is_deferred, is_initialized
+from ..mxnet_private.parameters import ParameterBase, ParameterDictBase, is_deferred, is_initialized
 from ..symbol.arguments import refuse_gpus
 from ..symbol.params import round_to
 from .lookup import blocks_in
@@ -98,6 +98,22 @@ class LowPrecisionParameter(ParameterBase):
             for master in masters:
                 wide.copyto(master)
         keep_masters(self, masters)
+
+
+class CollectedParameters(ParameterDictBase):
+    """Parameters of a converted net, whose gradients can be set to zero in bfloat16 too.
+
+    MXNet's operator for many arrays does not know it (ResetArrays in src/operator/contrib/reset_arrays-inl.h at tag
+    1.9.1), and says so at some later wait.
+    """
+
+    def zero_grad(self) -> None:
+        """Set the gradients of all parameters to zero."""
+        if all(dtype_of(param) != dtypes.BFLOAT16 for param in self.values()):
+            super().zero_grad()
+            return
+        for param in self.values():
+            param.zero_grad()
 
 
 def exact_values(param: gluon.Parameter) -> List[mx.nd.NDArray]:

@@ -69,12 +69,13 @@ class TrainerSetup(ScalerStatus, TrainerBase):
         given_params = listed(params)
         if not given_params:
             raise TrainerError("there are no parameters to train; is the net empty?")
-        choice = choose_update(scaler.loss_scale, kvstore, update_on_kvstore, any_sparse(given_params))
+        sparse = any_sparse(given_params)
+        choice = choose_update(scaler.loss_scale, kvstore, update_on_kvstore, sparse)
         own = [param for param in given_params if isinstance(param, mx.gluon.Parameter)]
         owners = [(param, parameters.trainer_of(param)) for param in own]
         try:
             super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
-            require_updating_kvstore(update_on_kvstore, kvstore, len(self.mx_contexts))
+            require_updating_kvstore(update_on_kvstore, kvstore, len(self.mx_contexts), sparse)
             self._require_fitting(scaler.loss_scale)
         except Exception:
             for param, owner in owners:

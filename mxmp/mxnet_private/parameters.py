@@ -38,6 +38,10 @@ class ParameterBase(gluon.Parameter):
     mx_finish_deferred_init = override(_Parameter, "_finish_deferred_init", "initializes once the shape is known")
 
 
+class ParameterDictBase(gluon.ParameterDict):
+    """What ``collect_params`` gives, as a base of other classes."""
+
+
 def is_initialized(param: gluon.Parameter) -> bool:
     """Return whether a parameter has values."""
     return arrays(param) is not None

@@ -194,6 +194,11 @@ def without_tensor_cores(call: Call) -> Optional[str]:
     return f"MXNet runs it without tensor cores in {call.dtype}, which float32 may have"
 
 
+def row_sparse_gradient(call: Call) -> Optional[str]:
+    """Forbid low precision where a weight has a row_sparse gradient, which that of a cast in front would make dense."""
+    return f"the gradient of its weight is row_sparse, and would be dense behind a cast to {call.dtype}"
+
+
 _LOW = frozenset(dtypes.LOW_PRECISION)
 
 SHAPE_CONDITIONS: Dict[Condition, FrozenSet[str]] = {

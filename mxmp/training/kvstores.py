@@ -92,6 +92,9 @@ def any_sparse(params: Iterable[Any]) -> bool:
 # ------------------------------------------------------------------ who updates the weights
 
 
+_OF_SPARSE = "the kvstore of a row_sparse parameter"
+
+
 def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], sparse: bool) -> Optional[bool]:
     """Return ``update_on_kvstore`` for MXNet: False wherever it need not be left to MXNet.
 
@@ -100,9 +103,9 @@ def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], s
     """
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
     for updates, what in (
+        (sparse, _OF_SPARSE),
         (choice, "update_on_kvstore=True"),
         ("async" in kind, f"kvstore '{kind}'"),
-        (sparse, "the kvstore of a row_sparse parameter"),
     ):
         if updates:
             require_unchecked(loss_scale, choice, what)
@@ -124,9 +127,10 @@ def updates_on_kvstore(kvstore: Any, capable: bool, checked: bool, low: bool) ->
     return capable and "dist" in kind and not checked and not low
 
 
-def require_updating_kvstore(choice: Optional[bool], kvstore: Any, contexts: int) -> None:
+def require_updating_kvstore(choice: Optional[bool], kvstore: Any, contexts: int, sparse: bool) -> None:
     """Raise if the kvstore of a trainer is to update by the user's choice and MXNet makes none."""
-    if choice and (kvstore is None or (isinstance(kvstore, str) and "dist" not in kvstore and contexts == 1)):
+    single = isinstance(kvstore, str) and "dist" not in kvstore and contexts == 1 and not sparse
+    if choice and (kvstore is None or single):
         raise TrainerError(
             f"update_on_kvstore=True with kvstore={kvstore!r} and {contexts} context: MXNet makes no kvstore there; "
             "leave update_on_kvstore out."
@@ -138,16 +142,19 @@ def require_unchecked(loss_scale: LossScale, choice: Optional[bool], what: str) 
 
     The user's ``choice`` of True accepts that under a static one nothing is checked.
     """
-    if isinstance(loss_scale, NoOpLossScale) or (choice and isinstance(loss_scale, StaticLossScale)):
+    static = isinstance(loss_scale, StaticLossScale)
+    if isinstance(loss_scale, NoOpLossScale) or (choice and static):
         return
-    cure = (
-        "Give update_on_kvstore=True to go without the check"
-        if isinstance(loss_scale, StaticLossScale)
-        else "Leave update_on_kvstore out, or give a static loss scale, which then checks nothing,"
-    )
+    cure = "give a static loss scale with update_on_kvstore=True, which checks nothing,"
+    if static:
+        cure = "give update_on_kvstore=True to go without the check"
+    elif choice and what != _OF_SPARSE:
+        cure = "leave update_on_kvstore out, or give a static loss scale, which then checks nothing,"
+    if what == _OF_SPARSE:
+        cure = f"make the parameter with stype='default' (its gradient may be row_sparse), or {cure}"
     raise TrainerError(
         f"{what} updates weights inside the all-reduce, before their gradients are checked, so one overflow would "
-        f"destroy them. {cure} or loss_scale=None."
+        f"destroy them: {cure} or loss_scale=None."
     )
 
 

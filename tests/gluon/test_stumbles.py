@@ -13,6 +13,7 @@ from mxnet.gluon import nn, rnn
 from mxnet.gluon.contrib import rnn as contrib_rnn
 
 from mxmp import Policy
+from mxmp.dtypes import to_numpy
 from mxmp.errors import ConvertError, InferenceError, PolicyError
 from mxmp.gluon import Trainer, cast, convert, report, restore
 
@@ -252,3 +253,26 @@ def test_a_net_that_was_called_too_early_runs_once_it_is_initialized(policy, for
         net(x)
     net.initialize()
     assert net(x).shape == (1, 2, 6, 6)
+
+
+@pytest.mark.parametrize("wrap", [False, True], ids=["layers", "nested"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_zero_grad_of_all_parameters_knows_their_dtype(dtype, wrap):
+    """MXNet's operator for many arrays has no bfloat16, and fails at a later wait."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=2), nn.Dense(2, in_units=3))
+    outer = net
+    if wrap:
+        outer = nn.HybridSequential()
+        outer.add(net, nn.BatchNorm(in_channels=2))
+    outer.initialize()
+    cast(outer, dtype)
+    params = outer.collect_params()
+    for param in params.values():
+        if param.grad_req != "null":
+            param.grad()[:] = 1
+    params.zero_grad()
+    gradients = [param.grad() for param in params.values() if param.grad_req != "null"]
+    assert {str(mx.nd.amp_cast(each, dtype="float32").asnumpy().any()) for each in gradients} == {"False"}
+    assert sum(each.dtype == to_numpy(dtype) for each in gradients) == 4
+    assert list(outer.collect_params(".*weight").keys()) == [name for name in params if "weight" in name]

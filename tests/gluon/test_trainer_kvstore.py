@@ -57,15 +57,17 @@ def sparse():
     return param(np.ones((3, 2)), stype="row_sparse", grad_stype="row_sparse")
 
 
+SPARSE = "the kvstore of a row_sparse parameter updates weights.*make the parameter with stype='default'.*"
 ON_KVSTORE = {"update_on_kvstore": True}
 NO_KVSTORE = "1 context: MXNet makes no kvstore there; leave update_on_kvstore out"
 DYNAMIC = "update_on_kvstore=True updates weights inside the all-reduce.*a static loss scale, which then checks"
 ASYNCHRONOUS = "kvstore 'dist_async' updates weights.*"
 REFUSED = {
     "a dynamic scale": (TWO, {**ON_KVSTORE}, DYNAMIC),
-    "asynchronous, dynamic": (None, {"kvstore": "dist_async"}, ASYNCHRONOUS + "Leave update_on_kvstore out"),
+    "asynchronous, dynamic": (None, {"kvstore": "dist_async"}, ASYNCHRONOUS + "static loss scale with update_on_kvst"),
     "asynchronous, static": (None, {"kvstore": "dist_async", "loss_scale": 8}, ASYNCHRONOUS + "=True to go without"),
-    "row_sparse": (sparse, {}, "the kvstore of a row_sparse parameter updates weights"),
+    "row_sparse": (sparse, {}, SPARSE + "or give a static loss scale with update_on_kvstore=True,.* or loss_scale=None"),
+    "row_sparse, static": (sparse, {"loss_scale": 8}, SPARSE + "or give update_on_kvstore=True.* or loss_scale=None"),
     "one context": (None, {**ON_KVSTORE, "loss_scale": None, "kvstore": "device"}, NO_KVSTORE),
     "no kvstore": (None, {**ON_KVSTORE, "loss_scale": None, "kvstore": None}, NO_KVSTORE),
     "norms": (TWO, {**ON_KVSTORE, "loss_scale": 8, "optimizer": "lbsgd"}, "LBSGD needs gradients that are unscaled fir"),
@@ -78,6 +80,29 @@ def test_a_trainer_is_refused_and_leaves_parameters_alone(where, options, messag
     with pytest.raises(TrainerError, match=message):
         Trainer([w], **{"optimizer": "sgd", **options})
     assert w._trainer is None
+
+
+CURES = {
+    "dense": ("default", {}),
+    "static": ("row_sparse", {"loss_scale": 8, "update_on_kvstore": True}),
+    "unscaled": ("row_sparse", {"loss_scale": None}),
+}
+
+
+@pytest.mark.parametrize("stype, options", CURES.values(), ids=CURES)
+def test_each_way_out_that_a_row_sparse_parameter_is_offered_trains(stype, options):
+    w = param(np.ones((3, 2)), stype=stype, grad_stype="row_sparse")
+    trainer = Trainer([w], "sgd", {"learning_rate": 0.5}, **options)
+    rows = mx.nd.array([0, 1, 2])
+    for _ in range(2):
+        data = w.data() if stype == "default" else w.row_sparse_data(rows)
+        with autograd.record():
+            loss = mx.nd.Embedding(mx.nd.array([1, 1]), data, input_dim=3, output_dim=2, sparse_grad=True).sum()
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        assert trainer.step(2)
+    found = w.data() if stype == "default" else w.row_sparse_data(rows)
+    np.testing.assert_array_equal(found.asnumpy(), [[1, 1], [0, 0], [1, 1]])
 
 
 def test_a_dynamic_scale_cannot_be_set_where_the_kvstore_updates():

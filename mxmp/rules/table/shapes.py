@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+from ..conditions import row_sparse_gradient
 from ..core import CLEAR, DENY, INFER
 from ..sums import few_points, few_rows, short_broadcast_like, short_broadcast_to, short_copies
 from .build import TYPED, Rules, moves, never_cast, rules, scalar_rules, short_sums, variant
 
 COUNTS = "positions and counts above 2048 are no float16 integers"  # nor those above 256 bfloat16 ones
 
+_SPARSE = variant("sparse_grad", "True")
 _IN_PLACE = "writes into its input"
 _COUNTS: Dict[str, Any] = {"reason": COUNTS, "positions": True, "no_bfloat16": True}
 
@@ -61,6 +63,7 @@ SHAPES: Rules = (
     *never_cast(DENY, "_ravel_multi_index _unravel_index", COUNTS, positions=True),
     # Rows read by index:
     # In bfloat16 the gradient of a row read 5000 times is 256, a running sum that has stopped.
+    *moves("Embedding", when=_SPARSE, keep=(0,), no_bfloat16=True, condition=row_sparse_gradient, taints=False),
     *moves("Embedding", keep=(0,), no_bfloat16=True, **short_sums(few_rows)),
     *moves("take", keep=(1,), no_bfloat16=True, **short_sums(few_rows)),
     *moves("gather_nd", keep=(1,), no_bfloat16=True, **short_sums(few_points)),

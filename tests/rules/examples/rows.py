@@ -10,8 +10,10 @@ from .core import MAP, Example
 def _rows() -> List[Example]:
     steps, lengths = (5, 2, 8), {1: "length"}
     by_length = {"use_sequence_length": True}
+    sparse = {"input_dim": 5, "output_dim": 8, "sparse_grad": True}
     return [
         Example("Embedding", ((2, 3), (5, 8)), {"input_dim": 5, "output_dim": 8}, {0: "index"}),
+        Example("Embedding", ((2, 3), (5, 8)), sparse, {0: "index"}, differentiable=False),  # into dense arrays
         Example("take", ((5, 8), (2, 3)), {}, {1: "index"}),
         Example("take", ((4, 5, 3), (2,)), {"axis": 1}, {1: "index"}),
         Example("gather_nd", ((5, 8), (1, 3)), {}, {1: "index"}),
