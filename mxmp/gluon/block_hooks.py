@@ -199,7 +199,7 @@ class BlockHooks(FileHooks):
             traced = self._graph_for(args).traced  # a net that cannot be traced says so, before MXNet infers shapes
             self.given_graph = traced.inputs, traced.symbol  # with all parameters
             try:
-                storage.initialize(self.net, self._params(), args)
+                storage.initialize(self.net, self._params(), args, traced.symbol.list_inputs())
             finally:
                 self.given_graph = None
             for sibling in self.siblings.conversions:

@@ -145,11 +145,17 @@ def contexts_of(params: Iterable[gluon.Parameter]) -> List[mx.Context]:
     return [ctx for param in params if is_initialized(param) or is_deferred(param) for ctx in param.list_ctx()]
 
 
-def initialize(net: gluon.Block, params: Sequence[gluon.Parameter], args: Tuple[Any, ...]) -> None:
-    """Finish deferred initialization of a net's parameters in float32, before any is stored in low precision."""
+def initialize(
+    net: gluon.Block, params: Sequence[gluon.Parameter], args: Tuple[Any, ...], inputs: Sequence[str]
+) -> None:
+    """Finish deferred initialization of a net's parameters in float32, before any is stored in low precision.
+
+    In the order of the graph's ``inputs``, which is MXNet's: random values are those that it gives.
+    """
     if any(map(is_deferred, params)):
         blocks.infer_shapes(net, *args)
-        for param in params:
+        place = {name: number for number, name in enumerate(inputs)}
+        for param in sorted(params, key=lambda each: place.get(each.name, len(place))):
             parameters.finish_deferred_init(param)
 
 

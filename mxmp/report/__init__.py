@@ -1,5 +1,6 @@
 """What a conversion decided and why, in casts and bytes, as a table or JSON."""
 
+from . import rich_first  # noqa: F401  # the first import of the package
 from .counts import activation_bytes as activation_bytes
 from .counts import variable_bytes as variable_bytes
 from .make import Decisions as Decisions
