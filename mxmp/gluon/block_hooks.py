@@ -197,9 +197,11 @@ class BlockHooks(FileHooks):
         """
         with precision(POLICY):  # a region holds for a call, not for what is stored
             traced = self._graph_for(args).traced  # a net that cannot be traced says so, before MXNet infers shapes
-            self.given_graph = traced.inputs, traced.symbol  # with all parameters
+            names = traced.symbol.list_inputs()  # MXNet's inference refuses others
+            pairs = [pair for pair in zip(traced.inputs, split_inputs(args)) if pair[0].name in names]
+            self.given_graph = [symbol for symbol, _ in pairs], traced.symbol  # with all parameters
             try:
-                storage.initialize(self.net, self._params(), args, traced.symbol.list_inputs())
+                storage.initialize(self.net, self._params(), tuple(array for _, array in pairs), names)
             finally:
                 self.given_graph = None
             for sibling in self.siblings.conversions:
@@ -242,7 +244,8 @@ class BlockHooks(FileHooks):
         symbol = converted.symbol
         if inside:  # the outer net may train
             symbol = (converted.on_cpu if on_cpu() else converted.on_gpu)(converted.guards_training)
-        compose(symbol, **{var.name: given for var, given in zip(inputs, split_inputs((x, *args)))})
+        names, given = symbol.list_inputs(), zip(inputs, split_inputs((x, *args)))
+        compose(symbol, **{var.name: each for var, each in given if var.name in names})
         return blocks.regroup(list(symbol), out_format)
 
     @net_method

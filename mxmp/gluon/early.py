@@ -158,11 +158,11 @@ class EarlyGraph:
         return _for_shapes(self.converted, shapes)
 
     def _infers_like(self, types: Dtypes, params: Mapping[str, Any]) -> bool:
-        """Return whether all inputs have the dtypes that they were given when they were not known."""
+        """Return whether all inputs that are used have the dtypes that they were given when they were not known."""
         before = self.converted.decisions
         found = before.facts.variable_dtypes(before.before)
         ours = params.keys() | folded_names(self.converted.folds)
-        return {name: dtype for name, dtype in found.items() if name not in ours} == types
+        return all(types.get(name) == dtype for name, dtype in found.items() if name not in ours)
 
     def _stores_like(self, storage: Storage) -> bool:
         """Return whether parameters are stored as before, or as the conversion wants it."""

@@ -124,8 +124,9 @@ class ConvertedModule(Float32Params):
 
     def _descs(self, data_shapes: Any, label_shapes: Any) -> Any:
         """Return descriptions of data and of labels, in the dtypes in which executors take them."""
-        descs = parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
-        return tuple(as_float32(self.mx_symbol, group) for group in descs)
+        data, labels = parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
+        used = {desc.name for desc in labels or ()} & set(self.mx_symbol.list_arguments())
+        return as_float32(self.mx_symbol, data), as_float32(self.mx_symbol, labels) if used else None
 
     def forward(self, data_batch: Any, is_train: Optional[bool] = None) -> None:
         """Run forward with the parameters as they are now, as ``mx.mod.Module.forward``."""
@@ -214,6 +215,8 @@ class ConvertedModule(Float32Params):
         # A cast behind an output has the output's name, but not the attribute that says where its batch is.
         layouts = [output.attr("__layout__") for output in self.mx_symbol]
         group.output_layouts = [mx.io.DataDesc.get_batch_axis(layout) for layout in layouts]
+        if not self.mx_label_shapes:  # labels that the symbol does not use reach metrics alone
+            group.label_names, group.label_layouts = self.label_names, [0] * len(self.label_names)
         if runnable.has_loss_scale:
             write_loss_scale(group, 1.0)
         self._runnable, self.mx_exec_group, self._fused = runnable, group, None

@@ -206,9 +206,13 @@ def _infer_body(body: Body, types: Any, sizes: Any, metadata: str) -> Facts:
 
 
 def _infer(function: Any, known: Mapping[str, Any], what: str) -> Any:
-    """Return what MXNet infers of the arguments, outputs and auxiliary states."""
+    """Return what MXNet infers of the arguments, outputs and auxiliary states.
+
+    ``known`` may name more than the symbol has: inputs that a net does not use, such as a mask. MXNet refuses these.
+    """
+    names = function.__self__.list_inputs()
     try:
-        return function(**known)
+        return function(**{name: known[name] for name in names if name in known})
     except mx.base.MXNetError as e:
         match = _OPERATOR.search(str(e))
         node = f"node '{match.group(1)}'" if match else "the network"

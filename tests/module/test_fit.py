@@ -409,3 +409,13 @@ def test_data_keeps_a_dtype_that_is_declared_or_no_float():
     bound = module._exec_group.execs[0].arg_dict
     assert (bound["data"].dtype, bound["wide"].dtype) == (np.int32, np.float64)
     assert bound["embedding_weight"].dtype == np.float32
+
+
+@pytest.mark.filterwarnings("ignore:.*You created Module with")  # MXNet's, where a label's name is not found
+def test_a_label_that_the_symbol_does_not_use_reaches_metrics_alone():
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
+    module, data = Module(symbol, policy="O1"), iterator()
+    module.bind(data.provide_data, data.provide_label, for_training=False)
+    module.init_params(mx.init.Normal(1))
+    expected = (module.predict(data).asnumpy().argmax(1) == samples()[1]).mean()
+    assert dict(module.score(data, "acc"))["accuracy"] == expected
