@@ -47,22 +47,25 @@ class _Sources:
     """The values of parameters on one context that others are computed from."""
 
     def __init__(self, params: Sequence[gluon.Parameter], arrays: Sequence[mx.nd.NDArray]) -> None:
-        self._params, self.arrays = params, arrays
-        self._places = [_place(param, array) for param, array in zip(params, arrays)]
+        self.arrays = arrays
+        held = [each for each in zip(params, map(_place, params, arrays), arrays) if each[1] is not None]
+        self._params, self._places, self._held = ([each[i] for each in held] for i in range(3))
         counts = [count for count in map(write_count, arrays) if count is not None]
-        self._counts = UnwrittenArrays(counts) if len(counts) == len(arrays) else None  # None where it cannot be told
+        can_tell = len(counts) == len(held) == len(arrays)  # not of an array that a parameter computes at each call
+        self._counts = UnwrittenArrays(counts) if can_tell else None
 
     def are_held(self) -> bool:
-        """Return whether the parameters still have these arrays."""
-        return parameters.have_arrays(self._params, self._places, self.arrays)
+        """Return whether the parameters still have these arrays, those left out that they computed."""
+        return parameters.have_arrays(self._params, self._places, self._held)
 
     def are_current(self) -> bool:
         """Return whether the parameters still have these values, as far as can be told."""
         return self._counts is not None and self.are_held() and self._counts.are_unwritten()
 
 
-def _place(param: gluon.Parameter, array: mx.nd.NDArray) -> int:
-    return next(i for i, each in enumerate(parameters.arrays(param)) if each is array)
+def _place(param: gluon.Parameter, array: mx.nd.NDArray) -> Optional[int]:
+    """Return which of a parameter's arrays an array is; None if it was computed from it, as by weight dropout."""
+    return next((i for i, each in enumerate(parameters.arrays(param)) if each is array), None)
 
 
 class PreparedParams:

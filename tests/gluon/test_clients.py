@@ -8,9 +8,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
+from mxnet.gluon import nn, rnn
 
-from mxmp.gluon import convert, report
+from mxmp.gluon import Trainer, convert, report
 
 EPS = np.finfo(np.float16).eps
 POLICIES = ["O1", "O2", "O3"]
@@ -102,3 +102,92 @@ def test_an_input_that_is_not_used_by_a_converted_net_within_another():
     convert(net.inner, "O1")
     net.hybridize()
     assert 0 < difference(net(X, MASK), expected) < 8 * EPS
+
+
+# ---------------------------------------------------------------------- weights that are computed
+
+
+class DroppedParameter(gluon.Parameter):
+    """A parameter whose values are dropped each time that it is read, as GluonNLP's WeightDropParameter."""
+
+    def __init__(self, param, mode):
+        super().__init__(param.name, shape=param.shape, dtype=param.dtype, init=param.init)
+        self.mode = mode
+
+    def data(self, ctx=None):
+        return mx.nd.Dropout(self._check_and_get(self._data, ctx), p=0.5, mode=self.mode)
+
+
+def dropping(net, mode):
+    """Give the Dense layers of a net weights that are dropped."""
+    for layer in net:
+        dropped = DroppedParameter(layer.weight, mode)
+        layer.params._params[dropped.name] = layer._reg_params["weight"] = dropped
+        object.__setattr__(layer, "weight", dropped)
+    return net
+
+
+def dense(*units):
+    net = nn.HybridSequential()
+    net.add(*(nn.Dense(out, in_units=ins, use_bias=False) for ins, out in zip(units, units[1:])))
+    return net
+
+
+@pytest.mark.parametrize("for_inference", [False, True])
+@pytest.mark.parametrize("policy", ["O0", *POLICIES])
+def test_a_weight_that_is_dropped_in_training_infers_whole(policy, for_inference):
+    net = started(dropping(dense(3, 8, 2), "training"))
+    expected = net(X)
+    convert(net, policy, for_inference=for_inference)
+    assert difference(net(X), expected) < 64 * EPS
+    assert difference(net(X), expected) < 64 * EPS
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("for_inference", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_weight_that_is_always_dropped_is_dropped_anew_in_each_call(policy, for_inference, static):
+    net = started(dropping(dense(3, 64), "always"))
+    net.hybridize(static_alloc=static, static_shape=static)
+    convert(net, policy, for_inference=for_inference)
+    one = mx.nd.ones((1, 3))
+    results = [net(one).asnumpy() for _ in range(8)]
+    weight = net[0].weight._data[0].asnumpy().astype(np.float64)
+    sums = {bits: 2 * (weight * bits).sum(1) for bits in map(tuple, np.ndindex(2, 2, 2))}
+    for result in results:  # each output is twice the sum of some of its three weights
+        assert (np.min([abs(result[0] - each) for each in sums.values()], axis=0) < 16 * EPS).all()
+    assert len({result.tobytes() for result in results}) == 8
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_dropped_weight_is_trained_where_it_is_not_dropped(policy):
+    net = convert(started(dropping(dense(3, 64), "training")), policy)
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=8)
+    weight = net[0].weight
+    before = weight._data[0].asnumpy()
+    with autograd.record():
+        y = net(mx.nd.ones((1, 3)))
+    with trainer.scale_loss(y) as scaled:
+        autograd.backward(scaled)
+    trainer.step(1)
+    change = weight._data[0].asnumpy().astype(np.float64) - before
+    kept = abs(change) > 1
+    assert 0.3 < kept.mean() < 0.7
+    np.testing.assert_allclose(change, np.where(kept, -2, 0), atol=8 * EPS)  # kept values are doubled
+    np.testing.assert_allclose(y.asnumpy()[0], 2 * (before * kept).sum(1), atol=32 * EPS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_recurrent_weights_that_are_dropped(policy):
+    """As in GluonNLP's AWD language model."""
+    net = rnn.LSTM(4, input_size=3)
+    dropped = DroppedParameter(net.l0_h2h_weight, "training")
+    net.params._params[dropped.name] = net._reg_params["l0_h2h_weight"] = dropped
+    started(net)
+    data = mx.nd.ones((5, 2, 3))
+    expected = net(data)
+    convert(net, policy)
+    assert difference(net(data), expected) < 64 * EPS
+    with autograd.record():
+        first, second = net(data), net(data)
+    assert difference(first, second) > 64 * EPS
