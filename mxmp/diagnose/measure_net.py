@@ -87,7 +87,8 @@ def looked_into(net: gluon.Block, make: Make) -> Iterator[mx.Context]:
         for root in found:
             refuse_cast(root)
             runs: Dict[int, Any] = {}
-            vars(root)["forward"] = partial(_forward, Conversion(root, Policy()), runs, make)
+            vars(root)[blocks.call_cached_op.name] = partial(_forward, Conversion(root, Policy()), runs, make)
+            blocks.is_active.set(root, True)
         yield (contexts_of(net.collect_params().values()) or [mx.context.current_context()])[0]
 
 

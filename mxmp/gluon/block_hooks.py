@@ -24,7 +24,7 @@ from .cached_ops import BuiltOp, backend_chosen, context_of, op_key, plan_op
 from .calls import NetCalls, calls_of
 from .file_hooks import FileHooks
 from .folding import refuse_symbols, refuse_training
-from .graphs import ConvertedGraph, GraphCache, as_input, infers, on_cpu, op_hook_on, split_inputs
+from .graphs import ConvertedGraph, GraphCache, as_input, infers, on_cpu, op_hook_on, split_inputs, without_constants
 from .lookup import as_written, conversion_of, net_method, suspended
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision
@@ -120,7 +120,7 @@ class BlockHooks(FileHooks):
             self.given_graph = inputs, plan.symbol
             try:
                 blocks.set_op(self.net, None, list(plan.args))
-                self.original("build_cache", *args)
+                self.original("build_cache", *without_constants(args))
             finally:
                 self.given_graph = None
         op, read = blocks.cached_op(self.net), blocks.cached_op_args(self.net)
@@ -152,7 +152,7 @@ class BlockHooks(FileHooks):
         graph, built = self._op_for(graph, args)
         blocks.set_op(self.net, built.op, built.args)
         with op_hook_on(self.net, graph):
-            outputs = self.original("call_cached_op", *args)
+            outputs = self.original("call_cached_op", *without_constants(args))
         calls = (self.calls or calls_of(self._params())) if recording else None
         return outputs if calls is None else calls.note(self.net, graph, args, outputs)
 

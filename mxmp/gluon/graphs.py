@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import numbers
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 
 from .. import dtypes
@@ -23,6 +25,8 @@ from ..symbol.rewrite import ShapeOutcomes
 from .early import EarlyGraph, Trace, Unfolded
 from .precision import current_region
 from .shapes import Shape, known_shapes
+
+_CONSTANTS = (numbers.Number, np.bool_, str)  # that a block's own ``forward`` may hand to ``hybrid_forward``
 
 MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
 MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
@@ -41,7 +45,7 @@ class CallSignature(NamedTuple):
 
 def signature_of(net: gluon.Block, args: Tuple[Any, ...], shaped: bool, folds: Unfolded = None) -> CallSignature:
     """Return the signature of a call of a net now, with these inputs; ``shaped`` if their shapes matter."""
-    flat, nesting = blocks.flatten(args, "input")
+    flat, nesting = _flatten(args)
     types, shapes = (tuple(getattr(a, name, None) for a in flat) for name in ("dtype", "shape"))
     # Layers of gluon.rnn note here whether they were called without states, and then return none.
     nesting = nesting, getattr(net, "skip_states", None)
@@ -50,9 +54,62 @@ def signature_of(net: gluon.Block, args: Tuple[Any, ...], shaped: bool, folds: U
 
 
 def split_inputs(args: Tuple[Any, ...]) -> List[Any]:
-    """Return the arrays or symbols among possibly nested arguments, None left out."""
-    flat, _ = blocks.flatten(args, "input")
+    """Return the arrays or symbols among possibly nested arguments, None and constants left out."""
+    flat, _ = _flatten(args)
     return [item for item in flat if item is not None]
+
+
+def _flatten(args: Tuple[Any, ...]) -> Tuple[List[Any], Any]:
+    """Return arguments as a flat list, and how they are nested, constants among it."""
+    try:
+        return blocks.flatten(args, "input")  # type: ignore[no-any-return]
+    except ValueError:  # MXNet takes arrays, symbols and None alone
+        flat, nesting = blocks.flatten(without_constants(args), "input")
+        return flat, (nesting, repr(_constants_in(args)))
+
+
+def without_constants(arg: Any) -> Any:
+    """Return arguments with None in the place of plain numbers and texts, which are constants of a graph."""
+    if isinstance(arg, (list, tuple)):
+        return tuple(map(without_constants, arg))
+    return None if isinstance(arg, _CONSTANTS) else arg
+
+
+def _constants_in(arg: Any) -> Any:
+    """Return the constants in arguments, nested as these are, with None for all else; None if there are none."""
+    if isinstance(arg, (list, tuple)):
+        items = tuple(map(_constants_in, arg))
+        return items if any(item is not None for item in items) else None
+    return arg if isinstance(arg, _CONSTANTS) else None
+
+
+@contextlib.contextmanager
+def constants_given(net: gluon.HybridBlock, args: Tuple[Any, ...]) -> Iterator[None]:
+    """Have ``hybrid_forward`` get the constants among the arguments of a call while the net is traced within this.
+
+    MXNet traces with symbols and None alone.
+    """
+    constants, hooked = _constants_in(args), vars(net).get("hybrid_forward")
+    if constants is None:
+        yield
+        return
+
+    def forward(F: Any, *inputs: Any, **params: Any) -> Any:
+        return type(net).hybrid_forward(net, F, *_with_constants(inputs, constants), **params)
+
+    vars(net)["hybrid_forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(net)["hybrid_forward"]
+        if hooked is not None:
+            vars(net)["hybrid_forward"] = hooked
+
+
+def _with_constants(inputs: Any, constants: Any) -> Any:
+    if isinstance(constants, tuple):
+        return [_with_constants(*pair) for pair in zip(inputs, constants)]
+    return inputs if constants is None else constants
 
 
 def infers() -> bool:

@@ -20,7 +20,16 @@ from ..symbol.rewrite import ShapeOutcomes
 from . import block_regions, storage
 from .early import EarlyGraph, Storage, Trace, Unfolded
 from .folding import convert_folded
-from .graphs import ConvertedGraph, GraphCache, TracedGraph, infers, known_inputs, signature_of
+from .graphs import (
+    ConvertedGraph,
+    GraphCache,
+    TracedGraph,
+    constants_given,
+    infers,
+    known_inputs,
+    signature_of,
+    without_constants,
+)
 from .lookup import REPLACED, Siblings, conversions_of, descendants, suspended
 from .precision import current_region
 from .shapes import known_shapes
@@ -121,10 +130,10 @@ class TracedNet:
         self.params = None
         blocks.cached_graph.set(self.net, ())
         try:
-            with suspended([self, *conversions_of(descendants(self.net))]), block_regions.entered(
-                self.net, self.regions
-            ):
-                return tuple(self.original("get_graph", *args))
+            inner = conversions_of(descendants(self.net))
+            with suspended([self, *inner]), block_regions.entered(self.net, self.regions):
+                with constants_given(self.net, args):
+                    return tuple(self.original("get_graph", *without_constants(args)))
         except Exception as e:
             raise trace_error(self.net, e) from e
         finally:

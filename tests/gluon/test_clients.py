@@ -10,6 +10,8 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
+from mxmp.diagnose import measure_ranges
+from mxmp.errors import ConvertError
 from mxmp.gluon import Trainer, convert, report
 
 EPS = np.finfo(np.float16).eps
@@ -191,3 +193,76 @@ def test_recurrent_weights_that_are_dropped(policy):
     with autograd.record():
         first, second = net(data), net(data)
     assert difference(first, second) > 64 * EPS
+
+
+# ---------------------------------------------------------------------- numbers as inputs
+
+
+class Repeating(gluon.HybridBlock):
+    """A net whose own ``forward`` hands over numbers and a text."""
+
+    act_type = "tanh"
+
+    def __init__(self, units=6, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.dense = nn.Dense(3, in_units=units)
+
+    def forward(self, x, times=2):
+        return super().forward(x, times, [self.act_type, x + 1, None, 0.5])
+
+    def hybrid_forward(self, F, x, times, others):
+        act_type, shifted, missing, half = others
+        assert missing is None
+        y = F.Activation(self.dense(F.tile(x, reps=(1, times))), act_type=act_type)
+        return half * y + shifted
+
+
+@pytest.mark.parametrize("units", [6, 0])
+@pytest.mark.parametrize("for_inference", [False, True])
+@pytest.mark.parametrize("policy", ["O0", *POLICIES])
+def test_numbers_are_constants_of_the_graph(policy, for_inference, units):
+    net = started(Repeating())
+    expected = net(X)
+    restarted = started(Repeating(units))
+    convert(restarted, policy, for_inference=for_inference)
+    assert difference(restarted(X), expected) < 16 * EPS
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_another_number_is_another_graph(policy):
+    net = started(Repeating())
+    net.act_type = "relu"
+    expected = net(X)
+    net.act_type = "tanh"
+    convert(net, policy)
+    net(X)
+    net.act_type = "relu"
+    with autograd.record():
+        y = net(X)
+    y.backward()
+    assert difference(y, expected) < 16 * EPS and report(net).casts > 0
+    with pytest.raises(ConvertError, match="MXNet cannot infer its shapes"):
+        net(X, 3)
+
+
+def test_numbers_reach_a_converted_net_within_another():
+    class Outer(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.inner = Repeating()
+
+        def hybrid_forward(self, F, x):
+            return self.inner(x, 2)
+
+    net = started(Outer())
+    expected = net(X)
+    convert(net.inner, "O1")
+    net.hybridize()
+    assert 0 < difference(net(X), expected) < 16 * EPS
+
+
+def test_ranges_of_a_net_that_hands_over_numbers_are_measured():
+    net = started(Repeating())
+    assert measure_ranges(net, [X])[f"{net.name}_dense0_fwd_output"] > 0
