@@ -120,7 +120,8 @@ class BlockHooks(FileHooks):
             self.given_graph = inputs, plan.symbol
             try:
                 blocks.set_op(self.net, None, list(plan.args))
-                self.original("build_cache", *without_constants(args))
+                with storage.reading_stored():
+                    self.original("build_cache", *without_constants(args))
             finally:
                 self.given_graph = None
         op, read = blocks.cached_op(self.net), blocks.cached_op_args(self.net)
@@ -151,7 +152,7 @@ class BlockHooks(FileHooks):
             self.graphs.forget_prepared()
         graph, built = self._op_for(graph, args)
         blocks.set_op(self.net, built.op, built.args)
-        with op_hook_on(self.net, graph):
+        with op_hook_on(self.net, graph), storage.reading_stored():
             outputs = self.original("call_cached_op", *without_constants(args))
         calls = (self.calls or calls_of(self._params())) if recording else None
         return outputs if calls is None else calls.note(self.net, graph, args, outputs)

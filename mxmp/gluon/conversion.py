@@ -24,7 +24,17 @@ from .block_hooks import BlockHooks
 from .cached_ops import compute_early
 from .early import EarlyGraph, Trace, trace_early
 from .graphs import GraphCache
-from .lookup import ATTRIBUTE, REPLACED, Siblings, blocks_in, conversion_of, converted_class, plain_class
+from .lookup import (
+    ATTRIBUTE,
+    PART,
+    REPLACED,
+    Siblings,
+    blocks_in,
+    conversion_of,
+    converted_class,
+    descendants,
+    plain_class,
+)
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, precision
 
@@ -118,6 +128,8 @@ class Conversion(BlockHooks):
     def install(self) -> None:
         """Replace methods of the net by this object's, and store its parameters as the policy says."""
         setattr(self.net, ATTRIBUTE, self)
+        for block in descendants(self.net):
+            vars(block)[PART] = True
         for name, replaced in REPLACED.items():
             if name != "forward" or self.own_graph is not None:
                 vars(self.net)[replaced] = getattr(self, name)
@@ -143,6 +155,8 @@ class Conversion(BlockHooks):
         """Undo `install`: the net has its own methods, its own graph and float32 parameters again."""
         for name in (*REPLACED.values(), _REDUCE, ATTRIBUTE):
             vars(self.net).pop(name, None)
+        for block in descendants(self.net):
+            vars(block).pop(PART, None)
         self.net.__class__ = plain_class(self.net)
         storage.attach_gradients(self._params())
         for param in self.stored:

@@ -13,6 +13,7 @@ from ..errors import ConvertError
 from ..mxnet_private import blocks
 
 ATTRIBUTE = "_mxmp_conversion"  # where a block holds its conversion
+PART = "_mxmp_part"  # set in the blocks within a converted one
 PLAIN_CLASS = "_mxmp_plain_class"  # where the class of a converted net holds the one that it was written in
 
 _PRIVATE = (blocks.get_graph, blocks.build_cache, blocks.call_cached_op, blocks.clear_cached_op)
@@ -109,6 +110,17 @@ def plain_class(net: gluon.HybridBlock) -> Any:
 def conversion_of(block: gluon.Block) -> Any:
     """Return the `Conversion` of a block, None if it has none."""
     return vars(block).get(ATTRIBUTE)
+
+
+def is_part(block: gluon.Block) -> bool:
+    """Return whether a block is within a converted one."""
+    return PART in vars(block)
+
+
+def holds_converted(block: gluon.Block) -> bool:
+    """Return whether a block within another one is converted."""
+    inner = blocks.children(block)
+    return any(conversion_of(each) is not None for each in inner) or any(map(holds_converted, inner))
 
 
 def conversions_of(among: Sequence[gluon.Block]) -> List[Any]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterable, Iterator, List, Sequence, Tuple, Type
+import sys
+import threading
+from types import FrameType
+from typing import Any, Iterable, Iterator, List, Optional, Sequence, Tuple, Type
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -16,8 +19,10 @@ from ..mxnet_private import blocks, parameters
 from ..mxnet_private.parameters import ParameterBase, ParameterDictBase, is_deferred, is_initialized
 from ..symbol.arguments import refuse_gpus
 from ..symbol.params import round_to
-from .lookup import blocks_in
+from .lookup import blocks_in, conversion_of, holds_converted, is_part
 
+_BLOCKS_FILE = gluon.HybridBlock.forward.__code__.co_filename  # the code of MXNet that hands parameters to blocks
+_LOCAL = threading.local()  # has ``reads_stored`` while a converted net reads its parameters
 _CLASS = "_mxmp_class"  # attribute of a low precision parameter that holds the class it had before
 
 
@@ -60,6 +65,18 @@ class LowPrecisionParameter(ParameterBase):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return the state for pickle and copy, with the user's class of parameters."""
         return _make_empty, (vars(self)[_CLASS],), vars(self)
+
+    def data(self, ctx: Optional[mx.Context] = None) -> mx.nd.NDArray:
+        """Return the value as it is stored; a block that was not converted gets it in float32.
+
+        Raises:
+            ConvertError: If that block is no part of a converted one, and would have to be converted too.
+        """
+        array = super().data(ctx)
+        caller = sys._getframe(1)
+        if caller.f_code.co_filename != _BLOCKS_FILE or getattr(_LOCAL, "reads_stored", False):
+            return array
+        return mx.nd.Cast(array, dtype=dtypes.FLOAT32) if _is_for_float32(self, caller) else array
 
     def set_data(self, data: Any) -> None:
         """Set the value on all contexts, from an NDArray or a numpy array of any dtype.
@@ -114,6 +131,44 @@ class CollectedParameters(ParameterDictBase):
             return
         for param in self.values():
             param.zero_grad()
+
+
+@contextlib.contextmanager
+def reading_stored() -> Iterator[None]:
+    """Give this thread's blocks parameters in the dtype that they are stored in, as a converted graph reads them."""
+    before = getattr(_LOCAL, "reads_stored", False)
+    _LOCAL.reads_stored = True
+    try:
+        yield
+    finally:
+        _LOCAL.reads_stored = before
+
+
+def _is_for_float32(param: gluon.Parameter, caller: FrameType) -> bool:
+    """Return whether the block whose code asks for a parameter runs as it was written, within a converted one.
+
+    A hybridized block that holds a converted one has its graph, which reads parameters as they are stored.
+    """
+    reading: Optional[gluon.Block] = None
+    frame: Optional[FrameType] = caller
+    while frame is not None:
+        block = frame.f_locals.get("self") if frame.f_code.co_filename == _BLOCKS_FILE else None
+        if isinstance(block, gluon.Block):
+            outermost = block
+            if reading is None:
+                reading = block
+                if frame.f_code is not gluon.HybridBlock.forward.__code__ and holds_converted(block):
+                    return False
+                if is_part(block) or conversion_of(block) is not None:
+                    return True
+        frame = frame.f_back
+    if reading is None:
+        return False
+    raise ConvertError(
+        f"block '{reading.name}' ({type(reading).__name__}) reads parameter '{param.name}', which the conversion of "
+        f"another block stores in {dtype_of(param)}. Convert block '{outermost.name}' too: "
+        f"mxmp.gluon.convert(net, policy), with the same policy."
+    )
 
 
 def exact_values(param: gluon.Parameter) -> List[mx.nd.NDArray]:

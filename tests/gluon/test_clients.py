@@ -12,7 +12,7 @@ from mxnet.gluon import nn, rnn
 
 from mxmp.diagnose import measure_ranges
 from mxmp.errors import ConvertError
-from mxmp.gluon import Trainer, convert, report
+from mxmp.gluon import Trainer, convert, report, restore
 
 EPS = np.finfo(np.float16).eps
 POLICIES = ["O1", "O2", "O3"]
@@ -266,3 +266,114 @@ def test_numbers_reach_a_converted_net_within_another():
 def test_ranges_of_a_net_that_hands_over_numbers_are_measured():
     net = started(Repeating())
     assert measure_ranges(net, [X])[f"{net.name}_dense0_fwd_output"] > 0
+
+
+# ---------------------------------------------------------------------- parts
+
+
+class Whole(gluon.HybridBlock):
+    def __init__(self, units=3, hidden=4, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.features = nn.HybridSequential()
+            self.features.add(nn.Dense(4, in_units=units), nn.BatchNorm(in_channels=hidden), nn.Activation("tanh"))
+            self.output = nn.Dense(2, in_units=hidden)
+
+    def hybrid_forward(self, F, x):
+        return self.output(self.features(x))
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_part_of_a_converted_net_is_called_by_itself(policy, hybridized):
+    net = started(Whole())
+    expected, features = net(X), net.features(X)
+    convert(net, policy)
+    if hybridized:
+        net.hybridize()
+    for _ in range(2):
+        found = net.features(X)
+        assert difference(found, features) < 8 * EPS and found.dtype == np.float32
+        assert difference(net.output(found), expected) < 16 * EPS
+        assert difference(net(X), expected) < 16 * EPS
+    assert difference(copy.deepcopy(net.features)(X), features) < 8 * EPS
+    restore(net)
+    assert difference(net.features(X), features) < 8 * EPS
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_part_is_called_before_the_net_has_shapes(policy):
+    net = convert(started(Whole(units=0, hidden=0)), policy)
+    features = net.features(X)
+    assert difference(net.output(features), net(X)) < 16 * EPS
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_part_that_is_called_by_itself_is_trained(policy, hybridized):
+    net, plain = started(Whole()), started(Whole())
+    convert(net, policy)
+    if hybridized:
+        net.hybridize()
+    for each in (net, plain):
+        with autograd.record():
+            y = each.output(each.features(X))
+        y.backward()
+    for param, expected in zip(net.collect_params().values(), plain.collect_params().values()):
+        if param.grad_req != "null":
+            assert difference(param.grad().astype("float32"), expected.grad()) < 32 * EPS
+
+
+# ---------------------------------------------------------------------- parameters of another conversion
+
+
+def tied():
+    """Return two nets that share a layer's parameters."""
+    first = nn.HybridSequential(prefix="first_")
+    with first.name_scope():
+        first.add(nn.Dense(3, in_units=3))
+    second = nn.HybridSequential(prefix="second_")
+    with second.name_scope():
+        second.add(nn.Dense(3, in_units=3, params=first[0].params))
+    return started(first), second
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("policy", ["O2", "O3"])
+def test_parameters_that_another_conversion_stored_low_name_the_block_to_convert(policy, hybridized):
+    first, second = tied()
+    expected = second(X)
+    convert(first, policy)
+    if hybridized:
+        second.hybridize()
+    message = (
+        r"block 'second\w*' \(\w+\) reads parameter 'first_dense0_(weight|bias)', which the conversion of another "
+        r"block stores in float16\. Convert block 'second' too: mxmp\.gluon\.convert\(net, policy\)"
+    )
+    for _ in range(2):
+        with pytest.raises(ConvertError, match=message):
+            second(X)
+    convert(second, policy)
+    assert difference(second(X), expected) < 8 * EPS
+    assert difference(first(X), expected) < 8 * EPS
+
+
+@pytest.mark.parametrize("policy", ["O2", "O3"])
+def test_a_hybridized_net_around_a_converted_one_reads_parameters_as_they_are_stored(policy):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=3), dense(3, 3, 2))
+    started(net)
+    expected = net(X)
+    convert(net[1], policy)
+    net.hybridize()
+    with autograd.record():
+        y = net(X)
+    y.backward()
+    assert 0 < difference(y, expected) < 64 * EPS
+    assert net[1][0].weight.grad().dtype == np.float16
+
+
+def test_what_a_user_reads_is_as_it_is_stored():
+    net = convert(started(dense(3, 2)), "O2")
+    net[0](X)
+    assert net[0].weight.data().dtype == np.float16
