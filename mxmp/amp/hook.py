@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Set
 
 from mxnet import MXNetError, gluon
 
+from .. import dtypes
 from ..gluon.conversion import Conversion
 from ..gluon.early import Trace
 from ..gluon.lookup import blocks_in, conversion_of, conversions_of, descendants
@@ -28,13 +29,17 @@ _NAME = call_cached_op.name
 
 # What MXNet says of an operator whose inputs have two dtypes (ElemwiseAttr in src/operator/elemwise_op_common.h,
 # UNIFORM_TYPE_CHECK in src/operator/operator_common.h).
-_DTYPES_DIFFER = re.compile(r"(?i)expected '?b?float(16|32)'?(,| v\.s\.) (got|given) '?b?float(16|32)")
+_DTYPES_DIFFER = re.compile(r"(?i)expected '?(b?float(?:16|32))'?(?:,| v\.s\.) (?:got|given) '?(b?float(?:16|32))")
 _CAST = (
     "block '{0}': an operator that runs eagerly got {1} and float32 together. amp.init casts no inputs of eager "
     "operators, where contrib.amp patches them to do so. If the {1} comes from net.cast('{1}'), call "
     "mxmp.gluon.cast(net, '{1}') in its place, which stores weights in {1} and keeps outputs float32; or hybridize the "
     "block."
 )
+
+
+class EagerDtypeError(AmpError, MXNetError):  # type: ignore[misc]
+    """An operator that runs eagerly met two dtypes; as an MXNetError it is caught where MXNet's own would be."""
 
 
 class _Conversion(Conversion):
@@ -91,9 +96,11 @@ class _Hook:
             try:
                 return self._call_block(block, *args)
             except MXNetError as e:
-                if not _DTYPES_DIFFER.search(str(e)):
+                match = _DTYPES_DIFFER.search(str(e))
+                if not match:
                     raise
-                raise AmpError(_CAST.format(block.name, self.request.dtype)) from e
+                low = next(dtype for dtype in map(str.lower, match.groups()) if dtype != dtypes.FLOAT32)
+                raise EagerDtypeError(_CAST.format(block.name, low)) from e
 
         gluon.Block.__call__ = call_block
 

@@ -38,13 +38,14 @@ class _Finder:
         ours = amp if part == ".amp" else import_module(f"mxmp.amp{part}")  # contrib's functions are in amp.amp
         names = vars(module)
         names.update((name, value) for name, value in vars(ours).items() if not name.startswith("_"))
-        if ours is amp:
+        if "init" in names:
 
             @functools.wraps(amp.init)
             def init(target_dtype: Any = self._dtype, *args: Any, **kwargs: Any) -> None:
                 amp.init(target_dtype, *args, **kwargs)
 
             names["init"] = init
+        if ours is amp:
             names["__getattr__"] = lambda name: _private(module, name)
 
 

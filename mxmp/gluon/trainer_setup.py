@@ -318,9 +318,13 @@ class TrainerSetup(ScalerStatus, TrainerBase):
         return Target(self.mx_optimizer, updaters, self.mx_contexts[: len(updaters)], self.mx_params)
 
 
+class _MixedUpError(TrainerError, AttributeError):
+    """A function of contrib.amp was given a trainer of mxmp; for ``hasattr`` the trainer lacks what it asks for."""
+
+
 def _mixed_up(function: str) -> TrainerError:
     """Return the error for a function of contrib.amp that was given a trainer of mxmp."""
-    return TrainerError(
+    return _MixedUpError(
         f"{function} of mxnet.contrib.amp was called with a trainer of mxmp, whose loss scale it does not know: call "
         f"that of mxmp.amp (`from mxmp import amp`). If a library calls it, run the program by `mxmp run --amp float16 "
         f"SCRIPT`, which puts mxmp.amp in the place of mxnet.contrib.amp."

@@ -68,7 +68,7 @@ def _by_rule(
         deny = rule.category == DENY and rule.reason
         reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
         verdict = Verdict(FLOAT32, reason, rule, taints=rule.category == DENY)
-        return _clamped(verdict, rule, call) if policy.pure else verdict
+        return _clamped(verdict, rule, call) if policy.pure and rule.category != ALLOW else verdict
     elif exact and (policy.pure or rule.category != DENY):
         return Verdict(FLOAT32, EXACT, rule, taints=False)
     elif policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:

@@ -194,8 +194,9 @@ class GuardInPlace(Pass):
 
     - The gradient of PReLU (_backward_LeakyReLU in src/operator/leaky_relu.cc): that of the data overwrites the
       gradient of the output, of which that of alpha is computed next, alpha times too small. If the graph ``trains``,
-      the data is multiplied by 1 where it is positive and by alpha elsewhere, bit for bit the same: PReLU of -1 there,
-      which has no gradient of its data, broadcasts alpha. On a CPU that takes less time than the operator itself.
+      it is relu(x) + alpha * min(x, 0), with the same values: PReLU of -1, which has no gradient of its data,
+      broadcasts alpha where the data is not positive. Positive values are in no product, so that none of the gradient
+      is out of float16's range that is not with PReLU.
     - ediff1d with one element in front or behind (np_ediff1d_op.cc), whose output is as large as its input: it gets the
       other element too, which a slice takes off.
     - diff with n=0 (np_diff.cc), which sets the output to zero first: it is an identity.
@@ -243,9 +244,10 @@ def _prelu(builder: GraphBuilder, node: Node) -> Node:
     data, alpha = node.inputs
     positive = add("_greater_scalar", "positive", data, scalar="0")
     other = add("_minus_scalar", "other", positive, scalar="1")  # -1 where the data is not positive, else 0
-    slope = builder.insert(node.op, f"{node.name}_slope", other, alpha, **dict(node.attrs))
-    factor = add("elemwise_sub", "factor", positive, slope)
-    return Node("elemwise_mul", node.name, make_attrs(device_attrs(node)), (data, factor))
+    slope = builder.insert(node.op, f"{node.name}_slope", other, alpha, **dict(node.attrs))  # -alpha there
+    product = add("elemwise_mul", "product", add("_minimum_scalar", "negative", data, scalar="0"), slope)
+    upper = add("relu", "upper", data)
+    return Node("elemwise_sub", node.name, make_attrs(device_attrs(node)), (upper, product))
 
 
 def _ediff1d(builder: GraphBuilder, node: Node) -> Node:

@@ -117,15 +117,16 @@ def convert_symbol(
     refuse_for_inference("convert_symbol", changes)
     model = make_model(sym, shapes, dtypes, ranges)
     parsed = Policy.parse(policy, **changes)
+    params = param_names(sym, model.shapes, data_names)
     found = convert_graph(
         sym,
         parsed,
         model.shapes,
         model.dtypes,
-        param_names(sym, model.shapes, data_names),
+        params,
         out_of_range=model.beyond_range(parsed),
         final=True,
-        inputs=sure_inputs(sym, model.shapes, data_names),
+        inputs=sure_inputs(sym, params, model.shapes, data_names),
     )
     require_matches(parsed, [found])
     return found.symbol

@@ -28,7 +28,8 @@ def label_names(symbol: Any) -> FrozenSet[str]:
 
 
 def sure_inputs(
-    symbol: Any, shapes: Mapping[str, Any], data_names: Optional[Sequence[str]] = None
-) -> Optional[FrozenSet[str]]:
-    """Return the labels of a symbol if nothing names its inputs, so that no others are known for sure; else None."""
-    return None if shapes or data_names is not None else label_names(symbol)
+    symbol: Any, params: FrozenSet[str], shapes: Mapping[str, Any], data_names: Optional[Sequence[str]] = None
+) -> FrozenSet[str]:
+    """Return the inputs of a symbol: all but its parameters, or its labels alone if nothing names the inputs."""
+    named = shapes or data_names is not None
+    return frozenset(symbol.list_arguments()) - params if named else label_names(symbol)

@@ -170,8 +170,7 @@ def convert_graph(
         final: Whether this is the one conversion of a network, whose parameters are stored as it
             decides; Gluon and Module may convert it again for other shapes.
         graph: The symbol's graph, if it has been read: ``to_graph(symbol)``.
-        inputs: Names of its inputs, labels included; unless given all variables but ``params``, or where these are not
-            known those that ``shapes`` names.
+        inputs: Names of its inputs, labels included; unless given all variables but ``params``.
 
     Raises:
         InferenceError: If the network does not type-check by itself; it names the node.
@@ -181,8 +180,7 @@ def convert_graph(
     shapes = shapes or {}
     source, graph = _without_casts(symbol, graph)
     if inputs is None:
-        variables = frozenset(node.name for node in graph.nodes if node.is_variable)
-        inputs = variables - params if params else frozenset(shapes)
+        inputs = frozenset(node.name for node in graph.nodes if node.is_variable) - params
     facts = infer_network(source, graph, shapes, types or {}, params)
     facts = replace(facts, inputs=inputs, out_of_range=out_of_range)
     plan = make_plan(graph, policy, facts, stored=stored, final=final)

@@ -154,6 +154,8 @@ class UpdaterFile(StateFile):
     @staticmethod
     def is_one(fname: str) -> bool:
         """Return whether a file begins as a pickle does."""
+        if not os.path.isfile(fname):  # the reader of states says so
+            return False
         with open(fname, "rb") as stream:
             return stream.read(1) == pickle.PROTO
 

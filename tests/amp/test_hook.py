@@ -342,6 +342,14 @@ def test_eager_operators_that_meet_a_net_that_was_cast_say_what_to_do(layer):
         block(mx.nd.array(X))
 
 
+def test_the_message_names_the_dtype_that_was_met_and_is_an_mxnet_error():
+    amp.init("bfloat16")
+    block = residual(nn.LayerNorm(in_channels=3))
+    block.net.cast("float16")
+    with pytest.raises(mx.MXNetError, match="got float16 and float32 together"):
+        block(mx.nd.array(X))
+
+
 def test_a_net_that_mxmp_cast_meets_eager_operators():
     amp.init()
     block, x = residual(nn.Dense(3, in_units=3)), mx.nd.array(X)

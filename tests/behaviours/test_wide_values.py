@@ -159,6 +159,13 @@ def test_without_shapes_labels_and_named_inputs_alone_are_wide(data_names, narro
     assert {name for name in ("shift", "my_label") if f"{name}_cast_float16_output" in outputs} == narrowed
 
 
+def test_the_label_of_a_network_without_parameters_is_wide():
+    first, second, label = map(mx.sym.var, ("a", "b", "my_label"))
+    net = mx.sym.abs(mx.sym.batch_dot(first, second) - label)
+    outputs = convert_symbol(net, "O1", shapes={"a": (1, 2, 2), "b": (1, 2, 2)}).get_internals().list_outputs()
+    assert "a_cast_float16_output" in outputs and "my_label_cast_float16_output" not in outputs
+
+
 def test_a_module_keeps_labels_in_float32():
     fc = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, name="fc")
     loss = mx.sym.MakeLoss(mx.sym.abs(fc - mx.sym.var("target_label")), name="loss")

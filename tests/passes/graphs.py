@@ -24,7 +24,8 @@ def lines(text):
 
 def converted(net, shapes, policy="O1"):
     """Return a symbol's conversion, all its arguments float32."""
-    return convert_graph(net, Policy.parse(policy), shapes, dict.fromkeys(net.list_arguments(), "float32"))
+    types = dict.fromkeys(net.list_arguments(), "float32")
+    return convert_graph(net, Policy.parse(policy), shapes, types, inputs=frozenset(shapes))
 
 
 def precisions(net, shapes, policy="O1"):

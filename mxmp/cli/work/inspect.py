@@ -53,7 +53,7 @@ def inspect_policy(symbol: Any, params: Params, policy: Policy, shapes: Shapes, 
     if model is not None:
         report = replace(model.report, param_bytes=model.param_bytes)
         return Inspection(report, model.changes, model.out_of_range, _uneven(report, before, params), model.widened)
-    found = convert_graph(symbol, policy, *known, final=True, inputs=sure_inputs(symbol, known[0]))
+    found = convert_graph(symbol, policy, *known, final=True, inputs=sure_inputs(symbol, known[-1], known[0]))
     require_matches(policy, [found])
     sizes = _param_bytes(symbol, known[-1], (before.graph, before.facts), (found.graph, found.facts))
     report = replace(found.report, param_bytes=sizes)
