@@ -7,6 +7,9 @@ Where it differs from contrib.amp, on purpose:
 - `init_trainer` gives a trainer exact skips: one overflow destroys nothing with any number of
   devices, the scale backs off at once and has a floor, and ``save_states`` keeps it. It starts at 256 and doubles
   up to the first overflow, in place of 65536, which skips several steps.
+  For bfloat16 it gives none unless asked.
+- Loss heads in hybridized nets and losses are scaled; those that run eagerly are refused, where contrib.amp
+  scales these alone. ``trainer._amp_loss_scaler`` has the names that scripts read and write.
 - A step whose loss was not scaled, gradients unscaled twice and the like are errors.
 - Any operator with a low precision kernel can be put in ``target_dtype_ops``; with the list given,
   no other matrix product or convolution runs in low precision. ``fp32_ops`` adds to the operators
