@@ -138,6 +138,15 @@ def whole_step_recorded(loop):
         loop.trainer.step(8)
 
 
+def reduced(loop, then=lambda: None):
+    loop.trainer.allreduce_grads()
+    then()
+
+
+def updated(loop):
+    loop.trainer.update(loop.data.shape[0])
+
+
 def adding():
     loop = Loop()
     loop.net.collect_params().setattr("grad_req", "add")
@@ -248,6 +257,11 @@ WRONG = {
         Loop(), clip=lambda loop: gluon.utils.clip_global_norm(loop.gradients(), 0.1)
     ),
     "clip_before_unscale by hand": lambda: changed(Loop("O2"), clip=lambda loop: loop.gradients()[0].__imul__(0.5)),
+    "clip_before_unscale after allreduce_grads": lambda: changed(
+        Loop(),
+        clip=lambda loop: reduced(loop, lambda: gluon.utils.clip_global_norm(loop.gradients(), 0.1)),
+        step=updated,
+    ),
     "zero_grad_missing": adding,
     "no_gradient": with_unused_layer,
     "not_recorded": lambda: changed(Loop(policy=None, trainer=None), backward=outside),
@@ -294,7 +308,9 @@ class _Swallowed(gluon.HybridBlock):
 @pytest.mark.parametrize("policy", [None, "O1"])
 def test_a_trained_bias_beside_a_frozen_weight_is_found(policy):
     (found,) = [each for each in with_frozen_weight(policy).check() if each.kind == "frozen_weight"]
-    assert found.severity == "warning" and "the weight of 'net_dense1' is frozen while its bias is trained" in found.text
+    assert (
+        found.severity == "warning" and "the weight of 'net_dense1' is frozen while its bias is trained" in found.text
+    )
 
 
 @pytest.mark.parametrize("grad_req, gradient", [("null", 777), ("write", 8)])
@@ -604,6 +620,19 @@ def test_skipped_steps_with_weights_in_bfloat16_are_looked_at(loss_scale, kinds)
     loop = of_bfloat16(loss_scale)
     loop.net[0].weight.set_data(mx.nd.ones((8, 16)) * 100)
     assert loop.check().kinds == kinds
+
+
+def test_clipping_after_allreduce_grads_is_found_where_it_is_wrong_alone():
+    """Not where gradients are unscaled before, nor the sum over contexts itself."""
+
+    def unscaled_before(loop):
+        reduced(loop, loop.trainer.unscale)
+        gluon.utils.clip_global_norm(loop.gradients(), 0.1)
+
+    for clip in (unscaled_before, lambda loop: reduced(loop, lambda: loop.trainer.clip_global_norm(0.1)), reduced):
+        assert str(changed(Loop("O2"), clip=clip, step=updated).check()) == "nothing found"
+    wrong = WRONG["clip_before_unscale after allreduce_grads"]().check()
+    assert "were changed between allreduce_grads and update" in str(wrong)
 
 
 # ------------------------------------------------------------------ all is put back

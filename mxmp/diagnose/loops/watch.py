@@ -83,7 +83,8 @@ class _Trainer:
     def __init__(self, trainer: gluon.Trainer, watch: LoopWatch) -> None:
         self.trainer, self._watch, self._found = trainer, watch, watch.found
         self._is_ours = isinstance(trainer, TrainerSetup)
-        self._scaled: Dict[int, Any] = {}  # copies of gradients after backward on a scaled loss, by the id of each
+        self._scaled: Dict[int, Any] = {}  # copies of gradients, as last known while they are scaled, by the id of each
+        self._since = "backward"  # since when they are so
         self._is_begun = False  # whether a loss of this step was scaled
         self._is_using = False  # whether a method that uses gradients runs, or has run since the last backward
         self._depth = 0
@@ -123,8 +124,12 @@ class _Trainer:
         with original(loss, *others) as scaled:
             yield scaled
         for each in everyone:
-            each._scaled = {id(grad): grad.copy() for _, grad in each._fresh_gradients()}
+            each._note_scaled("backward")
             each._is_using = False
+
+    def _note_scaled(self, since: str) -> None:
+        """Copy the gradients, which a method of the trainer or a backward has just written, still scaled."""
+        self._scaled, self._since = {id(grad): grad.copy() for _, grad in self._fresh_gradients()}, since
 
     def _begin(self) -> None:
         """Check, before the first backward of a step, that gradients which add up are zero."""
@@ -167,6 +172,8 @@ class _Trainer:
             raise StaleGradientError(str(e)) from e
         finally:
             self._depth -= 1
+        if not inner and name == "allreduce_grads":
+            self._note_scaled(name)
         if not inner and name in ("step", "update"):
             self._is_begun = self._is_using = False
             self._scaled = {}
@@ -185,20 +192,23 @@ class _Trainer:
             self._watch.calls.check_written()
             self._check_changed(name)
             self._check_stale(name, kwargs.get("ignore_stale_grad", len(args) > 1 and args[1]))
+        elif name == "update":  # after allreduce_grads
+            self._check_changed(name)
         if name in ("step", "update"):
             self._watch.note_step(self, kwargs.get("batch_size", args[0] if args else None))
 
     def _check_changed(self, name: str) -> None:
         """Find gradients that were changed while they were scaled."""
-        if not self._is_ours or scaler_of(self.trainer).window.scale == 1.0:
+        window = scaler_of(self.trainer).window if self._is_ours else None
+        if window is None or window.scale == 1.0 or window.is_unscaled:
             return
         fresh = [(param, grad) for param, grad in self._fresh_gradients() if id(grad) in self._scaled]
         changed = [param.name for param, grad in fresh if not _same(grad, self._scaled[id(grad)])]
         if changed:
             self._found.add(
                 "clip_before_unscale",
-                f"the gradients of {names_of(changed)} were changed between backward and {name}, while they were still "
-                f"multiplied by the loss scale, as by gluon.utils.clip_global_norm. Call trainer.unscale() before, or "
+                f"the gradients of {names_of(changed)} were changed between {self._since} and {name}, still multiplied "
+                f"by the loss scale, as by gluon.utils.clip_global_norm. Call trainer.unscale() before, or "
                 f"trainer.clip_global_norm(max_norm), which does.",
             )
 
