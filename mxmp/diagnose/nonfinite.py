@@ -33,7 +33,7 @@ def find_nonfinite(
     batch: Any,
     policy: Union[None, str, Policy] = None,
     *,
-    loss: Optional[Loss] = None,
+    loss: Union[None, str, Loss] = None,
     loss_scale: float = 1.0,
     ctx: Any = None,
 ) -> Optional[NonFinite]:
@@ -51,8 +51,10 @@ def find_nonfinite(
         batch: One batch, as for `compare`; with ``loss``, its last array is the label, which must be there. Of a symbol
             or Module labels may be left out as for `compare`: they are zeros, of which gradients are looked at then.
         policy: The policy; None for the network's own if it is converted, and 'O1' for others, as for `compare`.
-        loss: ``loss(outputs, label)`` gives the loss of a Gluon net, as an NDArray: then backward runs too. A
-            Module or symbol has loss heads, whose backward always runs.
+        loss: ``loss(outputs, label)`` gives the loss of a Gluon net, an NDArray or nested lists of them: then backward
+            runs too. Where the loss reads no label, end the batch with None. 'outputs' says that the net computes its
+            losses by itself, as GluonCV's YOLO does, and returns them; no array of the batch is a label then. A Module
+            or symbol has loss heads, whose backward always runs.
         loss_scale: The loss scale; positive.
         ctx: Where a symbol runs, the CPU unless given; a net and a Module run where their parameters are.
 
@@ -74,7 +76,7 @@ def explain(
     batch: Any,
     policy: Union[None, str, Policy] = None,
     *,
-    loss: Optional[Loss] = None,
+    loss: Union[None, str, Loss] = None,
     loss_scale: float = 1.0,
     ctx: Any = None,
 ) -> Verdict:
@@ -92,12 +94,14 @@ def explain(
     return judge(_calls(net_or_model, batch, policy, loss, ctx), require_scale(loss_scale))
 
 
-def _calls(given: Any, batch: Any, policy: Any, loss: Optional[Loss], ctx: Any) -> List[Call]:
+def _calls(given: Any, batch: Any, policy: Any, loss: Union[None, str, Loss], ctx: Any) -> List[Call]:
     """Return the calls of a network for a batch."""
+    inside = loss == "outputs"
+    loss = _outputs if inside else loss
     subject = read_subject(given, loss, ctx)
     wanted, read = subject.policy_or(policy), one_batch(batch)
     if subject.net is not None:
-        return _of_net(subject.net, read, wanted, loss)
+        return _of_net(subject.net, read, wanted, loss, inside)
     return [_of_symbol(subject.of_bucket([read.bucket]), read, wanted, ctx)]
 
 
@@ -132,11 +136,19 @@ class _Ones(Gradients):
 # ---------------------------------------------------------------------- Gluon
 
 
-def _of_net(net: gluon.Block, batch: Batch, policy: Policy, loss: Optional[Loss]) -> List[Call]:
-    """Run the net once, with the loss if there is one, and return its calls."""
-    inputs, label, has_label = batch.for_net(loss is not None).beside(net)
-    if loss is not None and not has_label:
-        raise ConvertError("batch has no label, which loss reads; give a tuple of inputs and, last, the label.")
+def _outputs(outputs: Any, label: Any) -> Any:
+    """Return the losses that a net computes by itself."""
+    return outputs
+
+
+def _of_net(net: gluon.Block, batch: Batch, policy: Policy, loss: Any, inside: bool) -> List[Call]:
+    """Run the net once, with the loss if there is one, and return its calls; ``inside``: the net computes it."""
+    inputs, label, has_label = batch.for_net(loss is not None and not inside).beside(net)
+    if loss is not None and not has_label and not inside:
+        raise ConvertError(
+            "batch has no label, which loss reads; give a tuple of inputs and, last, the label, or None for a loss "
+            "that reads none."
+        )
     with kept(net):  # which gives it as it was written
         # What is not converted runs as it was written, unseen: a float32 net is converted to nothing but float32.
         convert(net, policy if policy.is_mixed else Policy.parse("O1", names={"*": dtypes.FLOAT32}))

@@ -16,6 +16,7 @@ from ..gluon.lookup import blocks_in, conversions_of
 from ..module import Module
 from ..mxnet_private import modules
 from ..policy import Policy
+from ..probe.step_replay import flat
 from ..symbol import ConvertedModel
 from ..symbol.arguments import require_symbol
 from .batches import inputs_of
@@ -163,7 +164,7 @@ def losses_of(loss: LossFunction, output: Any, label: Any) -> Sequence[Any]:
         labelled = "no label" if label is None else f"a label of shape {_shape(label)}"
         shapes = f"an output of shape {_shape(output)} and {labelled}"
         raise ConvertError(f"batches: the loss fails on {shapes}: {mxnet_reason(e)}") from e
-    several = list(found) if isinstance(found, (list, tuple)) else [found]
+    several = list(flat(found))
     if not several or not all(isinstance(each, mx.nd.NDArray) for each in several):
         kind = ", ".join(type(each).__name__ for each in several) or "nothing"
         raise ConvertError(f"loss gave {kind}; expected the loss of the batch, an NDArray of any shape.")

@@ -31,6 +31,7 @@ class Call:
         training: Whether it ran in training mode.
         loss_heads: Names of Custom operators that are loss heads.
         follows_lost: Whether its inputs may come from a call that is not known, so that they cannot be called data.
+        linked: Whether it is known that the loss depends on it.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Call:
     training: bool = True
     loss_heads: FrozenSet[str] = frozenset()
     follows_lost: bool = False
+    linked: bool = True
     _lookers: Dict[bool, Looker] = field(default_factory=dict)
 
     def run(self, low: bool, scale: float = 1.0) -> Seen:
@@ -127,7 +129,7 @@ class LossGradients(Gradients):
             leaf.attach_grad()
         with autograd.record():
             losses = self.loss(_nested(iter(leaves), self.outputs), *self.labels)
-        autograd.backward(list(losses) if isinstance(losses, (list, tuple)) else [losses])
+        autograd.backward(list(flat(losses)))
         return [leaf.grad for leaf in leaves]
 
     def given(self) -> Dict[str, Any]:
@@ -138,6 +140,14 @@ class LossGradients(Gradients):
     def cleaned(self) -> LossGradients:
         """Return the same with 0 in place of inf and NaN in labels."""
         return LossGradients(self.loss, [_cleaned(each) for each in self.labels], self.outputs)
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """Yield the items of nested lists and tuples, or the value itself."""
+    for each in value if isinstance(value, (list, tuple)) else ():
+        yield from flat(each)
+    if not isinstance(value, (list, tuple)):
+        yield value
 
 
 def _nested(arrays: Iterator[Any], like: Any) -> Any:

@@ -216,8 +216,14 @@ def test_a_row_that_a_mask_forbids_wholly_is_the_softmaxs_fault_and_not_the_mask
     found = diagnose.explain(net, (batch, mx.nd.zeros((2, 3))), "O1", loss=LOSS)
     assert found.kind == ("float32 model broken" if forbidden else "no fault found")
     if forbidden:
-        assert (found.node.op, found.node.output.nans, found.node.inf_from) == ("softmax", 3, "net_hybridlambda0__mulscalar0")
-        assert "gives NaN in 3 of 6 elements" in str(found) and "inf, which comes from 'net_hybridlambda0__mulscalar0'" in str(found)
+        assert (found.node.op, found.node.output.nans, found.node.inf_from) == (
+            "softmax",
+            3,
+            "net_hybridlambda0__mulscalar0",
+        )
+        assert "gives NaN in 3 of 6 elements" in str(
+            found
+        ) and "inf, which comes from 'net_hybridlambda0__mulscalar0'" in str(found)
         assert diagnose.NonFinite.from_json(found.node.to_json()) == found.node
 
 
@@ -253,3 +259,54 @@ def test_a_mask_that_reaches_the_output_as_inf_is_a_bad_parameter():
     net[0].bias.grad_req = "null"
     found = diagnose.explain(net, (mx.nd.ones((2, 2)), mx.nd.zeros((2, 2))), "O1", loss=LOSS)
     assert (found.kind, found.node.name) == ("parameters", "net_dense0_bias")
+
+
+class Detector(gluon.HybridBlock):
+    """Computes its losses by itself if it is given targets, as GluonCV's YOLO does, and returns lists of them."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.body = gluon.nn.Dense(4, in_units=6)
+        self.initialize(mx.init.One())
+
+    def hybrid_forward(self, F, x, first, second):
+        out = self.body(x)
+        return [F.mean(F.square(out - first), axis=1), [F.mean(F.abs(out - second), axis=1)]]
+
+
+def detected(x=None, first=None):
+    zeros = mx.nd.zeros((4, 4))
+    return data() if x is None else x, zeros if first is None else first, zeros
+
+
+NAN_ROW = data()
+NAN_ROW[1] = float("nan")
+
+
+@pytest.mark.parametrize(
+    "options, last",
+    [
+        ({"loss": "outputs"}, ()),
+        ({"loss": lambda losses, label: losses}, (None,)),
+        ({"loss": lambda losses, label: losses[0] + losses[1][0]}, (None,)),
+    ],
+    ids=["outputs", "lists", "sum"],
+)
+def test_a_net_that_computes_its_losses_is_explained_without_a_label(options, last):
+    def explain(*batch, scale=1.0):
+        return diagnose.explain(Detector(), (*detected(*batch), *last), "O1", loss_scale=scale, **options)
+
+    assert explain().kind == "no fault found"
+    verdict = explain(NAN_ROW)
+    assert (verdict.kind, verdict.node.rows) == ("data", (1,))
+    assert explain(None, mx.nd.full((4, 4), float("nan"))).kind == "data"
+    verdict = explain(scale=2.0**30)
+    assert verdict.kind == "scale too high" and verdict.node.where == "backward"
+    found = diagnose.find_nonfinite(Detector(), (*detected(), *last), "O1", loss_scale=2.0**30, **options)
+    assert found.where == "backward"
+
+
+def test_a_loss_that_misses_its_label_says_how_to_give_none():
+    with pytest.raises(ConvertError, match="batch has no label, .* or None for a loss that reads none"):
+        diagnose.explain(Detector(), data(), loss=lambda out, label: out)
