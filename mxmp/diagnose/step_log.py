@@ -201,6 +201,8 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         error = "" if end.error is None else " ".join(f"{type(end.error).__name__}: {end.error}".split())
         self._seconds, scale = time.monotonic() - self._begin, end.loss_scale.value
         record = StepRecord(end.number, self._seconds, end.taken, end.scale, scale, None, None, *_read(shares), error)
+        if not (end.taken or end.skipped or error):
+            self._why = "the loss is not finite"
         self._pending = _Pending(record._replace(why=self._why), end.skipped, self._norm, self._loss)
         self._norm, self._loss, self._why = None, MeanLoss(), ""
         self._end_batch(in_group=False)

@@ -39,6 +39,7 @@ class BlockHooks(FileHooks):
     plain_trainer: PlainTrainerCheck
     is_initialized: bool  # whether the parameters have values, stored in the dtypes that the policy gives them
     calls: Optional[NetCalls]  # what its recorded calls are noted by; None for its trainer
+    calls_untrained: Optional[NetCalls]  # likewise, where no trainer trains it
     early_values: Optional[PreparedParams]  # for the first call of a net for inference; None after it
     params_recorded: bool  # whether it is noted that autograd may hold the parameters
 
@@ -154,8 +155,12 @@ class BlockHooks(FileHooks):
         blocks.set_op(self.net, built.op, built.args)
         with op_hook_on(self.net, graph), storage.reading_stored():
             outputs = self.original("call_cached_op", *without_constants(args))
-        calls = (self.calls or calls_of(self._params())) if recording else None
+        calls = (self.calls or calls_of(self._params()) or self._calls_untrained()) if recording else None
         return outputs if calls is None else calls.note(self.net, graph, args, outputs)
+
+    def _calls_untrained(self) -> Optional[NetCalls]:
+        self.calls_untrained = self.calls_untrained or NetCalls.of_untrained()
+        return self.calls_untrained
 
     def _op_for(self, graph: ConvertedGraph, args: Tuple[Any, ...]) -> Tuple[ConvertedGraph, BuiltOp]:
         """Return the cached operator that runs a graph now, with what it reads of parameters as they are.

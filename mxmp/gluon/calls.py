@@ -5,10 +5,15 @@ where no step follows, until the same net is called again. Only where the next s
 or where a `mxmp.diagnose.Watch` asks for it, all calls are kept, up to `MOST_CALLS`, and zeros are added to the net's
 outputs, whose gradients are those of the outputs. Else a net's last call on each context is kept. Where others were
 made, nothing is said of what they may have given: neither that an input is bad data nor that all outputs are finite.
+
+A loss may come through nets that the trainer does not train: a frozen one, or another trainer's. Their calls are noted
+too, where a trainer of mxmp is alive; `NetCalls.reach` takes those over that were recorded of a loss.
 """
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
@@ -17,9 +22,12 @@ from mxnet import autograd, gluon
 
 from ..loss_scale import NoOpLossScale
 from ..mxnet_private import parameters
+from ..optimizer.gradient_pairs import leaves
+from ..probe.batch_faults import nan_given
 from ..probe.faults import NO_FAULT
 from ..probe.step_replay import Call, Gradients, LossGradients
 from ..probe.verdict import judge
+from ..scaling.recorded_graph import node_name, recorded_names
 from ..scaling.scaler import Scaler
 from ..scaling.source import ScaleSource
 from .graphs import ConvertedGraph, split_inputs
@@ -27,6 +35,8 @@ from .lookup import blocks_in, conversions_of
 
 ATTRIBUTE = "_calls"  # where a trainer has them
 MOST_CALLS = 256  # that are kept of one step of a trainer
+
+_NUMBERS = itertools.count()
 
 
 @dataclass(eq=False)
@@ -42,6 +52,9 @@ class NetCall:
         outputs: What the net returned, if gradients are kept.
         zeros: What was added to its outputs, with the gradients of these; empty if they are not kept.
         follows_lost: Whether calls before it are not kept, which may have given its inputs.
+        number: Its place among all calls.
+        node: The name that autograd has for the operator that gave its first output; None if that is not needed.
+        linked: Whether it is recorded how it came into the loss; not so of a frozen net that is called with data.
     """
 
     net: gluon.Block
@@ -52,6 +65,9 @@ class NetCall:
     outputs: Any = None
     zeros: Sequence[Any] = ()
     follows_lost: bool = False
+    number: int = 0
+    node: Optional[str] = None
+    linked: bool = True
 
     def replay(self, scale: float, of_loss: Optional[LossGradients] = None, backward: bool = True) -> Call:
         """Return it as something that can be run again, perhaps backward.
@@ -71,11 +87,11 @@ class NetCall:
         decisions = self.graph.converted.decisions
         name = str(self.net.name)
         made = name, decisions, values, names, trained, gradients, self.context, self.training
-        return Call(*made, follows_lost=self.follows_lost)
+        return Call(*made, follows_lost=self.follows_lost, linked=self.linked)
 
 
 class NetCalls:
-    """The recorded calls of the nets that a trainer trains, since its last step.
+    """The recorded calls of the nets that a trainer trains, since its last step; or of a net that none trains.
 
     Attributes:
         scaler: The trainer's.
@@ -91,12 +107,23 @@ class NetCalls:
         self.lost = 0
         self._noted = 0  # calls of the present step
         self._calls: Dict[Tuple[int, Any, int], NetCall] = {}
+        self._reached: List[Tuple[NetCalls, NetCall]] = []  # of nets that the trainer does not train
 
     @classmethod
     def of(cls, trainer: Any, scaler: Scaler) -> NetCalls:
         """Return those of a trainer, with a scaler that explains its steps by them."""
         found: NetCalls = vars(trainer).get(ATTRIBUTE) or cls(scaler)
-        found.scaler, scaler.explain = scaler, found.explain
+        found.scaler, scaler.explain, scaler.bad_input = scaler, found.explain, found.bad_input
+        _OF_TRAINERS.add(found)
+        return found
+
+    @classmethod
+    def of_untrained(cls) -> Optional[NetCalls]:
+        """Return what notes the calls of a net that no trainer trains; None if no trainer of mxmp can ask for them."""
+        if not _OF_TRAINERS:
+            return None
+        found = cls(Scaler(ScaleSource(NoOpLossScale())))
+        _OF_OTHERS.add(found)
         return found
 
     @classmethod
@@ -111,6 +138,21 @@ class NetCalls:
     @property
     def noted(self) -> List[NetCall]:
         """The calls since the last step in their order, the last ones where there were many."""
+        calls = [*self._calls.values(), *(call for _, call in self._reached)]
+        return sorted(calls, key=lambda call: call.number)
+
+    def reach(self, loss: Any) -> None:
+        """Take over the calls of other nets that were recorded of a loss, or of nested lists and tuples of losses."""
+        own = {call.number for call in self.noted}
+        pairs = ((each, call) for each in (*_OF_TRAINERS, *_OF_OTHERS) if each is not self for call in each.own)
+        others = [(each, call) for each, call in pairs if call.number not in own]
+        if others:
+            names = recorded_names(each for each in leaves(loss) if isinstance(each, mx.nd.NDArray))
+            self._reached += [(each, call) for each, call in others if call.node in names or not call.linked]
+
+    @property
+    def own(self) -> List[NetCall]:
+        """The calls of nets that the trainer trains."""
         return list(self._calls.values())
 
     def note(self, net: gluon.Block, graph: ConvertedGraph, args: Tuple[Any, ...], outputs: Any) -> Any:
@@ -118,15 +160,19 @@ class NetCalls:
         inputs = split_inputs(args)
         context = next((each.ctx for each in inputs if isinstance(each, mx.nd.NDArray)), mx.context.current_context())
         inputs = [each.detach() if isinstance(each, mx.nd.NDArray) else each for each in inputs]
-        call = NetCall(net, graph, inputs, context, autograd.is_training())
+        call = NetCall(net, graph, inputs, context, autograd.is_training(), number=next(_NUMBERS))
         self._noted += 1
-        if not (self.watches or self.scaler.next_skip_is_told):
-            self._keep((id(net), context, 0), call)
-            return outputs
-        call.zeros = []
-        call.outputs = _with_zeros(outputs, call.zeros)
-        self._keep((id(net), context, self._noted), call)
-        return call.outputs
+        key = 0
+        asking = _OF_TRAINERS if self in _OF_OTHERS else (self,)
+        if any(each.watches or each.scaler.next_skip_is_told for each in asking):
+            call.zeros, key = [], self._noted
+            outputs = call.outputs = _with_zeros(outputs, call.zeros)
+        if self not in _OF_TRAINERS or len(_OF_TRAINERS) > 1:
+            first = next(iter(leaves(outputs)), None)
+            call.node = None if first is None else node_name(first)
+            call.linked = self not in _OF_OTHERS or call.node is not None
+        self._keep((id(net), context, key), call)
+        return outputs
 
     def _keep(self, key: Tuple[int, Any, int], call: NetCall) -> None:
         """Keep a call, the last one; those that are too many, or that it replaces, are lost."""
@@ -142,13 +188,16 @@ class NetCalls:
         """Forget the calls: the step is over."""
         self._calls.clear()
         self.lost = self._noted = 0
+        self._reached = []
+        for each in _OF_OTHERS if self in _OF_TRAINERS else ():  # which have no step of their own
+            each.forget()
 
     def explain(self) -> Optional[str]:
         """Return why the present step is not finite, in sentences; None if that is not found out.
 
         Nobody has asked for it, so dropout is off: the user's random numbers stay as they are.
         """
-        if not self._calls:
+        if not self.noted:
             return None
         scale = self.scaler.window.scale
         verdict = judge([call.replay(scale).without_dropout() for call in self.noted], scale)
@@ -156,6 +205,15 @@ class NetCalls:
             return str(verdict)
         outside = self.scaler.window.loss_finite is False and not self.lost
         return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None
+
+    def bad_input(self) -> Optional[str]:
+        """Return which input of the step holds NaN; None if none is known to, or another net may have given it."""
+        first = next(iter(self.noted), None)
+        return None if first is None else nan_given(first.replay(1.0))
+
+
+_OF_TRAINERS: weakref.WeakSet[NetCalls] = weakref.WeakSet()  # that are alive
+_OF_OTHERS: weakref.WeakSet[NetCalls] = weakref.WeakSet()  # of nets that no trainer trains
 
 
 def calls_of(params: Iterable[gluon.Parameter]) -> Optional[NetCalls]:

@@ -223,6 +223,7 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "is_initialized": False,
         "params_recorded": False,
         "calls": None,
+        "calls_untrained": None,
         "early_values": None,
         "suspension": threading.local(),
     }

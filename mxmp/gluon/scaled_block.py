@@ -23,6 +23,9 @@ def scaled_block(loss: Any, trainers: Sequence[TrainerSetup]) -> Iterator[Any]:
                 for trainer in trainers:
                     trainer._scaler.window = trainer._scaler.window.reached_by_backward()
 
+        for trainer in trainers:
+            if trainer._scaler.active:
+                trainer._calls.reach(loss)
         block = scale_loss(loss, [trainer._scaler for trainer in trainers], finish)
         for trainer in begun:
             stack.enter_context(trainer._gradients.forbid_overwrite())

@@ -53,6 +53,10 @@ class Trainer(TrainerSetup):
             None means False where MXNet allows the choice.
         loss_scale: 'dynamic', a number, a `LossScale`, a `SharedLossScale`, or None for no scaling
             and no checks.
+        nonfinite_loss: What a step does whose loss is NaN or inf by itself: 'raise' a NonFiniteLossError, or 'skip',
+            which leaves the loss scale as it is, for a NaN batch is no overflow. Needs a loss scale, such as 1.
+        max_nonfinite_losses: How many steps in a row 'skip' skips; the next one raises. Both may be set later, also
+            on a trainer of `adopt` or `mxmp.amp`, on a Module or a `LossScaleOptimizer`.
 
     Raises:
         TrainerError: If the arguments contradict each other.
@@ -179,8 +183,8 @@ class Trainer(TrainerSetup):
         Raises:
             TrainerError: Inside a scale_loss block, if the loss was not scaled, after
                 `allreduce_grads`, or (StaleGradientError) without fresh gradients.
-            NonFiniteLossError: If the loss itself was not finite; nothing is updated. With a
-                distributed kvstore every worker raises, whosever loss it is.
+            NonFiniteLossError: If the loss itself was not finite, and ``nonfinite_loss`` is 'raise' or has skipped
+                too many; nothing is updated. With a distributed kvstore every worker raises, whosever loss it is.
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         if self._scaler.window.reduced and not self._scaler.window.is_unscaled:

@@ -56,6 +56,8 @@ class TrainerSetup(ScalerStatus, TrainerBase):
         compression_params: Optional[Dict[str, Any]] = None,
         update_on_kvstore: Optional[bool] = None,
         loss_scale: Any = "dynamic",
+        nonfinite_loss: str = "raise",
+        max_nonfinite_losses: int = 10,
     ) -> None:
         given = None
         if isinstance(optimizer, LossScaleOptimizer):
@@ -77,6 +79,8 @@ class TrainerSetup(ScalerStatus, TrainerBase):
             super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
             require_updating_kvstore(update_on_kvstore, kvstore, len(self.mx_contexts), sparse)
             self._require_fitting(scaler.loss_scale)
+            self._scaler = scaler
+            self.nonfinite_loss, self.max_nonfinite_losses = nonfinite_loss, max_nonfinite_losses
         except Exception:
             for param, owner in owners:
                 parameters.trainer_of.set(param, owner)
@@ -216,7 +220,9 @@ class TrainerSetup(ScalerStatus, TrainerBase):
     def _attach_scaler(self, scaler: Scaler) -> None:
         """Work with a scaler, and make what a trainer of mxmp has and one of MXNet lacks."""
         known = vars(self).get("_scaler")
-        scaler.observers = scaler.observers if known is None else known.observers
+        if known is not None:
+            scaler.observers = known.observers
+            scaler.nonfinite_loss, scaler.max_nonfinite_losses = known.nonfinite_loss, known.max_nonfinite_losses
         self._scaler = scaler
         scaler.validate = self._require_fitting
         self._calls = NetCalls.of(self, scaler)

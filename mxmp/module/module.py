@@ -14,12 +14,13 @@ from ..devices import amx
 from ..errors import TrainerError
 from ..optimizer.gradient_pairs import mapped
 from ..policy import Policy
+from ..probe.batch_faults import nan_given
 from ..report import Report
 from ..symbol.arguments import require_symbol
 from ..training.running_stats import Named
 from .binding import accumulates
 from .converted import write_loss_scale
-from .replay import explain
+from .replay import calls_of, explain
 from .saving import ModuleFiles
 from .setup import make_scaler
 from .training import BoundWeights, Training
@@ -237,12 +238,16 @@ class Module(ModuleFiles):
     def _step_weights(self, training: Training) -> BoundWeights:
         """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
         group, numbers = self.mx_exec_group, self._bound("update").loss_outputs
-        self._scaler.explain = self._explain  # of the modules that share a scaler, the one that steps
+        # Of the modules that share a scaler, the one that steps.
+        self._scaler.explain, self._scaler.bad_input = self._explain, self._bad_input
         losses = [executor.outputs[number] for executor in group.execs for number in numbers]
         return BoundWeights(training, self._trained(), losses, self._running_stats())
 
     def _explain(self) -> Optional[str]:
         return explain(self, self._backward_scale, self._out_grads)
+
+    def _bad_input(self) -> Optional[str]:
+        return next(filter(None, map(nan_given, calls_of(self))), None)
 
     def _running_stats(self) -> Named:
         """Return the running statistics by name, on every context."""

@@ -22,7 +22,7 @@ def calls_of(module: Module, out_grads: Optional[Sequence[Any]] = None, copied: 
     labels are copied, which the next batch overwrites.
     """
     runnable, group = module._bound("replay"), module.mx_exec_group
-    data = [*group.data_names, *group.label_names]
+    data = [*group.data_names, *(group.label_names or ())]
     trained = frozenset(
         name for name, grads in zip(group.param_names, group.grad_arrays) if grads and grads[0] is not None
     )

@@ -32,12 +32,27 @@ def nan_in_batch(runs: Sequence[Run]) -> Optional[NonFinite]:
     """
     spoilt = False
     for run in runs:
-        given = run.call.labels() if spoilt or run.call.follows_lost else run.call.given()
-        for name, array in given.items():
-            found = next((each for each in ranges_of({name: array}) if each.nans), None) if is_real(array) else None
-            if found is not None:
-                return NonFinite(DATA, name, "", dtypes.FLOAT32, found, rows=rows_of(array))
+        found = _first_nan(run.call.labels() if spoilt or run.call.follows_lost else run.call.given())
+        if found is not None:
+            return found
         spoilt = spoilt or any(each.bad for each in run.seen.outputs)
+    return None
+
+
+def nan_given(call: Call) -> Optional[str]:
+    """Return which input or label of a call holds NaN, in words; None if none does, or another call may have given it.
+
+    Nothing is run, so the call must be the first one of its step.
+    """
+    found = None if call.follows_lost else _first_nan(call.given())
+    return None if found is None else str(found)
+
+
+def _first_nan(given: Mapping[str, Any]) -> Optional[NonFinite]:
+    for name, array in given.items():
+        found = next((each for each in ranges_of({name: array}) if each.nans), None) if is_real(array) else None
+        if found is not None:
+            return NonFinite(DATA, name, "", dtypes.FLOAT32, found, rows=rows_of(array))
     return None
 
 

@@ -71,8 +71,12 @@ def without_spoilt(calls: Sequence[Call], scale: float) -> List[Call]:
     """Return calls without known gradients of outputs where these follow from low precision.
 
     Such are NaN since the outputs were not finite, or since the backward of a later call overflowed; they say nothing
-    of float32.
+    of float32. Calls of which it is not known that the loss depends on them are left out, unless the others are given
+    inf or NaN.
     """
+    linked = [call for call in calls if call.linked]
+    if len(linked) < len(calls) and not any(each.bad for call in linked for each in _real_ranges(call.given())):
+        calls = linked
     found: List[Call] = []
     for call in reversed(calls):
         found.insert(0, _without_spoilt(call, found, scale))

@@ -90,6 +90,11 @@ def recorded_nodes(array: mx.nd.NDArray) -> Sequence[Node]:
     return _graph(_recorded_text(array)).nodes
 
 
+def recorded_names(losses: Iterable[mx.nd.NDArray]) -> Set[str]:
+    """Return the names that autograd has for the operators that made losses."""
+    return {found["name"] for loss in losses for found in _NODE.finditer(_recorded_text(loss)) if found["name"]}
+
+
 def is_recorded(array: mx.nd.NDArray) -> bool:
     """Return whether autograd has a node for an array; False again after a backward that freed its graph."""
     try:

@@ -18,7 +18,7 @@ from ..errors import LossScaleError, NonFiniteLossError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale
 from .recorded_graph import GraphChecks
 from .scaled_loss import Factors
-from .skips import SkipCounter
+from .skips import SkipCounter, worth_a_line
 from .source import ScaleSource
 from .window import Stage, Window
 
@@ -56,7 +56,13 @@ class Scaler:
             out.
         turn: What a thread holds while it scales a loss: threads of data parallel training, each with a context of its
             own, take turns.
+        bad_input: Says which input of the present step holds inf or NaN; None if none is known to.
+        nonfinite_loss: 'raise' or 'skip', what a step does whose loss is not finite by itself.
+        max_nonfinite_losses: How many such steps in a row are skipped.
     """
+
+    nonfinite_loss = "raise"
+    max_nonfinite_losses = 10
 
     def __init__(self, source: ScaleSource) -> None:
         self.source = source
@@ -68,6 +74,7 @@ class Scaler:
         self.validate: Callable[[LossScale], None] = lambda _: None
         self.observers: Dict[int, Any] = {}
         self.explain: Callable[[], Optional[str]] = lambda: None
+        self.bad_input: Callable[[], Optional[str]] = lambda: None
 
     @property
     def loss_scale(self) -> LossScale:
@@ -200,8 +207,15 @@ class Scaler:
     def _read(self, values: Sequence[mx.nd.NDArray]) -> List[float]:
         numbers, self.window = self.window.read(values)
         if self.window.loss_finite is False:
-            raise non_finite_loss(self.explained())
+            self.meet_nonfinite_loss()
         return numbers
+
+    def meet_nonfinite_loss(self) -> None:
+        """Have the present step skipped, whose loss is not finite by itself, or raise NonFiniteLossError."""
+        row = self.skips.nonfinite_losses
+        if self.nonfinite_loss == "raise" or row >= self.max_nonfinite_losses:
+            raise non_finite_loss(self.explained(), row)
+        self.window = self.window.with_bad_loss()
 
     @property
     def next_skip_is_told(self) -> bool:
@@ -212,8 +226,11 @@ class Scaler:
 
     def explained(self) -> Optional[str]:
         """Return why the present step is not finite, from running it again; None if that is not found out, or fails."""
+        return self._found_out(self.explain)
+
+    def _found_out(self, find: Callable[[], Optional[str]]) -> Optional[str]:
         try:
-            return self.explain()
+            return find()
         except Exception:  # an explanation that fails must not hide what it was to explain
             _LOG.debug("the step cannot be run again", exc_info=True)
             return None
@@ -223,8 +240,19 @@ class Scaler:
     def update_scale(self, finite: bool, step: int, first_bad: Callable[[], Optional[str]]) -> None:
         """Adjust the loss scale and the counters to the outcome of a step; a LossScaleError if the scale gives up.
 
-        ``step`` is its number, for messages; ``first_bad`` finds the name of the first non-finite gradient, slowly.
+        ``step`` is its number, for messages; ``first_bad`` finds the name of the first non-finite gradient, slowly. A
+        step that was skipped for its loss leaves the scale as it is, for that is no overflow.
         """
+        if self.window.loss_finite is False:
+            self.skips.count_nonfinite_loss()
+            self.source.keep(self)
+            if worth_a_line(self.skips.nonfinite_losses):
+                line = "step %d skipped, its loss is NaN or inf: %s stays at %g; %d such steps in a row%s"
+                why = self.explained()
+                again = "" if why is None else f". Run again: {why}"
+                scale = self.loss_scale
+                _LOG.warning(line, step, type(scale).__name__, scale.value, self.skips.nonfinite_losses, again)
+            return
 
         def where() -> Optional[str]:
             name = first_bad()
@@ -235,7 +263,8 @@ class Scaler:
 
         explains = not finite and self.skips.next_is_explained
         self.skips.count(finite)
-        self.skips.log(finite, step, self.source.adjust(self, finite, where), self.window.stats_lost)
+        moved = self.source.adjust(self, finite, where)
+        self.skips.log(finite, step, moved, self.window.stats_lost, lambda: self._found_out(self.bad_input))
         why = self.explained() if explains else None
         if why is not None:
             _LOG.warning("step %d run again: %s", step, why)
@@ -277,10 +306,14 @@ def turn_of(scalers: Iterable[Scaler]) -> Iterator[None]:
         yield
 
 
-def non_finite_loss(why: Optional[str] = None) -> NonFiniteLossError:
-    """Return the error for a loss that is not finite by itself; ``why`` says what running it again has shown."""
+def non_finite_loss(why: Optional[str], skipped: int) -> NonFiniteLossError:
+    """Return the error for a loss that is not finite by itself.
+
+    ``why`` says what running it again has shown, ``skipped`` how many steps before were skipped for that.
+    """
+    again = f", after {skipped} steps in a row that were skipped for that" if skipped else ""
     return NonFiniteLossError(
-        "the loss itself is NaN or inf, before any scaling; no loss scale mends that. The "
+        f"the loss itself is NaN or inf, before any scaling{again}; no loss scale mends that. The "
         "weights and the loss scale are unchanged. Look at the data, the learning rate and "
         "the forward pass: an activation may exceed its dtype." + ("" if why is None else f" Run again: {why}")
     )
@@ -305,8 +338,38 @@ class ScalerStatus:
         raise NotImplementedError
 
     @property
+    def nonfinite_loss(self) -> str:
+        """What a step does whose loss is NaN or inf by itself: 'raise' a NonFiniteLossError, or 'skip'.
+
+        A step that is skipped for that leaves the loss scale as it is, for a NaN batch is no overflow.
+        """
+        return self._scaler.nonfinite_loss
+
+    @nonfinite_loss.setter
+    def nonfinite_loss(self, value: str) -> None:
+        if value not in ("raise", "skip"):
+            raise TrainerError(f"nonfinite_loss is {value!r}; expected 'raise' or 'skip'.")
+        if value == "skip" and not self._scaler.active:
+            raise TrainerError(
+                "nonfinite_loss='skip', but without a loss scale nothing is checked; give loss_scale=1, which checks "
+                "and does not scale."
+            )
+        self._scaler.nonfinite_loss = value
+
+    @property
+    def max_nonfinite_losses(self) -> int:
+        """How many steps in a row are skipped by ``nonfinite_loss='skip'``; the next one raises."""
+        return self._scaler.max_nonfinite_losses
+
+    @max_nonfinite_losses.setter
+    def max_nonfinite_losses(self, value: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise TrainerError(f"max_nonfinite_losses is {value!r}; expected a whole number from 1 on.")
+        self._scaler.max_nonfinite_losses = value
+
+    @property
     def skipped_steps(self) -> int:
-        """Steps skipped so far because of non-finite gradients."""
+        """Steps skipped so far because of non-finite gradients, or losses."""
         return self._scaler.skips.skipped_steps
 
     @property

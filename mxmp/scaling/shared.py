@@ -41,8 +41,11 @@ class SharedSource(ScaleSource):
             gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
         for scaler in list(self._scalers):
             scaler.require_window_closed("update of a shared loss scale")
-        if not self._outcomes:
+        if not (self._outcomes or self._stepped):
             raise TrainerError("update: no trainer has made a step since the last update of the shared loss scale.")
+        if not self._outcomes:
+            self._stepped.clear()
+            return
         finite = all(outcome for outcome, _ in self._outcomes)
         found = [where for _, where in self._outcomes if where is not None]
         self._outcomes = []
@@ -58,6 +61,10 @@ class SharedSource(ScaleSource):
         may_give_up = not finite and self._value.value <= getattr(self._value, "min_scale", 0.0)
         self._outcomes.append((finite, where() if may_give_up else None))
         return self._value, self._value
+
+    def keep(self, scaler: Scaler) -> None:
+        """Note that a scaler has made a step that says nothing of the loss scale."""
+        self._stepped.add(scaler)
 
     def attach(self, scaler: Scaler) -> None:
         """Let `update` wait for a scaler from now on."""

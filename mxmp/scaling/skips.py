@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Type
+from typing import Any, Callable, Dict, Optional, Type
 
 from ..errors import LossScaleError
 from ..loss_scale import DynamicLossScale, LossScale
@@ -21,6 +21,7 @@ class SkipCounter:
         self.skipped_steps = 0
         self.consecutive_skips = 0
         self.last_step_skipped = False
+        self.nonfinite_losses = 0  # steps in a row that were skipped since their loss was not finite; not saved
         self._row = 0  # steps skipped right before the last one
 
     @property
@@ -34,17 +35,30 @@ class SkipCounter:
         self.last_step_skipped = not taken
         self.skipped_steps += not taken
         self.consecutive_skips = 0 if taken else self._row + 1
+        self.nonfinite_losses = 0
 
-    def log(self, taken: bool, step: int, moved: Moved, stats_lost: bool) -> None:
+    def count_nonfinite_loss(self) -> None:
+        """Count a step as skipped since its loss was not finite."""
+        row = self.nonfinite_losses + 1
+        self.count(False)
+        self.nonfinite_losses = row
+
+    def log(
+        self, taken: bool, step: int, moved: Moved, stats_lost: bool, bad_input: Callable[[], Optional[str]]
+    ) -> None:
         """Log the step that was counted last, if it is worth a line.
 
-        ``moved`` is the loss scale before and after; ``stats_lost`` says whether running statistics were lost.
+        ``moved`` is the loss scale before and after; ``stats_lost`` says whether running statistics were lost;
+        ``bad_input`` which input holds inf or NaN, slowly.
         """
         before, after = moved
         text = f"{type(after).__name__} {before.value:g} -> {after.value:g}"
         if not taken and worth_a_line(self.consecutive_skips):
-            line = "step %d skipped, its gradients are not finite: %s; %d skipped in a row, %d in all"
-            _LOG.log(self._level(before, stats_lost), line, step, text, self.consecutive_skips, self.skipped_steps)
+            line = "step %d skipped, its gradients are not finite%s: %s; %d skipped in a row, %d in all"
+            found = bad_input()
+            data = "" if found is None else f", which is no overflow, for {found}"
+            counts = self.consecutive_skips, self.skipped_steps
+            _LOG.log(self._level(before, stats_lost), line, step, data, text, *counts)
         elif taken and self._row > 1:
             _LOG.info("step %d taken, after %d skipped in a row: %s", step, self._row, text)
         elif taken and after.value != before.value and not getattr(after, "warming_up", False):

@@ -40,6 +40,9 @@ class ScaleSource:
         self._value = adjusted(before, finite, where)
         return before, self._value
 
+    def keep(self, scaler: Scaler) -> None:
+        """Leave the loss scale as it is after a step of a scaler that says nothing of it."""
+
     def attach(self, scaler: Scaler) -> None:
         """Register a scaler that works with the loss scale from now on."""
 

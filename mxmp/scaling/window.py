@@ -130,6 +130,10 @@ class Window:
         """Return the window once it is known whether its gradients are finite; what was False stays False."""
         return self._with(finite=finite and self.finite is not False)
 
+    def with_bad_loss(self) -> Window:
+        """Return the window of a step that will be skipped, since its loss is not finite."""
+        return self._with(finite=False, loss_finite=False)
+
     def read(self, values: Sequence[mx.nd.NDArray]) -> Tuple[List[float], Window]:
         """Copy float32 arrays of shape (1,) and the flags to the host, at once; return the numbers and the window.
 

@@ -18,7 +18,8 @@ class StepEnd(NamedTuple):
     Attributes:
         number: Its number among all steps, taken and skipped, from 1 on.
         taken: Whether the weights were updated.
-        skipped: Whether it counts as skipped, even if the loss scale gave up; not so if a loss was not finite.
+        skipped: Whether it was skipped for its gradients, even if the loss scale gave up; not so if a loss was not
+            finite, which ends a step by an error or, with ``nonfinite_loss='skip'``, leaves all three False and None.
         scale: What the losses were multiplied by.
         loss_scale: The loss scale of the next step.
         error: What the step raised, None if nothing.

@@ -125,8 +125,8 @@ class RunningStats:
                 elif (before != before).asnumpy().any():
                     self._kept.pop(group.key, None)
                     raise NonFiniteLossError(
-                        f"the running statistics '{name}' are NaN: a forward pass overflowed before the first step. "
-                        "The weights are unchanged; initialize the statistics again, and look at the data: an "
+                        f"the running statistics '{name}' are NaN: a forward pass met NaN or inf before the first "
+                        "step. The weights are unchanged; initialize the statistics again, and look at the data: an "
                         "activation may exceed its dtype."
                     )
                 start = end
@@ -135,7 +135,7 @@ class RunningStats:
     def _log(self, names: List[str]) -> None:
         self._put_back += bool(names)
         if names and worth_a_line(self._put_back):
-            text = "%s not finite after a forward pass that overflowed, and put back; such passes so far: %d"
+            text = "%s not finite after a forward pass on NaN or inf, and put back; such passes so far: %d"
             _LOG.warning(text, ", ".join(map(repr, names)), self._put_back)
 
     def _groups(self, named: Named) -> List[_Group]:

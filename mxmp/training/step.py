@@ -19,7 +19,7 @@ from ..distributed import KVStore
 from ..errors import NonFiniteLossError
 from ..masters.optimizer import MultiPrecision
 from ..masters.update import Update, all_masters_follow, update
-from ..scaling.scaler import Scaler, non_finite_loss
+from ..scaling.scaler import Scaler
 from .observer import Observer, StepEnd
 from .running_stats import Named, RunningStats
 
@@ -180,7 +180,7 @@ class Step:
             finite = self._should_step(weights)
             if finite:
                 self._update(weights, rescale)
-            else:
+            elif scaler.window.loss_finite is not False:
                 self._tell(lambda observer: observer.on_skip(weights))
             scaler.update_scale(finite, number, weights.first_non_finite)
         return finite
@@ -197,9 +197,11 @@ class Step:
             error = e
             raise
         finally:
+            bad_loss = scaler.window.loss_finite is False
             self.end(weights)
             skipped = scaler.skips.skipped_steps > before
-            end = StepEnd(number, error is None and not skipped, skipped, scale, scaler.loss_scale, error)
+            taken = error is None and not skipped
+            end = StepEnd(number, taken, skipped and not bad_loss, scale, scaler.loss_scale, error)
             self._tell(lambda observer: observer.on_end(end))
 
     def _tell(self, event: Callable[[Observer], None]) -> None:
@@ -249,7 +251,7 @@ class Step:
             flag = all_finite(losses)
             flag = flag if weights.workers is None else weights.workers.agree(flag)
             if flag.asscalar() != 1.0:
-                raise non_finite_loss(self.scaler.explained())
+                self.scaler.meet_nonfinite_loss()
         return finite
 
     def _check_running_stats(self, weights: Weights, grad_flag: Optional[mx.nd.NDArray]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import weakref
 
 import mxnet as mx
 import pytest
@@ -333,3 +335,112 @@ def test_gradients_given_to_one_backward_of_a_module_are_not_those_of_the_next()
     module.discard_grads()
     module.forward_backward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.zeros((4, 2))]))
     assert module._out_grads is None
+
+
+def frozen(net):
+    net.collect_params().setattr("grad_req", "null")
+    return net
+
+
+def through(nets, trainer, x=None, loss=LOSS):
+    with autograd.record():
+        for net in nets:
+            x = net(mx.nd.ones((4, 6)) if x is None else x)
+        losses = loss(x, mx.nd.zeros(x.shape))
+    with trainer.scale_loss(losses) as scaled:
+        scaled.backward()
+    return trainer.step(4)
+
+
+def head(name="head"):
+    net = layer(name, 0.3)
+    net.initialize(mx.init.One(), force_reinit=True)
+    return convert(net, "O1")
+
+
+RANGE = r"Run again: activation out of range.*'net_sq'"
+
+
+def test_a_frozen_net_that_overflows_is_named_and_not_taken_for_data():
+    net = head()
+    with pytest.raises(NonFiniteLossError, match=RANGE):
+        through([frozen(overflowing()), net], trainer_of(net))
+
+
+def test_a_frozen_net_behind_the_trained_one_is_named():
+    """Such as that of a perceptual loss."""
+    net, behind = head(), frozen(overflowing(factor=3000.0))
+    with pytest.raises(NonFiniteLossError, match=RANGE):
+        through([net, behind], trainer_of(net), mx.nd.ones((4, 4)))
+
+
+def test_an_input_that_is_trained_through_a_frozen_net_is_explained():
+    x = gluon.Parameter("image", shape=(4, 6))
+    x.initialize(mx.init.One())
+    trainer = Trainer([x], "sgd", loss_scale=4.0)
+    with autograd.record():
+        loss = LOSS(frozen(overflowing())(x.data()), mx.nd.zeros((4, 4)))
+    with trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+    with pytest.raises(NonFiniteLossError, match=RANGE):
+        trainer.step(4)
+
+
+def test_a_net_of_another_trainer_is_named():
+    first, second = overflowing(), head()
+    trainers = [trainer_of(net) for net in (first, second)]
+    with pytest.raises(NonFiniteLossError, match=RANGE):
+        through([first, second], trainers[1])
+
+
+def test_a_watch_names_a_frozen_net():
+    net = head()
+    trainer = trainer_of(net)
+    with diagnose.Watch(LOSS).attach(trainer) as watch:
+        with pytest.raises(NonFiniteLossError):
+            through([frozen(overflowing()), net], trainer)
+        verdict = watch.verdict()
+    assert (verdict.kind, verdict.node.name) == ("activation out of range", "net_sq")
+
+
+def test_a_nan_image_of_a_frozen_net_is_data(caplog):
+    """The loss is finite, for MXNet's relu makes 0 of NaN, and the frozen net gets the image."""
+    x = data((4, 6))
+    x[1] = float("nan")
+    net = head()
+    trainer = trainer_of(net)
+    with diagnose.Watch(LOSS).attach(trainer) as watch:
+        with pytest.raises(NonFiniteLossError, match="Run again: data: input 'data' holds NaN in 6 of 24 elements"):
+            through([frozen(overflowing(factor=1.0)), net], trainer, x)
+        assert watch.verdict().kind == "data"
+
+
+def test_a_net_that_the_loss_does_not_come_through_is_not_blamed():
+    """Its call waits for a step of its own trainer, or for none."""
+    other, unused, net = overflowing(), frozen(overflowing()), head()
+    trainers = [trainer_of(each) for each in (other, net)]
+    with autograd.record():
+        other(mx.nd.ones((4, 6))), unused(mx.nd.ones((4, 6)))
+    with pytest.raises(NonFiniteLossError) as caught:
+        through([net], trainers[1], mx.nd.ones((4, 4)), lambda out, label: out / 0)
+    assert "net_sq" not in str(caught.value)
+
+
+def test_the_calls_of_a_frozen_net_are_kept_up_to_the_end_of_the_step():
+    net, before = head(), frozen(overflowing(factor=1.0))
+    trainer, x = trainer_of(net), mx.nd.ones((4, 6))
+    through([before, net], trainer, x)
+    count = sys.getrefcount(x)
+    assert through([before, net], trainer, x) and sys.getrefcount(x) == count
+
+
+def test_a_frozen_net_is_freed_with_the_last_name_of_it():
+    net = head()
+    trainer = trainer_of(net)
+    before = frozen(overflowing(factor=1.0))
+    with autograd.record():
+        before(mx.nd.ones((4, 6)))
+    reference = weakref.ref(before)
+    del before
+    gc.collect()
+    assert reference() is None and trainer.skipped_steps == 0

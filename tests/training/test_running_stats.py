@@ -51,7 +51,7 @@ def test_what_is_not_finite_is_put_back_array_by_array(bad, dtype, caplog):
         statistics.restore(arrays)
     assert values(arrays) == [[3] * 3, [4] * 3, [3] * 3, [4, 3, 4]]
     (line,) = caplog.messages
-    assert line == "'var' not finite after a forward pass that overflowed, and put back; such passes so far: 1"
+    assert line == "'var' not finite after a forward pass on NaN or inf, and put back; such passes so far: 1"
     statistics.keep(arrays)
     assert statistics.check(arrays, ONE).asscalar() == 1
 
@@ -92,7 +92,9 @@ def test_a_nan_from_the_beginning_is_an_error():
     for _ in range(2):
         statistics.keep(arrays)
         assert statistics.check(arrays, ONE).asscalar() == 0
-        with pytest.raises(NonFiniteLossError, match="'mean' are NaN: a forward pass overflowed before the first step"):
+        with pytest.raises(
+            NonFiniteLossError, match="'mean' are NaN: a forward pass met NaN or inf before the first step"
+        ):
             statistics.restore(arrays)
 
 

@@ -38,7 +38,8 @@ class Steps:
         if end.taken or end.skipped:
             self.by_scale.setdefault(log2(end.scale), [0, 0])[end.skipped] += 1
         self.not_taken_last = 0 if end.taken else self.not_taken_last + 1
-        self.non_finite_losses += isinstance(end.error, NonFiniteLossError)
+        ended = end.error is None or isinstance(end.error, NonFiniteLossError)
+        self.non_finite_losses += ended and not (end.taken or end.skipped)
 
     @property
     def taken(self) -> int:

@@ -1,0 +1,237 @@
+"""Losses that are NaN or inf by themselves: an error, or steps that are skipped with the loss scale as it is."""
+
+from __future__ import annotations
+
+import logging
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+from mxmp import amp, diagnose
+from mxmp.errors import NonFiniteLossError, TrainerError
+from mxmp.gluon import SharedLossScale, Trainer, convert
+from mxmp.loss_scale import DynamicLossScale
+from mxmp.module import Module
+from mxmp.optimizer import LossScaleOptimizer
+from tests.module.tools import batches, bits, mlp, values
+
+GOOD, BAD = np.ones((4, 6), np.float32), np.full((4, 6), np.nan, np.float32)
+LOSS = gluon.loss.L2Loss()
+
+
+def scale():
+    return DynamicLossScale(init_scale=2.0**8, growth_interval=3)
+
+
+def make(norm=False, **options):
+    """Return a net and its trainer; its weights are the same each time."""
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Dense(3, in_units=6))
+        if norm:
+            net.add(gluon.nn.BatchNorm(in_channels=3))
+    net.initialize(mx.init.One())
+    convert(net, "O2")
+    options = {"loss_scale": scale(), "nonfinite_loss": "skip", **options}
+    return net, Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **options)
+
+
+def step(net, trainer, x, clip=None):
+    with autograd.record():
+        loss = LOSS(net(mx.nd.array(x)), mx.nd.zeros((4, 3)))
+    with trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+    if clip is not None:
+        clip(trainer)
+    return trainer.step(4)
+
+
+def state(net, trainer):
+    weights = {name: param.data().asnumpy() for name, param in net.collect_params().items()}
+    return bits(weights), trainer.loss_scale, trainer._optimizer.num_update
+
+
+def test_a_loss_that_is_nan_is_an_error_unless_asked_otherwise():
+    net, trainer = make(nonfinite_loss="raise")
+    assert (trainer.nonfinite_loss, Trainer(net.collect_params(), "sgd").nonfinite_loss) == ("raise", "raise")
+    with pytest.raises(NonFiniteLossError, match="the loss itself is NaN or inf"):
+        step(net, trainer, BAD)
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["dense", "batch norm"])
+@pytest.mark.parametrize(
+    "clip", [None, lambda t: t.clip_global_norm(1e9), lambda t: t.unscale()], ids=["plain", "clip", "unscale"]
+)
+def test_a_run_goes_on_as_if_a_nan_batch_had_not_been(norm, clip):
+    """Weights, statistics, momentum, the scale and how soon it grows."""
+    (net, trainer), (other, expected) = make(norm), make(norm)
+    taken = [step(net, trainer, x * 0.1, clip) for x in (GOOD, BAD, GOOD, BAD, BAD, GOOD, GOOD)]
+    assert taken == [True, False, True, False, False, True, True]
+    assert all(step(other, expected, GOOD * 0.1, clip) for _ in range(4))
+    assert state(net, trainer) == state(other, expected)
+    assert trainer.loss_scale.value == 2.0**9
+    assert (trainer.skipped_steps, trainer.consecutive_skips) == (3, 0)
+
+
+def test_clipping_tells_that_the_norm_is_nan():
+    net, trainer = make()
+    norms = []
+    assert not step(net, trainer, BAD, lambda t: norms.append(t.clip_global_norm(1.0)))
+    assert np.isnan(norms)
+
+
+def test_too_many_in_a_row_are_an_error_and_a_finite_loss_begins_anew():
+    net, trainer = make(max_nonfinite_losses=2)
+    for _ in range(2):
+        assert not step(net, trainer, BAD) and not step(net, trainer, BAD) and step(net, trainer, GOOD * 0.1)
+    before = state(net, trainer)
+    assert not step(net, trainer, BAD) and not step(net, trainer, BAD)
+    with pytest.raises(NonFiniteLossError, match="after 2 steps in a row that were skipped for that"):
+        step(net, trainer, BAD)
+    assert state(net, trainer) == before
+    assert step(net, trainer, GOOD * 0.1)
+
+
+def test_an_overflow_lowers_the_scale_and_is_no_such_step():
+    net, trainer = make(max_nonfinite_losses=1, loss_scale=scale())
+    assert not step(net, trainer, BAD)
+    net.collect_params()["net_dense0_weight"].set_data(mx.nd.ones((3, 6)) * 6e4)
+    trainer.loss_scale = DynamicLossScale(init_scale=2.0**20)
+    assert not step(net, trainer, GOOD * 0.1)
+    assert trainer.loss_scale.value < 2.0**20
+    assert not step(net, trainer, BAD)
+
+
+def test_the_log_says_that_it_is_the_loss(caplog):
+    caplog.set_level(logging.INFO)
+    net, trainer = make(norm=True)
+    step(net, trainer, BAD)
+    assert (
+        "step 1 skipped, its loss is NaN or inf: DynamicLossScale stays at 256; 1 such steps in a row. " in caplog.text
+    )
+    assert "input 'data' holds NaN in 24 of 24 elements" in caplog.text
+    assert "overflow" not in caplog.text and "gradients are not finite" not in caplog.text
+
+
+def test_a_ledger_counts_it_as_a_loss_and_not_as_an_overflow():
+    net, trainer = make()
+    ledger = diagnose.Ledger().attach(trainer)
+    log = [step(net, trainer, x) for x in (GOOD * 0.1, BAD, GOOD * 0.1)]
+    assert log == [True, False, True]
+    assert "The loss itself was NaN or inf in 1 step," in str(ledger.advice())
+
+
+def test_a_shared_scale_stays_where_one_loss_was_nan():
+    shared = SharedLossScale(scale())
+    (first, one), (second, two) = make(loss_scale=shared), make(loss_scale=shared)
+    for x in (BAD, GOOD * 0.1, GOOD * 0.1, GOOD * 0.1):
+        assert not step(first, one, BAD)
+        assert step(second, two, x) == (x is not BAD)
+        before = shared.loss_scale
+        shared.update()
+        if x is BAD:
+            assert shared.loss_scale == before
+    assert shared.loss_scale.value == 2.0**9
+
+
+def test_trainers_of_amp_and_adopted_ones_are_told_afterwards():
+    net = gluon.nn.Dense(3, in_units=6)
+    net.initialize()
+    net.hybridize()
+    trainer = Trainer.adopt(gluon.Trainer(net.collect_params(), "sgd"), 1)
+    trainer.nonfinite_loss, trainer.max_nonfinite_losses = "skip", 3
+    assert not step(net, trainer, BAD)
+    amp.init()
+    try:
+        trainer = gluon.Trainer(net.collect_params(), "sgd")
+        amp.init_trainer(trainer)
+        trainer.nonfinite_loss = "skip"
+        before = trainer.loss_scale
+        with autograd.record():
+            loss = LOSS(net(mx.nd.array(BAD)), mx.nd.zeros((4, 3)))
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        assert not trainer.step(4) and trainer.loss_scale == before
+    finally:
+        amp.disable()
+
+
+def test_a_module_skips_it_too():
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    loss, modules = mx.sym.MakeLoss(mx.sym.square(x)), []
+    for skip in (True, False):
+        module = Module(loss, label_names=())
+        module.bind([("data", (4, 6))])
+        module.init_params(mx.init.One())
+        module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+        for x in (GOOD, BAD, GOOD) if skip else (GOOD, GOOD):
+            module.nonfinite_loss = "skip"
+            module.forward_backward(mx.io.DataBatch([mx.nd.array(x * 0.1)]))
+            assert module.update() == (x is GOOD)
+        modules.append(module)
+    module, expected = modules
+    assert bits(values(module)) == bits(values(expected)) and module.loss_scale == expected.loss_scale
+    assert module.skipped_steps == 1
+
+
+def test_an_optimizer_in_a_loop_skips_it_too():
+    optimizer = LossScaleOptimizer(mx.optimizer.SGD(learning_rate=0.5))
+    optimizer.nonfinite_loss = "skip"
+    weight, taken = mx.nd.ones((2,)), []
+    weight.attach_grad()
+    for x in (1.0, np.nan, 1.0):
+        with autograd.record():
+            loss = (weight * x).sum()
+            scaled = optimizer.get_scaled_loss(loss)
+        scaled.backward()
+        taken.append(optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([weight.grad]), [weight])))
+    assert taken == [True, False, True] and weight.asnumpy().tolist() == [0.0, 0.0]
+    assert optimizer.loss_scale == 2.0**15
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"nonfinite_loss": "ignore"}, "nonfinite_loss is 'ignore'; expected 'raise' or 'skip'"),
+        ({"loss_scale": None}, "without a loss scale nothing is checked; give loss_scale=1"),
+        ({"max_nonfinite_losses": 0}, "max_nonfinite_losses is 0; expected a whole number from 1 on"),
+        ({"max_nonfinite_losses": True}, "max_nonfinite_losses is True"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, message):
+    with pytest.raises(TrainerError, match=message):
+        make(**options)
+
+
+@pytest.mark.parametrize("module", [False, True], ids=["trainer", "module"])
+def test_a_nan_batch_whose_loss_is_finite_is_not_called_an_overflow(module, caplog):
+    """MXNet's relu makes 0 of NaN, so that the gradients alone are NaN."""
+    caplog.set_level(logging.INFO)
+    x = batches()[0].data[0].copy()
+    x[2] = np.nan
+    if module:
+        found = Module(mlp(), policy="O1")
+        found.bind([("data", (8, 6))], [("softmax_label", (8,))])
+        found.init_params(mx.init.Xavier())
+        found.init_optimizer()
+        found.forward_backward(mx.io.DataBatch([x], [mx.nd.zeros(8)]))
+        assert not found.update()
+    else:
+        net = gluon.nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(gluon.nn.Dense(8, activation="relu"), gluon.nn.BatchNorm(), gluon.nn.Dense(3))
+        net.initialize(mx.init.Xavier())
+        convert(net, "O1")
+        assert not step(net, Trainer(net.collect_params(), "sgd", loss_scale=8), x[:4])
+    line = next(each for each in caplog.messages if "skipped" in each)
+    assert "its gradients are not finite, which is no overflow, for input 'data' holds NaN in 6 of " in line
+    assert "overflowed" not in caplog.text
+
+
+def test_an_overflow_is_not_called_a_bad_batch(caplog):
+    caplog.set_level(logging.INFO)
+    net, trainer = make(loss_scale=2.0**40)
+    assert not step(net, trainer, GOOD)
+    assert "step 1 skipped, its gradients are not finite: StaticLossScale" in caplog.text
