@@ -107,7 +107,8 @@ class NetCalls:
         self.lost = 0
         self._noted = 0  # calls of the present step
         self._calls: Dict[Tuple[int, Any, int], NetCall] = {}
-        self._reached: List[Tuple[NetCalls, NetCall]] = []  # of nets that the trainer does not train
+        self._reached: List[NetCall] = []  # of nets that the trainer does not train
+        self._is_untrained = False  # whether no trainer trains the net
 
     @classmethod
     def of(cls, trainer: Any, scaler: Scaler) -> NetCalls:
@@ -123,6 +124,7 @@ class NetCalls:
         if not _OF_TRAINERS:
             return None
         found = cls(Scaler(ScaleSource(NoOpLossScale())))
+        found._is_untrained = True
         _OF_OTHERS.add(found)
         return found
 
@@ -138,21 +140,22 @@ class NetCalls:
     @property
     def noted(self) -> List[NetCall]:
         """The calls since the last step in their order, the last ones where there were many."""
-        calls = [*self._calls.values(), *(call for _, call in self._reached)]
-        return sorted(calls, key=lambda call: call.number)
+        return sorted([*self._calls.values(), *self._reached], key=lambda call: call.number)
 
     def reach(self, loss: Any) -> None:
         """Take over the calls of other nets that were recorded of a loss, or of nested lists and tuples of losses."""
-        own = {call.number for call in self.noted}
-        pairs = ((each, call) for each in (*_OF_TRAINERS, *_OF_OTHERS) if each is not self for call in each.own)
-        others = [(each, call) for each, call in pairs if call.number not in own]
-        if others:
+        if len(_OF_TRAINERS) < 2 and not _OF_OTHERS:
+            return
+        calls = [call for each in (*_OF_TRAINERS, *_OF_OTHERS) if each is not self for call in each.own]
+        if calls:
             names = recorded_names(each for each in leaves(loss) if isinstance(each, mx.nd.NDArray))
-            self._reached += [(each, call) for each, call in others if call.node in names or not call.linked]
+            known = {call.number for call in self._reached}
+            linked = (call for call in calls if call.node in names or not call.linked)
+            self._reached += [call for call in linked if call.number not in known]
 
     @property
     def own(self) -> List[NetCall]:
-        """The calls of nets that the trainer trains."""
+        """The calls of nets that the trainer trains, in their order."""
         return list(self._calls.values())
 
     def note(self, net: gluon.Block, graph: ConvertedGraph, args: Tuple[Any, ...], outputs: Any) -> Any:
@@ -163,14 +166,14 @@ class NetCalls:
         call = NetCall(net, graph, inputs, context, autograd.is_training(), number=next(_NUMBERS))
         self._noted += 1
         key = 0
-        asking = _OF_TRAINERS if self in _OF_OTHERS else (self,)
+        asking = _OF_TRAINERS if self._is_untrained else (self,)
         if any(each.watches or each.scaler.next_skip_is_told for each in asking):
             call.zeros, key = [], self._noted
             outputs = call.outputs = _with_zeros(outputs, call.zeros)
-        if self not in _OF_TRAINERS or len(_OF_TRAINERS) > 1:
-            first = next(iter(leaves(outputs)), None)
+        if self._is_untrained or len(_OF_TRAINERS) > 1:
+            first = next(leaves(outputs), None)
             call.node = None if first is None else node_name(first)
-            call.linked = self not in _OF_OTHERS or call.node is not None
+            call.linked = not self._is_untrained or call.node is not None
         self._keep((id(net), context, key), call)
         return outputs
 
@@ -189,8 +192,9 @@ class NetCalls:
         self._calls.clear()
         self.lost = self._noted = 0
         self._reached = []
-        for each in _OF_OTHERS if self in _OF_TRAINERS else ():  # which have no step of their own
-            each.forget()
+        if _OF_OTHERS and not self._is_untrained:  # those have no step of their own
+            for each in _OF_OTHERS:
+                each.forget()
 
     def explain(self) -> Optional[str]:
         """Return why the present step is not finite, in sentences; None if that is not found out.
