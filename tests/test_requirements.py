@@ -72,7 +72,8 @@ def test_check_without_mxnet_names_both_extras(monkeypatch, spec, python):
 
 
 def test_readme_has_the_commands_that_install_mxnet(python):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Those of the error are for an mxmp that is there; the README's install it from a clone, too."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("'./mxmp[", "'mxmp[")
     cpu, gpu = install_mxnet_on(python)[:-1].split(" (or, for NVIDIA GPUs, ")
     assert f"\n{cpu} " in readme
     assert f"\n{gpu}" in readme

@@ -38,6 +38,7 @@ class _Finder:
         ours = amp if part == ".amp" else import_module(f"mxmp.amp{part}")  # contrib's functions are in amp.amp
         names = vars(module)
         names.update((name, value) for name, value in vars(ours).items() if not name.startswith("_"))
+        names["__file__"] = ours.__file__
         if "init" in names:
 
             @functools.wraps(amp.init)

@@ -16,7 +16,7 @@ import pytest
 
 from mxmp.errors import CheckpointError
 from mxmp.graph import without_versions
-from mxmp.symbol import convert_checkpoint, convert_model, load_symbol, save_checkpoint, to_graph
+from mxmp.symbol import convert_checkpoint, convert_model, load_symbol, to_graph
 from tests.symbol.small import params_of
 
 VERSIONS = (800, 900, 903, 904, 905, 1100, 10000, 10200, 10500, 10600, 10700, 10800)
@@ -91,7 +91,7 @@ def test_an_old_symbol_is_todays(version, tmp_path):
 def test_an_old_checkpoint_converts_as_todays(version, tmp_path):
     args, aux = params()
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
-    save_checkpoint(old, 3, network(), args, aux)
+    mx.model.save_checkpoint(old, 3, network(), args, aux)
     (tmp_path / "old-symbol.json").write_text(written_by(version, network()))
     found = convert_checkpoint(old, 3, new, "O2", SHAPES)
     expected = convert_model(network(), args, aux, "O2", SHAPES)
