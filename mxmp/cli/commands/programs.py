@@ -36,8 +36,8 @@ def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool, a
 
     A script or library that uses `mxnet.contrib.amp` uses `mxmp.amp` with --amp, without an edit.
 
-    Python processes that the script starts (subprocess, multiprocessing with 'spawn') are not reached, and fail:
-    `mxmp site on` reaches them.
+    Python processes that the script starts (subprocess, multiprocessing with 'spawn') are not reached: they import
+    MXNet as it is, which `mxmp site on` changes, and contrib.amp's own amp.
 
     \b
     Examples:
