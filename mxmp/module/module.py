@@ -247,6 +247,8 @@ class Module(ModuleFiles):
         return explain(self, self._backward_scale, self._out_grads)
 
     def _bad_input(self) -> Optional[str]:
+        if not self._bound("update").on_cpu:  # see `nan_given`
+            return None
         return next(filter(None, map(nan_given, calls_of(self))), None)
 
     def _running_stats(self) -> Named:
