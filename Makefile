@@ -38,7 +38,6 @@ bench: $(VENV)/.demo
 	@$(VENV)/bin/python -m benchmarks.accuracy
 	@$(VENV)/bin/python -m benchmarks.placement
 	@$(VENV)/bin/python -m benchmarks.conversion
-	@$(VENV)/bin/python -m benchmarks.first_call
 	@$(VENV)/bin/python -m benchmarks.trainer_step
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.ledger
 	@$(VENV)/bin/python -m benchmarks.import_time

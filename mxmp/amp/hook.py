@@ -15,8 +15,8 @@ from mxnet import MXNetError, gluon
 
 from .. import dtypes
 from ..gluon.conversion import Conversion
-from ..gluon.early import Trace
 from ..gluon.lookup import blocks_in, conversion_of, conversions_of, descendants
+from ..gluon.trace import Trace
 from ..mxnet_private.blocks import call_cached_op
 from ..optimizer.gradient_pairs import leaves
 from ..policy import Policy

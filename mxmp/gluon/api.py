@@ -98,8 +98,6 @@ def convert(
         for conversion in replaced:
             conversion.install()
         raise
-    for conversion in conversions_of(found):
-        conversion.compute_early()
     return net
 
 

@@ -28,7 +28,7 @@ from .graphs import ConvertedGraph, GraphCache, as_input, infers, on_cpu, op_hoo
 from .lookup import as_written, conversion_of, net_method, suspended
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, current_region, precision
-from .prepared import FoldRangeError, PreparedParams
+from .prepared import FoldRangeError
 
 
 class BlockHooks(FileHooks):
@@ -40,7 +40,6 @@ class BlockHooks(FileHooks):
     is_initialized: bool  # whether the parameters have values, stored in the dtypes that the policy gives them
     calls: Optional[NetCalls]  # what its recorded calls are noted by; None for its trainer
     calls_untrained: Optional[NetCalls]  # likewise, where no trainer trains it
-    early_values: Optional[PreparedParams]  # for the first call of a net for inference; None after it
     params_recorded: bool  # whether it is noted that autograd may hold the parameters
 
     @net_method
@@ -106,11 +105,7 @@ class BlockHooks(FileHooks):
         dtype = self.policy.compute_dtype
         chosen = backend_chosen(self.net, graph.converted.graph, self.for_inference, bool(self.unfolded))
         with bulks_kept(self.net, graph), chosen:
-            early_values, self.early_values = self.early_values, None
-            if early_values is not None and not early_values.is_current():
-                early_values = None  # freed before others are computed
-            plan = plan_op(self.net, graph, dtype, early_values)
-            del early_values
+            plan = plan_op(self.net, graph, dtype)
             # Training keeps layouts apart, see `SeparateLayouts`, and scales loss heads.
             differs = (on_cpu() and dtype == dtypes.BFLOAT16) or bool(graph.loss_heads)
             differs = differs or graph.converted.guards_training

@@ -11,16 +11,13 @@ import mxnet as mx
 from mxnet import gluon
 
 from ..arrays.write_counts import can_count
-from ..errors import MxmpError
 from ..graph import Graph
-from ..mxnet_private import blocks, parameters
+from ..mxnet_private import blocks
 from ..scaling.loss_heads import HEAD_SCALE
 from ..symbol import Converted
-from .early import EarlyGraph
 from .graphs import ConvertedGraph, infers, on_cpu, split_inputs
 from .inference_graph import InferenceGraph, Params
 from .prepared import FoldRangeError, PreparedParams
-from .storage import contexts_of
 from .traced_net import ONLY_INFER
 
 _STATIC = "static_shape"
@@ -90,64 +87,29 @@ def _adds(graph: ConvertedGraph) -> bool:
     return not infers() and on_cpu() and any(param.grad_req == "add" for param in graph.traced.params.values())
 
 
-def plan_op(
-    net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str, early_values: Optional[PreparedParams] = None
-) -> OpPlan:
+def plan_op(net: gluon.HybridBlock, graph: ConvertedGraph, dtype: str) -> OpPlan:
     """Return what to build a net's cached operator of, for the context, mode, backend and policy's dtype of now.
 
-    What it reads in place of parameters is computed, unless ``early_values`` has it already; a FoldRangeError says that
-    there are folds to do without.
+    What it reads in place of parameters is computed; a FoldRangeError says that there are folds to do without.
     """
     fused, params = bool(blocks.backend(net)), blocks.collected_params(net)
     if not infers() and graph.scaled_heads is not None:
         symbol = _symbol_on(graph.scaled_heads, graph, params, fused)
         return OpPlan(symbol, _as_args([*params.values(), HEAD_SCALE]))
     if not infers() or not can_count():
-        return OpPlan(_training_symbol(graph, params, fused), _as_args(params.values()))
-    found = _inference_graph(graph, params, fused)
+        return OpPlan(_symbol_on(graph.converted, graph, params, fused), _as_args(params.values()))
+    found = InferenceGraph.of(graph.converted, params, on_cpu(), fused)
     prepared = _prepared_params(found, params, dtype)
     keeps = _keeps_weights(net, found.graph)
     if keeps:
         prepared.watch(sorted(found.constant & found.read - found.folded))
     if not prepared.inputs:
         return OpPlan(found.symbol, _as_args(params.values()))
-    if early_values is not None:
-        prepared.take_over(early_values)
     if not prepared.is_current():
         prepared.refresh()  # at once, so that MXNet's threads compute while the graph is loaded
     gone = found.folded | (set(graph.traced.params) - found.read)
     kept = [param for name, param in params.items() if name not in gone]
     return OpPlan(found.symbol, _as_args(kept + prepared.params), prepared, keeps)
-
-
-def compute_early(net: gluon.HybridBlock, early: EarlyGraph, dtype: str) -> Optional[PreparedParams]:
-    """Return what a net for inference will read in place of parameters, computed where they are, before its first call.
-
-    None if that is nothing, or cannot be told or computed yet: the first call does it then, and says what is wrong.
-    Waits for the values, so that a first call need not.
-    """
-    params = blocks.collected_params(net)
-    contexts = contexts_of(params.values())
-    if not (contexts and infers() and can_count()):
-        return None
-    with mx.Context(contexts[0]):  # one of our own: a context that is entered twice forgets which was current before
-        may_go_to_gpu = on_cpu() and mx.runtime.Features().is_enabled("CUDA")
-        if early.ready is None and may_go_to_gpu:  # to emulate loads or builds a library
-            return None
-        found = early.ready or InferenceGraph.of(early.converted, params, on_cpu(), bool(blocks.backend(net)))
-        prepared = _prepared_params(found, params, dtype)
-        read = [params[name] for name in prepared.inputs]
-        if not read or not all(map(parameters.is_initialized, read)):
-            return None
-        try:
-            for context in set(contexts).intersection(*(param.list_ctx() for param in read)):
-                with mx.Context(context):
-                    prepared.refresh()
-                for param in prepared.params:
-                    param.data(context).wait_to_read()
-        except (MxmpError, RuntimeError):  # folds out of range, and what MXNet refuses
-            return None
-    return prepared
 
 
 def _prepared_params(found: InferenceGraph, params: Params, dtype: str) -> PreparedParams:
@@ -159,31 +121,11 @@ def _prepared_params(found: InferenceGraph, params: Params, dtype: str) -> Prepa
     return prepared
 
 
-def _training_symbol(graph: ConvertedGraph, params: Params, fused: bool) -> Any:
-    """Return the symbol by which a net runs now if it does not infer alone."""
-    converted, ready = graph.converted, _ready_graph(graph, params, fused)
-    if on_cpu() and ready is not None and ready.trains and not _adds(graph):
-        return ready.whole_symbol()
-    return _symbol_on(converted, graph, params, fused)
-
-
 def _symbol_on(converted: Converted, graph: ConvertedGraph, params: Params, fused: bool) -> Any:
     """Return the symbol of a conversion of a net's graph for the context of now."""
     if not on_cpu():
         return converted.on_gpu(not infers())
     return converted.on_cpu(not infers(), fused, frozenset() if _adds(graph) else frozenset(params))
-
-
-def _inference_graph(graph: ConvertedGraph, params: Params, fused: bool) -> InferenceGraph:
-    """Return the graph by which a net infers now."""
-    return _ready_graph(graph, params, fused) or InferenceGraph.of(graph.converted, params, on_cpu(), fused)
-
-
-def _ready_graph(graph: ConvertedGraph, params: Params, fused: bool) -> Optional[InferenceGraph]:
-    """Return the graph that was made before the first call, None if there is none that runs now."""
-    early = graph.traced.early
-    ready = None if early is None else early.ready
-    return ready if ready is not None and on_cpu() and ready.runs(graph.converted, params, fused) else None
 
 
 def _as_args(params: Iterable[gluon.Parameter]) -> List[Tuple[bool, gluon.Parameter]]:

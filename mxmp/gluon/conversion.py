@@ -18,11 +18,8 @@ from ..passes.emulate import has_float16
 from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, from_graph, to_graph
-from ..symbol.inference import Shapes
 from . import block_regions, storage
 from .block_hooks import BlockHooks
-from .cached_ops import compute_early
-from .early import EarlyGraph, Trace, trace_early
 from .graphs import GraphCache
 from .lookup import (
     ATTRIBUTE,
@@ -37,6 +34,7 @@ from .lookup import (
 )
 from .plain_trainer import PlainTrainerCheck
 from .precision import POLICY, precision
+from .trace import Trace, trace_before_call
 
 _REDUCE = "__reduce_ex__"
 
@@ -88,7 +86,7 @@ class Conversion(BlockHooks):
             if self.own_graph is not None:
                 return self._converted_early(self._trace(())[1])
             with block_regions.entered(self.net, self.regions):
-                symbol = trace_early(self.net)
+                symbol = trace_before_call(self.net)
         try:
             return None if symbol is None else self._converted_early(symbol)
         except InferenceError:
@@ -97,16 +95,8 @@ class Conversion(BlockHooks):
             return None  # the inputs were guessed wrong
 
     def _converted_early(self, symbol: Any) -> Converted:
-        """Return the conversion of a symbol for inputs of unknown shape, and note what a call may take over of it."""
-        trace = Trace(symbol)
-        folds = self._folds()
-
-        def convert(shapes: Shapes) -> Converted:
-            return self._convert(trace, shapes, {}, folds=folds)
-
-        converted, params = convert({}), self._params_read_by(trace)
-        self.early_graph = EarlyGraph.of(self.net, trace, converted, params, self._storage(params), folds, convert)
-        return converted
+        """Return the conversion of a symbol for inputs of unknown shape."""
+        return self._convert(Trace(symbol), {}, {}, folds=self._folds())
 
     @property
     def changes_float32(self) -> bool:
@@ -146,11 +136,6 @@ class Conversion(BlockHooks):
                 blocks.cached_graph.set(self.net, (self.own_graph[0], self.early.symbol))
             self._store(self.early)
 
-    def compute_early(self) -> None:
-        """Compute what the first call of a net for inference reads in place of parameters, if that can be."""
-        if self.for_inference and self.early_graph is not None:
-            self.early_values = compute_early(self.net, self.early_graph, self.policy.compute_dtype)
-
     def remove(self) -> None:
         """Undo `install`: the net has its own methods, its own graph and float32 parameters again."""
         for name in (*REPLACED.values(), _REDUCE, ATTRIBUTE):
@@ -165,7 +150,6 @@ class Conversion(BlockHooks):
         self.siblings.recorded.difference_update(map(id, self.stored))
         self.params_recorded = False
         self.stored.clear()
-        self.early_values = None
         blocks.is_active.set(self.net, self.was_active)
         blocks.clear_cached_op(self.net)
         if self.own_graph is not None:
@@ -213,7 +197,6 @@ class Conversion(BlockHooks):
 def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
     """Return the attributes that each copy of a conversion begins with anew."""
     return {
-        "early_graph": None,
         "graphs": GraphCache(),
         "current": None,
         "unfolded": frozenset(),
@@ -224,7 +207,6 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "params_recorded": False,
         "calls": None,
         "calls_untrained": None,
-        "early_values": None,
         "suspension": threading.local(),
     }
 

@@ -17,8 +17,8 @@ from ..symbol.arguments import Model, make_model
 from ..symbol.convert import ConvertedModel, convert_known
 from ..symbol.for_inference import folded_names, folded_shapes, prepare
 from ..symbol.inference import Dtypes, Shapes
-from .early import Storage, Trace
 from .graphs import ConvertedGraph
+from .trace import Storage, Trace
 
 
 def convert_folded(

@@ -22,9 +22,8 @@ from ..scaling.loss_heads import HEAD_SCALE, loss_heads
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
 from ..symbol.rewrite import ShapeOutcomes
-from .early import EarlyGraph, Trace, Unfolded
 from .precision import current_region
-from .shapes import Shape, known_shapes
+from .trace import Shape, Trace, Unfolded, known_shapes
 
 _CONSTANTS = (numbers.Number, np.bool_, str)  # that a block's own ``forward`` may hand to ``hybrid_forward``
 
@@ -156,7 +155,6 @@ class TracedGraph:
     types: Dict[str, str]  # dtypes of its inputs by name
     params: Dict[str, Any]  # those that it reads, by name
     outcomes: ShapeOutcomes  # evaluates the conditions on shapes in it
-    early: Optional[EarlyGraph]  # what was traced to the same before the first call; None if nothing was
 
     @property
     def symbol(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
 import mxnet as mx
 from mxnet import gluon
@@ -125,27 +125,9 @@ class PreparedParams:
             param.values[ctx] = values[param.name]
         self._sources[ctx] = sources
 
-    def take_over(self, other: PreparedParams) -> None:
-        """Take the values that another has, on each context where it has computed the same and they are current."""
-        if self._computation() != other._computation():
-            return
-        for ctx, found in other._sources.items():
-            sources = self._sources_on(ctx) if found.are_current() else None
-            if sources is not None and found.are_current():  # still: nothing was written in between
-                values = {param.name: param.values[ctx] for param in other.params}
-                for param in self.params:
-                    param.values[ctx] = values[param.name]
-                self._sources[ctx] = sources
-                self._begun.add(ctx)
-
     def _sources_on(self, ctx: mx.Context) -> _Sources:
         params = [self._net_params[name] for name in self.inputs]
         return _Sources(params, [param.data(ctx) for param in params])
-
-    def _computation(self) -> Tuple[object, ...]:
-        """Return what is computed, to be compared; of parameters, which are equal only to themselves."""
-        names = {param.name for param in self.params}
-        return dict(self._net_params), self._folds, self._largest, self._casts, self._cast_names, names
 
     @functools.cached_property
     def inputs(self) -> List[str]:

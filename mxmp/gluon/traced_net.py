@@ -18,7 +18,6 @@ from ..symbol import Converted, convert_graph
 from ..symbol.arguments import beyond_range
 from ..symbol.rewrite import ShapeOutcomes
 from . import block_regions, storage
-from .early import EarlyGraph, Storage, Trace, Unfolded
 from .folding import convert_folded
 from .graphs import (
     ConvertedGraph,
@@ -32,7 +31,7 @@ from .graphs import (
 )
 from .lookup import REPLACED, Siblings, conversions_of, descendants, suspended
 from .precision import current_region
-from .shapes import known_shapes
+from .trace import Storage, Trace, Unfolded, known_shapes
 
 ONLY_INFER = ("MKLDNN", "MKLDNN_QUANTIZE", "TensorRT")
 """Backends whose operators have no gradients. Those of MKLDNN give zeros and say nothing."""
@@ -57,7 +56,6 @@ class TracedNet:
     siblings: Siblings
     stored: List[gluon.Parameter]  # what this conversion has put in low precision
     early: Optional[Converted]  # for inputs of unknown shape; None if the net must be called first
-    early_graph: Optional[EarlyGraph]  # the same with what a call may take over of it; None if that is nothing
 
     def original(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the method of the net's class that a hook replaces; ``name`` is the hook's."""
@@ -76,7 +74,7 @@ class TracedNet:
         outcome = folds, *traced.outcome(shapes)
         graph = self.graphs.converted(traced, outcome)
         if graph is None:
-            converted = self._convert(traced.trace, shapes, traced.types, folds=folds, early=traced.early)
+            converted = self._convert(traced.trace, shapes, traced.types, folds=folds)
             if self.on_converted is not None:
                 self.on_converted(converted)
             graph = self.graphs.add_converted(traced, outcome, converted)
@@ -97,17 +95,10 @@ class TracedNet:
         traced = self.graphs.traced(signature)
         if traced is None:
             inputs, symbol = self._trace(args)
-            trace, early = Trace(symbol), self.early_graph
-            if early is not None and not trace.repeats(early.trace):
-                early = None
-            _, types = known_inputs(inputs, args)
+            trace, (_, types) = Trace(symbol), known_inputs(inputs, args)
             params = self._params_read_by(trace)
-            if early is None:
-                dtype, names = self.policy.compute_dtype, frozenset(params)
-                outcomes = ShapeOutcomes(symbol, dtype, types, names, trace.graph)
-            else:
-                outcomes = early.outcomes
-            traced = TracedGraph(trace, inputs, blocks.formats(self.net), types, params, outcomes, early)
+            outcomes = ShapeOutcomes(symbol, self.policy.compute_dtype, types, frozenset(params), trace.graph)
+            traced = TracedGraph(trace, inputs, blocks.formats(self.net), types, params, outcomes)
             traced = self.graphs.add_traced(signature, traced)
         return traced
 
@@ -159,18 +150,13 @@ class TracedNet:
         policy: Optional[Policy] = None,
         *,
         folds: Unfolded = None,
-        early: Optional[EarlyGraph] = None,
     ) -> Converted:
-        """Return the conversion of a trace; ``early`` is one of the same trace."""
+        """Return the conversion of a trace."""
         params = self._params_read_by(trace)
         stored = self._storage(params)
         known, policy = known_shapes(shapes, params), policy or self.policy
         beyond = beyond_range(self.ranges, policy)
         try:
-            if early is not None and early.unfolded == folds:
-                found = early.converted_for(policy, known, types, params, stored)
-                if found is not None:
-                    return found
             if folds is not None:
                 return convert_folded(trace, policy, known, types, frozenset(params), stored, folds, beyond)
             return convert_graph(

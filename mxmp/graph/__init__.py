@@ -18,4 +18,3 @@ from .serde import from_json as from_json
 from .serde import to_json as to_json
 from .text import from_text as from_text
 from .text import to_text as to_text
-from .versions import same_but_for_versions as same_but_for_versions

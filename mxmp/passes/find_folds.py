@@ -110,13 +110,6 @@ def activation_of(norm: Node) -> str:
     return _NORMS[norm.op]
 
 
-def folds_depend_on_shapes(graph: Graph) -> bool:
-    """Return whether the shapes of a network's inputs may have a say in what is folded, see `find_folds`."""
-    norms = [node for node in graph.nodes if node.op in _NORMS and value_of(dict(node.attrs), "axis") != -1]
-    layers = [graph.nodes[norm.inputs[0].node] for norm in norms]
-    return any(layer.op == "FullyConnected" and not _flag(layer, "flatten", True) for layer in layers)
-
-
 class _Finder:
     """Looks for folds in one graph, and for names."""
 

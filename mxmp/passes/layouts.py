@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from .. import dtypes
-from ..graph import Entry, Graph, GraphBuilder, Key, Node, with_unique_names
+from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..rules.conditions import value_of
 from .attributes import device_attrs
 from .base import Pass
@@ -33,24 +33,11 @@ UNKNOWN = "unknown"
 
 BATCH_NORM = "BatchNorm"
 
+Shape = Tuple[int, ...]
+Shapes = Mapping[Named, Optional[Shape]]
+
 # Operators of oneDNN that give their output in the layout of their first input, and its gradient in that of their own.
 _KEEP = frozenset({BATCH_NORM, "Activation", "LeakyReLU", "elemwise_add", "add_n", "_copy", "Concat", "Pooling"})
-
-
-class Extent(NamedTuple):
-    """What of a tensor's shape has a say in layouts: not the batch, and of an image only whether it is one pixel."""
-
-    axes: int
-    channels: int  # size of the second axis
-    is_point: bool  # whether the axes behind it have one element each
-
-    @classmethod
-    def of(cls, shape: Tuple[int, ...]) -> Extent:
-        """Return that of a shape."""
-        return cls(len(shape), shape[1] if len(shape) > 1 else 1, all(size == 1 for size in shape[2:]))
-
-
-Extents = Mapping[Named, Optional[Extent]]
 
 
 class Convolution(NamedTuple):
@@ -89,24 +76,24 @@ class Layouts:
     """Follows the layouts of bfloat16 tensors through a graph.
 
     Attributes:
-        extents: Those of the bfloat16 entries, as ``bfloat16_extents`` finds them.
+        shapes: Those of the bfloat16 entries, as ``bfloat16_shapes`` finds them.
         amx: Whether oneDNN uses AMX.
     """
 
-    extents: Extents = field(default_factory=dict)
+    shapes: Shapes = field(default_factory=dict)
     amx: bool = False
 
-    def extent(self, graph: Graph, entry: Entry) -> Optional[Extent]:
-        """Return that of a bfloat16 entry, or of what has been cast from or to one; None where it is not known."""
+    def shape(self, graph: Graph, entry: Entry) -> Optional[Shape]:
+        """Return the shape of a bfloat16 entry, or of one cast from or to bfloat16; None where it is not known."""
         node = graph.nodes[entry.node]
-        found = self.extents.get((node.name, entry.index))
+        shape = self.shapes.get((node.name, entry.index))
         # A cast that another pass has put there is not among them.
-        return self.extent(graph, node.inputs[0]) if found is None and node.op == "amp_cast" else found
+        return self.shape(graph, node.inputs[0]) if shape is None and node.op == "amp_cast" else shape
 
     def is_low(self, graph: Graph, entry: Entry) -> bool:
         """Return whether an entry is in bfloat16."""
         node = graph.nodes[entry.node]
-        return (node.name, entry.index) in self.extents or declared_dtype(node) == dtypes.BFLOAT16
+        return (node.name, entry.index) in self.shapes or declared_dtype(node) == dtypes.BFLOAT16
 
     def outputs(self, graph: Graph) -> Dict[Key, str]:
         """Return the layouts of the bfloat16 entries that do not have the default one."""
@@ -147,28 +134,28 @@ class Layouts:
 
     def pools_all(self, graph: Graph, position: int) -> bool:
         """Return whether a node pools whole images, by its name or by its window."""
-        extent = self.extent(graph, Entry(position))
-        pools = graph.nodes[position].op == "Pooling"
-        return pools and extent is not None and extent.axes == 4 and extent.is_point
+        shape = self.shape(graph, Entry(position))
+        return graph.nodes[position].op == "Pooling" and shape is not None and shape[2:] == (1, 1)
 
     def _convolution(self, graph: Graph, node: Node) -> Optional[Convolution]:
         """Return what decides a convolution's layouts; None for other nodes, and where it is not known."""
         if node.op != "Convolution":
             return None
-        data, attrs = self.extent(graph, node.inputs[0]), dict(node.attrs)
-        if data is None or data.axes != 4 or node.get("layout") not in (None, "None", "NCHW"):
+        shape, attrs = self.shape(graph, node.inputs[0]), dict(node.attrs)
+        if shape is None or len(shape) != 4 or node.get("layout") not in (None, "None", "NCHW"):
             return None
         groups, given = int(node.get("num_group") or 1), int(node.get("num_filter") or 0)
         pointwise, dilated = value_of(attrs, "kernel") == (1, 1), value_of(attrs, "dilate") not in (None, (), (1, 1))
-        return Convolution(data.channels // groups, given // groups, groups, pointwise, dilated)
+        return Convolution(shape[1] // groups, given // groups, groups, pointwise, dilated)
 
 
-def bfloat16_extents(graph: Graph, facts: Facts) -> Extents:
-    """Return those of a graph's bfloat16 entries by unique name; bodies of control flow are left out."""
-    low = [Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16]
-    nodes = with_unique_names(graph)[0].nodes if low else ()
-    shapes = {(nodes[entry.node].name, entry.index): facts.shape(entry) for entry in low}
-    return {named: None if shape is None else Extent.of(shape) for named, shape in shapes.items()}
+def bfloat16_shapes(graph: Graph, facts: Facts) -> Shapes:
+    """Return the shapes of a graph's bfloat16 entries by name, None where unknown; not those in bodies.
+
+    Names survive passes, which positions do not. The graph's are to be unique (`mxmp.graph.with_unique_names`).
+    """
+    low = (Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16)
+    return {(graph.nodes[entry.node].name, entry.index): facts.shape(entry) for entry in low}
 
 
 @dataclass(frozen=True)

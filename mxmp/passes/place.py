@@ -47,8 +47,6 @@ class Placement:
             what was given as costs: the savings that were missed, the losses that were taken and the casts.
         flow: Value of the maximum flow in the same unit: a lower bound, equal to ``cost``.
         cast_bytes: Bytes that the casts read and write in one forward pass; None if a size is unknown.
-        settled: Whether it is the cheapest one whatever the sizes are: all that is free is in low precision, next to
-            no cast.
     """
 
     low: FrozenSet[int]
@@ -57,7 +55,6 @@ class Placement:
     in_bytes: bool
     flow: int
     cast_bytes: Optional[int]
-    settled: bool = False
 
 
 class Costs(NamedTuple):
@@ -122,8 +119,7 @@ def place(
     unit = _UNIT_BYTES if in_bytes else 1
     sizes = [tensor.size for tensor in casts]
     cast_bytes = None if None in sizes else sum(_CAST_UNITS * _UNIT_BYTES * (size or 0) for size in sizes)
-    settled = network.saving.keys() <= free_low and not any(_is_free(tensor) for tensor in casts)
-    return Placement(low, len(casts), cost * unit, in_bytes, flow * unit, cast_bytes, settled)
+    return Placement(low, len(casts), cost * unit, in_bytes, flow * unit, cast_bytes)
 
 
 def find_tensors(
@@ -183,11 +179,6 @@ def _reading_side(verdict: Verdict, port: int, side: int) -> int:
 def _side(position: int, verdicts: Sequence[Verdict]) -> int:
     label = verdicts[position].label
     return _SINK if label == LOW else position if label == FREE else _SOURCE
-
-
-def _is_free(tensor: Tensor) -> bool:
-    """Return whether a node whose precision is free gives or reads a tensor."""
-    return any(side >= 0 for side in (tensor.producer, *tensor.readers))
 
 
 class _Network:

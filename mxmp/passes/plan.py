@@ -28,7 +28,6 @@ class Plan:
             variables that enter it in low precision.
         bodies: The plans of the bodies of control flow nodes, by (node, number of the body).
         any_heads: Of a body, the numbers of its outputs that may have either precision.
-        steady: Whether other sizes change nothing but the placement, as long as the verdicts stay.
     """
 
     verdicts: Tuple[Verdict, ...]
@@ -36,7 +35,6 @@ class Plan:
     low_params: FrozenSet[int]
     bodies: Mapping[Tuple[int, int], "Plan"] = field(default_factory=dict)
     any_heads: FrozenSet[int] = frozenset()
-    steady: bool = False
 
     def reads_low(self, position: int, port: int) -> bool:
         """Return whether a node wants one of its inputs in low precision."""
@@ -81,21 +79,18 @@ def make_plan(
     verdicts, bodies = _plan_bodies(graph, verdicts, facts, policy)
     low_params: FrozenSet[int] = frozenset()
     free_params: FrozenSet[int] = frozenset()
-    carries = False
     if policy.param_dtype != dtypes.FLOAT32:
         params = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in facts.params}
         pinned = {i for i, verdict in enumerate(verdicts) if verdict.label == LOW}
         own_casts = _own_casts(graph, policy.compute_dtype)
         reading_low = [replace(v, low_ports=frozenset([0])) if i in own_casts else v for i, v in enumerate(verdicts)]
         low_params = _carried_low_only(graph, reading_low, pinned, facts, params)
-        carries = _may_carry(graph, verdicts, params)
         verdicts = tuple(reading_low[i] if own_casts.get(i) in low_params else v for i, v in enumerate(verdicts))
         low_params |= {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in stored}
         free_params = frozenset(params - low_params - {head.node for head in graph.heads}) if final else free_params
     output_low = policy.output_dtype != dtypes.FLOAT32
     placement = place(graph, verdicts, facts, low_params, output_low, free_params=free_params)
-    steady = not carries and not final and not any(verdict.bodies for verdict in verdicts)
-    return Plan(verdicts, placement, low_params | (placement.low & free_params), bodies, steady=steady)
+    return Plan(verdicts, placement, low_params | (placement.low & free_params), bodies)
 
 
 def _is_pinned_low(verdict: Verdict) -> bool:
@@ -109,14 +104,6 @@ def _without_gain(verdict: Verdict) -> Verdict:
     if verdict.label == FREE:
         return replace(verdict, label=FLOAT32, reason=NO_GAIN)
     return replace(verdict, bodies=tuple(tuple(map(_without_gain, body)) for body in verdict.bodies))
-
-
-def place_again(plan: Plan, graph: Graph, policy: Policy, facts: Facts) -> Plan:
-    """Return a steady plan for other sizes."""
-    if plan.placement.settled:
-        return plan
-    output_low = policy.output_dtype != dtypes.FLOAT32
-    return replace(plan, placement=place(graph, plan.verdicts, facts, plan.low_params, output_low))
 
 
 def _read_low_only(
@@ -159,14 +146,6 @@ def _moves_once(graph: Graph, position: int, verdicts: Sequence[Verdict], facts:
     given = [facts.size(Entry(position, index)) for index in range(node.num_outputs)]
     read = [facts.size(entry) for entry in node.inputs]
     return None not in given + read and sum(size or 0 for size in given) <= sum(size or 0 for size in read)
-
-
-def _may_carry(graph: Graph, verdicts: Sequence[Verdict], params: Set[int]) -> bool:
-    """Return whether an operator may be found to carry parameters where sizes are known: it reads nothing else."""
-    for position, node in enumerate(graph.nodes):
-        if node.inputs and all(entry.node in params for entry in node.inputs) and _moves(verdicts[position]):
-            return True
-    return False
 
 
 def _moves(verdict: Verdict) -> bool:

@@ -89,13 +89,13 @@ class WidenSlowKernels(Pass):
     def _is_slow_batch_norm(self, graph: Graph, position: int, outputs: Dict[Key, str]) -> bool:
         """Return whether a node is a BatchNorm that is known to have data that oneDNN has no fast kernel for."""
         node = graph.nodes[position]
-        data = self.layouts.extent(graph, node.inputs[0]) if node.op == BATCH_NORM else None
-        if data is None:
+        shape = self.layouts.shape(graph, node.inputs[0]) if node.op == BATCH_NORM else None
+        if shape is None:
             return False
         axis = value_of(dict(node.attrs), "axis")
-        if data.axes == 2 or (1 if axis is None else axis) % data.axes != 1 or data.channels % VECTOR:
+        if len(shape) == 2 or (1 if axis is None else axis) % len(shape) != 1 or shape[1] % VECTOR:
             return True
-        return data.axes == 4 and outputs.get(node.inputs[0].key, DEFAULT) in (DEFAULT, OWN)
+        return len(shape) == 4 and outputs.get(node.inputs[0].key, DEFAULT) in (DEFAULT, OWN)
 
 
 def _is_by_element(node: Node) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from dataclasses import replace
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Tuple
 
 import mxnet as mx
 
@@ -21,27 +20,6 @@ Shapes = Mapping[str, Tuple[int, ...]]
 Dtypes = Mapping[str, str]
 
 _OPERATOR = re.compile(r"Error in operator ([^:]+):")
-
-
-class LaterShapes(Mapping[Key, Tuple[int, ...]]):
-    """The shapes of a graph's entries, which MXNet infers when the first is asked for."""
-
-    def __init__(self, infer: Callable[[], Facts]) -> None:
-        """Take what gives facts with shapes."""
-        self._infer = infer
-
-    @functools.cached_property
-    def _found(self) -> Mapping[Key, Tuple[int, ...]]:
-        return self._infer().shapes
-
-    def __getitem__(self, key: Key) -> Tuple[int, ...]:
-        return self._found[key]
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
 
 def to_graph(symbol: Any, text: Optional[str] = None) -> Graph:
@@ -133,24 +111,6 @@ def add_shapes(internals: Any, entries: Iterable[Key], graph: Graph, facts: Fact
     _, sizes, _ = _infer(internals.infer_shape_partial, shapes, "shapes") if shapes else (None, None, None)
     facts = replace(facts, shapes={entry: tuple(size) for entry, size in zip(entries, sizes or ()) if size})
     return replace(facts, bodies=_infer_bodies(graph, facts))
-
-
-def infer_later(graph: Graph, facts: Facts, shapes: Shapes, symbol: Optional[Any] = None) -> Facts:
-    """Return facts about a graph, which has no bodies, with shapes that are inferred when they are needed.
-
-    ``symbol`` is the graph's; if it is not given, it is loaded then.
-    """
-
-    def infer() -> Facts:
-        internals = (from_graph(graph) if symbol is None else symbol).get_internals()
-        return add_shapes(internals, entry_names(internals, graph), graph, facts, shapes)
-
-    return replace(facts, shapes=LaterShapes(infer))
-
-
-def require_shapes(symbol: Any, shapes: Shapes) -> None:
-    """Raise an InferenceError, which names the node, if MXNet finds no shapes for a symbol."""
-    _infer(symbol.infer_shape_partial, shapes, "shapes")
 
 
 def _to_numpy(types: Dtypes) -> Dict[str, Any]:

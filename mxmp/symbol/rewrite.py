@@ -35,7 +35,7 @@ from ..passes.emulate import has_float16
 from ..passes.facts import Named
 from ..passes.find_folds import Fold
 from ..passes.guards import bfloat16_entries, is_prelu
-from ..passes.layouts import Extents, bfloat16_extents
+from ..passes.layouts import bfloat16_shapes
 from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
@@ -100,9 +100,7 @@ class Converted:
         graph = to_graph(symbol)  # in the order that MXNet writes
         variables = [(i, node.name) for i, node in enumerate(self.graph.nodes) if node.is_variable]
         shapes = {name: known.shapes[i, 0] for i, name in variables if known.shape(Entry(i)) is not None}
-        facts = infer_facts(
-            symbol, graph, shapes, {**known.variable_dtypes(self.graph), **(types or {})}, known.params
-        )
+        facts = infer_facts(symbol, graph, shapes, {**known.variable_dtypes(self.graph), **(types or {})}, known.params)
         return replace(self, symbol=symbol, graph=graph, facts=facts)
 
     @functools.cached_property
@@ -122,7 +120,7 @@ class Converted:
 
     def graph_on_cpu(self, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()) -> Graph:
         """Return the graph of the symbol that runs on CPU; `graph` if it is that."""
-        return emulated(self.graph, self.facts, self.extents, trains, fused, written)
+        return emulated(self.graph, self.facts, trains, fused, written)
 
     def on_gpu(self, trains: bool = False) -> Any:
         """Return the symbol that runs on GPU, guarded where MXNet is wrong on any device. Never saved."""
@@ -137,11 +135,6 @@ class Converted:
     def guards_training(self) -> bool:
         """Whether the graph that trains has guards that the one for inference lacks, on any device."""
         return any(node.op == "_cond" or is_prelu(node) for node in self.graph.operators())
-
-    @functools.cached_property
-    def extents(self) -> Extents:
-        """What of the shapes of its bfloat16 tensors has a say in the graph on a CPU; empty if it has none."""
-        return bfloat16_extents(self.graph, self.facts)
 
 
 def convert_graph(
@@ -238,27 +231,26 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
     """
     known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
     facts = infer_network(sym, graph, {}, known, frozenset())
-    after = emulated(graph, facts, bfloat16_extents(graph, facts))
+    after = emulated(graph, facts)
     return sym if after is graph else from_graph(after, sym)
 
 
 def emulated(
     graph: Graph,
     facts: Facts,
-    extents: Extents,
     trains: bool = False,
     fused: bool = False,
     written: FrozenSet[str] = frozenset(),
 ) -> Graph:
     """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs.
 
-    ``extents`` are those of its bfloat16 tensors; for the rest see `Converted.on_cpu`.
+    For the other arguments see `Converted.on_cpu`.
     """
     unique, old_names = with_unique_names(graph) if bfloat16_entries(graph, facts) else (graph, {})
     low = bfloat16_entries(unique, facts)  # by name
     speed: Tuple[Pass, ...] = ()
     if low:
-        layouts = Layouts(extents, amx_status().on)
+        layouts = Layouts(bfloat16_shapes(unique, facts), amx_status().on)
         speed = (WidenSlowKernels(low, layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
     emulate = Emulate(facts, native=rounds_natively(facts))
     guards = *_guards(trains, low), GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import accuracy, common, conversion, first_call, import_time, placement, trainer_step
+from benchmarks import accuracy, common, conversion, import_time, placement, trainer_step
 from mxmp.devices.processor import Processor
 from tests.full_disk import files_of_at_most
 
@@ -98,19 +98,6 @@ def test_placement_writes_times_table_and_plot(tmp_path, capsys):
     assert set(result["seconds"]) == set(result["targets"]) == {"ResNet-152", "5,000 free nodes"}
     assert (tmp_path / "placement.png").read_bytes().startswith(PNG)
     assert "under 50" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["--deferred", "--record", "--for-inference"])
-def test_first_call_tells_what_is_mxnets(option, tmp_path, capsys):
-    small = ["--networks", "mobilenet0.25", "--policies", "O1", "--size", "32", "--rounds", "2"]
-    assert first_call.main([*small, option, "--out", str(tmp_path)]) == 0
-    seconds = json.loads((tmp_path / "first_call.json").read_text())["seconds"]["mobilenet0.25"]["O1"]
-    assert {name: len(values) for name, values in seconds.items()} == dict.fromkeys(
-        (first_call.PLAIN, first_call.CONVERT, first_call.CALL, first_call.MXNET), 2
-    )
-    printed = capsys.readouterr().out
-    assert "at most 1.3" in printed and "Emulated float16 was rounded by" in printed
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def test_600_batch_sizes_have_one_graph(conversions, cached_ops, inferences):
     for size in range(1, 601):
         net(mx.nd.ones((size, 3)))
     assert (conversions.number, cached_ops.number) == made
-    assert inferences.number == 600 + 1  # and one before the first call, with which they are compared
+    assert inferences.number == 600
 
 
 def test_a_shape_that_was_seen_is_looked_up(conversions, inferences):
@@ -79,8 +79,8 @@ def test_a_shape_that_was_seen_is_looked_up(conversions, inferences):
     for _ in range(3):
         for size in (5, 2000, 7):
             net(mx.nd.ones((size, 3)))
-    assert inferences.number == 3 + 1  # and one before the first call, with which they are compared
-    assert conversions.number == 2  # before the first call, which long sums take over, and for short ones
+    assert inferences.number == 3
+    assert conversions.number == 3  # before the first call, for long sums and for short ones
 
 
 def test_shapes_with_other_verdicts_have_another_graph(cached_ops):
@@ -132,7 +132,7 @@ def test_graphs_are_bounded(monkeypatch, conversions):
     for size in sizes[-3:]:
         net(mx.nd.ones((size, 3)))
     assert conversions.number == before
-    net(mx.nd.ones((sizes[1], 3)))  # that of sizes[0] is the early conversion, which is kept
+    net(mx.nd.ones((sizes[0], 3)))
     assert conversions.number == before + 1
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mxmp.graph import from_text, in_written_order, to_text
 from mxmp.passes import Facts, FoldBatchNorm
-from mxmp.passes.find_folds import Sources, find_folds, folds_depend_on_shapes
+from mxmp.passes.find_folds import Sources, find_folds
 from tests.passes.graphs import lines
 
 PARAMS = ("w", "u", "b", "g", "s", "m", "v", "g2", "s2", "m2", "v2")
@@ -149,21 +149,6 @@ def test_the_axis_has_to_be_that_of_the_channels(layer, axes):
     for axis in range(-3, 5):
         text = f"c = {layer}\nn = BatchNorm(c, g, s, m, v) {{axis: {axis}}} x3\na = relu(n)\nreturn a"
         assert len(found(text)) == (axis in axes), axis
-
-
-@pytest.mark.parametrize(
-    ("layer", "axis", "depends"),
-    [
-        ("FullyConnected(x, w, b) {flatten: False; num_hidden: 8}", "{axis: 1}", True),
-        ("FullyConnected(x, w, b) {flatten: False; num_hidden: 8}", "{eps: 0.1}", True),
-        ("FullyConnected(x, w, b) {flatten: False; num_hidden: 8}", "{axis: -1}", False),
-        ("FullyConnected(x, w, b) {num_hidden: 8}", "{axis: 1}", False),
-        ("Convolution(x, w, b) {kernel: (3, 3); num_filter: 8}", "{axis: 1}", False),
-    ],
-)
-def test_shapes_have_a_say_where_a_dense_layer_keeps_axes(layer, axis, depends):
-    graph = graph_of(f"c = {layer}\nn = BatchNorm(c, g, s, m, v) {axis} x3\na = relu(n)\nreturn a")
-    assert folds_depend_on_shapes(graph) == depends
 
 
 def test_a_dense_layer_of_a_known_shape():

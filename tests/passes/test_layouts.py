@@ -13,7 +13,7 @@ from mxmp.gluon import cast, convert
 from mxmp.graph import from_text, to_text
 from mxmp.passes import Layouts, SeparateLayouts, WidenSlowKernels
 from mxmp.passes.guards import bfloat16_entries
-from mxmp.passes.layouts import BLOCKED, DEFAULT, LAST, OWN, Convolution, Extent, bfloat16_extents
+from mxmp.passes.layouts import BLOCKED, DEFAULT, LAST, OWN, Convolution, bfloat16_shapes
 from mxmp.symbol import rewrite
 from tests.passes.graphs import converted
 
@@ -61,7 +61,7 @@ def block(data, channels, kernel=3, groups=1):
 def separated(net, amx):
     """Return the operators that copies were put behind or in front of, of a network for 32 channels in."""
     result = converted(net, {"data": (2, 32, 8, 8)}, "mixed_bfloat16")
-    layouts = Layouts(bfloat16_extents(result.graph, result.facts), amx)
+    layouts = Layouts(bfloat16_shapes(result.graph, result.facts), amx)
     widened = WidenSlowKernels(bfloat16_entries(result.graph, result.facts), layouts)(result.graph).graph
     graph = SeparateLayouts(layouts)(widened).graph
     added = [node for node in graph.nodes if "_layout_bfloat16" in node.name]
@@ -121,7 +121,7 @@ def test_pooling_of_whole_images_reads_the_default_layout(window):
 def test_a_batch_norm_in_float32_and_an_unknown_shape_get_no_copies():
     net = chain((32, 3, 32), (32, 1, 1))
     result = converted(net, {"data": (2, 32, 8, 8)}, "mixed_bfloat16,op:BatchNorm=float32")
-    assert not SeparateLayouts(Layouts(bfloat16_extents(result.graph, result.facts), True))(result.graph).modified
+    assert not SeparateLayouts(Layouts(bfloat16_shapes(result.graph, result.facts), True))(result.graph).modified
     assert not SeparateLayouts(Layouts({}, True))(converted(net, {}, "mixed_bfloat16").graph).modified
 
 
@@ -132,8 +132,8 @@ def test_heads_keep_their_names():
     b = BatchNorm(x, g, g, g, g)
     c = Convolution(b, w) {kernel: (3,3); no_bias: True; num_filter: 32}
     return b, c"""
-    extents = dict.fromkeys([("x", 0), ("b", 0), ("c", 0)], Extent(4, 32, False))
-    graph = SeparateLayouts(Layouts(extents, True))(from_text(text)).graph
+    shapes = dict.fromkeys([("x", 0), ("b", 0), ("c", 0)], (2, 32, 8, 8))
+    graph = SeparateLayouts(Layouts(shapes, True))(from_text(text)).graph
     assert to_text(graph).splitlines()[-1] == "return b, c"
 
 
@@ -152,7 +152,7 @@ def test_copies_change_no_gradient(monkeypatch, amx):
     found = []
     for separate in (True, False):
         if not separate:
-            monkeypatch.setattr(rewrite, "bfloat16_extents", lambda graph, facts: {})
+            monkeypatch.setattr(rewrite, "bfloat16_shapes", lambda graph, facts: {})
         monkeypatch.setattr(rewrite, "amx_status", lambda: AmxStatus(amx, ""))
         net = nn.HybridSequential()
         net.add(nn.Conv2D(16, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"), nn.Conv2D(32, 3), nn.BatchNorm())

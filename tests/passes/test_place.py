@@ -24,7 +24,9 @@ def problems(draw, max_nodes=11):
     """Return (graph, verdicts, sizes, low parameters, whether outputs are wanted low)."""
     count = draw(st.integers(2, max_nodes))
     nodes, verdicts, sizes = [], [], {}
-    numbers = random.Random(draw(st.integers(0, 2**16)))  # of sizes: a draw for each of them would cost more than the cut
+    numbers = random.Random(
+        draw(st.integers(0, 2**16))
+    )  # of sizes: a draw for each of them would cost more than the cut
     for position in range(count):
         fan_in = draw(st.integers(0 if position < 4 else 1, min(position, 5)))
         drawn = (divmod(draw(st.integers(0, 4 * position - 1)), 4) for _ in range(fan_in))
@@ -189,28 +191,3 @@ def test_thousands_of_free_nodes_are_placed():
     labels = ([LOW] + [FREE] * 3 + [FLOAT32]) * 1667
     found = place(*chain(*labels, sizes=[1 + i % 97 for i in range(len(labels) + 1)]))
     assert found.cost == found.flow > 0
-
-
-@settings(max_examples=500, deadline=None)
-@given(problems(max_nodes=7))
-def test_a_settled_placement_is_that_of_all_sizes(problem):
-    graph, verdicts, sizes, output_low = problem
-    unknown = place(graph, verdicts, facts_of(sizes, known=False), output_low=output_low)
-    found = place(graph, verdicts, facts_of(sizes), output_low=output_low)
-    assert found.settled == unknown.settled
-    assert not unknown.settled or (found.low, found.casts) == (unknown.low, unknown.casts)
-
-
-@pytest.mark.parametrize(
-    ("labels", "settled"),
-    [
-        ((LOW, FREE, FREE, LOW), True),
-        ((FLOAT32, LOW, FLOAT32), True),  # nothing is free
-        ((LOW, FREE, FLOAT32), False),  # the cast may stand on either side
-        ((FLOAT32, FREE, FLOAT32), False),  # a large tensor in between may be worth two casts
-        ((FREE,), False),
-    ],
-)
-def test_a_placement_is_settled_between_low_operators(labels, settled):
-    graph, verdicts, facts = chain(*labels)
-    assert place(graph, verdicts, Facts(facts.dtypes)).settled == settled

@@ -7,7 +7,6 @@ import pytest
 
 from mxmp.passes import make_plan
 from mxmp.passes.control_flow import bodies_of
-from mxmp.passes.plan import place_again
 from mxmp.passes.verdict import FLOAT32, KEEP, LOW
 from mxmp.policy import Policy
 from mxmp.rules import RULES, RuleSet
@@ -278,33 +277,3 @@ def test_loops_in_loops_have_plans_in_plans():
     assert "deep" in {body.nodes[i].name for i in deep.placement.low}
     assert names_of(graph, position, plan.verdicts[position].low_ports) == {"seq", "w"}
     assert plan.casts() == plan.placement.casts + plan.bodies[position, 0].casts()
-
-
-def steady(text, policy, **options):
-    return Planned(text, policy, params=["w"], **options).plan.steady
-
-
-def test_sizes_change_the_placement_alone_where_no_operator_carries_parameters():
-    text = "x = null()\nw = null()\nr = Reshape(w)\nd = dot(x, r)\nreturn d"
-    assert steady(text, O1) and not steady(text, O2)
-    assert steady(LAYER + "return d", O2)
-
-
-def test_storage_that_is_decided_for_good_goes_by_sizes():
-    assert not steady(LAYER + "return d", O2, final=True)
-
-
-def test_a_plan_with_bodies_is_not_steady():
-    plan, *_ = plan_of(recurrent())
-    assert not plan.steady
-
-
-def test_a_plan_is_placed_again_for_other_sizes():
-    text = LAYER + "s = slice(d)\ne = exp(s)\nreturn e"
-    graph, unknown = with_facts(text)
-    early = make_plan(graph, O1, unknown)
-    shapes = {"x": (4, 4), "w": (4, 4000), "d": (4, 4000), "s": (4, 1), "e": (4, 1)}
-    _, facts = with_facts(text, shapes=shapes)
-    found = place_again(early, graph, O1, facts)
-    assert found == make_plan(graph, O1, facts)
-    assert found.placement.low - early.placement.low == {3}  # the slice, whose output is the cheaper one to cast

@@ -15,7 +15,7 @@ from ...gluon.conversion import Conversion
 from ...gluon.graphs import as_input, known_inputs, split_inputs
 from ...gluon.kept import kept
 from ...gluon.lookup import conversion_of, roots
-from ...gluon.shapes import known_shapes
+from ...gluon.trace import known_shapes
 from ...mxnet_private import parameters
 from ...policy import Policy
 from ...report import Decisions
