@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mxmp.graph import Entry, from_text
-from mxmp.passes import Facts, FoldCasts, InsertCasts, Sequential, make_plan
+from mxmp.passes import Facts, InsertCasts, make_plan
 from mxmp.policy import Policy
 from mxmp.report import Row, legend, make_report, merge
 from mxmp.report.saved import report_from_dict
@@ -31,8 +31,7 @@ def report_of(text=TEXT, sizes=SIZES, policy="O1"):
     graph, facts = with_facts(text, shapes=sizes, params="w")
     policy = Policy.parse(policy)
     plan = make_plan(graph, policy, facts)
-    convert = Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))
-    return make_report(policy, graph, facts, plan, convert(graph).graph)
+    return make_report(policy, graph, facts, plan, InsertCasts(policy, facts, plan=plan)(graph).graph)
 
 
 def test_rows_name_precision_and_reason():

@@ -3,52 +3,89 @@
 from __future__ import annotations
 
 import json
-from typing import Dict, Tuple
+from typing import Any, Dict, Mapping, Sequence
 
-from ..graph import Node
+from ..errors import PassError
+from ..graph import Graph, Node
 
 MARK_ATTR = "__mxmp__"
-"""Says what a node that mxmp inserted is for: ``CAST_MARK``, ``HEAD_MARK``, ``FACTOR_MARK`` or ``SCALE_MARK``."""
+"""Says what a node that mxmp inserted is for: ``CAST_MARK``, ``FACTOR_MARK`` or ``SCALE_MARK``."""
 
 CAST_MARK = "cast"
-HEAD_MARK = "head"
-"""A cast at an output, which has the name of the node that it reads, so that the output keeps its name; that
-node has another name."""
-
 FACTOR_MARK = "factor"
 """A multiplication in front of a stand-in, whose operator has no factor of its own."""
 
 SCALE_MARK = "loss_scale"
 """Part of the multiplication of a gradient by the loss scale."""
 
-ABSORBED_ATTR = "__mxmp_absorbed__"
-"""On a node some of whose inputs need no cast of mxmp, because something else gives the same: JSON, a list
-for each of these inputs. ``[port]`` reads an equal cast of the network's own; ``[port, op, name]`` reads what
-the network's own cast of that name widens."""
+BEFORE_ATTR = "__mxmp_before__"
+"""On a node that mxmp changed: JSON of what it was before, for files, which hold no other trace of that.
 
-DECLARED_ATTR = "__mxmp_declared__"
-"""On a variable whose dtype mxmp declares, because it is stored in low precision or because a cast behind it
-hides its dtype from MXNet's inference: the dtype that it declared before, empty if it declared none."""
-
-WIDENED_ATTR = "__mxmp_widened__"
-"""On a node that reads low precision data and gives float32 without a cast: the attribute of the operator that
-says so, followed by ``=`` and its value before, if it had one."""
-
-REPLACED_ATTR = "__mxmp_replaced__"
-"""On a node that stands in for one whose operator has no low precision kernel, or whose scalars are clamped: JSON,
-that operator and its attributes."""
+``op``, ``name`` and ``attrs`` (null for none) are those that differ. ``ports`` are the inputs that read a cast of the
+network's own where mxmp would have put one: ``[port]`` reads an equal cast, ``[port, op, name]`` what the widening cast
+of that operator and name reads.
+"""
 
 PRECISION_ATTR = "__mxmp_precision__"
 """Precision that ``mxmp.gluon.precision`` and ``set_policy`` ask for, for the operators of a region or block."""
 
 
-def replaced(node: Node) -> Tuple[str, Dict[str, str]]:
-    """Return the operator that a node stands in for, with its attributes; its own if it is no stand-in."""
-    text = node.get(REPLACED_ATTR)
-    if text is None:
-        return node.op, dict(node.attrs)
-    op, attrs = json.loads(text)
-    return op, attrs
+def noting(before: Node, after: Node, ports: Sequence[Sequence[Any]] = ()) -> Node:
+    """Return the new form of a node with a note of the old one; it may have one of a change before that."""
+    note: Dict[str, Any] = json.loads(after.get(BEFORE_ATTR) or "{}")
+    for key, old, new in (("op", before.op, after.op), ("name", before.name, after.name)):
+        if old != new:
+            note.setdefault(key, old)
+    was, now = dict(before.attrs), dict(after.attrs)
+    attrs = {key: was.get(key) for key in {**was, **now} if key != BEFORE_ATTR and was.get(key) != now.get(key)}
+    if attrs:
+        note["attrs"] = {**attrs, **note.get("attrs", {})}
+    if ports:
+        note["ports"] = list(ports)
+    return after.with_attrs({BEFORE_ATTR: json.dumps(note, sort_keys=True)}) if note else after
+
+
+def original(node: Node) -> Node:
+    """Return a node as it was before mxmp changed it, but for its inputs."""
+    note = note_of(node)
+    if not note:
+        return node
+    changed = node._replace(op=note.get("op", node.op), name=note.get("name", node.name))
+    return changed.with_attrs({**note.get("attrs", {}), BEFORE_ATTR: None})
+
+
+def note_of(node: Node) -> Mapping[str, Any]:
+    """Return what a node notes of how it was before mxmp changed it.
+
+    Raises:
+        PassError: If an attribute of mxmp is not as mxmp wrote it.
+    """
+    text = node.get(BEFORE_ATTR)
+    if text is None and (node.get(MARK_ATTR) is None or node.inputs):
+        return {}
+    try:
+        note = json.loads(text or "")
+        ports = [port for port, *_ in note.get("ports", [])]
+        fine = all(type(port) is int and 0 <= port < len(node.inputs) for port in ports)
+        fine = fine and all(isinstance(note.get(key, ""), str) for key in ("op", "name"))
+        values = note.get("attrs", {}).values()
+        fine = fine and all(value is None or isinstance(value, str) for value in values)
+    except (ValueError, TypeError, AttributeError):
+        fine = False
+    if not fine:
+        raise PassError(
+            f"node {node}: its attributes that begin with '__mxmp' were changed; convert the original again."
+        )
+    return note  # type: ignore[no-any-return]
+
+
+def is_converted(graph: Graph) -> bool:
+    """Return whether a node of a graph or of its bodies has an attribute of mxmp."""
+    for node in graph.nodes:  # loops, because every conversion begins with this
+        for key, _ in node.attrs:
+            if key.startswith("__mxmp"):
+                return True
+    return any(is_converted(body) for node in graph.nodes for body in node.subgraphs)
 
 
 def device_attrs(node: Node) -> Dict[str, str]:

@@ -26,8 +26,8 @@ from ..graph.core import VARIABLE, make_attrs
 from ..rules import RULES
 from .attributes import MARK_ATTR, SCALE_MARK, device_attrs
 from .base import Pass
+from .casts import cast_op
 from .facts import Facts
-from .insert_casts import cast_op
 
 # Written by the user; a graph does not tell whether they use the gradient of their output
 # (CustomOpProp, python/mxnet/operator.py at tag 1.9.1: need_top_grad).

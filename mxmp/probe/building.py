@@ -8,7 +8,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Set
 from .. import dtypes
 from ..graph import VARIABLE, Entry, Graph, Key, Node, in_written_order
 from ..graph.core import make_attrs
-from ..passes import FoldCasts, InsertCasts, Sequential
+from ..passes import InsertCasts
 from ..passes.facts import Facts
 from ..passes.plan import Plan
 from ..passes.verdict import FLOAT32, KEEP, Verdict
@@ -61,8 +61,7 @@ class Building:
         """Return the graph, with casts; its heads are in float32."""
         graph = replace(self._decisions.before, nodes=tuple(self._nodes), heads=tuple(heads))
         policy = self._decisions.policy.replace(output_dtype=dtypes.FLOAT32)
-        casts = InsertCasts(policy, self._facts(), plan=self._plan()), FoldCasts()
-        return in_written_order(Sequential(casts)(graph).graph)
+        return in_written_order(InsertCasts(policy, self._facts(), plan=self._plan())(graph).graph)
 
     def _add(self, position: int, node: Optional[Node] = None, converted: bool = False) -> int:
         verdict = self._decisions.plan.verdicts[position]

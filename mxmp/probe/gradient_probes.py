@@ -8,8 +8,8 @@ from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Tuple
 from .. import dtypes
 from ..graph import VARIABLE, Entry, Graph, GraphBuilder, Key, Node
 from ..graph.core import make_attrs
+from ..passes.casts import cast_op
 from ..passes.facts import Facts
-from ..passes.insert_casts import cast_op
 from ..passes.scale_loss import is_loss_head
 from ..rules import RULES
 

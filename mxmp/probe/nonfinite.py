@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key, Node
-from ..passes.attributes import MARK_ATTR, replaced
+from ..passes.attributes import MARK_ATTR, original
 from ..report.counts import positions
 from .finding import BACKWARD, FORWARD, NonFinite
 from .looking import Seen
@@ -28,7 +28,7 @@ class Names:
             return node.name, node.op
         node = self._after.nodes[position]
         if node.get(MARK_ATTR) is None or not node.inputs:
-            return node.name, replaced(node)[0]
+            return node.name, original(node).op
         return self.of(node.inputs[0].node)[0], "cast"
 
     def ranged(self, key: Key, found: ValueRange) -> ValueRange:

@@ -6,14 +6,12 @@ from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Node
-from ..passes.attributes import CAST_MARK, FACTOR_MARK, HEAD_MARK, MARK_ATTR, replaced
+from ..passes.attributes import CAST_MARK, FACTOR_MARK, MARK_ATTR, original
 from ..passes.facts import Facts
 from ..passes.plan import Plan
 
 MANY_READERS = 32
 """Readers of one cast beyond which a report warns: the gradients of 64 have overflowed float16."""
-
-_CAST_MARKS = (CAST_MARK, HEAD_MARK)
 
 _LOW_BYTES = dtypes.ITEM_BYTES[dtypes.FLOAT16]  # bfloat16 is as small
 
@@ -22,7 +20,7 @@ def inserted_casts(graph: Graph) -> List[Node]:
     """Return the node that each inserted cast reads, bodies included."""
     found = []
     for node in graph.nodes:
-        if node.get(MARK_ATTR) in _CAST_MARKS:
+        if node.get(MARK_ATTR) == CAST_MARK:
             found.append(graph.nodes[node.inputs[0].node])
         for body in node.subgraphs:
             found.extend(inserted_casts(body))
@@ -43,12 +41,12 @@ def widely_read(graph: Graph) -> Tuple[Tuple[str, int], ...]:
 
 def positions(before: Graph, after: Graph) -> Dict[int, int]:
     """Return the position of each node of a graph in the converted graph; both are in the order that MXNet writes."""
-    original = {node.inputs[0].node: node.name for node in after.nodes if node.get(MARK_ATTR) == HEAD_MARK}
     waiting: Dict[Tuple[str, str], List[int]] = {}
     for position in reversed(range(len(after.nodes))):
         node = after.nodes[position]
         if node.get(MARK_ATTR) is None:
-            waiting.setdefault((replaced(node)[0], original.get(position, node.name)), []).append(position)
+            node = original(node)
+            waiting.setdefault((node.op, node.name), []).append(position)
     found = {}
     for position, node in enumerate(before.nodes):
         if waiting.get((node.op, node.name)):  # not a cast of the network's own that nothing reads any more
@@ -68,7 +66,7 @@ def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]
     found: Dict[int, Dict[str, None]] = {}
     for position, entry in pairs:
         cast = after.nodes[entry.node]
-        if cast.get(MARK_ATTR) in _CAST_MARKS and position in source:
+        if cast.get(MARK_ATTR) == CAST_MARK and position in source:
             tensor = cast.inputs[0]
             name = facts.output_name(before, tensor._replace(node=source[tensor.node]))
             found.setdefault(source[position], {})[f"{name} to {cast.get('dtype')}"] = None
@@ -117,6 +115,6 @@ def cast_bytes(facts: Facts, after: Graph, where: Mapping[int, int]) -> Optional
     if any(inserted_casts(body) for node in after.nodes for body in node.subgraphs):
         return None
     source = {new: old for old, new in where.items()}
-    tensors = (node.inputs[0] for node in after.nodes if node.get(MARK_ATTR) in _CAST_MARKS)
+    tensors = (node.inputs[0] for node in after.nodes if node.get(MARK_ATTR) == CAST_MARK)
     sizes = [facts.size(tensor._replace(node=source[tensor.node])) for tensor in tensors]
     return total(None if size is None else size * (dtypes.ITEM_BYTES[dtypes.FLOAT32] + _LOW_BYTES) for size in sizes)

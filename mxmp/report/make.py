@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph
-from ..passes.attributes import DECLARED_ATTR, MARK_ATTR
+from ..passes.attributes import BEFORE_ATTR, MARK_ATTR
 from ..passes.classify import classify
 from ..passes.decide import NO_RULE
 from ..passes.facts import Facts
@@ -178,7 +178,7 @@ def _reason(verdict: Verdict, precision: str) -> str:
 def _plainest_policy(graph: Graph, facts: Facts) -> Policy:
     """Return the plainest policy that a converted graph may come from."""
     found = [node.get("dtype") for node in graph.operators() if node.get(MARK_ATTR) is not None]
-    found += [dtypes.from_flag(n.get("__dtype__") or "") for n in graph.nodes if n.get(DECLARED_ATTR) is not None]
+    found += [dtypes.from_flag(n.get("__dtype__") or "") for n in graph.nodes if n.get(BEFORE_ATTR) is not None]
     low = next((dtype for dtype in found if dtype in dtypes.LOW_PRECISION), None) or dtypes.FLOAT16
     gives_low = any(facts.dtype(head) == low for head in graph.heads)
     return Policy(compute_dtype=low, output_dtype=low if gives_low else FLOAT32)

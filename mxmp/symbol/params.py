@@ -17,9 +17,10 @@ from ..arrays.casts import amp_cast
 from ..arrays.views import view
 from ..errors import ParamsError
 from ..graph import Entry, Graph
-from ..passes.attributes import DECLARED_ATTR, MARK_ATTR
+from ..passes.attributes import BEFORE_ATTR, MARK_ATTR, original
 from ..policy import Policy, check_matches
 from .arguments import Model, blaming_params
+from .inference import to_graph
 from .rewrite import Converted, convert_graph, own_low_dtypes
 
 Arrays = Mapping[str, Any]
@@ -234,11 +235,13 @@ def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:
     rounded to it: a Module keeps them in float32, and so do its checkpoints.
     """
     low = [name for name, array in arrays.items() if dtypes.canonical(array.dtype) in dtypes.LOW_PRECISION]
-    declared = {name: attrs.get(DECLARED_ATTR) for name, attrs in symbol.attr_dict().items()} if low else {}
+    nodes = to_graph(symbol).nodes if low else ()
+    declared = {node.name: original(node) for node in nodes if node.is_variable and node.get(BEFORE_ATTR) is not None}
     found = dict(arrays)
     for name in low:
-        if declared.get(name) is not None:
-            found[name] = round_to(found[name], declared[name] or dtypes.FLOAT32)
+        if name in declared:
+            dtype = dtypes.from_flag(declared[name].get("__dtype__") or "")
+            found[name] = round_to(found[name], dtype or dtypes.FLOAT32)
     for name, dtype in own_low_dtypes(symbol).items():
         if name in found and dtypes.canonical(found[name].dtype) == dtypes.FLOAT32:
             found[name] = round_to(found[name], dtype)

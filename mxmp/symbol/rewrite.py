@@ -14,7 +14,6 @@ from ..passes import (
     Emulate,
     EraseCasts,
     Facts,
-    FoldCasts,
     GuardAmpCasts,
     GuardBranches,
     GuardGradientSums,
@@ -177,7 +176,7 @@ def convert_graph(
     facts = infer_network(source, graph, shapes, types or {}, params)
     facts = replace(facts, inputs=inputs, out_of_range=out_of_range)
     plan = make_plan(graph, policy, facts, stored=stored, final=final)
-    after = in_written_order(Sequential((InsertCasts(policy, facts, plan=plan), FoldCasts()))(graph).graph)
+    after = in_written_order(InsertCasts(policy, facts, plan=plan)(graph).graph)
     result = from_graph(after, symbol)
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
     found = facts.variable_dtypes(graph)  # a cast behind a variable hides its dtype from inference

@@ -11,7 +11,6 @@ from mxmp.errors import GraphError, PassError
 from mxmp.graph import Entry, Graph, Node, from_text
 from mxmp.passes import (
     EraseCasts,
-    FoldCasts,
     GuardAmpCasts,
     GuardGradientSums,
     GuardLayouts,
@@ -71,8 +70,6 @@ UNCHANGED = {
     "inserting without an allow operator": (
         InsertCasts(Policy.parse("O1")), "x = null()\na = relu(x)\nb = elemwise_add(a, x)\nreturn b"),
     "inserting under a float32 policy": (InsertCasts(Policy()), CONV + "r = relu(c)\nreturn r"),
-    "folding the network's own casts": (
-        FoldCasts(), "x = null()\na = Cast(x) {dtype: float16}\nb = Cast(x) {dtype: float16}\nreturn a, b"),
     "erasing the network's own cast": (EraseCasts(), "x = null()\nc = Cast(x) {dtype: float16}\nreturn c"),
     "scaling without a loss head": (ScaleLoss(), "x = null()\ny = exp(x)\nreturn y"),
     "guarding a float16 cast": (GuardAmpCasts(), "x = null()\na = Cast(x) {dtype: float16}\nreturn a"),

@@ -25,8 +25,8 @@ def test_one_operator_gets_two_casts():
         x = null()
         y = relu(x)
         y_output_cast_float16 = Cast(y) {__mxmp__: cast; dtype: float16}
-        d_float16 = dot(y_output_cast_float16, y_output_cast_float16)
-        d = Cast(d_float16) {__mxmp__: head; dtype: float32}
+        d_float16 = dot(y_output_cast_float16, y_output_cast_float16) {__mxmp_before__: {"name": "d"}}
+        d = Cast(d_float16) {__mxmp__: cast; dtype: float32}
         return d
         """
     )
@@ -35,10 +35,10 @@ def test_one_operator_gets_two_casts():
 def test_bfloat16_is_cast_by_amp_cast():
     assert insert("x = null()\nf = FullyConnected(x, x)\nreturn f", BF16) == lines(
         """
-        x = null() {__dtype__: 0; __mxmp_declared__: }
+        x = null() {__dtype__: 0; __mxmp_before__: {"attrs": {"__dtype__": null}}}
         x_cast_bfloat16 = amp_cast(x) {__mxmp__: cast; dtype: bfloat16}
-        f_bfloat16 = FullyConnected(x_cast_bfloat16, x_cast_bfloat16)
-        f = amp_cast(f_bfloat16) {__mxmp__: head; dtype: float32}
+        f_bfloat16 = FullyConnected(x_cast_bfloat16, x_cast_bfloat16) {__mxmp_before__: {"name": "f"}}
+        f = amp_cast(f_bfloat16) {__mxmp__: cast; dtype: float32}
         return f
         """
     )
@@ -66,8 +66,8 @@ def test_no_cast_between_convolution_batch_norm_relu_and_residual_add():
         "bn = BatchNorm(conv, g, b, m, v) x3",
         "act = Activation(bn) {act_type: relu}",
         "conv2 = Convolution(act, w_cast_float16)",
-        "add_float16 = elemwise_add(conv2, act)",
-        "add = Cast(add_float16) {__mxmp__: head; dtype: float32}",
+        'add_float16 = elemwise_add(conv2, act) {__mxmp_before__: {"name": "add"}}',
+        "add = Cast(add_float16) {__mxmp__: cast; dtype: float32}",
         "return add",
     ]
 
@@ -88,7 +88,7 @@ def test_parameters_are_stored_low_only_where_all_readers_are():
         return d, f
     """
     found = insert(text, Policy.parse("O2"), params=("w", "tied"))
-    assert "w = null() {__dtype__: 2; __mxmp_declared__: float32}" in found
+    assert "w = null() {__dtype__: 2; __mxmp_before__: {\"attrs\": {\"__dtype__\": \"0\"}}}" in found
     assert "tied = null() {__dtype__: 0}" in found
     assert "tied_cast_float16 = Cast(tied)" in found and "w_cast" not in found
 
@@ -117,7 +117,7 @@ def test_float_indices_are_never_cast():
 def test_output_dtype_low():
     found = insert("x = null()\nd = dot(x, x)\ns = softmax(d)\nreturn d, s", O1.replace(output_dtype="float16"))
     assert found.splitlines()[-1] == "return d, s"
-    assert "s = Cast(s_float32) {__mxmp__: head; dtype: float16}" in found
+    assert "s = Cast(s_float32) {__mxmp__: cast; dtype: float16}" in found
 
 
 def test_an_output_that_is_also_read():
@@ -149,3 +149,34 @@ def test_inserting_twice_is_refused_by_name():
 
 def test_insertion_is_deterministic():
     assert insert(RESIDUAL) == insert(RESIDUAL)
+
+
+def test_a_cast_of_the_network_serves_other_readers():
+    text = "x = null()\nmine = Cast(x) {dtype: float16}\nd = dot(x, x)\nreturn mine, d"
+    found = insert(text, dtypes={"mine": "float16"})
+    assert 'd_float16 = dot(mine, mine) {__mxmp_before__: {"name": "d", "ports": [[0], [1]]}}' in found
+    assert "x_cast" not in found
+
+
+def test_a_cast_of_the_network_that_comes_later_serves_too():
+    text = "x = null()\nd = dot(x, x)\nmine = Cast(x) {dtype: float16}\nreturn d, mine"
+    found = insert(text, dtypes={"mine": "float16"}).splitlines()
+    assert found[1] == "mine = Cast(x) {dtype: float16}" and found[2].startswith("d_float16 = dot(mine, mine)")
+
+
+def test_widening_and_back_is_the_identity():
+    text = "x = null() {__dtype__: 2}\nup = Cast(x) {dtype: float32}\nd = dot(up, up)\nreturn d, up"
+    found = insert(text, dtypes={"x": "float16"})
+    assert 'dot(x, x) {__mxmp_before__: {"name": "d", "ports": [[0, "Cast", "up"], [1, "Cast", "up"]]}}' in found
+
+
+def test_rounding_and_back_stays():
+    text = "x = null()\ndown = Cast(x) {dtype: float16}\nup = Cast(down) {dtype: float32}\ne = exp(up)\nd = dot(e, e)\nreturn d"
+    found = insert(text, dtypes={"down": "float16"})
+    assert "down = Cast(x) {dtype: float16}" in found and "up = Cast(down) {dtype: float32}" in found
+
+
+@pytest.mark.parametrize(("op", "serves"), [("Cast", False), ("amp_cast", True)])
+def test_a_cast_that_truncates_to_bfloat16_serves_no_other_reader(op, serves):
+    text = f"x = null()\nmine = {op}(x) {{dtype: bfloat16}}\nf = FullyConnected(x, x)\nreturn mine, f"
+    assert ("x_cast_bfloat16" not in insert(text, BF16, dtypes={"mine": "bfloat16"})) == serves
