@@ -22,7 +22,7 @@ from examples.common.plot import save
 from mxmp import Policy
 from mxmp.graph import Entry, Graph, Node
 from mxmp.passes import Facts, Verdict, classify, place
-from mxmp.passes.verdict import FLOAT32, FREE, KEEP, LOW
+from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW
 from mxmp.rules import CLEAR, RULES, Rule
 from mxmp.symbol import infer_facts, to_graph
 

@@ -13,7 +13,7 @@ import mxnet as mx
 from .. import dtypes
 from ..errors import ConvertError
 from ..graph import Key
-from ..passes.verdict import KEEP
+from ..passes.decide import KEEP
 from ..policy import Policy
 from ..probe.building import in_low_precision
 from ..probe.contributions import Contributions

@@ -14,7 +14,7 @@ from ..errors import ConvertError, PolicyError
 from ..graph import Graph
 from ..mxnet_private import blocks
 from ..passes.attributes import PRECISION_ATTR
-from ..passes.verdict import LOW
+from ..passes.decide import LOW
 from ..policy import Policy
 from ..symbol import from_graph, to_graph
 from .lookup import blocks_in

@@ -10,7 +10,7 @@ from mxnet import gluon
 from ..arrays.write_counts import can_count
 from ..errors import ConvertError
 from ..mxnet_private import blocks, parameters
-from ..passes.find_folds import Sources
+from ..passes.fold import Sources
 from ..policy import Policy
 from ..symbol import Converted, convert_graph
 from ..symbol.arguments import Model, make_model

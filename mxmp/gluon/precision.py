@@ -12,7 +12,7 @@ from .. import dtypes
 from ..errors import DtypeError, PolicyError
 from ..mxnet_private.arrays import attr_scope, leave_attr_scope, scope_attrs
 from ..passes.attributes import PRECISION_ATTR
-from ..passes.verdict import LOW
+from ..passes.decide import LOW
 from ..scaling.second_derivative import second_derivative_error
 
 POLICY = "policy"  # where the net's policy decides, as outside of all regions

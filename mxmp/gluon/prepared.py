@@ -14,7 +14,7 @@ from ..dtypes import FLOAT32, limits
 from ..errors import MxmpError
 from ..graph import Graph
 from ..mxnet_private import parameters
-from ..passes.find_folds import Fold
+from ..passes.fold import Fold
 from ..symbol.for_inference import fold_params, folds_beyond
 from ..symbol.imperative import run_imperatively
 

@@ -11,7 +11,7 @@ from mxnet import gluon
 
 from ..graph import Graph
 from ..mxnet_private import blocks
-from ..passes.find_folds import Sources
+from ..passes.fold import Sources
 from ..symbol import to_graph
 
 Shape = Tuple[int, ...]

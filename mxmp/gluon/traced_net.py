@@ -12,7 +12,7 @@ from ..arrays.write_counts import can_count
 from ..errors import ConvertError, InferenceError, MxmpError
 from ..mxnet_private import blocks
 from ..mxnet_private.parameters import is_initialized
-from ..passes.find_folds import Sources
+from ..passes.fold import Sources
 from ..policy import Policy
 from ..symbol import Converted, convert_graph
 from ..symbol.arguments import beyond_range

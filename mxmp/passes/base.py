@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Callable, ClassVar, NamedTuple, NoReturn, Optional, Tuple
+from typing import Callable, ClassVar, NamedTuple, NoReturn, Optional, Tuple, Union
 
 from ..errors import GraphError, PassError
-from ..graph import Graph, verify
+from ..graph import Entry, Graph, GraphBuilder, Node, verify
 
 
 class PassResult(NamedTuple):
@@ -70,3 +70,23 @@ class Sequential(Pass):
                 self.callback(each, result)
             graph = result.graph
         return graph
+
+
+Visit = Callable[[GraphBuilder, int, Node], Union[Node, Entry]]
+"""Takes a node with its position in the old graph and its inputs in the new one, and may add nodes.
+
+It returns the new form of the node, or the entry of the new graph that its readers read in its place.
+"""
+
+
+def rewritten(graph: Graph, visit: Visit, body: Optional[Callable[[Graph], Graph]] = None) -> Graph:
+    """Return a graph after one forward sweep over its nodes; ``body`` gives the new form of each node's bodies."""
+    builder = GraphBuilder(graph)
+    for position, node in enumerate(graph.nodes):
+        bodies = tuple(map(body, node.subgraphs)) if body is not None and node.subgraphs else node.subgraphs
+        new = visit(builder, position, node.rewired(builder.inputs(node), bodies))
+        if isinstance(new, Node):
+            builder.copy(position, new)
+        else:
+            builder.redirect(Entry(position), new)
+    return builder.finish()

@@ -9,11 +9,10 @@ from .. import dtypes
 from ..graph import Entry, Graph
 from ..policy import Policy
 from ..rules import CLEAR, RULES, RuleSet
-from .classify import NAMED, classify
 from .control_flow import Body, bodies_of
+from .decide import FLOAT32, FREE, LOW, NAMED, Verdict, classify
 from .facts import Facts
 from .place import Placement, place
-from .verdict import FLOAT32, FREE, LOW, Verdict
 
 NO_GAIN = "nothing here gains from low precision"
 """The reason given for a free operator of a graph in which no operator is pinned to low precision."""

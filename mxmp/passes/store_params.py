@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Dict, FrozenSet, Optional, Set
+from typing import ClassVar, Dict, FrozenSet, Optional, Set, Union
 
 from .. import dtypes
-from ..graph import Entry, Graph, GraphBuilder
-from .base import Pass
-from .drop_dropout import uses
+from ..graph import Entry, Graph, GraphBuilder, Node
+from .base import Pass, rewritten
 from .facts import CAST_OPS, Facts
+from .fold import uses
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,14 @@ class StoreParams(Pass):
         """Return the graph without these casts."""
         found = self.find(graph)
         stored = {i: found[node.name] for i, node in enumerate(graph.nodes) if node.is_variable and node.name in found}
-        builder = GraphBuilder(graph)
-        for position, node in enumerate(graph.nodes):
-            if node.inputs and node.inputs[0].node in stored and node.op in CAST_OPS:
-                builder.redirect(Entry(position), builder.mapped(node.inputs[0]))
-            elif position in stored:
-                builder.copy(position, node.with_attrs({"__dtype__": dtypes.to_flag(stored[position])}))
-            else:
-                builder.copy(position, node.rewired(builder.inputs(node), node.subgraphs))
-        return builder.finish()
+
+        def visit(_: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
+            read = graph.nodes[position].inputs
+            if read and read[0].node in stored and node.op in CAST_OPS:
+                return node.inputs[0]
+            return node.with_attrs({"__dtype__": dtypes.to_flag(stored[position])}) if position in stored else node
+
+        return rewritten(graph, visit)
 
     def find(self, graph: Graph) -> Dict[str, str]:
         """Return the dtypes of the parameters that are stored, by name."""

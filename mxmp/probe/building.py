@@ -9,9 +9,9 @@ from .. import dtypes
 from ..graph import VARIABLE, Entry, Graph, Key, Node, in_written_order
 from ..graph.core import make_attrs
 from ..passes import InsertCasts
+from ..passes.decide import FLOAT32, KEEP, Verdict
 from ..passes.facts import Facts
 from ..passes.plan import Plan
-from ..passes.verdict import FLOAT32, KEEP, Verdict
 from ..report import Decisions
 
 _DROPOUTS = ("Dropout", "RNN")

@@ -10,11 +10,9 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 from .. import dtypes
 from ..graph import Entry, Graph
 from ..passes.attributes import BEFORE_ATTR, MARK_ATTR
-from ..passes.classify import classify
-from ..passes.decide import NO_RULE
+from ..passes.decide import FLOAT32, FREE, KEEP, NO_RULE, Verdict, classify
 from ..passes.facts import Facts
 from ..passes.plan import Plan
-from ..passes.verdict import FLOAT32, FREE, KEEP, Verdict
 from ..policy import Policy
 from ..rules import RULES
 from . import counts

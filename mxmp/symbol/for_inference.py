@@ -18,8 +18,7 @@ from ..arrays.views import view
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums
-from ..passes.drop_dropout import find_dropouts
-from ..passes.find_folds import Fold, Sources, activation_of, find_folds
+from ..passes.fold import Fold, Sources, activation_of, find_dropouts, find_folds
 from ..report import DROPPED, FOLDED, Removed, Row
 from .arguments import Model, blaming_params
 from .inference import Dtypes, Shapes, from_graph, infer_network, to_graph

@@ -29,12 +29,12 @@ from ..passes import (
 )
 from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
+from ..passes.cpu.guards import bfloat16_entries, is_prelu
+from ..passes.cpu.layouts import bfloat16_shapes
 from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
 from ..passes.facts import Named
-from ..passes.find_folds import Fold
-from ..passes.guards import bfloat16_entries, is_prelu
-from ..passes.layouts import bfloat16_shapes
+from ..passes.fold import Fold
 from ..passes.plan import Plan
 from ..policy import Policy
 from ..report import Decisions, Removed, Report

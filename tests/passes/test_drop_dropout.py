@@ -7,7 +7,7 @@ import pytest
 
 from mxmp.graph import from_text, to_text
 from mxmp.passes import DropDropout
-from mxmp.passes.drop_dropout import find_dropouts
+from mxmp.passes.fold import find_dropouts
 from mxmp.symbol import to_graph
 from tests.passes.graphs import lines
 

@@ -8,7 +8,7 @@ import pytest
 
 from mxmp.graph import from_text, in_written_order, to_text
 from mxmp.passes import Facts, FoldBatchNorm
-from mxmp.passes.find_folds import Sources, find_folds
+from mxmp.passes.fold import Sources, find_folds
 from tests.passes.graphs import lines
 
 PARAMS = ("w", "u", "b", "g", "s", "m", "v", "g2", "s2", "m2", "v2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.passes.classify import last_layer
+from mxmp.passes.decide import last_layer
 from mxmp.rules import RULES
 from mxmp.symbol import to_graph
 from symbols import get_symbol

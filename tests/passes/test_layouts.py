@@ -12,8 +12,8 @@ from mxmp.devices.amx import AmxStatus
 from mxmp.gluon import cast, convert
 from mxmp.graph import from_text, to_text
 from mxmp.passes import Layouts, SeparateLayouts, WidenSlowKernels
-from mxmp.passes.guards import bfloat16_entries
-from mxmp.passes.layouts import BLOCKED, DEFAULT, LAST, OWN, Convolution, bfloat16_shapes
+from mxmp.passes.cpu.guards import bfloat16_entries
+from mxmp.passes.cpu.layouts import BLOCKED, DEFAULT, LAST, OWN, Convolution, bfloat16_shapes
 from mxmp.symbol import rewrite
 from tests.passes.graphs import converted
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_flow
 
-from mxmp.passes.minimum_cut import minimum_cut
+from mxmp.passes.place import minimum_cut
 
 SOURCE, SINK = 0, 1
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mxmp.graph import Entry, Graph, Node
 from mxmp.passes import Facts, Verdict, place
-from mxmp.passes.verdict import FLOAT32, FREE, KEEP, LOW
+from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW
 from mxmp.rules import CLEAR, Rule
 
 # A rule with one input that is never cast and one that takes either dtype, so that every kind of

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mxmp.graph import Entry, Graph, Node
 from mxmp.passes import Facts, Verdict, place
+from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW
 from mxmp.passes.place import Costs
-from mxmp.passes.verdict import FLOAT32, FREE, KEEP, LOW
 from mxmp.rules import CLEAR, Rule
 
 RULE = Rule("op", CLEAR)

@@ -7,7 +7,7 @@ import pytest
 
 from mxmp.passes import make_plan
 from mxmp.passes.control_flow import bodies_of
-from mxmp.passes.verdict import FLOAT32, KEEP, LOW
+from mxmp.passes.decide import FLOAT32, KEEP, LOW
 from mxmp.policy import Policy
 from mxmp.rules import RULES, RuleSet
 from mxmp.symbol import infer_facts, to_graph

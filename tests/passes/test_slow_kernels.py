@@ -145,7 +145,7 @@ def test_an_operator_by_elements_gives_what_its_bfloat16_kernel_gives(op, monkey
     found = []
     for widened in (True, False):
         if not widened:
-            monkeypatch.setattr("mxmp.passes.slow_kernels.WidenSlowKernels.run", lambda self, graph: graph)
+            monkeypatch.setattr("mxmp.passes.cpu.slow_kernels.WidenSlowKernels.run", lambda self, graph: graph)
         running = model.on_cpu(trains=True)
         gradients = {name: mx.nd.zeros_like(value) for name, value in values.items()}
         executor = running.bind(mx.cpu(), values, gradients)
@@ -246,7 +246,7 @@ def trained(layer, monkeypatch):
         net.initialize(mx.init.Normal(0.5))
         x = mx.nd.random.normal(shape=SHAPES["data"])
         if not widened:
-            monkeypatch.setattr("mxmp.passes.slow_kernels.WidenSlowKernels.run", lambda self, graph: graph)
+            monkeypatch.setattr("mxmp.passes.cpu.slow_kernels.WidenSlowKernels.run", lambda self, graph: graph)
         convert(net, "mixed_bfloat16")
         x.attach_grad()
         with autograd.record():

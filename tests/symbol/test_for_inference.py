@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 import mxmp
 from mxmp.errors import ConvertError, ParamsError, PolicyError
-from mxmp.passes.find_folds import Fold, Sources
+from mxmp.passes.fold import Fold, Sources
 from mxmp.report import Removed
 from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, to_graph
 from mxmp.symbol.for_inference import fold_params, prepare

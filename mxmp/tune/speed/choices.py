@@ -13,10 +13,9 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 from ... import dtypes
 from ...graph import Entry, Graph
 from ...passes.attributes import PRECISION_ATTR
-from ...passes.decide import shape_dependent
+from ...passes.decide import FLOAT32, FREE, LOW, shape_dependent
 from ...passes.facts import Facts
 from ...passes.plan import Plan
-from ...passes.verdict import FLOAT32, FREE, LOW
 from ...policy import Policy
 from ...rules import INFER
 from ..overrides import pattern_of

@@ -13,7 +13,7 @@ from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple,
 
 import numpy as np
 
-from ...passes.verdict import FLOAT32, LOW
+from ...passes.decide import FLOAT32, LOW
 from .choices import Choice, Choices, Group, Label
 from .corrections import Corrections, Measurements, correct, no_corrections
 from .graph_costs import GraphCosts, Part

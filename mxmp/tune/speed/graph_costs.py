@@ -7,10 +7,10 @@ from typing import AbstractSet, Dict, FrozenSet, List, Mapping, Tuple
 
 from ... import dtypes
 from ...graph import Graph, Key
+from ...passes.decide import FREE
 from ...passes.facts import Facts
 from ...passes.place import Costs, Tensor, find_tensors, place
 from ...passes.plan import Plan
-from ...passes.verdict import FREE
 from .choices import Choices
 from .roofline import TRAINING_PASSES, Seconds, Speeds, cast_seconds, node_seconds
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ...passes.verdict import FLOAT32
+from ...passes.decide import FLOAT32
 from .choices import Choice, Choices
 from .costs import NetworkCosts, Observation, State
 from .graph_costs import Part

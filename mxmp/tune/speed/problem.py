@@ -24,8 +24,8 @@ import mxnet as mx
 from ... import dtypes
 from ...devices.speed import bfloat16_speed
 from ...errors import MxmpError, SlowPrecisionWarning, mxnet_reason
+from ...passes.decide import FLOAT32
 from ...passes.plan import Plan, make_plan
-from ...passes.verdict import FLOAT32
 from ...policy import Policy
 from ...report import Decisions
 from .choices import Choice, Choices, find_choices

@@ -14,8 +14,8 @@ import math
 from typing import NamedTuple, Optional
 
 from ...graph import Entry, Graph
+from ...passes.decide import Verdict
 from ...passes.facts import Facts
-from ...passes.verdict import Verdict
 from ...rules.core import value_of
 
 TRAINING_PASSES = 3

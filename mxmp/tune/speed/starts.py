@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import AbstractSet, Callable, Dict, List, Tuple
 
-from ...passes.verdict import FLOAT32
+from ...passes.decide import FLOAT32
 from .choices import Choice, Choices, Group
 
 UNTUNED, ALL_FLOAT32 = "untuned", "float32"

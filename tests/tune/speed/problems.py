@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from mxmp.passes.verdict import FLOAT32, LOW
+from mxmp.passes.decide import FLOAT32, LOW
 from mxmp.policy import Policy
 from mxmp.tune.speed.choices import Choices, Group
 from mxmp.tune.speed.plan_search import NotRunnable, Proposal

@@ -6,7 +6,7 @@ import itertools
 
 import mxnet as mx
 
-from mxmp.passes.verdict import FLOAT32, LOW
+from mxmp.passes.decide import FLOAT32, LOW
 from mxmp.policy import Policy
 from mxmp.symbol import convert_graph
 from mxmp.tune.speed.choices import find_choices

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mxmp.passes.verdict import FLOAT32, LOW
+from mxmp.passes.decide import FLOAT32, LOW
 from mxmp.tune.speed.choices import Choices
 from mxmp.tune.speed.costs import NetworkCosts, Observation
 from mxmp.tune.speed.roofline import Speeds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.passes.verdict import FLOAT32, LOW
+from mxmp.passes.decide import FLOAT32, LOW
 from mxmp.tune.speed.choices import Choices
 from mxmp.tune.speed.moves import MOST
 from mxmp.tune.speed.plan_search import PlanSearch, Proposal, Trial

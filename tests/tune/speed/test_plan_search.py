@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mxmp.passes.verdict import FLOAT32, LOW
+from mxmp.passes.decide import FLOAT32, LOW
 from mxmp.tune.speed.plan_search import FINAL_ROUNDS, NotRunnable, PlanSearch, Trial
 from mxmp.tune.speed.race import FINAL_MARGIN, MARGIN
 from tests.tune.speed.problems import BUILDING, FakeProblem

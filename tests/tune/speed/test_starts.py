@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mxmp.passes.verdict import FLOAT32
+from mxmp.passes.decide import FLOAT32
 from mxmp.policy import Policy
 from mxmp.tune.speed.choices import Choices, Group
 from mxmp.tune.speed.starts import find_starts

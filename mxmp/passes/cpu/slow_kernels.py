@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, FrozenSet, Set
+from typing import ClassVar, Dict, FrozenSet, Set, Union
 
-from .. import dtypes
-from ..graph import Entry, Graph, GraphBuilder, Key, Node
-from ..rules import RULES
-from ..rules.conditions import VECTOR, value_of
-from ..rules.core import Call
-from .attributes import device_attrs
-from .base import Pass
-from .facts import Named
+from ... import dtypes
+from ...graph import Entry, Graph, GraphBuilder, Key, Node
+from ...rules import RULES
+from ...rules.conditions import VECTOR, value_of
+from ...rules.core import Call
+from ..attributes import device_attrs
+from ..base import Pass, rewritten
+from ..facts import Named
 from .layouts import BATCH_NORM, DEFAULT, OWN, Layouts
 
 _FUSED = frozenset({BATCH_NORM, "clip", "abs"})
@@ -59,21 +59,23 @@ class WidenSlowKernels(Pass):
         slow = self._find(graph)
         if not slow and not any(node.subgraphs for node in graph.nodes):
             return graph
-        builder = GraphBuilder(graph)
         wide: Dict[Key, Entry] = {}  # what has the values of bfloat16 entries in float32
-        for position, node in enumerate(graph.nodes):
-            inputs, bodies = list(builder.inputs(node)), tuple(map(self.run, node.subgraphs))
-            for port, entry in enumerate(node.inputs if position in slow else ()):
+
+        def visit(builder: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
+            if position not in slow:
+                return node
+            inputs = list(node.inputs)
+            for port, entry in enumerate(graph.nodes[position].inputs):
                 if self._is_low(graph, entry):
                     if entry.key not in wide:
                         wide[entry.key] = _cast(builder, node, dtypes.FLOAT32, inputs[port])
                     inputs[port] = wide[entry.key]
-            new = Entry(builder.copy(position, node.rewired(tuple(inputs), bodies)))
-            if position in slow:
-                builder.redirect(Entry(position), _cast(builder, node, dtypes.BFLOAT16, new))
-                if node.op in _BY_ELEMENT:
-                    wide[position, 0] = new
-        return builder.finish()
+            new = Entry(builder.copy(position, node.rewired(tuple(inputs))))
+            if node.op in _BY_ELEMENT:
+                wide[position, 0] = new
+            return _cast(builder, node, dtypes.BFLOAT16, new)
+
+        return rewritten(graph, visit, body=self.run)
 
     def _find(self, graph: Graph) -> Set[int]:
         """Return the bfloat16 operators that are slow, but for those that are outputs of the network."""

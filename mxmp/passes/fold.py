@@ -1,19 +1,82 @@
-"""Where BatchNorm can be folded into the convolution, transposed convolution or dense layer before it.
+"""Networks for inference alone: without dropout, BatchNorm folded into the layer before it.
 
 For inference BatchNorm is an affine map of each channel, with constants: gamma (x - mean) / sqrt(var + eps) + beta. A
-layer before it whose output nothing else reads computes that by itself, with other weights and another bias.
-`find_folds` decides where, without values; a `Fold` says how the new parameters are computed from the old ones, which
-is done as often as these change; `fold_batchnorm.FoldBatchNorm` edits the graph.
+convolution, transposed convolution or dense layer before it whose output nothing else reads computes that by itself,
+with other weights and another bias. `find_folds` decides where, without values; a `Fold` says how the new parameters
+are computed from the old ones, which is done as often as these change; `FoldBatchNorm` edits the graph.
 """
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from dataclasses import dataclass
+from typing import ClassVar, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
-from ..graph import Entry, Graph, Key, Node
+from ..graph import Entry, Graph, GraphBuilder, Key, Node
+from ..graph.core import VARIABLE, make_attrs
 from ..rules.conditions import value_of
-from .drop_dropout import uses
+from .attributes import device_attrs
+from .base import Pass
+from .control_flow import bodies_of
 from .facts import Facts
+
+
+@dataclass(frozen=True)
+class DropDropout(Pass):
+    """Removes ``Dropout`` nodes, in bodies of control flow too; those that drop always stay.
+
+    An output of the network keeps its name: an identity of that name stands there, BlockGrad, as
+    MXNet's subgraph backend would take out another.
+    """
+
+    name: ClassVar[str] = "drop-dropout"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph without dropout."""
+        dropped = set(_positions(graph))
+        builder = GraphBuilder(graph)
+        for position, node in enumerate(graph.nodes):
+            if position in dropped:
+                builder.redirect(Entry(position), builder.mapped(node.inputs[0]))
+                continue
+            bodies = tuple(map(self.run, node.subgraphs)) if bodies_of(node) else node.subgraphs
+            builder.copy(position, node.rewired(builder.inputs(node), bodies))
+        return builder.finish(name_heads(graph, builder, dropped))
+
+
+def find_dropouts(graph: Graph) -> Tuple[Node, ...]:
+    """Return the nodes that `DropDropout` removes, those in bodies too."""
+    found: List[Node] = [graph.nodes[position] for position in _positions(graph)]
+    for node in graph.nodes:
+        for body in bodies_of(node):
+            found.extend(find_dropouts(body.graph))
+    return tuple(found)
+
+
+def _positions(graph: Graph) -> List[int]:
+    """Return the positions of dropouts whose one use is their output, not their mask or their order."""
+    candidates = [i for i, node in enumerate(graph.nodes) if node.op == "Dropout" and node.get("mode") != "always"]
+    if not candidates:
+        return []
+    read, ordered = uses(graph)
+    return [i for i in candidates if (i, 1) not in read and i not in ordered and not graph.nodes[i].control_deps]
+
+
+def uses(graph: Graph) -> Tuple[Set[Key], Set[int]]:
+    """Return the entries that nodes read or that are outputs, and the nodes that others must run after."""
+    read = {entry.key for node in graph.nodes for entry in node.inputs} | {head.key for head in graph.heads}
+    return read, {dep for node in graph.nodes for dep in node.control_deps}
+
+
+def name_heads(graph: Graph, builder: GraphBuilder, removed: Set[int]) -> List[Entry]:
+    """Return the new outputs of a graph; those that removed nodes gave are identities of their names."""
+    named: Dict[int, Entry] = {}
+    for head in graph.heads:
+        if head.node in removed and head.node not in named:
+            node = graph.nodes[head.node]
+            same = Node("BlockGrad", node.name, tuple(device_attrs(node).items()), (builder.mapped(head),))
+            named[head.node] = Entry(builder.add(same))
+    return [named[head.node] if head.node in named else builder.mapped(head) for head in graph.heads]
+
 
 _NORMS = {"BatchNorm": "", "BatchNorm_v1": "", "_contrib_SyncBatchNorm": "", "_contrib_BatchNormWithReLU": "relu"}
 """Operators that are folded, with the activation that is left of them."""
@@ -239,3 +302,57 @@ def _channels(layer: Node) -> Tuple[int, int, int]:
     if layer.op != "Deconvolution":
         return filters, 0, 1
     return filters, -1 if _is_channels_last(layer) else 1, int(value_of(attrs, "num_group") or 1)
+
+
+@dataclass(frozen=True)
+class FoldBatchNorm(Pass):
+    """Removes the BatchNorms of ``folds``, which `find_folds` found in the same graph; the layers get new parameters.
+
+    Layers keep their names, and outputs of the network theirs: where one was a BatchNorm's, an identity of its name
+    stands: BlockGrad, so that MXNet's subgraph backend, which does not count outputs as readers, sees one.
+    """
+
+    name: ClassVar[str] = "fold-batchnorm"
+    folds: Tuple[Fold, ...] = ()
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph without these BatchNorms; variables that nothing reads any more stay in it."""
+        layers = {fold.layer: fold for fold in self.folds}
+        norms = {fold.norm for fold in self.folds}
+        builder = GraphBuilder(graph)
+        known = {node.name: i for i, node in enumerate(graph.nodes) if node.is_variable}
+        added: Dict[str, Entry] = {}
+        for position, node in enumerate(graph.nodes):
+            if position in norms:
+                _remove(builder, position, node)
+                continue
+            inputs = builder.inputs(node)
+            if position in layers:
+                fold = layers[position]
+                port = LAYERS[node.op].weight
+                weight = graph.nodes[node.inputs[port].node]
+                for name in (fold.weight, fold.bias):
+                    if name in known:
+                        added[name] = builder.mapped(Entry(known[name]))
+                    elif name not in added:
+                        attrs = weight.attrs if name == fold.weight else _bias_attrs(weight)
+                        added[name] = Entry(builder.add(Node(VARIABLE, name, attrs)))
+                inputs = (*inputs[:port], added[fold.weight], added[fold.bias])
+                node = node.with_attrs({"no_bias": "False"})
+            builder.copy(position, node.rewired(inputs))
+        return builder.finish(name_heads(graph, builder, {i for i in norms if not activation_of(graph.nodes[i])}))
+
+
+def _remove(builder: GraphBuilder, position: int, node: Node) -> None:
+    """Let the readers of a BatchNorm read what it read, or the activation that it had within."""
+    activation = activation_of(node)
+    if not activation:
+        builder.redirect(Entry(position), builder.mapped(node.inputs[0]))
+        return
+    attrs = make_attrs({"act_type": activation, **device_attrs(node)})
+    builder.copy(position, Node("Activation", node.name, attrs, (builder.mapped(node.inputs[0]),)))
+
+
+def _bias_attrs(weight: Node) -> Tuple[Tuple[str, str], ...]:
+    dtype = {key: value for key, value in weight.attrs if key == "__dtype__"}
+    return make_attrs({**dtype, **device_attrs(weight)})

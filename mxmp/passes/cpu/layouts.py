@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from .. import dtypes
-from ..graph import Entry, Graph, GraphBuilder, Key, Node
-from ..rules.conditions import value_of
-from .attributes import device_attrs
-from .base import Pass
-from .facts import Facts, Named, declared_dtype
+from ... import dtypes
+from ...graph import Entry, Graph, GraphBuilder, Key, Node
+from ...rules.conditions import value_of
+from ..attributes import device_attrs
+from ..base import Pass
+from ..facts import Facts, Named, declared_dtype
 
 DEFAULT = "default"
 BLOCKED = "blocks of 16 channels"
