@@ -13,6 +13,7 @@ from .core import with_unique_names as with_unique_names
 from .core import without_versions as without_versions
 from .order import ancestors as ancestors
 from .order import in_written_order as in_written_order
+from .order import written_positions as written_positions
 from .serde import check_json as check_json
 from .serde import from_json as from_json
 from .serde import to_json as to_json

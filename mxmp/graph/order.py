@@ -28,7 +28,7 @@ def in_written_order(graph: Graph) -> Graph:
     That is the order of a depth first search from the outputs (PostOrderDFSVisit in
     3rdparty/tvm/nnvm/include/nnvm/graph.h at tag 1.9.1); what no output needs is left out.
     """
-    positions = _written_positions(graph)
+    positions = written_positions(graph)
     if list(positions) == list(range(len(graph.nodes))) and not any(node.subgraphs for node in graph.nodes):
         return graph
 
@@ -46,7 +46,7 @@ def in_written_order(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), heads=moved(graph.heads))
 
 
-def _written_positions(graph: Graph) -> Dict[int, int]:
+def written_positions(graph: Graph) -> Dict[int, int]:
     """Return the places of the nodes that the outputs need, in the order in which MXNet writes them."""
     places: Dict[int, int] = {}
     for head in graph.heads:

@@ -56,11 +56,19 @@ class InsertCasts(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts."""
-        if not self.policy.is_mixed:
-            return graph
+        return self.with_facts(graph)[0]
+
+    def with_facts(self, graph: Graph) -> Tuple[Graph, Facts]:
+        """Return the graph with casts, and the facts on it.
+
+        The plan says what each tensor is there; MXNet's inference of the new graph would give the same.
+        """
         facts = self.facts if self.facts is not None else Facts.assume_float32(graph)
+        if not self.policy.is_mixed:
+            return graph, facts
         plan = self.plan if self.plan is not None else make_plan(graph, self.policy, facts, self.rules)
-        return _Inserter(graph, self.policy, facts, plan).run()
+        inserter = _Inserter(graph, self.policy, facts, plan)
+        return inserter.run(), inserter.facts_after()
 
 
 class _Inserter:
@@ -75,6 +83,8 @@ class _Inserter:
         self.is_body = is_body
         self.builder = GraphBuilder(graph)
         self.casts: Dict[Tuple[Key, str], Entry] = {}
+        self.added: Dict[Key, Tuple[Key, str]] = {}  # new entries that have the shape of old ones, with their dtypes
+        self.bodies: Dict[Tuple[int, int], Facts] = {}
         self.own_casts = _own_casts(graph, self.low_dtype)
         self.copied: Set[int] = set()
 
@@ -108,7 +118,7 @@ class _Inserter:
             changes[verdict.widens] = dtypes.FLOAT32
         changed = node.with_attrs(changes) if changes else node
         if verdict.stand_in and position in self.plan.placement.low:
-            changed, inputs[0] = self._stand_in(changed, verdict.stand_in, inputs[0])
+            changed, inputs[0] = self._stand_in(changed, verdict.stand_in, inputs[0], node.inputs[0].key)
         if ports or changed is not node:
             changed = noting(node, changed, ports)
         return changed.rewired(tuple(inputs), self._bodies(position, node))
@@ -117,12 +127,15 @@ class _Inserter:
         bodies = []
         for number, graph in enumerate(node.subgraphs):
             plan = self.plan.bodies.get((position, number))
+            if (position, number) in self.facts.bodies:
+                self.bodies[position, number] = self.facts.bodies[position, number]
             if plan is not None:
-                graph = _Inserter(graph, self.policy, self.facts.bodies[position, number], plan, is_body=True).run()
+                inner = _Inserter(graph, self.policy, self.facts.bodies[position, number], plan, is_body=True)
+                graph, self.bodies[position, number] = inner.run(), inner.facts_after()
             bodies.append(graph)
         return tuple(bodies)
 
-    def _stand_in(self, node: Node, op: str, data: Entry) -> Tuple[Node, Entry]:
+    def _stand_in(self, node: Node, op: str, data: Entry, old: Key) -> Tuple[Node, Entry]:
         """Return the node to put in place of another, and its first input."""
         own = {key: value for key, value in node.attrs if not key.startswith("__")}
         kept: Dict[str, Optional[str]] = {key: own[key] for key in ("transpose_a", "transpose_b") if key in own}
@@ -130,6 +143,7 @@ class _Inserter:
         if float(alpha) != 1:
             factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **device_attrs(node)}
             data = self.builder.insert("_mul_scalar", f"{node.name}_alpha", data, **factor)
+            self.added[data.key] = old, self.low_dtype
         return node.with_attrs({**dict.fromkeys(own), **kept})._replace(op=op), data
 
     def _input(self, position: int, port: int, entry: Entry) -> Tuple[Entry, Optional[Tuple[str, ...]]]:
@@ -149,6 +163,23 @@ class _Inserter:
             if is_widening(source) and self.facts.dtype(source.inputs[0]) == wanted:
                 return self.builder.mapped(source.inputs[0]), (source.op, source.name)
         return self._cast(entry, wanted, position), None
+
+    def facts_after(self) -> Facts:
+        """Return the facts on the new graph, once it is finished."""
+        before, nodes = self.facts, self.builder.nodes
+        copies = {self.builder.mapped(Entry(*key)).key: key for key in before.dtypes}
+        types = {new: self._dtype(Entry(*old)) or before.dtypes[old] for new, old in copies.items()}
+        types.update((new, dtype) for new, (_, dtype) in self.added.items())
+        sources = {**copies, **{new: old for new, (old, _) in self.added.items()}}
+        shapes = {new: before.shapes[old] for new, old in sources.items() if old in before.shapes}
+        names = {new: nodes[new[0]].name + _OUTPUT for new in self.added}
+        for new, old in copies.items():
+            if old in before.output_names:
+                suffix = before.output_names[old][len(self.graph.nodes[old[0]].name) :]
+                names[new] = nodes[new[0]].name + suffix
+        moved = {old: self.builder.mapped(Entry(old)).node for old, _ in self.bodies}
+        bodies = {(moved[old], number): facts for (old, number), facts in self.bodies.items()}
+        return Facts(types, shapes, names, before.params, bodies=bodies)
 
     def _dtype(self, entry: Entry) -> Optional[str]:
         """Return float32 or the low precision dtype that an old entry has in the new graph, None if it has another."""
@@ -171,7 +202,8 @@ class _Inserter:
             device = {**device_attrs(self.graph.nodes[reader]), **device_attrs(self.graph.nodes[entry.node])}
             attrs = {"dtype": dtype, MARK_ATTR: CAST_MARK, **device}
             op = cast_op(dtype, self.low_dtype)
-            self.casts[key] = self.builder.insert(op, name, self.builder.mapped(entry), **attrs)
+            cast = self.casts[key] = self.builder.insert(op, name, self.builder.mapped(entry), **attrs)
+            self.added[cast.key] = entry.key, dtype
             if entry.node not in self.plan.low_params:
                 self._declare(entry, dtypes.FLOAT32)
         return self.casts[key]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Dict, FrozenSet, Mapping, Optional, Set, Tuple
+from dataclasses import dataclass, field, replace
+from typing import Dict, FrozenSet, Mapping, Optional, Set, Tuple, TypeVar
 
 from .. import dtypes
-from ..graph import Entry, Graph, Key, Node
+from ..graph import Entry, Graph, Key, Node, written_positions
 
 Named = Tuple[str, int]
 """A node's name and the number of an output."""
+
+_Value = TypeVar("_Value")
 
 CAST_OPS = ("Cast", "amp_cast")
 """Operators whose one purpose is another dtype."""
@@ -70,6 +72,25 @@ class Facts:
             return set()
         outputs = ((i, Entry(i, index)) for i, node in enumerate(graph.nodes) for index in range(node.num_outputs))
         return {i for i, entry in outputs if self.output_name(graph, entry) in self.out_of_range}
+
+    def in_written_order(self, graph: Graph) -> Facts:
+        """Return the facts on a graph whose nodes are put in the order in which MXNet writes them."""
+        places = written_positions(graph)
+
+        def moved(values: Mapping[Key, _Value]) -> Dict[Key, _Value]:
+            return {(places[node], number): value for (node, number), value in values.items() if node in places}
+
+        bodies = {
+            (node, number): facts.in_written_order(graph.nodes[node].subgraphs[number])
+            for (node, number), facts in self.bodies.items()
+        }
+        return replace(
+            self,
+            dtypes=moved(self.dtypes),
+            shapes=moved(self.shapes),
+            output_names=moved(self.output_names),
+            bodies=moved(bodies),
+        )
 
     def output_name(self, graph: Graph, entry: Entry) -> str:
         """Return the name that MXNet gives to an entry."""

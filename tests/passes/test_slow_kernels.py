@@ -10,7 +10,7 @@ from mxnet.gluon import nn
 
 from mxmp.devices.amx import AmxStatus
 from mxmp.gluon import convert
-from mxmp.passes import slow_kernels
+from mxmp.passes.cpu import slow_kernels
 from mxmp.rules import RULES
 from mxmp.symbol import rewrite, to_graph
 from tests.passes.graphs import converted
