@@ -204,11 +204,6 @@ def test_names_of_other_packages_are_not_of_the_top(name):
     assert not hasattr(mxmp, name)
 
 
-@pytest.mark.parametrize("name", ["NetworkNames", "WatchedExecutor", "ShapeOutcomes"])
-def test_names_that_were_public_are_still_found(name):
-    assert getattr(mxmp.symbol, name).__name__ == name
-
-
 def test_optimizer_and_scale_have_their_former_name():
     found = mxmp.optimizer.LossScaleOptimizer
     assert found.parts is found.peek_optimizer_and_scale

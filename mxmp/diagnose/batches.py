@@ -22,7 +22,7 @@ from .. import dtypes
 from ..errors import CheckpointError, ConvertError, did_you_mean
 from ..gluon.storage import contexts_of
 from ..symbol import ConvertedModel
-from ..symbol.labels import label_names
+from ..symbol.arguments import label_names
 from .misfits import require_fit
 
 Batches = Union[Iterable[Any], mx.io.DataIter]

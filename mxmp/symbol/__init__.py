@@ -1,15 +1,13 @@
 """The Symbolic API: conversion of symbols, models and checkpoints."""
 
-import importlib
-
-from .buckets import ConvertedBuckets as ConvertedBuckets
-from .buckets import convert_buckets as convert_buckets
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import load_params as load_params
 from .checkpoint import load_symbol as load_symbol
 from .checkpoint import save_checkpoint as save_checkpoint
+from .convert import ConvertedBuckets as ConvertedBuckets
 from .convert import ConvertedModel as ConvertedModel
+from .convert import convert_buckets as convert_buckets
 from .convert import convert_checkpoint as convert_checkpoint
 from .convert import convert_model as convert_model
 from .convert import convert_symbol as convert_symbol
@@ -19,12 +17,3 @@ from .inference import to_graph as to_graph
 from .rewrite import Converted as Converted
 from .rewrite import convert_graph as convert_graph
 from .rewrite import on_cpu as on_cpu
-
-_FORMERLY_PUBLIC = {"NetworkNames": "monitors", "WatchedExecutor": "monitors", "ShapeOutcomes": "rewrite"}
-
-
-def __getattr__(name: str) -> object:
-    """Return what was public up to version 0.1."""
-    if name not in _FORMERLY_PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_FORMERLY_PUBLIC[name]}"), name)

@@ -11,7 +11,7 @@ from mxnet import gluon
 from ..dtypes import canonical
 from ..errors import CheckpointError, TuneError
 from ..policy import Policy
-from ..symbol.labels import SUFFIX, label_names
+from ..symbol.arguments import LABEL_SUFFIX, label_names
 from .holds import Named, Shapes, digest
 from .result import TRAINING, TuneResult
 from .speed.gluon_net import Forward
@@ -99,7 +99,7 @@ def _data_dtypes(types: Mapping[str, Any], plan: TuneResult, labels: AbstractSet
 
 def _is_data(name: str, known: Mapping[str, Any], labels: AbstractSet[str]) -> bool:
     """Return whether an input is none of the labels that a plan does not have."""
-    return name in known or not (name in labels or name.endswith(SUFFIX))
+    return name in known or not (name in labels or name.endswith(LABEL_SUFFIX))
 
 
 def file_name(argument: str, path: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 
-from mxmp.symbol.labels import label_names
+from mxmp.symbol.arguments import label_names
 
 X, TARGET = mx.sym.var("data"), mx.sym.var("target")
 OUT = mx.sym.FullyConnected(X, num_hidden=5, name="fc")

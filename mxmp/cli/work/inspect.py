@@ -19,10 +19,9 @@ from ...prefixes import checkpoint_files, describe_epochs, params_file_of, saved
 from ...report import Report, report_converted, variable_bytes
 from ...report.summary import few, summarize
 from ...symbol import Converted, convert_graph, convert_model, infer_facts, load_params, load_symbol, to_graph
-from ...symbol.arguments import blaming_params, check_params, known_shapes, make_model, param_names
+from ...symbol.arguments import blaming_params, check_params, known_shapes, make_model, param_names, sure_inputs
 from ...symbol.checkpoint import naming_files
 from ...symbol.inference import Dtypes, Shapes
-from ...symbol.labels import sure_inputs
 from ...symbol.params import Change, require_matches, total_bytes, widened
 from .output import NARROW, pairs_table, progress, rounded_lines, stdout, value_lines
 

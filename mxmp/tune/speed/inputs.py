@@ -10,7 +10,7 @@ import numpy as np
 from ... import dtypes
 from ...errors import TuneError, did_you_mean
 from ...symbol import Checkpoint
-from ...symbol.labels import label_names
+from ...symbol.arguments import label_names
 
 
 def make_batch(model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str, str]) -> Dict[str, mx.nd.NDArray]:

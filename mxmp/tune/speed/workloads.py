@@ -10,8 +10,7 @@ from mxnet import gluon
 from ...errors import TuneError, did_you_mean, mxnet_reason
 from ...mxnet_private import modules
 from ...symbol import ConvertedModel
-from ...symbol.arguments import require_symbol
-from ...symbol.labels import label_names
+from ...symbol.arguments import label_names, require_symbol
 from .gluon_net import Forward, GluonWorkload
 from .problem import Workload
 from .symbol_nets import Inputs, ModelWorkload, ModuleWorkload
