@@ -69,7 +69,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=find_packages(include=["mxmp", "mxmp.*", "symbols", "symbols.*"]),
+    packages=find_packages(include=["mxmp", "mxmp.*"]),
     package_data={"mxmp": ["py.typed", "rounding/*.cc", "html/templates/*"]},
     python_requires=">=3.8,<3.14",
     install_requires=[
