@@ -146,8 +146,8 @@ class Policy:
         try:
             policy = cls(**_parse_fields(spec))
         except PolicyError as e:
-            where = f" in policy {spec!r}" if "=" in spec or "," in spec else ""
-            raise PolicyError(f"{str(e).rstrip('.')}{where}.") from e
+            where = f"policy {spec!r}: " if "=" in spec or "," in spec else ""
+            raise PolicyError(f"{where}{e}") from e
         return policy.replace(**changes)
 
     def __str__(self) -> str:
@@ -262,16 +262,16 @@ def _parse_fields(spec: str) -> Dict[str, Any]:
         key, equals, value = (part.strip() for part in item.partition("="))
         kind, colon, target = key.partition(":")
         if not equals and number:
-            raise PolicyError(f"{item!r} is no 'field=value' pair")
+            raise PolicyError(f"{item!r} is no 'field=value' pair.")
         if not equals:
             fields.update(_preset(item))
         elif colon and (kind not in _OVERRIDES or not target):
-            raise PolicyError(f"unknown override {key!r}; expected op:<name>, name:<pattern> or block:<pattern>")
+            raise PolicyError(f"unknown override {key!r}; expected op:<name>, name:<pattern> or block:<pattern>.")
         elif colon:
             fields.setdefault(_OVERRIDES[kind], []).append((target, value))
         elif key not in _BY_TEXT:
             expected = [*_DTYPES, *_CHOICES, "loss_scale", *(f"{kind}:<name>" for kind in _OVERRIDES)]
-            raise PolicyError(f"unknown field {key!r}{did_you_mean(key, expected)}")
+            raise PolicyError(f"unknown field {key!r}{did_you_mean(key, expected)}.")
         else:
             field = _BY_TEXT[key]
             fields[field] = {str(choice): choice for choice in _CHOICES.get(field, ())}.get(value, value)
@@ -282,7 +282,7 @@ def _preset(name: str) -> Dict[str, Any]:
     for preset, fields in PRESETS.items():
         if preset.lower() == name.lower():
             return fields
-    raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}")
+    raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}.")
 
 
 def _normalised(field: str, value: Any) -> Any:

@@ -81,15 +81,15 @@ def test_policy_is_a_value():
 
 BAD = {
     "unknown dtype in a string": (
-        "compute=fp61", {}, "unknown dtype 'fp61'; expected float16, bfloat16 or float32 in policy 'compute=fp61'"),
+        "compute=fp61", {}, "^policy 'compute=fp61': compute_dtype: unknown dtype 'fp61'; expected float16, bfloat16 or float32.$"),
     "unknown dtype": ("O0", {"compute_dtype": "fp61"}, "compute_dtype: unknown dtype 'fp61'"),
     "not a precision": ("O0", {"compute_dtype": "int8"}, "compute_dtype='int8': expected float16"),
     "unknown preset": ("mixed_flaot16", {}, "unknown policy 'mixed_flaot16'; the nearest are mixed_float16"),
     "unknown field": (
         "O1,keep_batchnorm=True", {}, "unknown field 'keep_batchnorm'; the nearest are keep_batchnorm_fp32"),
     "unknown keyword": ("O1", {"los_scale": 1}, "unknown policy field 'los_scale'; the nearest are loss_scale"),
-    "not a pair": ("O1,O2", {}, "'O2' is no 'field=value' pair in policy 'O1,O2'"),
-    "nothing behind a comma": ("O1,", {}, "'' is no 'field=value' pair in policy 'O1,'"),
+    "not a pair": ("O1,O2", {}, "policy 'O1,O2': 'O2' is no 'field=value' pair"),
+    "nothing behind a comma": ("O1,", {}, "policy 'O1,': '' is no 'field=value' pair"),
     "unknown override": ("O1,ops:relu=float16", {}, "unknown override 'ops:relu'"),
     "not a flag": ("O1,pure=1", {}, "pure='1': expected True or False"),
     "not a string": (16, {}, "expected a policy or its name, such as 'O1'; found a int"),
