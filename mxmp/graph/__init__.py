@@ -7,6 +7,7 @@ from .core import Graph as Graph
 from .core import GraphBuilder as GraphBuilder
 from .core import Key as Key
 from .core import Node as Node
+from .core import make_attrs as make_attrs
 from .core import renamed as renamed
 from .core import verify as verify
 from .core import with_unique_names as with_unique_names
