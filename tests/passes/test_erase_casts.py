@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.graph import to_text
 from mxmp.passes import EraseCasts, InsertCasts
 from mxmp.policy import Policy
+from tests.graph.text import to_text
 from tests.passes.graphs import with_facts
 
 TEXTS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mxmp.graph import from_text
 from mxmp.passes.decide import depends_on_shapes
 from mxmp.rules import RULES, Call
 from mxmp.rules.conditions import SHAPE_CONDITIONS
+from tests.graph.text import from_text
 
 
 def forbids(op, attrs, *shapes, dtype="float16"):
