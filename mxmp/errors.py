@@ -21,8 +21,6 @@ def mxnet_reason(error: Exception) -> str:
 
 def visible(text: str) -> str:
     """Return a text with control characters as Python writes them, so that a name cannot break or colour a line."""
-    if text.isprintable():
-        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

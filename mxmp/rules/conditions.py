@@ -76,8 +76,8 @@ def unsafe_scalar(call: Call, keys: Tuple[str, ...]) -> Optional[str]:
             return f"{key}={value:g} is beyond {call.dtype}'s largest value {limits.max:g}"
         if abs(value) < limits.tiny:
             return f"{key}={value:g} is below {call.dtype}'s smallest normal value {limits.tiny:.1e}"
-        low = dtypes.rounded(value, call.dtype)
-        if abs(low) in (1, limits.max) and low != dtypes.rounded(value, dtypes.FLOAT32):
+        low = _rounded(value, call.dtype)
+        if abs(low) in (1, limits.max) and low != _rounded(value, dtypes.FLOAT32):
             return f"{key}={value!r} becomes {low:g} in {call.dtype}"
     return None
 
@@ -106,7 +106,7 @@ def scalars_representable(*keys: str) -> Condition:
         for key in keys:
             value = value_of(call.attrs, key)
             finite = isinstance(value, (int, float)) and math.isfinite(value)
-            if finite and dtypes.rounded(value, call.dtype) != value:
+            if finite and _rounded(value, call.dtype) != value:
                 return f"{key}={value:g} is none of bfloat16's values, and MXNet truncates it"
         return None
 
@@ -290,3 +290,10 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> Tuple[int, ...]:
     ndim = max(len(shape) for shape in shapes)
     padded = [(1,) * (ndim - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(max(sizes) for sizes in zip(*padded))
+
+
+def _rounded(value: float, dtype: str) -> float:
+    """Return a finite number rounded to as many digits as a dtype has, whatever its range."""
+    significand, exponent = math.frexp(value)
+    scale = 2 / dtypes.limits(dtype).eps
+    return math.ldexp(round(significand * scale) / scale, exponent)
