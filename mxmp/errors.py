@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+# dmlc's logger writes the time and the line of its source before a message: "[12:34:56] ../src/c_api.cc:78: ".
 _STAMP = re.compile(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
 
 

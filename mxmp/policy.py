@@ -43,8 +43,10 @@ PRESETS: Dict[str, Dict[str, Any]] = {
     "O0": _fields("float32", "float32", "float32"),
     "O1": _fields("float32", "float16", "float32", loss_scale="dynamic"),
     "O2": _fields("float16", "float16", "float32", loss_scale="dynamic"),
+    # A baseline of speed: all that has a kernel in low precision, and no scale.
     "O3": _fields("float16", "float16", "float32", pure=True),
     "mixed_float16": _fields("float32", "float16", "float32", loss_scale="dynamic"),
+    # bfloat16 has the range of float32, so that its gradients need no scale.
     "mixed_bfloat16": _fields("float32", "bfloat16", "float32"),
     "float16": _fields("float16", "float16", "float16", pure=True),
     "bfloat16": _fields("bfloat16", "bfloat16", "bfloat16", pure=True),
@@ -100,6 +102,7 @@ class Policy:
     def __post_init__(self) -> None:
         """Normalise every field and check the fields against each other."""
         for field in dataclasses.fields(self):
+            # The class is frozen for all but itself, as in dataclasses' own __init__.
             object.__setattr__(self, field.name, _normalised(field.name, getattr(self, field.name)))
         self._check()
 
@@ -178,6 +181,7 @@ class Policy:
         ):
             matching = [(dtype, key) for key, dtype in pairs if _applies(field, key, op, name)]
             if matching:
+                # A forced include beats an exclude, whichever is written first.
                 dtype, key = min(matching, key=lambda pair: pair[0] == dtypes.FLOAT32)
                 return dtype, f"{field[:-1]} override {key!r}"
         return None
@@ -199,6 +203,7 @@ class Policy:
         for field in _FLAGS:
             if getattr(self, field) and not self.is_mixed:
                 self._refuse(field, "everything is float32 already.")
+        # A scale of 1.0 is none: a script may keep it when it falls back to float32.
         if self.loss_scale not in (None, 1.0) and not self.is_mixed:
             self._refuse("loss_scale", "float32 gradients need no scaling. Set compute_dtype, or leave loss_scale out.")
         for field in _OVERRIDES.values():
@@ -247,6 +252,7 @@ def _applies(field: str, key: str, op: str, name: str) -> bool:
     """Return whether an override of a field is about a node: a block's is about all names that begin with it."""
     if field == "ops":
         return key == op
+    # A block is meant by its name or its prefix; 'stage1' is not 'stage10'.
     block = field == "blocks" and not key.endswith("*")
     return fnmatchcase(name, key.rstrip("_") + "_*" if block else key)
 
@@ -264,7 +270,7 @@ def _parse_fields(spec: str) -> Dict[str, Any]:
         if not equals and number:
             raise PolicyError(f"{item!r} is no 'field=value' pair.")
         if not equals:
-            fields.update(_preset(item))
+            fields.update(_preset(item))  # the first item, so that those behind it overrule its fields
         elif colon and (kind not in _OVERRIDES or not target):
             raise PolicyError(f"unknown override {key!r}; expected op:<name>, name:<pattern> or block:<pattern>.")
         elif colon:
@@ -293,6 +299,7 @@ def _normalised(field: str, value: Any) -> Any:
         return _overrides(field, value)
     if field == "loss_scale":
         return _loss_scale(value)
+    # By type too, since 1 equals True.
     choices = _CHOICES[field]
     if type(value) is not type(choices[0]) or value not in choices:
         raise PolicyError(f"{field}={value!r}: expected {' or '.join(map(repr, choices))}.")
@@ -326,6 +333,7 @@ def _overrides(field: str, value: Union[Mapping[str, Any], Iterable[Tuple[str, A
         if key in dtype_of:
             raise PolicyError(f"{field}: {key!r} is given twice; keep one of them.")
         dtype_of[key] = _precision(f"{field}[{key!r}]", dtype)
+    # Sorted, so that policies with the same overrides are equal and have one hash.
     return tuple(sorted(dtype_of.items()))
 
 

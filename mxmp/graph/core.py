@@ -214,11 +214,13 @@ class GraphBuilder:
 
     def redirect(self, entry: Entry, new: Entry) -> None:
         """Map an old entry to another new entry from here on."""
+        # Nodes that had to run after the old one now run after the new one.
         self._map[entry.key] = new
         self._positions.setdefault(entry.node, new.node)
 
     def unique(self, name: str) -> str:
         """Return the name, with a number behind it if a node has it already."""
+        # Without a number where it is free, so that one pass over the same graph gives the same names each time.
         candidate, number = name, 0
         while candidate in self.names:
             number += 1
@@ -258,6 +260,7 @@ def verify(graph: Graph) -> None:
         raise GraphError("the graph has no outputs.")
     for number, head in enumerate(graph.heads):
         _require_entry(graph, head, len(graph.nodes), "output ", number, " of the graph")
+    # Past the frozen dataclass, and no field of it: equality, hash and replace() do not see it.
     vars(graph)[_VERIFIED] = True
 
 
@@ -278,6 +281,7 @@ def _require_entry(graph: Graph, entry: Entry, limit: int, *where: object) -> No
 def ancestors(graph: Graph, entries: Iterable[Entry], sources: AbstractSet[Key] = frozenset()) -> Set[int]:
     """Return the positions of the nodes that are needed to compute some entries of a graph from ``sources``."""
     positions: Set[int] = set()
+    # Whoever stands in ``sources`` is at hand, and so is what it needs.
     waiting = [entry.node for entry in entries if entry.key not in sources]
     while waiting:
         position = waiting.pop()
@@ -315,6 +319,8 @@ def in_written_order(graph: Graph) -> Graph:
 
 def _written_positions(graph: Graph) -> Dict[int, int]:
     """Return the places of the nodes that the outputs need, in the order in which MXNet writes them."""
+    # A stack in place of recursion, which a network of a thousand layers would end. Nodes that need nothing are placed
+    # where they are met, as nnvm does.
     places: Dict[int, int] = {}
     for head in graph.heads:
         stack = [] if head.node in places else [head.node]

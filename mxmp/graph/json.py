@@ -147,11 +147,13 @@ def _check_node(position: int, node: Any, nodes: List[Any], operators: Collectio
 
 
 def _check_entry(where: str, entry: Any, limit: int, nodes: List[Any]) -> None:
+    # The type itself: a bool is an int to isinstance. Version 0.8 wrote entries of two numbers.
     if not isinstance(entry, list) or not 2 <= len(entry) <= 3 or not all(type(n) is int and n >= 0 for n in entry):
         raise GraphError(f"{where} is {_short(entry)}; expected [node, output] or [node, output, version]. {HINT}")
     if entry[0] >= len(nodes):
         raise GraphError(f"{where} refers to node {entry[0]}, but the graph has {len(nodes)} nodes. {HINT}")
     if entry[0] >= limit:
+        # It has not been looked at yet, so it may be anything.
         later: Dict[str, Any] = nodes[entry[0]] if isinstance(nodes[entry[0]], dict) else {}
         raise GraphError(f"{where} refers to node '{later.get('name')}', which comes later or is itself. {HINT}")
 

@@ -160,6 +160,7 @@ def short_products(call: Call) -> Optional[str]:
 
 def short_gemm2(call: Call) -> Optional[str]:
     """Forbid a factor out of range, and sums that are too long for the ``batch_dot`` that stands in for it."""
+    # Of two dimensions it becomes ``dot``, which accumulates in float32.
     shape = known_shape(call, 0)
     batched = shape is not None and len(shape) > 2
     return unsafe_scalar(call, ("alpha",)) or (short_products(call) if batched else None)
@@ -277,6 +278,7 @@ def _product_lengths(a: Sequence[int], b: Sequence[int], transpose_a: bool, tran
 
     An input that is broadcast over the batch gets the sum of a product's gradients over the batch.
     """
+    # numpy's matmul takes vectors: a row on the left, a column on the right.
     a = (1, *a) if len(a) == 1 else a
     b = (*b, 1) if len(b) == 1 else b
     rows, inner = (a[-1], a[-2]) if transpose_a else (a[-2], a[-1])
