@@ -7,7 +7,6 @@ when one of its dtypes is first asked for: the command line reads policies witho
 from __future__ import annotations
 
 import functools
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import DtypeError
@@ -15,20 +14,15 @@ from .errors import DtypeError
 if TYPE_CHECKING:
     import numpy as np
 
-    NUMPY_BFLOAT16: np.dtype[Any]
-
 FLOAT16 = "float16"
 BFLOAT16 = "bfloat16"
 FLOAT32 = "float32"
 
-LOW_PRECISION = (FLOAT16, BFLOAT16)
-"""The dtypes that mixed precision computes in."""
+LOW_PRECISION = (FLOAT16, BFLOAT16)  # that mixed precision computes in
+PRECISIONS = (*LOW_PRECISION, FLOAT32)  # that a policy can name
 
-PRECISIONS = (*LOW_PRECISION, FLOAT32)
-"""The dtypes that a policy can name."""
-
+# Bytes per element, for every dtype that MXNet 1.9.1 knows.
 ITEM_BYTES = dict(float16=2, bfloat16=2, float32=4, float64=8, uint8=1, int8=1, int32=4, int64=8, bool=1)
-"""Bytes per element, for every dtype that MXNet 1.9.1 knows."""
 
 _ALIASES = {
     **dict.fromkeys(("half", "fp16", "f16"), FLOAT16),
@@ -39,8 +33,10 @@ _ALIASES = {
 
 # MXNet's type flags (3rdparty/mshadow/mshadow/base.h, TypeFlag, at tag 1.9.1); they are how
 # nnvm JSON writes the dtype of a variable (attribute __dtype__).
-_FLAGS = dict(zip("01234567", (FLOAT32, "float64", FLOAT16, "uint8", "int32", "int8", "int64", "bool")))
-_FLAGS["12"] = BFLOAT16
+_FLAGS = {
+    **dict(zip("01234567", (FLOAT32, "float64", FLOAT16, "uint8", "int32", "int8", "int64", "bool"))),
+    "12": BFLOAT16,
+}
 _FLAG_OF = {name: flag for flag, name in _FLAGS.items()}
 
 
@@ -75,27 +71,23 @@ def canonical(dtype: Any) -> str:
         ('float16', 'float32')
     """
     try:
-        name = _canonical(dtype) if dtype is not None else ""  # numpy takes None for float64
-    except TypeError as e:
-        raise DtypeError(_unknown(dtype)) from e
-    if name not in ITEM_BYTES:
-        raise DtypeError(_unknown(dtype))
+        name = _name_of(dtype)
+    except TypeError:
+        name = ""
+    if dtype is None or name not in ITEM_BYTES:  # numpy takes None for float64
+        raise DtypeError(f"unknown dtype {dtype!r}; expected float16, bfloat16 or float32.")
     return name
 
 
 @functools.lru_cache(maxsize=64)
-def _canonical(dtype: Any) -> str:
-    """Return a dtype's name; numpy makes it anew each time it is asked, and networks ask often."""
+def _name_of(dtype: Any) -> str:
+    # numpy makes a dtype's name anew each time it is asked, and networks ask often.
     if isinstance(dtype, str):
         return _ALIASES.get(dtype.strip().lower(), dtype.strip().lower())
     import numpy as np
 
-    found = np.dtype(dtype)
-    return BFLOAT16 if found == to_numpy(BFLOAT16) else str(found.name)
-
-
-def _unknown(dtype: Any) -> str:
-    return f"unknown dtype {dtype!r}; expected float16, bfloat16 or float32."
+    numpy_dtype = np.dtype(dtype)
+    return BFLOAT16 if numpy_dtype == to_numpy(BFLOAT16) else str(numpy_dtype.name)
 
 
 def from_flag(flag: str) -> str | None:
@@ -110,7 +102,10 @@ def to_flag(dtype: str) -> str:
 
 @functools.lru_cache(maxsize=None)
 def to_numpy(dtype: str) -> np.dtype[Any]:
-    """Return the numpy dtype that MXNet uses for a dtype name (python/mxnet/base.py at tag 1.9.1)."""
+    """Return the numpy dtype that MXNet uses for a dtype name (python/mxnet/base.py at tag 1.9.1).
+
+    numpy has no bfloat16; MXNet's stand-in for it is a record of one field.
+    """
     import numpy as np
 
     return np.dtype([("bfloat16", np.uint16)] if dtype == BFLOAT16 else dtype)
@@ -119,15 +114,3 @@ def to_numpy(dtype: str) -> np.dtype[Any]:
 def limits(dtype: str) -> FloatLimits:
     """Return the limits of float16, bfloat16 or float32."""
     return _LIMITS[dtype]
-
-
-def rounded(value: float, dtype: str) -> float:
-    """Return a finite number rounded to as many digits as a dtype has, whatever its range.
-
-    Example:
-        >>> rounded(0.9999, "float16"), rounded(1e9 + 1, "float32")
-        (1.0, 1000000000.0)
-    """
-    significand, exponent = math.frexp(value)
-    scale = 2 / limits(dtype).eps
-    return math.ldexp(round(significand * scale) / scale, exponent)

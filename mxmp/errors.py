@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+# dmlc's logger writes the time and the line of its source before a message: "[12:34:56] ../src/c_api.cc:78: ".
 _STAMP = re.compile(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
 
 
@@ -21,8 +22,6 @@ def mxnet_reason(error: Exception) -> str:
 
 def visible(text: str) -> str:
     """Return a text with control characters as Python writes them, so that a name cannot break or colour a line."""
-    if text.isprintable():
-        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

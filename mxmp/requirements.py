@@ -13,10 +13,6 @@ from importlib.util import find_spec
 
 from .errors import DependencyError
 
-TYPE_CHECKING = False  # typing takes as long to import as all else here
-if TYPE_CHECKING:
-    from typing import Optional, Tuple
-
 _VERSION = re.compile(r"""^\s*["']?(?:__)?version(?:__)?["']?(?:: str)?\s*[=:]\s*["']([^"']+)["']""", re.MULTILINE)
 _PYTHON = sys.version_info[:2]
 _OLDEST_NUMPY = (1, 21)  # as in setup.py
@@ -49,43 +45,40 @@ def check() -> None:
 
 
 def _install_numpy() -> str:
-    """Return the command that installs the numpy that the extras of setup.py bring on this Python."""
+    # The numpy that the extras of setup.py bring on this Python.
     if _PYTHON < (3, 12):
         return "pip install 'numpy>=1.21,<1.24'"
     return "pip install 'numpy<2'" if _PYTHON < _NO_OLD_NUMPY else "pip install numpy"
 
 
 def _install_mxnet() -> str:
-    """Return the commands that install MXNet on this Python, for CPUs and for NVIDIA GPUs."""
-    commands = []
-    for extra, wheel in (("cpu", "mxnet"), ("cu112", "mxnet-cu112")):
-        by_itself = f" && pip install --no-deps {wheel}==1.9.1" if _PYTHON >= _NO_OLD_NUMPY else ""
-        commands.append(f"pip install 'mxmp[{extra}]'{by_itself}")
-    return f"{commands[0]} (or, for NVIDIA GPUs, {commands[1]})"
+    # For CPUs and for NVIDIA GPUs.
+    by_itself = " && pip install --no-deps {}==1.9.1" if _PYTHON >= _NO_OLD_NUMPY else ""
+    wheels = {"cpu": "mxnet", "cu112": "mxnet-cu112"}
+    cpu, gpu = (f"pip install 'mxmp[{extra}]'{by_itself.format(wheel)}" for extra, wheel in wheels.items())
+    return f"{cpu} (or, for NVIDIA GPUs, {gpu})"
 
 
-def numpy_version() -> Optional[str]:
+def numpy_version() -> str | None:
     """Return the version of numpy, None if it is not installed; numpy is imported only if its files do not tell."""
     if "numpy" not in sys.modules:
         folder = _folder("numpy")
-        if folder is None:
-            return None
-        version = _read_version(folder, "_version.py") or _read_version(folder, "version.py")
-        if version is not None:
+        version = folder and (_read_version(folder, "_version.py") or _read_version(folder, "version.py"))
+        if folder is None or version:
             return version
     import numpy as np
 
     return str(np.__version__)
 
 
-def _folder(package: str) -> Optional[str]:
-    """Return the folder of a package; None also for a namespace package, a folder that an uninstall left behind."""
+def _folder(package: str) -> str | None:
+    # None also for a namespace package, a folder that an uninstall left behind.
     spec = find_spec(package)
     return None if spec is None or spec.origin is None else os.path.dirname(spec.origin)
 
 
-def _read_version(folder: str, name: str) -> Optional[str]:
-    """Return the version that a file of Python assigns, or has in JSON as versioneer writes it; None without one."""
+def _read_version(folder: str, name: str) -> str | None:
+    # A file of Python assigns its version, or has it in JSON as versioneer writes it.
     try:
         with open(os.path.join(folder, name), encoding="utf-8") as file:
             text = file.read()
@@ -95,7 +88,7 @@ def _read_version(folder: str, name: str) -> Optional[str]:
     return match.group(1) if match else None
 
 
-def release(version: str) -> Tuple[int, ...]:
+def release(version: str) -> tuple[int, ...]:
     """Return (major, minor) of a version; an unreadable one gives an empty tuple."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return tuple(int(part) for part in match.groups()) if match else ()

@@ -12,14 +12,14 @@ import pytest
 from mxnet.contrib import amp
 from onnx import TensorProto
 
+import mxmp.onnx as exporting
 import symbols
 from mxmp import Policy, compat
 from mxmp.compat.old_onnx import IR_VERSION, OPSET
 from mxmp.errors import CheckpointError, ConvertError, DependencyError
-from mxmp.graph import to_text
-from mxmp.onnx import export as exporting
 from mxmp.onnx import export_model, exportable
 from mxmp.symbol import convert_graph, convert_model, convert_symbol, to_graph
+from tests.graph.text import to_text
 
 EPS = 2**-10  # of float16
 STEPS = 6

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from mxmp.graph import Entry, from_text
+from mxmp.graph import Entry
 from mxmp.passes import Facts, InsertCasts, make_plan
 from mxmp.policy import Policy
 from mxmp.report import Row, legend, make_report, merge
 from mxmp.report.saved import report_from_dict
 from mxmp.symbol import convert_graph
+from tests.graph.text import from_text
 from tests.passes.graphs import with_facts
 from tests.symbol.networks import load
 

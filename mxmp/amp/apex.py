@@ -12,7 +12,7 @@ import mxnet as mx
 
 from .. import dtypes
 from ..arrays.casts import is_low_precision
-from ..errors import LossScaleError
+from ..errors import LossScaleError, did_you_mean
 from ..gluon import Trainer
 from ..gluon.adoption import adoptable
 from ..gluon.api import convert_all
@@ -21,7 +21,7 @@ from ..masters.copies import sync_master_from_weight
 from ..mxnet_private.parameters import is_deferred, is_initialized
 from ..mxnet_private.trainers import params as params_of
 from ..mxnet_private.trainers import updaters as updaters_of
-from ..policy import Policy, did_you_mean
+from ..policy import Policy
 from .operators import AmpError, canonical_dtype
 from .trainers import adopt, as_list, require_trainer
 

@@ -8,9 +8,8 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Tuple
 from mxnet.base import MXNetError, check_call, py_str
 
 from .. import dtypes
-from ..errors import DtypeError, PolicyError
+from ..errors import DtypeError, PolicyError, did_you_mean
 from ..mxnet_private.arrays import library, operator_handle
-from ..policy import did_you_mean
 from ..rules import ALLOW, DENY, EVERY, INFER, RULES, Rule
 
 _LOW, _FLOAT32, _EITHER, _WIDEST, _CONDITIONAL = "low", "float32", "either", "widest", "conditional"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, FrozenSet, Iterable, List, Optional, Tuple
 
 from .. import dtypes
+from ..errors import did_you_mean
 from ..graph import Graph, Node
 from ..passes import EraseCasts
-from ..policy import Policy, did_you_mean
+from ..policy import Policy
 from ..rules import ALLOW, RULES
 from ..symbol import to_graph
 from .operators import AmpError, canonical_op, low_precision

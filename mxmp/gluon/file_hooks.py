@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterable, Tuple
 from mxnet import MXNetError, gluon
 
 from .. import dtypes
-from ..arrays_file import check_arrays_file
+from ..checkpoint import check_arrays_file
 from ..errors import ConvertError, mxnet_reason
 from ..files import is_local, saving
 from ..mxnet_private import blocks, parameters

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import numbers
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Generic, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -15,7 +16,6 @@ from mxnet import autograd, gluon
 from .. import dtypes
 from ..errors import PassError
 from ..graph import Graph, without_versions
-from ..lru_cache import LRUCache
 from ..mxnet_private import blocks
 from ..passes import ScaleLoss
 from ..scaling.loss_heads import HEAD_SCALE, loss_heads
@@ -26,6 +26,8 @@ from .precision import current_region
 from .trace import Shape, Trace, Unfolded, known_shapes
 
 _CONSTANTS = (numbers.Number, np.bool_, str)  # that a block's own ``forward`` may hand to ``hybrid_forward``
+
+_Value = TypeVar("_Value")
 
 MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
 MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
@@ -229,6 +231,37 @@ def op_hook_on(net: gluon.HybridBlock, graph: ConvertedGraph) -> Iterator[None]:
         yield
     finally:
         blocks.op_hook.set(net, callback)
+
+
+class LRUCache(Generic[_Value]):
+    """A dictionary of at most ``size`` items; to read or write one counts as a use."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._items: OrderedDict[Any, _Value] = OrderedDict()
+
+    def get(self, key: Any) -> Optional[_Value]:
+        """Return the value under a key and mark it as used; None if there is none."""
+        value = self._items.get(key)
+        if value is not None:
+            self._items.move_to_end(key)
+        return value
+
+    def put(self, key: Any, value: _Value) -> None:
+        """Store a value; the least recently used item is dropped if there are too many."""
+        self._items[key] = value
+        self._items.move_to_end(key)
+        if len(self._items) > self._size:
+            self._items.popitem(last=False)
+
+    def retain(self, predicate: Callable[[_Value], bool]) -> None:
+        """Keep only the values for which a predicate holds."""
+        for key in [key for key, value in self._items.items() if not predicate(value)]:
+            del self._items[key]
+
+    def items(self) -> Dict[Any, _Value]:
+        """Return a copy as a dict, the least recently used item first."""
+        return dict(self._items)
 
 
 class GraphCache:

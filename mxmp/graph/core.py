@@ -1,9 +1,9 @@
-"""Graph, Node and Entry: an immutable nnvm graph; a builder that makes new ones; what every graph keeps to."""
+"""Graph, Node and Entry: an immutable nnvm graph; a builder that makes new ones; orders; what every graph keeps to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import AbstractSet, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ..errors import GraphError
 
@@ -214,11 +214,13 @@ class GraphBuilder:
 
     def redirect(self, entry: Entry, new: Entry) -> None:
         """Map an old entry to another new entry from here on."""
+        # Nodes that had to run after the old one now run after the new one.
         self._map[entry.key] = new
         self._positions.setdefault(entry.node, new.node)
 
     def unique(self, name: str) -> str:
         """Return the name, with a number behind it if a node has it already."""
+        # Without a number where it is free, so that one pass over the same graph gives the same names each time.
         candidate, number = name, 0
         while candidate in self.names:
             number += 1
@@ -243,44 +245,99 @@ def verify(graph: Graph) -> None:
     """
     if _VERIFIED in vars(graph):
         return
-    _verify(graph)
-    vars(graph)[_VERIFIED] = True
-
-
-def _verify(graph: Graph) -> None:
-    nodes = graph.nodes
-    for position, node in enumerate(nodes):
-        sound = not (node.is_variable and node.inputs) and node.num_outputs >= 1
-        for number, index, _ in node.inputs:
-            sound = sound and 0 <= number < position and 0 <= index < nodes[number].num_outputs
-        if not sound or node.control_deps or node.subgraphs:
-            _verify_node(graph, position, node)
+    for position, node in enumerate(graph.nodes):
+        if node.is_variable and node.inputs:
+            raise GraphError(f"node {node}: a variable cannot have inputs. {HINT}")
+        if node.num_outputs < 1:
+            raise GraphError(f"node {node}: found {node.num_outputs} outputs, expected at least one. {HINT}")
+        for port, entry in enumerate(node.inputs):
+            _require_entry(graph, entry, position, "node ", node, ": input ", port)
+        for dep in node.control_deps:
+            _require_entry(graph, Entry(dep), position, "node ", node, ": a control dependency")
+        for body in node.subgraphs:
+            verify(body)
     if not graph.heads:
         raise GraphError("the graph has no outputs.")
     for number, head in enumerate(graph.heads):
-        _verify_entry(graph, head, len(graph.nodes), f"output {number} of the graph")
+        _require_entry(graph, head, len(graph.nodes), "output ", number, " of the graph")
+    # Past the frozen dataclass, and no field of it: equality, hash and replace() do not see it.
+    vars(graph)[_VERIFIED] = True
 
 
-def _verify_node(graph: Graph, position: int, node: Node) -> None:
-    if node.is_variable and node.inputs:
-        raise GraphError(f"node {node}: a variable cannot have inputs. {HINT}")
-    if node.num_outputs < 1:
-        raise GraphError(f"node {node}: found {node.num_outputs} outputs, expected at least one. {HINT}")
-    for port, entry in enumerate(node.inputs):
-        _verify_entry(graph, entry, position, f"node {node}: input {port}")
-    for dep in node.control_deps:
-        _verify_entry(graph, Entry(dep), position, f"node {node}: a control dependency")
-    for sub in node.subgraphs:
-        verify(sub)
+def _require_entry(graph: Graph, entry: Entry, limit: int, *where: object) -> None:
+    """Raise GraphError unless an entry is an output of a node before ``limit``; ``where`` is made a text only then."""
+    number, index, _ = entry
+    if 0 <= number < limit and 0 <= index < graph.nodes[number].num_outputs:
+        return
+    subject = "".join(map(str, where))
+    if not 0 <= number < len(graph.nodes):
+        raise GraphError(f"{subject} refers to node {number}, but the graph has {len(graph.nodes)} nodes. {HINT}")
+    producer = graph.nodes[number]
+    if number >= limit:
+        raise GraphError(f"{subject} refers to node {producer}, which comes later or is itself. {HINT}")
+    raise GraphError(f"{subject} refers to output {index} of node {producer}, which has {producer.num_outputs}. {HINT}")
 
 
-def _verify_entry(graph: Graph, entry: Entry, limit: int, where: str) -> None:
-    if not 0 <= entry.node < len(graph.nodes):
-        raise GraphError(f"{where} refers to node {entry.node}, but the graph has {len(graph.nodes)} nodes. {HINT}")
-    producer = graph.nodes[entry.node]
-    if entry.node >= limit:
-        raise GraphError(f"{where} refers to node {producer}, which comes later or is itself. {HINT}")
-    if not 0 <= entry.index < producer.num_outputs:
-        raise GraphError(
-            f"{where} refers to output {entry.index} of node {producer}, which has {producer.num_outputs}. {HINT}"
-        )
+def ancestors(graph: Graph, entries: Iterable[Entry], sources: AbstractSet[Key] = frozenset()) -> Set[int]:
+    """Return the positions of the nodes that are needed to compute some entries of a graph from ``sources``."""
+    positions: Set[int] = set()
+    # Whoever stands in ``sources`` is at hand, and so is what it needs.
+    waiting = [entry.node for entry in entries if entry.key not in sources]
+    while waiting:
+        position = waiting.pop()
+        if position not in positions:
+            positions.add(position)
+            node = graph.nodes[position]
+            waiting += [entry.node for entry in node.inputs if entry[:2] not in sources]
+            waiting += node.control_deps
+    return positions
+
+
+def in_written_order(graph: Graph) -> Graph:
+    """Return a graph with its nodes in the order in which MXNet writes them.
+
+    That is the order of a depth first search from the outputs (PostOrderDFSVisit in
+    3rdparty/tvm/nnvm/include/nnvm/graph.h at tag 1.9.1); what no output needs is left out.
+    """
+    positions = written_positions(graph)
+    if list(positions) == list(range(len(graph.nodes))) and not any(node.subgraphs for node in graph.nodes):
+        return graph
+
+    def moved(entries: Tuple[Entry, ...]) -> Tuple[Entry, ...]:
+        return tuple([Entry(positions[number], index, version) for number, index, version in entries])
+
+    nodes = []
+    for position in positions:
+        node = graph.nodes[position]
+        if node.inputs or node.subgraphs:
+            node = node.rewired(moved(node.inputs), tuple(map(in_written_order, node.subgraphs)))
+        if node.control_deps:
+            node = node._replace(control_deps=tuple(positions[dep] for dep in node.control_deps))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), heads=moved(graph.heads))
+
+
+def written_positions(graph: Graph) -> Dict[int, int]:
+    """Return the places of the nodes that the outputs need, in the order in which MXNet writes them."""
+    # A stack in place of recursion, which a network of a thousand layers would end. Nodes that need nothing are placed
+    # where they are met, as nnvm does.
+    places: Dict[int, int] = {}
+    for head in graph.heads:
+        stack = [] if head.node in places else [head.node]
+        while stack:
+            for position in _needed(graph.nodes[stack[-1]]):
+                if position in places:
+                    continue
+                if _needed(graph.nodes[position]):
+                    stack.append(position)
+                    break
+                places[position] = len(places)
+            else:
+                places[stack.pop()] = len(places)
+    return places
+
+
+def _needed(node: Node) -> List[int]:
+    """Return the nodes that must come before one."""
+    needed = [number for number, _, _ in node.inputs]
+    return needed + [*node.control_deps] if node.control_deps else needed

@@ -10,7 +10,6 @@ from mxnet.module.executor_group import DataParallelExecutorGroup
 from ..arrays.casts import to_float32
 from ..arrays.write_counts import UnwrittenArrays, write_count
 from ..errors import ConvertError, TrainerError
-from ..lru_cache import LRUCache
 from ..mxnet_private import modules
 from ..mxnet_private.arrays import parse_data_desc
 from ..passes import EraseCasts
@@ -49,7 +48,7 @@ class ConvertedModule(Float32Params):
         self._fused: Optional[UnwrittenArrays] = None  # the parameters and states that fused operators have seen
         self._watched: List[WatchedExecutor] = []  # what the monitor was given
         self._outcomes: Any = None  # what shapes decide about the symbol
-        self._runnables: LRUCache[Runnable] = LRUCache(_MAX_RUNNABLES)  # what runs, by what shapes decided
+        self._runnables: Dict[Any, Runnable] = {}  # by what shapes decided, least recently used first
 
     def bind(
         self,
@@ -90,8 +89,7 @@ class ConvertedModule(Float32Params):
         runnable = self._prepare(descs, shared)
         types = input_types(self.mx_symbol, _inputs(descs))
         self._outcomes = ShapeOutcomes(self.mx_symbol, self._policy.compute_dtype, types, self._host_names())
-        self._runnables = LRUCache(_MAX_RUNNABLES)
-        self._runnables.put(self._outcomes(_shapes_of(descs)), runnable)
+        self._runnables = {self._outcomes(_shapes_of(descs)): runnable}
         self.mx_data_shapes, self.mx_label_shapes = descs
         if self._stores_params and shared is None and not for_training:
             runnable = store_params(runnable, frozenset(self.mx_param_names), _inputs(descs))
@@ -111,8 +109,10 @@ class ConvertedModule(Float32Params):
         descs = self._descs(data_shapes, label_shapes)
         if self._outcomes.depends:
             outcome = self._outcomes(_shapes_of(descs))
-            found = self._runnables.get(outcome) or self._prepare(descs, self)
-            self._runnables.put(outcome, found)
+            found = self._runnables.pop(outcome, None) or self._prepare(descs, self)
+            self._runnables[outcome] = found
+            if len(self._runnables) > _MAX_RUNNABLES:
+                del self._runnables[next(iter(self._runnables))]
             if found.converted.graph != runnable.converted.graph:
                 self._unstore_params()
                 self.mx_data_shapes, self.mx_label_shapes = descs

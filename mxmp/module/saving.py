@@ -7,9 +7,9 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
+from ..checkpoint import checkpoint_files
 from ..errors import CheckpointError
 from ..files import manifest_of, require_set, saving
-from ..prefixes import checkpoint_files
 from ..symbol import load_checkpoint, load_params, load_symbol
 from ..symbol.checkpoint import load_arrays, named_arrays, save_params, write_arrays, write_symbol
 from .setup import OptimizerSetup

@@ -9,4 +9,5 @@ from .core import INFER as INFER
 from .core import Call as Call
 from .core import Rule as Rule
 from .core import RuleSet as RuleSet
+from .core import value_of as value_of
 from .table import RULES as RULES

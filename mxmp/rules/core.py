@@ -178,6 +178,7 @@ class RuleSet:
         for rule in self.rules:
             variants = by_op.setdefault(rule.op, [])
             for other in variants:
+                # Rules are tried in order: one that asks for less comes later.
                 if set(other.when) <= set(rule.when):
                     raise RuleError(_collision(other, rule))
             variants.append(rule)
@@ -192,6 +193,7 @@ class RuleSet:
 
     def stand_in(self, rule: Rule, call: Call) -> str:
         """Return what to put in an operator's place, empty if nothing does the same in ``call.dtype``."""
+        # float16 has kernels for all of them, bfloat16 for none: then the operator itself stays, in float32.
         op = rule.stand_in(call)
         found = self.find(op, call.attrs) if op else None
         return op if found is not None and call.dtype in found.dtypes else ""
@@ -210,6 +212,7 @@ class RuleSet:
 
 def _is(attrs: Mapping[str, str], key: str, value: str) -> bool:
     """Return whether an attribute has a value, however it is spelled (True, true, 1)."""
+    # MXNet fills in defaults when it makes a node, not when it writes one: an attribute that is left out has no value.
     found = value_of(attrs, key)
     return found is not None if value == GIVEN else bool(found == value_of({key: value}, key))
 

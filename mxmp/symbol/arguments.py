@@ -11,9 +11,9 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, Mapping, NamedTuple
 import mxnet as mx
 
 from .. import dtypes as dtypes_
-from ..errors import ConvertError, DtypeError, InferenceError, ParamsError
+from ..errors import ConvertError, DtypeError, InferenceError, ParamsError, did_you_mean
 from ..passes.scale_loss import is_loss_head
-from ..policy import Policy, did_you_mean
+from ..policy import Policy
 from ..report import Removed
 from .inference import to_graph
 

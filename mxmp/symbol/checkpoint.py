@@ -1,7 +1,7 @@
 """Checkpoints: files of a symbol and its parameters, as ``mx.model.save_checkpoint`` writes them.
 
 What MXNet writes on a full disk is cut off without an error: all of a symbol's file, the last 4 KiB of
-an arrays file. What it reads from a damaged file may take all memory (`mxmp.arrays_file`).
+an arrays file. What it reads from a damaged file may take all memory (`mxmp.checkpoint`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 import mxnet as mx
 
-from ..arrays_file import check_arrays_file
+from ..checkpoint import check_arrays_file, checkpoint_files, params_file_of
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
 from ..files import manifest_of, require_file, require_set, saving
 from ..graph import check_json
-from ..prefixes import checkpoint_files, params_file_of
 from .inference import to_graph
 
 _NOT_WHOLE = "what was written is not whole; is the disk full?"

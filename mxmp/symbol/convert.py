@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Tuple
 
+from ..checkpoint import check_out_prefix, checkpoint_files
 from ..errors import ConvertError
 from ..policy import Policy
-from ..prefixes import check_out_prefix, checkpoint_files
 from ..report import Decisions, Report
 from .arguments import (
     Model,

@@ -8,13 +8,12 @@ import mxnet as mx
 
 from ..arrays.casts import is_low_precision, round_into, to_float32
 from ..distributed import KVStore, distributed
-from ..errors import TrainerError
+from ..errors import TrainerError, did_you_mean
 from ..loss_scale import LossScale, NoOpLossScale, StaticLossScale
 from ..masters.copies import copy_to_other_contexts, exact_value, forget_masters, keep_masters
 from ..masters.optimizer import MasterState, MultiPrecision, needs_unscaled_gradients
 from ..mxnet_private import arrays, parameters
 from ..mxnet_private.arrays import create_kvstore
-from ..policy import did_you_mean
 
 _KINDS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync", "p3store_dist", "horovod")
 

@@ -73,14 +73,6 @@ def test_pipes(end, prefix, tmp_path):
     refused(rf"net-{end}: it is a pipe or a device, not a file\.", "inspect", prefix)
 
 
-@pytest.mark.parametrize("name", ["net-3.params", "net-003.params", "net-00003.params"])
-def test_parameters_whose_name_has_no_four_digits(name, prefix, tmp_path):
-    (tmp_path / "net-0003.params").rename(tmp_path / name)
-    expected = rf"{name}: MXNet writes the epoch in four digits; rename it to '.*net-0003\.params'\."
-    refused(expected, "inspect", prefix)
-    refused(expected, "convert", prefix, 3, "-o", tmp_path / "out")
-
-
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.1, 0.5, 0.999])
 @pytest.mark.parametrize(
     "end, match", [("symbol.json", "not a symbol's JSON"), ("0003.params", ".* The file is truncated")]

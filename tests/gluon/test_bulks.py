@@ -7,7 +7,7 @@ import pytest
 from mxnet.gluon import nn
 
 from mxmp.gluon import bulks, convert
-from mxmp.graph import from_text
+from tests.graph.text import from_text
 
 BEFORE = from_text("x = null()\na = relu(x)\nb = tanh(a)\nreturn b")
 AFTER = from_text("x = null()\nc = Cast(x)\na = relu(c)\nb = tanh(a)\nd = Cast(b)\nreturn d")

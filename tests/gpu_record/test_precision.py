@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.rules.sums import MAX_PRODUCT
+from mxmp.rules.conditions import MAX_PRODUCT
 from tests.gpu_record.cases import MXMP_STEPS, SOUND_STEPS
 from tools.gpu_record.kernel_names import base_name
 
@@ -14,7 +14,7 @@ FLOAT16 = "half_t"
 PHASES = ("taken forward", "taken backward", "inference forward")
 TENSOR_CORES = ("float16", "float32", "tensor_op")
 ACCUMULATES_IN_FLOAT16 = ("cublasHgemmStridedBatched",)
-"""What MXNet calls for batch_dot and numpy's matmul, of which the rules allow short ones (`mxmp.rules.sums`)."""
+"""What MXNet calls for batch_dot and numpy's matmul, of which the rules allow short ones (`mxmp.rules.conditions`)."""
 
 WIDE = ("softmax", "norm", "pick", "smoothl1", "softplus", "regression")
 """Parts of the names of MXNet's kernels for what needs float32, in lower case."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.rules import sums
+from mxmp.rules.conditions import short_products
 from tests.gpu_record.rule_calls import ENDS_THE_PROCESS, FAILS, NO_GPU_KERNEL, PARTS, chosen, named
 from tests.gpu_record.runs import Run, RunError
 from tests.rules.examples import EXAMPLES
@@ -67,7 +67,7 @@ def test_products_accumulate_as_the_rules_say(calls):
     """In float32, but for those that the rules keep short because they accumulate in float16."""
     numbers, record = calls
     for number in numbers:
-        short = EXAMPLES[number].rule.condition is sums.short_products
+        short = EXAMPLES[number].rule.condition is short_products
         found = {(p.dtype, p.compute) for p in products_of(record, number)}
         assert found <= {("float16", "float16" if short else "float32")}, str(EXAMPLES[number])
 

@@ -55,6 +55,8 @@ BAD = {
     "no JSON": ("{", "not a symbol's JSON: Expecting"),
     "no object": ("[1]", "it has no 'nodes' and 'heads'"),
     "no heads": (changed(heads=[]), "the graph has no outputs"),
+    "unknown field": (json.dumps({**GRAPH, "extra": 1}), r"the graph has unknown fields \['extra'\]"),
+    "unknown field of a node": (changed(nodes__1={**RELU, "extra": 1}), r"node 'r' \(relu\) has unknown fields \['extra'\]"),
     "head beyond": (changed(heads=[[7, 0, 0]]), r"output 0 of the graph refers to node 7, but the graph has 3 nodes"),
     "node is no object": (changed(nodes__1=5), "node 1: found 5, expected 'op', 'name'"),
     "unknown operator": (changed(nodes__1__op="_my_op"), r"node 'r' \(_my_op\): this MXNet has no operator '_my_op'"),

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import mxnet as mx
 
-from mxmp.graph import Entry, Graph, Node, ancestors, from_json, from_text, in_written_order, to_json
+from mxmp.graph import Entry, Graph, Node, ancestors, from_json, in_written_order, to_json
+from tests.graph.text import from_text
 
 SHUFFLED = from_text(
     "w = null()\nx = null()\nleft_out = relu(x)\nb = relu(w)\na = relu(x)\ns = elemwise_add(a, b)\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import threading
 
 import mxnet as mx
@@ -80,20 +79,6 @@ def test_a_save_that_is_killed_leaves_the_older_set_the_newer_or_an_error(older,
     assert loaded(prefix) == whole[0]
 
 
-def test_the_error_after_a_kill_says_how_to_have_the_older_set(tmp_path):
-    (tmp_path / "set").mkdir()
-    prefix, newer = str(tmp_path / "set" / "net"), stepped("tanh", 3)
-    with_manifest(prefix)
-    whole = loaded(prefix)
-    for number in killed_at_each_rename(lambda: newer.save_checkpoint(prefix, 1, True), str(tmp_path / "set")):
-        if number:
-            with pytest.raises(CheckpointError, match="does not fit") as e:
-                loaded(prefix)
-            for name, path in re.findall(r"rename (\S+) to ([^\s,)]+)", str(e.value)):
-                os.replace(tmp_path / "set" / name, tmp_path / "set" / path)
-        assert loaded(prefix) == whole
-
-
 def test_a_mixture_loads_once_its_manifest_is_deleted(tmp_path):
     prefix = str(tmp_path / "net")
     with_manifest(prefix)
@@ -109,6 +94,7 @@ def test_a_manifest_has_the_size_and_the_hash_of_each_file(tmp_path):
     with_manifest(str(tmp_path / "net"))
     records = json.loads((tmp_path / "net-0001.manifest.json").read_text())["files"]
     assert sorted(records) == ["net-0001.params", "net-0001.states", "net-symbol.json"]
+    assert records.pop("net-symbol.json").keys() == {"network_sha256"}  # epochs share it; names may count on
     for name, record in records.items():
         content = (tmp_path / name).read_bytes()
         assert (record["size"], record["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mxmp.graph import from_text
 from mxmp.passes import Facts
 from mxmp.policy import Policy
 from mxmp.symbol import convert_graph
+from tests.graph.text import from_text
 
 
 def with_facts(text, dtypes=None, shapes=None, **fields):

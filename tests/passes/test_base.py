@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from mxmp.errors import GraphError, PassError
-from mxmp.graph import Entry, Graph, Node, from_text
+from mxmp.graph import Entry, Graph, Node
 from mxmp.passes import (
     EraseCasts,
     GuardAmpCasts,
@@ -20,6 +20,7 @@ from mxmp.passes import (
     Sequential,
 )
 from mxmp.policy import Policy
+from tests.graph.text import from_text
 
 GRAPH = from_text("x = null()\nd = dot(x, x)\nreturn d")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mxmp.errors import PolicyError
-from mxmp.graph import from_text
 from mxmp.passes import Facts, classify
 from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW, depends_on_shapes, shape_outcome
 from mxmp.policy import Policy
 from mxmp.rules import RULES
+from tests.graph.text import from_text
 from tests.passes.graphs import with_facts
 
 O1 = Policy.parse("O1")

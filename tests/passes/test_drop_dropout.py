@@ -5,10 +5,10 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 
-from mxmp.graph import from_text, to_text
 from mxmp.passes import DropDropout
 from mxmp.passes.fold import find_dropouts
 from mxmp.symbol import to_graph
+from tests.graph.text import from_text, to_text
 from tests.passes.graphs import lines
 
 

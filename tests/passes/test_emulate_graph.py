@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mxmp import Policy
-from mxmp.graph import from_text, to_text
 from mxmp.passes import Emulate, Facts
 from mxmp.symbol import convert_graph
+from tests.graph.text import from_text, to_text
 from tests.passes.oracle import EPS32, LOW, Run, assert_rounded, emulate, few_bits, float16, float16_of_float32, grid
 
 data, weight, other = (mx.sym.var(name) for name in ("data", "weight", "other"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.graph import in_written_order, to_text
+from mxmp.graph import in_written_order
 from mxmp.passes import EraseCasts, InsertCasts
 from mxmp.policy import Policy
+from tests.graph.text import to_text
 from tests.passes.graphs import with_facts
 
 TEXTS = {

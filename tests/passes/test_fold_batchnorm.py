@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mxmp.graph import from_text, in_written_order, to_text
+from mxmp.graph import in_written_order
 from mxmp.passes import Facts, FoldBatchNorm
 from mxmp.passes.fold import Sources, find_folds
+from tests.graph.text import from_text, to_text
 from tests.passes.graphs import lines
 
 PARAMS = ("w", "u", "b", "g", "s", "m", "v", "g2", "s2", "m2", "v2")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from mxmp.graph import from_text, to_text
 from mxmp.passes import GuardAmpCasts
 from mxmp.symbol import from_graph, to_graph
+from tests.graph.text import from_text, to_text
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 

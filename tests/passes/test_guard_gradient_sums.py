@@ -8,9 +8,9 @@ import pytest
 from mxnet import autograd, gluon
 
 from mxmp.gluon import convert
-from mxmp.graph import from_text, to_text
 from mxmp.module import Module
 from mxmp.passes import GuardGradientSums
+from tests.graph.text import from_text, to_text
 
 ENTRIES = frozenset([("a", 0)])
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from mxmp.graph import from_text, to_text
 from mxmp.passes import GuardInPlace
 from mxmp.symbol import from_graph
+from tests.graph.text import from_text, to_text
 
 PRELU = "x = null()\na = null()\ny = LeakyReLU(x, a) {act_type: prelu}\nreturn y"
 

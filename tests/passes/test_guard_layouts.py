@@ -10,8 +10,8 @@ from mxnet.gluon import HybridBlock, nn
 from mxnet.gluon.contrib.nn import PixelShuffle2D
 
 from mxmp.gluon import convert
-from mxmp.graph import from_text, to_text
 from mxmp.passes import GuardLayouts
+from tests.graph.text import from_text, to_text
 
 
 def guarded(text):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mxmp.errors import PassError
-from mxmp.graph import from_text, to_text
 from mxmp.passes import InsertCasts
 from mxmp.policy import Policy
+from tests.graph.text import from_text, to_text
 from tests.passes.graphs import lines, with_facts
 
 O1 = Policy.parse("O1")

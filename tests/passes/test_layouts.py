@@ -10,11 +10,11 @@ from mxnet.gluon import nn
 
 from mxmp.devices.amx import AmxStatus
 from mxmp.gluon import cast, convert
-from mxmp.graph import from_text, to_text
 from mxmp.passes import Layouts, SeparateLayouts, WidenSlowKernels
 from mxmp.passes.cpu.guards import bfloat16_entries
 from mxmp.passes.cpu.layouts import BLOCKED, DEFAULT, LAST, OWN, Convolution, bfloat16_shapes
 from mxmp.symbol import rewrite
+from tests.graph.text import from_text, to_text
 from tests.passes.graphs import converted
 
 # What oneDNN 2.4.4 gave as (output, gradient) with AMX, and without: DNNL_VERBOSE=1 of a forward and a backward pass.

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mxmp.errors import PassError
-from mxmp.graph import from_text, to_text
 from mxmp.passes import EraseCasts, Facts, ScaleLoss
 from mxmp.policy import Policy
 from mxmp.rules import RULES
 from mxmp.symbol import convert_graph, from_graph, to_graph
+from tests.graph.text import from_text, to_text
 from tests.rules.examples import EXAMPLES
 from tests.rules.run_examples import build
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 
-from mxmp.graph import from_text, to_text
 from mxmp.passes.split_params import split_params
 from mxmp.policy import Policy
 from mxmp.symbol import convert_graph, from_graph, to_graph
+from tests.graph.text import from_text, to_text
 
 from .graphs import lines
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.graph import from_text, to_text
 from mxmp.passes import Facts, StoreParams
+from tests.graph.text import from_text, to_text
 from tests.passes.graphs import lines
 
 LOW = "Cast(w) {dtype: float16}"

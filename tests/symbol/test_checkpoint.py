@@ -9,8 +9,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxmp.checkpoint import saved_epochs
 from mxmp.errors import CheckpointError, ConvertError
-from mxmp.prefixes import saved_epochs
 from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, save_checkpoint, to_graph
 from tests.full_disk import files_of_at_most
 from tests.symbol.refusals import contents, nothing_written, refused

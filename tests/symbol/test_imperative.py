@@ -6,9 +6,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import CachedOp
 
-from mxmp.graph import from_text
 from mxmp.symbol import from_graph
 from mxmp.symbol.imperative import run_imperatively
+from tests.graph.text import from_text
 
 GRAPH = from_text(
     "a = null()\nb = null() {__lr_mult__: 2.0}\nparts = SliceChannel(a) {axis: 0; num_outputs: 2} x2\n"

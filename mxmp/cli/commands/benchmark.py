@@ -7,7 +7,8 @@ from typing import Any, Optional, Sequence
 
 import click
 
-from ...prefixes import only_epoch, require_checkpoint
+from ...checkpoint import describe_epochs, require_checkpoint, saved_epochs
+from ...errors import CheckpointError
 from .. import work
 from .options import check_prefix, make_policy, model_options, require_timed, timing_options
 
@@ -56,6 +57,11 @@ def benchmark(
         raise click.UsageError("--keep-float32 and its like change a policy; give --policy too.", ctx)
     policies = {text: make_policy(text, **options) for text in texts}
     require_checkpoint(prefix)
-    epoch = only_epoch(prefix) if epoch is None else epoch
+    if epoch is None:
+        epochs = saved_epochs(prefix)
+        if len(epochs) != 1:
+            there = describe_epochs(prefix) or "there are none"
+            raise CheckpointError(f"{prefix}: give the EPOCH of its parameters; {there}.")
+        epoch = epochs[0]
     require_checkpoint(prefix, epoch)
     work.run("benchmark", prefix, epoch, policies, asked, for_inference, seconds, shapes, types, gpu, as_json)

@@ -7,10 +7,9 @@ from typing import Any, Optional
 
 import click
 
-from ...files import require_new
-from ...prefixes import require_checkpoint
+from ...checkpoint import require_checkpoint
 from .. import work
-from .options import batch_option, check_prefix, make_policy, model_options, out_option
+from .options import batch_option, check_prefix, make_policy, model_options, out_option, require_new
 
 
 @click.command()

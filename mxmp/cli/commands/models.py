@@ -7,8 +7,7 @@ from typing import Any, Optional
 
 import click
 
-from ...files import require_new
-from ...prefixes import check_out_prefix, checkpoint_files, require_checkpoint
+from ...checkpoint import check_out_prefix, checkpoint_files, require_checkpoint
 from .. import work
 from .options import (
     check_prefix,
@@ -16,6 +15,7 @@ from .options import (
     model_options,
     out_option,
     refuse_beside,
+    require_new,
     require_timed,
     timing_options,
 )

@@ -11,7 +11,8 @@ import click
 from click.core import ParameterSource
 
 from ... import dtypes
-from ...errors import DtypeError, PolicyError
+from ...errors import CheckpointError, DtypeError, PolicyError
+from ...files import require_folder
 from ...policy import Policy
 
 _FILE_OF_PREFIX = re.compile(r"(.+)(-symbol\.json|-\d{4,}\.params)")
@@ -31,6 +32,20 @@ def check_prefix(ctx: click.Context, param: click.Parameter, text: str, read: bo
     if not text or text.endswith("/"):
         raise click.BadParameter(f"{text!r} is a folder; put a name behind it, such as '{text}net'.", ctx, param)
     return text
+
+
+def require_new(*paths: str, force: bool) -> None:
+    """Check, before any work, that the files that ``-o`` names can be made: in a folder, and not there, or may go.
+
+    Raises:
+        CheckpointError: If not; it names the first that cannot.
+    """
+    for path in paths:
+        require_folder(path)
+        if os.path.isdir(path):
+            raise CheckpointError(f"{path}: it is a folder; give another name to -o.")
+        if os.path.lexists(path) and not force:
+            raise CheckpointError(f"{path}: it exists; give another name to -o, or --force to overwrite it.")
 
 
 def refuse_beside(ctx: click.Context, option: str, *others: str) -> None:

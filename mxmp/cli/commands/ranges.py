@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import click
 
-from ...prefixes import require_checkpoint
+from ...checkpoint import require_checkpoint
 from .. import work
 from .options import batch_option, check_prefix, input_options
 

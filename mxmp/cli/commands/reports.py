@@ -6,9 +6,8 @@ from typing import Optional
 
 import click
 
-from ...files import require_new
 from .. import work
-from .options import out_option
+from .options import out_option, require_new
 
 
 @click.command()

@@ -7,8 +7,8 @@ from typing import Any, Mapping, Optional
 
 import click
 
+from ...checkpoint import checkpoint_files
 from ...policy import Policy
-from ...prefixes import checkpoint_files
 from ...symbol import convert_model, load_checkpoint
 from ...symbol.checkpoint import naming_files
 from ...tune.benchmark import benchmark, context_of, default_policies

@@ -6,11 +6,11 @@ from typing import Any, Mapping, Optional
 
 import click
 
+from ...checkpoint import checkpoint_files
 from ...diagnose import compare
 from ...diagnose.batches import load_batch
 from ...errors import visible
 from ...policy import Policy
-from ...prefixes import checkpoint_files
 from ...symbol import load_checkpoint
 from ...symbol.checkpoint import naming_files
 from ...tune.speed.inputs import make_batch

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, Mapping, Optional, Tuple
 
 from ... import dtypes
+from ...checkpoint import checkpoint_files
 from ...errors import TuneError
 from ...policy import Policy
-from ...prefixes import checkpoint_files
 from ...symbol import convert_checkpoint, load_symbol
 from ...tune import load
 from .output import pairs_table, progress, rounded_lines, stdout, value_lines

@@ -9,13 +9,13 @@ from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tupl
 import click
 
 from ... import dtypes
+from ...checkpoint import checkpoint_files, describe_epochs, params_file_of, saved_epochs
 from ...devices import amx
 from ...diagnose.tensor_cores import BATCH, MULTIPLE, Uneven, uneven_layers
 from ...files import manifest_of, require_set
 from ...graph import Graph
 from ...passes import Facts, is_converted
 from ...policy import Policy
-from ...prefixes import checkpoint_files, describe_epochs, params_file_of, saved_epochs
 from ...report import Report, report_converted, variable_bytes
 from ...report.summary import few, summarize
 from ...symbol import Converted, convert_graph, convert_model, infer_facts, load_params, load_symbol, to_graph

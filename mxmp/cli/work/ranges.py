@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ... import dtypes
+from ...checkpoint import checkpoint_files
 from ...diagnose import Magnitudes, measure_gradients, measure_ranges
 from ...diagnose.batches import fill_inputs, load_batch
 from ...errors import visible
-from ...prefixes import checkpoint_files
 from ...symbol import Checkpoint, convert_model, load_checkpoint
 from ...symbol.arguments import HEADROOM
 from ...symbol.checkpoint import naming_files

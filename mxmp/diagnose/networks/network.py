@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, ContextManager, Dict, Iterable, List, Mapping, Tuple
 
 from ...graph import Graph
-from ...lru_cache import LRUCache
 from ...policy import Policy
 from ...probe.node_errors import NodeError, node_errors
 from ...report import DROPPED, FOLDED, Decisions, Row
@@ -41,7 +40,7 @@ class Network(ABC):
     """A float32 network that can be given to ``evaluate`` under any policy; its owner's object is left as it was."""
 
     def __init__(self) -> None:
-        self._known: LRUCache[List[Decisions]] = LRUCache(_POLICIES)
+        self._decisions: Dict[Policy, List[Decisions]] = {}  # the oldest first
 
     @abstractmethod
     def watched(self) -> ContextManager[None]:
@@ -65,11 +64,11 @@ class Network(ABC):
 
     def decisions(self, policy: Policy) -> List[Decisions]:
         """Return what a conversion to a policy decides, for each graph of the network."""
-        found = self._known.get(policy)
-        if found is None:
-            found = self._decide(policy)
-            self._known.put(policy, found)
-        return found
+        if policy not in self._decisions:
+            if len(self._decisions) == _POLICIES:
+                del self._decisions[next(iter(self._decisions))]
+            self._decisions[policy] = self._decide(policy)
+        return self._decisions[policy]
 
     def graphs(self, policy: Policy) -> Tuple[Graph, ...]:
         """Return the converted graphs under a policy: where they are equal, so is everything that is measured."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import Any, ContextManager, Iterable, Iterator, List, Mapping, Optional
+from typing import Any, ContextManager, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import mxnet as mx
 
 from ... import dtypes
 from ...errors import ConvertError
-from ...lru_cache import LRUCache
 from ...module import Module
 from ...mxnet_private.modules import ModuleBase, made_with
 from ...policy import Policy
@@ -38,7 +37,7 @@ class Model(Network):
     ) -> None:
         super().__init__()
         self._ctx, self._for_inference = ctx or mx.cpu(), for_inference
-        self._models: LRUCache[ConvertedModel] = LRUCache(1)
+        self._last: Optional[Tuple[Policy, ConvertedModel]] = None
         plain = convert_model(sym, args, aux, "O0")  # without casts, should it be converted
         self._given, self._model = (sym, args, aux), plain
         self._batches = first_batches(plain, batches, count)
@@ -61,11 +60,9 @@ class Model(Network):
 
     def _converted(self, policy: Policy) -> ConvertedModel:
         """Return the model under a policy; the last one is known."""
-        model = self._models.get(policy)
-        if model is None:
-            model = self._convert(policy)
-            self._models.put(policy, model)
-        return model
+        if self._last is None or self._last[0] != policy:
+            self._last = policy, self._convert(policy)
+        return self._last[1]
 
     def _convert(self, policy: Policy) -> ConvertedModel:
         return convert_model(

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from ..core import RuleSet
 from .elementwise import ELEMENTWISE
-from .functions import FUNCTIONS
-from .losses import LOSSES
 from .never_cast import NEVER_CAST
 from .products import PRODUCTS
 from .reductions import REDUCTIONS
 from .shapes import SHAPES
-from .vision import VISION
 
-RULES = RuleSet(PRODUCTS + ELEMENTWISE + FUNCTIONS + REDUCTIONS + SHAPES + VISION + LOSSES + NEVER_CAST)
+RULES = RuleSet(PRODUCTS + ELEMENTWISE + REDUCTIONS + SHAPES + NEVER_CAST)
 """The rules of mxmp."""

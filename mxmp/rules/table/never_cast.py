@@ -1,4 +1,4 @@
-"""Operators that mxmp never casts for: samplers, control flow, int8, sparse storage, fused subgraphs, optimizers."""
+"""Operators that mxmp never casts for: samplers, control flow, int8, sparse storage, subgraphs, optimizers, images."""
 
 from __future__ import annotations
 
@@ -40,6 +40,12 @@ _UPDATES = """
     mp_lamb_update_phase2 _multi_lamb_update _multi_mp_lamb_update multi_lars _sparse_adagrad_update
     _contrib_group_adagrad_update multi_sum_sq all_finite multi_all_finite
 """
+_PREPROCESSING = """
+    _image_to_tensor _image_normalize _image_resize _image_crop _image_adjust_lighting _image_flip_left_right
+    _image_flip_top_bottom _image_random_flip_left_right _image_random_flip_top_bottom _image_random_lighting
+    _image_random_brightness _image_random_contrast _image_random_saturation _image_random_hue
+    _image_random_color_jitter
+"""
 
 NEVER_CAST: Rules = (
     *never_cast(INFER, _SAMPLERS, "samples have a dtype of their own"),
@@ -48,4 +54,5 @@ NEVER_CAST: Rules = (
     *never_cast(DENY, _SUBGRAPHS, "fused by a backend already"),  # Symbol.optimize_for, get_backend_symbol
     *never_cast(DENY, _SPARSE_OPS, "sparse storage"),
     *never_cast(DENY, _UPDATES, "serves an optimizer, which chooses the dtypes"),
+    *never_cast(DENY, _PREPROCESSING, "preprocesses images"),
 )

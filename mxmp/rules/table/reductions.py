@@ -1,13 +1,15 @@
-"""Reductions and normalization: sums, products, extrema, moments, norms."""
+"""Reductions over axes, windows and batches: sums, products, moments, norms, pooling, resizing, losses."""
 
 from __future__ import annotations
 
-from ..conditions import short_reduction
-from ..core import DENY, INFER
-from .build import BFLOAT16_ALONE, TYPED, Rules, moves, never_cast, rules
+from ..conditions import short_reduction, short_windows, small_magnification
+from ..core import DENY, GIVEN, INFER
+from .build import BFLOAT16_ALONE, TYPED, Rules, moves, never_cast, rules, variant
 
 _IN_DATA_DTYPE = "accumulates in the dtype of the data"
 _STATISTICS = "statistics in the dtype of the data"
+_HEADS = "SoftmaxOutput SVMOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput"
+_DENSITY = "logarithms and exponentials"
 
 REDUCTIONS: Rules = (
     # Sums:
@@ -41,4 +43,37 @@ REDUCTIONS: Rules = (
     *rules(DENY, "InstanceNorm", reason=_STATISTICS, no_low=True),
     # Its own kernels read real_t (nn/lrn-inl.h), the bfloat16 one is oneDNN's.
     *rules(DENY, "LRN", reason="sum of squares", dtypes=BFLOAT16_ALONE),
+    # Pooling:
+    *rules(INFER, "Pooling", when=variant("pool_type", "sum"), no_bfloat16=True),
+    *rules(DENY, "Pooling", when=variant("pool_type", "lp"), reason="powers and a root", no_bfloat16=True),
+    # oneDNN, which has the bfloat16 kernels, wants a kernel even where global_pool makes it needless.
+    *rules(INFER, "Pooling", when=variant("pool_type", "avg", "kernel", "()"), no_bfloat16=True),
+    *rules(INFER, "Pooling", when=variant("pool_type", "avg", "kernel", GIVEN)),
+    *rules(INFER, "Pooling", when=variant("pool_type", "avg"), no_bfloat16=True),
+    *moves("Pooling", when=variant("kernel", "()"), no_bfloat16=True),  # 'max', said or by default
+    *moves("Pooling", when=variant("kernel", GIVEN)),
+    *moves("Pooling", no_bfloat16=True),
+    # The old one's is a plain running sum (mshadow's PoolingExp): of ones it stops growing at 2048.
+    *rules(DENY, "Pooling_v1", when=variant("pool_type", "avg"), reason=_IN_DATA_DTYPE, no_bfloat16=True),
+    *rules(DENY, "Pooling_v1", when=variant("pool_type", "sum"), reason=_IN_DATA_DTYPE, no_bfloat16=True),
+    *moves("Pooling_v1", no_bfloat16=True),
+    # Running sums: in bfloat16 the average of 56x56 values is off by 92%, ...
+    *rules(INFER, "_contrib_AdaptiveAvgPooling2D", condition=short_windows, no_bfloat16=True),
+    # ... and the gradient behind a magnification by 8 by 28%.
+    *rules(INFER, "_contrib_BilinearResize2D", shape_only=(1,), condition=small_magnification, no_bfloat16=True),
+    *moves("UpSampling", when=variant("sample_type", "nearest"), no_bfloat16=True),
+    *rules(INFER, "UpSampling", no_bfloat16=True),
+    # Losses:
+    # They want labels in the dtype of the data, and labels above 2048 are no float16 integers.
+    *rules(DENY, _HEADS, keep=(1,), reason="loss head", no_low=True, loss_head=True),
+    *rules(DENY, "softmax_cross_entropy", keep=(1,), reason="loss", no_low=True),
+    *rules(DENY, "CTCLoss", keep=(1, 2, 3), reason="loss", no_low=True),  # reads real_t (nn/ctc_loss-inl.h)
+    *rules(DENY, "smooth_l1", reason="loss", scalars=("scalar",), no_bfloat16=True),
+    *rules(DENY, "make_loss", reason="loss", loss_head=True),
+    *rules(DENY, "MakeLoss", reason="loss", no_bfloat16=True, loss_head=True),
+    *never_cast(DENY, "IdentityAttachKLSparseReg _contrib_hawkesll", "loss"),
+    # Densities:
+    *never_cast(DENY, "_random_pdf_uniform _random_pdf_normal _random_pdf_gamma _random_pdf_exponential", _DENSITY),
+    *never_cast(DENY, "_random_pdf_poisson _random_pdf_negative_binomial _random_pdf_dirichlet", _DENSITY),
+    *never_cast(DENY, "_random_pdf_generalized_negative_binomial", _DENSITY),
 )

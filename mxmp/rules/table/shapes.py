@@ -1,18 +1,19 @@
-"""Operators that move values or make constants: reshaping, joining, slicing, ranges, rows read and written by index."""
+"""Operators that move values, make constants or give positions: shapes, slices, rows by index, ranges, coordinates."""
 
 from __future__ import annotations
 
 from typing import Any, Dict
 
-from ..conditions import row_sparse_gradient
+from ..conditions import few_points, few_rows, row_sparse_gradient
 from ..core import CLEAR, DENY, INFER
-from ..sums import few_points, few_rows, short_broadcast_like, short_broadcast_to, short_copies
 from .build import TYPED, Rules, moves, never_cast, rules, scalar_rules, short_sums, variant
 
 COUNTS = "positions and counts above 2048 are no float16 integers"  # nor those above 256 bfloat16 ones
 
 _SPARSE = variant("sparse_grad", "True")
 _IN_PLACE = "writes into its input"
+# float16 has no half pixels above 1024, so coordinates are float32 even where MXNet has a kernel.
+_BOXES = "box coordinates"
 _COUNTS: Dict[str, Any] = {"reason": COUNTS, "positions": True, "no_bfloat16": True}
 
 SHAPES: Rules = (
@@ -29,9 +30,9 @@ SHAPES: Rules = (
     *moves("amp_multicast"),  # the identity on inputs of one dtype
     # Broadcasts:
     # In bfloat16 the sums of their gradients cut off what does not fit.
-    *moves("broadcast_axis tile repeat", no_bfloat16=True, **short_sums(short_copies)),
-    *moves("broadcast_to _npi_broadcast_to", no_bfloat16=True, **short_sums(short_broadcast_to)),
-    *moves("broadcast_like", any=(1,), no_bfloat16=True, **short_sums(short_broadcast_like)),
+    *moves("broadcast_axis tile repeat", no_bfloat16=True),
+    *moves("broadcast_to _npi_broadcast_to", no_bfloat16=True),
+    *moves("broadcast_like", any=(1,), no_bfloat16=True),
     *moves("slice_like reshape_like", any=(1,)),  # the shape alone
     *rules(CLEAR, "shape_array size_array _contrib_index_array _npi_diag_indices_from", any=(0,), keep_outputs=(0,)),
     # Joins:
@@ -86,4 +87,14 @@ SHAPES: Rules = (
     *rules(DENY, "sort", reason="MXNet sorts no float16", no_low=True),
     *rules(DENY, "argsort", keep_outputs=(0,), reason="MXNet sorts no float16", positions=True, no_low=True),
     *never_cast(DENY, "_npx_nonzero _npi_unique", COUNTS, positions=True),
+    # Coordinates:
+    *rules(DENY, "BilinearSampler GridGenerator SpatialTransformer", reason="coordinates", no_low=True),
+    *rules(DENY, "_contrib_box_nms _contrib_box_iou _contrib_bipartite_matching", reason=_BOXES, no_low=True),
+    *rules(DENY, "_contrib_MultiBoxPrior", shape_only=(0,), reason=_BOXES, no_low=True),
+    *rules(DENY, "_contrib_box_decode _contrib_box_encode _contrib_MultiBoxDetection", reason=_BOXES, no_low=True),
+    # MultiBoxTargetOp::Backward (src/operator/contrib/multibox_target-inl.h) writes the gradient of cls_pred alone.
+    *rules(DENY, "_contrib_MultiBoxTarget", reason=_BOXES, no_low=True, unwritten_gradient=True),
+    *rules(DENY, "_contrib_Proposal _contrib_MultiProposal", reason=_BOXES, no_low=True),
+    *rules(DENY, "ROIPooling _contrib_ROIAlign _contrib_RROIAlign", keep=(1,), reason=_BOXES, no_low=True),
+    *rules(DENY, "_contrib_PSROIPooling _contrib_DeformablePSROIPooling", keep=(1,), reason=_BOXES, no_low=True),
 )

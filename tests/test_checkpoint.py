@@ -1,4 +1,4 @@
-"""The structure of files of arrays: what MXNet wrote is accepted, what does not add up is named."""
+"""The structure of a checkpoint's parameters: what MXNet wrote is accepted, what does not add up is named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.arrays_file import check_arrays_file
+from mxmp.checkpoint import check_arrays_file
 from mxmp.errors import CheckpointError
 from mxmp.symbol.checkpoint import load_arrays, write_arrays
 from mxmp.symbol.params import round_to
@@ -126,12 +126,9 @@ DAMAGED = {
     "axes below zero": ([entry(axes=-1)], [], "entry 0: found -1 axes, expected 0 to 32"),
     "a storage type": ([entry(storage=7)], [], "entry 0: found the storage type 7, expected one of [0, 1, 2]"),
     "a dtype": ([entry(flag=99)], [], "entry 0: found the dtype number 99, expected one of [0, 1, 2, 3, 4, 5, 6, 7"),
-    "a device": ([entry(device=77)], [], "entry 0: found the device type 77 with number 0, expected types"),
+    "a device": ([entry(device=77)], [], "entry 0: found the device type 77, expected one of [1, 2, 3, 5]"),
     "an old entry": ([struct.pack("<I", 0xF993FAC0)], [], "entry 0: found 4187224768 axes, expected 0 to 32"),
     "too few names": ([entry(), entry()], [b"a"], "the names: found 1, expected 2, one for each array, or none"),
-    "a name twice": ([entry(), entry()], [b"a", b"a"], "the name of entry 1: found 'a', expected names"),
-    "a name with a zero": ([entry()], [b"a\0b"], r"the name of entry 0: found 'a\x00b', expected names"),
-    "a name that is no text": ([entry()], [b"\xff"], "the name of entry 0: it is no UTF-8"),
 }
 
 
@@ -161,16 +158,10 @@ def test_bytes_behind_the_end_are_named(tmp_path):
         check_arrays_file(str(path))
 
 
-def test_indices_beyond_a_sparse_array_are_named(tmp_path):
+def test_a_name_that_is_no_text_is_refused_with_its_file(tmp_path):
     path = tmp_path / "file"
-    rows = mx.nd.ones((4, 2)).tostype("row_sparse")
-    rows.wait_to_read()
-    mx.nd.save(str(path), {"rows": rows})
-    data = path.read_bytes()
-    indices = struct.pack("<4q", 0, 1, 2, 3)
-    assert data.count(indices) == 1
-    path.write_bytes(data.replace(indices, struct.pack("<4q", 0, 1, 2, 2**40)))
-    with refused(CheckpointError, str(path)):
+    path.write_bytes(arrays_file([entry()], [b"\xff"]))
+    with refused(CheckpointError, str(path), "cannot load it"):
         load_arrays(str(path))
 
 
@@ -204,8 +195,7 @@ def fuzzer():
 @pytest.mark.parametrize(
     "kind",
     [
-        "sparse",
-        pytest.param("named", marks=pytest.mark.slow),
+        "named",
         pytest.param("numpy", marks=pytest.mark.slow),
         pytest.param("before 0.12", marks=pytest.mark.slow),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mxmp.lru_cache import LRUCache
+from mxmp.gluon.graphs import LRUCache
 
 
 def test_the_least_recently_used_item_is_dropped():

@@ -11,22 +11,23 @@ from __future__ import annotations
 import json
 import re
 from itertools import accumulate, starmap
-from typing import Any, Collection, Dict, List, Match, Tuple
+from typing import Any, Collection, Dict, List, Match
 
 from ..errors import GraphError
-from .core import HINT, VARIABLE, Attrs, Entry, Graph, Node, make_attrs, verify
+from .core import HINT, VARIABLE, Entry, Graph, Node, make_attrs, verify
 
-_NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps"}
-_NEEDED_KEYS = {"op", "name", "inputs"}
 _GRAPH_KEYS = {"nodes", "arg_nodes", "node_row_ptr", "heads", "attrs"}  # all that any version of MXNet wrote
 # The fields that nnvm's reader accepts (3rdparty/tvm/nnvm/src/pass/saveload_json.cc), older spellings included.
-_ALL_NODE_KEYS = _NODE_KEYS | {"attr", "param", "backward_source_id"}
-_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps", "attr", "param", "backward_source_id"}
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
 
 
 def from_json(text: str) -> Graph:
-    """Return the graph that a symbol's JSON describes; GraphError if it is no JSON or no valid graph."""
+    """Return the graph of JSON that MXNet wrote; GraphError if it is no JSON or no valid graph.
+
+    JSON of anyone else's goes through `check_json` and MXNet first.
+    """
     graph = _graph_from(_read_json(text))
     verify(graph)
     return graph
@@ -38,8 +39,16 @@ def to_json(graph: Graph) -> str:
     Those are ``\r``, ``\n``, ``\t``, the quote's and the backslash's (JSONReader in
     3rdparty/dmlc-core/include/dmlc/json.h); ``\u00e9`` is an error.
     """
-    text = _graph_text(graph, {})
+    text = _encode(_data_of(graph))
     return _ESCAPE.sub(_unescaped, text) if any(mark in text for mark in ("\\u00", "\\b", "\\f")) else text
+
+
+def check_json(text: str, operators: Collection[str]) -> None:
+    """Check that a text is a symbol's JSON, whatever version wrote it; ``operators`` are all of this MXNet.
+
+    Raises GraphError if it is not, naming the first node that is malformed, out of order or of an unknown operator.
+    """
+    _check_data(_read_json(text), frozenset(operators) | {VARIABLE})
 
 
 def _read_json(text: str) -> Any:
@@ -55,12 +64,37 @@ def _read_json(text: str) -> Any:
         raise GraphError(f"not a symbol's JSON: {e}. The file is truncated or no symbol file.") from e
 
 
-def _check_graph_fields(data: Any) -> None:
-    """Raise GraphError unless data is an object with lists of nodes and heads, and no unknown fields."""
-    if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in ("nodes", "heads")):
-        raise GraphError("not a symbol's JSON: it has no 'nodes' and 'heads'.")
-    if not data.keys() <= _GRAPH_KEYS:
-        raise GraphError(f"the graph has unknown fields {sorted(data.keys() - _GRAPH_KEYS)}. {HINT}")
+def _graph_from(data: Any) -> Graph:
+    rows = data["node_row_ptr"]  # the outputs of all nodes, counted on
+    nodes = tuple(_node_from(node, end - start) for node, start, end in zip(data["nodes"], rows, rows[1:]))
+    return Graph(nodes, tuple(starmap(Entry, data["heads"])), json.dumps(data.get("attrs", {}), sort_keys=True))
+
+
+def _node_from(data: Dict[str, Any], num_outputs: int) -> Node:
+    attrs = make_attrs(data.get("attrs", {}))
+    inputs = tuple(starmap(Entry, data["inputs"]))
+    subgraphs = tuple(map(_graph_from, data.get("subgraphs", ())))
+    return Node(data["op"], data["name"], attrs, inputs, num_outputs, subgraphs, tuple(data.get("control_deps", ())))
+
+
+def _data_of(graph: Graph) -> Dict[str, Any]:
+    variables = [i for i, node in enumerate(graph.nodes) if node.is_variable]
+    rows = list(accumulate([node.num_outputs for node in graph.nodes], initial=0))
+    nodes = [_node_data(node) for node in graph.nodes]
+    data = {"nodes": nodes, "arg_nodes": variables, "node_row_ptr": rows, "heads": graph.heads}
+    metadata = json.loads(graph.metadata)
+    return {**data, "attrs": metadata} if metadata else data
+
+
+def _node_data(node: Node) -> Dict[str, Any]:
+    data: Dict[str, Any] = {"op": node.op, "name": node.name, "inputs": node.inputs}
+    if node.attrs:
+        data["attrs"] = dict(node.attrs)
+    if node.subgraphs:
+        data["subgraphs"] = [_data_of(body) for body in node.subgraphs]
+    if node.control_deps:
+        data["control_deps"] = node.control_deps
+    return data
 
 
 def _unescaped(match: Match[str]) -> str:
@@ -70,76 +104,11 @@ def _unescaped(match: Match[str]) -> str:
     return {"b": "\b", "f": "\f"}.get(escape, match.group())
 
 
-def _graph_from(data: Any) -> Graph:
-    _check_graph_fields(data)
-    counts = _output_counts(data)
-    nodes = tuple(_node_from(i, node, counts[i]) for i, node in enumerate(data["nodes"]))
-    heads = tuple(Entry(*head) for head in data["heads"])
-    return Graph(nodes, heads, json.dumps(data.get("attrs", {}), sort_keys=True))
-
-
-def _output_counts(data: Dict[str, Any]) -> List[int]:
-    rows = data.get("node_row_ptr")
-    if rows is None or len(rows) != len(data["nodes"]) + 1:
-        raise GraphError(
-            "symbol JSON lacks a valid 'node_row_ptr', which says how many outputs a node has. "
-            "Load it with mxnet.sym.load_json and save it again."
-        )
-    return [end - start for start, end in zip(rows, rows[1:])]
-
-
-def _node_from(position: int, data: Dict[str, Any], num_outputs: int) -> Node:
-    if not _NEEDED_KEYS <= data.keys() <= _NODE_KEYS:
-        raise GraphError(
-            f"node {position} ({data.get('name', 'without name')!r}): found fields {sorted(data)}, "
-            f"expected 'op', 'name', 'inputs' and optionally 'attrs', 'subgraphs', 'control_deps'."
-        )
-    attrs = make_attrs(data["attrs"]) if "attrs" in data else ()
-    inputs = tuple(starmap(Entry, data["inputs"]))
-    subgraphs = tuple(map(_graph_from, data.get("subgraphs", ())))
-    return Node(data["op"], data["name"], attrs, inputs, num_outputs, subgraphs, tuple(data.get("control_deps", ())))
-
-
-def _graph_text(graph: Graph, attrs: Dict[Attrs, str]) -> str:
-    """Return a graph's JSON, without spaces; ``attrs`` are those that have been written, which repeat in a network.
-
-    json.dumps takes twice as long, most of it to make what it writes.
-    """
-    nodes = ",".join([_node_text(node, attrs) for node in graph.nodes])
-    variables = [i for i, node in enumerate(graph.nodes) if node.is_variable]
-    rows = accumulate([node.num_outputs for node in graph.nodes], initial=0)
-    metadata = json.loads(graph.metadata)
-    own = f',"attrs":{_text(metadata)}' if metadata else ""
-    lists = f'"arg_nodes":{_text(variables)},"node_row_ptr":{_text(list(rows))},"heads":{_entries_text(graph.heads)}'
-    return f'{{"nodes":[{nodes}],{lists}{own}}}'
-
-
-def _node_text(node: Node, attrs: Dict[Attrs, str]) -> str:
-    if node.attrs not in attrs:
-        attrs[node.attrs] = f',"attrs":{_text(dict(node.attrs))}' if node.attrs else ""
-    more = ""
-    if node.subgraphs:
-        more += f',"subgraphs":[{",".join([_graph_text(sub, attrs) for sub in node.subgraphs])}]'
-    if node.control_deps:
-        more += f',"control_deps":{_text(node.control_deps)}'
-    inputs = _entries_text(node.inputs)
-    return f'{{"op":{_text(node.op)},"name":{_text(node.name)}{attrs[node.attrs]},"inputs":{inputs}{more}}}'
-
-
-def _entries_text(entries: Tuple[Entry, ...]) -> str:
-    return f"[{','.join([f'[{node},{index},{version}]' for node, index, version in entries])}]"
-
-
-def check_json(text: str, operators: Collection[str]) -> None:
-    """Check that a text is a symbol's JSON, whatever version wrote it; ``operators`` are all of this MXNet.
-
-    Raises GraphError if it is not, naming the first node that is malformed, out of order or of an unknown operator.
-    """
-    _check_data(_read_json(text), frozenset(operators) | {VARIABLE})
-
-
 def _check_data(data: Any, operators: Collection[str]) -> None:
-    _check_graph_fields(data)
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in ("nodes", "heads")):
+        raise GraphError("not a symbol's JSON: it has no 'nodes' and 'heads'.")
+    if not data.keys() <= _GRAPH_KEYS:
+        raise GraphError(f"the graph has unknown fields {sorted(data.keys() - _GRAPH_KEYS)}. {HINT}")
     nodes = data["nodes"]
     for position, node in enumerate(nodes):
         _check_node(position, node, nodes, operators)
@@ -158,8 +127,8 @@ def _check_node(position: int, node: Any, nodes: List[Any], operators: Collectio
             f"{where}: this MXNet has no operator '{node['op']}'. If it comes from a library, load that with "
             f"mx.library.load first."
         )
-    if not node.keys() <= _ALL_NODE_KEYS:
-        raise GraphError(f"{where} has unknown fields {sorted(node.keys() - _ALL_NODE_KEYS)}. {HINT}")
+    if not node.keys() <= _NODE_KEYS:
+        raise GraphError(f"{where} has unknown fields {sorted(node.keys() - _NODE_KEYS)}. {HINT}")
     for key in ("attrs", "attr", "param"):
         if not _is_texts(node.get(key, {})):
             raise GraphError(f"{where}: '{key}' is {_short(node[key])}; expected names and texts. {HINT}")
@@ -178,11 +147,13 @@ def _check_node(position: int, node: Any, nodes: List[Any], operators: Collectio
 
 
 def _check_entry(where: str, entry: Any, limit: int, nodes: List[Any]) -> None:
+    # The type itself: a bool is an int to isinstance. Version 0.8 wrote entries of two numbers.
     if not isinstance(entry, list) or not 2 <= len(entry) <= 3 or not all(type(n) is int and n >= 0 for n in entry):
         raise GraphError(f"{where} is {_short(entry)}; expected [node, output] or [node, output, version]. {HINT}")
     if entry[0] >= len(nodes):
         raise GraphError(f"{where} refers to node {entry[0]}, but the graph has {len(nodes)} nodes. {HINT}")
     if entry[0] >= limit:
+        # It has not been looked at yet, so it may be anything.
         later: Dict[str, Any] = nodes[entry[0]] if isinstance(nodes[entry[0]], dict) else {}
         raise GraphError(f"{where} refers to node '{later.get('name')}', which comes later or is itself. {HINT}")
 

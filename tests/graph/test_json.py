@@ -49,39 +49,7 @@ def test_mxnet_reads_what_is_written(make):
     assert json.loads(loaded.tojson(remove_amp_cast=False)) == json.loads(text)
 
 
-def _broken(change):
-    data = json.loads(mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=2, name="fc").tojson())
-    change(data)
-    return json.dumps(data)
-
-
-BAD = {
-    "truncated": (lambda: mx.sym.var("x").tojson()[:40], "truncated or no symbol file"),
-    "a list": (lambda: "[]", "no 'nodes' and 'heads'"),
-    "no row pointer": (lambda: _broken(lambda d: d.pop("node_row_ptr")), "lacks a valid 'node_row_ptr'"),
-    "unknown field": (lambda: _broken(lambda d: d.update(extra=1)), r"unknown fields \['extra'\]"),
-    "node without inputs": (lambda: _broken(lambda d: d["nodes"][3].pop("inputs")), "node 3 \\('fc'\\)"),
-    "input out of range": (
-        lambda: _broken(lambda d: d["nodes"][3].update(inputs=[[57, 0, 0]])),
-        r"node 'fc' \(FullyConnected\): input 0 refers to node 57, but the graph has 4 nodes",
-    ),
-    "cycle": (
-        lambda: _broken(lambda d: d["nodes"][3].update(inputs=[[3, 0, 0]])),
-        r"input 0 refers to node 'fc' \(FullyConnected\), which comes later or is itself",
-    ),
-    "no such output": (
-        lambda: _broken(lambda d: d["nodes"][3].update(inputs=[[0, 4, 0]])),
-        "refers to output 4 of node 'x' \\(null\\), which has 1",
-    ),
-    "variable with inputs": (
-        lambda: _broken(lambda d: d["nodes"][1].update(inputs=[[0, 0, 0]])),
-        "a variable cannot have inputs",
-    ),
-    "no outputs": (lambda: _broken(lambda d: d.update(heads=[])), "no outputs"),
-}
-
-
-@pytest.mark.parametrize("make, message", BAD.values(), ids=BAD.keys())
-def test_bad_json_is_refused_with_the_node(make, message):
-    with pytest.raises(GraphError, match=message):
-        from_json(make())
+@pytest.mark.parametrize("text", ["", "{", "\0"])
+def test_what_is_no_json_is_refused(text):
+    with pytest.raises(GraphError, match="not a symbol's JSON: .* truncated or no symbol file"):
+        from_json(text)

@@ -1,0 +1,175 @@
+"""The files of a checkpoint: ``net-symbol.json`` and ``net-0007.params``, as MXNet names them; checks of the latter.
+
+MXNet believes the sizes that a file of arrays (``mx.nd.save``, ``.params``) declares: a damaged one makes it ask for
+terabytes or write beyond its buffers. Here the file is walked from record to record without reading values. The format
+is that of ``NDArray::Save`` and ``Load`` in src/ndarray/ndarray.cc at tag 1.9.1.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+from glob import escape, glob
+from typing import Any, BinaryIO, List, NoReturn, Optional, Tuple
+
+from .errors import CheckpointError
+from .files import require_file, require_folder
+
+_EPOCH = re.compile(r"-(\d{4}|[1-9]\d{4,})\.params")
+
+
+def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
+    """Return the names of a checkpoint's files, of symbol and parameters, if the epoch is a whole number from 0 on."""
+    if type(epoch) is not int or epoch < 0:
+        raise CheckpointError(f"epoch={epoch!r}: expected a whole number from 0 on, as in '{prefix}-0007.params'.")
+    return f"{prefix}-symbol.json", f"{prefix}-{epoch:04d}.params"
+
+
+def saved_epochs(prefix: str) -> List[int]:
+    """Return the epochs of which there are files of parameters, in ascending order."""
+    matches = [_EPOCH.fullmatch(file, len(prefix)) for file in glob(f"{escape(prefix)}-*.params")]
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def describe_epochs(prefix: str) -> str:
+    """Return what to say of the epochs that are there, '' without any."""
+    epochs = saved_epochs(prefix)
+    one = "there is epoch" if len(epochs) == 1 else "there are epochs"
+    return f"{one} {', '.join(map(str, epochs))}" if epochs else ""
+
+
+def params_file_of(prefix: str, epoch: int) -> str:
+    """Return the name of a file of parameters that is there; a CheckpointError has the epochs that are."""
+    file = checkpoint_files(prefix, epoch)[1]
+    if not os.path.lexists(file):
+        epochs = describe_epochs(prefix)
+        raise CheckpointError(f"{file}: there is no such file{epochs and '; '}{epochs}.")
+    return file
+
+
+def require_checkpoint(prefix: str, epoch: Optional[int] = None) -> None:
+    """Check, before any work, that the file of a symbol is there, and the parameters of an epoch unless it is None."""
+    require_file(f"{prefix}-symbol.json")
+    if epoch is not None:
+        params_file_of(prefix, epoch)
+
+
+def check_out_prefix(prefix: str, out_prefix: str, argument: str = "out_prefix=") -> None:
+    """Refuse, before any work, to write over the checkpoint itself or into a missing folder.
+
+    ``argument`` is what stands before ``out_prefix`` in the caller's words.
+    """
+    if os.path.realpath(prefix) == os.path.realpath(out_prefix):
+        raise CheckpointError(f"{argument}{out_prefix!r} is the prefix of the checkpoint itself; give another.")
+    require_folder(out_prefix)
+
+
+_LIST_MAGIC = 0x112
+_V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA  # with 64-bit sizes; with storage types; with numpy's shapes
+_ITEM_BYTES = {0: 4, 1: 8, 2: 2, 3: 1, 4: 4, 5: 1, 6: 8, 7: 1, 12: 2}  # mshadow's type flags that can be loaded
+_DEVICES = (1, 2, 3, 5)  # cpu, gpu, cpu_pinned, cpu_shared
+_MAX_AXES = 32  # numpy's limit, which no NDArray can be read with beyond
+
+
+def check_arrays_file(file: str) -> int:
+    """Check that a file is one of arrays, and that what it declares is there; return the number of arrays.
+
+    The CheckpointError names the entry, as a number from 0 (the names stand at the end of the file), what it
+    declares and what is there. Values are not looked at, nor the indices of sparse arrays.
+    """
+    require_file(file)
+    try:
+        with open(file, "rb") as stream:
+            return _Walk(file, stream).run()
+    except CheckpointError:
+        raise
+    except OSError as e:
+        raise CheckpointError(f"{file}: it cannot be read: {e.strerror or e}") from e
+
+
+class _Walk:
+    """Reads the structure of a file, record by record."""
+
+    def __init__(self, file: str, stream: BinaryIO) -> None:
+        self._file, self._stream, self._size = file, stream, os.fstat(stream.fileno()).st_size
+        self._where = "the header"  # for errors
+
+    def run(self) -> int:
+        magic, _ = self._numbers("QQ")
+        if magic != _LIST_MAGIC:
+            self._fail(f"found {magic:#x}, expected {_LIST_MAGIC:#x}, which a file of mx.nd.save begins with")
+        count = self._count("arrays", 4)  # bytes of the smallest entry
+        for number in range(count):
+            self._where = f"entry {number}"
+            self._entry()
+        self._where = "the names"
+        names = self._count("names", 8)
+        if names not in (0, count):
+            self._fail(f"found {names}, expected {count}, one for each array, or none")
+        for number in range(names):
+            self._where = f"the name of entry {number}"
+            self._stream.seek(self._count("bytes", 1), os.SEEK_CUR)
+        self._where = "the end"
+        if self._left:
+            self._fail(f"found {self._left} bytes more, expected none")
+        return count
+
+    def _entry(self) -> None:
+        """Walk over an array: shapes, device, dtypes, then all values."""
+        (magic,) = self._numbers("I")
+        # The storage types are dense, row_sparse and csr, with as many arrays of indices.
+        index_arrays = self._flag("storage type", (0, 1, 2)) if magic in (_V2, _V3) else 0
+        stored = self._shape() if index_arrays else None
+        # Before V1 the number of axes stands in the magic's place, and sizes have 32 bits.
+        shape = self._shape() if magic in (_V1, _V2, _V3) else self._shape(magic, "I")
+        if not shape and magic != _V3:
+            return  # an empty NDArray, without values
+        self._flag("device type", _DEVICES)
+        self._numbers("i")  # of the device
+        arrays = [(self._item_bytes(), shape if stored is None else stored)]
+        arrays += [(self._item_bytes(), self._shape()) for _ in range(index_arrays)]
+        for item_bytes, sizes in arrays:
+            size = math.prod(sizes) * item_bytes
+            if size > self._left:
+                self._fail(f"the shape {sizes} of {item_bytes} bytes each needs {size} bytes, found {self._left}")
+            self._stream.seek(size, os.SEEK_CUR)
+
+    @property
+    def _left(self) -> int:
+        return self._size - self._stream.tell()
+
+    def _fail(self, text: str) -> NoReturn:
+        hint = "The file is truncated, damaged, or no file of parameters."
+        raise CheckpointError(f"{self._file}: {self._where}: {text}. {hint}")
+
+    def _numbers(self, form: str) -> Tuple[int, ...]:
+        size = struct.calcsize("<" + form)
+        if size > self._left:
+            self._fail(f"the file ends; expected {size} bytes more, found {self._left}")
+        return struct.unpack("<" + form, self._stream.read(size))
+
+    def _count(self, things: str, smallest: int) -> int:
+        (count,) = self._numbers("Q")  # no more than the file has room for
+        if count * smallest > self._left:
+            self._fail(f"{count} {things} declared, but {self._left} bytes are left in the file")
+        return count
+
+    def _shape(self, axes: Optional[int] = None, form: str = "q") -> Tuple[int, ...]:
+        axes = self._numbers("i")[0] if axes is None else axes
+        if not 0 <= axes <= _MAX_AXES:
+            self._fail(f"found {axes} axes, expected 0 to {_MAX_AXES}")
+        shape = self._numbers(form * axes)
+        if min(shape, default=0) < 0:
+            self._fail(f"found the shape {shape}, expected sizes from 0 on")
+        return shape
+
+    def _flag(self, field: str, expected: Any) -> int:
+        (flag,) = self._numbers("i")
+        if flag not in expected:
+            self._fail(f"found the {field} {flag}, expected one of {sorted(expected)}")
+        return flag
+
+    def _item_bytes(self) -> int:
+        return _ITEM_BYTES[self._flag("dtype number", _ITEM_BYTES)]

@@ -1,0 +1,267 @@
+"""Export to ONNX: MXNet's exporter does the work, on symbols that it translates to what MXNet computes.
+
+``mx.onnx.export_model`` of MXNet 1.9.1 translates a symbol operator by operator, and some of them to something
+else (python/mxnet/onnx/mx2onnx/_op_translations at tag 1.9.1); here these are replaced by operators that it
+translates well. onnx's checker has the last word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any, Iterator, Mapping, Optional
+
+import mxnet as mx
+import numpy as np
+
+from . import compat
+from . import dtypes as dtypes_
+from .compat.old_onnx import IR_VERSION, OPSET
+from .errors import ConvertError, DependencyError, InferenceError, mxnet_reason
+from .files import saving
+from .graph import Entry, Graph, GraphBuilder, Node, make_attrs, verify
+from .passes import Facts
+from .rules import value_of
+from .symbol import from_graph, infer_facts, to_graph
+from .symbol.arguments import check_params, make_model, require_symbol
+
+# The exporter gives onnx the bits of a float16 constant, and onnx 1.8 and later take them for its value:
+# x + 1 becomes x + 15360. Those of the last line are float32 whatever they read, and so is GELU's.
+_WITH_CONSTANTS = frozenset(
+    "_mul_scalar _minus_scalar _rminus_scalar _plus_scalar _div_scalar _rdiv_scalar _power_scalar _maximum_scalar "
+    "_minimum_scalar _greater_scalar _lesser_scalar _equal_scalar clip Pad softmax log2 _linalg_gemm2 "
+    "_contrib_div_sqrt_dim _contrib_arange_like "
+    "LayerNorm SequenceMask _contrib_interleaved_matmul_selfatt_qk".split()
+)
+# Made of constants of the dtype that they name; and ONNX's Range has no float16.
+_MADE_OF_CONSTANTS = frozenset(("one_hot", "_arange"))
+# What MXNet takes for attributes that are left out, and the exporter does not.
+_DEFAULTS = {"FullyConnected": {"flatten": "True"}, "LRN": {"knorm": "2"}, "Deconvolution": {"no_bias": "True"}}
+# What other loss heads compute in inference (src/operator/regression_output.cc and svm_output-inl.h at tag 1.9.1).
+_HEADS = {
+    "LinearRegressionOutput": "_copy",
+    "MAERegressionOutput": "_copy",
+    "SVMOutput": "_copy",
+    "LogisticRegressionOutput": "sigmoid",
+}
+_CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")  # which the exporter's reader of JSON refuses
+_UNKNOWN_OPERATOR = re.compile(r"No conversion function registered for op type (\w+)")
+_TRUE = ("True", "1")
+
+
+def export_model(
+    sym: Any,
+    arg_params: Mapping[str, Any],
+    aux_params: Mapping[str, Any],
+    file: str,
+    shapes: Any,
+    dtypes: Optional[Mapping[str, Any]] = None,
+) -> str:
+    """Write a symbol with its parameters as an ONNX model, which onnx's checker has passed.
+
+    For example ``export_model(*mxmp.symbol.convert_model(...), "net.onnx", shapes)``.
+
+    MXNet's exporter does the work, on what ``exportable`` returns. The exporter says of a model that its
+    operators are of the newest version that onnx knows, which is not so: onnx 1.13 and later refuse its
+    means and splits for it, and onnxruntime loads nothing newer than itself. Here they are called those of
+    opset 15, in a file of IR version 8, whatever onnx is installed; and parameters are no inputs.
+
+    Args:
+        sym: A symbol, converted by mxmp or not; it is not changed.
+        arg_params: Its parameters, NDArrays by name.
+        aux_params: Its auxiliary states, likewise.
+        file: Where to write; it is written whole or not at all.
+        shapes: Shapes of the inputs, as for ``convert_symbol``; labels may be left out.
+        dtypes: Dtypes of the inputs, likewise; float32 unless given.
+
+    Returns:
+        The file.
+
+    Raises:
+        DependencyError: If onnx is not installed, or one that MXNet's exporter cannot work with.
+        ConvertError: If the parameters do not fit, an input has no shape, the exporter cannot
+            translate an operator, or onnx's checker refuses the model.
+        CheckpointError: If the file cannot be written.
+    """
+    try:
+        import onnx
+        import onnx.numpy_helper
+    except ImportError as e:
+        raise DependencyError(f"onnx cannot be imported ({e}); pip install 'mxmp[onnx]'.") from e
+    source = make_model(sym, shapes, dtypes)
+    check_params(sym, arg_params, aux_params, source.shapes)
+    symbol, params = exportable(sym), {**arg_params, **aux_params}
+    inputs = [name for name in symbol.list_inputs() if name not in params]
+    for name in inputs:
+        if name not in source.shapes:
+            raise ConvertError(f"shapes: the input '{name}' has no shape; give shapes={{'{name}': (1, ...)}}.")
+    types = [np.dtype(source.dtypes.get(name, dtypes_.FLOAT32)) for name in inputs]
+    with saving(f"{file}: the model", file) as (written,), _checked_as(onnx, OPSET):
+        with _blaming_exporter(sym):
+            mx.onnx.export_model(symbol, params, [source.shapes[name] for name in inputs], types, written)
+        model = onnx.load(written)
+        model.opset_import[0].version, model.ir_version = OPSET, IR_VERSION
+        _tidy(model.graph, onnx.numpy_helper)
+        try:
+            onnx.checker.check_model(model)
+        except onnx.checker.ValidationError as e:
+            raise ConvertError(f"onnx's checker refuses the model that came of the network: {e}") from e
+        onnx.save(model, written)
+    return file
+
+
+def exportable(sym: Any) -> Any:
+    """Return a symbol for inference that MXNet's exporter to ONNX translates to what MXNet computes.
+
+    - Operators in float16 that the exporter gives constants (``x + 1``, ``clip``, ``LayerNorm``, GELU)
+      run in float32 between two casts: it writes wrong constants, or constants of the wrong dtype. So do
+      ``one_hot`` and ``arange`` to float16.
+    - ``FullyConnected`` says ``flatten=True`` and ``LRN`` says ``knorm=2``, which are MXNet's defaults, but
+      not the exporter's.
+    - Windows of average pooling that reach beyond the data (``pooling_convention='full'``) count what is
+      there alone, as in MXNet; with padding they differ still.
+    - ``BatchNorm`` with ``fix_gamma``, which the exporter does not look at, gets a gamma of ones.
+    - ``SoftmaxOutput`` and the other loss heads become what they are in inference, a softmax for example,
+      and their labels go: the exporter leaves labels out, and then looks for them.
+
+    Args:
+        sym: A symbol, converted or not; it is not changed. Its variables are float32 unless they
+            declare or imply another dtype.
+
+    Raises:
+        ConvertError: If it has an ``amp_cast``, as every symbol converted to bfloat16: the exporter
+            drops them without a word. Or if a name has a control character, which it cannot read.
+    """
+    graph = to_graph(require_symbol(sym))
+    for node in graph.nodes:
+        if _CONTROL.search(node.name):
+            raise ConvertError(f"node {node.name!r}: MXNet's exporter to ONNX reads no control characters; rename it.")
+        if node.op == "amp_cast":
+            raise ConvertError(
+                f"node {node}: MXNet's exporter to ONNX drops every amp_cast; convert to float16, where mxmp inserts "
+                f"Cast."
+            )
+    return from_graph(_written_out(graph, _infer(sym, graph)), sym)
+
+
+def _infer(sym: Any, graph: Graph) -> Facts:
+    """Return the dtypes of a symbol whose variables are float32 where nothing says otherwise."""
+    variables = {i: node for i, node in enumerate(graph.nodes) if node.is_variable}
+    try:
+        facts = infer_facts(sym, graph, {}, {}, frozenset())
+        unknown = [node.name for i, node in variables.items() if facts.dtype(Entry(i)) is None]
+    except InferenceError:  # Embedding, for example, must be told
+        unknown = [node.name for node in variables.values() if not node.declares_dtype]
+    return infer_facts(sym, graph, {}, dict.fromkeys(unknown, dtypes_.FLOAT32), frozenset())
+
+
+def _written_out(graph: Graph, facts: Facts) -> Graph:
+    """Return a graph in which the exporter misreads nothing; its outputs keep their names."""
+    builder = GraphBuilder(graph)
+    for position, old in enumerate(graph.nodes):
+        node = _replaced(old.rewired(builder.inputs(old)), builder)
+        is_gelu = node.op == "LeakyReLU" and node.get("act_type") == "gelu"
+        if (is_gelu or node.op in _WITH_CONSTANTS) and facts.dtype(old.inputs[0]) == dtypes_.FLOAT16:
+            inputs = [
+                builder.insert("Cast", f"{node.name}_{port}", entry, dtype=dtypes_.FLOAT32)
+                if facts.dtype(old.inputs[port]) == dtypes_.FLOAT16
+                else entry
+                for port, entry in enumerate(node.inputs)
+            ]
+            node = _cast_to_float16(node._replace(inputs=tuple(inputs)), builder)
+        elif node.op in _MADE_OF_CONSTANTS and node.get("dtype") == dtypes_.FLOAT16:
+            node = _cast_to_float16(node.with_attrs({"dtype": dtypes_.FLOAT32}), builder)
+        builder.copy(position, node)
+    heads = []
+    for head in graph.heads:
+        node, entry = graph.nodes[head.node], builder.mapped(head)
+        # The exporter drops outputs that are inputs too.
+        heads.append(builder.insert("_copy", f"{node.name}_copy", entry) if node.is_variable else entry)
+    after = builder.finish(heads)
+    verify(after)
+    return after
+
+
+def _replaced(node: Node, builder: GraphBuilder) -> Node:
+    """Return the node that the exporter translates to what a node computes in inference."""
+    if node.op in _DEFAULTS:
+        return node.with_attrs({**_DEFAULTS[node.op], **dict(node.attrs)})
+    if node.op == "BatchNorm" and node.get("fix_gamma") in (None, *_TRUE):
+        ones = builder.insert("ones_like", f"{node.name}_ones", node.inputs[1])
+        return node._replace(inputs=(node.inputs[0], ones, *node.inputs[2:]))
+    if node.op == "Pooling" and node.get("pooling_convention") == "full" and node.get("pool_type") == "avg":
+        # onnxruntime counts what is not there where windows reach beyond the data, but only where padding counts; to
+        # MXNet that makes no difference without padding.
+        pads = value_of(dict(node.attrs), "pad") or 0
+        return node if np.any(pads) else node.with_attrs({"count_include_pad": "False"})
+    if node.op == "SoftmaxOutput":
+        return _softmax(node, builder)
+    return Node(_HEADS[node.op], node.name, (), node.inputs[:1]) if node.op in _HEADS else node
+
+
+def _softmax(node: Node, builder: GraphBuilder) -> Node:
+    """Return what SoftmaxOutput computes in inference (src/operator/softmax_output-inl.h at tag 1.9.1)."""
+    data = node.inputs[0]
+    for attribute, axis in (("multi_output", "1"), ("preserve_shape", "-1")):
+        if node.get(attribute) in _TRUE:
+            return Node("softmax", node.name, make_attrs({"axis": axis}), (data,))
+    flat = builder.insert("Flatten", f"{node.name}_flat", data)
+    rows = builder.insert("softmax", f"{node.name}_rows", flat)
+    return Node("reshape_like", node.name, (), (rows, data))
+
+
+def _cast_to_float16(node: Node, builder: GraphBuilder) -> Node:
+    """Return a cast to float16 of a node that computes in float32, which takes over its name.
+
+    The exporter tells 1 - x from x - 1 by how the name begins.
+    """
+    inner = node._replace(name=builder.unique(f"{node.name}_{dtypes_.FLOAT32}"))
+    return Node("Cast", node.name, make_attrs({"dtype": dtypes_.FLOAT16}), (Entry(builder.add(inner)),))
+
+
+@contextlib.contextmanager
+def _blaming_exporter(sym: Any) -> Iterator[None]:
+    """Say which node the exporter cannot translate, in the place of errors of all sorts: AttributeError, KeyError, ...
+
+    Those of the file and of memory stay. Without the views of `compat` onnx 1.19 lacks a part that it reads.
+    """
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except ImportError as e:  # it says to install onnx, whatever is missing; its context says what
+        advice = "import mxmp before mxnet" if compat.needed() else "pip install 'onnx>=1.13,<1.14'"
+        raise DependencyError(f"onnx is not what MXNet's exporter reads ({e.__context__ or e}); {advice}.") from e
+    except Exception as e:
+        text = mxnet_reason(e) if str(e).strip() else type(e).__name__
+        match = _UNKNOWN_OPERATOR.search(text)
+        nodes = [node for node in to_graph(sym).operators() if match and node.op == match.group(1)]
+        reason = f"node {nodes[0]}: it has no translation of this operator" if nodes else f"{type(e).__name__} {text}"
+        raise ConvertError(f"MXNet's exporter to ONNX cannot translate the network: {reason}") from e
+
+
+@contextlib.contextmanager
+def _checked_as(onnx: Any, opset: int) -> Iterator[None]:
+    """Have onnx's checker, which the exporter calls, take graphs for those of an opset."""
+    context = onnx.checker.DEFAULT_CONTEXT
+    before = context.opset_imports
+    context.opset_imports = {**before, "": opset}
+    try:
+        yield
+    finally:
+        context.opset_imports = before
+
+
+def _tidy(graph: Any, helper: Any) -> None:
+    """Leave parameters out of the inputs, those that nothing reads out altogether, and store them as raw bytes.
+
+    The exporter lists every parameter as an input, as ONNX wanted it before IR version 4; onnxruntime
+    folds no constants then, and 1.26 crashes on such a model in float16.
+    """
+    used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
+    names = {tensor.name for tensor in graph.initializer}
+    initializers = [tensor for tensor in graph.initializer if tensor.name in used]
+    inputs = [value for value in graph.input if value.name not in names]
+    del graph.initializer[:], graph.input[:]
+    graph.initializer.extend(helper.from_array(helper.to_array(tensor), tensor.name) for tensor in initializers)
+    graph.input.extend(inputs)

@@ -1,0 +1,358 @@
+"""The precision policy: one immutable value that says which operators and parameters have which dtype.
+
+A policy parses from a string and prints back to one that parses to the same value::
+
+    >>> str(Policy.parse("mixed_float16"))
+    'param=float32,compute=float16,output=float32,loss_scale=dynamic'
+
+References:
+    jmp (https://github.com/deepmind/jmp) for param, compute and output dtype in one value;
+    NVIDIA Apex (https://nvidia.github.io/apex/amp.html) for O0 to O3 and their properties;
+    Keras (https://keras.io/api/mixed_precision/policy) for the names of its policies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+
+from . import dtypes
+from .errors import DtypeError, PolicyError, did_you_mean
+
+Overrides = Tuple[Tuple[str, str], ...]
+
+# The fields by their names in a policy's text.
+_DTYPES = {"param": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
+_FLAGS = ("keep_batchnorm_fp32", "last_layer_fp32", "pure")
+_OVERRIDES = {"op": "ops", "name": "names", "block": "blocks"}
+_CHOICES: Dict[str, Tuple[Any, ...]] = {**dict.fromkeys(_FLAGS, (True, False)), "out_of_range": ("clamp", "float32")}
+_BY_TEXT = {**_DTYPES, **{name: name for name in (*_DTYPES.values(), *_CHOICES, "loss_scale")}}
+
+_WILD = frozenset("*?[")
+
+
+def _fields(param: str, compute: str, output: str, **others: Any) -> Dict[str, Any]:
+    return {"param_dtype": param, "compute_dtype": compute, "output_dtype": output, **others}
+
+
+PRESETS: Dict[str, Dict[str, Any]] = {
+    "O0": _fields("float32", "float32", "float32"),
+    "O1": _fields("float32", "float16", "float32", loss_scale="dynamic"),
+    "O2": _fields("float16", "float16", "float32", loss_scale="dynamic"),
+    # A baseline of speed: all that has a kernel in low precision, and no scale.
+    "O3": _fields("float16", "float16", "float32", pure=True),
+    "mixed_float16": _fields("float32", "float16", "float32", loss_scale="dynamic"),
+    # bfloat16 has the range of float32, so that its gradients need no scale.
+    "mixed_bfloat16": _fields("float32", "bfloat16", "float32"),
+    "float16": _fields("float16", "float16", "float16", pure=True),
+    "bfloat16": _fields("bfloat16", "bfloat16", "bfloat16", pure=True),
+    "float32": _fields("float32", "float32", "float32"),
+}
+"""Fields of each named policy. O0 to O3 as in Apex, the others as in Keras."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The dtypes of computation, parameters and outputs of a network, and exceptions by operator, name and block.
+
+    Attributes:
+        param_dtype: Dtype that parameters are stored in where their readers compute in low
+            precision. BatchNorm's parameters and whatever a float32 operator reads stay float32.
+        compute_dtype: The low precision dtype, or float32 for no mixed precision.
+        output_dtype: Dtype of the network's floating point outputs.
+        keep_batchnorm_fp32: Give BatchNorm float32 data too. Its gamma, beta and statistics are float32 always; that
+            alone is the default, and needs no cast between a convolution, its BatchNorm and the activation.
+        last_layer_fp32: Run the last layer in float32: for each output of the network the matrix
+            product or convolution that it comes from, and what lies between. Overrides and regions
+            overrule it. Of a Gluon Block with several graphs in it (HybridBlocks in a plain Block) it is
+            the last layer of each graph; give the one meant to ``mxmp.gluon.set_policy`` instead.
+        pure: Run operators that need float32 (softmax, exp, norms, losses) in low precision too,
+            as Apex's O3 does. Only what MXNet's kernels demand stays float32. For baselines.
+        out_of_range: What becomes of stored values beyond the compute dtype's range: 'clamp' makes
+            them its largest value with their sign, 'float32' keeps what reads them in float32.
+        ops: Pairs (operator name, dtype) that overrule the operator's category.
+        names: Pairs (pattern of node names, dtype); ``*``, ``?`` and ``[...]`` as in a shell.
+        blocks: Pairs (pattern of Gluon block prefixes, dtype); applies to all within the block.
+        loss_scale: None, 'dynamic' or a number: what a trainer should be given.
+
+    Overrides are given as dicts or pairs. A name overrules a block, a block overrules an
+    operator; between patterns of one kind, low precision overrules float32 (a forced include
+    beats an exclude). A region marked by ``mxmp.gluon.precision`` overrules all of them.
+
+    Raises:
+        PolicyError: If a dtype is unknown or the fields contradict each other.
+    """
+
+    param_dtype: str = dtypes.FLOAT32
+    compute_dtype: str = dtypes.FLOAT32
+    output_dtype: str = dtypes.FLOAT32
+    keep_batchnorm_fp32: bool = False
+    last_layer_fp32: bool = False
+    pure: bool = False
+    out_of_range: str = "clamp"
+    ops: Overrides = ()
+    names: Overrides = ()
+    blocks: Overrides = ()
+    loss_scale: Union[None, str, float] = None
+
+    def __post_init__(self) -> None:
+        """Normalise every field and check the fields against each other."""
+        for field in dataclasses.fields(self):
+            # The class is frozen for all but itself, as in dataclasses' own __init__.
+            object.__setattr__(self, field.name, _normalised(field.name, getattr(self, field.name)))
+        self._check()
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether anything at all runs in low precision."""
+        return self.compute_dtype != dtypes.FLOAT32
+
+    @property
+    def has_overrides(self) -> bool:
+        """Whether it has patterns of operators, names or blocks."""
+        return bool(self.ops or self.names or self.blocks)
+
+    def replace(self, **changes: Any) -> Policy:
+        """Return this policy with some fields changed.
+
+        Raises:
+            PolicyError: If a field is unknown or the result contradicts itself.
+        """
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in names:
+                raise PolicyError(f"unknown policy field {name!r}{did_you_mean(name, names)}.")
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def parse(cls, spec: Union[str, Policy], **changes: Any) -> Policy:
+        """Return the policy that a string describes, with some fields changed.
+
+        Args:
+            spec: A preset's name ('O0' to 'O3', 'mixed_float16', 'mixed_bfloat16', 'float16', 'bfloat16', 'float32'),
+                or comma-separated fields, or a preset followed by fields: 'O2,loss_scale=128',
+                'compute=float16,op:softmax=float16', ``'O1,block:resnet0_stage4_*=float32,name:*dense*=float32'``. A
+                policy is returned as it is.
+            **changes: Fields of the policy that overrule the string's.
+
+        Raises:
+            PolicyError: If the string cannot be read; the message quotes it.
+        """
+        if isinstance(spec, cls):
+            return spec.replace(**changes) if changes else spec
+        if not isinstance(spec, str):
+            raise PolicyError(f"expected a policy or its name, such as 'O1'; found a {type(spec).__name__}.")
+        try:
+            policy = cls(**_parse_fields(spec))
+        except PolicyError as e:
+            where = f"policy {spec!r}: " if "=" in spec or "," in spec else ""
+            raise PolicyError(f"{where}{e}") from e
+        return policy.replace(**changes)
+
+    def __str__(self) -> str:
+        items = [f"{text}={getattr(self, field)}" for text, field in _DTYPES.items()]
+        items += [f"{field}=True" for field in _FLAGS if getattr(self, field)]
+        if self.out_of_range != "clamp":
+            items.append(f"out_of_range={self.out_of_range}")
+        for text, field in _OVERRIDES.items():
+            items += [f"{text}:{key}={dtype}" for key, dtype in getattr(self, field)]
+        if self.loss_scale is not None:
+            items.append(f"loss_scale={self.loss_scale}")
+        return ",".join(items)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the fields that are set, one to a line."""
+        from . import html  # when it is shown, not with every import of mxmp
+
+        shown = [(field.name, _shown(getattr(self, field.name))) for field in dataclasses.fields(self)]
+        return html.fragment("Policy", html.policy_sections([pair for pair in shown if pair[1]]))
+
+    def override(self, op: str, name: str) -> Optional[Tuple[str, str]]:
+        """Return (dtype, what decided) for a node that an override matches, else None."""
+        whole, patterns = self._names
+        for field, pairs in (
+            ("names", (*whole.get(name, ()), *patterns)),
+            ("blocks", self.blocks),
+            ("ops", self.ops),
+        ):
+            matching = [(dtype, key) for key, dtype in pairs if _applies(field, key, op, name)]
+            if matching:
+                # A forced include beats an exclude, whichever is written first.
+                dtype, key = min(matching, key=lambda pair: pair[0] == dtypes.FLOAT32)
+                return dtype, f"{field[:-1]} override {key!r}"
+        return None
+
+    @functools.cached_property
+    def _names(self) -> Tuple[Dict[str, Overrides], Overrides]:
+        """The overrides of whole names and those of patterns.
+
+        A tuned policy has one name for each of some hundred nodes: these are looked up, not tried one by one.
+        """
+        patterns = tuple(pair for pair in self.names if not _WILD.isdisjoint(pair[0]))
+        return {pair[0]: (pair,) for pair in self.names if _WILD.isdisjoint(pair[0])}, patterns
+
+    def _check(self) -> None:
+        low = self.compute_dtype
+        for field in ("param_dtype", "output_dtype"):
+            if getattr(self, field) not in (dtypes.FLOAT32, low):
+                self._refuse(field, "it is float32 or the compute dtype.")
+        for field in _FLAGS:
+            if getattr(self, field) and not self.is_mixed:
+                self._refuse(field, "everything is float32 already.")
+        # A scale of 1.0 is none: a script may keep it when it falls back to float32.
+        if self.loss_scale not in (None, 1.0) and not self.is_mixed:
+            self._refuse("loss_scale", "float32 gradients need no scaling. Set compute_dtype, or leave loss_scale out.")
+        for field in _OVERRIDES.values():
+            for key, dtype in getattr(self, field):
+                if dtype not in (dtypes.FLOAT32, low):
+                    raise PolicyError(
+                        f"{field}: {key!r} is set to {dtype}, but compute_dtype={low!r}; "
+                        f"use {' or '.join(sorted({low, dtypes.FLOAT32}))}."
+                    )
+
+    def _refuse(self, field: str, why: str) -> None:
+        raise PolicyError(
+            f"{field}={getattr(self, field)!r} with compute_dtype={self.compute_dtype!r} makes no sense: {why}"
+        )
+
+
+def only_matching(policy: Policy, nodes: Sequence[Tuple[str, str]]) -> Policy:
+    """Return a policy without the overrides that apply to none of some nodes, each (operator, name)."""
+    return policy.replace(
+        **{
+            field: tuple(pair for pair in getattr(policy, field) if _applies_to_any(field, pair[0], nodes))
+            for field in _OVERRIDES.values()
+        }
+    )
+
+
+def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequence[str] = ()) -> None:
+    """Raise PolicyError, with the nearest names, if an override of a policy applies to nothing.
+
+    ``nodes`` are (operator, name) of every operator node of the network, ``blocks`` the prefixes of its Gluon blocks.
+    """
+    lookups: Dict[str, Tuple[str, Sequence[str]]] = {
+        "ops": ("the network has no operator {}", [op for op, _ in nodes]),
+        "names": ("{} matches no node", [name for _, name in nodes]),
+        "blocks": ("{} matches no block", blocks),
+    }
+    for field, (problem, names) in lookups.items():
+        for key, _ in getattr(policy, field):
+            if not _applies_to_any(field, key, nodes):
+                of_symbol = field == "blocks" and not blocks
+                nearest = "; a symbol has nodes alone, give name:pattern" if of_symbol else did_you_mean(key, names)
+                raise PolicyError(f"{field}: {problem.format(repr(key))}{nearest}.")
+
+
+def _applies(field: str, key: str, op: str, name: str) -> bool:
+    """Return whether an override of a field is about a node: a block's is about all names that begin with it."""
+    if field == "ops":
+        return key == op
+    # A block is meant by its name or its prefix; 'stage1' is not 'stage10'.
+    block = field == "blocks" and not key.endswith("*")
+    return fnmatchcase(name, key.rstrip("_") + "_*" if block else key)
+
+
+def _applies_to_any(field: str, key: str, nodes: Sequence[Tuple[str, str]]) -> bool:
+    return any(_applies(field, key, op, name) for op, name in nodes)
+
+
+def _parse_fields(spec: str) -> Dict[str, Any]:
+    """Return the fields that a comma-separated text sets, those of its preset among them, as text or checked."""
+    fields: Dict[str, Any] = {}
+    for number, item in enumerate(part.strip() for part in spec.split(",")):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        kind, colon, target = key.partition(":")
+        if not equals and number:
+            raise PolicyError(f"{item!r} is no 'field=value' pair.")
+        if not equals:
+            fields.update(_preset(item))  # the first item, so that those behind it overrule its fields
+        elif colon and (kind not in _OVERRIDES or not target):
+            raise PolicyError(f"unknown override {key!r}; expected op:<name>, name:<pattern> or block:<pattern>.")
+        elif colon:
+            fields.setdefault(_OVERRIDES[kind], []).append((target, value))
+        elif key not in _BY_TEXT:
+            expected = [*_DTYPES, *_CHOICES, "loss_scale", *(f"{kind}:<name>" for kind in _OVERRIDES)]
+            raise PolicyError(f"unknown field {key!r}{did_you_mean(key, expected)}.")
+        else:
+            field = _BY_TEXT[key]
+            fields[field] = {str(choice): choice for choice in _CHOICES.get(field, ())}.get(value, value)
+    return fields
+
+
+def _preset(name: str) -> Dict[str, Any]:
+    for preset, fields in PRESETS.items():
+        if preset.lower() == name.lower():
+            return fields
+    raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}.")
+
+
+def _normalised(field: str, value: Any) -> Any:
+    """Return the value of a field as a policy holds it, or raise PolicyError with the field's name."""
+    if field in _DTYPES.values():
+        return _precision(field, value)
+    if field in _OVERRIDES.values():
+        return _overrides(field, value)
+    if field == "loss_scale":
+        return _loss_scale(value)
+    # By type too, since 1 equals True.
+    choices = _CHOICES[field]
+    if type(value) is not type(choices[0]) or value not in choices:
+        raise PolicyError(f"{field}={value!r}: expected {' or '.join(map(repr, choices))}.")
+    return value
+
+
+def _precision(field: str, value: Any) -> str:
+    try:
+        name = dtypes.canonical(value)
+    except DtypeError as e:
+        raise PolicyError(f"{field}: {e}") from e
+    if name not in dtypes.PRECISIONS:
+        raise PolicyError(f"{field}={name!r}: expected float16, bfloat16 or float32.")
+    return name
+
+
+def _overrides(field: str, value: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]) -> Overrides:
+    """Return overrides as sorted pairs of pattern and dtype."""
+    try:
+        pairs = [(key, dtype) for key, dtype in (value.items() if isinstance(value, Mapping) else value)]
+    except (TypeError, ValueError):
+        raise PolicyError(f"{field}={value!r}: expected a dict or pairs of pattern and dtype.") from None
+    dtype_of: Dict[str, str] = {}
+    for key, dtype in pairs:
+        # A policy prints to a text that parses, so a pattern must not look like the text around it.
+        if not isinstance(key, str) or not key or key != key.strip() or any(mark in key for mark in ",="):
+            raise PolicyError(
+                f"{field}: {key!r} is no pattern of names; it must not be empty, hold ',' or '=', or begin or end with "
+                f"a blank. For such a character write '?'."
+            )
+        if key in dtype_of:
+            raise PolicyError(f"{field}: {key!r} is given twice; keep one of them.")
+        dtype_of[key] = _precision(f"{field}[{key!r}]", dtype)
+    # Sorted, so that policies with the same overrides are equal and have one hash.
+    return tuple(sorted(dtype_of.items()))
+
+
+def _loss_scale(value: Any) -> Union[None, str, float]:
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return None
+    if value == "dynamic":
+        return "dynamic"
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)  # True is a mistake, not a scale of 1
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise PolicyError(f"loss_scale={value!r}: expected None, 'dynamic' or a positive, finite number.")
+    return number
+
+
+def _shown(value: Any) -> str:
+    """Return the value of a field as text; '' of what is not set."""
+    if isinstance(value, tuple):
+        return ", ".join(f"{key}: {dtype}" for key, dtype in value)
+    return "" if value is None or value is False else str(value).replace("True", "yes")
