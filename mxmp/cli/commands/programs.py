@@ -80,9 +80,7 @@ def launch(
     says that the job took too long. All workers must make as many steps: one that makes fewer keeps
     the others waiting. Sets PYTHONUNBUFFERED=1 unless it is set.
 
-    Ctrl-C goes to the workers. What has neither ended nor begun to write a file two seconds later is
-    ended; those that write, or are in a block of mxmp.distributed.saves_on_interrupt(), have half a
-    minute. A second Ctrl-C ends all.
+    Ctrl-C goes to the workers, which have ten seconds to save and end. A second Ctrl-C ends all.
 
     \b
     Example:
