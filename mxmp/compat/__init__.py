@@ -8,7 +8,6 @@ that fit, nothing is done.
 - `views` has the views of numpy, scipy and onnx; `old_numpy` and `old_onnx` have most of the names in them, and
   `old_distutils` stands in for a module of Python.
 - `changes` has what single modules get: a ``str``, ``int`` or ``object``; other calls and constants.
-- `site_file` writes the file of ``mxmp site``.
 """
 
 from __future__ import annotations
