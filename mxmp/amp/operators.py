@@ -9,7 +9,7 @@ from mxnet.base import MXNetError, check_call, py_str
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError
-from ..mxnet_private.arrays import library, operator_handle
+from ..mxnet_private import library, operator_handle
 from ..policy import did_you_mean
 from ..rules import ALLOW, DENY, EVERY, INFER, RULES, Rule
 

@@ -13,7 +13,7 @@ from mxnet.base import check_call
 
 from ..errors import DependencyError, TrainerError
 from ..launch import LAUNCHED
-from ..mxnet_private.arrays import library, send_command_to_servers
+from ..mxnet_private import library, send_command_to_servers
 
 _NEEDED = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER")
 

@@ -11,8 +11,7 @@ from mxnet import gluon
 
 from ..arrays.write_counts import can_count
 from ..graph import Graph, same_but_for_versions
-from ..mxnet_private import blocks
-from ..mxnet_private.arrays import NumpySymbol
+from ..mxnet_private import NumpySymbol, blocks
 from ..passes.find_folds import Sources, folds_depend_on_shapes
 from ..policy import Policy
 from ..symbol import Converted, to_graph

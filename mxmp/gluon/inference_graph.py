@@ -12,8 +12,7 @@ from typing import Any, FrozenSet, Iterator, Mapping, Optional, Tuple
 from mxnet import gluon
 
 from ..graph import Graph, Key
-from ..mxnet_private.arrays import NumpySymbol
-from ..mxnet_private.parameters import storage_type
+from ..mxnet_private import NumpySymbol, parameters
 from ..passes.split_params import SplitGraph, split_params
 from ..symbol import Converted, from_graph
 from ..symbol.rewrite import emulated
@@ -119,7 +118,7 @@ def _variables(graph: Graph) -> FrozenSet[str]:
 
 
 def _dense(params: Params) -> FrozenSet[str]:
-    return frozenset(name for name, param in params.items() if storage_type(param) == "default")
+    return frozenset(name for name, param in params.items() if parameters.storage_type(param) == "default")
 
 
 class _ShapeWanted(Exception):
