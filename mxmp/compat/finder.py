@@ -8,7 +8,6 @@ with names that they no longer have.
 from __future__ import annotations
 
 import builtins
-import copy
 import functools
 import sys
 from importlib import import_module
@@ -33,6 +32,8 @@ class Finder:
         """Return the spec of a module of `PACKAGES`; None for any other (`importlib.abc.MetaPathFinder`)."""
         if name.partition(".")[0] not in PACKAGES:
             return None
+        import copy  # not where only mxmp is imported
+
         for finder in sys.meta_path:
             find_spec = None if isinstance(finder, Finder) else getattr(finder, "find_spec", None)
             spec: Any = find_spec(name, path, target) if find_spec is not None else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import re
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, Dict, Mapping, NoReturn
@@ -133,6 +132,8 @@ class LooseVersion:
     """A version as a list of numbers and words, which are compared one by one with another's."""
 
     def __init__(self, text: str) -> None:
+        import re  # on Python 3.12 and later alone, and not where only mxmp is imported
+
         self.vstring = text
         parts = re.split(r"(\d+|[a-z]+|\.)", text)  # what stands between them is kept, such as the + of 1.13.1+cu117
         self.version = [int(part) if part.isdecimal() else part for part in parts if part and part != "."]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import importlib
 import inspect
-import pickle
 import pkgutil
 import sys
 import traceback
@@ -114,7 +113,7 @@ def package(tmp_path, monkeypatch):
     files = {
         "__init__.py": "from . import part\nfrom .part.leaf import value\n",
         "part/__init__.py": "",
-        "part/leaf.py": "import numpy as np\nfrom .. import part\nvalue = np.float\n\n\ndef fails():\n    raise ValueError('here')\n\n\nclass Kept:\n    pass\n",
+        "part/leaf.py": "import numpy as np\nfrom .. import part\nvalue = np.float\n\n\ndef fails():\n    raise ValueError('here')\n",
         "bare/leaf.py": "from numpy import float as value\n",
         "data.txt": "some text",
         "broken.py": "value = (\n",
@@ -174,24 +173,9 @@ def test_source_data_and_tracebacks_are_found(package):
     assert "raise ValueError('here')" in traceback.format_tb(caught.value.__traceback__)[-1]
 
 
-def test_resources_are_found(package):
-    resources = importlib.import_module("importlib.resources")
-    importlib.import_module("probed")
-    if sys.version_info >= (3, 9):
-        assert resources.files("probed").joinpath("data.txt").read_text(encoding="utf-8") == "some text"
-    else:
-        assert resources.read_text("probed", "data.txt") == "some text"
-
-
 def test_a_reload_and_a_walk_of_the_package_work(package):
     leaf = importlib.import_module("probed.part.leaf")
     (package / "part" / "leaf.py").write_text("import numpy\nvalue, more = numpy.float, 'more'\n", encoding="utf-8")
     assert importlib.reload(leaf) is leaf and leaf.more == "more" and leaf.value is float
     names = [info.name for info in pkgutil.iter_modules(importlib.import_module("probed").__path__)]
     assert names == ["broken", "part"]
-
-
-def test_its_functions_and_objects_are_pickled(package):
-    leaf = importlib.import_module("probed.part.leaf")
-    assert pickle.loads(pickle.dumps(leaf.fails)) is leaf.fails
-    assert type(pickle.loads(pickle.dumps(leaf.Kept()))) is leaf.Kept
