@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.common import make_parser, write
 from mxmp import compat
-from mxmp.compat import old_numpy
+from mxmp.compat import old_modules
 
 TARGET = 20.0
 """How many milliseconds the import of mxmp may add to that of MXNet."""
@@ -62,7 +62,7 @@ def seconds_of(code: str) -> float:
 
 def measure(rounds: int) -> Dict[str, List[float]]:
     """Return the seconds of each import; the two take turns, the first changes from round to round."""
-    peer = PEER_BY_HAND.format(names=list(old_numpy.names(np))) if compat.needed() else PEER
+    peer = PEER_BY_HAND.format(names=list(old_modules.numpy_names(np))) if compat.needed() else PEER
     codes = {"mxmp and MXNet": OWN, "MXNet": peer}
     found: Dict[str, List[float]] = {who: [] for who in codes}
     for number in range(rounds + 1):

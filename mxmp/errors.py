@@ -116,10 +116,6 @@ class LaunchError(MxmpError, RuntimeError):
     """The processes of a distributed job cannot be started."""
 
 
-class SiteError(MxmpError, OSError):
-    """The file that has Python import mxmp before MXNet cannot be written or removed."""
-
-
 class TuneError(MxmpError, RuntimeError):
     """A network cannot be tuned as it was asked, or a tuned policy does not hold here."""
 

@@ -26,8 +26,8 @@ from .gluon.lookup import descendants
 from .loss_scale import LossScale, NoOpLossScale, parse
 from .masters.copies import new_master
 from .masters.optimizer import MasterState
+from .mxnet_private import trainers
 from .mxnet_private.estimators import BatchProcessorBase, split_batch
-from .mxnet_private.trainers import params, updaters
 from .policy import Policy
 from .training.observer import scaler_of
 
@@ -247,9 +247,9 @@ def _drop_unfinished(trainer: Any) -> None:
 
 def _convert_states(trainer: Trainer) -> None:
     """Convert the optimizer's states to their parameters' present dtypes; the inner ones are float32 either way."""
-    for number, updater in enumerate(updaters(trainer)):
+    for number, updater in enumerate(trainers.updaters(trainer)):
         for index, state in updater.states.items():
-            param = params(trainer)[index]
+            param = trainers.params(trainer)[index]
             weight = param.list_data()[number]
             if isinstance(state, MasterState) and not is_low_precision(weight):
                 updater.states[index] = state.inner

@@ -17,13 +17,13 @@ import pytest
 
 from mxmp import mxnet_private
 from mxmp.errors import DependencyError
-from mxmp.mxnet_private import blocks, estimators, names, parameters, trainers
+from mxmp.mxnet_private import ParameterBase, TrainerBase, blocks, estimators, parameters, trainers
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / "mxmp" / "mxnet_private"
 PYTHONS_OWN = {name for name in dir(namedtuple("_", "")) if not name.startswith("__")}  # _replace and its like
 
-NAMES_OF_CLASSES = {entry.name for entry in names.REGISTERED if inspect.isclass(entry.owner)}
+NAMES_OF_CLASSES = {entry.name for entry in mxnet_private.REGISTERED if inspect.isclass(entry.owner)}
 FILES = sorted(path for path in (ROOT / "mxmp").rglob("*.py") if HOME not in path.parents)
 
 
@@ -121,7 +121,7 @@ def test_no_other_file_names_a_private_name(path):
     assert not found, f"{path}: give these a name in mxmp/mxnet_private"
 
 
-@pytest.mark.parametrize("entry", names.REGISTERED, ids=lambda entry: entry.label)
+@pytest.mark.parametrize("entry", mxnet_private.REGISTERED, ids=lambda entry: entry.label)
 def test_each_name_is_in_the_sources_of_mxnet(entry):
     """By the sources, where the check at import looks at what is loaded."""
     assert entry.purpose and entry.is_there
@@ -132,7 +132,7 @@ def test_each_name_is_in_the_sources_of_mxnet(entry):
 @pytest.mark.parametrize("path", sorted(HOME.glob("*.py")), ids=lambda path: path.name)
 def test_the_package_names_only_what_is_registered(path):
     """A name that is used past the table would not be checked at import."""
-    registered = {entry.name for entry in names.REGISTERED}
+    registered = {entry.name for entry in mxnet_private.REGISTERED}
     used = {name for _, name in private_uses(path)}
     assert used <= registered
 
@@ -145,7 +145,7 @@ def test_a_missing_name_is_reported_with_all_others(monkeypatch):
         "mxnet.model._create_kvstore. Install MXNet 1.9.1."
     )
     with pytest.raises(DependencyError, match=re.escape(text)):
-        names.check("1.9.9")
+        mxnet_private.check("1.9.9")
 
 
 def test_a_missing_attribute_of_instances_is_reported(monkeypatch):
@@ -153,18 +153,18 @@ def test_a_missing_attribute_of_instances_is_reported(monkeypatch):
         def __init__(self):
             self._here = 1
 
-    entries = [names.PrivateName(Plain, name, "a test", is_assigned=True) for name in ("_here", "_gone")]
-    monkeypatch.setattr(names, "REGISTERED", entries)
+    entries = [mxnet_private.PrivateName(Plain, name, "a test", is_assigned=True) for name in ("_here", "_gone")]
+    monkeypatch.setattr(mxnet_private, "REGISTERED", entries)
     with pytest.raises(DependencyError, match=r"Plain\._gone\."):
-        names.check()
+        mxnet_private.check()
 
 
 def test_a_missing_owner_is_reported_once(monkeypatch):
     """The names of a private class that is missing are not looked for in None."""
-    monkeypatch.setattr(names, "REGISTERED", [])
-    missing = names.global_name(SimpleNamespace(__name__="mxnet.some"), "_Gone", "a test")
-    names.attribute(missing, "_part", "a test")
-    assert missing is None and [entry.label for entry in names.REGISTERED] == ["mxnet.some._Gone"]
+    monkeypatch.setattr(mxnet_private, "REGISTERED", [])
+    missing = mxnet_private.global_name(SimpleNamespace(__name__="mxnet.some"), "_Gone", "a test")
+    mxnet_private.attribute(missing, "_part", "a test")
+    assert missing is None and [entry.label for entry in mxnet_private.REGISTERED] == ["mxnet.some._Gone"]
 
 
 def test_an_attribute_is_a_function_and_a_property():
@@ -174,13 +174,13 @@ def test_an_attribute_is_a_function_and_a_property():
     assert blocks.cached_graph(net) == () and set(trainers.params(trainer)) == {net.weight, net.bias}
     blocks.cached_graph.set(net, "graph")
     assert net._cached_graph == "graph"
-    trainer.__class__ = trainers.TrainerBase
+    trainer.__class__ = TrainerBase
     trainer.mx_scale = 3.0
     assert trainer._scale == 3.0 and trainer.mx_params is trainer._params
 
 
 def test_an_override_is_called_by_mxnet_and_reaches_mxnet():
-    class Mine(parameters.ParameterBase):
+    class Mine(ParameterBase):
         def mx_reduce(self):
             return super().mx_reduce() + 1
 
@@ -196,7 +196,7 @@ def test_an_override_goes_on_to_the_next_class():
         def _reduce(self):
             return "the user's"
 
-    Both = type("Both", (parameters.ParameterBase, Users), {})
+    Both = type("Both", (ParameterBase, Users), {})
     assert Both("weight", shape=(2,))._reduce() == "the user's"
 
 

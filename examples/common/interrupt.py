@@ -7,15 +7,10 @@ import signal
 import threading
 from typing import Any, Iterator
 
-from mxmp.distributed import saves_on_interrupt
-
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """Let the first Ctrl-C within the block set an event; the second one interrupts as ever.
-
-    A launcher waits for the process meanwhile.
-    """
+    """Let the first Ctrl-C within the block set an event; the second one interrupts as ever."""
     requested, before = threading.Event(), signal.getsignal(signal.SIGINT)
 
     def request(number: int, frame: Any) -> None:
@@ -24,7 +19,6 @@ def interruptible() -> Iterator[threading.Event]:
 
     signal.signal(signal.SIGINT, request)
     try:
-        with saves_on_interrupt():
-            yield requested
+        yield requested
     finally:
         signal.signal(signal.SIGINT, before)

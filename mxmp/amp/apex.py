@@ -18,9 +18,7 @@ from ..gluon.adoption import adoptable
 from ..gluon.api import convert_all
 from ..loss_scale import DynamicLossScale, LossScale, parse
 from ..masters.copies import sync_master_from_weight
-from ..mxnet_private.parameters import is_deferred, is_initialized
-from ..mxnet_private.trainers import params as params_of
-from ..mxnet_private.trainers import updaters as updaters_of
+from ..mxnet_private import is_deferred, is_initialized, trainers
 from ..policy import Policy
 from .operators import AmpError, canonical_dtype
 from .trainers import adopt, as_list, require_trainer
@@ -128,7 +126,7 @@ def master_params(optimizer: Any) -> Iterator[mx.nd.NDArray]:
         trainer = require_trainer(each, "master_params")
         if trainer._scaler.window.is_scaled and not trainer._scaler.is_open:
             trainer.unscale()
-        for index, param in enumerate(params_of(trainer)):
+        for index, param in enumerate(trainers.params(trainer)):
             if param.grad_req != "null":
                 yield _master(trainer, index, param.list_data()[0])
 
@@ -204,14 +202,14 @@ def _master(trainer: Trainer, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArra
     """Return the master of a weight, made now if the first step is still to come."""
     if not is_low_precision(weight) or not trainer.optimizer.masters:
         return weight
-    updater = updaters_of(trainer)[0]
+    updater = trainers.updaters(trainer)[0]
     if index not in updater.states:
         updater.states[index] = trainer.optimizer.create_state_multi_precision(index, weight)
         updater.states_synced[index] = True
     master = updater.states[index].master
     sync_master_from_weight(master, weight)
     if trainer._scaler.window.is_unscaled:
-        mx.autograd.mark_variables([master], [params_of(trainer)[index].list_grad()[0]])
+        mx.autograd.mark_variables([master], [trainers.params(trainer)[index].list_grad()[0]])
     return master
 
 

@@ -13,8 +13,7 @@ from ..errors import ConvertError
 from ..gluon.conversion import Conversion
 from ..gluon.storage import as_stored
 from ..module import BucketingModule
-from ..mxnet_private import blocks, parameters
-from ..mxnet_private.modules import buckets, default_key, made_with, make_symbol, sym_gen
+from ..mxnet_private import blocks, made_with, modules, parameters
 from ..passes import EraseCasts
 from ..symbol import from_graph, to_graph
 from .request import Request, make_request
@@ -188,12 +187,12 @@ def convert_bucketing_module(
     _require(bucketing_mod, mx.mod.BucketingModule, "bucketing_mod")
     if not (bucketing_mod.binded and bucketing_mod.params_initialized):
         raise ConvertError("bucketing_mod has no parameters yet; call bind and init_params first.")
-    symbols = {key: bucket.symbol for key, bucket in buckets(bucketing_mod).items()}
+    symbols = {key: bucket.symbol for key, bucket in modules.buckets(bucketing_mod).items()}
     request.require_excluded(symbols.values())
     params = [{name: array.copy() for name, array in each.items()} for each in bucketing_mod.get_params()]
     options = {**made_with(bucketing_mod), "request": request, "logger": bucketing_mod.logger}
     result: BucketingModule = _Buckets.load_dict(
-        symbols, sym_gen(bucketing_mod), default_key(bucketing_mod), *params, **options
+        symbols, modules.sym_gen(bucketing_mod), modules.default_key(bucketing_mod), *params, **options
     )
     return result
 
@@ -223,8 +222,8 @@ class _Buckets(BucketingModule):
         self._request = request
 
     def _add_bucket(self, key: Any, symbol: Any = None) -> None:
-        if key not in buckets(self):
-            symbol = make_symbol(self, key)[0] if symbol is None else symbol
+        if key not in modules.buckets(self):
+            symbol = modules.make_symbol(self, key)[0] if symbol is None else symbol
             self._options["policy"] = self._request.policy(symbol)
         super()._add_bucket(key, symbol)
 

@@ -17,7 +17,7 @@ from .. import dtypes
 from ..gluon.conversion import Conversion
 from ..gluon.lookup import blocks_in, conversion_of, conversions_of, descendants
 from ..gluon.trace import Trace
-from ..mxnet_private.blocks import call_cached_op
+from ..mxnet_private import blocks
 from ..optimizer.gradient_pairs import leaves
 from ..policy import Policy
 from ..scaling.recorded_graph import came_through_graph
@@ -25,7 +25,7 @@ from .operators import AmpError
 from .request import Request, make_request
 
 _LOG = logging.getLogger(__name__)
-_NAME = call_cached_op.name
+_NAME = blocks.call_cached_op.name
 
 # What MXNet says of an operator whose inputs have two dtypes (ElemwiseAttr in src/operator/elemwise_op_common.h,
 # UNIFORM_TYPE_CHECK in src/operator/operator_common.h).
@@ -120,7 +120,7 @@ class _Hook:
                     conversion = _Conversion(net, self.request)
                     conversion.install()
                     self.conversions.add(conversion)
-            return call_cached_op(net, *args)
+            return blocks.call_cached_op(net, *args)
         return self.original(net, *args)
 
     def _wants(self, net: gluon.HybridBlock) -> bool:

@@ -9,7 +9,7 @@ from mxnet.base import MXNetError, check_call, py_str
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError, did_you_mean
-from ..mxnet_private.arrays import library, operator_handle
+from ..mxnet_private import library, operator_handle
 from ..rules import ALLOW, DENY, EVERY, INFER, RULES, Rule
 
 _LOW, _FLOAT32, _EITHER, _WIDEST, _CONDITIONAL = "low", "float32", "either", "widest", "conditional"

@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple, TypeVar
 import mxnet as mx
 from mxnet import autograd
 
-from ..mxnet_private.arrays import equal, multiply
+from ..mxnet_private import equal, multiply
 from .casts import amp_cast, pieces, to_float32
 from .devices import on_gpu
 from .together import MOST_ARRAYS, chunks, copy_all, views

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import check_call
 
-from ..mxnet_private.arrays import library
+from ..mxnet_private import library
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

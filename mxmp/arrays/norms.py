@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from ..errors import TrainerError
-from ..mxnet_private.arrays import multiply
+from ..mxnet_private import multiply
 from .devices import on_gpu
 from .together import clip_all, scale_all
 

@@ -25,7 +25,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..mxnet_private.arrays import library
+from ..mxnet_private import library
 
 _WORD = 8  # bytes
 _WORDS = 32  # of a Chunk that are looked at, of some 35; in the CPU build it is the tenth

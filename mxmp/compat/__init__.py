@@ -5,25 +5,18 @@ others, get views with these names; numpy, Python and MXNet's files stay as they
 that fit, nothing is done.
 
 - `finder` finds their modules and runs each with builtins of its own, whose ``__import__`` gives the views.
-- `views` has the views of numpy, scipy and onnx; `old_numpy` and `old_onnx` have most of the names in them, and
-  `old_distutils` stands in for a module of Python.
-- `changes` has what single modules get: a ``str``, ``int`` or ``object``; other calls and constants.
-- `site_file` writes the file of ``mxmp site``.
+- `old_modules` and `old_onnx` have the names in the views of numpy, scipy and onnx, and a stand-in for distutils.
+- `changes` has what single modules get: a ``str``, ``int`` or ``object``; other names and constants in their code.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import Optional, Tuple
 
 from .. import requirements
 from .finder import PACKAGES, Finder
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Optional, Tuple
-
-_NUMPY_LIMIT = (1, 24)  # the first version without np.bool, which MXNet reads on import
-_PYTHON_LIMIT = (3, 12)  # the first version without distutils
 
 
 def install() -> None:
@@ -36,8 +29,6 @@ def install() -> None:
     if not needed() or installed():
         return
     if "mxnet" in sys.modules:
-        import warnings
-
         warnings.warn(
             "MXNet was imported before mxmp and does without the names that mxmp gives it on this numpy and Python; "
             "put the line `import mxmp` before the first import of mxnet",
@@ -53,10 +44,11 @@ def install() -> None:
 
 def needed(python: Tuple[int, ...] = sys.version_info[:2], numpy: Optional[str] = None) -> bool:
     """Return whether MXNet 1.9.1 needs the views, with a version of Python and one of numpy (the installed one)."""
-    if python >= _PYTHON_LIMIT:
+    if python >= (3, 12):  # the first version without distutils
         return True
     version = numpy or requirements.numpy_version()
-    return version is not None and requirements.release(version) >= _NUMPY_LIMIT
+    # 1.24 is the first version without np.bool, which MXNet reads on import.
+    return version is not None and requirements.release(version) >= (1, 24)
 
 
 def installed() -> bool:

@@ -9,12 +9,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import CodeType
-    from typing import Mapping, Optional
+from types import CodeType
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 
 class _TextType(type):
@@ -32,7 +28,10 @@ class Text(str, metaclass=_TextType):
 
 
 def attribute_text(value: Any) -> str:
-    """Return an operator's attribute as MXNet's library parses it: ``(np.int64(2), None)`` as '(2, None)'."""
+    """Return an operator's attribute as MXNet's library parses it: ``(np.int64(2), None)`` as '(2, None)'.
+
+    Where numpy 1 writes the same, as numpy 1.26 on Python 3.12, this costs a look at the text.
+    """
     text = str(value)
     return _written(value) if "np." in text and type(value) in (tuple, list) else text
 
@@ -94,7 +93,8 @@ def integer(value: Any) -> int:
     return int(value.item() if hasattr(value, "item") else value)
 
 
-_OWN: Dict[str, Dict[str, Any]] = {
+# What modules get in place of builtins of Python.
+BUILTINS: Dict[str, Dict[str, Any]] = {
     "mxnet._ctypes.ndarray": {"str": attribute_text, "object": HostArray},  # calls of operators; base of NDArrayBase
     "mxnet._ctypes.symbol": {"str": attribute_text},  # operators in symbols
     "mxnet.io.io": {"str": attribute_text},  # the parameters of ImageRecordIter and its like
@@ -102,16 +102,6 @@ _OWN: Dict[str, Dict[str, Any]] = {
     "mxnet.metric": {"object": DoubleSums},  # base of EvalMetric
     "gluoncv.model_zoo.center_net.target_generator": {"int": integer},  # of a class id, which is an array (1,)
 }
-
-
-def builtins_of_module(name: str) -> Dict[str, Any]:
-    """Return the builtins of its own that a module gets, but no ``str`` where numpy prints its scalars as numbers."""
-    own = _OWN.get(name, {})
-    if "str" not in own:
-        return own
-    import numpy as np
-
-    return own if repr(np.int64(0)) != "0" else {key: value for key, value in own.items() if key != "str"}
 
 
 class EmptyTuple(Tuple[()]):
@@ -125,26 +115,20 @@ class EmptyTuple(Tuple[()]):
     __hash__ = tuple.__hash__
 
 
-_TOBYTES = {"tostring": "tobytes"}  # a method of arrays, removed in numpy 2.3: pack with several labels, pack_img
 _EMPTY = {(): EmptyTuple()}  # ``if size == ()``: numpy 2.2 and later refuse the truth of an empty array
+# What modules have in place of names (texts) and constants in their code.
 CODE: Dict[str, Mapping[Any, Any]] = {
-    "mxnet.recordio": _TOBYTES,
+    # A method of arrays, removed in numpy 2.3: pack with several labels, pack_img.
+    "mxnet.recordio": {"tostring": "tobytes"},
     "mxnet.ndarray.numpy.random": _EMPTY,
     "mxnet.ndarray.numpy_extension.random": _EMPTY,
     "mxnet.symbol.numpy.random": _EMPTY,
     "mxnet.symbol.numpy_extension.random": _EMPTY,
 }
-"""What modules have in place of names (texts) and constants in their code."""
 
 
 def changed_code(code: CodeType, changes: Mapping[Any, Any]) -> CodeType:
     """Return the code of a module, and of all functions in it, with other names and constants."""
     names = tuple(changes.get(name, name) for name in code.co_names)
-    constants = []
-    for constant in code.co_consts:
-        if isinstance(constant, type(code)):
-            constant = changed_code(constant, changes)
-        elif constant == () and () in changes:
-            constant = changes[()]
-        constants.append(constant)
+    constants = (changed_code(c, changes) if isinstance(c, CodeType) else changes.get(c, c) for c in code.co_consts)
     return code.replace(co_names=names, co_consts=tuple(constants))

@@ -1,80 +1,84 @@
 """Gives the modules of MXNet and GluonCV an ``import`` of their own, as they are loaded.
 
 Python runs a module with the builtins that its name ``__builtins__`` holds, if it holds any. So an ``__import__``
-put there serves the import statements of that module alone, at its head and in its functions.
+put there serves the import statements of that module alone, at its head and in its functions. It gives *views*: modules
+with names that they no longer have.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Callable, Dict, Optional, Sequence
 
-from . import changes, views
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
-    from typing import Any, Optional, Sequence
+from . import changes, old_modules, old_onnx
 
 PACKAGES = ("mxnet", "gluoncv")
 
+_NAMES: Dict[str, Callable[[Any], Dict[str, Any]]] = {
+    "numpy": old_modules.numpy_names,
+    "scipy": old_modules.scipy_names,
+    "onnx": old_onnx.names,
+}
+
 
 class Finder:
-    """Finds what the other finders of ``sys.meta_path`` find, for MXNet and GluonCV, with a `Loader` around theirs."""
+    """Finds what the other finders of ``sys.meta_path`` find, for MXNet and GluonCV, and has `_run` run it."""
 
-    def find_spec(
-        self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
-    ) -> Optional[ModuleSpec]:
+    def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None) -> Any:
         """Return the spec of a module of `PACKAGES`; None for any other (`importlib.abc.MetaPathFinder`)."""
         if name.partition(".")[0] not in PACKAGES:
             return None
+        import copy  # not where only mxmp is imported
+
         for finder in sys.meta_path:
             find_spec = None if isinstance(finder, Finder) else getattr(finder, "find_spec", None)
             spec: Any = find_spec(name, path, target) if find_spec is not None else None
             if spec is not None:
-                if hasattr(spec.loader, "exec_module") and not isinstance(spec.loader, Loader):
-                    spec.loader = Loader(spec.loader)
-                found: ModuleSpec = spec
-                return found
+                if hasattr(spec.loader, "exec_module"):  # a folder without __init__.py has no loader
+                    # A copy, since other modules may share it: pytest's loads mxnet.test_utils and all tests.
+                    spec.loader = copy.copy(spec.loader)
+                    spec.loader.exec_module = functools.partial(_run, spec.loader, spec.loader.exec_module)
+                return spec
         return None
 
 
-class Loader:
-    """Runs a module with builtins of its own; in all else it is the loader that it was made of."""
+def _run(loader: Any, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Run a module with builtins of its own.
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    No names of the module's, which ``from module import *`` would hand on.
+    """
+    name = module.__name__
+    vars(module)["__builtins__"] = {**_BUILTINS, **changes.BUILTINS[name]} if name in changes.BUILTINS else _BUILTINS
+    if name in changes.CODE:
+        exec(changes.changed_code(loader.get_code(name), changes.CODE[name]), vars(module))
+    else:
+        exec_module(module)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # not set yet, as in a copy
-            raise AttributeError(name)
-        return getattr(self._loader, name)
 
-    def create_module(self, spec: ModuleSpec) -> Optional[ModuleType]:
-        """Return what the loader makes; None leaves it to Python (`importlib.abc.Loader`)."""
-        module: Optional[ModuleType] = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module (`importlib.abc.Loader`)."""
-        name = module.__name__
-        own = changes.builtins_of_module(name)  # no names of the module, which `from module import *` would hand on
-        vars(module)["__builtins__"] = {**_BUILTINS, **own} if own else _BUILTINS
-        if name in changes.CODE:
-            exec(changes.changed_code(self._loader.get_code(name), changes.CODE[name]), vars(module))
-        else:
-            self._loader.exec_module(module)
+@functools.lru_cache(maxsize=None)
+def view_of(package: str) -> ModuleType:
+    """Return the one view of numpy, scipy or onnx; ImportError where it is not installed."""
+    module = import_module(package)
+    return old_modules.view(module, _NAMES[package](module))
 
 
 def _import(
     name: str, globals: Any = None, locals: Any = None, fromlist: Optional[Sequence[str]] = (), level: int = 0
 ) -> Any:
-    """Import as Python does, but for what `views` has a view of or a stand-in for."""
-    if level or name.partition(".")[0] not in views.PACKAGES:
+    """Import as Python does, but a view of the packages in `_NAMES`, and a stand-in for distutils."""
+    package, _, part = name.partition(".")
+    if name == "distutils.version" and fromlist and not level and sys.version_info >= (3, 12):
+        return old_modules
+    if level or package not in _NAMES:
         return builtins.__import__(name, globals, locals, fromlist, level)
-    stand_in = views.stand_in(name) if fromlist else None
-    return stand_in or views.of(builtins.__import__(name, globals, locals, fromlist, level))
+    if part and fromlist:  # `from onnx.mapping import ...`: a part that the view has, or the real one
+        return vars(view_of(package)).get(part) or builtins.__import__(name, globals, locals, fromlist, level)
+    builtins.__import__(name, globals, locals, fromlist, level)
+    return view_of(package)
 
 
 # One for nearly all modules: a copy, since a dict alone is fast, and Python's own must not change.

@@ -8,21 +8,17 @@ onnxruntime loads no model of a version newer than its own.
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any, Dict
 
-from .views import View
+from .old_modules import view
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any, Dict
-
+# Version of ONNX's operators that models say: the first whose BatchNormalization reads float16 with float32
+# statistics. What the exporter writes, of version 13 and before, means the same up to version 17.
 OPSET = 15
-"""Version of ONNX's operators that models say: the first whose BatchNormalization reads float16 with float32
-statistics. What the exporter writes, of version 13 and before, means the same up to version 17."""
 
+# Version of the file format that came with `OPSET` (onnx 1.10; onnx.helper.VERSION_TABLE), and the one that onnx 1.13
+# writes: runtimes refuse one that is newer than they are.
 IR_VERSION = 8
-"""Version of the file format that came with `OPSET` (onnx 1.10; ``onnx.helper.VERSION_TABLE``), and the one that
-onnx 1.13 writes: runtimes refuse one that is newer than they are."""
 
 _DTYPES = {  # onnx/mapping.py at tag v1.13.1; MXNet has no dtype for what has joined since
     **{name.upper(): name for name in "uint8 uint16 uint32 uint64 int8 int16 int32 int64 bool float16".split()},
@@ -31,8 +27,9 @@ _DTYPES = {  # onnx/mapping.py at tag v1.13.1; MXNet has no dtype for what has j
 }
 
 
-def names(onnx: ModuleType) -> Dict[str, Any]:
+def names(onnx: Any) -> Dict[str, Any]:
     """Return the parts of onnx that MXNet gets in place of its own, by name."""
+    import numpy as np
     from onnx import checker, defs, helper
 
     def check_graph(graph: Any) -> None:
@@ -44,17 +41,11 @@ def names(onnx: ModuleType) -> Dict[str, Any]:
         opset = helper.make_operatorsetid("", OPSET)
         return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION)
 
-    return {
-        "mapping": _mapping(onnx),
-        "checker": View(checker, {"check_graph": check_graph}),
-        "defs": View(defs, {"onnx_opset_version": lambda: OPSET}),
-        "helper": View(helper, {"make_model": make_model}),
-    }
-
-
-def _mapping(onnx: Any) -> SimpleNamespace:
-    import numpy as np
-
     dtypes = {int(getattr(onnx.TensorProto, name)): np.dtype(dtype) for name, dtype in _DTYPES.items()}
     codes = {dtype: code for code, dtype in dtypes.items() if code != onnx.TensorProto.BFLOAT16}
-    return SimpleNamespace(TENSOR_TYPE_TO_NP_TYPE=dtypes, NP_TYPE_TO_TENSOR_TYPE=codes)
+    return {
+        "mapping": SimpleNamespace(TENSOR_TYPE_TO_NP_TYPE=dtypes, NP_TYPE_TO_TENSOR_TYPE=codes),
+        "checker": view(checker, {"check_graph": check_graph}),
+        "defs": view(defs, {"onnx_opset_version": lambda: OPSET}),
+        "helper": view(helper, {"make_model": make_model}),
+    }

@@ -12,7 +12,6 @@ import mxnet as mx
 import numpy as np
 
 from .. import compat
-from ..compat import site_file
 from ..devices import amx, speed
 from ..devices.check import Finding, find
 from ..devices.fatbin import read_gpu_code
@@ -106,7 +105,6 @@ def examine(
         Check("Python", platform.python_version()),  # these fit, or mxmp would not have been imported
         Check("numpy", np.__version__),
         _view(),
-        _site(environ),
         _mxnet(library),
         _gpu_code(library),
         _instructions(),
@@ -135,16 +133,6 @@ def _view() -> Check:
     if compat.installed():
         return Check("view of numpy", "MXNet has mxmp's, with the names that numpy has removed")
     return Check("view of numpy", "none, though MXNet needs one", None, "Import mxmp before MXNet.")
-
-
-def _site(environ: Mapping[str, str]) -> Check:
-    if site_file.is_outdated():
-        return Check("mxmp site", "of another version of mxmp", None, "Run `mxmp site on` again.")
-    if not site_file.is_on():
-        return Check("mxmp site", "off: programs import mxmp before MXNet" if compat.needed() else "off")
-    if environ.get(site_file.SWITCH) == "0":
-        return Check("mxmp site", f"on, but {site_file.SWITCH}=0 is set", None, f"Unset {site_file.SWITCH}.")
-    return Check("mxmp site", f"on: {site_file.path()}")
 
 
 def _mxnet(library: Union[str, Path]) -> Check:

@@ -16,7 +16,7 @@ from ..errors import ConvertError
 from ..gluon.api import convert
 from ..gluon.calls import NetCalls
 from ..gluon.kept import kept
-from ..mxnet_private.modules import contexts
+from ..mxnet_private import modules
 from ..policy import Policy
 from ..probe.finding import NonFinite
 from ..probe.step_replay import Call, Gradients, LossGradients
@@ -116,7 +116,7 @@ def _of_symbol(subject: Subject, batch: Batch, policy: Policy, ctx: Any) -> Call
     types = {name: dtypes.canonical(values[name].dtype) for name in names}
     shapes = {name: array.shape for name, array in values.items()}
     found = convert_graph(plain.symbol, policy, shapes, types, params)
-    ctx = contexts(module)[0] if module is not None else ctx or mx.cpu()
+    ctx = modules.context(module)[0] if module is not None else ctx or mx.cpu()
     values = {name: array.as_in_context(ctx) for name, array in values.items()}
     trains, trained = module is None or module.for_training, frozenset(plain.arg_params)
     made = str(subject.symbol.name), found.decisions, values, names, trained, _Ones(), ctx, trains

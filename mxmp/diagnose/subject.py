@@ -138,7 +138,7 @@ def _of_module(module: Any) -> Subject:
         raise ConvertError(f"the {type(module).__name__} is not bound, or has no parameters; call bind, set_params.")
     args, aux = module.get_params()
     buckets = module if isinstance(module, mx.mod.BucketingModule) else None
-    module = module if buckets is None else modules.current_module(buckets)
+    module = module if buckets is None else modules.current(buckets)
     policy, heads = (module.policy, module._loss_heads) if isinstance(module, Module) else (None, frozenset())
     return Subject(module=module, symbol=module.symbol, args=args, aux=aux, policy=policy, heads=heads, buckets=buckets)
 

@@ -10,9 +10,7 @@ from ..distributed import distributed
 from ..dtypes import LOW_PRECISION, canonical
 from ..errors import TrainerError
 from ..loss_scale import LossScale
-from ..mxnet_private import parameters, trainers
-from ..mxnet_private.names import OVERRIDES
-from ..mxnet_private.trainers import TrainerBase
+from ..mxnet_private import OVERRIDES, TrainerBase, parameters, trainers
 from ..scaling.scaler import ScalerStatus
 from ..training.kvstores import any_sparse, choose_update, require_rescaled
 

@@ -13,9 +13,7 @@ from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..errors import ConvertError
-from ..mxnet_private import blocks
-from ..mxnet_private.arrays import compose
-from ..mxnet_private.parameters import is_initialized
+from ..mxnet_private import blocks, compose, is_initialized
 from ..scaling import loss_heads
 from ..symbol.arguments import require_kernels
 from . import storage

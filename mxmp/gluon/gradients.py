@@ -10,8 +10,7 @@ import mxnet as mx
 from ..errors import StaleGradientError, TrainerError
 from ..masters.copies import copy_to_other_contexts
 from ..masters.update import Update
-from ..mxnet_private import parameters, trainers
-from ..mxnet_private.arrays import is_fresh
+from ..mxnet_private import is_fresh, parameters, trainers
 from ..scaling import loss_heads
 from ..training.running_stats import Named
 from ..training.step import Weights

@@ -9,7 +9,7 @@ from typing import Any, FrozenSet, Mapping
 from mxnet import gluon
 
 from ..graph import Graph
-from ..mxnet_private.parameters import storage_type
+from ..mxnet_private import parameters
 from ..passes.split_params import SplitGraph, split_params
 from ..symbol import Converted, from_graph
 
@@ -73,4 +73,4 @@ def _variables(graph: Graph) -> FrozenSet[str]:
 
 
 def _dense(params: Params) -> FrozenSet[str]:
-    return frozenset(name for name, param in params.items() if storage_type(param) == "default")
+    return frozenset(name for name, param in params.items() if parameters.storage_type(param) == "default")

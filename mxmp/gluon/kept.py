@@ -8,7 +8,7 @@ from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from ..mxnet_private.arrays import is_fresh
+from ..mxnet_private import is_fresh
 from .api import restore
 from .lookup import blocks_in, conversions_of
 

@@ -10,8 +10,7 @@ from mxnet import gluon
 
 from ..dtypes import BFLOAT16, LOW_PRECISION
 from ..masters.optimizer import MultiPrecision
-from ..mxnet_private import trainers
-from ..mxnet_private.parameters import trainer_of
+from ..mxnet_private import parameters, trainers
 from ..policy import Policy
 from .storage import dtype_of
 from .trainer_setup import TrainerSetup
@@ -37,10 +36,10 @@ class PlainTrainerCheck:
         self._calls += 1
         if self._calls & (self._calls - 1):
             return
-        trained = [param for param in params if param.grad_req != "null" and trainer_of(param) is not None]
+        trained = [param for param in params if param.grad_req != "null" and parameters.trainer_of(param) is not None]
         self._done = bool(trained)
         for param in trained:
-            trainer = trainer_of(param)
+            trainer = parameters.trainer_of(param)
             if isinstance(trainer, TrainerSetup) or vars(trainer).get(_ATTRIBUTE):
                 continue
             missing = self._missing(trainer, trained)
@@ -61,7 +60,7 @@ class PlainTrainerCheck:
                 f"its gradients are not scaled, so that small ones are lost in {self._policy.compute_dtype} (if you "
                 "scale the loss by hand, give the policy loss_scale=None)"
             )
-        own = {dtype_of(param) for param in trained if trainer_of(param) is trainer} & set(LOW_PRECISION)
+        own = {dtype_of(param) for param in trained if parameters.trainer_of(param) is trainer} & set(LOW_PRECISION)
         low = sorted(dtype for dtype in own if not _has_masters(trainers.optimizer(trainer), dtype))
         if BFLOAT16 in low:
             found.append(

@@ -10,7 +10,7 @@ import mxnet as mx
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError
-from ..mxnet_private.arrays import attr_scope, leave_attr_scope, scope_attrs
+from ..mxnet_private import attr_scope, leave_attr_scope, scope_attrs
 from ..passes.attributes import PRECISION_ATTR
 from ..passes.decide import LOW
 from ..scaling.second_derivative import second_derivative_error

@@ -15,8 +15,7 @@ from .. import dtypes
 from ..arrays.casts import to_float32
 from ..errors import ConvertError
 from ..masters.copies import exact_value, forget_masters, keep_masters, keeps_masters
-from ..mxnet_private import blocks, parameters
-from ..mxnet_private.parameters import ParameterBase, ParameterDictBase, is_deferred, is_initialized
+from ..mxnet_private import ParameterBase, blocks, is_deferred, is_initialized, parameters
 from ..symbol.arguments import refuse_gpus
 from ..symbol.params import round_to
 from .lookup import blocks_in, conversion_of, holds_converted, is_part
@@ -117,7 +116,7 @@ class LowPrecisionParameter(ParameterBase):
         keep_masters(self, masters)
 
 
-class CollectedParameters(ParameterDictBase):
+class CollectedParameters(gluon.ParameterDict):
     """Parameters of a converted net, whose gradients can be set to zero in bfloat16 too.
 
     MXNet's operator for many arrays does not know it (ResetArrays in src/operator/contrib/reset_arrays-inl.h at tag

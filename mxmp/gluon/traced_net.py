@@ -10,8 +10,7 @@ from mxnet import gluon
 from .. import dtypes
 from ..arrays.write_counts import can_count
 from ..errors import ConvertError, InferenceError, MxmpError
-from ..mxnet_private import blocks
-from ..mxnet_private.parameters import is_initialized
+from ..mxnet_private import blocks, is_initialized
 from ..passes.fold import Sources
 from ..policy import Policy
 from ..symbol import Converted, convert_graph

@@ -13,8 +13,7 @@ from ..distributed import distributed
 from ..errors import TrainerError
 from ..loss_scale import LossScale, parse
 from ..masters.optimizer import MultiPrecision
-from ..mxnet_private import parameters, trainers
-from ..mxnet_private.trainers import TrainerBase
+from ..mxnet_private import TrainerBase, parameters, trainers
 from ..optimizer import LossScaleOptimizer
 from ..scaling.amp_loss_scaler import AmpLossScaler
 from ..scaling.scaler import Scaler, ScalerStatus

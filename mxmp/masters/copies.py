@@ -8,7 +8,7 @@ import mxnet as mx
 
 from ..arrays.casts import pieces, round_into, scratch, to_float32
 from ..arrays.memory import same_bits
-from ..mxnet_private.arrays import equal
+from ..mxnet_private import equal
 
 _KEPT = "_mxmp_masters"
 

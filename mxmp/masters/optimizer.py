@@ -9,8 +9,7 @@ import mxnet as mx
 
 from ..arrays.casts import is_low_precision, round_into, to_float32
 from ..errors import TrainerError
-from ..mxnet_private import optimizers
-from ..mxnet_private.optimizers import OptimizerBase
+from ..mxnet_private import OptimizerBase, optimizers
 from .copies import LastRounded, forget_masters, new_master, shared_master, sync_master_from_weight
 
 _OWN = ("inner", "masters")

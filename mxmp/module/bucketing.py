@@ -9,7 +9,7 @@ import mxnet as mx
 
 from ..errors import TrainerError
 from ..loss_scale import LossScale
-from ..mxnet_private.modules import BucketingModuleBase, make_symbol
+from ..mxnet_private import BucketingModuleBase, modules
 from ..policy import Policy
 from ..report import Report
 from ..scaling.scaler import ScalerStatus
@@ -100,7 +100,7 @@ class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
     def _add_bucket(self, key: Any, symbol: Any = None) -> None:
         """Make the module of a bucket where it is missing; it is bound later, by MXNet."""
         if key not in self.mx_buckets:
-            generated, data_names, label_names = make_symbol(self, key)
+            generated, data_names, label_names = modules.make_symbol(self, key)
             module = Module(generated if symbol is None else symbol, data_names, label_names, **self._options)
             module._scaler = self._scaler
             module._stores_params = False

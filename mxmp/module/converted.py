@@ -10,8 +10,7 @@ from mxnet.module.executor_group import DataParallelExecutorGroup
 from ..arrays.casts import to_float32
 from ..arrays.write_counts import UnwrittenArrays, write_count
 from ..errors import ConvertError, TrainerError
-from ..mxnet_private import modules
-from ..mxnet_private.arrays import parse_data_desc
+from ..mxnet_private import modules, parse_data_desc
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..scaling.scaler import Scaler

@@ -8,7 +8,7 @@ import mxnet as mx
 
 from ..arrays.casts import is_low_precision, to_float32
 from ..masters.copies import sync_master_from_weight
-from ..mxnet_private.modules import ModuleBase
+from ..mxnet_private import ModuleBase
 from .training import Training, Weight
 
 _INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default

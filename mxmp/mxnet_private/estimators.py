@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from mxnet.gluon.contrib.estimator import BatchProcessor
 
-from .names import check, method, override
+from . import check, method, named
 
 split_batch = method(BatchProcessor, "_get_data_and_label", "splits a batch over the contexts")
 
 
+@named({}, {"split_batch": ("_get_data_and_label", "splits a batch over the contexts")})
 class BatchProcessorBase(BatchProcessor):
     """A batch processor whose private method, which ``fit_batch`` calls, can be overridden."""
-
-    mx_split_batch = override(BatchProcessor, "_get_data_and_label", "splits a batch over the contexts")
 
 
 check()

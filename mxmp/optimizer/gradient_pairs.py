@@ -12,8 +12,7 @@ from ..dtypes import FLOAT32, PRECISIONS, canonical
 from ..errors import TrainerError
 from ..masters.copies import copy_to_other_contexts
 from ..masters.update import Update
-from ..mxnet_private import parameters
-from ..mxnet_private.arrays import multiply
+from ..mxnet_private import multiply, parameters
 from ..training.state_header import Described
 from ..training.step import Weights
 

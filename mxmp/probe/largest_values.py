@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import dtypes
 from ..arrays.casts import to_float32
-from ..mxnet_private.arrays import NumpySymbol
+from ..mxnet_private import NumpySymbol
 from .running import in_float32
 
 

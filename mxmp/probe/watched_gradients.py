@@ -11,7 +11,7 @@ from mxnet.base import NDArrayHandle, py_str
 from .. import dtypes
 from ..arrays.casts import is_low_precision
 from ..graph import Entry, Graph, GraphBuilder
-from ..mxnet_private.arrays import register_op_hook
+from ..mxnet_private import register_op_hook
 from ..passes.facts import Facts
 from ..symbol.inference import from_graph, infer_facts, to_graph
 from .gradient_probes import is_unwritten, read_outputs

@@ -10,7 +10,7 @@ from mxnet import autograd
 
 from ..graph import Entry, Graph, Node
 from ..graph.core import VARIABLE, make_attrs
-from ..mxnet_private.arrays import is_fresh
+from ..mxnet_private import is_fresh
 from ..rules import RULES
 from .loss_heads import loss_heads, refused
 from .second_derivative import check_second_derivatives

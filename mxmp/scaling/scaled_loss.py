@@ -10,7 +10,7 @@ import numpy as np
 from mxnet import autograd
 
 from ..errors import TrainerError
-from ..mxnet_private.arrays import is_fresh
+from ..mxnet_private import is_fresh
 from .recorded_graph import is_recorded
 
 

@@ -7,7 +7,7 @@ from typing import Dict, List, Mapping
 import mxnet as mx
 
 from ..graph import Graph, Key, Node
-from ..mxnet_private.arrays import invoke, operator_handle
+from ..mxnet_private import invoke, operator_handle
 
 
 def run_imperatively(graph: Graph, variables: Mapping[str, mx.nd.NDArray]) -> List[mx.nd.NDArray]:

@@ -12,7 +12,7 @@ import mxnet as mx
 from .. import dtypes
 from ..errors import InferenceError, mxnet_reason
 from ..graph import Graph, Key, from_json, to_json
-from ..mxnet_private.arrays import NumpySymbol
+from ..mxnet_private import NumpySymbol
 from ..passes import Facts
 from ..passes.control_flow import Body, bodies_of, check_bodies
 

@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet.base import NDArrayHandle
 
 from .. import dtypes
-from ..mxnet_private.arrays import executor_symbol
+from ..mxnet_private import executor_symbol
 from ..passes import EraseCasts
 from ..passes.emulate import emulated_entries
 from ..passes.facts import Named

@@ -12,8 +12,8 @@ from ..errors import TrainerError, did_you_mean
 from ..loss_scale import LossScale, NoOpLossScale, StaticLossScale
 from ..masters.copies import copy_to_other_contexts, exact_value, forget_masters, keep_masters
 from ..masters.optimizer import MasterState, MultiPrecision, needs_unscaled_gradients
-from ..mxnet_private import arrays, parameters
-from ..mxnet_private.arrays import create_kvstore
+from ..mxnet_private import create_kvstore, parameters
+from ..mxnet_private import kvstore_updater as updater_of
 
 _KINDS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync", "p3store_dist", "horovod")
 
@@ -201,7 +201,7 @@ def _broadcast_param(kvstore: KVStore, key: int, param: mx.gluon.Parameter) -> N
 
 def kvstore_updater(kvstore: Any) -> Optional[mx.optimizer.Updater]:
     """Return the updater within a kvstore of MXNet that updates the weights itself, None if there is none."""
-    return arrays.kvstore_updater(kvstore) if isinstance(kvstore, mx.kv.KVStore) else None
+    return updater_of(kvstore) if isinstance(kvstore, mx.kv.KVStore) else None
 
 
 def adopt_kvstore_masters(kvstore: Any, params: Sequence[mx.gluon.Parameter]) -> None:

@@ -23,7 +23,7 @@ from ..errors import StateError
 from ..files import saving
 from ..masters.copies import LastRounded
 from ..masters.optimizer import MasterState
-from ..mxnet_private.arrays import copy_from_numpy
+from ..mxnet_private import copy_from_numpy
 
 _HEADER = "header"
 _FORMAT: Any = np.lib.format  # numpy gives its functions no types

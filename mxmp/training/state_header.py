@@ -14,7 +14,7 @@ import numpy as np
 from ..dtypes import FLOAT32, LOW_PRECISION, canonical, to_numpy
 from ..errors import StateError
 from ..masters.optimizer import MasterState, MultiPrecision
-from ..mxnet_private.optimizers import all_update_counts, update_counts
+from ..mxnet_private import optimizers
 from . import state_file
 from .state_file import StateFile
 
@@ -34,8 +34,8 @@ _NOT_STATE = {
     "aggregate_num",
     "multi_precision",
     "num_update",
-    all_update_counts.name,
-    update_counts.name,
+    optimizers.all_update_counts.name,
+    optimizers.update_counts.name,
 }
 
 _HEADER_TYPES = {

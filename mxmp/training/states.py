@@ -20,7 +20,7 @@ from ..errors import LossScaleError, StateError
 from ..loss_scale import DynamicLossScale, LossScale
 from ..masters.copies import keep_masters
 from ..masters.optimizer import MasterState
-from ..mxnet_private.optimizers import all_update_counts, update_counts
+from ..mxnet_private import optimizers
 from ..scaling.scaler import Scaler
 from . import state_file
 from .state_file import StateFile, UpdaterFile
@@ -77,7 +77,7 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
         "optimizer": type(inner).__name__,
         "masters": target.optimizer.masters,
         "num_update": inner.num_update,
-        "counts": [[d, list(c.items())] for d, c in all_update_counts(inner).items()],
+        "counts": [[d, list(c.items())] for d, c in optimizers.all_update_counts(inner).items()],
         "fields": encode_fields(inner, arrays),
         "scheduler": class_name(scheduler),
         "scheduler_fields": encode_fields(scheduler, arrays),
@@ -110,8 +110,8 @@ def load(fname: str, target: Target, of_updater: bool = False) -> Loaded:
         if inner.lr_scheduler is not None:
             vars(inner.lr_scheduler).update(scheduler_fields)
         devices = _counts_per_device(counts, target.contexts)
-        all_update_counts.set(inner, devices)
-        update_counts.set(inner, devices[0])
+        optimizers.all_update_counts.set(inner, devices)
+        optimizers.update_counts.set(inner, devices[0])
         inner.num_update = num_update
 
     return Loaded(file.header["extra"], _overruled(inner, fields), apply)

@@ -63,7 +63,7 @@ ARGUMENTS = [
     ([], None),  # 0 or 2, as click decides
     *(
         ([command, "--help"], 0)
-        for command in ("convert", "inspect", "tune", "doctor", "launch", "ranges", "run", "site")
+        for command in ("convert", "inspect", "tune", "doctor", "launch", "ranges", "run")
     ),
     (["benchmark", "--help"], 0),
     (["benchmark", "net"], 2),
@@ -80,9 +80,6 @@ ARGUMENTS = [
     (["doctor", "--policy", "O1,loss_scale=-1"], 2),
     (["launch", "-n", "0", "true"], 2),
     (["run", "nowhere.py"], 2),
-    (["site"], None),
-    (["site", "nonsense"], 2),
-    (["site", "status"], 0),
     (["launch", "-n", "1", "--hosts", "127.0.0.1", "true"], 0),
 ]
 

@@ -175,12 +175,12 @@ BY_OTHER_MEANS = """
 import importlib, numpy, types, warnings
 sys.modules["tables"] = types.ModuleType("tables")  # those of mxmp.compat, without the import of mxmp
 sys.modules["tables"].__path__ = [f"{sys.argv[1]}/mxmp/compat"]
-for name, value in importlib.import_module("tables.old_numpy").names(numpy).items():
+for name, value in importlib.import_module("tables.old_modules").numpy_names(numpy).items():
     if not hasattr(numpy, name):
         setattr(numpy, name, value)
 if sys.version_info >= (3, 12):
     sys.modules["distutils"] = types.ModuleType("distutils")
-    sys.modules["distutils.version"] = importlib.import_module("tables.old_distutils")
+    sys.modules["distutils.version"] = importlib.import_module("tables.old_modules")
 import mxnet
 module = mxnet.nd
 with warnings.catch_warnings(record=True) as caught:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mxmp.compat.old_distutils import LooseVersion, StrictVersion
+from mxmp.compat.old_modules import LooseVersion, StrictVersion
 
 HAS_DISTUTILS = sys.version_info < (3, 12)
 RELEASES = ["1.6.0", "1.9.1", "1.17.0", "1.23.5", "1.26.4", "2.0.0", "2.5.5", "10.0.1", "0.10.5"]
@@ -43,7 +43,6 @@ def test_releases_compare_as_they_do_elsewhere(reference, kind, first):
     for second, compare in itertools.product(RELEASES, OPERATORS):
         expected = compare(reference(kind, first), reference(kind, second))
         assert compare(kind(first), kind(second)) == expected, (second, compare)
-        assert compare(kind(first), second) == expected, (second, compare)  # with a text
 
 
 @pytest.mark.skipif(not HAS_DISTUTILS, reason="Python 3.12 has no distutils to compare with")
@@ -71,13 +70,3 @@ def test_a_version_is_numbers_and_what_stands_between(text, parts):
 def test_a_number_and_a_word_do_not_compare():
     with pytest.raises(TypeError):
         _ = LooseVersion("1.a") < LooseVersion("1.1")
-
-
-def test_a_version_prints_its_text():
-    assert str(LooseVersion("1.9.1")) == "1.9.1"
-    assert repr(StrictVersion("1.9.1")) == "StrictVersion('1.9.1')"
-
-
-def test_a_version_has_no_hash():
-    with pytest.raises(TypeError, match="unhashable"):
-        hash(LooseVersion("1.0"))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from mxmp import compat
-from mxmp.compat import site_file
 from mxmp.devices import amx, check, speed
 from mxmp.devices.processor import Processor
 from mxmp.diagnose import doctor, examine
@@ -180,26 +179,3 @@ def test_it_says_whether_mxnet_has_a_view_of_numpy(needed, installed, found, ok,
     monkeypatch.setattr(compat, "installed", lambda: installed)
     (check,) = checks(on("O0"), "view of numpy")
     assert (check.found, check.ok, bool(check.advice)) == (found, ok, ok is None)
-
-
-@pytest.mark.parametrize(
-    ("text", "needed", "environ", "found", "ok"),
-    [
-        (None, False, {}, "off", True),
-        (None, True, {}, "off: programs import mxmp before MXNet", True),
-        ("on", True, {}, "on: {path}", True),
-        ("on", True, {"MXMP_SITE": "0"}, "on, but MXMP_SITE=0 is set", None),
-        ("# mxmp: older", False, {}, "of another version of mxmp", None),
-        ("/opt/other", False, {}, "off", True),
-    ],
-)
-def test_it_says_whether_the_site_file_is_on(text, needed, environ, found, ok, on, tmp_path, monkeypatch):
-    path = tmp_path / site_file.NAME
-    monkeypatch.setattr(site_file, "path", lambda: str(path))
-    monkeypatch.setattr(compat, "needed", lambda: needed)
-    if text == "on":
-        site_file.write()
-    elif text is not None:
-        path.write_text(text)
-    (check,) = checks(on("O0", environ=environ), "mxmp site")
-    assert (check.found, check.ok, bool(check.advice)) == (found.format(path=path), ok, ok is None)

@@ -12,9 +12,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import mxmp.distributed
 from mxmp.arrays.casts import round_into, to_float32
 from mxmp.distributed import KVStore, distributed
-from mxmp.distributed import kvstore as kvstore_module
 from mxmp.dtypes import to_numpy
 from mxmp.errors import DependencyError, TrainerError
 from tests.distributed.engines import Second, Twins
@@ -210,8 +210,8 @@ class _Joined(Twins):
 def joined(monkeypatch):
     """Return the list of all jobs that are joined, which is not this process's."""
     made = []
-    monkeypatch.setattr(kvstore_module, "ParameterServer", lambda store: made.append(_Joined(store)) or made[-1])
-    monkeypatch.setattr(kvstore_module, "_JOINED", {})
+    monkeypatch.setattr(mxmp.distributed, "ParameterServer", lambda store: made.append(_Joined(store)) or made[-1])
+    monkeypatch.setattr(mxmp.distributed, "_JOINED", {})
     return made
 
 
@@ -235,8 +235,8 @@ def test_a_name_means_the_job_that_a_store_of_mxnet_has_joined(joined, monkeypat
 
 
 def test_threads_join_a_job_once(joined, monkeypatch):
-    quick = kvstore_module.ParameterServer
-    monkeypatch.setattr(kvstore_module, "ParameterServer", lambda store: time.sleep(0.05) or quick(store))
+    quick = mxmp.distributed.ParameterServer
+    monkeypatch.setattr(mxmp.distributed, "ParameterServer", lambda store: time.sleep(0.05) or quick(store))
     threads = [threading.Thread(target=KVStore, args=("dist_sync",)) for _ in range(4)]
     for thread in threads:
         thread.start()

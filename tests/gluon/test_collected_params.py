@@ -7,7 +7,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
-from mxmp.mxnet_private.blocks import collected_params
+from mxmp.mxnet_private import blocks
 
 
 class Own(nn.HybridSequential):
@@ -39,15 +39,15 @@ MAKERS = [lambda: vision.resnet18_v2(), lambda: vision.squeezenet1_0(), shared, 
 @pytest.mark.parametrize("make", MAKERS, ids=["resnet18_v2", "squeezenet1_0", "shared", "own", "empty"])
 def test_parameters_are_those_of_collect_params_in_its_order(make):
     net = make()
-    assert list(collected_params(net).items()) == list(net.collect_params().items())
+    assert list(blocks.collected_params(net).items()) == list(net.collect_params().items())
 
 
 def test_two_parameters_of_one_name_are_refused():
     net = nn.Sequential()
     net.add(nn.Dense(2, prefix="same_"), nn.Dense(2, prefix="same_"))
     with pytest.raises(AssertionError, match="different Parameters with the same name 'same_weight'"):
-        collected_params(net)
+        blocks.collected_params(net)
 
 
 def test_a_block_without_parameters_has_none():
-    assert collected_params(gluon.nn.Activation("relu")) == {}
+    assert blocks.collected_params(gluon.nn.Activation("relu")) == {}

@@ -1,12 +1,9 @@
-"""``mxmp doctor`` and ``mxmp site``: what this machine can do, and how MXNet finds mxmp in this environment."""
+"""``mxmp doctor``: what this machine can do."""
 
 from __future__ import annotations
 
-import os
-
 import click
 
-from ...compat import needed, site_file
 from .. import work
 from .options import make_policy
 
@@ -29,55 +26,3 @@ def doctor(ctx: click.Context, text: str, as_json: bool) -> None:
     """  # noqa: D301 - click keeps the lines behind its mark as they are
     ok = work.run("doctor", make_policy(text, (), None, None), as_json)
     ctx.exit(0 if ok else 1)
-
-
-@click.group()
-def site() -> None:
-    """Let programs import MXNet before mxmp, or without it, in this Python environment.
-
-    MXNet 1.9.1 by itself is for numpy below 1.24 and Python below 3.12. With a newer one it imports if
-    mxmp was imported before. `mxmp site on` writes a file into site-packages, from which Python learns to do
-    that when MXNet or GluonCV is imported; other programs do not notice. MXMP_SITE=0 in the environment
-    switches it off for a process. Run `mxmp site off` before you uninstall mxmp: pip does not know the file. Left
-    behind, it does nothing.
-
-    \b
-    Examples:
-      mxmp site on
-      mxmp site status
-    """  # noqa: D301 - click keeps the lines behind its mark as they are
-
-
-@site.command()
-def on() -> None:
-    """Write the file."""
-    site_file.write()
-    _say()
-
-
-@site.command()
-def off() -> None:
-    """Remove the file."""
-    _say(removed=site_file.remove())
-
-
-@site.command()
-def status() -> None:
-    """Say whether the file is there, and whether MXNet needs it."""
-    _say()
-
-
-def _say(removed: bool = False) -> None:
-    path = click.format_filename(site_file.path())
-    if site_file.is_outdated():
-        click.echo(f"outdated: {path} is of another version of mxmp; run `mxmp site on` again")
-    elif site_file.is_on():
-        click.echo(f"on: {path}")
-        if os.environ.get(site_file.SWITCH) == "0":
-            click.echo(f"{site_file.SWITCH}=0 is set, so it does nothing here")
-    else:
-        click.echo(f"off: removed {path}" if removed else f"off: there is no {path}")
-    if not needed():
-        click.echo("MXNet does not need it with this Python and numpy")
-    elif not site_file.is_on():
-        click.echo("with this Python and numpy programs import mxmp before MXNet, or `mxmp site on` does it for them")

@@ -13,7 +13,7 @@ from ... import dtypes
 from ... import launch as jobs
 from ..contrib_amp import stand_in
 from ..interrupts import raising
-from ..program import STDIN, Program
+from ..program import Program
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -30,14 +30,13 @@ def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool, a
     """Run SCRIPT as `python SCRIPT` does, where MXNet needs mxmp to be imported.
 
     MXNet 1.9.1 by itself is for numpy below 1.24 and Python below 3.12. With a newer one it imports if
-    mxmp was imported before; for a script that cannot be changed, this command does it. Nothing else
-    differs from Python: arguments, exit codes, tracebacks, Ctrl-C. What follows SCRIPT is the script's; '-'
-    reads it from standard input.
+    mxmp was imported before; for a script that cannot be changed, this command does it. Arguments, exit
+    codes, tracebacks and Ctrl-C are as with Python. What follows SCRIPT is the script's.
 
     A script or library that uses `mxnet.contrib.amp` uses `mxmp.amp` with --amp, without an edit.
 
     Python processes that the script starts (subprocess, multiprocessing with 'spawn') are not reached: they import
-    MXNet as it is, which `mxmp site on` changes, and contrib.amp's own amp.
+    MXNet as it is, and contrib.amp's own amp.
 
     \b
     Examples:
@@ -46,7 +45,7 @@ def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool, a
       mxmp run --amp float16 -m sockeye.train --amp ...
       mxmp launch -n 2 mxmp run train.py
     """  # noqa: D301 - click keeps the lines behind its mark as they are
-    if not is_module and script != STDIN and not os.path.exists(script):
+    if not is_module and not os.path.exists(script):
         hint = "; write `-m` before the name of a module" if "/" not in script and not script.endswith(".py") else ""
         raise click.BadParameter(f"there is no file {script!r}{hint}.", ctx, param_hint="'SCRIPT'")
     if amp is not None:
@@ -80,9 +79,7 @@ def launch(
     says that the job took too long. All workers must make as many steps: one that makes fewer keeps
     the others waiting. Sets PYTHONUNBUFFERED=1 unless it is set.
 
-    Ctrl-C goes to the workers. What has neither ended nor begun to write a file two seconds later is
-    ended; those that write, or are in a block of mxmp.distributed.saves_on_interrupt(), have half a
-    minute. A second Ctrl-C ends all.
+    Ctrl-C goes to the workers, which have ten seconds to save and end. A second Ctrl-C ends all.
 
     \b
     Example:

@@ -8,8 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from ...mxnet_private import parameters
-from ...mxnet_private.arrays import is_fresh
+from ...mxnet_private import is_fresh, parameters
 from ...scaling.recorded_graph import node_name
 from .findings import LoopFindings
 from .state import arrays_in, names_of

@@ -15,9 +15,8 @@ from ...arrays.finite import all_finite
 from ...errors import StaleGradientError
 from ...gluon.trainer_setup import TrainerSetup
 from ...loss_scale import DynamicLossScale
-from ...mxnet_private import parameters
+from ...mxnet_private import is_fresh, parameters
 from ...mxnet_private import trainers as private
-from ...mxnet_private.arrays import is_fresh
 from ...training.observer import scaler_of
 from .calls import NetCalls
 from .division import Division

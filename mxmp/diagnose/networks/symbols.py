@@ -11,7 +11,7 @@ import mxnet as mx
 from ... import dtypes
 from ...errors import ConvertError
 from ...module import Module
-from ...mxnet_private.modules import ModuleBase, made_with
+from ...mxnet_private import ModuleBase, made_with
 from ...policy import Policy
 from ...report import Decisions
 from ...symbol import ConvertedModel, convert_graph, convert_model, on_cpu

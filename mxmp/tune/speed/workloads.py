@@ -80,7 +80,7 @@ def _module(module: mx.mod.Module, batch: Any, training: bool) -> Workload:
     params = module.get_params() if module.params_initialized else ({}, {})
     inputs = _inputs(module.symbol, batch, set(module.label_names))
     bound = {"grad_req": modules.grad_req(module) or "write", "inputs_need_grad": module.inputs_need_grad}
-    contexts = modules.contexts(module)
+    contexts = modules.context(module)
     return ModuleWorkload(module.symbol, params, inputs, contexts, training, modules.made_with(module), bound)
 
 

@@ -6,6 +6,7 @@ pipe is closed: then the command and all that it started in its group are killed
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ def main() -> None:
     threading.Thread(target=_kill_when_closed, args=(pipe,), daemon=True).start()
     code = command.wait()
     if code < 0:
-        if -code != signal.SIGKILL:
+        with contextlib.suppress(OSError):  # SIGKILL has no handler, nor have those that the C library keeps
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)

@@ -1,0 +1,305 @@
+"""Starts the processes of a distributed job on this machine, and ends them together.
+
+MXNet's parameter server needs a scheduler, servers and workers, told apart by environment variables (DMLC_ROLE
+and its like). MXNet's wheel has no launcher, and where a process dies the others wait for ever.
+
+`plan` lists the processes of a job; `run` starts them, prints their output, and ends all of them when the workers are
+done, when one process fails, or at Ctrl-C. Each process runs under ``die_with_parent.py``, so that none outlives the
+launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import ipaddress
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from .errors import LaunchError
+
+LOOPBACK = "127.0.0.1"
+
+LAUNCHED = "MXMP_LAUNCH"
+"""Set to 1 for what `run` starts: servers are ended by the launcher, no worker waits for others at its end."""
+
+TIMED_OUT = 124
+"""The exit code of a job that took too long, as that of timeout(1)."""
+
+_SIGNALLED = 128  # and the signal's number: the exit code that a shell gives a process that a signal ended
+_POLL = 0.05  # seconds
+_INTERRUPTED = 10.0  # seconds that workers have after Ctrl-C, to save and end
+_GRACE = 3.0  # seconds from SIGTERM to SIGKILL
+_LONGEST_LINE = 65536  # characters; a longer line is printed in several
+
+# Started by its path, so that neither mxmp nor MXNet is imported.
+_DIE_WITH_PARENT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("die_with_parent.py")))
+
+_Running = Dict[str, "subprocess.Popen[bytes]"]  # by the processes' names
+
+
+class Process(NamedTuple):
+    """One process of a job.
+
+    Attributes:
+        name: 'scheduler', 'server 0', 'worker 0'. MXNet ranks workers by address and port, so that
+            the number is the rank, unless a port is taken meanwhile.
+        host: The address it listens on.
+        command: What it runs.
+        environment: The variables it needs beyond those that are there.
+    """
+
+    name: str
+    host: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+    def __str__(self) -> str:
+        """Return it as a line for a shell."""
+        pairs = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*pairs, *map(shlex.quote, self.command)])
+
+
+class End(NamedTuple):
+    """How a job ended.
+
+    Attributes:
+        code: 0, or the exit code of the process that failed first; 128 and the signal's number if
+            a signal ended it; `TIMED_OUT`.
+        reason: What to tell, empty if all went well.
+    """
+
+    code: int
+    reason: str
+
+
+def plan(
+    command: Sequence[str],
+    workers: int,
+    servers: int = 1,
+    hosts: Sequence[str] = (LOOPBACK,),
+    port: Optional[int] = None,
+) -> List[Process]:
+    """Return the processes of a job with MXNet's parameter server.
+
+    Args:
+        command: What each worker runs.
+        workers: How many, over all hosts; at least 1.
+        servers: How many, over all hosts; at least 1.
+        hosts: IPv4 addresses to listen on. The first is the scheduler's; workers and servers are
+            spread over all, in blocks.
+        port: The scheduler's; the others take those that follow. None: free ports of this
+            machine.
+
+    Raises:
+        LaunchError: If a number or an address is none, or this machine has no such address.
+    """
+    if workers < 1 or servers < 1:
+        raise LaunchError(f"a job of {workers} workers and {servers} servers cannot run; give at least 1 of each.")
+    for host in hosts:
+        with contextlib.suppress(ValueError):
+            if not ipaddress.IPv4Address(host).is_unspecified:
+                continue
+        raise LaunchError(f"host {host!r}: MXNet's processes listen on and are found by an IPv4 address; give one.")
+    count = 1 + servers + workers
+    if port is not None and not 0 < port <= 65536 - count:
+        raise LaunchError(f"port {port}: the job needs {count} ports from there; give one from 1 to {65536 - count}.")
+    ports = free_ports(hosts[0], count) if port is None else list(range(port, port + count))
+    shared = {
+        "DMLC_PS_ROOT_URI": hosts[0],
+        "DMLC_PS_ROOT_PORT": str(ports[0]),
+        "DMLC_NUM_SERVER": str(servers),
+        "DMLC_NUM_WORKER": str(workers),
+    }
+    # ps-lite sorts addresses as text to give ranks (ProcessAddNodeCommandAtScheduler in its src/van.cc).
+    ordered = sorted(hosts)
+    places = [("scheduler", "scheduler", hosts[0])]
+    places += [("server", f"server {i}", ordered[i * len(hosts) // servers]) for i in range(servers)]
+    places += [("worker", f"worker {i}", ordered[i * len(hosts) // workers]) for i in range(workers)]
+    serve = [sys.executable, "-c", "import mxmp, mxnet"]  # runs until the job is over
+    return [
+        Process(
+            name,
+            host,
+            command if role == "worker" else serve,
+            {"DMLC_ROLE": role, **shared, "DMLC_NODE_HOST": host, "PORT": str(number)},
+        )
+        for (role, name, host), number in zip(places, ports)
+    ]
+
+
+def free_ports(host: str, count: int) -> List[int]:
+    """Return ports of this machine that nothing listens on at the moment, in ascending order.
+
+    Raises:
+        LaunchError: If ``host`` is no address of this machine.
+    """
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for _ in range(count):
+            listener = stack.enter_context(socket.socket())
+            try:
+                listener.bind((host, 0))
+            except OSError as e:
+                raise LaunchError(f"cannot listen on {host}: {e.strerror}; give an address of this machine.") from e
+            ports.append(listener.getsockname()[1])
+    return sorted(ports)
+
+
+def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
+    """Run the processes of a job on this machine until its workers are done or something fails.
+
+    Every line that a process prints comes out with its name in front; a line that ends in a carriage return, as those
+    of progress bars, keeps that end. When a process fails all that is left ends with whatever it started. Ctrl-C goes
+    to the workers, which have ten seconds to save and end; a second one ends all.
+
+    Args:
+        processes: The job's; none is a worker whose name does not begin with 'worker'.
+        timeout: Seconds; None waits for ever.
+
+    Raises:
+        LaunchError: If a command cannot be started, or a port is in use.
+    """
+    for process in processes:
+        if "PORT" in process.environment:
+            _require_free_port(process, process.environment["PORT"])
+    running: _Running = {}
+    echoes: List[threading.Thread] = []
+    read_end, write_end = os.pipe()  # the write end is closed when this process dies, however it does
+    try:
+        for process in processes:
+            started = running[process.name] = _start(process, read_end)
+            echoes += _echo(process.name, started.stdout, sys.stdout), _echo(process.name, started.stderr, sys.stderr)
+        try:
+            _until(lambda: _end(running) is not None, timeout)
+            return _end(running) or End(
+                TIMED_OUT, f"the job took longer than {timeout or 0:g} s; ended {_names_left(running)}"
+            )
+        except KeyboardInterrupt:
+            return _interrupt(running)
+    finally:
+        _terminate(running)
+        os.close(read_end)
+        os.close(write_end)
+        # All that was printed comes out, unless a process that left its group holds the pipe.
+        _until(lambda: not any(thread.is_alive() for thread in echoes), _GRACE)
+
+
+def _start(process: Process, pipe: int) -> subprocess.Popen[bytes]:
+    """Start a process that dies when the other end of the pipe is closed."""
+    # Without PYTHONUNBUFFERED what a process prints would come late, and be lost when it is ended.
+    environment = {"PYTHONUNBUFFERED": "1", **os.environ, **process.environment, LAUNCHED: "1"}
+    program = process.command[0]
+    if shutil.which(program) is None:
+        hint = f"; it is no executable, so write `python {program}`" if os.path.isfile(program) else ""
+        raise LaunchError(f"{process.name}: cannot run {program!r}: there is no such command{hint}.")
+    return subprocess.Popen(
+        [*_DIE_WITH_PARENT, str(pipe), *process.command],
+        pass_fds=[pipe],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # a group of its own, to end with all that it starts
+    )
+
+
+def _interrupt(running: _Running) -> End:
+    """Send Ctrl-C to the workers, as a terminal would, and wait until they end, but no longer than `_INTERRUPTED`.
+
+    A worker that is blocked in MXNet, for another that has ended, never learns of Ctrl-C.
+    """
+    workers = {name: process for name, process in running.items() if name.startswith("worker")}
+    for process in workers.values():
+        os.killpg(process.pid, signal.SIGINT)
+    print(f"mxmp: workers have {_INTERRUPTED:g} s to save and end; Ctrl-C again ends all", file=sys.stderr, flush=True)
+    _until(lambda: not _names_left(workers), _INTERRUPTED)
+    return _end(running) or End(_SIGNALLED + signal.SIGINT, f"interrupted; ended {_names_left(workers)}")
+
+
+def _until(is_over: Callable[[], bool], seconds: Optional[float]) -> None:
+    """Wait until something is over, but no longer than so."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while not is_over() and (deadline is None or time.monotonic() < deadline):
+        time.sleep(_POLL)
+
+
+def _end(running: _Running) -> Optional[End]:
+    """Return how the job has ended, None while it goes on."""
+    codes = {name: _exit_code(process) for name, process in running.items()}
+    for name, code in codes.items():
+        if code and code < 0:
+            return End(_SIGNALLED - code, f"{name} was ended by {_name_of(-code)}; ended the others")
+        if code:
+            return End(code, f"{name} failed with exit code {code}; ended the others")
+    return End(0, "") if all(code == 0 for name, code in codes.items() if name.startswith("worker")) else None
+
+
+def _names_left(running: _Running) -> str:
+    return ", ".join(name for name, process in running.items() if _exit_code(process) is None)
+
+
+def _name_of(number: int) -> str:
+    """Return a signal's name; `signal.Signals` has none for real-time signals but the first and the last."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> Optional[int]:
+    """Return the exit code of a process, negative for a signal's number; None while it runs.
+
+    The process is left for `_terminate` to reap. Its number is that of its group, and until then no other process can
+    get it: so a signal never reaches a process that this job did not start.
+    """
+    status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if status is None:
+        return None
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+
+def _terminate(running: _Running) -> None:
+    """End the groups of all processes: by SIGTERM, and after `_GRACE` by SIGKILL."""
+    for process in running.values():
+        os.killpg(process.pid, signal.SIGTERM)
+    _until(lambda: not _names_left(running), _GRACE)
+    for process in running.values():
+        os.killpg(process.pid, signal.SIGKILL)  # a group may outlive its first process
+        process.wait()
+
+
+def _echo(name: str, source: Any, target: IO[str]) -> threading.Thread:
+    """Start a thread that prints the lines of a stream, each with a process's name in front, until it ends."""
+
+    def echo() -> None:
+        # An empty newline: lines end in \n, \r or \r\n, and keep their end.
+        with io.TextIOWrapper(source, "utf-8", "replace", newline="") as lines:
+            for line in iter(lambda: lines.readline(_LONGEST_LINE), ""):
+                text, end = line.rstrip("\r\n"), "\r" if line.endswith("\r") else "\n"
+                if text or end == "\n":  # a bar that begins with \r has an empty line before it
+                    with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the job goes on
+                        target.write(f"[{name}] {text}{end}")
+                        target.flush()
+
+    thread = threading.Thread(target=echo, daemon=True)
+    thread.start()
+    return thread
+
+
+def _require_free_port(process: Process, port: str) -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was used just now will do
+        try:
+            listener.bind((process.host, int(port)))
+        except OSError as e:
+            raise LaunchError(f"{process.name}: port {port} of {process.host}: {e.strerror}; give another port.") from e
