@@ -24,10 +24,10 @@ from rich.table import Table
 
 from benchmarks.common import describe, machine, make_parser, write
 from benchmarks.timing import Clock, timer
-from mxmp.devices.bfloat16 import runs_bfloat16
+from mxmp.devices.speed import runs_bfloat16
 from mxmp.gluon import convert
 from mxmp.gluon.lookup import conversion_of
-from mxmp.rounding.library import state
+from mxmp.rounding import state
 
 TARGET = 1.3
 """How many times as long as a plain net's first call a converted net's may take."""
@@ -107,7 +107,7 @@ def main(argv: List[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
     args = parser.parse_args(argv)
     data = mx.nd.zeros((1, 3, args.size, args.size))
-    rounding = state().text  # before an emulated graph has what is missing built
+    rounding = state()
     clock = time.process_time if args.cpu_time else time.perf_counter
     kind = "CPU time, " if args.cpu_time else ""
     what = "recorded, " if args.record else "for inference, " if args.for_inference else ""
