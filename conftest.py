@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-import mxmp  # noqa: F401  # before the tests import MXNet, which needs it on a new numpy or Python
+import mxmp  # before the tests import MXNet, which needs it on a new numpy or Python
+
+mxmp.enable_amx()  # before any operator runs
 
 collect_ignore = ["tests/gpu_record"]  # needs mxnet-cu112: `make test-gpu-record` names it
 
@@ -47,51 +49,37 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope="session", autouse=True)
 def _same_speed_everywhere():
-    """Keep how fast bfloat16 is on this machine, and the user's cache folder, out of all tests but those of them."""
+    """Keep how fast bfloat16 is on this machine out of all tests but those of it."""
     from mxmp.devices import speed
 
-    same = speed.Speed(speed.Gain(2.0, 2.0), speed.Gain(2.0, 2.0))
+    same = speed.Speed(2.0, 2.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed, "bfloat16_speed", lambda *args, **kwargs: same if runs_bfloat16() else None)
+        patch.setattr(speed, "bfloat16_speed", lambda *args: same if runs_bfloat16() else None)
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_rounding_everywhere(request):
-    """Round emulated float16 by casts in all tests but those of the operators, or by these, built where they are not.
+    """Round emulated float16 by casts in all tests but those of the operators, or by these, built if need be."""
+    from mxmp import rounding
+    from mxmp.rounding import build
 
-    No process in the background builds them, nor one of a program that a test runs.
-    """
+    native = request.config.getoption("--native-rounding")
+    if native:
+        assert rounding.load(rounding.kept() or build.build())
     with pytest.MonkeyPatch.context() as patch:
-        if request.config.getoption("--native-rounding"):
-            _load_native_rounding(patch)
-        else:
-            patch.setenv("MXMP_ROUNDING", "0")
+        patch.setattr(rounding, "available", lambda: native)
         yield
-
-
-def _load_native_rounding(patch):
-    from mxmp.rounding import build, library
-
-    built = library.path()
-    if not library.is_whole(built):
-        built.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        why = build.build(built)
-        assert not why, why
-    assert library.load(built)
-    patch.setattr(library, "_decided", True)
 
 
 @functools.lru_cache(maxsize=None)
 def runs_bfloat16() -> bool:
-    from mxmp.devices import bfloat16
+    from mxmp.devices.speed import runs_bfloat16
 
-    return bfloat16.runs_bfloat16()
+    return runs_bfloat16()
 
 
 def amx_status() -> Any:
-    import mxnet  # noqa: F401  # with which it is switched on
-
     from mxmp.devices import amx
 
     return amx.amx_status()

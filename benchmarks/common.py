@@ -19,10 +19,12 @@ import numpy as np
 
 import mxmp
 from mxmp.devices.amx import has_amx
-from mxmp.devices.bfloat16 import runs_bfloat16
 from mxmp.devices.processor import Processor, read_processor
+from mxmp.devices.speed import runs_bfloat16
 from mxmp.diagnose import amx_status
 from mxmp.files import replacing
+
+mxmp.enable_amx()  # for contrib.amp and plain MXNet too, before any operator runs
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

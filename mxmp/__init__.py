@@ -1,8 +1,8 @@
 """Mixed precision for Apache MXNet 1.9.1.
 
 One engine rewrites the graph of one network; Gluon and the Symbolic API are its fronts.
-MXNet itself is left as it is, but for one thing: on an Intel processor with AMX, importing mxmp lets MXNet use
-it (``MXMP_AMX=0`` in the environment does not).
+MXNet itself is left as it is. `enable_amx` lets it use AMX on an Intel processor that has it; ``MXMP_AMX=1`` in the
+environment has importing mxmp call it.
 
 A part is imported when it is first used, so that the command line can answer without MXNet, which takes
 seconds to import.
@@ -17,8 +17,9 @@ Example:
 
 from __future__ import annotations
 
+import os as _os
+
 from . import compat, requirements
-from .devices import amx as _amx
 
 TYPE_CHECKING = False  # what type checkers take for typing's, which costs more to import than all else here
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from . import symbol as symbol
     from . import tune as tune
     from .amp import initialize as initialize
+    from .devices.amx import enable_amx as enable_amx
     from .policy import Policy as Policy
 
 __version__ = "0.1.0"
@@ -44,13 +46,13 @@ __version__ = "0.1.0"
 # needs the views; not those for an MXNet that is refused.
 requirements.check()
 compat.install()
-_amx.install()
 
 __all__ = [
     "Policy",
     "amp",
     "diagnose",
     "distributed",
+    "enable_amx",
     "errors",
     "estimator",
     "gluon",
@@ -63,7 +65,7 @@ __all__ = [
     "symbol",
     "tune",
 ]
-_HOMES = {"Policy": "policy", "initialize": "amp"}  # of the names that are no modules
+_HOMES = {"Policy": "policy", "enable_amx": "devices.amx", "initialize": "amp"}  # of the names that are no modules
 
 if not TYPE_CHECKING:  # a type checker would take any name for one that is there
 
@@ -81,3 +83,9 @@ if not TYPE_CHECKING:  # a type checker would take any name for one that is ther
 
     def __dir__():
         return sorted({*globals(), *__all__} - {"TYPE_CHECKING"})
+
+
+if _os.environ.get("MXMP_AMX") == "1":  # asked for by name, for programs that are not to be changed
+    from .devices.amx import enable_amx
+
+    enable_amx()

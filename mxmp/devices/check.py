@@ -1,4 +1,6 @@
-"""Whether this machine's GPUs and CPU run a policy's low precision in hardware.
+"""Whether this machine's GPUs and CPU run a policy's low precision in hardware; warns and refuses where they do not.
+
+Of the CPU its flags tell, of the GPUs what nvidia-smi says of them and what the released wheels of MXNet hold.
 
 References:
     ``device_compatibility_check`` of tf.keras.mixed_precision, which names cards below compute
@@ -7,29 +9,33 @@ References:
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import shutil
 import subprocess
+import warnings
 from dataclasses import dataclass
-from pathlib import Path
-from typing import List, NamedTuple, Optional, Tuple, Union
+from typing import Iterable, List, NamedTuple, Optional, Tuple, Union
 
 import mxnet as mx
 
-from .. import dtypes
-from ..errors import DependencyError, mxnet_reason
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..errors import ConvertError, SlowPrecisionWarning, mxnet_reason
 from ..policy import Policy
-from . import amx, speed
-from .bfloat16 import runs_bfloat16
-from .fatbin import RELEASED, Capability, GpuCode, read_gpu_code
+from . import amx
 from .processor import BFLOAT16_FLAGS, Processor, read_processor
+from .speed import Speed
 
 _LOG = logging.getLogger(__name__)
 
-TENSOR_CORES: Capability = (7, 0)  # float16 matrix products in them: Volta and later
-BFLOAT16: Capability = (8, 0)  # bfloat16 in them: Ampere and later
-_TURING: Capability = (7, 5)
+Capability = Tuple[int, int]  # compute capability, (major, minor)
+
+# The cards that the wheels mxnet-cu112, -cu115 and -cu117 1.9.1 hold machine code for, as cuobjdump lists it. It runs
+# on cards of the same major number, from the minor one on; there is no PTX, which a driver compiles for later cards.
+_RELEASED: Tuple[Capability, ...] = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
+RELEASED = f"machine code for {', '.join(f'{major}.{minor}' for major, minor in _RELEASED)}; no PTX"
+
 # The Turing chips TU116 and TU117 have the number of those with tensor cores; their cards, by name.
 _BARE = re.compile(r"\b(GTX 16\d\d|MX[45]50|T[456]00|T550|T1[02]00|T2000|CMP 30HX)\b")
 
@@ -62,17 +68,15 @@ class Finding:
     advice: str = ""
 
 
-def check_devices(policy: Union[str, Policy], library: Union[str, Path, None] = None) -> List[Finding]:
+def check_devices(policy: Union[str, Policy], measured: Optional[Speed] = None) -> List[Finding]:
     """Return whether every GPU of this machine and its CPU run a policy in hardware.
 
-    Starts ``nvidia-smi`` if there is one, and reads which GPUs MXNet's library has code for. Where the processor
-    runs bfloat16, its speed is measured for half a second, once for a machine and a build of MXNet; a policy of
-    float32 asks for none of this.
+    Starts ``nvidia-smi`` if there is one. Nothing is measured: of bfloat16 on the CPU the processor's flags tell, and
+    ``mxmp doctor`` has the clock. An MXNet with CUDA counts as one of the released wheels.
 
     Args:
         policy: A policy or its name; its ``compute_dtype`` counts.
-        library: The libmxnet.so to read; the installed one unless given. Where it cannot be read
-            (systems other than Linux), it counts as one of the released CUDA wheels.
+        measured: How fast bfloat16 is on the CPU, if the clock has run; it decides over flags.
 
     Returns:
         One finding per GPU, then that of the CPU.
@@ -85,100 +89,122 @@ def check_devices(policy: Union[str, Policy], library: Union[str, Path, None] = 
         CPU (...): float32 runs as ever.
     """
     dtype = Policy.parse(policy).compute_dtype
-    return find(dtype, None if dtype == dtypes.FLOAT32 else speed.bfloat16_speed(), library)
-
-
-def find(dtype: str, measured: Optional[speed.Speed], library: Union[str, Path, None] = None) -> List[Finding]:
-    """Return what `check_devices` does, given the compute dtype and the speed of bfloat16 if that is known."""
-    runs = measured is not None or (dtype == dtypes.BFLOAT16 and runs_bfloat16())
-    try:
-        code = read_gpu_code(library or mx.libinfo.find_lib_path()[0])
-    except DependencyError as e:
-        _LOG.info("%s", e)
-        code = RELEASED
     gpus = read_gpus() or [Gpu(index, "which nvidia-smi does not list", None) for index in range(_count_gpus())]
-    return [*(check_gpu(gpu, dtype, code) for gpu in gpus), check_cpu(read_processor(), dtype, runs, measured)]
+    return [*(check_gpu(gpu, dtype) for gpu in gpus), check_cpu(read_processor(), dtype, measured)]
 
 
 def read_gpus() -> List[Gpu]:
-    """Return the NVIDIA cards of this machine, as ``nvidia-smi`` lists them; none where it cannot."""
-    lines = _query("name,compute_cap")
-    if lines is None:  # an older driver
-        return [Gpu(index, line.strip(), None) for index, line in enumerate(_query("name") or [])]
-    cards = [line.rpartition(",") for line in lines]
+    """Return the NVIDIA cards of this machine, as ``nvidia-smi`` lists them; none where it does not."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    command = [program, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT)
+    except (subprocess.TimeoutExpired, OSError) as e:
+        _LOG.warning("nvidia-smi does not answer, so that the GPUs of this machine are not known: %s", e)
+        return []
+    # A driver before 510 does not know the field, and fails.
+    cards = [line.rpartition(",") for line in done.stdout.splitlines() if line.strip() and done.returncode == 0]
     return [Gpu(index, name.strip(), _capability(number)) for index, (name, _, number) in enumerate(cards)]
 
 
-def check_gpu(gpu: Gpu, dtype: str, code: GpuCode = RELEASED) -> Finding:
-    """Return whether a card runs a canonical dtype in hardware, with the code that MXNet's library holds for GPUs."""
+def is_for_gpus() -> bool:
+    """Return whether this MXNet was built with CUDA."""
+    return bool(mx.runtime.Features().is_enabled("CUDA"))
+
+
+def check_gpu(gpu: Gpu, dtype: str) -> Finding:
+    """Return whether a card runs a canonical dtype in hardware."""
     device = f"GPU {gpu.index} ({gpu.name})"
     if gpu.capability is None:
-        known = f"its driver does not tell its compute capability; this MXNet has {code}"
+        text = f"{device}: its driver does not tell its compute capability; released MXNets have {RELEASED}."
         advice = "Look it up at https://developer.nvidia.com/cuda-gpus; float16 needs 7.0 to be fast."
-        return Finding(device, None, f"{device}: {known}.", advice)
-    ok, text, advice = _verdict(gpu.name, gpu.capability, dtype, code)
-    major, minor = gpu.capability
-    return Finding(device, ok, f"{device}, compute capability {major}.{minor}: {text}.", advice)
+        return Finding(device, None, text, advice)
+    ok, text, advice = _verdict(gpu.name, gpu.capability, dtype)
+    return Finding(device, ok, "{}, compute capability {}.{}: {}.".format(device, *gpu.capability, text), advice)
 
 
-def check_cpu(processor: Processor, dtype: str, runs: bool, measured: Optional[speed.Speed] = None) -> Finding:
-    """Return whether a processor runs a canonical dtype in hardware.
-
-    Args:
-        processor: The processor.
-        dtype: The dtype.
-        runs: Whether MXNet runs bfloat16 on it.
-        measured: How fast that is, if it was measured.
-    """
+def check_cpu(processor: Processor, dtype: str, measured: Optional[Speed] = None) -> Finding:
+    """Return whether a processor runs a canonical dtype in hardware: by the clock if it ran, else by flags."""
     device = f"CPU ({processor.name})"
-    if dtype == dtypes.FLOAT32:
+    if dtype == FLOAT32:
         return Finding(device, True, f"{device}: float32 runs as ever.")
-    if dtype == dtypes.FLOAT16:
+    ok, text, advice = _verdict_on_bfloat16(processor, measured)
+    if dtype == FLOAT16:
+        advice = f"For speed {'take mixed_bfloat16' if ok else 'train on a GPU of compute capability 7.0 or later'}."
         text = "float16 is emulated: float32 arithmetic with results rounded to float16, which is slower than float32"
-        advice = "train on a GPU of compute capability 7.0 or later"
-        if measured is not None and measured.training > 1:
-            advice = f"take mixed_bfloat16, {measured.training:.2f} times as fast as float32 in training here"
-        return Finding(device, False, f"{device}: {text}.", f"For speed {advice}.")
-    message = describe_bfloat16(processor, runs, measured)
-    if runs and measured is not None:
-        return Finding(device, not measured.slower, message, measured.advice)
-    return Finding(device, None if runs else False, message, "Take float32 on this processor, or float16 on a GPU.")
+        return Finding(device, False, f"{device}: {text}.", advice)
+    return Finding(device, ok, f"{device}: {text}.", advice)
 
 
-def describe_bfloat16(processor: Processor, runs: bool, measured: Optional[speed.Speed]) -> str:
-    """Return one sentence on how bfloat16 runs on a processor: whether it does at all, and how fast if known."""
-    if not runs:
-        return f"bfloat16 does not run on this processor ({processor.name}): MXNet needs AVX-512 for it."
-    flags = ", ".join(flag for flag in BFLOAT16_FLAGS if flag in processor.flags) or "no instructions for bfloat16"
-    state = f"; AMX {'on' if amx.amx_status().on else 'off'}" if amx.has_amx(processor) else ""
-    found = "of unknown speed" if measured is None else str(measured)
-    return f"bfloat16 is {found} on this processor ({processor.name}: {flags}{state})."
+def warn_if_slow(dtype: str) -> None:
+    """Warn if a network is converted to bfloat16 and that is slow here, or does not run, by the processor's flags."""
+    finding = check_cpu(read_processor(), dtype)
+    if dtype == BFLOAT16 and finding.ok is False:
+        names = [frame.frame.f_globals.get("__name__", "") for frame in inspect.stack(context=0)]
+        level = next((level for level, name in enumerate(names, 1) if not f"{name}.".startswith("mxmp.")), 1)
+        warnings.warn(f"{finding.message} {finding.advice}", SlowPrecisionWarning, level)  # at the user's line
 
 
-def _verdict(name: str, capability: Capability, dtype: str, code: GpuCode) -> Tuple[bool, str, str]:
-    """Return whether a dtype runs in hardware, what it does and what to do about it."""
-    if not code.runs_on(capability):
-        text = f"this MXNet cannot run here, in any precision: it has {code}"
-        if RELEASED.runs_on(capability):
-            return False, text, "Install mxnet-cu112 1.9.1 in place of this MXNet."
-        return False, text, f"Build MXNet for this card; its released wheels have {RELEASED}."
-    if dtype == dtypes.FLOAT32:
+def require_bfloat16(dtype: str, contexts: Iterable[mx.Context], where: str) -> None:
+    """Refuse to run bfloat16 on a CPU that MXNet has no kernels for; ``where`` names the network.
+
+    MXNet itself fails at some later read, with a message of oneDNN that names neither.
+    """
+    lacks_kernels = dtype == BFLOAT16 and read_processor().runs_bfloat16 is False
+    if lacks_kernels and any(context.device_type != "gpu" for context in contexts):
+        raise ConvertError(
+            f"{where} computes in bfloat16, which MXNet does not run on this processor ({read_processor().name}): it "
+            f"needs AVX-512. Convert it to float32 or 'O1' to run it here, or run it on another machine."
+        )
+
+
+def _verdict(name: str, capability: Capability, dtype: str) -> Tuple[bool, str, str]:
+    """Return whether a dtype runs on a card in hardware, what it does and what to do about it."""
+    released = any(major == capability[0] and minor <= capability[1] for major, minor in _RELEASED)
+    if not released:
+        text = f"no released MXNet 1.9.1 runs here, in any precision: they have {RELEASED}"
+        return False, text, "Build MXNet for this card."
+    if not is_for_gpus():
+        return False, "this MXNet is for CPUs", "Install mxnet-cu112 1.9.1 in place of this MXNet."
+    if dtype == FLOAT32:
         return True, "float32 runs as ever", ""
-    if dtype == dtypes.BFLOAT16:
-        lacks = "the card could, but " if capability >= BFLOAT16 else "the card has no bfloat16 arithmetic, and "
-        return False, f"bfloat16 does not run: {lacks}MXNet 1.9.1 has no bfloat16 kernels for GPUs", "Take float16."
-    if capability >= TENSOR_CORES:
-        bare = capability == _TURING and _BARE.search(name)
-        where = "in hardware, though this card has no tensor cores" if bare else "on its tensor cores"
-        return True, f"float16 runs {where}", ""
-    text = "float16 runs without tensor cores, which came with 7.0: it saves memory, but may be slower than float32"
-    return False, text, "Take float32 unless memory is short."
+    if dtype == BFLOAT16:  # which tensor cores multiply from Ampere on
+        lacks = "the card could, but" if capability >= (8, 0) else "the card has no bfloat16 arithmetic, and"
+        return False, f"bfloat16 does not run: {lacks} MXNet 1.9.1 has no bfloat16 kernels for GPUs", "Take float16."
+    if capability < (7, 0):  # Volta, with the first tensor cores
+        text = "float16 runs without tensor cores, which came with 7.0: it saves memory, but may be slower than float32"
+        return False, text, "Take float32 unless memory is short."
+    bare = capability == (7, 5) and _BARE.search(name)
+    return True, f"float16 runs {'in hardware, though this card has no' if bare else 'on its'} tensor cores", ""
+
+
+def _verdict_on_bfloat16(processor: Processor, measured: Optional[Speed]) -> Tuple[Optional[bool], str, str]:
+    """Return whether bfloat16 runs on a processor no slower than float32, what it does and what to do about it.
+
+    By flags, what was measured decides: ResNet-50's inference in bfloat16 ran at 1.64 to 1.77 times float32's speed
+    with avx512_bf16 of AMD, at 0.75 with that of an Intel processor that also has AMX, and at 2.3 to 4.5 with AMX.
+    """
+    names = ", ".join(flag for flag in BFLOAT16_FLAGS if flag in processor.flags)
+    status = amx.amx_status()
+    if processor.runs_bfloat16 is False:
+        why = "bfloat16 does not run, because MXNet needs AVX-512 for it"
+        return False, why, "Take float32 on this processor, or float16 on a GPU."
+    if measured is not None:
+        return not measured.slower, f"bfloat16 is {measured}", "For speed take float32." if measured.slower else ""
+    if processor.runs_bfloat16 is None:
+        return None, "the speed of bfloat16 is not known, nor the processor's flags", "`mxmp doctor` measures it."
+    if names and (status.on or not amx.has_amx(processor)):
+        return True, f"bfloat16 runs in hardware ({names})", ""
+    why = f"AMX is off: {status.reason}" if names else "there is no avx512_bf16."
+    return False, f"bfloat16 is slower than float32, as {why}"[:-1], status.advice if names else "Take float32."
 
 
 def _capability(text: str) -> Optional[Capability]:
     """Return the two numbers of a text such as '8.6', None for any other text."""
-    found = re.fullmatch(r"\s*(\d+)\.(\d+)\s*", text)
-    return (int(found.group(1)), int(found.group(2))) if found else None
+    match = re.fullmatch(r"\s*(\d+)\.(\d+)\s*", text)
+    return (int(match.group(1)), int(match.group(2))) if match else None
 
 
 def _count_gpus() -> int:
@@ -188,19 +214,3 @@ def _count_gpus() -> int:
     except mx.MXNetError as e:
         _LOG.warning("MXNet finds no GPU: %s", mxnet_reason(e))
         return 0
-
-
-def _query(fields: str) -> Optional[List[str]]:
-    """Return the lines that nvidia-smi prints, one per card; None if it fails."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    command = [program, f"--query-gpu={fields}", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT)
-    except (subprocess.TimeoutExpired, OSError) as e:
-        hangs = isinstance(e, subprocess.TimeoutExpired)
-        reason = f"gave no answer within {TIMEOUT:g} s" if hangs else f"does not run ({e})"
-        _LOG.warning("nvidia-smi %s; the GPUs of this machine are not known.", reason)
-        return []
-    return [line for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else None

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from os import PathLike
-    from typing import Union
-
-CPUINFO = "/proc/cpuinfo"
+import functools
+from os import PathLike
+from typing import Dict, FrozenSet, NamedTuple, Optional, Union
 
 # The instructions with which oneDNN multiplies bfloat16 (its documentation, "Numeric data
 # types", lists them). With AVX-512 alone it computes in float32, without it not at all.
@@ -22,8 +17,18 @@ class Processor(NamedTuple):
     name: str
     flags: FrozenSet[str]  # its instruction sets as Linux spells them; empty if unknown
 
+    @property
+    def runs_bfloat16(self) -> Optional[bool]:
+        """Whether MXNet runs bfloat16 on it, None if its flags are unknown.
 
-def read_processor(cpuinfo: Union[str, PathLike[str]] = CPUINFO) -> Processor:
+        The oneDNN of MXNet 1.9.1 has no kernels of bfloat16 below AVX-512: "could not create a primitive descriptor
+        iterator".
+        """
+        return "avx512bw" in self.flags if self.flags else None
+
+
+@functools.lru_cache(maxsize=None)  # each call of a net in bfloat16 asks
+def read_processor(cpuinfo: Union[str, PathLike[str]] = "/proc/cpuinfo") -> Processor:
     """Return the first processor that a file like /proc/cpuinfo lists.
 
     Without one (systems other than Linux) or flags in it (some virtual machines), name and flags are unknown.

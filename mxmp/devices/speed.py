@@ -1,209 +1,168 @@
-"""How fast bfloat16 is on this machine's processor beside float32: measured, for flags do not tell.
+"""The clock: how fast bfloat16 is on this machine's processor beside float32, and what measured times hold for.
 
-The same instruction set is 1.7 times as fast as float32 on one processor and 0.7 times on another. What is measured is
-what a network in 'mixed_bfloat16' does in its middle: two 3x3 convolutions with 128 channels of 28x28, batch 2, and
-two dense layers of 512 units, batch 256, each with a relu behind it, forward and backward. Weights are stored in
-float32 and cast in each run. Between the two layers oneDNN keeps its own layouts, as in a network. The times have the
-casts and reorders of weights and their gradients in them, which a network has too, and those at the two ends, of which
-a network has fewer beside its layers. They have no BatchNorm and no operator without a bfloat16 kernel, with which a
-network gains less.
+Flags tell roughly, the clock more: the same instruction set is 1.7 times as fast as float32 on one processor and 0.7
+times on another. ``mxmp doctor`` and `tune` measure; nothing is kept. What runs is what a network in 'mixed_bfloat16'
+does in its middle: two 3x3 convolutions with 128 channels of 28x28, batch 2, and two dense layers of 512 units, batch
+256, each with a relu behind it, forward and backward. Weights are stored in float32 and cast in each run. Between the
+two layers oneDNN keeps its own layouts, as in a network. The times have the casts and reorders of weights and their
+gradients in them, which a network has too, and those at the two ends, of which a network has fewer beside its layers.
+They have no BatchNorm and no operator without a bfloat16 kernel, with which a network gains less.
 """
 
 from __future__ import annotations
 
-import logging
-import math
+import itertools
+import os
 import time
-import warnings
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..errors import SlowPrecisionWarning, mxnet_reason
-from . import speed_file
-from .bfloat16 import runs_bfloat16
+from . import amx
 from .processor import read_processor
 
-_LOG = logging.getLogger(__name__)
-
-LONG, SHORT = 1.0, 0.4  # seconds of measuring: for ``mxmp doctor``, and where others wait
+LONG, SHORT = 1.0, 0.4  # seconds of measuring: for ``mxmp doctor``, and for the tuner, which has others to measure
 _NOISE = 0.1  # ratios this near to 1 are no difference, on a machine with other work too
 _FEWEST, _MOST = 4, 40  # rounds
 
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "MXNET_MKLDNN_ENABLED",
+    "MXNET_SUBGRAPH_BACKEND",
+    amx.VARIABLE,
+)
+
+# Operators with the shapes of their data and weight: large enough that arithmetic takes most of the time.
+_LAYERS: Tuple[Any, ...] = (
+    (mx.nd.Convolution, (2, 128, 28, 28), (128, 128, 3, 3), {"kernel": (3, 3), "pad": (1, 1), "num_filter": 128}),
+    (mx.nd.FullyConnected, (256, 512), (512, 512), {"num_hidden": 512}),
+)
+
 _Times = Tuple[float, float]  # seconds of forward and of backward
-
-
-class Gain(NamedTuple):
-    """How many times as fast as float32 one kind of layer is."""
-
-    forward: float
-    training: float  # forward and backward
 
 
 class Speed(NamedTuple):
     """How many times as fast as float32 bfloat16 is, on this processor with this build of MXNet."""
 
-    convolution: Gain
-    product: Gain
-
-    @property
-    def inference(self) -> float:
-        """The geometric mean over layers, forward."""
-        return math.sqrt(self.convolution.forward * self.product.forward)
-
-    @property
-    def training(self) -> float:
-        """The geometric mean over layers, forward and backward."""
-        return math.sqrt(self.convolution.training * self.product.training)
+    inference: float  # forward
+    training: float  # forward and backward
 
     @property
     def slower(self) -> bool:
         """Whether bfloat16 is slower than float32 in training and in inference."""
-        return max(self.inference, self.training) < 1 - _NOISE
-
-    @property
-    def advice(self) -> str:
-        """What to take for speed."""
-        if self.slower:
-            return "For speed take float32."
-        if self.training < 1 - _NOISE:
-            return "For speed take bfloat16 for inference, and float32 for training."
-        if self.inference < 1 - _NOISE:
-            return "For speed take bfloat16 for training, and float32 for inference."
-        return ""
+        return max(self) < 1 - _NOISE
 
     def __str__(self) -> str:
-        """Return the ratios in words."""
-        return (
-            f"{self.inference:.2f} times as fast as float32 in inference, {self.training:.2f} in training "
-            f"(convolutions {self.convolution.forward:.2f} and {self.convolution.training:.2f}, "
-            f"matrix products {self.product.forward:.2f} and {self.product.training:.2f})"
-        )
+        return f"{self.inference:.2f} times as fast as float32 in inference, {self.training:.2f} in training"
 
 
-def bfloat16_speed(seconds: float = SHORT, anew: bool = False) -> Optional[Speed]:
-    """Return how fast bfloat16 is on this processor; None where it does not run.
+def runs_bfloat16() -> bool:
+    """Return whether MXNet runs a bfloat16 convolution on this machine's CPU, by trying one.
 
-    It is measured once for a machine and a build of MXNet, in about ``seconds``, and kept in the user's cache folder.
-
-    Args:
-        seconds: About how long to measure.
-        anew: Whether to measure though a result is kept.
+    oneDNN prints its error too, and so is not asked where the processor's flags tell. Waits for the result.
     """
-    machine = speed_file.describe_machine()
-    kept = None if anew else speed_file.load(machine)
-    if kept is not None:
-        return Speed(Gain(*kept[:2]), Gain(*kept[2:]))
-    if not runs_bfloat16():
-        return None
+    if read_processor().runs_bfloat16 is False:
+        return False
     try:
-        found = measure(dtypes.FLOAT32, dtypes.BFLOAT16, seconds)
-    except mx.MXNetError as e:
-        _LOG.warning("The speed of bfloat16 cannot be measured: %s", mxnet_reason(e))
-        return None
-    speed_file.store(machine, [*found.convolution, *found.product])
-    return found
+        with mx.autograd.pause(), mx.cpu():
+            ones = mx.nd.amp_cast(mx.nd.ones((1, 1, 3, 3)), dtype=dtypes.to_numpy(dtypes.BFLOAT16))
+            mx.nd.Convolution(ones, ones, kernel=(3, 3), num_filter=1, no_bias=True).wait_to_read()
+    except mx.MXNetError:
+        return False
+    return True
 
 
-def measure(base: str, other: str, seconds: float) -> Speed:
-    """Return how many times as fast as one canonical dtype another is, in about so many seconds.
+def bfloat16_speed(seconds: float = SHORT) -> Optional[Speed]:
+    """Measure, in about ``seconds``, how fast bfloat16 is on this processor; None where it does not run."""
+    return measure(_layers(dtypes.FLOAT32), _layers(dtypes.BFLOAT16), seconds) if runs_bfloat16() else None
 
-    Both take turns, each as often the first; of the times of each the shortest counts, which other programs disturb
-    least.
+
+def measure(base: Callable[[], _Times], other: Callable[[], _Times], seconds: float) -> Speed:
+    """Return how many times as fast as one function another is.
+
+    Both take turns, each as often the first. Of the times of each the shortest counts: other programs only add to it.
     """
-    return Speed(*(_gain(layers(base), layers(other), seconds / 2) for layers in (_convolutions, _products)))
-
-
-def _gain(base: Callable[[], _Times], other: Callable[[], _Times], seconds: float) -> Gain:
-    """Return how many times as fast as one function another is."""
     deadline = time.perf_counter() + seconds
-    found: Dict[Callable[[], _Times], List[_Times]] = {base: [], other: []}
+    times: Dict[Callable[[], _Times], List[_Times]] = {base: [], other: []}
     order = [base, other]
     for run in order:
         run()  # has oneDNN generate its code
-    while len(found[base]) < _FEWEST or (len(found[base]) < _MOST and time.perf_counter() < deadline):
+    while len(times[base]) < _FEWEST or (len(times[base]) < _MOST and time.perf_counter() < deadline):
         for run in order:
-            found[run].append(run())
+            times[run].append(run())
         order.reverse()
-    (forward, backward), (low_forward, low_backward) = (map(min, zip(*times)) for times in found.values())
-    return Gain(forward / low_forward, (forward + backward) / (low_forward + low_backward))
+    (forward, backward), (low_forward, low_backward) = (map(min, zip(*both)) for both in times.values())
+    return Speed(forward / low_forward, (forward + backward) / (low_forward + low_backward))
 
 
-def _convolutions(dtype: str) -> Callable[[], _Times]:
-    def layer(data: Any, weight: Any) -> Any:
-        return mx.nd.Convolution(data, weight, kernel=(3, 3), pad=(1, 1), num_filter=128, no_bias=True)
-
-    return _layers(dtype, (2, 128, 28, 28), (128, 128, 3, 3), layer)
-
-
-def _products(dtype: str) -> Callable[[], _Times]:
-    def layer(data: Any, weight: Any) -> Any:
-        return mx.nd.FullyConnected(data, weight, num_hidden=512, no_bias=True)
-
-    return _layers(dtype, (256, 512), (512, 512), layer)
-
-
-def _layers(
-    dtype: str, shape: Tuple[int, ...], weights: Tuple[int, ...], layer: Callable[[Any, Any], Any]
-) -> Callable[[], _Times]:
-    """Return a function that runs two layers on float32 arrays, and returns the seconds of forward and backward."""
+def _layers(dtype: str) -> Callable[[], _Times]:
+    """Return a function that runs `_LAYERS` on float32 arrays, and returns the seconds of forward and backward."""
     random = np.random.RandomState(0)  # MXNet's own random numbers stay where they are
-
-    def array(shape: Tuple[int, ...]) -> Any:
-        values = random.normal(scale=1 / math.sqrt(math.prod(shape[1:])), size=shape)
-        found = mx.nd.array(values, ctx=mx.cpu(), dtype="float32")
-        found.attach_grad()
-        return found
-
-    inputs = array(shape), array(weights), array(weights)
     low, full = (dtypes.to_numpy(name) for name in (dtype, dtypes.FLOAT32))
+    inputs = [
+        [mx.nd.array(random.normal(scale=np.prod(size[1:]) ** -0.5, size=size)) for size in (data, weight, weight)]
+        for _, data, weight, _ in _LAYERS
+    ]
+    for array in itertools.chain(*inputs):
+        array.attach_grad()
 
     def run() -> _Times:
-        start = time.perf_counter()
+        start, outputs = time.perf_counter(), []
         with mx.autograd.record():
-            data, *kernels = (mx.nd.amp_cast(each, dtype=low) for each in inputs)
-            for kernel in kernels:
-                data = mx.nd.Activation(layer(data, kernel), act_type="relu")
-            output = mx.nd.amp_cast(data, dtype=full)
-        output.wait_to_read()
+            for (op, _, _, attrs), arrays in zip(_LAYERS, inputs):
+                data, *weights = (mx.nd.amp_cast(array, dtype=low) for array in arrays)
+                for weight in weights:
+                    data = mx.nd.Activation(op(data, weight, no_bias=True, **attrs), act_type="relu")
+                outputs.append(mx.nd.amp_cast(data, dtype=full))
+        mx.nd.waitall()
         middle = time.perf_counter()
-        output.backward()
-        for each in inputs:
-            each.grad.wait_to_read()
+        mx.autograd.backward(outputs)
+        mx.nd.waitall()
         return middle - start, time.perf_counter() - middle
 
     return run
 
 
-_checked = False  # whether this process has been told, or need not be
+@dataclass(frozen=True)
+class Machine:
+    """What times that were measured hold for.
 
-
-def warn_if_slower(dtype: str) -> None:
-    """Warn, once in a process, that a dtype that a network is converted to is slower here than float32.
-
-    Nothing is measured for other dtypes than bfloat16, or where that does not run.
-
-    Args:
-        dtype: A canonical dtype.
+    Attributes:
+        processor: Its name.
+        instructions: Which of the instruction sets that matter it has: a name may stand for several processors.
+        cores: How many of them this process may use.
+        amx: Whether MXNet uses AMX.
+        variables: Those environment variables that matter and are set, as 'NAME=value': threads, their places,
+            what of oneDNN is used.
+        mxnet: MXNet's version and the size of its library.
     """
-    global _checked
-    if _checked or dtype != dtypes.BFLOAT16:
-        return
-    found = bfloat16_speed()
-    if found is not None and found.slower:
-        text = f"bfloat16 is {found} on this processor ({read_processor().name}). {found.advice}"
-        warnings.warn(f"{text} `mxmp doctor --policy mixed_bfloat16` says why.", SlowPrecisionWarning, _callers_level())
-    _checked = True  # not before: where warnings are errors, the next conversion fails too
+
+    processor: str
+    instructions: Tuple[str, ...]
+    cores: int
+    amx: bool
+    variables: Tuple[str, ...]
+    mxnet: str
+
+    def __str__(self) -> str:
+        instructions = f" ({', '.join(self.instructions)})" if self.instructions else ""
+        processor = f"{self.processor}{instructions}, {self.cores} cores, AMX {'on' if self.amx else 'off'}"
+        return f"{', '.join([processor, *self.variables])}; MXNet {self.mxnet}"
 
 
-def _callers_level() -> int:
-    """Return the ``stacklevel`` of the first caller that is not mxmp's."""
-    import sys
-
-    package = __name__.partition(".")[0] + "."
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(package):
-        level, frame = level + 1, frame.f_back
-    return level
+def read_machine() -> Machine:
+    """Return what this process runs on."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
+    variables = tuple(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ)
+    name, flags = read_processor()
+    instructions = tuple(flag for flag in _INSTRUCTIONS if flag in flags)
+    mxnet = f"{mx.__version__}, {os.stat(mx.libinfo.find_lib_path()[0]).st_size} bytes"
+    return Machine(name, instructions, cores, amx.amx_status().on, variables, mxnet)

@@ -2,9 +2,9 @@
 
 from ..devices.amx import AmxStatus as AmxStatus
 from ..devices.amx import amx_status as amx_status
-from ..devices.bfloat16 import runs_bfloat16 as runs_bfloat16
 from ..devices.check import Finding as Finding
 from ..devices.check import check_devices as check_devices
+from ..devices.speed import runs_bfloat16 as runs_bfloat16
 from ..probe.finding import NonFinite as NonFinite
 from ..probe.value_range import ValueRange as ValueRange
 from ..probe.verdict import Verdict as Verdict

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Callable, Collection, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import mxnet as mx
 import numpy as np
 
-from .. import compat
+from .. import compat, rounding
 from ..devices import amx, speed
-from ..devices.check import Finding, find
-from ..devices.fatbin import read_gpu_code
+from ..devices.check import RELEASED, Finding, check_devices, is_for_gpus
 from ..devices.processor import BFLOAT16_FLAGS, read_processor
 from ..dtypes import BFLOAT16, FLOAT16
-from ..errors import DependencyError
 from ..policy import Policy
-from ..rounding import library as rounding_library
 
 GPU, CPU = "GPU", "CPU"
 
@@ -75,17 +71,15 @@ class Diagnosis:
 
 def examine(
     policy: Union[str, Policy] = "O1",
-    library: Union[str, Path, None] = None,
     environ: Optional[Mapping[str, str]] = None,
 ) -> Diagnosis:
     """Return what keeps a policy from running in hardware on this machine, and what could run faster.
 
-    Starts ``nvidia-smi`` if there is one, and reads the headers of MXNet's library. Where the processor runs bfloat16,
-    a convolution and a matrix product are measured in it and in float32, which takes a second or two.
+    Starts ``nvidia-smi`` if there is one. Where the processor runs bfloat16, convolutions and matrix products are
+    measured in it and in float32, which takes a second or two.
 
     Args:
         policy: A policy or its name; its ``compute_dtype`` counts.
-        library: The libmxnet.so to read; the installed one unless given.
         environ: The environment variables; those of this process unless given.
 
     Raises:
@@ -96,21 +90,20 @@ def examine(
         float32 runs in hardware here: ...
     """
     parsed = Policy.parse(policy)
-    library = library or mx.libinfo.find_lib_path()[0]
-    measured = speed.bfloat16_speed(speed.LONG, anew=True)
-    findings = find(parsed.compute_dtype, measured, library)
+    measured = speed.bfloat16_speed(speed.LONG)
+    findings = check_devices(parsed, measured)
     environ = os.environ if environ is None else environ
     settings = read_settings(environ, parsed.compute_dtype, set(map(_kind, findings)))
     checks = [
         Check("Python", platform.python_version()),  # these fit, or mxmp would not have been imported
         Check("numpy", np.__version__),
         _view(),
-        _mxnet(library),
-        _gpu_code(library),
+        _mxnet(),
+        Check("GPU code", f"{RELEASED}, as a released wheel" if is_for_gpus() else "none: this MXNet is for CPUs"),
         _instructions(),
         _amx(amx.amx_status(), parsed.compute_dtype),
         _speed(measured, parsed.compute_dtype),
-        Check("emulated float16", rounding_library.state().text),
+        Check("emulated float16", rounding.state()),
         *_devices(findings),
         *(Check(*setting[:4]) for setting in settings),
     ]
@@ -135,18 +128,12 @@ def _view() -> Check:
     return Check("view of numpy", "none, though MXNet needs one", None, "Import mxmp before MXNet.")
 
 
-def _mxnet(library: Union[str, Path]) -> Check:
+def _mxnet() -> Check:
     features = mx.runtime.Features()
     built = [text for name, text in _FEATURES.items() if name in features and features.is_enabled(name)]
-    return Check("MXNet", f"{mx.__version__} with {', '.join(built) or 'none of its options'}: {library}")
-
-
-def _gpu_code(library: Union[str, Path]) -> Check:
-    try:
-        code = read_gpu_code(library)
-    except DependencyError as e:
-        return Check("GPU code", str(e), None, "On Linux, install MXNet again.")
-    return Check("GPU code", str(code) if code.modules else f"{code}: this MXNet is for CPUs")
+    return Check(
+        "MXNet", f"{mx.__version__} with {', '.join(built) or 'none of its options'}: {mx.libinfo.find_lib_path()[0]}"
+    )
 
 
 def _instructions() -> Check:
@@ -164,7 +151,7 @@ def _amx(found: amx.AmxStatus, dtype: str) -> Check:
 def _speed(found: Optional[speed.Speed], dtype: str) -> Check:
     if found is None:
         return Check("bfloat16", "not measured: it does not run on this processor")
-    advice = found.advice if dtype == BFLOAT16 else ""
+    advice = "For speed take float32." if found.slower and dtype == BFLOAT16 else ""
     return Check("bfloat16", f"measured: {found}", None if advice else True, advice)
 
 

@@ -9,8 +9,8 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..devices.bfloat16 import runs_bfloat16
 from ..devices.processor import read_processor
+from ..devices.speed import runs_bfloat16
 from ..errors import ConvertError, LossScaleError, mxnet_reason
 from ..gluon.lookup import blocks_in, conversions_of
 from ..module import Module

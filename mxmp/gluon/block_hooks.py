@@ -12,6 +12,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
+from ..devices.check import require_bfloat16
 from ..errors import ConvertError
 from ..mxnet_private import blocks, compose, is_initialized
 from ..scaling import loss_heads
@@ -128,6 +129,7 @@ class BlockHooks(FileHooks):
             refuse_training(self.net)
         args = tuple(as_input(arg) for arg in args)
         self._require_kernels([mx.context.current_context()])  # that of the inputs
+        require_bfloat16(self.policy.compute_dtype, [mx.context.current_context()], f"block '{self.net.name}'")
         if not self.is_initialized:
             self._initialize(args)
         graph = self._graph_for(args)

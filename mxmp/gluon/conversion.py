@@ -10,7 +10,7 @@ import mxnet as mx
 from mxnet import gluon
 
 from .. import dtypes
-from ..devices import speed
+from ..devices.check import warn_if_slow
 from ..errors import ConvertError, InferenceError
 from ..mxnet_private import blocks
 from ..passes import EraseCasts
@@ -63,7 +63,7 @@ class Conversion(BlockHooks):
         self.regions = block_regions.find_regions(net) if regions is None else regions
         block_regions.check_regions(self.regions, policy)
         self._require_kernels(storage.contexts_of(net.collect_params().values()))
-        speed.warn_if_slower(policy.compute_dtype)
+        warn_if_slow(policy.compute_dtype)
         self.on_converted = None
         vars(self).update(_fresh_state(net, policy))
         previous = conversion_of(net)

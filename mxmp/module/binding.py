@@ -8,7 +8,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Optional, Sequence, Tuple
 import mxnet as mx
 
 from .. import dtypes
-from ..devices import speed
+from ..devices.check import warn_if_slow
 from ..graph import Graph
 from ..passes import ScaleLoss, StoreParams
 from ..passes.emulate import has_float16
@@ -75,7 +75,7 @@ def prepare(
     """
     on_cpu = any(context.device_type != "gpu" for context in contexts)
     if on_cpu:
-        speed.warn_if_slower(policy.compute_dtype)
+        warn_if_slow(policy.compute_dtype)
     inputs = list(inputs)
     shapes = {each.name: tuple(each.shape) for each in inputs}
     types = input_types(symbol, inputs)

@@ -9,6 +9,7 @@ from mxnet.module.executor_group import DataParallelExecutorGroup
 
 from ..arrays.casts import to_float32
 from ..arrays.write_counts import UnwrittenArrays, write_count
+from ..devices.check import require_bfloat16
 from ..errors import ConvertError, TrainerError
 from ..mxnet_private import modules, parse_data_desc
 from ..passes import EraseCasts
@@ -129,6 +130,7 @@ class ConvertedModule(Float32Params):
 
     def forward(self, data_batch: Any, is_train: Optional[bool] = None) -> None:
         """Run forward with the parameters as they are now, as ``mx.mod.Module.forward``."""
+        require_bfloat16(self._policy.compute_dtype, self.mx_context, f"forward: symbol '{self.mx_symbol.name}'")
         if self.binded and self.params_initialized and not self.for_training and self._bound("forward").on_cpu:
             self._renew_fused()
         super().forward(as_bound(data_batch, self.mx_data_shapes, self.mx_label_shapes), is_train)

@@ -1,121 +1,133 @@
-"""Builds the library: compiled, tried out in a process of its own, and put in its place, or a note why not.
+"""``mxmp build``: compiles the library, tries it, and keeps it in the user's cache folder.
 
-The library is C++ that uses MXNet's classes, which no interface keeps stable. So it is only put in its place when it
-has rounded right, forward and backward, in a process that may end in a crash.
+The library is C++ that uses MXNet's classes, which no interface keeps stable. So it is only kept when it has rounded
+right, forward and backward, in a process of its own, which may end in a crash.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
+import json
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, Callable, Dict, List
 
 import mxnet as mx
+import numpy as np
 
+from ..errors import DependencyError
 from ..files import replacing
-from .library import SOURCE, failure, is_whole, sealed
+from ..passes.emulate import ROUND, ROUND_FORWARD
+from . import SOURCE, load, path
 
-_SECONDS = 1800  # for the compiler, and for the trial; they have a low priority
-_PASSING = re.compile(
-    r"\b(Killed|Terminated|Interrupt|Hangup|No space left on device|Cannot allocate memory|out of memory|"
-    r"Resource temporarily unavailable)\b"
-)  # of signals and of the system, in compilers' messages too: the next build may end well
-_OLD_STRINGS = "_ZN4nnvm2Op3GetERKSs"  # nnvm::Op::Get with the std::string from before GCC 5
+# Nothing of the current folder is imported, which Python puts first on the path of such a program.
+_TRIAL = "import sys; sys.path[0] = sys.argv[1]; from mxmp.rounding import build; build.check(sys.argv[2])"
+_SHAPE = (4, 16, 32, 32)  # 16 channels have a layout of oneDNN, and there is work for several threads
 
 
-class Interrupted(Exception):
-    """The compiler or the trial was stopped, or ran out of time or memory: nothing is known of the library."""
-
-
-def main(library: str) -> None:
-    """Build a library, unless another process does; what keeps it from being built is noted beside it."""
-    target = Path(library)
-    os.nice(10)
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(target.with_suffix(".lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it does
-        except BlockingIOError:
-            return
-        if is_whole(target) or failure(target).exists():  # since the process that wants it has looked
-            return
-        try:
-            why = build(target)
-        except Interrupted:
-            return
-        if why:
-            _write(failure(target), why.encode())
-
-
-def build(target: Path) -> str:
-    """Compile a library, try it out, and put it in its place; return why that failed, empty if it did not.
+def build() -> Path:
+    """Compile the library, try it, and keep it; return its path.
 
     Raises:
-        Interrupted: If it was kept from ending, and may end well another time.
+        DependencyError: If there is no compiler or no folder, or if compiling or the trial fails.
     """
-    compiler = find_compiler()
+    target = path()
+    if target is None:
+        raise DependencyError("there is no folder to keep the library in: neither HOME nor XDG_CACHE_HOME is a path.")
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++"))), None)
     if compiler is None:
-        return "there is no C++ compiler (CXX, c++ or g++)"
-    with tempfile.TemporaryDirectory() as folder:
-        built = Path(folder, target.name)
-        trial = "import sys; sys.path.insert(0, sys.argv[1]); from mxmp.rounding import trial; trial.check(sys.argv[2])"
-        packages = str(Path(__file__).resolve().parents[2])
-        why = _run(command(compiler, built)) or _run([sys.executable, "-c", trial, packages, str(built)])
-        if not why:
-            _write(target, sealed(built.read_bytes()))
-    return why
-
-
-def _run(what: List[str]) -> str:
-    """Run a command, with English messages and two threads; return how it failed, empty if it did not."""
-    environment = {**os.environ, "LC_ALL": "C", "OMP_NUM_THREADS": "2"}
+        raise DependencyError("there is no C++ compiler: install g++, or name another in CXX.")
     try:
-        done = subprocess.run(
-            what, capture_output=True, timeout=_SECONDS, stdin=subprocess.DEVNULL, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired as e:
-        raise Interrupted(str(e)) from e
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.chmod(0o700)  # code of a folder that others may write to is not loaded
     except OSError as e:
-        why = str(e)
-    else:
-        code = done.returncode
-        if code == 0:
-            return ""
-        why = f"{code if code > 0 else signal.strsignal(-code)}:\n{done.stderr.decode(errors='replace')}"
-    if _PASSING.search(why):
-        raise Interrupted(why)
-    return f"{' '.join(what)} ended with {why}"
+        raise DependencyError(f"there is no folder to keep the library in: {e}.") from e
+    with replacing(str(target)) as (temporary,):
+        _run(command(compiler, temporary))
+        os.chmod(temporary, 0o600)
+        _run([sys.executable, "-c", _TRIAL, str(Path(__file__).resolve().parents[2]), temporary])
+    return target
 
 
-def find_compiler() -> Optional[str]:
-    """Return the path of a C++ compiler, None if there is none."""
-    return next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++"))), None)
-
-
-def command(compiler: str, output: Path) -> List[str]:
+def command(compiler: str, output: str) -> List[str]:
     """Return the command that compiles the library for the installed MXNet."""
     library, include = mx.libinfo.find_lib_path()[0], mx.libinfo.find_include_path()
-    old = hasattr(ctypes.CDLL(library), _OLD_STRINGS)
-    macros = {
-        "MXNET_USE_MKLDNN": int(mx.runtime.Features().is_enabled("MKLDNN")),
-        "MSHADOW_STAND_ALONE": 1,  # no BLAS, whose headers MXNet does not ship
-        "MSHADOW_USE_SSE": 0,
-        "_GLIBCXX_USE_CXX11_ABI": int(not old),
+    options = [
+        *("-std=c++14", "-O1", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-w", "-Wl,-z,now"),
+        *(f"-I{include}", f"-I{os.path.join(include, 'mkldnn')}"),
+        f"-DMXNET_USE_MKLDNN={int(mx.runtime.Features().is_enabled('MKLDNN'))}",
+        "-DMSHADOW_STAND_ALONE=1",  # no BLAS, whose headers MXNet does not ship
+        "-DMSHADOW_USE_SSE=0",
+        # Whether MXNet lacks nnvm::Op::Get with the std::string from before GCC 5: both have to have the same.
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(not hasattr(ctypes.CDLL(library), '_ZN4nnvm2Op3GetERKSs'))}",
+    ]
+    return [compiler, *options, str(SOURCE), library, "-o", output]
+
+
+def _run(what: List[str]) -> None:
+    done = subprocess.run(what, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        raise DependencyError(
+            f"the operators cannot be built: {what[0]} ended with {done.returncode}:\n"
+            f"{done.stderr.decode(errors='replace').strip()}"
+        )
+
+
+def check(library: str) -> None:
+    """Load a library and raise an error unless a network computes the same bits with its operators as with casts."""
+    if not load(Path(library)):
+        raise DependencyError(f"{library} cannot be loaded.")
+    for static in (False, True):
+        for number, (one, other) in enumerate(zip(run_block(CASTS, static), run_block(OPERATORS, static))):
+            np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32), err_msg=f"array {number}")
+
+
+def run_block(rounding: Dict[str, Callable[[Any], Any]], static: bool) -> List[np.ndarray]:
+    """Run a residual block twice, forward and backward; return its outputs and gradients, of which some are added up.
+
+    One of its inputs has all float16 values, each a little changed, infinite ones and NaN too.
+    """
+    rng = np.random.RandomState(0)
+    values = {
+        "data": rng.standard_normal(_SHAPE),
+        "weight": rng.standard_normal((16, 16, 3, 3)),
+        "halves": mx.nd.array(np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(_SHAPE)) * 1.0004,
     }
-    flags = ["-std=c++14", "-O1", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-w", "-Wl,-z,now"]
-    defined = [f"-D{name}={value}" for name, value in macros.items()]
-    paths = [f"-I{include}", f"-I{os.path.join(include, 'mkldnn')}"]
-    return [compiler, *flags, *defined, *paths, str(SOURCE), library, "-o", str(output)]
+    twice, forward = rounding[ROUND], rounding[ROUND_FORWARD]
+    data, weight, every = map(mx.sym.var, values)
+    layer = twice(mx.sym.Convolution(twice(data), weight, kernel=(3, 3), pad=(1, 1), num_filter=16, no_bias=True))
+    total = mx.sym.tanh(twice(forward(mx.sym.BatchNorm(layer, name="norm")) + layer))
+    symbol = mx.sym.Group([mx.sym.BatchNorm(total, name="last"), twice(every), forward(every)])
+    arrays = {name: mx.nd.array(values.get(name, np.ones(16))) for name in symbol.list_inputs()}
+    for name, array in arrays.items():
+        array.attach_grad("write" if name == "weight" else "add")
+    run = mx.nd.CachedOp(symbol, [("static_alloc", static), ("static_shape", static)])
+    for _ in range(2):
+        with mx.autograd.record():
+            outputs = run(*arrays.values())
+        mx.autograd.backward(outputs, [arrays[name] for name in ("data", "halves", "halves")])
+    return [array.asnumpy() for array in (*outputs, *(array.grad for array in arrays.values()))]
 
 
-def _write(target: Path, content: bytes) -> None:
-    with replacing(str(target)) as (temporary,):
-        Path(temporary).write_bytes(content)
+def operator(op: str) -> Any:
+    """Return the symbol of one of the operators, which reads the variable ``data``."""
+    # MXNet has made its functions for operators when it was imported, before this one was there.
+    graph = {
+        "nodes": [{"op": "null", "name": "data", "inputs": []}, {"op": op, "name": "rounded", "inputs": [[0, 0, 0]]}],
+        "arg_nodes": [0],
+        "heads": [[1, 0, 0]],
+        "attrs": {"mxnet_version": ["int", 10901]},
+    }
+    return mx.sym.load_json(json.dumps(graph))
+
+
+def _cast(data: Any) -> Any:
+    return mx.sym.Cast(mx.sym.Cast(data, dtype="float16"), dtype="float32")
+
+
+# Rounding of a value and its gradient, and of a value whose gradient passes, as `passes.emulate` writes them.
+CASTS = {ROUND: _cast, ROUND_FORWARD: lambda data: data + mx.sym.BlockGrad(_cast(data) - data)}
+OPERATORS = {op: (lambda data, op=op: operator(op)(data=data)) for op in CASTS}

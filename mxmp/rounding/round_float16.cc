@@ -1,11 +1,19 @@
-// Two operators that round float32 arrays to float16's grid, in place and in whatever layout oneDNN has given them.
+// Two operators that round float32 arrays to float16's grid, with the bits of MXNet's Cast there and back.
 //
-// They are for MXNet 1.9.1 on CPU, and use its classes, not lib_api.h: an operator of that interface gets every array
-// in the default layout, is not told to add to a gradient, and its backward pass keeps its input and its output alive.
-// MXNet's wheels are built with GCC 4.8, so that nothing here may touch what has changed since in the standard library:
-// std::unordered_map, within nnvm::Node, and std::function with arguments that are passed by value.
+// They are for MXNet 1.9.1 on CPU, and use its classes, not lib_api.h: an operator of that interface is not told to add
+// to a gradient, and its backward pass keeps its input and its output alive. MXNet's wheels are built with GCC 4.8, so
+// that nothing here may touch what has changed since in the standard library: std::unordered_map, within nnvm::Node,
+// and std::function with arguments that are passed by value.
+//
+// A network has to compute the same bits with these operators as with Cast, so they are like Cast in all that the rest
+// of it notices:
+// - What they write is in the default layout, in place too. In oneDNN's layouts a BatchNorm behind them would take its
+//   sums in another order.
+// - They infer storage types as Flatten does (MKLDNNStorageType in src/operator/nn/mkldnn/mkldnn_base-inl.h), which
+//   takes unknown ones for the default. _copy's ElemwiseStorageType leaves them unknown: in the backward pass of
+//   Dense(x) + label one node then stayed so, and MXNet failed ("storage_type_num_unknown_nodes").
 
-#include <mxnet/ndarray.h>
+#include <dmlc/logging.h>  // before mshadow/logging.h, whose CHECK_EQ ends the process
 #include <mxnet/op_attr_types.h>
 #include <nnvm/op.h>
 #include <nnvm/op_attr_types.h>
@@ -21,13 +29,6 @@
 
 namespace mxnet {
 
-// src/operator/nn/mkldnn/mkldnn_base-inl.h
-class MKLDNNStream {
- public:
-  static MKLDNNStream* Get();
-  void Submit(bool cleanup);
-};
-
 namespace op {
 
 // src/operator/operator_common.h
@@ -38,15 +39,14 @@ std::vector<nnvm::NodeEntry> MakeGradNode(const char*, const nnvm::ObjectPtr&, c
 }  // namespace mxnet
 
 // As MXNet has compiled them: see above.
-extern template nnvm::Op& nnvm::Op::set_attr<bool>(const std::string&, const bool&, int);
 extern template nnvm::Op& nnvm::Op::set_attr<mxnet::FInferShape>(const std::string&, const mxnet::FInferShape&, int);
 extern template nnvm::Op& nnvm::Op::set_attr<nnvm::FInferType>(const std::string&, const nnvm::FInferType&, int);
 extern template nnvm::Op& nnvm::Op::set_attr<mxnet::FInferStorageType>(const std::string&,
                                                                        const mxnet::FInferStorageType&, int);
 extern template nnvm::Op& nnvm::Op::set_attr<nnvm::FInplaceOption>(const std::string&, const nnvm::FInplaceOption&,
                                                                    int);
-extern template nnvm::Op& nnvm::Op::set_attr<mxnet::FCompute>(const std::string&, const mxnet::FCompute&, int);
 extern template nnvm::Op& nnvm::Op::set_attr<mxnet::FComputeEx>(const std::string&, const mxnet::FComputeEx&, int);
+extern template nnvm::Op& nnvm::Op::set_attr<mxnet::FCompute>(const std::string&, const mxnet::FCompute&, int);
 extern template nnvm::Op& nnvm::Op::set_attr<nnvm::FGradient>(const std::string&, const nnvm::FGradient&, int);
 
 namespace {
@@ -104,48 +104,58 @@ Kernel fastest() {
 
 const Kernel kernel = fastest();
 
-// Round an array with the threads that MXNet has given to this one.
+// Round an array to another, or in place, with the threads that MXNet has given to this one.
+template <bool as_sum>
 void round_array(const float* source, float* target, int64_t n) {
-  constexpr int64_t block = 1 << 14;
-#pragma omp parallel for schedule(static) if (n > 2 * block)
-  for (int64_t begin = 0; begin < n; begin += block) kernel(source + begin, target + begin, std::min(block, n - begin));
+  constexpr int64_t block = 1 << 10;
+#pragma omp parallel for schedule(static) if (n > 32 * block)
+  for (int64_t begin = 0; begin < n; begin += block) {
+    const int64_t size = std::min(block, n - begin);
+    const float* x = source + begin;
+    float* y = target + begin;
+    if (!as_sum) {
+      kernel(x, y, size);
+      continue;
+    }
+    float rounded[block];
+    kernel(x, rounded, size);
+    // x + (round(x) - x), which passes/emulate.py writes with casts: 0 of -0, and NaN of what is infinite.
+    for (int64_t i = 0; i < size; ++i) y[i] = x[i] + (rounded[i] - x[i]);
+  }
 }
 
-// Round an array in the default layout.
-void round_plain(const mxnet::TBlob& in, mxnet::OpReqType req, const mxnet::TBlob& out) {
-  CHECK_EQ(in.type_flag_, mshadow::kFloat32) << "only float32 is rounded to float16's grid";
-  const float* source = static_cast<const float*>(in.dptr_);
-  float* target = static_cast<float*>(out.dptr_);
-  const int64_t n = in.shape_.Size();
-  if (req != mxnet::kAddTo) return round_array(source, target, n);
+template <bool as_sum>
+void compute(const nnvm::NodeAttrs&, const mxnet::OpContext&, const std::vector<mxnet::TBlob>& in,
+             const std::vector<mxnet::OpReqType>& req, const std::vector<mxnet::TBlob>& out) {
+  if (req[0] == mxnet::kNullOp) return;
+  CHECK_EQ(in[0].type_flag_, mshadow::kFloat32) << "only float32 is rounded to float16's grid";
+  const float* source = static_cast<const float*>(in[0].dptr_);
+  float* target = static_cast<float*>(out[0].dptr_);
+  const int64_t n = in[0].shape_.Size();
+  if (req[0] != mxnet::kAddTo) return round_array<as_sum>(source, target, n);
   std::vector<float> rounded(n);
-  round_array(source, rounded.data(), n);
+  round_array<as_sum>(source, rounded.data(), n);
   for (int64_t i = 0; i < n; ++i) target[i] += rounded[i];
 }
 
-void compute(const nnvm::NodeAttrs&, const mxnet::OpContext&, const std::vector<mxnet::TBlob>& in,
-             const std::vector<mxnet::OpReqType>& req, const std::vector<mxnet::TBlob>& out) {
-  if (req[0] != mxnet::kNullOp) round_plain(in[0], req[0], out[0]);
-}
-
-// The same for arrays in any layout. In place, which is the rule, an array keeps its layout: its elements are dense in
-// each (NDArray::CreateMKLDNNData holds that).
-void compute_ex(const nnvm::NodeAttrs&, const mxnet::OpContext&, const std::vector<NDArray>& inputs,
+#if MXNET_USE_MKLDNN == 1
+// The same for arrays of which some are in a layout of oneDNN: the output is in the default layout afterwards.
+template <bool as_sum>
+void compute_ex(const nnvm::NodeAttrs& attrs, const mxnet::OpContext& context, const std::vector<NDArray>& inputs,
                 const std::vector<mxnet::OpReqType>& req, const std::vector<NDArray>& outputs) {
-  const NDArray &in = inputs[0], &out = outputs[0];
   if (req[0] == mxnet::kNullOp) return;
-  if (in.IsMKLDNNData() && req[0] == mxnet::kWriteInplace && in.var() == out.var()) {
-    CHECK_EQ(in.dtype(), mshadow::kFloat32) << "only float32 is rounded to float16's grid";
-    float* data = static_cast<float*>(in.storage_handle().dptr);
-    return round_array(data, data, in.shape().Size());
+  const NDArray source = inputs[0].Reorder2Default();  // before the output, which may be the same memory, is touched
+  NDArray target = outputs[0];
+  if (target.IsMKLDNNData()) {
+    const NDArray before = target.Reorder2Default();
+    target.InvalidateMKLDNNData();
+    if (req[0] == mxnet::kAddTo) {
+      std::memcpy(target.data().dptr_, before.data().dptr_, before.shape().Size() * sizeof(float));
+    }
   }
-  const NDArray source = in.Reorder2Default();
-  if (!out.IsMKLDNNData()) return round_plain(source.data(), req[0], out.data());
-  const NDArray target = out.Reorder2Default();
-  round_plain(source.data(), req[0], target.data());
-  const_cast<NDArray&>(out).CopyFrom(*target.GetMKLDNNData());
-  mxnet::MKLDNNStream::Get()->Submit(true);
+  compute<as_sum>(attrs, context, {source.data()}, req, {target.data()});
 }
+#endif
 
 template <typename T>
 void set(nnvm::Op* op, const char* name, const T& value) {
@@ -155,26 +165,28 @@ void set(nnvm::Op* op, const char* name, const T& value) {
 }
 
 template <typename T>
-void set_as_of_copy(nnvm::Op* op, const char* name) {
-  set<T>(op, name, nnvm::Op::GetAttr<T>(name)[nnvm::Op::Get("_copy")]);
+void set_as(nnvm::Op* op, const char* name, const char* other) {
+  set<T>(op, name, nnvm::Op::GetAttr<T>(name)[nnvm::Op::Get(other)]);
 }
 
 using Pairs = std::vector<std::pair<int, int>>;
 using Entries = std::vector<nnvm::NodeEntry>;
 
 // Add an operator, whose gradient is what another gives for the gradient that it gets.
+template <bool as_sum>
 void add(const char* name, const char* gradient) {
   auto* registry = dmlc::Registry<nnvm::Op>::Get();
   if (registry->Find(name) != nullptr) return;
   nnvm::Op* op = &registry->__REGISTER_OR_GET__(name);
   op->set_num_inputs(1).set_num_outputs(1);
-  set_as_of_copy<mxnet::FInferShape>(op, "FInferShape");
-  set_as_of_copy<nnvm::FInferType>(op, "FInferType");
-  set_as_of_copy<mxnet::FInferStorageType>(op, "FInferStorageType");
+  set_as<mxnet::FInferShape>(op, "FInferShape", "_copy");
+  set_as<nnvm::FInferType>(op, "FInferType", "_copy");
   set<nnvm::FInplaceOption>(op, "FInplaceOption", [](const nnvm::NodeAttrs&) { return Pairs{{0, 0}}; });
-  set<mxnet::FCompute>(op, "FCompute<cpu>", compute);
-  set<mxnet::FComputeEx>(op, "FComputeEx<cpu>", compute_ex);
-  set<bool>(op, "TIsMKLDNN", true);
+  set<mxnet::FCompute>(op, "FCompute<cpu>", compute<as_sum>);
+#if MXNET_USE_MKLDNN == 1
+  set_as<mxnet::FInferStorageType>(op, "FInferStorageType", "Flatten");
+  set<mxnet::FComputeEx>(op, "FComputeEx<cpu>", compute_ex<as_sum>);
+#endif
   set<nnvm::FGradient>(op, "FGradient", [gradient](const nnvm::ObjectPtr& node, const Entries& grads) {
     return mxnet::op::MakeGradNode(gradient, node, grads, node->attrs.dict);
   });
@@ -185,8 +197,8 @@ void add(const char* name, const char* gradient) {
 // Add the operators to those that MXNet knows in this process; return 0 if that went well.
 extern "C" __attribute__((visibility("default"))) int mxmp_register_rounding() {
   try {
-    add("_mxmp_round_float16", "_mxmp_round_float16");
-    add("_mxmp_round_float16_forward", "_copy");
+    add<false>("_mxmp_round_float16", "_mxmp_round_float16");
+    add<true>("_mxmp_round_float16_forward", "_copy");
   } catch (const std::exception&) {
     return 1;
   }

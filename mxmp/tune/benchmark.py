@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import dtypes
-from ..devices.bfloat16 import runs_bfloat16
 from ..devices.processor import read_processor
+from ..devices.speed import runs_bfloat16
 from ..diagnose.progress import showing_progress
 from ..errors import MxmpError, TuneError, mxnet_reason, visible
 from ..passes.emulate import has_float16

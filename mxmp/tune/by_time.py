@@ -8,8 +8,8 @@ import time
 from typing import Any, Callable, List, Optional, Union
 
 from .. import dtypes
-from ..devices.bfloat16 import runs_bfloat16
 from ..devices.processor import read_processor
+from ..devices.speed import runs_bfloat16
 from ..diagnose.progress import showing_progress
 from ..errors import PolicyError, TuneError
 from ..files import require_folder

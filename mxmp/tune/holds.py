@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ..devices.check import read_gpus
-from ..devices.machine import Machine, read_machine
+from ..devices.speed import Machine, read_machine
 from ..dtypes import FLOAT32
 from ..graph import Graph
 from ..passes import EraseCasts

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from rich.table import Table
 
-from ..devices.machine import Machine
+from ..devices.speed import Machine
 from ..files import saving
 from ..policy import Policy
 from . import plan_file, show

@@ -63,7 +63,7 @@ ARGUMENTS = [
     ([], None),  # 0 or 2, as click decides
     *(
         ([command, "--help"], 0)
-        for command in ("convert", "inspect", "tune", "doctor", "launch", "ranges", "run")
+        for command in ("convert", "inspect", "tune", "build", "doctor", "launch", "ranges", "run")
     ),
     (["benchmark", "--help"], 0),
     (["benchmark", "net"], 2),

@@ -12,7 +12,7 @@ import pytest
 
 from mxmp import tune as package
 from mxmp.cli.work import tune as work
-from mxmp.devices.machine import read_machine
+from mxmp.devices.speed import read_machine
 from mxmp.tune import TuneResult, holds, load
 from mxmp.tune.holds import digest
 from tests.cli.checkpoints import SHAPE, mxmp, network, save, table

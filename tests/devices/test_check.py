@@ -1,19 +1,23 @@
-"""check_devices on machines that a script in the place of nvidia-smi makes up."""
+"""What a policy means on machines that are made up: cards by a script in the place of nvidia-smi, processors by flags."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import time
+import warnings
 
 import mxnet as mx
+import numpy as np
 import pytest
+from mxnet import gluon
 
-from mxmp.devices import amx, check, speed
+import mxmp
+from mxmp.devices import amx, check
 from mxmp.devices.check import Finding, Gpu, check_cpu, check_devices, check_gpu, read_gpus
 from mxmp.devices.processor import Processor
-from mxmp.errors import PolicyError
-from tests.devices.libraries import cpu_library, cuda_library
+from mxmp.devices.speed import Speed
+from mxmp.errors import ConvertError, PolicyError, SlowPrecisionWarning
 from tests.devices.machines import install, install_cards
 
 CARDS = [
@@ -38,6 +42,12 @@ def machine(tmp_path, monkeypatch):
     return lambda cards: install_cards(tmp_path, monkeypatch, cards)
 
 
+@pytest.fixture(autouse=True)
+def cuda(monkeypatch):
+    """Make this MXNet one with CUDA, as the released wheels are."""
+    monkeypatch.setattr(check, "is_for_gpus", lambda: True)
+
+
 def test_cards_are_read_in_order(machine):
     machine(CARDS)
     found = read_gpus()
@@ -54,9 +64,9 @@ def test_cards_are_read_in_order(machine):
         ("float32", [False, True, True, True, True, True, False, False]),
     ],
 )
-def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine, tmp_path):
+def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine):
     machine(CARDS)
-    *cards, processor = check_devices(policy, cuda_library(tmp_path))
+    *cards, processor = check_devices(policy)
     assert [finding.ok for finding in cards] == ok
     for index, (finding, (name, _)) in enumerate(zip(cards, CARDS)):
         assert finding.device == f"GPU {index} ({name})"
@@ -71,13 +81,13 @@ def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine, 
         (
             (3, 7),
             "float16",
-            "capability 3.7: this MXNet cannot run here, in any precision: it has machine code for 5.0, 6.0",
+            "capability 3.7: no released MXNet 1.9.1 runs here, in any precision: they have machine code for 5.0, 6.0",
         ),
         ((6, 1), "float16", "capability 6.1: float16 runs without tensor cores, which came with 7.0"),
         ((7, 0), "float16", "capability 7.0: float16 runs on its tensor cores."),
         ((8, 9), "float16", "capability 8.9: float16 runs on its tensor cores."),
-        ((9, 0), "float16", "it has machine code for 5.0, 6.0, 7.0, 8.0, 8.6; no PTX."),
-        ((9, 0), "float32", "cannot run here, in any precision"),
+        ((9, 0), "float16", "they have machine code for 5.0, 6.0, 7.0, 8.0, 8.6; no PTX."),
+        ((9, 0), "float32", "no released MXNet 1.9.1 runs here, in any precision"),
         ((7, 5), "bfloat16", "bfloat16 does not run: the card has no bfloat16 arithmetic, and MXNet"),
         ((8, 0), "bfloat16", "bfloat16 does not run: the card could, but MXNet 1.9.1 has no bfloat16 kernels for GPUs"),
         ((6, 0), "float32", "float32 runs as ever."),
@@ -93,7 +103,7 @@ def test_the_message_names_the_card_and_the_reason(capability, dtype, text):
     [
         ((6, 1), "float16", "Take float32 unless memory is short."),
         ((8, 0), "bfloat16", "Take float16."),
-        ((9, 0), "float16", "Build MXNet for this card; its released wheels have machine code for 5.0, 6.0"),
+        ((9, 0), "float16", "Build MXNet for this card."),
         ((8, 6), "float16", ""),
     ],
 )
@@ -102,23 +112,19 @@ def test_the_advice_is_for_what_does_not_run(capability, dtype, advice):
     assert found.advice.startswith(advice) and bool(found.advice) == bool(advice) == (not found.ok)
 
 
-def test_a_cpu_build_runs_on_no_card(machine, tmp_path):
+def test_a_cpu_build_runs_on_no_card(machine, monkeypatch):
+    monkeypatch.setattr(check, "is_for_gpus", lambda: False)
     machine([("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")])
-    ampere, hopper, _ = check_devices("O1", cpu_library(tmp_path))
-    assert ampere.ok is hopper.ok is False and "it has no GPU code" in ampere.message
+    ampere, hopper, _ = check_devices("O1")
+    assert ampere.ok is hopper.ok is False and "this MXNet is for CPUs" in ampere.message
     assert ampere.advice.startswith("Install mxnet-cu112") and hopper.advice.startswith("Build MXNet")
-
-
-def test_a_library_that_cannot_be_read_counts_as_a_released_one(machine, tmp_path):
-    machine([("NVIDIA A100", "8.0")])
-    assert check_devices("O1", tmp_path / "libmxnet.dylib")[0].ok
 
 
 def test_cards_that_mxnet_sees_alone_are_unknown(tmp_path, monkeypatch):
     """As in a container without nvidia-smi."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
-    *found, _ = check_devices("O1", cuda_library(tmp_path))
+    *found, _ = check_devices("O1")
     assert [each.device for each in found] == [f"GPU {i} (which nvidia-smi does not list)" for i in range(2)]
     assert all(each.ok is None for each in found)
 
@@ -129,7 +135,7 @@ def test_a_driver_that_fails_is_told(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(mx.context, "num_gpus", fail)
-    assert len(check_devices("O1", cuda_library(tmp_path))) == 1
+    assert len(check_devices("O1")) == 1
     assert "MXNet finds no GPU: CUDA driver version is insufficient" in caplog.text
 
 
@@ -152,17 +158,12 @@ def test_a_name_alone_takes_no_tensor_cores_away():
     assert "on its tensor cores" in check_gpu(Gpu(0, "NVIDIA T1000", (8, 6)), "float16").message
 
 
-def test_a_driver_that_does_not_know_the_field_gives_names_alone(fake):
-    fake(
-        """
-        [ "$fields" = name ] && { echo "Tesla V100-SXM2-16GB"; echo "Tesla P4"; exit 0; }
-        echo 'Field "compute_cap" is not a valid field to query.'; exit 2
-        """
-    )
-    assert read_gpus() == [Gpu(0, "Tesla V100-SXM2-16GB", None), Gpu(1, "Tesla P4", None)]
-    first, second, _ = check_devices("O2")
-    assert first.ok is second.ok is None
-    assert "GPU 1 (Tesla P4): its driver does not tell its compute capability" in second.message
+def test_a_driver_that_does_not_know_the_field_leaves_cards_to_mxnet(fake, monkeypatch):
+    """As those before 510."""
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: 1)
+    fake("echo 'Field \"compute_cap\" is not a valid field to query.'; exit 2")
+    card, _ = check_devices("O2")
+    assert card.ok is None and "its driver does not tell its compute capability" in card.message
 
 
 @pytest.mark.parametrize("text", ["[N/A]", "[Not Supported]", "", "8", "8.x"])
@@ -199,62 +200,180 @@ def test_a_program_that_hangs_is_given_up(fake, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, logger=check.__name__):
         assert read_gpus() == []
     assert time.perf_counter() - start < 10
-    assert "nvidia-smi gave no answer within 0.2 s" in caplog.text
+    assert "nvidia-smi does not answer" in caplog.text and "0.2 seconds" in caplog.text
 
 
 def test_a_program_that_does_not_start_is_told(fake, tmp_path, caplog):
     fake("")
     (tmp_path / "nvidia-smi").write_text("#!/no/such/shell\n")
     assert read_gpus() == []
-    assert "nvidia-smi does not run" in caplog.text
+    assert "nvidia-smi does not answer" in caplog.text
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """Make a processor by its flags, with AMX off."""
+
+    def make(flags, name="Xeon"):
+        found = Processor(name, frozenset(flags.split()))
+        monkeypatch.setattr(check, "read_processor", lambda: found)
+        monkeypatch.setattr(amx, "read_processor", lambda: found)
+        monkeypatch.setattr(amx, "_status", None)
+        return found
+
+    return make
+
+
+AMX = "avx512bw avx512_bf16 amx_bf16 amx_tile"
 
 
 @pytest.mark.parametrize(
     ("flags", "dtype", "ratio", "ok", "text"),
     [
-        ("avx2", "float32", False, True, "CPU (Xeon): float32 runs as ever."),
-        ("avx512_bf16", "float16", False, False, "CPU (Xeon): float16 is emulated"),
-        ("avx2", "bfloat16", False, False, "does not run on this processor (Xeon)"),
+        ("avx2", "float32", None, True, "CPU (Xeon): float32 runs as ever."),
+        ("avx512bw avx512_bf16", "float16", None, False, "CPU (Xeon): float16 is emulated"),
+        ("avx2", "bfloat16", None, False, "CPU (Xeon): bfloat16 does not run, because MXNet needs AVX-512 for it."),
+        ("avx512bw", "bfloat16", None, False, "bfloat16 is slower than float32, as there is no avx512_bf16."),
         ("avx512bw", "bfloat16", 0.4, False, "0.40 times as fast as float32 in inference, 0.40 in training"),
-        ("avx512bw", "bfloat16", 0.4, False, "on this processor (Xeon: no instructions for bfloat16)."),
-        ("avx512bw avx512_bf16", "bfloat16", 1.7, True, "on this processor (Xeon: avx512_bf16)."),
-        ("avx512bw avx512_bf16", "bfloat16", 0.7, False, "on this processor (Xeon: avx512_bf16)."),
-        ("avx512_bf16 amx_bf16 amx_tile", "bfloat16", 2.0, True, "(Xeon: amx_bf16, avx512_bf16; AMX off)."),
-        ("", "bfloat16", 1.5, True, "1.50 times as fast as float32"),
-        ("avx512_bf16", "bfloat16", None, None, "bfloat16 is of unknown speed on this processor (Xeon: avx512_bf16)."),
+        ("avx512bw avx512_bf16", "bfloat16", None, True, "bfloat16 runs in hardware (avx512_bf16)."),
+        ("avx512bw avx512_bf16", "bfloat16", 0.7, False, "bfloat16 is 0.70 times as fast as float32"),
+        (AMX, "bfloat16", None, False, "bfloat16 is slower than float32, as AMX is off: This process has not asked"),
+        (AMX, "bfloat16", 2.0, True, "bfloat16 is 2.00 times as fast as float32"),
+        ("", "bfloat16", 1.5, True, "bfloat16 is 1.50 times as fast as float32"),
+        ("", "bfloat16", None, None, "the speed of bfloat16 is not known, nor the processor's flags."),
     ],
 )
-def test_a_processor_runs_what_is_no_slower_than_float32(flags, dtype, ratio, ok, text, monkeypatch):
-    """A ratio of None was not measured, one of False is for a processor that runs no bfloat16."""
-    monkeypatch.setattr(amx, "amx_status", lambda: amx.AmxStatus(False, "Refused."))
-    measured = speed.Speed(speed.Gain(ratio, ratio), speed.Gain(ratio, ratio)) if ratio else None
-    finding = check_cpu(Processor("Xeon", frozenset(flags.split())), dtype, ratio is not False, measured)
+def test_flags_tell_of_a_processor_unless_the_clock_has(flags, dtype, ratio, ok, text, processor):
+    finding = check_cpu(processor(flags), dtype, None if ratio is None else Speed(ratio, ratio))
     assert finding.ok is ok and text in finding.message
     assert bool(finding.advice) == (ok is not True)
 
 
-@pytest.mark.parametrize(("ratio", "advice"), [(None, "train on a GPU"), (0.7, "train on a GPU"), (1.7, "take mixed_")])
-def test_emulated_float16_is_advised_what_is_fast(ratio, advice):
-    measured = speed.Speed(speed.Gain(ratio, ratio), speed.Gain(ratio, ratio)) if ratio else None
-    finding = check_cpu(Processor("Xeon", frozenset()), "float16", ratio is not None, measured)
+def test_amx_that_is_on_is_fast(processor, monkeypatch):
+    xeon = processor(AMX)
+    assert check_cpu(xeon, "bfloat16").advice.startswith("Call mxmp.enable_amx()")
+    monkeypatch.setattr(amx, "_status", amx.AmxStatus(True, ""))
+    assert check_cpu(xeon, "bfloat16").ok
+
+
+@pytest.mark.parametrize(("flags", "advice"), [("avx2", "train on a GPU"), ("avx512bw avx512_bf16", "take mixed_")])
+def test_emulated_float16_is_advised_what_is_fast(flags, advice, processor):
+    finding = check_cpu(processor(flags), "float16")
     assert finding.ok is False and finding.advice.startswith(f"For speed {advice}")
 
 
-def test_check_devices_asks_this_processor(monkeypatch, tmp_path):
+def test_check_devices_asks_this_processor(processor, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(check, "read_processor", lambda: Processor("Made Up", frozenset(["amx_bf16"])))
-    fast = speed.Speed(speed.Gain(2.0, 1.5), speed.Gain(1.0, 1.1))
-    for measured, runs, ok in [(fast, True, True), (None, True, None), (None, False, False)]:
-        monkeypatch.setattr(speed, "bfloat16_speed", lambda measured=measured: measured)
-        monkeypatch.setattr(check, "runs_bfloat16", lambda runs=runs: runs)
-        (finding,) = check_devices("mixed_bfloat16")
-        assert finding.ok is ok and "Made Up" in finding.message
-        assert (str(fast) in finding.message) == (ok is True)
+    processor("avx512bw avx512_bf16", "Made Up")
+    (finding,) = check_devices("mixed_bfloat16")
+    assert finding.ok and "Made Up" in finding.message
+    (finding,) = check_devices("mixed_bfloat16", Speed(0.5, 0.5))
+    assert not finding.ok and "0.50 times" in finding.message
 
 
-def test_check_devices_measures_nothing_for_float32(monkeypatch):
-    monkeypatch.delattr(speed, "bfloat16_speed")
-    assert check_devices("float32")[-1].ok
+def dense():
+    net = gluon.nn.Dense(3, in_units=4)
+    net.initialize()
+    return net
+
+
+def bind(policy):
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), name="softmax")
+    module = mxmp.module.Module(symbol, policy=policy)
+    module.bind([("data", (2, 4))], [("softmax_label", (2,))])
+    return module
+
+
+def hybrid_block():
+    net = dense()
+    net.hybridize()
+    net(mx.nd.ones((2, 4)))
+    mxmp.amp.convert_hybrid_block(net, "bfloat16")
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")  # MXNet's, of contrib.amp's way
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda: mxmp.gluon.convert(dense(), "mixed_bfloat16"),
+        lambda: mxmp.gluon.cast(dense(), "bfloat16"),
+        hybrid_block,
+    ],
+    ids=["convert", "cast", "amp.convert_hybrid_block"],
+)
+@pytest.mark.parametrize("flags", ["avx512bw", "avx2"])
+def test_a_conversion_warns_where_bfloat16_is_slow_or_does_not_run(flags, convert, processor):
+    finding = check_cpu(processor(flags), "bfloat16")
+    with pytest.warns(SlowPrecisionWarning) as found:
+        convert()
+    (warning,) = [each for each in found if each.category is SlowPrecisionWarning]
+    assert str(warning.message) == f"{finding.message} {finding.advice}"
+    assert warning.filename == __file__
+
+
+def test_a_module_warns_before_anything_is_bound(processor):
+    processor("avx512bw")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(SlowPrecisionWarning):
+            bind("mixed_bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("flags", "policy"),
+    [
+        ("avx2", "O1"),
+        ("avx2", "O2"),
+        ("avx2", "O0"),
+        ("avx512bw avx512_bf16", "mixed_bfloat16"),
+        ("", "mixed_bfloat16"),
+    ],
+)
+def test_nothing_is_said_of_other_precisions_or_of_what_is_fast(flags, policy, processor):
+    processor(flags)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mxmp.gluon.convert(dense(), policy)
+
+
+def test_a_symbol_may_run_anywhere(processor):
+    processor("avx2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mxmp.symbol.convert_symbol(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), "mixed_bfloat16")
+
+
+def test_a_warning_that_is_an_error_leaves_the_net_as_it_was(processor):
+    processor("avx512bw")
+    net = dense()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(SlowPrecisionWarning):
+            mxmp.gluon.convert(net, "mixed_bfloat16")
+    assert type(net) is gluon.nn.Dense and net(mx.nd.ones((2, 4))).dtype == np.float32
+    mxmp.gluon.convert(net, "mixed_bfloat16")
+    assert mxmp.gluon.report(net).rows
+
+
+def test_a_net_is_refused_where_it_runs_on_a_processor_without_avx512(processor):
+    """It is converted and looked at all the same: another machine may run it."""
+    processor("avx2")
+    net = dense()
+    mxmp.gluon.convert(net, "mixed_bfloat16")
+    text = r"^block '\w+' computes in bfloat16, which MXNet does not run on this processor \(Xeon\): it needs AVX-512"
+    with pytest.raises(ConvertError, match=text):
+        net(mx.nd.ones((2, 4)))
+    assert mxmp.gluon.report(net).rows
+    mxmp.gluon.convert(net, "float32")
+    assert net(mx.nd.ones((2, 4))).shape == (2, 3)
+
+
+def test_a_module_is_refused_where_it_runs(processor):
+    processor("avx2")
+    module = bind("mixed_bfloat16")
+    module.init_params()
+    with pytest.raises(ConvertError, match="^forward: symbol 'softmax' computes in bfloat16, which MXNet does not run"):
+        module.forward(mx.io.DataBatch([mx.nd.ones((2, 4))], [mx.nd.zeros(2)]))
 
 
 def test_an_unknown_policy_is_named():

@@ -8,12 +8,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp import compat
+from mxmp import compat, rounding
 from mxmp.devices import amx, check, speed
 from mxmp.devices.processor import Processor
 from mxmp.diagnose import doctor, examine
 from mxmp.errors import PolicyError
-from tests.devices.libraries import cpu_library, cuda_library
 from tests.devices.machines import install_cards
 
 V100, A100, H100 = ("Tesla V100", "7.0"), ("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")
@@ -23,15 +22,16 @@ V100, A100, H100 = ("Tesla V100", "7.0"), ("NVIDIA A100", "8.0"), ("NVIDIA H100"
 def on(tmp_path, monkeypatch):
     """Examine a machine with cards, a processor's flags, the speed of its bfloat16 and an environment."""
 
-    def examine_there(policy, *cards, flags="avx2", ratio=None, library=cuda_library, environ=None):
+    def examine_there(policy, *cards, flags=None, ratio=None, cuda=True, environ=None):
         install_cards(tmp_path, monkeypatch, cards)
+        flags = ("avx2" if ratio is None else "avx512bw avx512_bf16") if flags is None else flags
         seen = Processor("Xeon", frozenset(flags.split()))
         for module in (check, doctor):
             monkeypatch.setattr(module, "read_processor", lambda: seen)
-        found = None if ratio is None else speed.Speed(speed.Gain(ratio, ratio), speed.Gain(ratio, ratio))
-        monkeypatch.setattr(speed, "bfloat16_speed", lambda seconds, anew: found)
-        monkeypatch.setattr(check, "runs_bfloat16", lambda: ratio is not None)
-        return examine(policy, library(tmp_path), environ or {})
+            monkeypatch.setattr(module, "is_for_gpus", lambda: cuda)
+        found = None if ratio is None else speed.Speed(ratio, ratio)
+        monkeypatch.setattr(speed, "bfloat16_speed", lambda seconds: found)
+        return examine(policy, environ or {})
 
     return examine_there
 
@@ -71,13 +71,6 @@ def test_a_variable_may_stand_in_the_way(on, policy, card, environ):
     assert on(policy, *card, ratio=1.7).ok and not on(policy, *card, ratio=1.7, environ=environ).ok
 
 
-def test_a_card_runs_what_there_is_code_for(on):
-    hopper = on("O1", H100, library=lambda folder: cuda_library(folder, [(2, 70), (1, 80)]))
-    assert hopper.devices == ("GPU 0 (NVIDIA H100)",)
-    (check,) = checks(hopper, "GPU code")
-    assert check.found == "machine code for 7.0; PTX for 8.0 and later"
-
-
 @pytest.mark.parametrize("cards, value, advised", [([A100], "0", True), ([A100], "1", False), ([], "0", False)])
 def test_recurrent_layers_are_advised_tensor_cores_where_there_is_a_gpu(on, cards, value, advised):
     name = "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION"
@@ -88,27 +81,24 @@ def test_recurrent_layers_are_advised_tensor_cores_where_there_is_a_gpu(on, card
 
 
 def test_a_cpu_build_runs_on_no_card_and_says_what_to_install(on):
-    found = on("O1", A100, library=cpu_library)
+    found = on("O1", A100, cuda=False)
     assert not found.ok and str(found) == "float16 does not run in hardware on this machine."
-    assert checks(found, "GPU code")[0].found == "no GPU code: this MXNet is for CPUs"
+    assert checks(found, "GPU code")[0].found == "none: this MXNet is for CPUs"
     assert checks(found, "GPU")[0].advice == "Install mxnet-cu112 1.9.1 in place of this MXNet."
 
 
-def test_a_library_that_cannot_be_read_is_no_end(on):
-    def damaged(folder):
-        path = cuda_library(folder)
-        path.write_bytes(path.read_bytes()[:100])
-        return path
-
-    found = on("O1", A100, library=damaged)
-    (check,) = checks(found, "GPU code")
-    assert found.ok and check.ok is None and "is the file truncated?" in check.found
-
-
 def test_a_machine_without_gpu_says_so_and_is_told_nothing_about_gpus(on):
-    found = on("O1", library=cpu_library)
+    found = on("O1", cuda=False)
     assert checks(found, "GPU")[0].found == "none"
     assert [check.what for check in found.checks if check.advice] == ["CPU"]
+
+
+def test_it_names_the_command_that_builds_the_rounding_operators(on, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "`mxmp build` compiles an operator" in checks(on("O1"), "emulated float16")[0].found
+    rounding.path().parent.mkdir()
+    rounding.path().write_bytes(b"")
+    assert checks(on("O1"), "emulated float16")[0].found.endswith(str(rounding.path()))
 
 
 def test_versions_and_flags_are_those_of_this_process(on):
@@ -123,8 +113,8 @@ def test_versions_and_flags_are_those_of_this_process(on):
     ("policy", "status", "found", "ok"),
     [
         ("mixed_bfloat16", amx.AmxStatus(True, "mxmp switched it on."), "on: mxmp switched it on.", True),
-        ("mixed_bfloat16", amx.AmxStatus(False, "MXMP_AMX=0 is set.", "Unset it."), "off: MXMP_AMX=0 is set.", None),
-        ("O1", amx.AmxStatus(False, "MXMP_AMX=0 is set.", "Unset it."), "off: MXMP_AMX=0 is set.", True),
+        ("mixed_bfloat16", amx.AmxStatus(False, "ALL is set.", "Unset it."), "off: ALL is set.", None),
+        ("O1", amx.AmxStatus(False, "ALL is set.", "Unset it."), "off: ALL is set.", True),
     ],
 )
 def test_it_says_whether_amx_is_on(policy, status, found, ok, on, monkeypatch):

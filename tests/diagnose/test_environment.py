@@ -73,7 +73,7 @@ def test_nothing_is_to_be_done_about_devices_that_are_not_there():
 @pytest.mark.slow
 def test_there_is_no_bfloat16_without_onednn():
     """With it there is, or the mark would leave this out; test_processor has the other variable."""
-    code = "from mxmp.devices.bfloat16 import runs_bfloat16; print(runs_bfloat16())"
+    code = "from mxmp.devices.speed import runs_bfloat16; print(runs_bfloat16())"
     environ = {**os.environ, "MXNET_MKLDNN_ENABLED": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

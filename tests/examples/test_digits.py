@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from examples import digits
+from mxmp.devices.processor import Processor
 from tests.examples.processes import finish, start
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -110,15 +111,14 @@ def test_the_plot_marks_skipped_steps(monkeypatch, tmp_path):
 @pytest.fixture
 def old_processor(monkeypatch):
     """Let this processor be one that MXNet does not run bfloat16 on."""
-    for module in ("examples.digits", "mxmp.devices.check"):
-        monkeypatch.setattr(f"{module}.runs_bfloat16", lambda: False)
-    monkeypatch.setattr("mxmp.devices.speed.bfloat16_speed", lambda *args, **kwargs: None)
+    monkeypatch.setattr("examples.digits.runs_bfloat16", lambda: False)
+    monkeypatch.setattr("mxmp.devices.check.read_processor", lambda: Processor("X", frozenset(["avx2"])))
 
 
 def test_demo_leaves_out_what_the_processor_does_not_run(old_processor, capsys):
     modes = digits.explain(["float32", "O1", "mixed_bfloat16"], digits.Console(width=200))
     assert modes == ["float32", "O1"]
-    assert "bfloat16 does not run on this processor" in capsys.readouterr().out
+    assert "bfloat16 does not run, because MXNet needs AVX-512" in capsys.readouterr().out
 
 
 def test_demo_without_a_mode_that_runs_fails(old_processor, tmp_path):

@@ -83,7 +83,7 @@ def test_outputs_are_those_of_casts_at_each_call(policy, context):
     assert_current(module, policy, args, aux, symbol, data(shape), context)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
 def test_parameters_are_rounded_once(dtype):
     module = infer(policy=f"mixed_{dtype}")
     (weight,), exact = arrays(module, "fc1_weight"), params_of(mlp(), data=SHAPE)[0]["fc1_weight"]

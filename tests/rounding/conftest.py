@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.rounding import build, library
+from mxmp import rounding
+from mxmp.rounding import build
 
 
 @pytest.fixture(scope="session")
 def operators(tmp_path_factory):
-    """Build the library, load it, and return its path."""
-    built = tmp_path_factory.mktemp("rounding") / "rounding.so"
-    why = build.build(built)
-    assert not why, why
-    assert library.load(built) and library.load(built)
-    return built
+    """Build the library in a cache folder, load it, and return its path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        library = build.build()
+        assert rounding.kept() == library and rounding.load(library) and rounding.load(library)
+    return library
+
+
+@pytest.fixture
+def native(operators, monkeypatch):
+    """Round by operators; the function that this gives switches that off and on."""
+
+    def switch(on):
+        monkeypatch.setattr(rounding, "available", lambda: on)
+
+    switch(True)
+    return switch

@@ -1,9 +1,8 @@
-"""Whole networks whose float16 is rounded by the operators, against the same networks rounded by casts."""
+"""Whole networks whose float16 is rounded by the operators: the bits of the same networks rounded by casts."""
 
 from __future__ import annotations
 
 import copy
-import threading
 
 import mxnet as mx
 import numpy as np
@@ -14,26 +13,14 @@ from mxnet.gluon import nn
 from mxmp.gluon import convert, export, restore
 from mxmp.module import Module
 from mxmp.passes.emulate import ROUND
-from mxmp.rounding import library
 
 pytestmark = [pytest.mark.compiler, pytest.mark.slow]
 
 OURS = "_mxmp_round"
 
 
-@pytest.fixture(autouse=True)
-def native(operators, monkeypatch):
-    """Round by operators; the function that this gives switches that off and on."""
-
-    def switch(on):
-        monkeypatch.setattr(library, "_decided", on)
-
-    switch(True)
-    return switch
-
-
 class Residual(gluon.HybridBlock):
-    """A residual block with BatchNorm and 16 channels, which is smooth: a rounding more moves it little."""
+    """A residual block whose BatchNorms sum in another order where 16 channels are in a layout of oneDNN."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -92,47 +79,47 @@ def step(net, data):
     return [each.astype(np.float32) for each in (out.asnumpy(), net(data).asnumpy(), data.grad.asnumpy(), *grads)]
 
 
-@pytest.mark.parametrize("static", [False, True])
+# Not a loop with static memory: MXNet's foreach then has a race in training, with plain operators as with these: with
+# `negative` in their places a process in a hundred or so ends in a crash or with other values.
 @pytest.mark.parametrize("policy", ["O1", "O2"])
-@pytest.mark.parametrize("net", [Residual, Loop])
-def test_steps_are_those_of_casts_but_for_the_order_of_sums(net, policy, static, native):
+@pytest.mark.parametrize(("net", "static"), [(Residual, False), (Residual, True), (Loop, False)])
+def test_steps_have_the_bits_of_those_that_round_by_casts(net, policy, static, native):
     found = {}
     for on in (False, True):
         native(on)
         each = make(net, policy, static_alloc=static, static_shape=static)
         step(each, batch())
         found[on] = step(each, batch())
-    assert len(found[True]) >= 6
-    largest = max(np.abs(each).max() for each in found[False][2:])  # a bias in front of BatchNorm has no gradient
+    assert len(found[True]) >= 6 and all(np.abs(each).max() > 0 for each in found[True])
     for number, (one, other) in enumerate(zip(found[False], found[True])):
-        size = largest if number > 1 else np.abs(one).max()
-        assert np.abs(one - other).max() <= 2.0**-8 * size
+        np.testing.assert_array_equal(one, other, err_msg=f"array {number}")
 
 
-def test_weights_are_rounded_once_for_inference():
-    net = make(Residual)
-    found = net(batch()).asnumpy()
-    (built,) = net._mxmp_conversion.graphs.ops.values()
-    assert built.prepared is not None and len(built.prepared.params) >= 3
-    net.stem.weight.set_data(net.stem.weight.data() * 2)
-    assert np.abs(net(batch()).asnumpy() - found).max() > 1e-3
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_label_without_a_gradient_may_be_added_to_a_layer(norm, native):
+    """With the storage inference of MXNet's _copy the backward pass failed: "storage_type_num_unknown_nodes"."""
 
+    class Sum(gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.layer = nn.Dense(3, in_units=4)
+                self.norm = nn.BatchNorm(in_channels=3) if norm else None
 
-def test_two_threads_call_one_net():
-    net, data = make(Residual, static_alloc=True, static_shape=True), batch()
-    expected, found = net(data).asnumpy(), {}
+        def hybrid_forward(self, F, x, label):
+            x = self.layer(x)
+            return (self.norm(x) if norm else x) + label
 
-    def work(number):
-        found[number] = [net(data).asnumpy() for _ in range(5)]
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == [0, 1]
-    for each in (*found[0], *found[1]):
-        np.testing.assert_array_equal(each, expected)
+    found = {}
+    for on in (False, True):
+        native(on)
+        net = make(Sum)
+        with autograd.record():
+            out = net(batch()[0, 0, :4, :4], mx.nd.ones((4, 3)))
+        out.backward()
+        found[on] = out.asnumpy(), net.layer.weight.grad().asnumpy()
+    for one, other in zip(found[False], found[True]):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.skipif(not mx.runtime.Features().is_enabled("MKLDNN"), reason="MXNet without oneDNN")
@@ -142,10 +129,10 @@ def test_a_backend_may_partition_the_graph(native):
         native(on)
         net = make(Residual, backend="MKLDNN", static_alloc=True, static_shape=True)
         found[on] = net(batch()).asnumpy()
-    assert np.abs(found[True] - found[False]).max() <= 2.0**-8 * np.abs(found[False]).max()
+    np.testing.assert_array_equal(found[True], found[False])
 
 
-def test_nothing_that_is_kept_or_written_has_the_operators(tmp_path):
+def test_nothing_that_is_kept_or_written_has_the_operators(tmp_path, native):
     net, data = make(Residual), batch()
     found = net(data).asnumpy()
     np.testing.assert_array_equal(copy.deepcopy(net)(data).asnumpy(), found)
@@ -158,7 +145,7 @@ def test_nothing_that_is_kept_or_written_has_the_operators(tmp_path):
     assert len(texts) == 2 and not any(OURS in text for text in texts)
 
 
-def test_a_modules_checkpoint_has_the_symbol_without_the_operators(tmp_path):
+def test_a_modules_checkpoint_has_the_symbol_without_the_operators(tmp_path, native):
     symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="softmax")
     module = Module(symbol, policy="O1")
     module.bind([("data", (4, 5))], [("softmax_label", (4,))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mxmp import Policy
-from mxmp.devices.machine import read_machine
+from mxmp.devices.speed import read_machine
 from mxmp.tune import Change, HoldsFor, Measured, TuneResult
 
 UNTUNED = "mixed_bfloat16"

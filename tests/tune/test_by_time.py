@@ -7,7 +7,7 @@ import pytest
 from mxnet.gluon import nn
 
 from mxmp import tune as package
-from mxmp.devices.bfloat16 import runs_bfloat16
+from mxmp.devices.speed import runs_bfloat16
 from mxmp.errors import PolicyError, TuneError
 from mxmp.gluon import convert
 from mxmp.policy import Policy

@@ -13,7 +13,7 @@ import pytest
 from mxnet import gluon
 
 import mxmp
-from mxmp.devices.machine import read_machine
+from mxmp.devices.speed import read_machine
 from mxmp.errors import CheckpointError, TuneError
 from mxmp.policy import Policy
 from mxmp.symbol import convert_model, convert_symbol

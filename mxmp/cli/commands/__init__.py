@@ -12,7 +12,7 @@ from ...errors import MxmpError, mxnet_reason, visible
 from ..interrupts import INTERRUPTED, LINE
 from .benchmark import benchmark
 from .diagnose import compare
-from .environment import doctor
+from .environment import build, doctor
 from .models import convert, inspect, tune
 from .programs import launch, run
 from .ranges import ranges
@@ -48,7 +48,7 @@ def commands() -> None:
     """Mixed precision for Apache MXNet: convert checkpoints, tune them, look at what is decided and at the machine."""
 
 
-for command in (benchmark, compare, convert, doctor, inspect, launch, ranges, report, run, tune):
+for command in (benchmark, build, compare, convert, doctor, inspect, launch, ranges, report, run, tune):
     commands.add_command(command)
 
 

@@ -9,7 +9,8 @@ from mxnet import gluon
 
 from ... import dtypes
 from ...arrays.finite import all_finite
-from ...devices.speed import bfloat16_speed
+from ...devices.check import check_cpu
+from ...devices.processor import read_processor
 from ...gluon.lookup import blocks_in, conversions_of
 from ...gluon.storage import LowPrecisionParameter, contexts_of, dtype_of
 from ...gluon.trainer_setup import TrainerSetup
@@ -132,9 +133,10 @@ def check_speed(nets: Sequence[gluon.Block], batches: Sequence[int], found: Loop
     if on_cpu and dtypes.FLOAT16 in used:
         text = "float16 is emulated on a CPU, which is slower than float32: fine for a test, not to train with."
         found.add("slow_policy", f"{text} On a CPU take 'mixed_bfloat16' or float32.", "note")
-    speed = bfloat16_speed() if on_cpu and dtypes.BFLOAT16 in used else None
-    if speed is not None and speed.slower:
-        found.add("slow_policy", f"bfloat16 is {speed} on this processor. {speed.advice}", "note")
+    if on_cpu and dtypes.BFLOAT16 in used:
+        processor = check_cpu(read_processor(), dtypes.BFLOAT16)
+        if processor.ok is False:
+            found.add("slow_policy", f"{processor.message} {processor.advice}", "note")
     if dtypes.FLOAT16 not in used:
         return
     layers = [layer for each in conversions for layer in _uneven(each)]

@@ -10,8 +10,8 @@ import numpy as np
 from mxnet import gluon
 
 from ... import dtypes
-from ...devices.bfloat16 import runs_bfloat16
 from ...devices.processor import read_processor
+from ...devices.speed import runs_bfloat16
 from ...diagnose.batches import Batches
 from ...diagnose.networks.gluon_net import GluonNet
 from ...diagnose.networks.network import Network

@@ -133,11 +133,8 @@ class NetworkProblem:
         found = bfloat16_speed() if self.choices.policy.compute_dtype == dtypes.BFLOAT16 else None
         if found is None:
             return Speeds()
-        gains = found.convolution, found.product
-        return Speeds()._replace(
-            convolution_gain=gains[0].training if self._workload.training else gains[0].forward,
-            product_gain=gains[1].training if self._workload.training else gains[1].forward,
-        )
+        gain = found.training if self._workload.training else found.inference
+        return Speeds()._replace(convolution_gain=gain, product_gain=gain)
 
     def _accounts(self, choices: Sequence[Choice], step: Optional[float]) -> List[Account]:
         """Return oneDNN's accounts of a step, if there is time for them."""

@@ -195,8 +195,7 @@ def _environment() -> Dict[str, str]:
     found = {name: value for name, value in os.environ.items() if not name.endswith("_VERBOSE_TIMESTAMP")}
     paths = [_PACKAGES, *filter(None, [found.get("PYTHONPATH")])]
     found.update(DNNL_VERBOSE="1", MXNET_SUBGRAPH_BACKEND="NONE", PYTHONPATH=os.pathsep.join(paths))
-    if not amx.amx_status().on:
-        found[amx.SWITCH] = "0"
+    found["MXMP_AMX"] = "1" if amx.amx_status().on else "0"
     return found
 
 

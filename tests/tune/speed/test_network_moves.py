@@ -6,7 +6,7 @@ import mxnet as mx
 import pytest
 from mxnet import gluon
 
-from mxmp.devices.speed import Gain, Speed
+from mxmp.devices.speed import Speed
 from mxmp.policy import Policy
 from mxmp.tune.speed import problem as problems
 from mxmp.tune.speed.gluon_net import GluonWorkload
@@ -84,9 +84,9 @@ def test_on_a_gpu_nothing_is_started_and_other_speeds_hold(asked):
 
 
 def test_speeds_of_bfloat16_are_the_measured_ones(monkeypatch):
-    speed = Speed(Gain(2.0, 3.0), Gain(4.0, 5.0))
+    speed = Speed(inference=2.0, training=3.0)
     monkeypatch.setattr(problems, "bfloat16_speed", lambda: speed)
     problem = NetworkProblem(network(), Policy.parse("mixed_bfloat16"))
-    assert problem._speeds() == Speeds()._replace(convolution_gain=3.0, product_gain=5.0)
+    assert problem._speeds() == Speeds()._replace(convolution_gain=3.0, product_gain=3.0)
     monkeypatch.setattr(problems, "bfloat16_speed", lambda: None)
     assert problem._speeds() == Speeds()

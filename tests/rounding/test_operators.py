@@ -1,0 +1,115 @@
+"""The rounding operators, compiled: the bits of numpy and of MXNet's casts, in any graph."""
+
+from __future__ import annotations
+
+import ctypes
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp import Policy
+from mxmp.passes.emulate import ROUND, ROUND_FORWARD
+from mxmp.rounding import build
+from mxmp.symbol import convert_graph
+
+pytestmark = [pytest.mark.compiler, pytest.mark.slow]
+
+
+def values():
+    """All float16 values, what lies between each two, the edges of the range, and a million random float32."""
+    rng = np.random.RandomState(0)
+    grid = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    finite = np.sort(grid[np.isfinite(grid)].astype(np.float64))
+    ties = ((finite[1:] + finite[:-1]) / 2).astype(np.float32)
+    edges = [65504, 65519.99, 65520, 65536, 3e38, np.inf, np.nan, 0, 2**-24, 2**-25, 2**-26, 1e-45, 2**-14]
+    edges = np.concatenate([edges, np.negative(edges)]).astype(np.float32)
+    bits = rng.randint(0, 1 << 32, 1 << 20, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    around = [np.nextafter(ties, np.float32(side)) for side in (-np.inf, np.inf)]
+    return np.concatenate([grid, ties, *around, edges, bits, rng.standard_normal(1 << 20).astype(np.float32)])
+
+
+def rounded(array):
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(np.float16).astype(np.float32)
+
+
+def assert_same_bits(found, expected):
+    assert np.array_equal(np.isnan(found), np.isnan(expected))
+    sound = ~np.isnan(expected)
+    assert np.array_equal(found[sound].view(np.uint32), expected[sound].view(np.uint32))
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("op", [ROUND, ROUND_FORWARD])
+def test_values_and_gradients_have_the_bits_of_casts(op, grad_req, operators):
+    """Those of infinite values and of -0 too; NaN stays NaN, whatever its payload."""
+    found = {}
+    for form in (build.CASTS, build.OPERATORS):
+        data, head = mx.nd.array(values()), mx.nd.array(values()[::-1].copy())
+        data.attach_grad(grad_req)
+        data.grad[:] = 1
+        with mx.autograd.record():
+            out = mx.nd.CachedOp(form[op](mx.sym.var("data") * 1))(data)
+        out.backward(head)
+        found[form is build.OPERATORS] = out.asnumpy(), data.grad.asnumpy()
+    for one, other in zip(found[False], found[True]):
+        assert_same_bits(other, one)
+
+
+def test_values_have_numpys_bits(operators):
+    found = mx.nd.CachedOp(build.operator(ROUND))(mx.nd.array(values()))
+    assert_same_bits(found.asnumpy(), rounded(values()))
+
+
+def test_rounding_by_integers_has_numpys_bits(operators):
+    x = values()
+    found = np.empty_like(x)
+    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (x, found)]
+    ctypes.CDLL(str(operators)).mxmp_round_by_bits(*pointers, ctypes.c_int64(x.size))
+    assert_same_bits(found, rounded(x))
+
+
+def test_other_dtypes_are_refused(operators):
+    with pytest.raises(mx.MXNetError, match="only float32"):
+        mx.nd.CachedOp(build.operator(ROUND))(mx.nd.ones(3, dtype="float64")).wait_to_read()
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_gradients_of_nine_readers_add_up_in_an_executor(grad_req, native):
+    found = {}
+    for on in (False, True):
+        native(on)
+        found[on] = bound(grad_req)
+    for one, other in zip(found[False], found[True]):
+        assert np.abs(one).max() > 0
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("policy, count", [("O1", 1), ("mixed_bfloat16", 0), ("O0", 0)])
+def test_a_graph_with_float16_has_the_operators_in_the_place_of_casts(policy, count, native):
+    text = convert_graph(network(), Policy.parse(policy), {"data": (2, 3, 8, 8)}).on_cpu().tojson()
+    assert (text.count(f'"{ROUND}"') > 3) == bool(count) and text.count(f'"{ROUND_FORWARD}"') == count
+    assert '"Cast"' not in text and "BlockGrad" not in text
+
+
+def network():
+    data = mx.sym.var("data")
+    conv = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=8, no_bias=True, name="conv")
+    norm = mx.sym.BatchNorm(conv, name="norm", fix_gamma=False)
+    again = mx.sym.Convolution(mx.sym.relu(norm + conv), kernel=(1, 1), num_filter=8, no_bias=True, name="again")
+    return mx.sym.FullyConnected(again, num_hidden=4, name="fc")
+
+
+def bound(grad_req):
+    """Return the output and the gradients of nine dense layers with shared inputs, bound to an executor."""
+    data, weight = mx.sym.var("data"), mx.sym.var("weight")
+    layers = [mx.sym.FullyConnected(data, weight, num_hidden=4, no_bias=True, name=f"fc{i}") for i in range(9)]
+    symbol = convert_graph(mx.sym.add_n(*layers), Policy.parse("O1"), {"data": (2, 3)}).on_cpu()
+    rng = np.random.RandomState(0)
+    values = {"data": mx.nd.array(rng.standard_normal((2, 3))), "weight": mx.nd.array(rng.standard_normal((4, 3)))}
+    grads = {name: mx.nd.ones_like(value) for name, value in values.items()}
+    executor = symbol.bind(mx.cpu(), values, grads, grad_req)
+    executor.forward(is_train=True)
+    executor.backward([mx.nd.array(rng.standard_normal((2, 4)))])
+    return [each.asnumpy() for each in (executor.outputs[0], grads["data"], grads["weight"])]
