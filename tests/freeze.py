@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import tempfile
 from pathlib import Path
 
@@ -22,8 +22,8 @@ def freeze(value):
         return {key: freeze(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [freeze(each) for each in value]
-    if hasattr(value, "master"):
-        return freeze([value.master, value.inner])
+    if dataclasses.is_dataclass(value):
+        return freeze([getattr(value, field.name) for field in dataclasses.fields(value) if field.compare])
     if isinstance(value, mx.lr_scheduler.LRScheduler):
         return type(value), freeze(vars(value))
     return value
@@ -34,29 +34,14 @@ def freeze_optimizer(optimizer):
     return freeze({name: value for name, value in vars(optimizer).items() if name not in NOT_ITS_OWN})
 
 
-def freeze_saved(save):
-    """Return what a method writes to a file of states, but for the loss scale."""
+def saved_arrays(save):
+    """Return the arrays that a method writes to a file of states: the weights' states, without the loss scale."""
     with tempfile.TemporaryDirectory() as folder:
-        fname = str(Path(folder) / "states")
-        save(fname)
-        header, arrays = read_states(fname)
-    del header["extra"]
-    return header, freeze(arrays)
-
-
-def read_states(fname):
-    """Return the header and the arrays of a file of states."""
-    with np.load(str(fname), allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    return json.loads(str(arrays.pop("header"))), arrays
-
-
-def edit_states(fname, change, more=()):
-    """Rewrite a file of states with its header changed in place, and more arrays."""
-    header, arrays = read_states(fname)
-    change(header)
-    with open(fname, "wb") as opened:
-        np.savez(opened, header=np.array(json.dumps(header)), **{**arrays, **dict(more)})
+        fname = Path(folder) / "states"
+        save(str(fname))
+        with np.load(str(fname), allow_pickle=False) as file:
+            arrays = [file[name] for name in file.files]
+    return freeze([array for array in arrays if array.dtype.kind != "U"])
 
 
 def scale_of(owner):

@@ -6,9 +6,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from mxmp.arrays.casts import round_into, to_float32
-from mxmp.dtypes import to_numpy
-from mxmp.gluon.trainer import Trainer
+from mxmp.gluon import Trainer
+from tests import values as precisions
 from tests.freeze import freeze, freeze_optimizer
 
 DTYPES = ["float32", "float16", "bfloat16"]
@@ -25,14 +24,14 @@ def param(values, dtype="float32", ctx=None, name="w", **kwargs):
     result.set_data(mx.nd.array(values))
     if dtype != "float32":
         wide = result.list_data()
-        result.cast(to_numpy(dtype))
+        result.cast(precisions.DTYPES[dtype])
         for source, weight in zip(wide, result.list_data()):
-            round_into(source, weight)
+            weight[:] = precisions.in_dtype(source, weight.dtype)
     return result
 
 
 def value(array):
-    return to_float32(array).asnumpy()
+    return precisions.as_float32(array)
 
 
 def loss_of(params, x, ctx=None):

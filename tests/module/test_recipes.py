@@ -9,8 +9,8 @@ from mxnet import autograd, gluon
 
 import mxmp
 from mxmp.loss_scale import NoOpLossScale
-from tests.freeze import freeze_saved
 from tests.module.tools import batches, bits, grads, params_of, ready, scale, values
+from tests.training.state_files import freeze_saved
 
 EPS = float(np.finfo(np.float16).eps)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.module import Module
-from tests.freeze import freeze, freeze_optimizer, freeze_saved
+from tests.freeze import freeze, freeze_optimizer, saved_arrays
 
 TWO = [mx.cpu(0), mx.cpu(1)]
 
@@ -99,7 +99,7 @@ def bits(arrays):
 def trace(module):
     """Return everything that a skipped step must leave alone, bit for bit; between steps only."""
     weights = module._exec_group.param_arrays
-    return freeze_saved(module.save_optimizer_states), freeze_optimizer(module._optimizer.inner), freeze(weights)
+    return saved_arrays(module.save_optimizer_states), freeze_optimizer(module._optimizer.inner), freeze(weights)
 
 
 def poison(module):

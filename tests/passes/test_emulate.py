@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mxmp import Policy
-from tests.passes.oracle import EPS32, Run, assert_rounded, batch_norm, convolution, few_bits, float16, forced, grid
+from tests.numpy_layers import batch_norm, convolution
+from tests.passes.oracle import EPS32, Run, assert_rounded, few_bits, float16, forced, grid
 
 data, weight, other = (mx.sym.var(name) for name in ("data", "weight", "other"))
 

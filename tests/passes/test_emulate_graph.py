@@ -8,11 +8,16 @@ import pytest
 
 from mxmp import Policy
 from mxmp.passes import Emulate, Facts
-from mxmp.symbol import convert_graph
+from mxmp.symbol import convert_graph, from_graph
 from tests.graph.text import from_text, to_text
-from tests.passes.oracle import EPS32, LOW, Run, assert_rounded, emulate, few_bits, float16, float16_of_float32, grid
+from tests.passes.oracle import EPS32, LOW, Run, assert_rounded, few_bits, float16, float16_of_float32, grid
 
 data, weight, other = (mx.sym.var(name) for name in ("data", "weight", "other"))
+
+
+def emulate(converted):
+    """Return the symbol that emulates a conversion."""
+    return from_graph(Emulate(converted.facts)(converted.graph).graph)
 
 
 def emulated_text(symbol, policy=LOW, shapes=None, types=None, params=()):

@@ -11,7 +11,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from tests.passes.oracle import LOW, Run, batch_norm, convolution, float16, forced, ulp
+from tests.numpy_layers import batch_norm, convolution
+from tests.passes.oracle import LOW, Run, float16, forced, ulp
 from tools import record_golden
 
 GOLDEN = Path(__file__).parents[1] / "golden"

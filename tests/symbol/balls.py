@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.passes.oracle import convolution
+from tests.numpy_layers import convolution
 
 # Unit roundoff and half of the smallest subnormal.
 ROUNDING = {"float16": (2.0**-11, 2.0**-25), "float32": (2.0**-24, 2.0**-150), "float64": (2.0**-53, 0.0)}

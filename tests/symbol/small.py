@@ -6,7 +6,8 @@ import mxnet as mx
 import numpy as np
 
 from mxmp import Policy
-from mxmp.symbol import convert_graph, to_graph
+from mxmp.symbol import convert_graph
+from tests.symbol.measure import CASTS, nodes_of
 
 X = {"x": (4, 6)}
 
@@ -68,5 +69,5 @@ def type_checks(symbol, arrays, inputs=X):
 
 def casts_of(symbol):
     """Return the names of what is cast, sorted."""
-    graph = to_graph(symbol)
-    return sorted(graph.nodes[n.inputs[0].node].name for n in graph.nodes if n.op in ("Cast", "amp_cast"))
+    nodes = nodes_of(symbol)
+    return sorted(nodes[node["inputs"][0][0]]["name"] for node in nodes if node["op"] in CASTS)

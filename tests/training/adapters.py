@@ -16,10 +16,10 @@ from mxnet.gluon.contrib.estimator import BatchEnd, Estimator
 
 import mxmp
 from mxmp import amp
-from mxmp.arrays.casts import to_float32
 from mxmp.loss_scale import DynamicLossScale, parse
-from tests.freeze import freeze, freeze_optimizer, freeze_saved
+from tests.freeze import freeze, freeze_optimizer, saved_arrays
 from tests.gluon.trainer_tools import param
+from tests.values import as_float32, in_dtype
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 THIN = ("dtype", "contexts", "bad", "damage")
@@ -35,11 +35,6 @@ def product(F, x, weights):
         one = F.FullyConnected(part, weights[name], num_hidden=1, no_bias=True, flatten=False)
         total, begin = (one if begin == 0 else F.elemwise_add(total, one)), end
     return total
-
-
-def in_dtype(array, dtype):
-    """Return a float32 array rounded to a dtype, to nearest even."""
-    return array if dtype == np.float32 else mx.nd.amp_cast(array, dtype=dtype)
 
 
 class Adapter:
@@ -98,7 +93,7 @@ class Adapter:
     def spoil(self, bad=np.inf, name="a", place=-1):
         """Make the first number of a gradient on one context ``bad``, as an overflow would."""
         array = self.gradients()[name][place]
-        values = to_float32(array).asnumpy()
+        values = as_float32(array)
         values.reshape(-1)[0] = bad
         array[:] = in_dtype(mx.nd.array(values, ctx=array.ctx), array.dtype)
 
@@ -132,11 +127,11 @@ class Adapter:
 
     def trace(self):
         """Return all that a skipped step must leave alone, bit for bit; between steps only."""
-        return freeze_saved(self.save), freeze_optimizer(self.optimizer), freeze(self.weights())
+        return saved_arrays(self.save), freeze_optimizer(self.optimizer), freeze(self.weights())
 
     def read(self):
         """Return the parameters as float32 numbers on the first context."""
-        return {name: to_float32(arrays[0]).asnumpy().reshape(-1) for name, arrays in self.weights().items()}
+        return {name: as_float32(arrays[0]).reshape(-1) for name, arrays in self.weights().items()}
 
     def alike(self):
         """Return whether all contexts have the same parameters, bit for bit."""

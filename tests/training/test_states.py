@@ -18,8 +18,8 @@ from mxmp.loss_scale import DynamicLossScale, parse
 from mxmp.masters.optimizer import MasterState
 from mxmp.training import state_file
 from mxmp.training.state_file import StateFile
-from tests.freeze import edit_states, read_states
 from tests.gluon.trainer_tools import DTYPES, backward, param, snapshot
+from tests.training.state_files import edit_states, read_states
 
 
 def round_trip(value, tmp_path):

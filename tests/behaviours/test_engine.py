@@ -1,0 +1,415 @@
+"""What a user can check of the engine: networks in, networks out, by public names alone. docs/behaviours.md lists it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import time
+import warnings
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import mxmp
+from mxmp import Policy
+from mxmp.errors import CheckpointError, PolicyError
+from mxmp.launch import LOOPBACK, Process
+from mxmp.launch import run as launch
+from mxmp.symbol import (
+    convert_checkpoint,
+    convert_model,
+    convert_symbol,
+    from_graph,
+    load_checkpoint,
+    load_params,
+    load_symbol,
+    on_cpu,
+    save_checkpoint,
+    to_graph,
+)
+from tests.full_disk import files_of_at_most
+from tests.symbol.measure import nodes_of
+from tests.symbol.small import casts_of, convolutional, dense, dtypes_of, params_of, precisions, snapshot
+from tests.values import BFLOAT16
+
+DATA = mx.sym.var("x")
+SHAPES = {"x": (4, 6)}
+
+
+def text(symbol):
+    return symbol.tojson(remove_amp_cast=False)
+
+
+def model(symbol, policy="O1", shapes=SHAPES, **options):
+    return convert_model(symbol, *params_of(symbol, shapes), policy, shapes, **options)
+
+
+def perceptron():
+    return mx.sym.softmax(dense(mx.sym.relu(dense(DATA, "a"), name="act"), "b"), name="soft")
+
+
+def recurrent():
+    """A loop whose state goes through a layer."""
+
+    def step(row, state):
+        new = mx.sym.tanh(dense(mx.sym.elemwise_add(row, state, name="sum"), "inner"), name="new")
+        return new, new
+
+    outputs, state = mx.sym.contrib.foreach(step, mx.sym.var("rows"), mx.sym.var("state"), name="loop")
+    return mx.sym.Group([outputs, state]), {"rows": (3, 4, 6), "state": (4, 6)}
+
+
+def run(symbol, values):
+    """Return the outputs of a symbol that plain MXNet binds."""
+    arrays = {n: a if isinstance(a, mx.nd.NDArray) else mx.nd.array(a) for n, a in values.items()}
+    args = {name: arrays[name] for name in symbol.list_arguments()}
+    aux = {name: arrays[name] for name in symbol.list_auxiliary_states()}
+    return [out.asnumpy() for out in symbol.bind(mx.cpu(), args, aux_states=aux).forward()]
+
+
+# Graphs.
+
+
+def ordered():
+    """A node that has to run after another, whose value it does not read."""
+    graph = json.loads(text(mx.sym.Group([mx.sym.relu(DATA, name="first"), mx.sym.tanh(DATA, name="second")])))
+    graph["nodes"][2]["control_deps"] = [1]
+    return mx.sym.load_json(json.dumps(graph)), {}
+
+
+@pytest.mark.parametrize("make", [convolutional, recurrent, ordered])
+def test_a_network_comes_back_from_its_graph_unchanged(make):
+    symbol = mx.sym.Group([make()[0], mx.sym.var("é \x01", attr={"__layer__": 'a "b"'}, dtype="int32")])
+    assert text(from_graph(to_graph(symbol))) == text(symbol)
+
+
+def test_a_malformed_node_is_refused_by_its_name(tmp_path):
+    graph = json.loads(text(perceptron()))
+    (node,) = (node for node in graph["nodes"] if node["name"] == "b")
+    node["inputs"][1] = [99, 0, 0]
+    (tmp_path / "net-symbol.json").write_text(json.dumps(graph))
+    with pytest.raises(CheckpointError, match="node 'b' .* 99"):
+        load_symbol(str(tmp_path / "net-symbol.json"))
+
+
+# Rules.
+
+
+def test_products_run_in_float16_and_softmax_in_float32():
+    rows = precisions(model(perceptron()))
+    assert rows == {"a": "float16", "act": "float16", "b": "float16", "soft": "float32"}
+
+
+def test_an_index_is_never_rounded():
+    """2049 is no float16 number; the rows that it finds are cast, it is not."""
+    symbol = dense(mx.sym.Embedding(DATA, mx.sym.var("table"), input_dim=2050, output_dim=6, name="rows"))
+    table = np.zeros((2050, 6), np.float32)
+    table[2049] = 1
+    args = {"table": mx.nd.array(table), "fc_weight": mx.nd.array(np.eye(6))}
+    found = convert_model(symbol, args, {}, "O2", {"x": (1,)})
+    assert run(on_cpu(found.symbol), {**found.arg_params, "x": [2049]})[0].tolist() == [[1] * 6]
+
+
+@pytest.mark.parametrize(("scalar", "precision"), [(65504.0, "float16"), (65536.0, "float32"), (1e-9, "float32")])
+def test_an_operator_with_a_constant_beyond_float16_stays_float32(scalar, precision):
+    symbol = dense(dense(DATA, "a") * scalar, "b")
+    assert [row.precision for row in model(symbol).report.rows if row.op == "_mul_scalar"] == [precision]
+
+
+@pytest.mark.parametrize(("length", "precision"), [(1024, "float16"), (1025, "float32")])
+def test_a_sum_of_more_than_1024_terms_stays_float32(length, precision):
+    total = mx.sym.sum(dense(DATA, "a", hidden=length), axis=1, keepdims=True, name="total")
+    assert precisions(model(dense(total, "b")))["total"] == precision
+
+
+def test_batch_norm_keeps_its_parameters_in_float32():
+    symbol, shapes = convolutional()
+    found = model(symbol, "O2", shapes)
+    stored = dtypes_of({**found.arg_params, **found.aux_params})
+    assert {name for name, dtype in stored.items() if dtype == "float32"} == {
+        *("bn_gamma", "bn_beta", "bn_moving_mean", "bn_moving_var"),
+    }
+
+
+@pytest.mark.parametrize("policy", ["O2", "O3", "O2,output=float16"])
+def test_other_dtypes_are_left_alone(policy):
+    weight = mx.sym.Cast(mx.sym.var("weight"), dtype="float64")
+    wide = dense(mx.sym.Cast(dense(DATA, "a"), dtype="float64"), "wide", weight)
+    count = mx.sym.var("n", dtype="int32") + 1
+    symbol = mx.sym.Group([mx.sym.exp(wide, name="exp"), mx.sym.slice_axis(count, axis=0, begin=0, end=1, name="one")])
+    args = {"a_weight": mx.nd.ones((6, 6)), "weight": mx.nd.ones((6, 6))}
+    found = convert_model(symbol, args, {}, policy, {"x": (4, 6), "n": (1,)}, {"x": "float32", "n": "int32"})
+    rows = precisions(found)
+    assert rows["a"] == "float16" and {rows[name] for name in ("wide", "exp", "one")} == {"as it was"}
+    values = {**found.arg_params, "x": np.full((4, 6), 0.01), "n": mx.nd.array([2049], dtype="int32")}
+    large, one = run(on_cpu(found.symbol), values)
+    assert (large.dtype, one.dtype, one[0]) == (np.float64, np.int32, 2050)
+
+
+# Policies.
+
+
+@pytest.mark.parametrize("given", ["O1", "O2", "mixed_bfloat16", "O3,op:exp=float32,name:a*=float16,loss_scale=128"])
+def test_a_policy_parses_from_what_it_prints(given):
+    policy = Policy.parse(given)
+    assert Policy.parse(str(policy)) == policy and policy != Policy.parse("O0")
+
+
+def test_the_override_by_name_beats_that_by_operator():
+    def found(text):
+        return precisions(model(perceptron(), text))
+
+    assert found("O1,op:FullyConnected=float32")["a"] == "float32"
+    both = found("O1,op:FullyConnected=float32,name:a=float16")
+    assert (both["a"], both["b"]) == ("float16", "float32")
+
+
+def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name():
+    with pytest.raises(PolicyError, match="'sof' matches no node; the nearest are soft"):
+        convert_symbol(perceptron(), "O1,name:sof=float16")
+
+
+# Casts.
+
+
+def test_a_node_behind_an_exponential_stays_float32():
+    """A softmax written by hand: its sum would overflow in float16."""
+    power = mx.sym.exp(dense(DATA, "a"), name="exp")
+    symbol = dense(mx.sym.broadcast_div(power, mx.sym.sum(power, axis=1, keepdims=True, name="sum"), name="ratio"), "b")
+    rows = precisions(model(symbol))
+    assert (rows["sum"], rows["ratio"]) == ("float32", "float32") and rows["b"] == "float16"
+
+
+def test_two_readers_share_one_cast():
+    symbol = mx.sym.Group([dense(DATA, "a"), dense(DATA, "b")])
+    assert casts_of(convert_symbol(symbol, "O1", SHAPES)).count("x") == 1
+
+
+def test_resnet_50_keeps_two_casts_of_activations():
+    """The image to float16, the logits back: none within."""
+    symbol = mx.gluon.model_zoo.vision.resnet50_v1(prefix="net_")(mx.sym.var("data"))
+    found = convert_symbol(symbol, "O2", {"data": (1, 3, 224, 224)})
+    assert len(casts_of(found)) == 2 and "data" in casts_of(found)
+
+
+def test_an_input_is_narrowed_for_layers_alone():
+    """Data, labels and states may need more than 11 bits: subtracting a mean comes first, in float32."""
+    symbol = dense(mx.sym.broadcast_sub(DATA, mx.sym.var("mean"), name="centred"))
+    found = model(symbol, "O1", {**SHAPES, "mean": (1, 6)})
+    assert precisions(found)["centred"] == "float32" and casts_of(found.symbol)[0] == "centred"
+
+
+def test_outputs_keep_their_names_and_are_float32():
+    symbol = mx.sym.Group([dense(DATA, "a"), mx.sym.relu(dense(DATA, "b"), name="act")])
+    found = convert_symbol(symbol, "O1", SHAPES)
+    assert found.list_outputs() == symbol.list_outputs() == ["a_output", "act_output"]
+    assert list(found.infer_type(x="float32")[1]) == [np.float32] * 2
+
+
+def test_a_loop_runs_its_layers_in_float16_and_keeps_its_state_in_float32():
+    symbol, shapes = recurrent()
+    found = model(symbol, "O1", shapes)
+    assert precisions(found)["inner"] == "float16"
+    (loop,) = (node for node in nodes_of(found.symbol) if node["op"] == "_foreach")
+    assert any(node["op"] == "Cast" for node in loop["subgraphs"][0]["nodes"])
+    assert list(found.symbol.infer_type(rows="float32", state="float32")[1]) == [np.float32] * 2
+    values = {**{name: np.full(shape, 0.1) for name, shape in shapes.items()}, **found.arg_params}
+    for low, exact in zip(run(on_cpu(found.symbol), values), run(symbol, values)):
+        assert 0 < np.abs(low - exact).max() < 2.0**-9
+
+
+def test_the_casts_of_the_network_itself_stay():
+    symbol = dense(mx.sym.Cast(mx.sym.Cast(DATA, dtype="float16", name="low"), dtype="float32", name="back"))
+    found = convert_symbol(symbol, "O1", SHAPES)
+    assert run(on_cpu(found), {"x": np.full((4, 6), 1 / 3), "fc_weight": np.eye(6)})[0][0, 0] == np.float16(1 / 3)
+    assert text(convert_symbol(found, "O0")) == text(symbol)
+
+
+# Emulation, folding.
+
+
+def test_a_float16_product_on_a_cpu_has_numpys_bits():
+    """Operands and result are rounded to float16, the sum is float32's; of so few bits it is exact."""
+    draw = np.random.RandomState(0)
+    x, weight = draw.randint(-300, 300, (4, 6)) / 7, draw.randint(-8, 9, (6, 6))
+    found = run(on_cpu(convert_symbol(dense(DATA), "O1", SHAPES)), {"x": x, "fc_weight": weight})[0]
+    operand = x.astype(np.float32).astype(np.float16).astype(np.float64)
+    np.testing.assert_array_equal(found, (operand @ weight.T).astype(np.float16).astype(np.float32))
+    assert not np.array_equal(found, x.astype(np.float32) @ weight.T.astype(np.float32))
+
+
+def test_for_inference_batch_norm_is_folded_and_dropout_gone():
+    conv = mx.sym.Convolution(DATA, kernel=(3, 3), num_filter=4, name="conv")
+    norm = mx.sym.BatchNorm(conv, fix_gamma=False, eps=1e-3, name="bn")
+    symbol = mx.sym.relu(mx.sym.Dropout(norm, name="drop"), name="act")
+    shapes = {"x": (2, 3, 8, 8)}
+    args, aux = params_of(symbol, shapes)
+    found = convert_model(symbol, args, aux, "O0", shapes, for_inference=True)
+    assert [node["op"] for node in nodes_of(found.symbol) if node["op"] != "null"] == ["Convolution", "relu"]
+    x = np.random.RandomState(0).rand(*shapes["x"])
+    result = run(found.symbol, {**found.arg_params, **found.aux_params, "x": x})[0]
+    np.testing.assert_allclose(result, run(symbol, {**args, **aux, "x": x})[0], rtol=1e-5, atol=1e-5)
+
+
+# Conversions.
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+def test_converting_twice_is_converting_once(policy):
+    once = model(perceptron(), policy)
+    twice = convert_model(*once, policy, SHAPES)
+    assert text(twice.symbol) == text(once.symbol) != text(perceptron())
+    assert dtypes_of(twice.arg_params) == dtypes_of(once.arg_params)
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+def test_converting_to_float32_gives_the_network_back(policy):
+    loop, shapes = recurrent()
+    symbol = mx.sym.Group([loop, dense(loop[1], "last")])
+    found = convert_symbol(symbol, policy, shapes)
+    assert text(found) != text(symbol) and text(convert_symbol(found, "O0")) == text(symbol)
+
+
+def test_the_callers_symbol_and_arrays_stay_as_they_were():
+    symbol, shapes = convolutional()
+    args, aux = params_of(symbol, shapes)
+    before = text(symbol), snapshot(args, aux)
+    found = convert_model(symbol, args, aux, "O2", shapes)
+    assert (text(symbol), snapshot(args, aux)) == before and found.arg_params["conv_weight"].dtype == np.float16
+
+
+def test_a_weight_that_float32_reads_too_stays_float32():
+    weight = mx.sym.var("weight")
+    symbol = mx.sym.Group([dense(DATA, weight=weight), mx.sym.exp(weight, name="exp")])
+    found = model(symbol, "O2")
+    assert dtypes_of(found.arg_params) == {"weight": "float32"} and casts_of(found.symbol).count("weight") == 1
+
+
+def test_a_value_beyond_float16_is_clamped_and_listed():
+    args = {"fc_weight": mx.nd.array(np.diag([1e5, -1e5, 1, 1, 1, 1]))}
+    found = convert_model(dense(DATA), args, {}, "O2", SHAPES)
+    assert found.arg_params["fc_weight"].asnumpy().diagonal()[:3].tolist() == [65504, -65504, 1]
+    assert [(change.name, change.clamped) for change in found.changes] == [("fc_weight", 2)]
+
+
+def test_a_weight_is_rounded_to_the_nearest_bfloat16_and_ties_to_even():
+    """`Cast` of MXNet 1.9.1 would truncate."""
+    values = np.float32([1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-9, 1 + 3 * 2.0**-9, 1 + 2.0**-8 + 2.0**-20, -1.0])
+    args = {"fc_weight": mx.nd.array(np.tile(values, (6, 1)))}
+    (found,) = convert_model(dense(DATA), args, {}, "O2,param=bfloat16,compute=bfloat16", SHAPES).arg_params.values()
+    assert found.dtype == BFLOAT16
+    expected = [1, 1 + 2.0**-6, 1, 1 + 2.0**-7, 1 + 2.0**-7, -1]
+    bits = found.asnumpy().view(np.uint16).astype(np.uint32) << 16
+    assert bits.view(np.float32)[0].tolist() == expected
+
+
+def test_a_converted_checkpoint_is_one_of_plain_mxnet(tmp_path):
+    """With all of its casts, which MXNet's own way to save leaves out."""
+    prefix, out = str(tmp_path / "net"), str(tmp_path / "low")
+    args, aux = params_of(perceptron(), SHAPES)
+    mx.model.save_checkpoint(prefix, 3, perceptron(), args, aux)
+    convert_checkpoint(prefix, 3, out, "O2", SHAPES)
+    symbol, args, aux = mx.model.load_checkpoint(out, 3)
+    module = mx.mod.Module(on_cpu(symbol), ["x"], None)
+    module.bind([("x", (4, 6))], for_training=False)
+    module.set_params(args, aux)
+    assert dtypes_of(args) == {"a_weight": "float16", "b_weight": "float16"}
+    assert symbol.infer_type(x="float32", **dict.fromkeys(args, "float16"))[1] == [np.float32]
+    module.forward(mx.io.DataBatch([mx.nd.ones((4, 6))]))
+    np.testing.assert_allclose(module.get_outputs()[0].asnumpy().sum(axis=1), np.ones(4), rtol=1e-3)
+
+
+def test_casts_of_bfloat16_are_saved_too(tmp_path):
+    """`Symbol.save` leaves out every amp_cast."""
+    found = model(perceptron(), "mixed_bfloat16")
+    save_checkpoint(str(tmp_path / "low"), 0, *found)
+    assert text(load_checkpoint(str(tmp_path / "low"), 0).symbol) == text(found.symbol)
+    assert any(node["op"] == "amp_cast" for node in nodes_of(found.symbol))
+
+
+# Files.
+
+
+@pytest.mark.parametrize("missing", [1, 4000])
+def test_a_full_disk_leaves_the_earlier_files_whole(missing, tmp_path):
+    prefix, symbol = str(tmp_path / "net"), dense(DATA, hidden=400)
+    save_checkpoint(prefix, 0, symbol, *params_of(symbol, SHAPES))
+    before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
+    limit = files_of_at_most(len(before["net-0000.params"]) - missing)
+    with pytest.raises(CheckpointError, match="cannot be written"), limit:
+        save_checkpoint(prefix, 0, symbol, {"fc_weight": mx.nd.zeros((400, 6))}, {})
+    assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
+    assert set(before) >= {"net-symbol.json", "net-0000.params"}
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-1], lambda content: content[:50], lambda content: content * 2]
+)
+def test_a_file_of_parameters_of_another_length_than_it_says_is_refused_by_its_name(damage, tmp_path):
+    file = tmp_path / "net-0000.params"
+    mx.nd.save(str(file), {"arg:fc_weight": mx.nd.ones((6, 6))})
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(CheckpointError, match=str(file)):
+        load_params(str(file))
+
+
+def test_a_save_that_is_killed_leaves_the_older_file_or_the_newer(tmp_path):
+    """As by ``kill -9``, at ten moments of saves without end."""
+    prefix, symbol = str(tmp_path / "net"), dense(DATA, hidden=40_000)
+    save_checkpoint(prefix, 0, symbol, {"fc_weight": mx.nd.zeros((40_000, 6))}, {})
+    for number in range(10):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12, of threads; MXNet stops its own
+            child = os.fork()
+        if not child:
+            try:
+                for value in itertools.count(1):
+                    save_checkpoint(prefix, 0, symbol, {"fc_weight": mx.nd.full((40_000, 6), value)}, {})
+            finally:
+                os._exit(1)
+        time.sleep(0.02 + 0.0017 * number)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        found = load_checkpoint(prefix, 0)
+        assert text(found.symbol) == text(symbol) and len(np.unique(found.arg_params["fc_weight"].asnumpy())) == 1
+
+
+# ONNX, devices.
+
+
+def test_a_converted_model_computes_in_onnxruntime_what_it_does_in_mxnet(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    symbol, shapes = convolutional()
+    found = model(symbol, "O2", shapes)
+    file = str(tmp_path / "net.onnx")
+    mxmp.onnx.export_model(*found, file, shapes)
+    x = np.random.RandomState(0).rand(*shapes["x"]).astype(np.float32)
+    expected = run(on_cpu(found.symbol), {**found.arg_params, **found.aux_params, "x": x})[0]
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {session.get_inputs()[0].name: x})[0], expected, atol=2.0**-10)
+
+
+def test_float16_on_a_cpu_is_said_to_be_emulated():
+    (finding,) = (each for each in mxmp.diagnose.check_devices("O1") if "CPU" in each.device.upper())
+    assert finding.ok is False and "emulate" in finding.message
+
+
+# Jobs of several processes.
+
+
+def job(*workers):
+    return [Process(f"worker {i}", LOOPBACK, ["sh", "-c", line], {}) for i, line in enumerate(workers)]
+
+
+def test_a_worker_that_fails_ends_the_others_and_its_exit_code_is_passed_on():
+    begin = time.monotonic()
+    code, reason = launch(job("sleep 60", "exit 7"), timeout=20)
+    assert code == 7 and "worker 1" in reason and time.monotonic() - begin < 15
+
+
+def test_each_line_of_a_job_is_printed_behind_the_name_of_its_process(capfd):
+    assert launch(job("echo one", "echo two; echo three")).code == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[worker 0] one", "[worker 1] three", "[worker 1] two"]

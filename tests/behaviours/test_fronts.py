@@ -1,0 +1,247 @@
+"""What a user can check of the fronts and the tools, by public names alone. docs/behaviours.md lists it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp import amp
+from mxmp.diagnose import compare, explain
+from mxmp.errors import CheckpointError, TuneError
+from mxmp.loss_scale import DynamicLossScale
+from mxmp.optimizer import LossScaleOptimizer
+from tests.freeze import freeze
+from tests.symbol.small import dense, dtypes_of, params_of
+from tests.values import as_float32
+
+X = mx.nd.array(np.random.RandomState(0).randn(4, 5))
+
+
+def make(seed=0):
+    mx.random.seed(seed)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(6, in_units=5, activation="relu"), nn.Dense(3, in_units=6))
+    net.initialize(mx.init.Normal(0.5))
+    return net
+
+
+def values(net):
+    return {name: as_float32(param.data()) for name, param in net.collect_params().items()}
+
+
+def head():
+    return mx.sym.SoftmaxOutput(dense(mx.sym.var("data"), hidden=3), name="softmax")
+
+
+def module(seed=0, **options):
+    """Return a module that is ready to train; it has the values of a seed."""
+    found = mxmp.module.Module(head(), **options)
+    found.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    found.init_params(arg_params={"fc_weight": mx.nd.array(np.random.RandomState(seed).randn(3, 5))}, aux_params={})
+    found.init_optimizer(optimizer_params={"learning_rate": 0.5, "momentum": 0.9})
+    return found
+
+
+def train(trained, steps):
+    for number in range(steps):
+        data = mx.nd.array(np.random.RandomState(number).randn(4, 5))
+        trained.forward_backward(mx.io.DataBatch([data], [mx.nd.array([0, 1, 2, 0])]))
+        trained.update()
+
+
+# Gluon.
+
+
+def test_a_net_is_converted_in_place_and_computes_in_low_precision():
+    net = make()
+    before, params = net(X).asnumpy(), dict(net.collect_params())
+    assert mxmp.gluon.convert(net, "O1") is net
+    after = net(X)
+    assert after.dtype == np.float32 and 0 < np.abs(after.asnumpy() - before).max() < 0.02
+    assert all(net.collect_params()[name] is param for name, param in params.items())
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_restore_gives_the_float32_net_back_bit_for_bit(policy):
+    net = make()
+    before = freeze([values(net), net(X)])
+    mxmp.gluon.convert(net, policy)
+    assert freeze([values(net), net(X)]) != before
+    mxmp.gluon.restore(net)
+    assert freeze([values(net), net(X)]) == before
+
+
+def test_a_float32_region_holds_for_the_calls_in_it():
+    net = make()
+    exact = net(X).asnumpy()
+    mxmp.gluon.convert(net, "O1")
+    with mxmp.gluon.precision("float32"):
+        inside = net(X).asnumpy()
+    np.testing.assert_array_equal(inside, exact)
+    assert not np.array_equal(net(X).asnumpy(), exact)
+
+
+def test_saved_parameters_are_the_float32_masters(tmp_path):
+    """Updates of 2**-14 are less than half of the last place of 1 in float16; twenty of them are not."""
+    net = mxmp.gluon.convert(make(), "O2")
+    net(X)
+    net[1].bias.set_data(mx.nd.ones(3))
+    trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 2.0**-14}, loss_scale=8)
+    for _ in range(20):
+        with autograd.record(), trainer.scale_loss(net(X).sum()) as scaled:
+            scaled.backward()
+        assert trainer.step(4)
+    net.save_parameters(str(tmp_path / "net.params"))
+    plain = make(seed=1)
+    plain.load_parameters(str(tmp_path / "net.params"))
+    moved = 1 - plain.collect_params()["net_dense1_bias"].data().asnumpy()
+    assert dtypes_of({"": plain[1].bias.data()}) == {"": "float32"}
+    np.testing.assert_array_equal(moved, [20 * 2.0**-14] * 3)
+
+
+# Modules.
+
+
+def test_a_loss_scale_leaves_a_module_as_it_is_in_float32_bit_for_bit():
+    """`scale_loss` puts the scale behind the forward pass: outputs and updates are the same."""
+    plain, scaled = module(policy="float32"), module(policy="float32", loss_scale=2.0**10)
+    for trained in (plain, scaled):
+        train(trained, 3)
+    assert freeze(scaled.get_outputs()) == freeze(plain.get_outputs())
+    assert freeze(scaled.get_params()) == freeze(plain.get_params()) != freeze(module().get_params())
+
+
+def test_a_module_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
+    whole, prefix = module(policy="O2", loss_scale="dynamic"), str(tmp_path / "net")
+    train(whole, 3)
+    whole.save_checkpoint(prefix, 3, save_optimizer_states=True)
+    resumed = mxmp.module.Module.load(prefix, 3, load_optimizer_states=True, policy="O2", loss_scale="dynamic")
+    resumed.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    resumed.init_optimizer(optimizer_params={"learning_rate": 0.5, "momentum": 0.9})
+    for trained in (whole, resumed):
+        train(trained, 4)
+    assert freeze(resumed.get_params()) == freeze(whole.get_params())
+    assert resumed.loss_scale == whole.loss_scale != DynamicLossScale()
+
+
+def test_a_manifest_refuses_files_of_different_saves(tmp_path):
+    """Of one network and one size, so that nothing else tells them apart."""
+    for seed, folder in enumerate(["a", "b"]):
+        (tmp_path / folder).mkdir()
+        trained = module(seed, policy="O1")
+        train(trained, 1)
+        trained.save_checkpoint(str(tmp_path / folder / "net"), 1, save_optimizer_states=True)
+    (tmp_path / "b" / "net-0001.params").replace(tmp_path / "a" / "net-0001.params")
+    with pytest.raises(CheckpointError, match="does not fit"):
+        mxmp.module.Module.load(str(tmp_path / "a" / "net"), 1, load_optimizer_states=True)
+
+
+# contrib.amp, Apex, Keras.
+
+
+def test_disable_takes_back_what_init_did():
+    net = make()
+    net.hybridize()
+    exact = net(X).asnumpy()
+    amp.init()
+    try:
+        low = net(X).asnumpy()
+    finally:
+        amp.disable()
+    assert 0 < np.abs(low - exact).max() < 0.02
+    np.testing.assert_array_equal(net(X).asnumpy(), exact)
+
+
+def test_each_loss_of_apex_has_a_scale_of_its_own():
+    net = make()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3}, kvstore=None)
+    amp.initialize(net, trainer, "O1", num_losses=2, loss_scale=DynamicLossScale(init_scale=64))
+    for loss_id in (0, 1):
+        with autograd.record():
+            loss = net(X).sum()
+        with amp.scale_loss(loss, trainer, loss_id=loss_id) as scaled:
+            scaled.backward()
+        if loss_id == 1:
+            net[0].weight.grad()[:] = np.inf
+        assert trainer.step(4) is (loss_id == 0)
+    scales = amp.state_dict(trainer)["loss_scaler0"]["loss_scales"]
+    assert [scale["value"] for scale in scales] == [64, 32]
+
+
+def test_the_optimizer_of_keras_skips_and_counts_its_iterations():
+    net = make()
+    optimizer = LossScaleOptimizer(mx.optimizer.create("sgd", learning_rate=0.1), initial_scale=8)
+    params = list(net.collect_params().values())
+    before = values(net)
+    for spoilt in (True, False):
+        with autograd.record():
+            scaled = optimizer.get_scaled_loss(net(X).sum())
+        scaled.backward()
+        if spoilt:
+            params[0].grad()[:] = np.nan
+        grads = optimizer.get_unscaled_gradients([param.grad() for param in params])
+        assert optimizer.apply_gradients(zip(grads, params)) is not spoilt
+        assert (freeze(values(net)) == freeze(before)) is spoilt
+    assert optimizer.loss_scale == 4 and optimizer.inner_optimizer.num_update == 1
+
+
+# Diagnosis.
+
+
+def test_explain_names_the_operator_that_leaves_float16s_range():
+    symbol = mx.sym.LinearRegressionOutput(mx.sym.square(dense(mx.sym.var("data")), name="squares"), name="out")
+    args = {"fc_weight": mx.nd.full((6, 5), 100)}
+    batch = {"data": mx.nd.ones((4, 5)), "out_label": mx.nd.zeros((4, 6))}
+    found = explain((symbol, args, {}), batch, "O1,op:square=float16", loss_scale=1)
+    assert (found.kind, found.node.name) == ("activation out of range", "squares") and "squares" in str(found)
+    healthy = explain((symbol, {"fc_weight": args["fc_weight"] / 100}, {}), batch, "O1", loss_scale=1)
+    assert (healthy.kind, healthy.node) == ("no fault found", None)
+
+
+def test_compare_leaves_the_net_as_it_was():
+    net = mxmp.gluon.convert(make(), "O1")
+    before = freeze([values(net), net(X)])
+    found = compare(net, X, "O2")
+    assert freeze([values(net), net(X)]) == before
+    assert found.has_gradients is False and 0 < found.outputs[0].error < 1e-2
+
+
+# Tuning, the command line.
+
+
+def test_a_plan_is_used_again_where_it_holds_and_refused_elsewhere(tmp_path):
+    file = str(tmp_path / "plan.json")
+    found = mxmp.tune.tune(make(), [X], seconds=0.5, store=file)
+    again = mxmp.tune.load(file, make(), [X])
+    assert str(again.policy) == str(found.policy)
+    with pytest.raises(TuneError, match="shape"):
+        mxmp.tune.load(file, make(), [X[:2]])
+
+
+def mxmp_command(*args, cwd):
+    return subprocess.run([sys.executable, "-m", "mxmp", *args], cwd=cwd, capture_output=True, text=True)
+
+
+def test_the_command_line_converts_a_checkpoint_as_python_does(tmp_path):
+    symbol = dense(mx.sym.var("data"))
+    args, _ = params_of(symbol, {"data": (4, 5)})
+    mx.model.save_checkpoint(str(tmp_path / "net"), 2, symbol, args, {})
+    ended = mxmp_command("convert", "net", "2", "-o", "low", "--policy", "O2", "--shape", "data:4,5", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    mxmp.symbol.convert_checkpoint(str(tmp_path / "net"), 2, str(tmp_path / "by_python"), "O2", {"data": (4, 5)})
+    for suffix in ("-symbol.json", "-0002.params"):
+        assert (tmp_path / f"low{suffix}").read_bytes() == (tmp_path / f"by_python{suffix}").read_bytes()
+
+
+def test_an_error_on_the_command_line_is_one_line_and_exit_code_1(tmp_path):
+    ended = mxmp_command("convert", "missing", "1", "-o", "low", cwd=tmp_path)
+    assert ended.returncode == 1 and ended.stderr.startswith("mxmp: error: ") and "missing" in ended.stderr
+    assert ended.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
