@@ -81,7 +81,7 @@ def gradient(policy, rows):
     return net, net.bias.grad().asnumpy()
 
 
-@pytest.mark.parametrize("rows, precision", [(256, "float16")])
+@pytest.mark.parametrize("rows, precision", [(256, "float16"), (32768, "float32")])
 def test_a_bias_over_many_rows_has_its_gradient(rows, precision):
     net, found = gradient("O1", rows)
     assert precision_of(net, "broadcast_add") == {precision}

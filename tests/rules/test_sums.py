@@ -67,16 +67,73 @@ def test_the_bounds_of_gemm2_are_those_of_its_stand_in():
     assert "alpha" in forbids("_linalg_gemm2", {"alpha": "1e9"}, (2, 7, 5), (2, 5, 7))
 
 
+BROADCASTS = """broadcast_add broadcast_sub broadcast_mul broadcast_div broadcast_mod broadcast_maximum
+broadcast_minimum _npi_add _npi_subtract _npi_multiply _npi_true_divide _npi_mod _npi_arctan2 _npi_copysign""".split()
+
+
+@pytest.mark.parametrize("op", BROADCASTS)
+def test_the_gradient_of_what_is_broadcast_is_a_sum(op):
+    assert forbids(op, {}, (4096, 64), (1, 64)) is None
+    assert forbids(op, {}, (4097, 64), (1, 64)) == "its gradient sums 4097 terms in float16, more than 4096"
+    assert "4097" in forbids(op, {}, (1, 64), (4097, 64))
+    assert forbids(op, {}, (70000, 64), (70000, 64)) is None  # nothing is broadcast
+
+
+def test_both_sides_may_be_broadcast():
+    assert (
+        forbids("broadcast_add", {}, (5000, 1), (1, 4000)) == "its gradient sums 5000 terms in float16, more than 4096"
+    )
+
+
+def test_numpys_shapes_are_aligned_at_the_end():
+    assert "its gradient sums 32768 terms" in forbids("_npi_add", {}, (64, 512, 8), (8,))
+    assert forbids("_npi_add", {}, (64, 512, 8), (512, 8)) is None
+
+
 def test_a_gradient_of_unknown_length_forbids_nothing():
-    for op in ("Embedding", "take", "gather_nd"):
+    for op in (*BROADCASTS, "broadcast_to", "broadcast_like", "Embedding", "take", "gather_nd"):
         assert forbids(op, {}, None, None) is None
-        assert forbids(op, {"input_dim": "9"}, (0, 3), (0, 3)) is None
+        assert forbids(op, {"input_dim": "9", "shape": "(5000, 3)"}, (0, 3), (0, 3)) is None
 
 
-@pytest.mark.parametrize("op", ["broadcast_add", "_npi_multiply", "broadcast_to", "tile", "LeakyReLU"])
-def test_the_gradient_of_what_is_broadcast_may_be_long(op):
-    """It is accurate, and overflows where that of any bias does."""
-    assert forbids(op, {"act_type": "prelu", "shape": "(70000, 64)"}, (70000, 64), (1, 64)) is None
+COPIES = {
+    "tile": ("tile", {"reps": "(4097, 1)"}, [(1, 3)], 4097),
+    "tile by a number": ("tile", {"reps": "4096"}, [(1, 3)], None),
+    "repeat": ("repeat", {"repeats": "5000", "axis": "0"}, [(2, 3)], 5000),
+    "broadcast_axis": ("broadcast_axis", {"axis": "(0, 1)", "size": "(64, 65)"}, [(1, 1, 3)], 4160),
+    "broadcast_axis, one": ("broadcast_axis", {"axis": "0", "size": "64"}, [(1, 1, 3)], None),
+    "broadcast_to": ("broadcast_to", {"shape": "(5000, 0)"}, [(1, 3)], 5000),
+    "broadcast_to, a number": ("broadcast_to", {"shape": "5000"}, [(1,)], 5000),
+    "broadcast_to, nothing": ("broadcast_to", {"shape": "(5000, 0)"}, [(5000, 3)], None),
+    "numpy's broadcast_to": ("_npi_broadcast_to", {"shape": "(5000, 3)"}, [(3,)], 5000),
+    "broadcast_like": ("broadcast_like", {}, [(1, 3), (5000, 3)], 5000),
+    "broadcast_like, some axes": (
+        "broadcast_like", {"lhs_axes": "(0,)", "rhs_axes": "(-1,)"}, [(1, 3), (7, 5000)], 5000),
+    "PReLU": ("LeakyReLU", {"act_type": "prelu"}, [(8, 16, 32, 32), (16,)], 8192),
+    "PReLU, short": ("LeakyReLU", {"act_type": "prelu"}, [(4, 16, 32, 32), (16,)], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op, attrs, shapes, length", COPIES.values(), ids=COPIES.keys())
+def test_copies(op, attrs, shapes, length):
+    reason = None if length is None else f"its gradient sums {length} terms in float16, more than 4096"
+    assert forbids(op, attrs, *shapes) == reason
+
+
+BIASES = {
+    "at the limit": ({}, (64, 3, 64, 64), None),
+    "above it": ({"stride": "(1, 1)"}, (65, 3, 64, 64), 1040),
+    "with a stride": ({"stride": "(2, 2)"}, (64, 3, 128, 128), None),
+    "no bias": ({"no_bias": "True"}, (65, 3, 64, 64), None),
+    "unknown": ({}, None, None),
+}
+
+
+@pytest.mark.parametrize("attrs, shape, length", BIASES.values(), ids=BIASES.keys())
+def test_the_bias_of_an_old_convolution(attrs, shape, length):
+    reason = None if length is None else f"its gradient sums up to {length} terms in float16, more than 1024"
+    assert forbids("Convolution_v1", attrs, shape, (8, 3, 3, 3), (8,)) == reason
+    assert forbids("Convolution", attrs, shape, (8, 3, 3, 3), (8,)) is None  # in float32
 
 
 ROWS = {
@@ -86,6 +143,10 @@ ROWS = {
     "take of a few": ("take", {}, [(70000, 8), (9,)], None),
     "gather_nd": ("gather_nd", {}, [(9, 8), (2, 1025)], 1025),
     "gather_nd at the limit": ("gather_nd", {}, [(9, 8), (2, 1024)], None),
+    "UpSampling": ("UpSampling", {"scale": "33", "sample_type": "nearest"}, [(1, 3, 2, 2)], 1089),
+    "UpSampling at the limit": ("UpSampling", {"scale": "32", "sample_type": "nearest"}, [(1, 3, 2, 2)], None),
+    "UpSampling of unknown size": ("UpSampling", {"scale": "33", "sample_type": "nearest"}, [None], 1089),
+    "UpSampling of two": ("UpSampling", {"scale": "8", "sample_type": "nearest"}, [(1, 3, 8, 8), (1, 3, 1, 1)], 4096),
 }
 
 
@@ -95,7 +156,8 @@ def test_running_sums(op, attrs, shapes, length):
     assert forbids(op, attrs, *shapes) == reason
 
 
-CONDITIONED = ["batch_dot", "_npi_matmul", "_linalg_gemm2", "Embedding", "gather_nd", "take"]
+CONDITIONED = ["Convolution_v1", "batch_dot", "_npi_matmul", "_linalg_gemm2", "broadcast_add", "_npi_add", "broadcast_to", "Embedding",
+               "broadcast_like", "gather_nd", "take"]  # fmt: skip
 
 
 @pytest.mark.parametrize("op", CONDITIONED)
@@ -104,7 +166,7 @@ def test_conditions_on_lengths_are_known_to_read_shapes(op):
 
 
 @pytest.mark.parametrize("dtype, depends", [("float16", True), ("bfloat16", False), ("float32", False)])
-@pytest.mark.parametrize("op", ["batch_dot", "_linalg_gemm2", "_npi_matmul", "sum"])
+@pytest.mark.parametrize("op", ["batch_dot", "_linalg_gemm2", "_npi_matmul", "broadcast_add", "sum"])
 def test_a_graph_depends_on_shapes_where_there_is_a_kernel_to_choose(op, dtype, depends):
     assert depends_on_shapes(from_text(f"a = null()\ny = {op}(a, a)\nreturn y"), dtype) == depends
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from ..conditions import short_gradients, short_slopes
 from ..core import DENY, INFER
-from .build import BFLOAT16_ALONE, TYPED, Rules, compares, moves, never_cast, rules, scalar_rules, variant
+from .build import BFLOAT16_ALONE, TYPED, Rules, compares, moves, never_cast, rules, scalar_rules, short_sums, variant
 
+# The gradient of what is broadcast is a sum.
+_BROADCAST = short_sums(short_gradients)
 _SUM = "exponentials and their sum"
 _LENGTHS = variant("use_length", "True")
 _STEEP = "steep where float16 and bfloat16 are coarse"
@@ -14,16 +17,16 @@ ELEMENTWISE: Rules = (
     *rules(INFER, "elemwise_add add_n"),
     # MXNet's own bfloat16 kernels cut off what does not fit; see ``rules`` in build.py.
     *rules(INFER, "elemwise_sub elemwise_mul elemwise_div _scatter_elemwise_div _grad_add", no_bfloat16=True),
-    *rules(INFER, "broadcast_add broadcast_sub broadcast_mul broadcast_div", no_bfloat16=True),
-    *rules(INFER, "_npi_add _npi_subtract _npi_multiply", no_bfloat16=True),
+    *rules(INFER, "broadcast_add broadcast_sub broadcast_mul broadcast_div", no_bfloat16=True, **_BROADCAST),
+    *rules(INFER, "_npi_add _npi_subtract _npi_multiply", no_bfloat16=True, **_BROADCAST),
     # numpy's division takes bfloat16 for an integer, and means to give float32.
-    *rules(INFER, "_npi_true_divide", no_bfloat16=True),
+    *rules(INFER, "_npi_true_divide", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar _mul_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_div_scalar _scatter_plus_scalar _scatter_minus_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_npi_multiply_scalar _npi_true_divide_scalar", no_bfloat16=True),
     # Their bfloat16 gradients are 0.
-    *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True),
+    *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_mod_scalar _rmod_scalar _npi_mod_scalar _npi_rmod_scalar", no_bfloat16=True),
     *rules(INFER, "_npi_diff", no_bfloat16=True),
     *scalar_rules(INFER, "to_begin_scalar to_end_scalar", "_npi_ediff1d", no_bfloat16=True),
@@ -54,7 +57,7 @@ ELEMENTWISE: Rules = (
     ),
     # Selection: By value, or by a condition of any dtype.
     *moves("abs negative _npi_absolute _npi_negative _maximum _minimum"),
-    *moves("broadcast_maximum broadcast_minimum _npi_copysign", no_bfloat16=True),
+    *moves("broadcast_maximum broadcast_minimum _npi_copysign", no_bfloat16=True, **_BROADCAST),
     *moves("_maximum_scalar _minimum_scalar _npi_copysign_scalar _npi_rcopysign_scalar", scalars="scalar"),
     *moves("clip", scalars="a_min a_max"),
     *moves("_contrib_gradientmultiplier", scalars="scalar", no_bfloat16=True),  # the identity
@@ -72,7 +75,7 @@ ELEMENTWISE: Rules = (
     *rules(DENY, "Activation", when=variant("act_type", "softrelu"), reason="log(1 + exp(x))"),
     *rules(INFER, "Activation", when=variant("act_type", "softsign"), no_bfloat16=True),
     *rules(INFER, "Activation"),
-    *rules(INFER, "LeakyReLU", when=variant("act_type", "prelu"), no_bfloat16=True),
+    *rules(INFER, "LeakyReLU", when=variant("act_type", "prelu"), no_bfloat16=True, **short_sums(short_slopes)),
     *rules(INFER, "LeakyReLU", when=variant("act_type", "selu"), no_bfloat16=True),
     *rules(INFER, "LeakyReLU", when=variant("act_type", "rrelu"), no_bfloat16=True),
     *scalar_rules(INFER, "slope", "LeakyReLU"),
@@ -104,7 +107,7 @@ ELEMENTWISE: Rules = (
     # Trigonometry:
     *rules(INFER, "sin cos arctan arcsinh degrees radians", no_bfloat16=True),
     *rules(INFER, "_npi_sin _npi_cos _npi_arctan _npi_arcsinh _npi_degrees _npi_radians", no_bfloat16=True),
-    *rules(INFER, "_npi_arctan2", no_bfloat16=True),
+    *rules(INFER, "_npi_arctan2", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_npi_arctan2_scalar _npi_rarctan2_scalar", no_bfloat16=True),
     *rules(DENY, "tan arcsin arccos arctanh arccosh gamma gammaln erfinv", reason=_STEEP, no_bfloat16=True),
     *rules(DENY, "_npi_tan _npi_arcsin _npi_arccos _npi_arctanh _npi_arccosh", reason=_STEEP, no_bfloat16=True),

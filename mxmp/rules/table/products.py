@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from ..conditions import short_gemm2, short_products, sound_convolution, without_tensor_cores
+from ..conditions import short_bias, short_gemm2, short_products, sound_convolution, without_tensor_cores
 from ..core import ALLOW, CLEAR, DENY
-from .build import Rules, never_cast, rules, variant
+from .build import Rules, never_cast, rules, short_sums, variant
 
 # With a matrix or a vector on the right numpy's dot is the same product, accumulated in float32.
 _NUMPY_DOT: Dict[str, Any] = {"stand_ins": ((1, "_np_dot"), (2, "_np_dot")), "stand_in_port": 1}
@@ -29,7 +29,8 @@ PRODUCTS: Rules = (
     # Products:
     *rules(ALLOW, "Convolution", condition=sound_convolution, taints=False),
     *rules(ALLOW, "FullyConnected"),
-    *rules(ALLOW, "Convolution_v1 Deconvolution dot", no_bfloat16=True),
+    *rules(ALLOW, "Convolution_v1", no_bfloat16=True, **short_sums(short_bias)),
+    *rules(ALLOW, "Deconvolution dot", no_bfloat16=True),
     *rules(ALLOW, "_np_dot _npi_tensordot _npi_tensordot_int_axes _npi_einsum", no_bfloat16=True),
     *rules(ALLOW, "batch_dot", no_bfloat16=True, condition=short_products),
     *rules(ALLOW, "_npi_matmul", no_bfloat16=True, condition=short_products, **_NUMPY_DOT),

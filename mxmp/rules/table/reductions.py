@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..conditions import short_reduction, short_windows, small_magnification
+from ..conditions import short_reduction, short_upsampling, short_windows, small_magnification
 from ..core import DENY, GIVEN, INFER
-from .build import BFLOAT16_ALONE, TYPED, Rules, moves, never_cast, rules, variant
+from .build import BFLOAT16_ALONE, TYPED, Rules, moves, never_cast, rules, short_sums, variant
 
 _IN_DATA_DTYPE = "accumulates in the dtype of the data"
 _STATISTICS = "statistics in the dtype of the data"
@@ -61,7 +61,7 @@ REDUCTIONS: Rules = (
     *rules(INFER, "_contrib_AdaptiveAvgPooling2D", condition=short_windows, no_bfloat16=True),
     # ... and the gradient behind a magnification by 8 by 28%.
     *rules(INFER, "_contrib_BilinearResize2D", shape_only=(1,), condition=small_magnification, no_bfloat16=True),
-    *moves("UpSampling", when=variant("sample_type", "nearest"), no_bfloat16=True),
+    *moves("UpSampling", when=variant("sample_type", "nearest"), no_bfloat16=True, **short_sums(short_upsampling)),
     *rules(INFER, "UpSampling", no_bfloat16=True),
     # Losses:
     # They want labels in the dtype of the data, and labels above 2048 are no float16 integers.

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from ..conditions import few_points, few_rows, row_sparse_gradient
+from ..conditions import (
+    few_points,
+    few_rows,
+    row_sparse_gradient,
+    short_broadcast_like,
+    short_broadcast_to,
+    short_copies,
+)
 from ..core import CLEAR, DENY, INFER
 from .build import TYPED, Rules, moves, never_cast, rules, scalar_rules, short_sums, variant
 
@@ -30,9 +37,9 @@ SHAPES: Rules = (
     *moves("amp_multicast"),  # the identity on inputs of one dtype
     # Broadcasts:
     # In bfloat16 the sums of their gradients cut off what does not fit.
-    *moves("broadcast_axis tile repeat", no_bfloat16=True),
-    *moves("broadcast_to _npi_broadcast_to", no_bfloat16=True),
-    *moves("broadcast_like", any=(1,), no_bfloat16=True),
+    *moves("broadcast_axis tile repeat", no_bfloat16=True, **short_sums(short_copies)),
+    *moves("broadcast_to _npi_broadcast_to", no_bfloat16=True, **short_sums(short_broadcast_to)),
+    *moves("broadcast_like", any=(1,), no_bfloat16=True, **short_sums(short_broadcast_like)),
     *moves("slice_like reshape_like", any=(1,)),  # the shape alone
     *rules(CLEAR, "shape_array size_array _contrib_index_array _npi_diag_indices_from", any=(0,), keep_outputs=(0,)),
     # Joins:
