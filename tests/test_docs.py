@@ -63,6 +63,7 @@ def test_the_readme_has_code_and_output():
 def test_code_runs_in_order_and_prints_what_the_page_says(page, capsys, monkeypatch, tmp_path):
     """In one folder, as a reader would run it; without bfloat16, what names it is left out."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)  # where examples and symbols are, whatever tests of that name were collected
     namespace = {}
     for language, code, printed in blocks(page):
         if "bfloat16" in code and not runs_bfloat16():
