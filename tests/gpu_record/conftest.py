@@ -16,6 +16,11 @@ def _same_speed_everywhere():
     """Leave alone what the fixture of this name is for elsewhere: here MXNet runs in processes of its own alone."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_rounding_everywhere():
+    """Likewise: emulation is of CPUs."""
+
+
 @pytest.fixture(scope="session")
 def recorder(tmp_path_factory):
     """What runs programs; all workers of a test run share its folder."""
