@@ -62,7 +62,7 @@ def convert(
     Raises:
         PolicyError: If the policy is invalid, one of its patterns matches nothing, or a block has one
             of its own that does not fit (``set_policy``).
-        ConvertError: If the net cannot be traced or its conversion does not type-check; the
+        ConvertError: If the net cannot be traced or does not type-check by itself; the
             message names the block or node, and the net is as it was. A net whose inputs are not
             known yet is checked at its first call. If ``net.cast`` has put its parameters in low
             precision, or ``ranges`` has none of the net's outputs, or one beyond the range that it lacks. Also if the

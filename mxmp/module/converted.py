@@ -63,7 +63,7 @@ class ConvertedModule(Float32Params):
         """Convert the symbol for these shapes and make executors, as ``mx.mod.Module.bind``.
 
         Raises:
-            ConvertError: If the conversion does not type-check; it names the node. Also if the policy uses
+            ConvertError: If the network does not type-check by itself; it names the node. Also if the policy uses
                 bfloat16 and a context is a GPU, for which MXNet has no bfloat16 kernels.
             PassError: If the network's gradient cannot be scaled; it names the node.
             TrainerError: If ``shared_module`` is no bound and initialized `Module` of mxmp.

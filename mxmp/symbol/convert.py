@@ -106,8 +106,8 @@ def convert_symbol(
         A symbol of the same inputs and outputs, their names, order and dtypes included.
 
     Raises:
-        ConvertError: If ``sym`` is no symbol, or the conversion does not type-check.
-        InferenceError: If the network does not by itself; the message names the node.
+        ConvertError: If ``sym`` is no symbol.
+        InferenceError: If the network does not type-check by itself; the message names the node.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
     refuse_for_inference("convert_symbol", changes)
