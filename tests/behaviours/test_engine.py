@@ -373,8 +373,12 @@ def test_a_save_that_is_killed_leaves_the_older_file_or_the_newer(tmp_path):
         time.sleep(0.02 + 0.0017 * number)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        found = load_checkpoint(prefix, 0)
-        assert text(found.symbol) == text(symbol) and len(np.unique(found.arg_params["fc_weight"].asnumpy())) == 1
+        arrays, _ = load_params(f"{prefix}-0000.params")
+        assert len(np.unique(arrays["fc_weight"].asnumpy())) == 1
+        try:
+            assert text(load_checkpoint(prefix, 0).symbol) == text(symbol)
+        except CheckpointError as e:  # it was killed among the renames
+            assert "not saved together" in str(e)
 
 
 # ONNX, devices.
