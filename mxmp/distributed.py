@@ -17,7 +17,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import check_call
 
-from .arrays.casts import is_low_precision, round_into, to_float32
+from .arrays import is_low_precision, round_into, to_float32
 from .errors import DependencyError, TrainerError
 from .launch import LAUNCHED
 from .mxnet_private import library, send_command_to_servers

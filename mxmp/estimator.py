@@ -17,19 +17,18 @@ from mxnet.gluon.contrib.estimator import (
     TrainEnd,
 )
 
-from .arrays.casts import is_low_precision
+from .arrays import is_low_precision
 from .errors import TrainerError
 from .gluon import Trainer, restore
 from .gluon.adoption import adoptable
 from .gluon.api import convert_all
 from .gluon.lookup import descendants
 from .loss_scale import LossScale, NoOpLossScale, parse
-from .masters.copies import new_master
-from .masters.optimizer import MasterState
 from .mxnet_private import trainers
 from .mxnet_private.estimators import BatchProcessorBase, split_batch
 from .policy import Policy
-from .training.observer import scaler_of
+from .train.masters import MasterState
+from .train.step import scaler_of
 
 _ATTRIBUTE = "_mxmp_mixed_precision"
 
@@ -241,7 +240,7 @@ def _nets(estimator: Estimator) -> List[gluon.Block]:
 
 def _drop_unfinished(trainer: Any) -> None:
     """Discard the gradients that an interrupted fit left between backward and step."""
-    if isinstance(trainer, Trainer) and not trainer._scaler.window.is_ready:
+    if isinstance(trainer, Trainer) and not trainer._scaler.state.is_ready:
         trainer.discard_grads()
 
 
@@ -254,5 +253,5 @@ def _convert_states(trainer: Trainer) -> None:
             if isinstance(state, MasterState) and not is_low_precision(weight):
                 updater.states[index] = state.inner
             elif is_low_precision(weight) and not isinstance(state, MasterState):
-                master = new_master(weight, param) if trainer.optimizer.masters else None
+                master = trainer.optimizer.new_master(index, weight) if trainer.optimizer.masters else None
                 updater.states[index] = MasterState(master, state)

@@ -11,15 +11,15 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 import mxnet as mx
 
 from .. import dtypes
-from ..arrays.casts import is_low_precision
+from ..arrays import is_low_precision
 from ..errors import LossScaleError, did_you_mean
 from ..gluon import Trainer
 from ..gluon.adoption import adoptable
 from ..gluon.api import convert_all
 from ..loss_scale import DynamicLossScale, LossScale, parse
-from ..masters.copies import sync_master_from_weight
 from ..mxnet_private import is_deferred, is_initialized, trainers
 from ..policy import Policy
+from ..train.masters import Weight
 from .operators import AmpError, canonical_dtype
 from .trainers import adopt, as_list, require_trainer
 
@@ -124,7 +124,7 @@ def master_params(optimizer: Any) -> Iterator[mx.nd.NDArray]:
     """
     for each in as_list(optimizer):
         trainer = require_trainer(each, "master_params")
-        if trainer._scaler.window.is_scaled and not trainer._scaler.is_open:
+        if trainer._scaler.state.is_scaled and not trainer._scaler.is_open:
             trainer.unscale()
         for index, param in enumerate(trainers.params(trainer)):
             if param.grad_req != "null":
@@ -206,9 +206,10 @@ def _master(trainer: Trainer, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArra
     if index not in updater.states:
         updater.states[index] = trainer.optimizer.create_state_multi_precision(index, weight)
         updater.states_synced[index] = True
-    master = updater.states[index].master
-    sync_master_from_weight(master, weight)
-    if trainer._scaler.window.is_unscaled:
+    state = updater.states[index]
+    trainer.optimizer.share_master(Weight(index, weight, weight, state))
+    master = state.master
+    if trainer._scaler.state.is_unscaled:
         mx.autograd.mark_variables([master], [trainers.params(trainer)[index].list_grad()[0]])
     return master
 

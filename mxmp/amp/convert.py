@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import mxnet as mx
 
 from .. import symbol
-from ..arrays.casts import to_float32
+from ..arrays import to_float32
 from ..errors import ConvertError
 from ..gluon.conversion import Conversion
 from ..gluon.storage import as_stored

@@ -20,7 +20,7 @@ from ..gluon.trace import Trace
 from ..mxnet_private import blocks
 from ..optimizer.gradient_pairs import leaves
 from ..policy import Policy
-from ..scaling.recorded_graph import came_through_graph
+from ..train.recorded import came_through_graph
 from .operators import AmpError
 from .request import Request, make_request
 

@@ -7,12 +7,10 @@ from typing import Any, Iterator, List
 
 import mxnet as mx
 
-from ..arrays.norms import scale_in_place
+from ..arrays import scale_in_place
 from ..errors import TrainerError
 from ..gluon import Trainer
-from ..scaling.per_loss import LossScalePerLoss
-from ..scaling.scaler import Scaler, turn_of
-from ..scaling.shared import SharedLossScale
+from ..train.scaler import Scaler, SharedLossScale, turn_of
 from .hook import installed_hook
 from .operators import AmpError
 
@@ -64,23 +62,23 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_uns
     if not trainers:
         raise TrainerError("scale_loss: the list of trainers is empty.")
     with turn_of(trainer._scaler for trainer in trainers):
-        several = [(trainer, source) for trainer in trainers for source in _losses_of(trainer)]
+        several = [trainer for trainer in trainers if trainer._scaler.num_losses > 1]
         if loss_id != 0 and len(several) < len(trainers):
             raise TrainerError(f"loss_id={loss_id!r}: the trainer has one loss; give num_losses to amp.initialize.")
-        for trainer, source in several:
+        for trainer in several:
             trainer._scaler.require_can_scale("scale_loss")
-            source.select(loss_id)
+            trainer._scaler.select(loss_id)
         scale = min(trainer.loss_scale.value for trainer in trainers)
-        for trainer, _ in several:
+        for trainer in several:
             # A step's gradients have one scale at any time, in their dtype: exact in float32, float16 may lose bits.
             scaler = trainer._scaler
-            if scaler.window.is_scaled:
-                scale_in_place(trainer._gradients.fresh_grads(), scale / scaler.window.scale)
-                scaler.window = scaler.window.rescaled(scale)
+            if scaler.state.is_scaled:
+                scale_in_place(trainer._gradients.fresh_grads(), scale / scaler.state.scale)
+                scaler.state.scale = scale
         with trainers[0].scale_loss(loss, *trainers[1:]) as scaled:
             yield scaled
-        for trainer, source in several:
-            source.note(trainer._gradients.fresh_grads())
+        for trainer in several:
+            trainer._scaler.note(trainer._gradients.fresh_grads())
 
 
 def unscale(optimizer_or_trainer: Any) -> None:
@@ -100,12 +98,12 @@ def unscale(optimizer_or_trainer: Any) -> None:
 
 def adopt(trainer: Any, loss_scale: Any, masters: bool = True, num_losses: int = 1) -> None:
     """Make a trainer an `mxmp.gluon.Trainer` with a loss scale for each loss, or raise as `init_trainer`."""
-    several = num_losses > 1 or bool(_losses_of(trainer))
+    several = num_losses > 1 or (isinstance(trainer, Trainer) and trainer._scaler.num_losses > 1)
     if several and isinstance(loss_scale, SharedLossScale):
         raise TrainerError("loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.")
     Trainer.adopt(trainer, loss_scale, masters)
     if several:
-        trainer._attach_scaler(Scaler(LossScalePerLoss(trainer.loss_scale, num_losses)))
+        trainer._attach_scaler(Scaler(trainer.loss_scale, num_losses))
 
 
 def require_trainer(trainer: Any, call: str) -> Trainer:
@@ -120,9 +118,3 @@ def require_trainer(trainer: Any, call: str) -> Trainer:
 def as_list(value: Any) -> List[Any]:
     """Return a list or tuple as a list, anything else as the list of it."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _losses_of(trainer: Any) -> List[LossScalePerLoss]:
-    """Return the loss scales of a trainer that has one for each of its losses, else nothing."""
-    source = trainer._scaler.source if isinstance(trainer, Trainer) else None
-    return [source] if isinstance(source, LossScalePerLoss) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import visible
-from ..training.step import Weights
+from ..train.step import Weights
 from .ledger.sample import skipped
 
 _NAMES = 3  # of weights in a line

@@ -16,8 +16,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Tuple, Type, Ty
 from mxnet.gluon.contrib.estimator import BatchEnd, TrainBegin, TrainEnd
 
 from ..errors import TrainerError
-from ..training.observer import Observation, Observer, StepEnd, attached_elsewhere, observe, scaler_of
-from ..training.step import Weights
+from ..train.step import Observation, Observer, StepEnd, Weights, attached_elsewhere, observe, scaler_of
 from .skipped import why_skipped
 from .step_values import GradientNorm, MeanLoss
 
@@ -169,7 +168,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         """
         if self._owner is None:
             raise TrainerError(f"log: this {type(self).__name__} is not attached; call attach(trainer) first.")
-        between = scaler_of(self._owner).window.is_ready and not self._in_group
+        between = scaler_of(self._owner).state.is_ready and not self._in_group
         is_late = self._awaits_loss and (between or self._in_group)
         if is_late and between and self._pending is not None:
             self._pending.loss.add(loss)

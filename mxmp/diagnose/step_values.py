@@ -8,11 +8,9 @@ from typing import Any, List, Optional, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from ..arrays.casts import is_low_precision, to_float32
-from ..arrays.casts_together import copies_in_float32
-from ..arrays.norms import sum_of_squares
+from ..arrays import copies_in_float32, is_low_precision, sum_of_squares, to_float32
 from ..errors import TrainerError
-from ..training.step import Weights
+from ..train.step import Weights
 
 
 class GradientNorm:

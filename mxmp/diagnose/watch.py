@@ -14,8 +14,7 @@ from ..module import BucketingModule, Module
 from ..module.replay import calls_of
 from ..probe.step_replay import Call, LossGradients
 from ..probe.verdict import Verdict, judge
-from ..training.observer import Observation, Observer, StepEnd, attached_elsewhere, observe
-from ..training.step import Weights
+from ..train.step import Observation, Observer, StepEnd, Weights, attached_elsewhere, observe
 
 
 class Watch(Observer):
@@ -137,7 +136,7 @@ class Watch(Observer):
         """Keep the calls of the step that is being made."""
         owner = self._owner
         if isinstance(owner, Trainer):
-            self._scale = owner._scaler.window.scale
+            self._scale = owner._scaler.state.scale
             noted = owner._calls.noted
             self._calls = [each.replay(self._scale, self._of_loss(each.outputs)) for each in noted]
         else:

@@ -1,6 +1,6 @@
 """Mixed precision for Gluon: convert a net in place, and train it."""
 
-from ..scaling.shared import SharedLossScale as SharedLossScale
+from ..train.scaler import SharedLossScale as SharedLossScale
 from .accumulation import Accumulator as Accumulator
 from .api import cast as cast
 from .api import convert as convert

@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, TypeVar
 import numpy as np
 from mxnet import gluon
 
-from ..arrays.norms import require_positive
+from ..arrays import require_positive
 from ..errors import TrainerError
 from ..mxnet_private import parameters
 from .trainer import Trainer

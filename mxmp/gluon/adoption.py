@@ -11,8 +11,8 @@ from ..dtypes import LOW_PRECISION, canonical
 from ..errors import TrainerError
 from ..loss_scale import LossScale
 from ..mxnet_private import OVERRIDES, TrainerBase, parameters, trainers
-from ..scaling.scaler import ScalerStatus
-from ..training.kvstores import any_sparse, choose_update, require_rescaled
+from ..train.kvstores import any_sparse, choose_update, require_rescaled
+from ..train.scaler import ScalerStatus
 
 
 def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:

@@ -15,8 +15,8 @@ from .. import dtypes
 from ..devices.check import require_bfloat16
 from ..errors import ConvertError
 from ..mxnet_private import blocks, compose, is_initialized
-from ..scaling import loss_heads
 from ..symbol.arguments import require_kernels
+from ..train import loss_heads
 from . import storage
 from .bulks import bulks_kept
 from .cached_ops import BuiltOp, backend_chosen, context_of, op_key, plan_op

@@ -10,11 +10,11 @@ from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 import mxnet as mx
 from mxnet import gluon
 
-from ..arrays.write_counts import can_count
 from ..graph import Graph
 from ..mxnet_private import blocks
-from ..scaling.loss_heads import HEAD_SCALE
 from ..symbol import Converted
+from ..train.loss_heads import HEAD_SCALE
+from ..write_counts import can_count
 from .graphs import ConvertedGraph, infers, on_cpu, split_inputs
 from .inference_graph import InferenceGraph, Params
 from .prepared import FoldRangeError, PreparedParams

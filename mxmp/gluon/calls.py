@@ -27,9 +27,8 @@ from ..probe.batch_faults import nan_given
 from ..probe.faults import NO_FAULT
 from ..probe.step_replay import Call, Gradients, LossGradients
 from ..probe.verdict import judge
-from ..scaling.recorded_graph import node_name, recorded_names
-from ..scaling.scaler import Scaler
-from ..scaling.source import ScaleSource
+from ..train.recorded import node_name, recorded_names
+from ..train.scaler import Scaler
 from .graphs import ConvertedGraph, split_inputs
 from .lookup import blocks_in, conversions_of
 
@@ -123,7 +122,7 @@ class NetCalls:
         """Return what notes the calls of a net that no trainer trains; None if no trainer of mxmp can ask for them."""
         if not _OF_TRAINERS:
             return None
-        found = cls(Scaler(ScaleSource(NoOpLossScale())))
+        found = cls(Scaler(NoOpLossScale()))
         found._is_untrained = True
         _OF_OTHERS.add(found)
         return found
@@ -131,7 +130,7 @@ class NetCalls:
     @classmethod
     def watching(cls, net: gluon.Block) -> NetCalls:
         """Return what notes all calls of the converted blocks in a net from now on, and its outputs' gradients."""
-        found = cls(Scaler(ScaleSource(NoOpLossScale())))
+        found = cls(Scaler(NoOpLossScale()))
         found.watches, found.most = 1, None
         for conversion in conversions_of(blocks_in(net)):
             conversion.calls = found
@@ -203,11 +202,11 @@ class NetCalls:
         """
         if not self.noted:
             return None
-        scale = self.scaler.window.scale
+        scale = self.scaler.state.scale
         verdict = judge([call.replay(scale).without_dropout() for call in self.noted], scale)
         if verdict.kind != NO_FAULT:
             return str(verdict)
-        outside = self.scaler.window.loss_finite is False and not self.lost
+        outside = self.scaler.state.loss_finite is False and not self.lost
         return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None
 
     def bad_input(self) -> Optional[str]:

@@ -7,7 +7,6 @@ from typing import Dict, FrozenSet, Mapping, Tuple
 
 from mxnet import gluon
 
-from ..arrays.write_counts import can_count
 from ..errors import ConvertError
 from ..mxnet_private import blocks, parameters
 from ..passes.fold import Sources
@@ -17,6 +16,7 @@ from ..symbol.arguments import Model, make_model
 from ..symbol.convert import ConvertedModel, convert_known
 from ..symbol.for_inference import folded_names, folded_shapes, prepare
 from ..symbol.inference import Dtypes, Shapes
+from ..write_counts import can_count
 from .graphs import ConvertedGraph
 from .trace import Storage, Trace
 

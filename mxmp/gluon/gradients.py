@@ -8,12 +8,11 @@ from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
 import mxnet as mx
 
 from ..errors import StaleGradientError, TrainerError
-from ..masters.copies import copy_to_other_contexts
-from ..masters.update import Update
 from ..mxnet_private import is_fresh, parameters, trainers
-from ..scaling import loss_heads
-from ..training.running_stats import Named
-from ..training.step import Weights
+from ..train import loss_heads
+from ..train.masters import Update, copy_to_other_contexts
+from ..train.running_stats import Named
+from ..train.step import Weights
 
 _fresh = is_fresh.read  # asked of every weight at every step
 

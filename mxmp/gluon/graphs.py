@@ -18,10 +18,10 @@ from ..errors import PassError
 from ..graph import Graph, without_versions
 from ..mxnet_private import blocks
 from ..passes import ScaleLoss
-from ..scaling.loss_heads import HEAD_SCALE, loss_heads
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
 from ..symbol.rewrite import ShapeOutcomes
+from ..train.loss_heads import HEAD_SCALE, loss_heads
 from .precision import current_region
 from .trace import Shape, Trace, Unfolded, known_shapes
 

@@ -11,8 +11,8 @@ from mxnet import autograd, gluon
 from ..distributed import distributed
 from ..errors import TrainerError
 from ..mxnet_private import trainers as private
-from ..scaling.scaler import ScalerStatus
-from ..training.observer import scaler_of
+from ..train.scaler import ScalerStatus
+from ..train.step import scaler_of
 from .kept import Found
 
 _STATE = (gluon.Trainer, mx.optimizer.Optimizer, mx.optimizer.Updater, mx.lr_scheduler.LRScheduler)

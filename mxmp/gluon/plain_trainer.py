@@ -9,11 +9,11 @@ import mxnet as mx
 from mxnet import gluon
 
 from ..dtypes import BFLOAT16, LOW_PRECISION
-from ..masters.optimizer import MultiPrecision
 from ..mxnet_private import parameters, trainers
 from ..policy import Policy
+from ..train.masters import MultiPrecision
 from .storage import dtype_of
-from .trainer_setup import TrainerSetup
+from .trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
 _ATTRIBUTE = "_mxmp_warned"
@@ -40,7 +40,7 @@ class PlainTrainerCheck:
         self._done = bool(trained)
         for param in trained:
             trainer = parameters.trainer_of(param)
-            if isinstance(trainer, TrainerSetup) or vars(trainer).get(_ATTRIBUTE):
+            if isinstance(trainer, Trainer) or vars(trainer).get(_ATTRIBUTE):
                 continue
             missing = self._missing(trainer, trained)
             if missing:

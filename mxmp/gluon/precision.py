@@ -13,7 +13,6 @@ from ..errors import DtypeError, PolicyError
 from ..mxnet_private import attr_scope, leave_attr_scope, scope_attrs
 from ..passes.attributes import PRECISION_ATTR
 from ..passes.decide import LOW
-from ..scaling.second_derivative import second_derivative_error
 
 POLICY = "policy"  # where the net's policy decides, as outside of all regions
 
@@ -44,8 +43,12 @@ class precision(contextlib.ContextDecorator):
         with trainer.scale_loss(loss) as scaled:
             scaled.backward()
 
-    MXNet 1.9.1 has second derivatives for few operators: `mxmp.scaling.second_derivative` lists
-    them. Convolution has none, and those of FullyConnected are right in the last layer alone.
+    MXNet 1.9.1 has second derivatives for few operators: ``batch_dot``, ``elemwise_add``, adding a scalar,
+    ``transpose`` and functions of one array (``tanh``, ``sigmoid``, ``exp``, ``log``, ``sqrt``, ``square``, ``abs``,
+    ``sin``, ...). A cached graph has none, and so a hybridized or converted net outside of such a region; nor has
+    Convolution. Those of FullyConnected are right in the last layer alone, likewise of Dropout and clip
+    (FullyConnectedGradGradCompute in src/operator/nn/fully_connected-inl.h fills a part with 0); those of relu can end
+    the process.
 
     A function that is decorated must run when it is called: no generator, no coroutine.
 
@@ -57,7 +60,6 @@ class precision(contextlib.ContextDecorator):
     Raises:
         DtypeError: If it is no dtype.
         PolicyError: If it is another dtype than these, or what is decorated is a generator or coroutine.
-        TrainerError: At the end of a region that MXNet's error about a second derivative passes through.
 
     Example::
 
@@ -87,9 +89,6 @@ class precision(contextlib.ContextDecorator):
 
     def __exit__(self, kind: Any, error: Any, stack: Any) -> None:
         leave_attr_scope(kind, error, stack)
-        explained = second_derivative_error(error) if isinstance(error, mx.MXNetError) else None
-        if explained is not None:
-            raise explained from error
 
     def __call__(self, func: _Function) -> _Function:
         """Return a function that runs in this region."""

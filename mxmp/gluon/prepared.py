@@ -8,8 +8,7 @@ from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, Optional, Se
 import mxnet as mx
 from mxnet import gluon
 
-from ..arrays.casts import to_float32
-from ..arrays.write_counts import UnwrittenArrays, write_count
+from ..arrays import to_float32
 from ..dtypes import FLOAT32, limits
 from ..errors import MxmpError
 from ..graph import Graph
@@ -17,6 +16,7 @@ from ..mxnet_private import parameters
 from ..passes.fold import Fold
 from ..symbol.for_inference import fold_params, folds_beyond
 from ..symbol.imperative import run_imperatively
+from ..write_counts import UnwrittenArrays, write_count
 
 
 class FoldRangeError(MxmpError):

@@ -12,12 +12,20 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays.casts import to_float32
+from ..arrays import to_float32
 from ..errors import ConvertError
-from ..masters.copies import exact_value, forget_masters, keep_masters, keeps_masters
-from ..mxnet_private import ParameterBase, blocks, is_deferred, is_initialized, parameters
+from ..mxnet_private import blocks, is_deferred, is_initialized, parameters
 from ..symbol.arguments import refuse_gpus
 from ..symbol.params import round_to
+from ..train.masters import (
+    ParameterWithMasters,
+    exact_value,
+    follow_weights,
+    forget_masters,
+    keep_masters,
+    masters_of,
+    set_master,
+)
 from .lookup import blocks_in, conversion_of, holds_converted, is_part
 
 _BLOCKS_FILE = gluon.HybridBlock.forward.__code__.co_filename  # the code of MXNet that hands parameters to blocks
@@ -25,7 +33,7 @@ _LOCAL = threading.local()  # has ``reads_stored`` while a converted net reads i
 _CLASS = "_mxmp_class"  # attribute of a low precision parameter that holds the class it had before
 
 
-class LowPrecisionParameter(ParameterBase):
+class LowPrecisionParameter(ParameterWithMasters):
     """A parameter stored in low precision, whose saved, loaded and set values are float32: its master's.
 
     Values that are loaded or set are rounded to nearest even. `store_low` gives a parameter this class.
@@ -92,9 +100,8 @@ class LowPrecisionParameter(ParameterBase):
         super().set_data(round_to(wide, dtype_of(self)))
         if not is_stored:
             self._keep(wide)
-        elif keeps_masters(self):
-            with autograd.pause():
-                exact_values(self)  # brings the masters up to date
+        else:
+            follow_weights(self)
 
     def cast(self, dtype: Any) -> None:
         """Store the parameter in another dtype, as ``Parameter.cast``, from its exact value."""
@@ -107,13 +114,8 @@ class LowPrecisionParameter(ParameterBase):
 
     def _keep(self, wide: mx.nd.NDArray) -> None:
         """Make a float32 value the master, in the arrays that an optimizer may hold already."""
-        if self.grad_req == "null" and not keeps_masters(self):
-            return
-        with autograd.pause():
-            masters = exact_values(self)
-            for master in masters:
-                wide.copyto(master)
-        keep_masters(self, masters)
+        if self.grad_req != "null" or masters_of(self):
+            set_master(self, wide)
 
 
 class CollectedParameters(gluon.ParameterDict):

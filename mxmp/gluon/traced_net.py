@@ -8,7 +8,6 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Tupl
 from mxnet import gluon
 
 from .. import dtypes
-from ..arrays.write_counts import can_count
 from ..errors import ConvertError, InferenceError, MxmpError
 from ..mxnet_private import blocks, is_initialized
 from ..passes.fold import Sources
@@ -16,6 +15,7 @@ from ..policy import Policy
 from ..symbol import Converted, convert_graph
 from ..symbol.arguments import beyond_range
 from ..symbol.rewrite import ShapeOutcomes
+from ..write_counts import can_count
 from . import block_regions, storage
 from .folding import convert_folded
 from .graphs import (

@@ -12,7 +12,7 @@ from ..loss_scale import LossScale
 from ..mxnet_private import BucketingModuleBase, modules
 from ..policy import Policy
 from ..report import Report
-from ..scaling.scaler import ScalerStatus
+from ..train.scaler import ScalerStatus
 from .module import Module
 from .saving import ParamsFiles, load_buckets, save_buckets
 from .setup import make_scaler

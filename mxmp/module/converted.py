@@ -7,18 +7,18 @@ from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 import mxnet as mx
 from mxnet.module.executor_group import DataParallelExecutorGroup
 
-from ..arrays.casts import to_float32
-from ..arrays.write_counts import UnwrittenArrays, write_count
+from ..arrays import to_float32
 from ..devices.check import require_bfloat16
 from ..errors import ConvertError, TrainerError
 from ..mxnet_private import modules, parse_data_desc
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
-from ..scaling.scaler import Scaler
 from ..symbol import to_graph
 from ..symbol.arguments import require_kernels
 from ..symbol.monitors import NetworkNames, WatchedExecutor
 from ..symbol.rewrite import ShapeOutcomes
+from ..train.scaler import Scaler
+from ..write_counts import UnwrittenArrays, write_count
 from .binding import LOSS_SCALE, Runnable, accumulates, as_bound, as_float32, input_types, prepare, store_params
 from .metrics import Widening
 from .params import Float32Params, host_zeros
@@ -262,7 +262,7 @@ class ConvertedModule(Float32Params):
         if self._training is not None:
             self._training.step.discard()
         else:
-            self._scaler.close_window()
+            self._scaler.end_step()
 
 
 def _check_sharing(names: Sequence[str], shared: Sequence[str], low: FrozenSet[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 import mxnet as mx
 
-from ..arrays.casts import to_float32
+from ..arrays import to_float32
 from ..dtypes import BFLOAT16, canonical
 
 

@@ -8,8 +8,7 @@ from typing import Any, Iterable, List, Optional, Sequence, Union
 
 import mxnet as mx
 
-from ..arrays.casts import to_float32
-from ..arrays.norms import require_positive
+from ..arrays import require_positive, to_float32
 from ..devices import amx
 from ..errors import TrainerError
 from ..optimizer.gradient_pairs import mapped
@@ -17,7 +16,7 @@ from ..policy import Policy
 from ..probe.batch_faults import nan_given
 from ..report import Report
 from ..symbol.arguments import require_symbol
-from ..training.running_stats import Named
+from ..train.running_stats import Named
 from .binding import accumulates
 from .converted import write_loss_scale
 from .replay import calls_of, explain
@@ -140,10 +139,10 @@ class Module(ModuleFiles):
         """
         runnable = self._bound("backward")
         self._scaler.require_can_scale("backward", "update")
-        window = self._scaler.window
+        state = self._scaler.state
         scale = 1.0
         if self._scaler.active:
-            scale = window.scale if window.is_scaled else self._scaler.loss_scale.value
+            scale = state.scale if state.is_scaled else self._scaler.loss_scale.value
             if out_grads is None and not runnable.has_loss_scale:
                 raise TrainerError(
                     f"backward: none of the outputs {self.output_names} comes from a loss head, so there is nothing to "
@@ -160,7 +159,7 @@ class Module(ModuleFiles):
         super().backward(out_grads)
         self._backward_scale = scale
         if self._scaler.active or accumulates(self.mx_grad_req):
-            self._scaler.window = window.scaled(scale)
+            self._scaler.scaled(scale)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> Outputs:
         """Return the true gradients of the inputs, the loss scale taken out in float32."""
@@ -182,7 +181,7 @@ class Module(ModuleFiles):
             TrainerError: Twice in a window, or before backward.
         """
         training = self._require_gradients("unscale")
-        if self._scaler.window.is_unscaled:
+        if self._scaler.state.is_unscaled:
             raise TrainerError("unscale: the gradients are unscaled already; call unscale once, then update.")
         training.step.unscale(self._step_weights(training))
 
@@ -264,6 +263,6 @@ class Module(ModuleFiles):
         self._require(call)
         if self._training is None:
             raise TrainerError(f"{call} cannot be used where the kvstore updates.")
-        if self._scaler.active and self._scaler.window.is_ready:
+        if self._scaler.active and self._scaler.state.is_ready:
             raise TrainerError(f"{call}: no backward has run since the last update; call forward_backward first.")
         return self._training

@@ -6,9 +6,9 @@ from typing import Any, Dict, FrozenSet, List, Optional, Sequence
 
 import mxnet as mx
 
-from ..arrays.casts import is_low_precision, to_float32
-from ..masters.copies import sync_master_from_weight
+from ..arrays import is_low_precision, to_float32
 from ..mxnet_private import ModuleBase
+from ..train.masters import follow, rounds_to, written_past
 from .training import Training, Weight
 
 _INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
@@ -98,7 +98,9 @@ class Float32Params(ModuleBase):
         master = self._training.master(name, number) if self._training is not None else None
         if master is None:
             master = self.mx_arg_params[name].copyto(array.ctx)
-        sync_master_from_weight(master, array)
+            follow(master, array)
+        elif rounds_to(master, array).asscalar() != 1.0:
+            raise written_past(f"parameter '{name}'")
         return master
 
 

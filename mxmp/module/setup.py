@@ -9,13 +9,12 @@ import mxnet as mx
 
 from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, parse
-from ..masters.optimizer import MultiPrecision
 from ..mxnet_private import modules
 from ..optimizer import LossScaleOptimizer
 from ..policy import Policy
-from ..scaling.scaler import Scaler, ScalerStatus
-from ..scaling.source import ScaleSource
-from ..training.kvstores import open_for_module, refuse_compression, updates_on_kvstore
+from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvstore
+from ..train.masters import MultiPrecision
+from ..train.scaler import Scaler, ScalerStatus
 from .converted import ConvertedModule
 from .training import Training
 
@@ -128,7 +127,7 @@ class OptimizerSetup(ScalerStatus, ConvertedModule):
 def make_scaler(policy: Policy, loss_scale: Any) -> Scaler:
     """Return a scaler for a loss scale, or for the policy's own if ``loss_scale`` is 'policy'."""
     follows = isinstance(loss_scale, str) and loss_scale == "policy"
-    return Scaler(ScaleSource(parse(policy.loss_scale if follows else loss_scale)))
+    return Scaler(parse(policy.loss_scale if follows else loss_scale))
 
 
 def make_optimizer(optimizer: Any, options: Dict[str, Any], symbol: Any, names: List[str], rescale: float) -> Any:

@@ -6,16 +6,14 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 
-from ..arrays.casts import to_float32
+from ..arrays import to_float32
 from ..distributed import KVStore
-from ..masters.copies import copy_to_other_contexts, sync_master_from_weight
-from ..masters.optimizer import MasterState, MultiPrecision
-from ..masters.update import Update
-from ..scaling.scaler import Scaler
-from ..training import states
-from ..training.running_stats import Named
-from ..training.state_header import Described, Target
-from ..training.step import Step, Weights
+from ..train import states
+from ..train.masters import MasterState, MultiPrecision, Update, copy_to_other_contexts
+from ..train.running_stats import Named
+from ..train.scaler import Scaler
+from ..train.state_header import Described, Target
+from ..train.step import Step, Weights
 
 
 class Weight(NamedTuple):
@@ -78,10 +76,8 @@ class Training:
             master = self.master(weight.name, number)
             if master is not None:
                 value.copyto(master)
-                sync_master_from_weight(master, array)
             elif self.optimizer.masters and index not in self.updaters[number].states:
                 master = value.copyto(array.ctx)
-                sync_master_from_weight(master, array)
                 self.updaters[number].states[index] = self.optimizer.create_state_of_master(index, master)
                 self.updaters[number].states_synced[index] = True
         if len(self.updaters) < len(weight.arrays):

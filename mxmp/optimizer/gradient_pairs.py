@@ -6,15 +6,13 @@ from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, S
 
 import mxnet as mx
 
-from ..arrays.casts import is_low_precision, to_float32
-from ..arrays.memory import address
+from ..arrays import address, is_low_precision, to_float32
 from ..dtypes import FLOAT32, PRECISIONS, canonical
 from ..errors import TrainerError
-from ..masters.copies import copy_to_other_contexts
-from ..masters.update import Update
 from ..mxnet_private import multiply, parameters
-from ..training.state_header import Described
-from ..training.step import Weights
+from ..train.masters import Update, copy_to_other_contexts
+from ..train.state_header import Described
+from ..train.step import Weights
 
 _FLOATS = (*PRECISIONS, "float64")
 

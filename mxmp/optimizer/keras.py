@@ -9,8 +9,8 @@ import mxnet as mx
 
 from ..errors import LossScaleError, TrainerError
 from ..loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
-from ..masters.optimizer import MultiPrecision
-from ..scaling.scaler import ScalerStatus
+from ..train.masters import MultiPrecision
+from ..train.scaler import ScalerStatus
 from .whole_step import WholeStepOptimizer
 
 # The defaults of tf.keras 2.12.
@@ -85,7 +85,7 @@ class KerasOptimizer(ScalerStatus, WholeStepOptimizer):
 
     def _require_ready(self, call: str) -> None:
         self._require_own(call)
-        if not self._scaler.window.is_ready:
+        if not self._scaler.state.is_ready:
             raise TrainerError(
                 f"{call} came between get_scaled_loss and apply_gradients; call apply_gradients first, or "
                 "discard_grads to give the step up."

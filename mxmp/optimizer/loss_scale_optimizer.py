@@ -6,17 +6,16 @@ from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 
-from ..arrays.finite import all_finite
+from ..arrays import all_finite
 from ..errors import TrainerError
 from ..loss_scale import LossScale
-from ..masters.optimizer import MultiPrecision
-from ..scaling.scale_loss import scale_loss
-from ..scaling.scaled_loss import ScaledLoss, require_backward
-from ..scaling.scaler import Scaler
-from ..scaling.source import ScaleSource
-from ..training import states
-from ..training.state_header import Target
-from ..training.step import Step
+from ..train import states
+from ..train.masters import MultiPrecision
+from ..train.scale_loss import scale_loss
+from ..train.scaled_loss import ScaledLoss, require_backward
+from ..train.scaler import Scaler
+from ..train.state_header import Target
+from ..train.step import Step
 from .gradient_pairs import (
     GivenGradients,
     Weight,
@@ -86,7 +85,7 @@ class LossScaleOptimizer(KerasOptimizer):
         value = make_loss_scale(dynamic, initial_scale, dynamic_growth_steps)
         multi = wrapped(inner)
         self.__setstate__({"inner": multi.inner, "masters": multi.masters})
-        self._scaler = Scaler(ScaleSource(value))
+        self._scaler = Scaler(value)
         self._training_step = Step(self._scaler)
         self._state_updater = mx.optimizer.get_updater(multi)
         self._weights: List[Weight] = []  # in the order of their indices
@@ -109,7 +108,7 @@ class LossScaleOptimizer(KerasOptimizer):
             TrainerError: After `get_unscaled_gradients`, or if ``loss`` is scaled already or no loss.
         """
         self._require_own("get_scaled_loss")
-        if self._scaler.window.is_unscaled:
+        if self._scaler.state.is_unscaled:
             raise TrainerError(
                 "get_scaled_loss came after get_unscaled_gradients, so that scaled and true gradients would mix; call "
                 "apply_gradients first, or discard_grads to start again."
@@ -137,13 +136,13 @@ class LossScaleOptimizer(KerasOptimizer):
                 called on each scaled loss; twice in a step; or if ``grads`` are no gradients.
         """
         self._require_own("get_unscaled_gradients")
-        window = self._scaler.window
-        if window.is_ready:
+        state = self._scaler.state
+        if state.is_ready:
             raise TrainerError(
                 "get_unscaled_gradients: no loss was scaled since the last step; call get_scaled_loss and run backward "
                 "on what it returns."
             )
-        if window.is_unscaled:
+        if state.is_unscaled:
             raise TrainerError(
                 "get_unscaled_gradients: the gradients of this step are unscaled already; call it once, with all of "
                 "them, then apply_gradients."
@@ -154,9 +153,9 @@ class LossScaleOptimizer(KerasOptimizer):
         except TrainerError as e:
             raise TrainerError(f"{e} Call discard_grads to start the step again.") from None
         arrays = [leaf for leaf in leaves(grads) if leaf is not None]
-        self._scaler.window = window.unscaled(all_finite(arrays))
+        self._scaler.unscaled(all_finite(arrays))
         self._given = arrays
-        factor = 1.0 / window.scale
+        factor = 1.0 / state.scale
         return [mapped(grad, lambda array: unscaled(array, factor)) for grad in grads]
 
     def apply_gradients(self, grads_and_vars: Iterable[Tuple[Any, Any]]) -> bool:
@@ -182,8 +181,8 @@ class LossScaleOptimizer(KerasOptimizer):
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         self._require_own("apply_gradients")
-        if not self._scaler.window.is_unscaled:
-            missing = "get_scaled_loss" if self._scaler.window.is_ready else "get_unscaled_gradients"
+        if not self._scaler.state.is_unscaled:
+            missing = "get_scaled_loss" if self._scaler.state.is_ready else "get_unscaled_gradients"
             raise TrainerError(f"apply_gradients: {missing} was not called in this step; the order is {_ORDER}.")
         pairs = read_pairs(grads_and_vars)
         weights = self._weights or check_weights([], [weight for _, weight in pairs])

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NoReturn, Tuple
 import mxnet as mx
 
 from ..errors import TrainerError
-from ..masters.optimizer import MultiPrecision
+from ..train.masters import MultiPrecision
 
 # What a plain trainer or module sets on its optimizer.
 _SET_BY_OTHERS = ("param_dict", "idx2name", "sym_info", "aggregate_num")

@@ -10,7 +10,7 @@ import numpy as np
 from mxnet import gluon
 
 from .. import dtypes
-from ..arrays.casts import to_float32
+from ..arrays import to_float32
 from ..graph import Entry, Graph, Node
 from ..passes.facts import Facts
 from ..symbol.inference import infer_facts, to_graph

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from .. import dtypes
-from ..arrays.casts import to_float32
+from ..arrays import to_float32
 from .finding import DATA, LOSS, PARAMETER, NonFinite
 from .looking import Seen
 from .nonfinite import first_backward, first_forward

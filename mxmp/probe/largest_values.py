@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..arrays.casts import to_float32
+from ..arrays import to_float32
 from ..mxnet_private import NumpySymbol
 from .running import in_float32
 

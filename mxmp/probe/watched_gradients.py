@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet.base import NDArrayHandle, py_str
 
 from .. import dtypes
-from ..arrays.casts import is_low_precision
+from ..arrays import is_low_precision
 from ..graph import Entry, Graph, GraphBuilder
 from ..mxnet_private import register_op_hook
 from ..passes.facts import Facts

@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..arrays.views import view
+from ..arrays import view
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums

@@ -13,8 +13,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..arrays.casts import amp_cast
-from ..arrays.views import view
+from ..arrays import amp_cast, view
 from ..errors import ParamsError
 from ..graph import Entry, Graph
 from ..passes.attributes import BEFORE_ATTR, MARK_ATTR, original

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from mxmp.arrays.casts import amp_cast
+from mxmp.arrays import amp_cast
 from mxmp.dtypes import NUMPY_BFLOAT16
 
 pytestmark = pytest.mark.bfloat16

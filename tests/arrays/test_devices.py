@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import mxnet as mx
 import pytest
 
-from mxmp.arrays.devices import on_gpu
+from mxmp.arrays import on_gpu
 
 
 @pytest.mark.parametrize(

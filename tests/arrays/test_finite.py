@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mxmp.arrays import finite
-from mxmp.arrays.finite import all_finite, first_non_finite, merge_flags
-from mxmp.arrays.memory import address
+from mxmp import arrays as finite
+from mxmp.arrays import address, all_finite, first_non_finite, merge_flags
 from mxmp.dtypes import NUMPY_BFLOAT16
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]

@@ -6,8 +6,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.arrays import norms
-from mxmp.arrays.norms import clip_coefficient, clip_in_place, host_norm, scale_in_place, sum_of_squares
+from mxmp import arrays as norms
+from mxmp.arrays import clip_coefficient, clip_in_place, host_norm, scale_in_place, sum_of_squares
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

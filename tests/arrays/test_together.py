@@ -8,8 +8,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.arrays import casts, together
-from mxmp.arrays.together import chunks, clip_all, copy_all, gather, scale_all, views
+from mxmp import arrays as casts
+from mxmp import arrays as together
+from mxmp.arrays import chunks, clip_all, copy_all, gather, scale_all, views
 
 FLOAT32 = np.finfo(np.float32)
 
@@ -57,7 +58,7 @@ def draw_any(size, seed=0):
 
 @pytest.mark.parametrize("factor", [2.0**-16, 2.0**-90, 2.0**24, 1 / 3, 7e-9, 7e-31, math.pi, 3.3e38, 1e-40])
 def test_scale_all_rounds_once(factor, monkeypatch):
-    monkeypatch.setattr(casts, "PIECE", 100)
+    monkeypatch.setattr(casts, "_PIECE", 100)
     arrays = [mx.nd.array(draw_any(size, size)).reshape((1, -1)) for size in (1, 100, 101, 999)]
     with np.errstate(over="ignore", under="ignore"):
         expected = [array.asnumpy() * np.float32(factor) for array in arrays]

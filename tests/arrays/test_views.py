@@ -4,8 +4,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.arrays.casts import amp_cast
-from mxmp.arrays.views import view
+from mxmp.arrays import amp_cast, view
 from mxmp.dtypes import NUMPY_BFLOAT16
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from mxmp.arrays.finite import all_finite
+from mxmp.arrays import all_finite
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from tests.gluon.trainer_tools import DTYPES, backward, collapse, loss_of, param, sgd, value

@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.arrays.casts import amp_cast
+from mxmp.arrays import amp_cast
 from mxmp.diagnose import CSVLogger, Ledger, Watch, check_loop, checking
 from mxmp.dtypes import NUMPY_BFLOAT16
 from mxmp.errors import TrainerError

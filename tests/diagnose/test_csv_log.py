@@ -11,7 +11,7 @@ from mxmp.diagnose import CSVLogger
 from mxmp.errors import CheckpointError, NonFiniteLossError
 from mxmp.loss_scale import DynamicLossScale
 from tests.full_disk import files_of_at_most
-from tests.training.adapters import Trainer
+from tests.train.adapters import Trainer
 
 COLUMNS = "step,seconds,taken,scale,next_scale,grad_norm,loss,zero_share,subnormal_share,largest,error,why"
 

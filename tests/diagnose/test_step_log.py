@@ -17,7 +17,7 @@ from mxmp.diagnose import StepLogger
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.estimator import MixedPrecisionHandler
 from mxmp.loss_scale import DynamicLossScale
-from tests.training.adapters import ADAPTERS, Bucketing, Module, Trainer
+from tests.train.adapters import ADAPTERS, Bucketing, Module, Trainer
 
 OVER_FRONTS = pytest.mark.parametrize("make", ADAPTERS, ids=lambda make: make.__name__)
 

@@ -16,7 +16,7 @@ from mxmp.diagnose import TensorBoardLogger
 from mxmp.errors import CheckpointError, DependencyError, LossScaleError, NonFiniteLossError
 from mxmp.loss_scale import DynamicLossScale
 from tests.full_disk import files_of_at_most
-from tests.training.adapters import Module, Trainer
+from tests.train.adapters import Module, Trainer
 
 
 def masked_crc(data):

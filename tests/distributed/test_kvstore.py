@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mxmp.distributed
-from mxmp.arrays.casts import round_into, to_float32
+from mxmp.arrays import round_into, to_float32
 from mxmp.distributed import KVStore, distributed
 from mxmp.dtypes import to_numpy
 from mxmp.errors import DependencyError, TrainerError

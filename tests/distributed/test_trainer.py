@@ -10,8 +10,8 @@ from mxnet import gluon
 from mxmp.distributed import KVStore
 from mxmp.errors import NonFiniteLossError, TrainerError
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale
-from mxmp.masters.copies import keep_masters
-from mxmp.training.kvstores import choose_update
+from mxmp.train.kvstores import choose_update
+from mxmp.train.masters import keep_masters
 from tests.distributed.engines import Second, Twins, WithBadLoss
 from tests.gluon.trainer_tools import backward, param, sgd, value
 

@@ -14,7 +14,7 @@ import mxmp
 from mxmp import amp
 from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer, convert
-from mxmp.scaling.loss_heads import refuse
+from mxmp.train.loss_heads import refuse
 
 X = mx.nd.ones((2, 4))
 HEADS = {

@@ -7,8 +7,8 @@ import pytest
 from mxmp.errors import TrainerError
 from mxmp.gluon import convert
 from mxmp.gluon.trainer import Trainer
-from mxmp.masters.copies import keep_masters
 from mxmp.optimizer import MultiPrecision
+from mxmp.train.masters import keep_masters
 from tests.gluon.trainer_tools import LOW, TWO, backward, param, sgd, value
 
 # The optimizer.

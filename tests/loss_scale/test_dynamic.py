@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mxmp.errors import LossScaleError
-from mxmp.loss_scale import DynamicLossScale
-from mxmp.loss_scale.dynamic import floor_message
+from mxmp.loss_scale import DynamicLossScale, floor_message
 
 
 def values(scale, outcomes):

@@ -211,17 +211,6 @@ def test_from_dict_refuses_a_missing_field():
         LossScale.from_dict(data)
 
 
-def test_from_dict_reads_a_state_from_before_there_was_a_warm_up():
-    """Such a run began at 65536 and goes on as it would have: doubling after ``growth_interval`` steps alone."""
-    data = DynamicLossScale(init_scale=2.0**16, value=2.0**9, growth_tracker=7).to_dict()
-    del data["warming_up"]
-    scale = LossScale.from_dict(data)
-    assert not scale.warming_up
-    for finite, expected in ((True, 9), (True, 9), (False, 8), (True, 8)):
-        scale = scale.adjust(finite)
-        assert scale.value == 2.0**expected
-
-
 @pytest.mark.parametrize("data", [None, 3, [], "dynamic"])
 def test_from_dict_refuses_what_is_no_dict(data):
     with pytest.raises(LossScaleError, match="expected a dict"):

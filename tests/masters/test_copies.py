@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-import threading
+import copy
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.arrays import casts
-from mxmp.arrays.casts import is_low_precision, round_into, to_float32
+from mxmp.arrays import is_low_precision, round_into, to_float32
 from mxmp.dtypes import NUMPY_BFLOAT16, to_numpy
-from mxmp.masters.copies import exact_value, forget_masters, keep_masters, new_master, sync_master_from_weight
+from mxmp.errors import TrainerError
+from mxmp.train.masters import MultiPrecision, exact_value, follow, forget_masters, keep_masters, rounds_to, set_master
 
 LOW = ["float16", "bfloat16"]
 
@@ -93,7 +93,7 @@ def test_round_into_breaks_ties_to_even(dtype):
 def test_follow_keeps_masters_that_round_to_the_weight(dtype):
     values = random_values()
     master = mx.nd.array(values)
-    sync_master_from_weight(master, low(values, dtype))
+    follow(master, low(values, dtype))
     np.testing.assert_array_equal(master.asnumpy(), values)
 
 
@@ -103,7 +103,7 @@ def test_follow_takes_changed_elements_from_the_weight(dtype):
     weight = low(values, dtype)
     weight[10:20] = low(np.full(10, 0.3), dtype)
     master = mx.nd.array(values)
-    sync_master_from_weight(master, weight)
+    follow(master, weight)
     expected = values.copy()
     expected[10:20] = round_on_host(np.full(10, 0.3), dtype)
     np.testing.assert_array_equal(master.asnumpy(), expected)
@@ -111,13 +111,13 @@ def test_follow_takes_changed_elements_from_the_weight(dtype):
 
 def test_follow_keeps_a_master_beyond_the_range_of_float16():
     master = mx.nd.array([1e6, 1.0])
-    sync_master_from_weight(master, low([1e6, 1.0], "float16"))
+    follow(master, low([1e6, 1.0], "float16"))
     assert master.asnumpy().tolist() == [1e6, 1.0]
 
 
 def test_follow_takes_nan_from_the_weight():
     master = mx.nd.array([1.0, 2.0])
-    sync_master_from_weight(master, low([np.nan, 2.0], "float16"))
+    follow(master, low([np.nan, 2.0], "float16"))
     np.testing.assert_array_equal(master.asnumpy(), [np.nan, 2.0])
 
 
@@ -126,39 +126,19 @@ def test_follow_does_not_touch_the_host(monkeypatch):
     with monkeypatch.context() as patch:
         for name in ("asnumpy", "wait_to_read"):
             patch.setattr(mx.nd.NDArray, name, None)
-        sync_master_from_weight(master, weight)
+        follow(master, weight)
     assert master.asnumpy().tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("size", [1, 99, 100, 101, 250], ids=str)
-def test_follow_works_in_pieces(dtype, size, monkeypatch):
-    monkeypatch.setattr(casts, "PIECE", 100)
-    monkeypatch.setattr(casts, "_LOCAL", threading.local())
-    values = random_values(size)
-    weight, master = low(values, dtype), mx.nd.array(values)
-    weight[size - 1] = low([0.3], dtype)
-    sync_master_from_weight(master, weight)
-    expected = np.append(values[:-1], round_on_host([0.3], dtype))
-    np.testing.assert_array_equal(master.asnumpy(), expected)
-
-
-def test_threads_do_not_share_scratch_arrays():
-    def work(seed):
-        draw = np.random.RandomState(seed)
-        for _ in range(20):
-            values = draw.randn(30_000).astype(np.float32)
-            master = mx.nd.array(values)
-            sync_master_from_weight(master, low(values, "float16"))
-            wrong.append((master.asnumpy() != values).sum())
-
-    wrong = []
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == [0] * 60
+@pytest.mark.parametrize("change, expected", [(None, 1), (0, 0), (999, 0)])
+def test_one_changed_element_is_seen(change, expected, dtype):
+    values = random_values(1000)
+    values[5] = np.nan
+    weight = low(values, dtype)
+    if change is not None:
+        weight[change] = low([0.3], dtype)
+    assert rounds_to(mx.nd.array(values), weight).asnumpy().tolist() == [expected]
 
 
 def parameter(values, dtype, ctx=None):
@@ -173,28 +153,35 @@ def parameter(values, dtype, ctx=None):
     return param, before
 
 
+def new_master(param, weight=None):
+    """Return the master that an optimizer makes for a parameter, or a weight."""
+    optimizer = MultiPrecision(mx.optimizer.SGD(param_dict={} if param is None else {0: param}))
+    weight = param.data() if weight is None else weight
+    return optimizer.create_state_multi_precision(0, weight).master
+
+
 @pytest.mark.parametrize("dtype", LOW)
-def test_new_master_is_the_kept_value_bit_for_bit(dtype):
+def test_the_first_master_is_the_kept_value_bit_for_bit(dtype):
     values = random_values(500)
     param, before = parameter(values, dtype)
     keep_masters(param, before)
-    np.testing.assert_array_equal(new_master(param.data(), param).asnumpy(), values)
+    np.testing.assert_array_equal(new_master(param).asnumpy(), values)
 
 
 @pytest.mark.parametrize("dtype", LOW)
-def test_new_master_is_the_weight_where_none_is_kept(dtype):
+def test_the_first_master_is_the_weight_where_none_is_kept(dtype):
     values = random_values(500)
     param, _ = parameter(values, dtype)
     expected = round_on_host(values, dtype)
-    np.testing.assert_array_equal(new_master(param.data(), param).asnumpy(), expected)
-    np.testing.assert_array_equal(new_master(param.data()).asnumpy(), expected)
+    np.testing.assert_array_equal(new_master(None, param.data()).asnumpy(), expected)
+    np.testing.assert_array_equal(new_master(param).asnumpy(), expected)
 
 
-def test_new_master_drops_a_value_that_the_weight_has_left():
+def test_the_first_master_drops_a_value_that_the_weight_has_left():
     param, before = parameter([0.1, 0.2], "float16")
     keep_masters(param, before)
-    param.set_data(mx.nd.array([3, 4], dtype="float16"))
-    assert new_master(param.data(), param).asnumpy().tolist() == [3, 4]
+    param.data()[:] = mx.nd.array([3, 4], dtype="float16")
+    assert new_master(param).asnumpy().tolist() == [3, 4]
 
 
 def test_all_who_ask_share_one_master():
@@ -202,14 +189,14 @@ def test_all_who_ask_share_one_master():
     param, before = parameter([0.1, 0.2], "float16", contexts)
     keep_masters(param, before)
     for number, weight in enumerate(param.list_data()):
-        assert new_master(weight, param) is before[number]
-        assert new_master(weight, param) is exact_value(weight, param) is before[number]
+        assert new_master(param, weight) is before[number]
+        assert new_master(param, weight) is exact_value(weight, param) is before[number]
 
 
 def test_a_master_made_from_the_weight_is_kept():
     param, _ = parameter([0.1, 0.2], "float16")
     assert exact_value(param.data(), param) is not exact_value(param.data(), param)
-    master = new_master(param.data(), param)
+    master = new_master(param)
     assert exact_value(param.data(), param) is master
 
 
@@ -224,3 +211,45 @@ def test_masters_can_be_forgotten():
     forget_masters(param)
     rounded = round_on_host(np.float32([0.1, 0.2]), "float16")
     assert np.array_equal(exact_value(param.data(mx.cpu(0)), param).asnumpy(), rounded)
+
+
+@pytest.mark.parametrize("write", ["set_data", "load", "init"])
+def test_the_master_of_an_optimizer_follows_what_is_set_and_loaded(write, tmp_path):
+    param, _ = parameter([0.1, 0.2], "float16")
+    master = new_master(param)
+    if write == "set_data":
+        param.set_data(mx.nd.array([0.1, 4], dtype="float16"))
+    elif write == "load":
+        params = mx.gluon.ParameterDict()
+        params.update({"w": param})
+        mx.nd.save(str(tmp_path / "file"), {"w": mx.nd.array([0.1, 4], dtype="float16")})
+        params.load(str(tmp_path / "file"))
+    else:
+        param.initialize(mx.init.Constant(4), force_reinit=True)
+        assert master.asnumpy()[0] == 4
+    assert exact_value(param.data(), param) is master
+    assert master.asnumpy()[1] == 4
+
+
+def test_a_float32_value_that_is_set_becomes_the_master_where_it_is_kept():
+    param, before = parameter([0.1, 0.2], "float16")
+    set_master(param, mx.nd.array([0.3, 0.7]))
+    param.data()[:] = mx.nd.array([0.3, 0.7], dtype="float16")
+    assert exact_value(param.data(), param).asnumpy().tolist() == np.float32([0.3, 0.7]).tolist()
+
+
+def test_a_write_past_the_master_of_an_optimizer_is_an_error_that_names_the_parameter():
+    param, _ = parameter([0.1, 0.2], "float16")
+    new_master(param)
+    param.data()[1] = 4
+    with pytest.raises(TrainerError, match=r"parameter 'w' is stored in low precision and was written to past its float32 master.*adopt_weights"):
+        exact_value(param.data(), param)
+
+
+def test_a_copied_parameter_has_the_class_that_it_had_before():
+    param, _ = parameter([0.1, 0.2], "float16")
+    kind = type(param)
+    new_master(param)
+    assert type(param) is not kind and isinstance(param, kind)
+    other = copy.deepcopy(param)
+    assert type(other) is kind and other.data().asnumpy().tolist() == param.data().asnumpy().tolist()

@@ -13,8 +13,7 @@ from mxnet import autograd
 from mxmp.dtypes import to_numpy
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
-from mxmp.masters.copies import LastRounded
-from mxmp.masters.optimizer import MasterState
+from mxmp.train.masters import MasterState
 from tests.gluon.trainer_tools import DTYPES, param, value
 from tests.masters.test_optimizer import OPTIMIZERS, make
 
@@ -119,7 +118,7 @@ def freeze(thing):
         return [freeze(item) for item in thing]
     if isinstance(thing, mx.gluon.Parameter):
         return [freeze(array) for array in thing.list_data()]
-    if isinstance(thing, (mx.lr_scheduler.LRScheduler, MasterState, LastRounded)):
+    if isinstance(thing, (mx.lr_scheduler.LRScheduler, MasterState)):
         return freeze(vars(thing))
     assert thing is None or isinstance(thing, (bool, int, float, str)), type(thing)
     return thing

@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.arrays.casts import is_low_precision, round_into, to_float32
+from mxmp.arrays import is_low_precision, round_into, to_float32
 from mxmp.module import BucketingModule, Module, binding
 from mxmp.symbol import convert_symbol, on_cpu
 from tests.module.tools import TWO, batches, convnet, mlp, params_of, ready, train

@@ -10,7 +10,7 @@ from mxnet import autograd, gluon
 import mxmp
 from mxmp.loss_scale import NoOpLossScale
 from tests.module.tools import batches, bits, grads, params_of, ready, scale, values
-from tests.training.state_files import freeze_saved
+from tests.train.state_files import freeze_saved
 
 EPS = float(np.finfo(np.float16).eps)
 

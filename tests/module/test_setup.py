@@ -118,7 +118,7 @@ def test_a_network_that_does_not_convert_names_the_node_and_binds_nothing():
 
 
 def test_an_async_kvstore_is_refused():
-    from mxmp.training.kvstores import updates_on_kvstore
+    from mxmp.train.kvstores import updates_on_kvstore
 
     class Store:
         type = "dist_async"

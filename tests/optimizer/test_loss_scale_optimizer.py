@@ -14,10 +14,10 @@ import mxmp
 from mxmp.dtypes import to_numpy
 from mxmp.errors import LossScaleError, StateError, TrainerError
 from mxmp.optimizer import LossScaleOptimizer, MultiPrecision
-from mxmp.training import state_file
+from mxmp.train import state_file
 from tests.freeze import freeze
 from tests.gluon.trainer_tools import TWO, param, value
-from tests.training.state_files import freeze_saved
+from tests.train.state_files import freeze_saved
 
 
 def sgd(lr=1.0, **kwargs):

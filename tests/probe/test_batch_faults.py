@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mxnet import gluon
 
-from mxmp.arrays.casts import amp_cast
+from mxmp.arrays import amp_cast
 from mxmp.diagnose import explain, find_nonfinite
 from mxmp.dtypes import NUMPY_BFLOAT16
 

@@ -6,8 +6,8 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import mxnet as mx
 
-from ...arrays.exponents import Read, count_exponents, largest
 from . import lost
+from .exponents import Read, count_exponents, largest
 from .layer import Layer
 from .sample import Sample, Skipped
 

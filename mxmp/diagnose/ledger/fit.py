@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from ...arrays.exponents import BIAS, ZERO
 from ...dtypes import limits
+from .exponents import BIAS, ZERO
 from .layer import Layer
 from .steps import Steps
 from .vanish import Exponents, highest_scale, lowest_scale, unscaled

@@ -8,8 +8,8 @@ from typing import Any, Dict
 
 import numpy as np
 
-from ...arrays.exponents import BIAS, LARGEST, NONFINITE, ZERO, largest
 from ...dtypes import limits
+from .exponents import BIAS, LARGEST, NONFINITE, ZERO, largest
 
 
 @dataclass

@@ -10,8 +10,7 @@ from rich.table import Table
 from ... import dtypes, html
 from ...errors import DtypeError, TrainerError
 from ...report.saving import save_text
-from ...training.observer import Observation, Observer, StepEnd, attached_elsewhere, observe
-from ...training.step import Weights
+from ...train.step import Observation, Observer, StepEnd, Weights, attached_elsewhere, observe
 from . import lost, show, storage
 from .advice import Advice, advise
 from .book import Book

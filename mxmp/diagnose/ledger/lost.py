@@ -8,9 +8,8 @@ from typing import Any, List, Tuple
 import mxnet as mx
 import numpy as np
 
-from ...arrays.casts import is_low_precision
-from ...arrays.devices import on_gpu
-from ...masters.update import Update
+from ...arrays import is_low_precision, on_gpu
+from ...train.masters import Update
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import mxnet as mx
 import numpy as np
 
-from ...arrays.devices import on_gpu
-from ...arrays.exponents import LARGEST, NONFINITE, ZERO, Read, count_exponents, largest
-from ...training.step import Weights
+from ...arrays import on_gpu
+from ...train.step import Weights
+from .exponents import LARGEST, NONFINITE, ZERO, Read, count_exponents, largest
 
 
 class Sample(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional
 
 from ...errors import NonFiniteLossError
 from ...loss_scale import DynamicLossScale
-from ...training.observer import StepEnd
+from ...train.step import StepEnd
 
 TOO_MANY = 0.01
 """The share of skipped steps at a scale, from which on it is too high. A dynamic scale skips fewer."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple
 
 import numpy as np
 
-from ...arrays.exponents import BIAS, NONFINITE, ZERO
 from ...dtypes import LOW_PRECISION
 from ...errors import CheckpointError, StateError, check_fields
+from .exponents import BIAS, NONFINITE, ZERO
 from .layer import Layer
 from .steps import Steps
 

@@ -22,8 +22,8 @@ from typing import Any, Dict, Optional
 
 import numpy as np
 
-from ...arrays.exponents import BIAS, NONFINITE, ZERO
 from ...dtypes import limits
+from .exponents import BIAS, NONFINITE, ZERO
 
 _PAIRS = 12  # of binades, below the dtype's smallest number
 _STEEPEST = 4.0  # r at most, where many elements lie at the bottom

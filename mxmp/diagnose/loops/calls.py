@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from ...mxnet_private import is_fresh, parameters
-from ...scaling.recorded_graph import node_name
+from ...train.recorded import node_name
 from .findings import LoopFindings
 from .state import arrays_in, names_of
 

@@ -6,7 +6,7 @@ import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...graph import Node
-from ...scaling.recorded_graph import recorded_nodes
+from ...train.recorded import recorded_nodes
 
 MEAN, SUM, EACH = "mean", "sum", "each"
 

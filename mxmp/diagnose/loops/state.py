@@ -8,12 +8,12 @@ import mxnet as mx
 from mxnet import gluon
 
 from ... import dtypes
-from ...arrays.finite import all_finite
+from ...arrays import all_finite
 from ...devices.check import check_cpu
 from ...devices.processor import read_processor
 from ...gluon.lookup import blocks_in, conversions_of
 from ...gluon.storage import LowPrecisionParameter, contexts_of, dtype_of
-from ...gluon.trainer_setup import TrainerSetup
+from ...gluon.trainer import Trainer
 from ...loss_scale import NoOpLossScale
 from ...mxnet_private import parameters
 from ...mxnet_private import trainers as private
@@ -107,7 +107,7 @@ def check_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer
             f"train them; give the net and the trainer of the same loop.",
         )
     for trainer in trainers:
-        if isinstance(trainer, TrainerSetup):
+        if isinstance(trainer, Trainer):
             if scaled and isinstance(trainer.loss_scale, NoOpLossScale):
                 text = "the trainer has no loss scale, so that small gradients become 0 in float16"
                 found.add("no_loss_scale", f"{text}; give it loss_scale='dynamic'.", "note")

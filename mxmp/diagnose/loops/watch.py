@@ -10,14 +10,13 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from ... import dtypes
-from ...arrays.casts import to_float32
-from ...arrays.finite import all_finite
+from ...arrays import all_finite, to_float32
 from ...errors import StaleGradientError
-from ...gluon.trainer_setup import TrainerSetup
+from ...gluon.trainer import Trainer
 from ...loss_scale import DynamicLossScale
 from ...mxnet_private import is_fresh, parameters
 from ...mxnet_private import trainers as private
-from ...training.observer import scaler_of
+from ...train.step import scaler_of
 from .calls import NetCalls
 from .division import Division
 from .findings import LoopFindings
@@ -81,7 +80,7 @@ class _Trainer:
 
     def __init__(self, trainer: gluon.Trainer, watch: LoopWatch) -> None:
         self.trainer, self._watch, self._found = trainer, watch, watch.found
-        self._is_ours = isinstance(trainer, TrainerSetup)
+        self._is_ours = isinstance(trainer, Trainer)
         self._scaled: Dict[int, Any] = {}  # copies of gradients, as last known while they are scaled, by the id of each
         self._since = "backward"  # since when they are so
         self._is_begun = False  # whether a loss of this step was scaled
@@ -198,8 +197,8 @@ class _Trainer:
 
     def _check_changed(self, name: str) -> None:
         """Find gradients that were changed while they were scaled."""
-        window = scaler_of(self.trainer).window if self._is_ours else None
-        if window is None or window.scale == 1.0 or window.is_unscaled:
+        state = scaler_of(self.trainer).state if self._is_ours else None
+        if state is None or state.scale == 1.0 or state.is_unscaled:
             return
         fresh = [(param, grad) for param, grad in self._fresh_gradients() if id(grad) in self._scaled]
         changed = [param.name for param, grad in fresh if not _same(grad, self._scaled[id(grad)])]

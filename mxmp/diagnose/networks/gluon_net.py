@@ -8,7 +8,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, T
 from mxnet import autograd, gluon
 
 from ... import dtypes
-from ...arrays.casts import to_float32
+from ...arrays import to_float32
 from ...errors import ConvertError
 from ...gluon.api import convert
 from ...gluon.conversion import Conversion

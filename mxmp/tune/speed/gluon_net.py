@@ -12,7 +12,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from ... import dtypes
-from ...arrays.casts import to_float32
+from ...arrays import to_float32
 from ...diagnose.networks.names import require_same_names
 from ...errors import TuneError
 from ...gluon.api import convert

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 
 from ... import dtypes
-from ...arrays.casts import to_float32
+from ...arrays import to_float32
 from ...devices.amx import variable_set
 from ...module import Module
 from ...module.binding import prepare

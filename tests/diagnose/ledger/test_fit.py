@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mxmp.arrays.exponents import BIAS, LARGEST, ZERO
 from mxmp.diagnose.ledger.advice import advise
+from mxmp.diagnose.ledger.exponents import BIAS, LARGEST, ZERO
 from mxmp.diagnose.ledger.fit import Fit, common_fit
 from mxmp.diagnose.ledger.layer import Layer
 from mxmp.diagnose.ledger.steps import Steps

@@ -12,7 +12,7 @@ from mxmp.errors import DtypeError, LossScaleError, NonFiniteLossError, TrainerE
 from mxmp.loss_scale import DynamicLossScale
 from tests.diagnose.ledger.runs import Run, layers
 from tests.freeze import freeze
-from tests.training.adapters import ADAPTERS
+from tests.train.adapters import ADAPTERS
 
 OVER_FRONTS = pytest.mark.parametrize("make", ADAPTERS, ids=lambda make: make.__name__)
 

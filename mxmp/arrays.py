@@ -1,0 +1,484 @@
+"""Arrays: casts, finite checks, norms, and many arrays copied, cast or scaled by few operators.
+
+MXNet has no operators that copy or cast many arrays at once, which a GPU wants: there each operator is a launch and a
+wait. But its SGD takes up to 60 weights in one launch (MultiSGDKernel in src/operator/optimizer_op-inl.h at tag 1.9.1):
+
+    out = w + (0 - lr * wd * w - (lr * rescale_grad) * grad)
+    out = w + (0 - lr * wd * w - lr * clip(rescale_grad * grad)), with clip_gradient
+
+With a learning rate of 0 that is a copy of ``w``; with zeros for weights and a negative one, the gradient times a
+number, or clipped. With masters it takes float16 gradients and weights and float32 masters:
+
+    master = master + (0 - lr * wd * master - lr * float32(gradient));  weight = round(master)
+
+A learning rate of -1 adds the gradients to masters of zeros, which casts them to float32; one of 0 rounds the masters
+into the weights. All are exact, but that -0 becomes 0, and an inf that is copied or rounded becomes a NaN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.base import check_call
+
+from .dtypes import BFLOAT16, FLOAT16, NUMPY_BFLOAT16, PRECISIONS, canonical
+from .errors import TrainerError
+from .mxnet_private import library, multiply
+
+T = TypeVar("T")
+
+# The arrays of one launch: N of MultiSGDKernelParam.
+MOST_ARRAYS = 60
+
+# Elements that are cast at a time on a GPU: 32 MiB in float32.
+MOST_ELEMENTS = 2**23
+
+_PIECE = 2**20  # elements, 4 MiB in float32
+
+
+# Where arrays lie.
+
+
+def on_gpu(array: mx.nd.NDArray) -> bool:
+    """Return whether an array lies on a GPU."""
+    return bool(array.ctx.device_type == "gpu")
+
+
+def address(array: mx.nd.NDArray) -> int:
+    """Return where an array begins, 0 for a row_sparse one without rows; waits for whatever writes it."""
+    array.wait_to_read()  # or a layout of oneDNN could be changed while it is looked at
+    pointer = ctypes.c_void_p()
+    check_call(library.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer.value or 0
+
+
+def view(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
+    """Return the values of an array, to be read while nothing writes to it.
+
+    Those of an array on a CPU, of float32 or low precision, are its own memory: a copy of a large one takes as long as
+    what is read from it, for the most part because its pages are new. Others are copied. Waits for the array.
+    """
+    dtype, shape = array.dtype, array.shape  # each question to an array takes a call of MXNet
+    if on_gpu(array) or canonical(dtype) not in PRECISIONS or 0 in shape:
+        return array.asnumpy()  # type: ignore[no-any-return]
+    return np.asarray(_Memory(array, np.dtype(dtype), shape))
+
+
+class _Memory:
+    """An array's memory, for numpy to read, whose views keep the array alive."""
+
+    def __init__(self, array: mx.nd.NDArray, dtype: np.dtype[Any], shape: Tuple[int, ...]) -> None:
+        self._array = array
+        read_only = True
+        data = address(array), read_only
+        self.__array_interface__ = {
+            "version": 3, "data": data, "shape": shape, "typestr": dtype.str, "descr": dtype.descr
+        }  # fmt: skip
+
+
+# Casts of one array.
+
+
+def amp_cast(array: mx.nd.NDArray, dtype: Any, out: Optional[mx.nd.NDArray] = None) -> mx.nd.NDArray:
+    """Return a dense array in another dtype of float16, bfloat16 and float32, in the default layout.
+
+    It is rounded to nearest even, into ``out`` of the same shape if that is given.
+    """
+    if out is None:
+        out = mx.nd.empty(array.shape, ctx=array.ctx, dtype=dtype)
+    with autograd.pause():
+        mx.nd.amp_cast(flat(array), dtype=dtype, out=flat(out))
+    return out
+
+
+def flat(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return a one-dimensional view of a dense array."""
+    return array.as_nd_ndarray().reshape((array.size,))
+
+
+def is_low_precision(array: mx.nd.NDArray) -> bool:
+    """Return whether an array holds float16 or bfloat16."""
+    dtype = array.dtype
+    return bool(dtype == np.float16 or dtype == NUMPY_BFLOAT16)
+
+
+def to_float32(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return an array as float32: exact for low precision, the array itself if it has another dtype.
+
+    A low precision row_sparse array passes through a dense one, because MXNet's casts know no other.
+    """
+    if not is_low_precision(array):
+        return array
+    if array.stype == "default":
+        return amp_cast(array, "float32")
+    dense = amp_cast(array.tostype("default"), "float32")
+    return mx.nd.cast_storage(dense, array.stype)
+
+
+def round_into(source: mx.nd.NDArray, out: mx.nd.NDArray) -> None:
+    """Round a float32 array to nearest even into a low precision one of the same shape.
+
+    Float16 goes through Cast and bfloat16 through amp_cast, because Cast truncates to bfloat16
+    in MXNet 1.9.1. On CPU amp_cast flushes values below 2**-126 to zero.
+    """
+    if out.dtype == np.float16:
+        mx.nd.Cast(source, dtype="float16", out=out)
+    else:
+        amp_cast(source, NUMPY_BFLOAT16, out=out)
+
+
+def pieces(array: mx.nd.NDArray, size: Optional[int] = None) -> Iterator[mx.nd.NDArray]:
+    """Yield one-dimensional views of at most ``size`` elements, by default 2**20, that make up a dense array."""
+    size = _PIECE if size is None else size
+    flat = array.reshape(-1)
+    length = flat.shape[0]
+    if length <= size:
+        yield flat
+    else:
+        yield from (flat[start : start + size] for start in range(0, length, size))
+
+
+# Many arrays by one operator.
+
+
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield parts of a sequence of at most ``size`` items."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def views(joined: mx.nd.NDArray, like: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
+    """Return parts of a one-dimensional array in the shapes of others, in their order."""
+    found, start = [], 0
+    for array in like:
+        found.append(joined[start : start + array.size].reshape(array.shape))
+        start += array.size
+    return found
+
+
+def copy_all(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
+    """Copy dense arrays into others of their shapes, dtype and context, 60 in a launch; inf becomes NaN."""
+    for group in chunks(list(zip(sources, targets)), MOST_ARRAYS):
+        count = len(group)
+        inputs = [array for source, _ in group for array in (source, source)]
+        out = [target for _, target in group]
+        mx.nd.multi_sgd_update(*inputs, lrs=(0,) * count, wds=(0,) * count, num_weights=count, out=out)
+
+
+def scale_all(arrays: Sequence[mx.nd.NDArray], factor: float) -> None:
+    """Multiply dense float32 arrays of one context in place, 60 in a launch; -0 becomes 0."""
+    # MXNet 1.9.1 reads rescale_grad with an error in the last bit where it is written with an exponent.
+    mantissa, exponent = math.frexp(np.float32(factor))
+    _move_zeros(arrays, 2.0 ** (exponent - 1), rescale_grad=2 * mantissa)
+
+
+def clip_all(arrays: Sequence[mx.nd.NDArray], max_value: float) -> None:
+    """Bring every element of dense float32 arrays of one context into [-max_value, max_value], 60 in a launch."""
+    _move_zeros(arrays, 1.0, clip_gradient=max_value)
+
+
+def _move_zeros(grads: Sequence[mx.nd.NDArray], rate: float, **options: Any) -> None:
+    """Write over gradients what one step of SGD adds to weights that are zero, at a learning rate of ``-rate``."""
+    parts = [part for grad in grads for part in pieces(grad)]
+    zeros = mx.nd.zeros((max(part.size for part in parts),), ctx=parts[0].ctx)
+    for group in chunks(parts, MOST_ARRAYS):
+        count = len(group)
+        inputs = [array for part in group for array in (zeros[: part.size], part)]
+        options.update(lrs=(-rate,) * count, wds=(0,) * count, num_weights=count)
+        mx.nd.multi_sgd_update(*inputs, out=list(group), **options)
+
+
+def gather(numbers: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return float32 arrays of shape (1,) as one of shape (N,), on the context of the first; one alone as it is.
+
+    On a GPU an inf becomes a NaN.
+    """
+    if len(numbers) == 1:
+        return numbers[0]
+    with autograd.pause():
+        here = [number.as_in_context(numbers[0].ctx) for number in numbers]
+        if not on_gpu(here[0]):
+            return mx.nd.concat(*here, dim=0)
+        joined = mx.nd.empty((len(here),), ctx=here[0].ctx)
+        copy_all(here, views(joined, here))
+        return joined
+
+
+def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
+    """Return dense float16 arrays of one context as float32, views of one array."""
+    if not arrays:
+        return []
+    return views(_joined_in_float32(arrays), arrays)
+
+
+def _joined_in_float32(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return dense float16 arrays of one context in one of float32, of one dimension."""
+    joined = mx.nd.zeros((sum(array.size for array in arrays),), ctx=arrays[0].ctx)
+    for group in chunks(list(zip(arrays, views(joined, arrays))), MOST_ARRAYS):
+        lows = [low for low, _ in group]
+        _sgd(lows, lows, [wide for _, wide in group], lr=-1)
+    return joined
+
+
+def copies_in_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
+    """Return low precision arrays of ``mx.nd`` or ``mx.np`` as float32 ones of their kind, those of a GPU together."""
+    lows = [array.as_nd_ndarray() for array in arrays]
+    fit = [k for k, low in enumerate(lows) if on_gpu(low) and low.stype == "default" and low.size]
+    wide: Dict[int, mx.nd.NDArray] = {}
+    with autograd.pause():
+        for group in by_context(fit, [lows[k] for k in fit]):
+            wide.update(zip(group, widen([lows[k] for k in group])))
+        found = [wide[k] if k in wide else to_float32(low) for k, low in enumerate(lows)]
+    return [each.as_np_ndarray() if isinstance(array, mx.np.ndarray) else each for each, array in zip(found, arrays)]
+
+
+def by_context(items: Sequence[T], arrays: Sequence[mx.nd.NDArray]) -> List[List[T]]:
+    """Return items grouped by the context of the array that stands beside each."""
+    groups: Dict[mx.Context, List[T]] = {}
+    for item, array in zip(items, arrays):
+        groups.setdefault(array.ctx, []).append(item)
+    return list(groups.values())
+
+
+def round_all(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]) -> None:
+    """Round float32 arrays to nearest even into float16 ones of the same shapes, which hold no NaN before."""
+    for group in chunks(list(zip(weights, masters)), MOST_ARRAYS):
+        lows = [low for low, _ in group]
+        _sgd(lows, lows, [master for _, master in group], lr=0)
+
+
+def _sgd(
+    weights: Sequence[mx.nd.NDArray], grads: Sequence[mx.nd.NDArray], masters: Sequence[mx.nd.NDArray], lr: float
+) -> None:
+    count = len(weights)
+    inputs = [array for triple in zip(weights, grads, masters) for array in triple]
+    options: Dict[str, Any] = {} if lr else {"clip_gradient": 1}  # 0 times a gradient of inf would be NaN
+    mx.nd.multi_mp_sgd_update(
+        *inputs, lrs=[lr] * count, wds=[0] * count, num_weights=count, out=list(weights), **options
+    )
+
+
+# Are all finite?
+
+# The kernel of multi_all_finite has room for 200 pointers. On CPU it walks max(size) * count elements, which is good
+# for many small arrays only; on a GPU it stops at each array's end (src/operator/contrib/all_finite.cc, .cu and
+# -inl.h at tag 1.9.1).
+_SMALL = 4096
+_MOST_ARRAYS = 200
+
+# Elements of the shared array of zeros: 16 MiB in float32. Larger gradients go in pieces.
+_MOST_ZEROS = 2**22
+_ZEROS: Dict[Tuple[mx.Context, str], mx.nd.NDArray] = {}
+
+_BITS_OF_INF = {FLOAT16: 0x7C00, BFLOAT16: 0x7F80}
+_MOST_BITS = 2**17  # of low precision at a time, which stay in a processor's caches
+
+
+def all_finite(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return a device-side flag that is 1 if every element of every array is finite, else 0.
+
+    Exact: huge finite values raise no alarm. Nothing is copied to the host, and nothing waits but for large arrays of
+    low precision on a CPU: the host looks at their bits, several times as fast as MXNet's kernels, which take one
+    thread there and convert each value.
+
+    Args:
+        arrays: At least one; any shapes, contexts and floating point dtypes, dense or
+            row_sparse.
+
+    Returns:
+        Shape (1,), float32, on the context of the first array.
+
+    Example:
+        >>> float(all_finite([mx.nd.array([1, 2]), mx.nd.array([3e38, 3e38])]).asscalar())
+        1.0
+    """
+    groups: Dict[mx.Context, List[mx.nd.NDArray]] = {}
+    for array in arrays:
+        groups.setdefault(array.ctx, []).append(array.as_nd_ndarray())
+    with autograd.pause():
+        return merge_flags([_all_finite_on_one(group) for group in groups.values()])
+
+
+def merge_flags(flags: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return a flag that is 1 if all flags are, on the context of the first."""
+    if len(flags) == 1:
+        return flags[0]
+    here = [flag.as_in_context(flags[0].ctx) for flag in flags]
+    return here[0] * here[1] if len(here) == 2 else mx.nd.add_n(*here) == len(here)
+
+
+def first_non_finite(named: Iterable[Tuple[str, mx.nd.NDArray]]) -> Optional[str]:
+    """Return the first name whose array has an inf or a NaN, or None; a host read for each."""
+    for name, array in named:
+        if all_finite([array]).asscalar() == 0:
+            return name
+    return None
+
+
+def _all_finite_on_one(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return a flag that is 1 if every element of arrays of one context is finite."""
+    largest = math.inf if on_gpu(arrays[0]) else _SMALL
+    together: Dict[Any, List[mx.nd.NDArray]] = {}
+    zeros: List[mx.nd.NDArray] = []
+    low: List[mx.nd.NDArray] = []
+    for array in arrays:
+        if array.stype != "default":
+            rows = to_float32(array)
+            zeros.append(mx.nd.norm(rows * 0).astype("float32"))  # see _zero_products
+            continue
+        dtype, is_small = array.dtype, array.size <= largest  # each question to an array takes a call of MXNet
+        if is_small and dtype in (np.float16, np.float32):
+            together.setdefault(dtype, []).append(array)
+        elif is_small and dtype == NUMPY_BFLOAT16:
+            together.setdefault(np.float32, []).append(to_float32(array))  # the kernel does not know bfloat16
+        elif is_low_precision(array):
+            low.append(array)
+        else:
+            zeros.extend(_zero_products(array))
+    flag = _checked_together([part for group in together.values() for part in chunks(group, _MOST_ARRAYS)])
+    if low:
+        zeros.append(mx.nd.full((1,), 0.0 if all(map(_has_finite_bits, low)) else np.nan, ctx=low[0].ctx))
+    if not zeros:
+        return flag
+    return _total(zeros) == 0 if flag is None else flag * (_total(zeros) == 0)
+
+
+def _checked_together(groups: Sequence[Sequence[mx.nd.NDArray]]) -> Optional[mx.nd.NDArray]:
+    """Return a flag that is 1 if all groups of arrays, each of one dtype, are finite; one operator for each."""
+    flag = None
+    for group in groups:
+        first = flag is None
+        flag = mx.nd.multi_all_finite(*group, num_arrays=len(group), init_output=first, out=flag)
+    return flag
+
+
+def _zero_products(array: mx.nd.NDArray) -> List[mx.nd.NDArray]:
+    """Return arrays of shape (1,), float32: 0 if all elements are finite, else NaN.
+
+    ``x * 0`` is 0 for every finite x and NaN for the rest, so the inner product with zeros is
+    an exact test; BLAS does it three times as fast as all_finite does its own.
+    """
+    products = []
+    for part in pieces(array, _MOST_ZEROS):
+        zeros = _zeros(part)[: part.shape[0]]
+        products.append(mx.nd.dot(part, zeros).astype("float32", copy=False))
+    return products
+
+
+def _has_finite_bits(array: mx.nd.NDArray) -> bool:
+    """Return whether all elements of a low precision array on a CPU are finite; waits for it.
+
+    Infinities and NaN have the largest exponents: without the sign, their bits are no less than infinity's.
+    """
+    bits = view(array).view(np.uint16).reshape(-1)
+    limit = 2 * _BITS_OF_INF[canonical(array.dtype)]
+    doubled = np.empty(min(bits.size, _MOST_BITS), np.uint16)
+    for start in range(0, bits.size, _MOST_BITS):
+        part = bits[start : start + _MOST_BITS]
+        if np.add(part, part, out=doubled[: part.size]).max() >= limit:  # the sum drops the sign
+            return False
+    return True
+
+
+def _zeros(like: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return zeros of the context and dtype of ``like``, at least as many."""
+    size = like.shape[0]
+    key = (like.ctx, np.dtype(like.dtype).name)
+    if key not in _ZEROS or _ZEROS[key].size < size:
+        _ZEROS[key] = mx.nd.zeros((size,), ctx=like.ctx, dtype=like.dtype)
+    return _ZEROS[key]
+
+
+def _total(parts: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    return parts[0] if len(parts) == 1 else mx.nd.add_n(*parts)
+
+
+# Norms, and gradients times a number.
+
+
+def sum_of_squares(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return the sum of the squares of all elements of arrays of one context, dense or row_sparse.
+
+    Shape (1,), float32, on the device. It overflows to inf when the norm passes 1.8e19.
+    """
+    arrays = [array.as_nd_ndarray() for array in arrays]
+    together: List[mx.nd.NDArray] = []
+    squares: List[mx.nd.NDArray] = []
+    with autograd.pause():
+        for array in arrays:
+            if array.stype != "default":
+                squares.append(_row_squares(array))
+            elif on_gpu(array) and array.dtype == np.float32 and array.size:
+                together.append(array.reshape(-1))
+            else:
+                squares.append(_squares(array.reshape(-1)))
+        if together:
+            squares.append(_squares_together(together))
+        return squares[0] if len(squares) == 1 else mx.nd.add_n(*squares)
+
+
+def _row_squares(rows: mx.nd.NDArray) -> mx.nd.NDArray:
+    return mx.nd.square(mx.nd.norm(rows)).astype("float32")
+
+
+def _squares(flat: mx.nd.NDArray) -> mx.nd.NDArray:
+    # BLAS: faster and more accurate than multi_sum_sq, which adds one by one on CPU.
+    return mx.nd.dot(flat, flat).astype("float32", copy=False)
+
+
+def _squares_together(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return the sum for all arrays by two operators; a GPU adds in blocks (src/operator/contrib/multi_sum_sq.cu)."""
+    return mx.nd.sum(mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)), axis=0, keepdims=True)
+
+
+def host_norm(arrays: Iterable[mx.nd.NDArray]) -> float:
+    """Return the norm of all elements, computed on the host in float64; waits for the arrays."""
+    squares = (np.square(array.asnumpy(), dtype=np.float64).sum() for array in arrays)
+    return math.sqrt(sum(squares))
+
+
+def clip_coefficient(norm: float, max_norm: float) -> float:
+    """Return what brings gradients of a norm to at most ``max_norm``: 1 if it is at most that, or not finite."""
+    return max_norm / norm if max_norm < norm < math.inf else 1.0
+
+
+def scale_in_place(arrays: Iterable[mx.nd.NDArray], factor: float) -> None:
+    """Multiply arrays in place, in their dtype; dense or row_sparse."""
+    if factor == 1.0:
+        return
+    together, others = _split(arrays)
+    with autograd.pause():
+        for group in together:
+            scale_all(group, factor)
+        for array in others:
+            multiply(array, scalar=factor, out=array)
+
+
+def clip_in_place(arrays: Iterable[mx.nd.NDArray], max_value: float) -> None:
+    """Bring every element of arrays into [-max_value, max_value], in place; dense or row_sparse."""
+    together, others = _split(arrays)
+    with autograd.pause():
+        for group in together:
+            clip_all(group, max_value)
+        for array in others:
+            mx.nd.clip(array, -max_value, max_value, out=array)
+
+
+def _split(arrays: Iterable[mx.nd.NDArray]) -> Tuple[List[List[mx.nd.NDArray]], List[mx.nd.NDArray]]:
+    """Return those that are changed together, dense float32 arrays of each GPU, and the others."""
+    together: Dict[mx.Context, List[mx.nd.NDArray]] = {}
+    others: List[mx.nd.NDArray] = []
+    for array in (array.as_nd_ndarray() for array in arrays):
+        fits = array.stype == "default" and array.dtype == np.float32 and on_gpu(array)
+        (together.setdefault(array.ctx, []) if fits else others).append(array)
+    return list(together.values()), others
+
+
+def require_positive(what: str, value: Any) -> None:
+    """Raise a TrainerError that names ``what`` unless a value is a positive number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not value > 0:
+        raise TrainerError(f"{what}={value!r}; expected a positive number.")

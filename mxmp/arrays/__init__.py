@@ -1,1 +1,0 @@
-"""Internal: what is computed on NDArrays of any precision: casts, norms, finite checks."""

@@ -1,0 +1,679 @@
+"""The loss scaling of one trainer: its loss scale, how far the present step has come, and counts of skipped steps.
+
+Whoever calls out of turn gets a `TrainerError`, and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import gc
+import logging
+import math
+import threading
+import weakref
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+import mxnet as mx
+
+from ..arrays import all_finite, gather, host_norm, merge_flags, sum_of_squares
+from ..errors import LossScaleError, NonFiniteLossError, TrainerError
+from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message, parse
+from .scaled_loss import Factors
+
+_LOG = logging.getLogger(__name__)
+
+_COUNTS = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
+
+Where = Callable[[], Optional[str]]
+"""Finds where the first non-finite gradient is, for messages; slow. None if that is not known."""
+
+
+class Stage(enum.Enum):
+    """What the gradients of a step are: those of the last one, times the loss scale, or true ones."""
+
+    READY = "ready"
+    SCALED = "scaled"
+    UNSCALED = "unscaled"
+
+
+@dataclasses.dataclass
+class StepState:
+    """What is known of the losses and gradients of one step.
+
+    A flag is an array of shape (1,), float32, on a device: 1 or 0. It is read on the host once, by `Scaler.read`.
+
+    Attributes:
+        stage: How far the step has come.
+        scale: What the losses were multiplied by; fixed by the first one.
+        reduced: Whether the gradients were summed over contexts and workers.
+        reached: Whether a backward pass came through a scaled loss.
+        loss_flag: Whether every unscaled loss was finite. None: no loss.
+        grad_flag: Whether every gradient was finite before it was unscaled. None: not unscaled.
+        stats_flag: Whether no running statistics were lost. None: not looked at.
+        masters_flag: Whether every low precision weight is its float32 master, rounded. None: not looked at.
+        finite: Whether the gradients are finite, once the host has read it.
+        loss_finite: Whether every unscaled loss was finite, likewise.
+        stats_lost: Whether running statistics were lost, likewise.
+        masters_differ: Whether a weight is not its master, rounded, likewise.
+    """
+
+    stage: Stage = Stage.READY
+    scale: float = 1.0
+    reduced: bool = False
+    reached: bool = False
+    loss_flag: Optional[mx.nd.NDArray] = None
+    grad_flag: Optional[mx.nd.NDArray] = None
+    stats_flag: Optional[mx.nd.NDArray] = None
+    masters_flag: Optional[mx.nd.NDArray] = None
+    finite: Optional[bool] = None
+    loss_finite: Optional[bool] = None
+    stats_lost: bool = False
+    masters_differ: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether no loss was scaled and no gradient reduced since the last step."""
+        return self.stage is Stage.READY and not self.reduced
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a loss was scaled and the gradients are still scaled."""
+        return self.stage is Stage.SCALED
+
+    @property
+    def is_unscaled(self) -> bool:
+        """Whether the gradients were unscaled."""
+        return self.stage is Stage.UNSCALED
+
+
+class _Turn:
+    """A lock that a thread may take twice; a copy is another one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _Turn, ()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.release()
+
+
+class Scaler:
+    """Scales losses, knows how far a step has come, decides whether it is taken, and counts those that are not.
+
+    Args:
+        loss_scale: A `LossScale` or a `SharedLossScale`.
+        num_losses: How many losses have scales of their own, as Apex's ``num_losses``. All losses of a step share its
+            gradients. After each backward pass it is noted, on a GPU without waiting for it, whether they are finite.
+            In a skipped step the scale of the loss that made them non-finite backs off; losses before it count as
+            finite, and of those after it nothing is known.
+
+    Attributes:
+        state: What is known of the present step.
+        is_open: Whether a scale_loss block is open.
+        factors: What losses are multiplied by.
+        has_looked: Whether a loss was looked through for loss heads, which is done at the first.
+        loss_id: The number of the loss that is scaled now.
+        skipped_steps: Steps skipped so far.
+        consecutive_skips: Steps skipped since the last one that was taken.
+        last_step_skipped: Whether the last step was skipped.
+        nonfinite_loss: 'raise' or 'skip', what a step does whose loss is not finite by itself.
+        max_nonfinite_losses: How many such steps in a row are skipped.
+        validate: Raises if the owner cannot work with a loss scale that is set or loaded.
+        observers: What is told of each step, see `mxmp.train.observer`.
+        explain: Runs the present step again, without dropout, and says why it is not finite; None if that is not found
+            out.
+        bad_input: Says which input of the present step holds inf or NaN; None if none is known to.
+        turn: What a thread holds while it scales a loss: threads of data parallel training, each with a context of its
+            own, take turns.
+    """
+
+    nonfinite_loss = "raise"
+    max_nonfinite_losses = 10
+
+    def __init__(self, loss_scale: Any, num_losses: int = 1) -> None:
+        self.shared = loss_scale if isinstance(loss_scale, SharedLossScale) else None
+        self._scales: List[LossScale] = [parse(None if self.shared else loss_scale)] * num_losses
+        self.loss_id = 0
+        self._finite_after: List[Tuple[int, mx.nd.NDArray]] = []  # of each loss of the step, where there are several
+        self.state = StepState()
+        self.is_open = False
+        self.factors = Factors()
+        self.has_looked = False
+        self.skipped_steps = 0
+        self.consecutive_skips = 0
+        self.last_step_skipped = False
+        self._skips_before = 0  # right before the last step
+        self._bad_losses = 0  # steps in a row that were skipped since their loss was not finite; not saved
+        self.turn = _Turn()
+        self.observers: Dict[int, Any] = {}
+        self.validate: Callable[[LossScale], None] = lambda _: None
+        self.explain: Where = lambda: None
+        self.bad_input: Where = lambda: None
+
+    # ------------------------------------------------------------------ the loss scale
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The loss scale that the next step will start with."""
+        return self._scales[self.loss_id] if self.shared is None else self.shared.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: LossScale) -> None:
+        self.require_ready("setting loss_scale")
+        self._validate_for_all(value)
+        self._replace([value] * len(self._scales))
+
+    def _replace(self, values: Sequence[LossScale]) -> None:
+        if self.shared is None:
+            self._scales = list(values)
+        else:
+            self.shared._value = values[0]
+
+    def _validate_for_all(self, value: LossScale) -> None:
+        """Raise if any owner of the loss scale cannot work with another."""
+        for scaler in self._sharing():
+            scaler.validate(value)
+
+    def _sharing(self) -> Iterable[Scaler]:
+        """Return all scalers that work with the loss scale."""
+        return (self,) if self.shared is None else {self, *self.shared._scalers}
+
+    @property
+    def num_losses(self) -> int:
+        """How many losses have scales of their own."""
+        return len(self._scales)
+
+    def select(self, loss_id: int) -> None:
+        """Make a loss the one that is scaled, or raise a TrainerError if there is no such loss."""
+        if isinstance(loss_id, bool) or not isinstance(loss_id, int) or not 0 <= loss_id < self.num_losses:
+            raise TrainerError(f"loss_id={loss_id!r}: the trainer has losses 0 to {self.num_losses - 1}.")
+        self.loss_id = loss_id
+
+    def note(self, grads: List[mx.nd.NDArray]) -> None:
+        """Note whether the gradients of the step are finite after the backward pass of the present loss."""
+        if grads:
+            self._finite_after.append((self.loss_id, all_finite(grads)))
+
+    @property
+    def active(self) -> bool:
+        """Whether losses must be scaled."""
+        return not isinstance(self.loss_scale, NoOpLossScale)
+
+    @property
+    def checks(self) -> bool:
+        """Whether this step's gradients are checked before they are used."""
+        return self.active or self.state.scale != 1.0
+
+    # ------------------------------------------------------------------ preconditions
+
+    def require_closed(self, call: str) -> None:
+        """Raise inside of a scale_loss block."""
+        if self.is_open:
+            raise TrainerError(
+                f"{call} was called inside a scale_loss block, where backward may still run; "
+                f"end the block, then call {call}."
+            )
+
+    def require_between_steps(self, call: str) -> None:
+        """Raise between a scaled loss and its step."""
+        self.require_closed(call)
+        if not self.state.is_ready:
+            raise TrainerError(
+                f"{call} came between backward and step, where gradients of the present scale "
+                "wait to be used; call step first (update on a module)."
+            )
+
+    def require_ready(self, call: str) -> None:
+        """Raise between a scaled loss of any scaler with this loss scale and the step by which it moves."""
+        for scaler in self._sharing():
+            scaler.require_between_steps(call)
+            if scaler._waits_for_update:
+                raise TrainerError(
+                    f"{call} came between a step and the update of its shared loss scale; call its update() first."
+                )
+
+    @property
+    def _waits_for_update(self) -> bool:
+        return self.shared is not None and self in self.shared._stepped
+
+    def require_scaled(self, call: str) -> None:
+        """Raise if losses must be scaled and this step's was not."""
+        if self.active and self.state.stage is Stage.READY:
+            raise TrainerError(
+                f"{call}: the loss of this step was not scaled, but the loss scale is "
+                f"{self.loss_scale.value:g}. Run backward as `with trainer.scale_loss(loss) as scaled: "
+                "scaled.backward()`, or create the trainer with loss_scale=None."
+            )
+
+    def require_can_scale(self, call: str, step: str = "step") -> None:
+        """Raise if a further backward pass would mix gradients: after they were unscaled or reduced.
+
+        ``call`` is the method that begins one, ``step`` that which ends the step.
+        """
+        if self._waits_for_update:
+            raise TrainerError(
+                f"{call}: this trainer has made a step since its shared loss scale moved; call update() of the "
+                "SharedLossScale once per iteration, after the steps of all its trainers."
+            )
+        if self.is_open:
+            raise TrainerError(
+                f"{call} was called inside a scale_loss block of the same trainer; end the block "
+                "first, or scale all losses at once: scale_loss([loss1, loss2])."
+            )
+        if self.state.is_unscaled:
+            raise TrainerError(
+                f"{call} came after the gradients were unscaled; a further backward would mix scaled and true "
+                f"gradients. Call {step} first, or unscale after the last backward."
+            )
+        if self.state.reduced:
+            raise TrainerError(
+                f"{call} came after allreduce_grads; a further backward would mix reduced and unreduced "
+                "gradients. Call update first."
+            )
+
+    # ------------------------------------------------------------------ one step
+
+    @contextlib.contextmanager
+    def block(self, scale: float, loss_flag: Optional[mx.nd.NDArray]) -> Iterator[None]:
+        """Scale losses for backward passes within the block; if it raises, the state is as before.
+
+        ``loss_flag`` says whether the losses are finite.
+        """
+        before = dataclasses.replace(self.state)
+        self.scaled(scale, loss_flag)
+        self.is_open = True
+        try:
+            yield
+        except BaseException:
+            self.state = before
+            raise
+        finally:
+            self.is_open = False
+
+    def scaled(self, scale: float, loss_flag: Optional[mx.nd.NDArray] = None) -> None:
+        """Note that a loss was multiplied by a scale."""
+        flags = [flag for flag in (self.state.loss_flag, loss_flag) if flag is not None]
+        self.state.stage, self.state.scale = Stage.SCALED, scale
+        self.state.loss_flag = merge_flags(flags) if flags else None
+
+    def unscaled(self, grad_flag: Optional[mx.nd.NDArray]) -> None:
+        """Note that the gradients were divided by the scale; ``grad_flag`` is from before."""
+        self.state.stage, self.state.grad_flag = Stage.UNSCALED, grad_flag
+
+    def end_step(self) -> None:
+        """Forget the present step."""
+        self.state = StepState()
+        self._finite_after = []
+
+    def read(self, values: Sequence[mx.nd.NDArray]) -> List[float]:
+        """Copy float32 arrays of shape (1,) and the flags of the step to the host, at once; return the numbers.
+
+        On a GPU an inf becomes a NaN. Raises NonFiniteLossError if the loss itself was not finite.
+        """
+        state = self.state
+        flags = {"loss": state.loss_flag, "grad": state.grad_flag, "stats": state.stats_flag}
+        flags["masters"] = state.masters_flag
+        known = {name: flag for name, flag in flags.items() if flag is not None}
+        numbers: List[float] = gather([*values, *known.values()]).asnumpy().tolist() if values or known else []
+        good = {name: number == 1.0 for name, number in zip(known, numbers[len(values) :])}
+        state.loss_finite = good.get("loss", True)
+        state.finite = None if good.get("grad", True) else False
+        state.stats_lost = not good.get("stats", True)
+        state.masters_differ = not good.get("masters", True)
+        if not state.loss_finite:
+            self.meet_nonfinite_loss()
+        return numbers[: len(values)]
+
+    def decide(self, finite: bool) -> None:
+        """Note whether the gradients are finite; what was False stays False."""
+        self.state.finite = finite and self.state.finite is not False
+
+    def read_norm(self, groups: Sequence[Sequence[mx.nd.NDArray]]) -> float:
+        """Return the largest norm of several groups of unscaled float32 gradients, NaN if any is; one host read.
+
+        Those of a group lie on one context. Where gradients are checked it also decides the step, which then need not
+        read again. Raises NonFiniteLossError if the loss itself was not finite.
+        """
+        norms = [math.sqrt(square) for square in self.read([sum_of_squares(group) for group in groups])]
+        if self.state.finite is None:
+            # Squares overflow above 1.8e19: such gradients may be finite all the same.
+            norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
+            if self.checks:
+                self.decide(all(map(math.isfinite, norms)))
+        return math.nan if any(map(math.isnan, norms)) else max(norms)
+
+    def meet_nonfinite_loss(self) -> None:
+        """Have the present step skipped, whose loss is not finite by itself, or raise NonFiniteLossError."""
+        if self.nonfinite_loss == "raise" or self._bad_losses >= self.max_nonfinite_losses:
+            raise self._nonfinite_loss_error()
+        self.state.finite = self.state.loss_finite = False
+
+    def _nonfinite_loss_error(self) -> NonFiniteLossError:
+        self.state.loss_finite = False
+        row = self._bad_losses
+        again = f", after {row} steps in a row that were skipped for that" if row else ""
+        return NonFiniteLossError(
+            f"the loss itself is NaN or inf, before any scaling{again}; no loss scale mends that. The "
+            "weights and the loss scale are unchanged. Look at the data, the learning rate and "
+            f"the forward pass: an activation may exceed its dtype.{self._again()}"
+        )
+
+    @property
+    def next_skip_is_told(self) -> bool:
+        """Whether there is more to say than the first time if the next step is skipped: a warning, or an error."""
+        scale = self.loss_scale
+        gives_up = isinstance(scale, DynamicLossScale) and scale.floor_skips + 1 >= scale.max_floor_skips
+        return gives_up or self._next_skip_is_explained
+
+    @property
+    def _next_skip_is_explained(self) -> bool:
+        return self.consecutive_skips >= 9 and worth_a_line(self.consecutive_skips + 1)
+
+    def _again(self) -> str:
+        """Return what running the present step again has shown, as the end of a message; empty if nothing."""
+        why = _found_out(self.explain)
+        return "" if why is None else f" Run again: {why}"
+
+    # ------------------------------------------------------------------ the end of a step
+
+    def update_scale(self, finite: bool, step: int, first_bad: Where) -> None:
+        """Adjust the loss scale and the counts to the outcome of a step; a LossScaleError if the scale gives up.
+
+        ``step`` is its number, for messages; ``first_bad`` finds the name of the first non-finite gradient, slowly. A
+        step that was skipped for its loss leaves the scale as it is, for that is no overflow.
+        """
+        if self.state.loss_finite is False:
+            self._count_bad_loss(step)
+            return
+
+        def where() -> Optional[str]:
+            name = first_bad()
+            again = self._again().rstrip(".")
+            return None if name is None else f"'{name}' at step {step}{again and f'.{again}'}"
+
+        explained = not finite and self._next_skip_is_explained
+        self._count(finite)
+        before = self.loss_scale
+        after = self._adjusted(finite, where)
+        self._log(finite, step, before, after)
+        why = _found_out(self.explain) if explained else None
+        if why is not None:
+            _LOG.warning("step %d run again: %s", step, why)
+
+    def _count(self, taken: bool) -> None:
+        self._skips_before = self.consecutive_skips
+        self.last_step_skipped = not taken
+        self.skipped_steps += not taken
+        self.consecutive_skips = 0 if taken else self._skips_before + 1
+        self._bad_losses = 0
+
+    def _count_bad_loss(self, step: int) -> None:
+        row = self._bad_losses + 1
+        self._count(False)
+        self._bad_losses = row
+        if self.shared is not None:
+            self.shared._stepped.add(self)
+        if worth_a_line(row):
+            scale = self.loss_scale
+            text = "step %d skipped, its loss is NaN or inf: %s stays at %g; %d such steps in a row%s"
+            again = self._again()
+            _LOG.warning(text, step, type(scale).__name__, scale.value, row, again and f".{again}")
+
+    def _adjusted(self, finite: bool, where: Where) -> LossScale:
+        """Move the loss scale and return it; of several losses, at one more host read for each if the step is skipped.
+
+        A shared one moves in its own `update`.
+        """
+        if self.shared is not None:
+            self.shared._note(self, finite, where)
+            return self.shared.loss_scale
+        losses = list(dict.fromkeys(loss_id for loss_id, _ in self._finite_after)) or [self.loss_id]
+        bad = (loss_id for loss_id, flag in self._finite_after if not finite and flag.asscalar() != 1.0)
+        self.loss_id = next(bad, losses[-1])
+        for loss_id in losses[: losses.index(self.loss_id)]:
+            self._scales[loss_id] = self._scales[loss_id].adjust(True)
+        self._scales[self.loss_id] = adjusted(self.loss_scale, finite, where)
+        return self.loss_scale
+
+    def _log(self, taken: bool, step: int, before: LossScale, after: LossScale) -> None:
+        """Log the step that was counted last, if it is worth a line."""
+        text = f"{type(after).__name__} {before.value:g} -> {after.value:g}"
+        if not taken and worth_a_line(self.consecutive_skips):
+            line = "step %d skipped, its gradients are not finite%s: %s; %d skipped in a row, %d in all"
+            found = _found_out(self.bad_input)
+            data = "" if found is None else f", which is no overflow, for {found}"
+            _LOG.log(self._level(before), line, step, data, text, self.consecutive_skips, self.skipped_steps)
+        elif taken and self._skips_before > 1:
+            _LOG.info("step %d taken, after %d skipped in a row: %s", step, self._skips_before, text)
+        elif taken and after.value != before.value and not getattr(after, "warming_up", False):
+            _LOG.info("%s after step %d", text, step)
+
+    def _level(self, before: LossScale) -> int:
+        """Return WARNING where the scale cannot fall or has not helped for long, but INFO where another line warns."""
+        dynamic = before if isinstance(before, DynamicLossScale) else None
+        falls = dynamic is not None and dynamic.value > dynamic.min_scale
+        warned = self.state.stats_lost or (dynamic is not None and not falls and dynamic.at_floor == "warn")
+        return logging.INFO if warned or (falls and self.consecutive_skips < 10) else logging.WARNING
+
+    # ------------------------------------------------------------------ saved states
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return the loss scale and the counts as plain JSON data."""
+        several = {"loss_scales": [scale.to_dict() for scale in self._scales]} if self.num_losses > 1 else {}
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        return {"loss_scale": self.loss_scale.to_dict(), **several, **counts}
+
+    def check_dict(self, data: Dict[str, Any]) -> List[LossScale]:
+        """Return the loss scales of a state that `load_dict` will take, or raise its errors; changes nothing."""
+        if not isinstance(data, dict):
+            raise LossScaleError(f"the state of the loss scale is a {type(data).__name__}; expected a dict.")
+        values = [LossScale.from_dict(data.get("loss_scale", {}))]
+        if self.num_losses > 1:
+            saved = data.get("loss_scales")
+            if not isinstance(saved, list) or len(saved) != self.num_losses:
+                count = len(saved) if isinstance(saved, list) else 1
+                raise LossScaleError(f"the state is of {count} losses; expected {self.num_losses} (num_losses).")
+            values = [LossScale.from_dict(each) for each in saved]
+        for name, kind in _COUNTS.items():
+            value = data.get(name)
+            if type(value) is not kind or value < 0:
+                raise LossScaleError(f"{name} is {value!r}; expected a {kind.__name__} of at least 0.")
+        for loss_scale in values:
+            self._validate_for_all(loss_scale)
+        return values
+
+    def load_dict(self, data: Dict[str, Any]) -> None:
+        """Take the state that `to_dict` returned, or change nothing.
+
+        Raises LossScaleError if a field is missing or invalid, TrainerError if the owner cannot work with the scale.
+        """
+        self._replace(self.check_dict(data))
+        for name in _COUNTS:
+            setattr(self, name, data[name])
+
+
+class SharedLossScale:
+    """A loss scale that several trainers are given as their ``loss_scale``.
+
+    Each of them steps or skips on its own; `update` then moves the scale, once per iteration: back
+    if any of them skipped. Between two updates a trainer may make one step.
+
+    Args:
+        loss_scale: As for `mxmp.gluon.Trainer`.
+
+    Raises:
+        LossScaleError: If ``loss_scale`` is not one.
+
+    Example::
+
+        shared = mxmp.gluon.SharedLossScale("dynamic")
+        critic_trainer = mxmp.gluon.Trainer(critic.collect_params(), "adam", loss_scale=shared)
+        generator_trainer = mxmp.gluon.Trainer(generator.collect_params(), "adam", loss_scale=shared)
+        ...
+        critic_trainer.step(batch_size)
+        generator_trainer.step(batch_size)
+        shared.update()
+    """
+
+    def __init__(self, loss_scale: Any = "dynamic") -> None:
+        self._value = parse(loss_scale)
+        # Whether each step since the last update was taken, and which gradient made it skip, where that is known.
+        self._outcomes: List[Tuple[bool, Optional[str]]] = []
+        # Those of trainers that are alive: one that was dropped in mid-step must not block the others.
+        self._scalers: weakref.WeakSet[Scaler] = weakref.WeakSet()
+        self._stepped: weakref.WeakSet[Scaler] = weakref.WeakSet()
+
+    def __repr__(self) -> str:
+        """Return the present loss scale."""
+        return f"{type(self).__name__}({self.loss_scale!r})"
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The present loss scale. May be set between iterations."""
+        return self._value
+
+    @loss_scale.setter
+    def loss_scale(self, spec: Any) -> None:
+        """Set the loss scale of the iterations to come."""
+        value = parse(spec)
+        for scaler in list(self._scalers):
+            scaler.require_ready("setting loss_scale")
+            scaler.validate(value)
+        self._value = value
+
+    def attach(self, scaler: Scaler) -> None:
+        """Let `update` wait for a scaler from now on."""
+        self._scalers.add(scaler)
+
+    def update(self) -> None:
+        """Move the scale, after the steps of all trainers: back if any was skipped.
+
+        Raises:
+            TrainerError: If no trainer has stepped since the last update, or one has scaled a loss
+                and not stepped yet.
+            LossScaleError: If the loss scale gave up.
+        """
+        if any(not scaler.state.is_ready for scaler in self._scalers):
+            gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
+        for scaler in list(self._scalers):
+            scaler.require_between_steps("update of a shared loss scale")
+        if not self._stepped and not self._outcomes:
+            raise TrainerError("update: no trainer has made a step since the last update of the shared loss scale.")
+        outcomes, self._outcomes = self._outcomes, []
+        self._stepped.clear()
+        if not outcomes:  # steps that say nothing of the scale
+            return
+        before, bad = self._value, next((where for _, where in outcomes if where is not None), None)
+        self._value = adjusted(before, all(finite for finite, _ in outcomes), lambda: bad)
+        if self._value.value != before.value and not getattr(self._value, "warming_up", False):
+            _LOG.info("shared %s %g -> %g", type(before).__name__, before.value, self._value.value)
+
+    def _note(self, scaler: Scaler, finite: bool, where: Where) -> None:
+        """Note the outcome of a step."""
+        self._stepped.add(scaler)
+        may_give_up = not finite and self._value.value <= getattr(self._value, "min_scale", 0.0)
+        self._outcomes.append((finite, where() if may_give_up else None))
+
+
+class ScalerStatus:
+    """The loss scale and the counts of skipped steps, read from ``_scaler``."""
+
+    _scaler: Scaler
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The present loss scale. May be set between steps, to whatever the constructor takes."""
+        return self._scaler.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, spec: Any) -> None:
+        self._set_loss_scale(spec)
+
+    def _set_loss_scale(self, spec: Any) -> None:
+        """Set the loss scale of the steps to come."""
+        raise NotImplementedError
+
+    @property
+    def nonfinite_loss(self) -> str:
+        """What a step does whose loss is NaN or inf by itself: 'raise' a NonFiniteLossError, or 'skip'.
+
+        A step that is skipped for that leaves the loss scale as it is, for a NaN batch is no overflow.
+        """
+        return self._scaler.nonfinite_loss
+
+    @nonfinite_loss.setter
+    def nonfinite_loss(self, value: str) -> None:
+        if value not in ("raise", "skip"):
+            raise TrainerError(f"nonfinite_loss is {value!r}; expected 'raise' or 'skip'.")
+        if value == "skip" and not self._scaler.active:
+            raise TrainerError(
+                "nonfinite_loss='skip', but without a loss scale nothing is checked; give loss_scale=1, which checks "
+                "and does not scale."
+            )
+        self._scaler.nonfinite_loss = value
+
+    @property
+    def max_nonfinite_losses(self) -> int:
+        """How many steps in a row are skipped by ``nonfinite_loss='skip'``; the next one raises."""
+        return self._scaler.max_nonfinite_losses
+
+    @max_nonfinite_losses.setter
+    def max_nonfinite_losses(self, value: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise TrainerError(f"max_nonfinite_losses is {value!r}; expected a whole number from 1 on.")
+        self._scaler.max_nonfinite_losses = value
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps skipped so far because of non-finite gradients, or losses."""
+        return self._scaler.skipped_steps
+
+    @property
+    def consecutive_skips(self) -> int:
+        """Steps skipped since the last one that was taken."""
+        return self._scaler.consecutive_skips
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was skipped."""
+        return self._scaler.last_step_skipped
+
+
+def adjusted(loss_scale: LossScale, finite: bool, where: Where) -> LossScale:
+    """Return the next loss scale, or raise LossScaleError, with the first bad gradient, if it gives up."""
+    try:
+        return loss_scale.adjust(finite)
+    except LossScaleError as e:
+        first_bad = where()
+        if first_bad is None or not isinstance(loss_scale, DynamicLossScale):
+            raise
+        raise LossScaleError(floor_message(loss_scale.floor_skips + 1, loss_scale.min_scale, first_bad)) from e
+
+
+def worth_a_line(count: int) -> bool:
+    """Return whether what happened so often gets a line in the log: the first time, and at 10, 50, 100, 500, ..."""
+    return count == 1 or (count >= 10 and str(count).rstrip("0") in ("1", "5"))
+
+
+@contextlib.contextmanager
+def turn_of(scalers: Iterable[Scaler]) -> Iterator[None]:
+    """Wait until no other thread scales a loss with any of the scalers, and keep the others waiting."""
+    with contextlib.ExitStack() as stack:
+        for scaler in sorted(scalers, key=id):  # in one order, so that no two threads wait for one another
+            stack.enter_context(scaler.turn)
+        yield
+
+
+def _found_out(find: Where) -> Optional[str]:
+    try:
+        return find()
+    except Exception:  # an explanation that fails must not hide what it was to explain
+        _LOG.debug("the step cannot be run again", exc_info=True)
+        return None

@@ -1,0 +1,144 @@
+"""What an observer is told of the steps of every front."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.arrays import to_float32
+from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
+from mxmp.gluon import Trainer
+from mxmp.loss_scale import DynamicLossScale
+from mxmp.train.step import Observer, observe
+from tests.train.adapters import ADAPTERS, START
+
+OVER_FRONTS = pytest.mark.parametrize("make", ADAPTERS, ids=lambda make: make.__name__)
+
+
+class Notes(Observer):
+    """Notes what it is told, with the gradients of the first context."""
+
+    def __init__(self):
+        self.events, self.ends = [], []
+
+    def on_gradients(self, weights, scale):
+        self.events.append(("gradients", scale, self._grads(weights)))
+
+    def on_reduced(self, weights, scale):
+        self.events.append(("reduced", scale, self._grads(weights)))
+
+    def on_update(self, weights):
+        self.events.append(("update", self._weights(weights)))
+
+    def on_updated(self, weights):
+        self.events.append(("updated", self._weights(weights)))
+
+    def on_skip(self, weights):
+        self.events.append(("skip", weights.first_non_finite()))
+
+    def on_end(self, end):
+        self.events.append(("end",))
+        self.ends.append(end)
+
+    @staticmethod
+    def _grads(weights):
+        return {
+            "ab"[index]: to_float32(grad).asnumpy().ravel().tolist() for index, grad, _ in weights.groups()[0]
+        }
+
+    @staticmethod
+    def _weights(weights):
+        return {
+            "ab"[index]: to_float32(weight).asnumpy().ravel().tolist()
+            for index, _, weight in weights.groups()[0]
+        }
+
+
+def started(make, **options):
+    """Return an adapter whose scale begins at 4, and what is noted of it."""
+    adapter, notes = make(DynamicLossScale(init_scale=4, growth_interval=100), **options), Notes()
+    return adapter, notes, observe(adapter.owner, notes)
+
+
+@OVER_FRONTS
+def test_a_step_that_is_taken_is_told_from_its_gradients_to_its_end(make):
+    adapter, notes, _ = started(make)
+    before = adapter.read()
+    assert adapter.run(0.25)
+    after = adapter.read()
+    assert [event[0] for event in notes.events] == ["gradients", "reduced", "update", "updated", "end"]
+    _, scale, grads = notes.events[0]
+    assert {name: np.asarray(values) / scale for name, values in grads.items()} == {
+        name: pytest.approx(np.full(len(values), 0.25)) for name, values in START.items()
+    }
+    assert notes.events[2][1] == {name: values.tolist() for name, values in before.items()}
+    assert notes.events[3][1] == {name: values.tolist() for name, values in after.items()}
+    (end,) = notes.ends
+    assert (end.number, end.taken, end.scale, end.loss_scale.value, end.error) == (1, True, 4.0, 4.0, None)
+
+
+@OVER_FRONTS
+def test_a_step_that_is_skipped_is_told_with_its_number_and_the_next_scale(make):
+    adapter, notes, _ = started(make)
+    adapter.run(0.25)
+    assert not adapter.run(0.25, bad=np.inf)
+    assert [event[0] for event in notes.events[5:]] == ["gradients", "reduced", "skip", "end"]
+    assert notes.events[-2][1] in ("a", "a_weight", "parameter 'a'")
+    end = notes.ends[1]
+    assert (end.number, end.taken, end.scale, end.error) == (2, False, 4.0, None)
+
+
+def test_gradients_of_several_contexts_are_told_before_and_after_they_are_summed():
+    adapter, notes, _ = started(ADAPTERS[0], contexts=2)
+    adapter.run([0.25, 0.5])
+    (_, scale, own), (_, _, summed) = notes.events[:2]
+    assert own["b"] == [0.25 * scale] and summed["b"] == [0.75 * scale]
+
+
+def test_gradients_that_were_clipped_are_told_once_as_backward_wrote_them():
+    adapter, notes, _ = started(ADAPTERS[0])
+    adapter.backward(0.25)
+    adapter.clip(1e-3)
+    adapter.step()
+    assert [event[0] for event in notes.events].count("gradients") == 1
+    assert notes.events[0][2]["b"] == [1.0]
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_an_error_ends_a_step_that_was_not_taken(clips):
+    adapter, notes, _ = started(ADAPTERS[0])
+    adapter.backward(np.nan)
+    with pytest.raises(NonFiniteLossError) as caught:
+        adapter.clip(1.0) if clips else adapter.step()
+    (end,) = notes.ends
+    assert not end.taken and not end.skipped and end.error is caught.value
+    assert adapter.owner.skipped_steps == 0
+
+
+def test_a_scale_that_gives_up_ends_the_step_with_its_error():
+    adapter, notes = ADAPTERS[0](DynamicLossScale(init_scale=1, max_floor_skips=1)), Notes()
+    observe(adapter.owner, notes)
+    with pytest.raises(LossScaleError):
+        adapter.run(0.25, bad=np.inf)
+    assert not notes.ends[0].taken and notes.ends[0].skipped and isinstance(notes.ends[0].error, LossScaleError)
+
+
+def test_an_observer_that_is_detached_is_told_nothing_more():
+    adapter, notes, observation = started(ADAPTERS[0])
+    observation.detach()
+    observation.detach()
+    adapter.run()
+    assert notes.events == []
+
+
+def test_an_observer_stays_with_a_trainer_that_is_adopted_again():
+    adapter, notes, _ = started(ADAPTERS[0])
+    Trainer.adopt(adapter.owner, 8)
+    adapter.run()
+    assert notes.ends[0].scale == 8.0
+
+
+def test_what_is_no_trainer_is_refused():
+    with pytest.raises(TrainerError, match="expected a trainer, a module or a LossScaleOptimizer of mxmp, found a SGD"):
+        observe(mx.optimizer.SGD(), Observer())

@@ -1,0 +1,167 @@
+"""Running statistics that a forward pass destroyed are put back."""
+
+from __future__ import annotations
+
+import logging
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.errors import NonFiniteLossError
+from mxmp.train import running_stats
+from mxmp.train.running_stats import RunningStats
+
+CONTEXTS = [mx.cpu(0), mx.cpu(1)]
+ONE = mx.nd.ones((1,))
+
+
+def named(mean=1.0, var=2.0, dtype="float32"):
+    values = ("mean", mean), ("var", var)
+    return [(name, mx.nd.full((3,), value, ctx=ctx, dtype=dtype)) for ctx in CONTEXTS for name, value in values]
+
+
+@pytest.fixture(params=["cpu", "gpu"], autouse=True)
+def device(request, monkeypatch):
+    """Keep statistics on the CPU as they are kept on a device."""
+    monkeypatch.setattr(running_stats, "on_gpu", lambda _: request.param == "gpu")
+    return request.param
+
+
+def values(arrays):
+    return [array.asnumpy().tolist() for _, array in arrays]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_put_back_array_by_array(bad, dtype, caplog):
+    statistics, arrays = RunningStats(), named(dtype=dtype)
+    statistics.keep(arrays)
+    assert statistics.check(arrays, ONE).asscalar() == 1
+    for _, array in arrays:
+        array += 1
+    statistics.keep(arrays)
+    assert statistics.check(arrays, ONE).asscalar() == 1
+    for _, array in arrays:
+        array += 1  # a forward pass, which destroys one of them
+    arrays[3][1][1] = bad
+    statistics.keep(arrays)
+    assert statistics.check(arrays, ONE).asscalar() == 0
+    with caplog.at_level(logging.WARNING):
+        statistics.restore(arrays)
+    assert values(arrays) == [[3] * 3, [4] * 3, [3] * 3, [4, 3, 4]]
+    (line,) = caplog.messages
+    assert line == "'var' not finite after a forward pass on NaN or inf, and put back; such passes so far: 1"
+    statistics.keep(arrays)
+    assert statistics.check(arrays, ONE).asscalar() == 1
+
+
+def test_one_line_names_all_and_later_ones_are_rare(caplog):
+    statistics, arrays = RunningStats(), named()
+    for _ in range(60):
+        statistics.keep(arrays)
+        arrays[0][1][:] = arrays[3][1][0] = np.nan
+        statistics.restore(arrays)
+    assert [message.split(" ", 2)[:2] for message in caplog.messages] == [["'mean',", "'var'"]] * 3
+    assert [message.split("; ")[1] for message in caplog.messages] == [f"such passes so far: {n}" for n in (1, 10, 50)]
+
+
+def test_what_was_destroyed_is_never_kept():
+    statistics, arrays = RunningStats(), named()
+    statistics.keep(arrays)
+    arrays[0][1][:] = np.nan
+    for _ in range(3):
+        statistics.keep(arrays)
+        assert statistics.check(arrays, ONE).asscalar() == 0
+    statistics.restore(arrays)
+    assert values(arrays)[0] == [1, 1, 1]
+
+
+def test_an_inf_that_was_always_there_is_left_alone():
+    statistics, arrays = RunningStats(), [("mask", mx.nd.array([0, -np.inf])), *named()]
+    statistics.keep(arrays)
+    assert statistics.check(arrays, ONE).asscalar() == 1
+    arrays[1][1][:] = np.nan
+    assert statistics.check(arrays, ONE).asscalar() == 0
+    statistics.restore(arrays)
+    assert values(arrays)[0] == [0, -np.inf] and values(arrays)[1] == [1, 1, 1]
+
+
+def test_a_nan_from_the_beginning_is_an_error():
+    statistics, arrays = RunningStats(), named(mean=np.nan)
+    for _ in range(2):
+        statistics.keep(arrays)
+        assert statistics.check(arrays, ONE).asscalar() == 0
+        with pytest.raises(
+            NonFiniteLossError, match="'mean' are NaN: a forward pass met NaN or inf before the first step"
+        ):
+            statistics.restore(arrays)
+
+
+def test_statistics_that_were_made_finite_after_the_error_are_kept_again():
+    statistics, arrays = RunningStats(), named(mean=np.nan)
+    statistics.keep(arrays)
+    with pytest.raises(NonFiniteLossError):
+        statistics.restore(arrays)
+    for _, array in arrays:
+        array[:] = 5
+    statistics.keep(arrays)
+    assert statistics.check(arrays, ONE).asscalar() == 1
+    arrays[0][1][:] = np.inf
+    assert statistics.check(arrays, ONE).asscalar() == 0
+    statistics.restore(arrays)
+    assert values(arrays)[0] == [5, 5, 5]
+
+
+def test_statistics_that_a_user_sets_between_two_steps_are_those_put_back():
+    statistics, arrays = RunningStats(), named()
+    statistics.keep(arrays)
+    arrays[0][1][:] = 7  # loaded
+    statistics.keep(arrays)
+    arrays[0][1][1] = np.nan
+    statistics.restore(arrays)
+    assert values(arrays)[0] == [7, 7, 7]
+
+
+def test_each_pass_of_a_step_keeps_what_it_has_not_destroyed():
+    statistics, arrays = RunningStats(), named()
+    for number in range(3, 6):
+        arrays[0][1][:] = number
+        statistics.keep(arrays)
+    arrays[0][1][:] = [np.inf, 6, np.nan]
+    statistics.keep(arrays)
+    assert statistics.check(arrays, ONE).asscalar() == 0
+    statistics.restore(arrays)
+    assert values(arrays)[0] == [5, 6, 5]
+
+
+def test_what_was_never_kept_is_lost_only_where_it_is_nan():
+    arrays = [("mask", mx.nd.array([0, -np.inf])), *named()]
+    assert RunningStats().check(arrays, ONE).asscalar() == 1
+    arrays[1][1][0] = np.nan
+    assert RunningStats().check(arrays, ONE).asscalar() == 0
+
+
+def test_on_a_gpu_statistics_are_read_on_the_host_once_and_kept_in_few_operators(monkeypatch):
+    monkeypatch.setattr(running_stats, "on_gpu", lambda _: True)
+    arrays = [(f"mean{i}", mx.nd.full((3,), i)) for i in range(130)]
+    reads, asnumpy = [], mx.nd.NDArray.asnumpy
+    monkeypatch.setattr(mx.nd.NDArray, "asnumpy", lambda array: reads.append(array.size) or asnumpy(array))
+    statistics = RunningStats()
+    statistics.keep(arrays)
+    assert reads == [1]
+    with monkeypatch.context() as patch:
+        copies, copy = [], mx.nd.multi_sgd_update
+        patch.setattr(mx.nd, "multi_sgd_update", lambda *a, **kw: copies.append(len(a)) or copy(*a, **kw))
+        patch.setattr(mx.nd, "concat", None)
+        for _ in range(2):
+            statistics.keep(arrays)
+            flag = statistics.check(arrays, ONE)
+    assert copies == [120, 120, 20] * 2 and reads == [1]
+    assert flag.asscalar() == 1
+
+
+def test_without_statistics_there_is_nothing_to_do():
+    RunningStats().keep([])
+    assert RunningStats().check([], ONE) is None
+    RunningStats().restore([])

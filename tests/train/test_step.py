@@ -1,0 +1,761 @@
+"""What a training step does, whoever makes it: one table of behaviours over all adapters."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+
+from mxmp.errors import LossScaleError, NonFiniteLossError, StateError, TrainerError
+from mxmp.loss_scale import DynamicLossScale
+from mxmp.train.step import COMPARED_STEPS
+from tests.train.adapters import ADAPTERS, START, Module
+from tests.values import DTYPES, as_float32, in_dtype
+
+BAD = [np.inf, -np.inf, np.nan]
+SCALES = {
+    "growing": DynamicLossScale(init_scale=4, growth_interval=1),
+    "none": None,
+    "one": 1,
+    "static": 2.0**12,
+    "below one": 2.0**-3,
+}
+OPTIMIZERS = {
+    "sgd": {"momentum": 0.9, "wd": 0.125, "learning_rate": 0.25},
+    "adam": {"learning_rate": 0.125},
+    "nadam": {"learning_rate": 0.125},
+    "lamb": {"learning_rate": 0.125},
+    "lbsgd": {"momentum": 0.9, "warmup_strategy": "lars", "learning_rate": 0.125},
+}
+
+
+# What a value of a loop needs of an adapter, beside what the test needs.
+NEEDS = {
+    "bfloat16": {"bfloat16"},
+    "none": {"None"},
+    "dynamic": {"options"},
+    "unscale": {"calls"},
+    "clip": {"calls", "clip"},
+    "unscale, clip": {"calls", "clip"},
+    "clip first": {"clip"},
+    "a norm of 0": {"clip"},
+    "a loss before": {"losses"},
+}
+
+
+def over(*needs, **loops):
+    """Parametrize a test over the adapters that lack none of what it needs, and over the loops that it names."""
+    cases = []
+    for values in itertools.product(*loops.values()):
+        later = {name for name, value in zip(loops, values) if value != next(iter(loops[name]))}
+        wanted = set(needs).union(*(NEEDS.get(value, ()) for value in values))
+        cases += [(make, *values) for make in ADAPTERS if not (wanted & set(make.lacks) or later & set(make.thin))]
+    ids = ["-".join([make.__name__, *map(str, values)]) for make, *values in cases]
+    return pytest.mark.parametrize(["make", *loops], cases, ids=ids)
+
+
+def backing_off(init=64.0, **options):
+    return DynamicLossScale(init_scale=init, **options)
+
+
+def gradients(count, contexts=1, seed=0):
+    """Return numbers of few bits for each step and context: exact in every dtype, sums over two contexts too."""
+    draw = np.random.RandomState(seed)
+    return [
+        [{name: draw.randint(-16, 17, len(value)) / 8 for name, value in START.items()} for _ in range(contexts)]
+        for _ in range(count)
+    ]
+
+
+def schedule():
+    return mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.125)
+
+
+def by_mxnet(steps, optimizer="sgd", dtype="float32", **options):
+    """Return the weights that MXNet's own optimizer makes of the sums over contexts, in float32, then rounded."""
+    options = options or {"learning_rate": 1.0}
+    updater = mx.optimizer.get_updater(mx.optimizer.create(optimizer, **options))
+    weights = [mx.nd.array(value) for value in START.values()]
+    for contexts in steps:
+        sums = [sum(np.asarray(each[name]) for each in contexts) for name in START]
+        updater([0, 1], [mx.nd.array(np.broadcast_to(x, w.shape)) for x, w in zip(sums, weights)], weights)
+    return {name: as_float32(in_dtype(weight, DTYPES[dtype])) for name, weight in zip(START, weights)}
+
+
+def assert_weights(training, expected, rtol=0.0):
+    for name, value in training.read().items():
+        np.testing.assert_allclose(value, expected[name], rtol=rtol, atol=rtol, err_msg=name)
+
+
+# A step that is taken.
+
+
+@over(scale=SCALES)
+def test_an_update_is_float32s_at_every_scale(make, scale):
+    """Powers of two move exponents alone: not one bit of a weight depends on the scale."""
+    steps = gradients(4)
+    training = make(SCALES[scale], "sgd", OPTIMIZERS["sgd"])
+    assert [training.run(x) for x in steps] == [True] * 4
+    assert_weights(training, by_mxnet(steps, "sgd", **OPTIMIZERS["sgd"]))
+    assert training.optimizer.num_update == 4
+
+
+@over(optimizer=OPTIMIZERS)
+def test_every_optimizer_gets_true_gradients(make, optimizer):
+    """Those too that take norms, or add gradients up, before they apply ``rescale_grad``."""
+    steps = gradients(4)
+    training = make(SCALES["growing"], optimizer, OPTIMIZERS[optimizer])
+    for x in steps:
+        assert training.run(x)
+    assert_weights(training, by_mxnet(steps, optimizer, **OPTIMIZERS[optimizer]))
+
+
+@over(scale=[3.0, 0.1, 1000.0])
+def test_a_scale_that_is_no_power_of_two_costs_a_rounding(make, scale):
+    training = make(scale)
+    training.run(0.7)
+    assert_weights(training, {name: np.array(value) - 0.7 for name, value in START.items()}, rtol=1e-6)
+
+
+@over(dtype=["float16", "bfloat16"], contexts=[2, 1])
+def test_low_precision_weights_have_float32_masters(make, dtype, contexts):
+    """Each update is below half a unit in the last place; what counts is their sum."""
+    steps = [[{"a": 2 / contexts, "b": 8 / contexts}] * contexts] * 9
+    options = {"learning_rate": {"float16": 2.0**-15, "bfloat16": 2.0**-12}[dtype]}
+    training = make(2.0**6, options=options, dtype=dtype, contexts=contexts)
+    for x in steps:
+        assert training.run(x)
+    expected = by_mxnet(steps, dtype=dtype, **options)
+    assert_weights(training, expected)
+    assert training.alike() and expected["a"][0] < 0.5
+
+
+@over("kvstore", kvstore=["local", "device", None])
+def test_contexts_are_summed_where_there_is_a_kvstore(make, kvstore):
+    steps = gradients(3, contexts=2)
+    training = make(SCALES["growing"], "adam", OPTIMIZERS["adam"], contexts=2, kvstore=kvstore)
+    for x in steps:
+        assert training.run(x)
+    expected = by_mxnet(steps if kvstore else [x[:1] for x in steps], "adam", **OPTIMIZERS["adam"])
+    assert_weights(training, expected)
+    assert training.alike() == (kvstore is not None)
+
+
+@over("kvstore", dtype=["float16"], kvstore=["local", "device"])
+def test_low_precision_gradients_are_summed_over_contexts_in_float32(make, dtype, kvstore):
+    """Float16 has neither 120000 nor 2049."""
+    training = make(1, options={"learning_rate": 2.0**-22}, dtype=dtype, contexts=2, kvstore=kvstore)
+    steps = [[{"a": [60000, 2048], "b": 0}, {"a": [60000, 1], "b": 0}]] * 9
+    for x in steps:
+        assert training.run(x)
+    assert_weights(training, by_mxnet(steps, dtype=dtype, learning_rate=2.0**-22))
+    assert training.alike()
+
+
+@over(optimizer=["nadam", "sgld"])
+def test_contexts_stay_alike_where_the_optimizer_counts_calls_or_draws_noise(make, optimizer):
+    training = make(4, optimizer, {"learning_rate": 0.125}, contexts=2)
+    for x in gradients(3, contexts=2):
+        assert training.run(x)
+    assert training.alike()
+    assert not np.array_equal(training.read()["a"], START["a"])
+
+
+@over(dtype=["float16", "float32"])
+def test_a_weight_that_is_set_between_steps_counts(make, dtype):
+    training = make(8, dtype=dtype)
+    training.run(0.5)
+    training.set_weight("a", [4.0, 5.0])
+    training.run(0.5)
+    assert training.read()["a"].tolist() == [3.5, 4.5] and training.read()["b"].tolist() == [1.0]
+
+
+# A step that is skipped.
+
+
+@pytest.mark.behaviour("an infinite step")
+@over(optimizer=["sgd", "adam", "nadam", "lamb"])
+def test_a_skipped_step_leaves_no_trace(make, optimizer):
+    """Weights, states, counts and schedule; and what comes after is as if there had been no such step."""
+    steps, options = gradients(4), {**OPTIMIZERS[optimizer]}
+    training = make(64, optimizer, {**options, "lr_scheduler": schedule()})
+    for x, bad in zip(steps, [None, *BAD]):
+        before = training.trace() if bad else None
+        if bad:
+            assert training.run(x, bad) is False
+            assert training.trace() == before
+        assert training.run(x) is True
+    assert_weights(training, by_mxnet(steps, optimizer, **options, lr_scheduler=schedule()))
+    assert training.counts == (False, 0, 3)
+
+
+@pytest.mark.behaviour("an overflow on one context", "a NaN on one replica")
+@over(dtype=["float16", "float32", "bfloat16"], contexts=[2, 1])
+def test_one_bad_number_anywhere_skips_all(make, dtype, contexts):
+    training = make(64, "adam", {"learning_rate": 0.125}, dtype, contexts)
+    assert training.run()
+    before = training.trace()
+    for place in range(contexts):
+        for name in START:
+            assert training.run(bad=np.nan, name=name, place=place) is False
+            assert training.trace() == before
+    assert training.run() and training.trace() != before
+
+
+@over("kvstore")
+def test_without_a_kvstore_too_all_contexts_decide_alike(make):
+    training = make(64, contexts=2, kvstore=None)
+    before = training.trace()
+    assert not training.run(bad=np.inf, place=1)
+    assert training.trace() == before
+
+
+@over()
+def test_a_skipped_first_step_makes_no_states(make):
+    training = make(64, "adam", {"learning_rate": 0.125})
+    before = training.trace()
+    assert not training.run(bad=np.nan)
+    assert training.trace() == before and training.optimizer.num_update == 0
+
+
+@pytest.mark.behaviour("overflows in a row")
+@over()
+def test_a_gradient_that_overflows_by_its_scale_backs_off(make):
+    """1e36 times 2**8 has no float32, times 2**7 it has; the loss itself is small, or large but finite."""
+    training = make(backing_off(2.0**9), options={"learning_rate": 2.0**-120})
+    assert [training.run(1.5e36) for _ in range(4)] == [False, False, True, True]
+    assert training.scale == 2.0**7
+
+
+@over(contexts=[2, 1])
+def test_a_sum_over_contexts_that_overflows_skips(make, contexts):
+    training = make(1, options={"learning_rate": 2.0**-130}, contexts=contexts)
+    before = training.trace()
+    assert training.run([{"a": [3e38, 0], "b": 0}] * contexts) is (contexts == 1)  # of two, 6e38
+    assert (training.trace() == before) is (contexts == 2)
+
+
+@over(call=["step", "unscale", "clip"])
+def test_a_gradient_that_overflows_when_it_is_unscaled_skips(make, call):
+    """1e37 at a scale of 2**-10 stands for 1e40, which float32 has not."""
+    training = make(2.0**-10)
+    before = training.trace()
+    training.backward()
+    training.spoil(1e37)
+    if call == "unscale":
+        training.unscale()
+    elif call == "clip":
+        training.clip(1.0)
+    assert not training.step()
+    assert training.trace() == before
+
+
+# The scale and the counts.
+
+
+@pytest.mark.behaviour("growth and back-off", "a step's answer", "an infinite step", "counts of skips")
+@over()
+def test_the_scale_backs_off_and_grows_and_skips_are_counted(make):
+    training = make(backing_off(8.0, growth_interval=2))
+    seen = []
+    for bad in (False, True, True, False, False, True):
+        assert training.run(0.0, np.inf if bad else None) is not bad
+        seen.append((training.scale, *training.counts))
+    assert seen == [
+        (8, False, 0, 0),
+        (4, True, 1, 1),
+        (2, True, 2, 2),
+        (2, False, 0, 2),
+        (4, False, 0, 2),  # after two finite steps, counted from the back-off on
+        (2, True, 1, 3),
+    ]
+
+
+@over()
+def test_a_static_scale_never_moves(make):
+    training = make(16)
+    for bad in (None, np.inf, np.nan, None):
+        training.run(0.0, bad)
+        assert training.scale == 16
+    assert training.counts == (False, 0, 2)
+
+
+@over("None")
+def test_without_a_scale_nothing_is_checked(make):
+    training = make(None)
+    assert training.run(0.0, np.inf) is True
+    assert training.read()["a"][0] == -np.inf and training.read()["b"].tolist() == START["b"]
+    assert training.counts == (False, 0, 0)
+
+
+@over("None", "clip", "calls")
+def test_without_a_scale_clipping_checks_nothing_either(make):
+    training = make(None)
+    training.backward()
+    training.spoil(np.nan, "b")
+    assert np.isnan(training.clip(0.5))
+    assert training.step() is True and training.counts == (False, 0, 0)
+    assert training.read()["a"].tolist() == [0.25, -1.75] and np.isnan(training.read()["b"]).all()
+
+
+@over(spec=["128", "dynamic", "none"])
+def test_the_scale_may_be_set_between_steps(make, spec):
+    training = make(8)
+    training.run(0.5)
+    training.set_scale({"128": 128, "none": None}.get(spec, spec))
+    assert training.scale == {"dynamic": DynamicLossScale().value, "128": 128, "none": 1}[spec]
+    training.run(0.5)
+    assert_weights(training, {name: np.array(value) - 1 for name, value in START.items()})
+    before = training.scale
+    with pytest.raises(LossScaleError):
+        training.set_scale(-1)
+    assert training.scale == before and training.run(0.5)
+
+
+@pytest.mark.behaviour("overflows in a row")
+@over("options")
+def test_the_floor_raises_and_names_the_first_bad_gradient(make):
+    training = make(backing_off(2.0, max_floor_skips=3))
+    assert training.run(0.5)
+    before = training.trace()
+    with pytest.raises(LossScaleError) as caught:
+        for _ in range(9):
+            training.run(0.5, np.nan, name="b")
+    name = "b_weight" if isinstance(training, Module) else "b"
+    assert str(caught.value) == (
+        f"gradients non-finite for 3 steps in a row and the scale is at min_scale=1.0; first bad gradient: '{name}' at "
+        "step 5. Lower the learning rate, or keep the layer in float32 by an override of the policy."
+    )
+    assert training.trace() == before and training.counts == (True, 4, 4)
+    assert training.run(0.5) and training.counts == (False, 0, 4)  # and training can go on
+
+
+@over("options", at_floor=["warn", "hold"])
+def test_the_floor_need_not_raise(make, at_floor):
+    training = make(backing_off(1.0, max_floor_skips=2, at_floor=at_floor))
+    assert not any(training.run(0.5, np.nan) for _ in range(6))
+    assert training.scale == 1 and training.counts == (True, 6, 6)
+
+
+@over("log")
+def test_skips_are_logged_with_the_scale_before_and_after(make, caplog):
+    training = make(backing_off(2.0, growth_interval=1))
+    with caplog.at_level(logging.INFO, logger="mxmp"):
+        for bad in (np.nan, np.nan, None):
+            training.run(0.5, bad)
+    assert [(r.levelname, r.getMessage()) for r in caplog.records if r.name.startswith("mxmp")] == [
+        ("INFO", "step 1 skipped, its gradients are not finite: DynamicLossScale 2 -> 1; 1 skipped in a row, 1 in all"),
+        ("INFO", "step 3 taken, after 2 skipped in a row: DynamicLossScale 1 -> 2"),
+    ]
+
+
+# A loss that is not finite itself.
+
+
+@over(bad=BAD, call=["step", "unscale", "clip"])
+def test_a_loss_that_is_not_finite_is_an_error_and_changes_nothing(make, bad, call):
+    training = make(backing_off(), "adam", {"learning_rate": 0.125})
+    assert training.run()
+    before, scale = training.trace(), training.scale
+    training.backward({"a": bad, "b": 1})
+    with pytest.raises(NonFiniteLossError, match="the loss itself is NaN or inf, before any scaling; no loss"):
+        if call == "unscale":
+            training.unscale()
+        elif call == "clip":
+            training.clip(1.0)
+        training.step()
+    assert training.trace() == before
+    assert training.scale == scale and training.counts == (False, 0, 0)
+    assert training.run()
+
+
+@over("calls")
+def test_a_bad_loss_on_one_context_is_found(make):
+    training = make(backing_off(), contexts=2)
+    training.backward([0.5, np.nan])
+    with pytest.raises(NonFiniteLossError):
+        training.step()
+
+
+# Unscaled gradients.
+
+
+@over("calls", dtype=["float16", "float32", "bfloat16"], contexts=[2, 1])
+def test_unscale_shows_true_gradients_in_float32(make, dtype, contexts):
+    """Reduced once; what would be 0 in float16 is not; and the step uses them."""
+    training = make(2.0**15, dtype=dtype, contexts=contexts, options={"learning_rate": 1 / make.smallest})
+    before = {name: [array.dtype for array in arrays] for name, arrays in training.gradients().items()}
+    x = [{"a": make.smallest * (1 + place), "b": 0} for place in range(contexts)]
+    for number in (1, 2):
+        training.backward(x)
+        training.unscale()
+        parts = [each["a"] for each in x]
+        shown = [array.asnumpy().reshape(-1) for array in training.gradients()["a"]]
+        assert {array.dtype for array in shown} == {np.dtype("float32")}
+        assert [array[0] for array in shown] == ([sum(parts)] * contexts if training.sums_early else parts)
+        assert training.step()
+        assert_weights(training, {"a": np.array(START["a"]) - number * sum(parts) / make.smallest, "b": START["b"]})
+        assert {name: [a.dtype for a in arrays] for name, arrays in training.gradients().items()} == before
+
+
+@pytest.mark.behaviour("gradients changed before the step")
+@over("calls", dtype=["float16", "float32"])
+def test_a_step_uses_gradients_that_were_changed_after_unscale(make, dtype):
+    training = make(2.0**10, dtype=dtype)
+    training.backward({"a": [5.0, 0.25], "b": 0})
+    training.unscale()
+    (grad,) = training.gradients()["a"]
+    mx.nd.clip(grad, -1, 1, out=grad)
+    assert training.step()
+    assert_weights(training, {"a": [-0.5, -1.75], "b": START["b"]})
+
+
+@pytest.mark.behaviour("clipping an overflow")
+@over("calls", dtype=["float16", "float32"], bad=BAD)
+def test_an_overflow_before_unscale_skips_even_if_it_is_clipped_away(make, dtype, bad):
+    training = make(64, dtype=dtype)
+    before = training.trace()
+    training.backward()
+    training.spoil(bad)
+    training.unscale()
+    for arrays in training.gradients().values():
+        arrays[0][:] = 1.0
+    assert not training.step()
+    assert training.trace() == before
+
+
+@pytest.mark.behaviour("gradients changed before the step")
+@over("calls")
+def test_an_overflow_made_after_unscale_skips(make):
+    training = make(64)
+    before = training.trace()
+    training.backward()
+    training.unscale()
+    training.spoil(np.inf)
+    assert not training.step()
+    assert training.trace() == before
+
+
+NORM = 13.0  # of 3, 4 and 12
+
+
+@pytest.mark.behaviour("clipping of true gradients")
+@over("calls", "clip", scale=SCALES, contexts=[2, 1])
+def test_clipping_is_of_true_gradients(make, scale, contexts):
+    """By their norm over all parameters, after the reduction; what is within the norm is left alone."""
+    x = [{"a": np.array([3.0, 4.0]) / contexts, "b": 12.0 / contexts}] * contexts
+    for max_norm, factor in ((6.5, 0.5), (1e6, 1.0)):
+        training = make(SCALES[scale], contexts=contexts)
+        training.backward(x)
+        norm = training.clip(max_norm)
+        assert type(norm) is float and norm == pytest.approx(NORM, rel=1e-6)
+        assert training.step()
+        expected = {"a": np.array(START["a"]) - factor * np.array([3, 4]), "b": [2.0 - factor * 12]}
+        assert_weights(training, expected, rtol=1e-6)
+
+
+@over("calls", "clip", dtype=["float16", "float32", "bfloat16"])
+def test_a_norm_does_not_overflow_where_its_squares_do(make, dtype):
+    big = 3e37 if dtype == "float32" else 512.0
+    training = make(1, dtype=dtype)
+    training.backward({"a": big, "b": 0})
+    assert training.clip(1.0) == pytest.approx(big * np.sqrt(2), rel=1e-2 if dtype == "bfloat16" else 1e-6)
+    assert training.step()
+    np.testing.assert_allclose(training.read()["a"], np.array(START["a"]) - np.sqrt(0.5), rtol=2.0**-7)
+
+
+@over("calls", "clip")
+def test_clipping_after_unscale_and_twice_clips_further(make):
+    training = make(64)
+    training.backward({"a": [3.0, 4.0], "b": 0})
+    training.unscale()
+    training.gradients()["a"][0][:] *= 2
+    assert [training.clip(max_norm) for max_norm in (5.0, 2.5)] == [pytest.approx(10), pytest.approx(5)]
+    assert training.step()
+    assert_weights(training, {"a": [0.5 - 1.5, -1.5 - 2], "b": START["b"]}, rtol=1e-6)
+
+
+@pytest.mark.behaviour("clipping an overflow", "clipping in Keras")
+@over("calls", "clip", bad=BAD)
+def test_clipping_gradients_that_are_not_finite_skips(make, bad):
+    training = make(64)
+    before = training.trace()
+    training.backward()
+    training.spoil(bad)
+    assert not np.isfinite(training.clip(1.0))
+    assert not training.step()
+    assert training.trace() == before
+
+
+# Gradients that are added up.
+
+
+@pytest.mark.behaviour("accumulation")
+@over("accumulation", dtype=["float16", "float32"], contexts=[2, 1])
+def test_gradients_accumulate_at_one_scale(make, dtype, contexts):
+    training = make(backing_off(2.0**6, growth_interval=1), dtype=dtype, contexts=contexts, grad_req="add")
+    steps = [gradients(3, contexts, seed) for seed in range(3)]
+    for number, micro in enumerate(steps):
+        for x in micro:
+            training.backward(x)
+        assert training.step() and training.scale == 2.0 ** (7 + number)
+        training.zero()
+    sums = [[{n: sum(x[place][n] for x in micro) for n in START} for place in range(contexts)] for micro in steps]
+    assert_weights(training, by_mxnet(sums, dtype=dtype))
+
+
+@over("accumulation")
+def test_accumulated_gradients_are_unscaled_once(make):
+    training = make(64, grad_req="add")
+    for x in (1.0, 2.0):
+        training.backward(x)
+    training.unscale()
+    (grad,) = np.array([array.asnumpy() for array in training.gradients()["b"]]).reshape(-1)
+    assert grad == 3 and training.step()
+    assert_weights(training, {name: np.array(value) - 3 for name, value in START.items()})
+
+
+@over("accumulation", bad=["a gradient before", "a loss before"])
+def test_one_bad_backward_among_several_spoils_the_step(make, bad):
+    training = make(64, grad_req="add")
+    before = training.trace()
+    training.backward(np.nan if "loss" in bad else 0.5)
+    if "gradient" in bad:
+        training.spoil()
+    training.backward(0.5)
+    if "loss" in bad:
+        with pytest.raises(NonFiniteLossError):
+            training.step()
+    else:
+        assert training.step() is False
+    assert training.trace() == before
+    training.zero()
+    assert training.run()
+
+
+# Calls out of turn.
+
+
+def twice(training):
+    training.backward()
+    training.unscale()
+    training.unscale()
+
+
+def late(training):
+    training.backward()
+    training.unscale()
+    training.backward()
+
+
+def between(call):
+    def run(training):
+        training.backward()
+        call(training)
+
+    return run
+
+
+MISUSES = {
+    "step first": (lambda t: t.step(), "step", ": no (parameter|backward|loss)"),
+    "unscale first": (lambda t: t.unscale(), "unscale", "{}: no"),
+    "clip first": (lambda t: t.clip(1.0), "clip_global_norm", "{}: no"),
+    "unscale twice": (twice, "unscale", "{}: .*unscaled already; call (unscale|it) once"),
+    "backward after unscale": (
+        late,
+        "scale_loss",
+        "came after (the gradients were unscaled|get_unscaled_gradients)|called after the gradients were unscaled",
+    ),
+    "setting loss_scale": (between(lambda t: t.set_scale(4)), "", "^setting loss_scale came between"),
+    "save_states": (between(lambda t: t.save("x")), "save_states", "^{} came between"),
+    "load_states": (between(lambda t: t.load("x")), "load_states", "^{} came between"),
+    "a norm of 0": (between(lambda t: t.clip(0)), "", "max_norm=0; expected a positive number"),
+}
+
+
+@pytest.mark.behaviour("a scale that changes while accumulating", "backward after unscale", "unscale twice")
+@over("calls", misuse=list(MISUSES))
+def test_misuse_is_an_error_that_changes_nothing(make, misuse, tmp_path, monkeypatch):
+    run, name, message = MISUSES[misuse]
+    monkeypatch.chdir(tmp_path)
+    training = make(backing_off(), "sgd", OPTIMIZERS["sgd"])
+    assert training.run()
+    before = training.trace()
+    with pytest.raises(TrainerError, match=message.format(training.names.get(name, name))):
+        run(training)
+    training.discard()
+    assert training.trace() == before and list(tmp_path.iterdir()) == []
+    assert (training.scale, *training.counts) == (64, False, 0, 0)
+    assert training.run()  # and there is a way on
+
+
+@over("calls", "nesting")
+def test_a_loss_is_not_scaled_twice(make):
+    training = make(64)
+    with pytest.raises(
+        TrainerError, match="inside a scale_loss block of the same trainer; end the block|scaled already"
+    ):
+        training.scale_twice()
+    training.discard()
+    assert training.run()
+
+
+NOT_OF_THE_SCALED = {
+    "no backward": (lambda losses, scaled: None, "no backward was called on {} times the loss scale"),
+    "of the loss": (lambda losses, scaled: autograd.backward(losses), "backward was called on {0} itself, not on {0} t"),
+    "of one of two": (lambda losses, scaled: scaled[0].backward(), "no backward was called on {} times"),
+}
+
+
+@over("calls", "nesting", run=list(NOT_OF_THE_SCALED))
+def test_a_scaled_loss_without_a_backward_is_an_error(make, run):
+    """At a scale of 1 too: what is wrong must not show at a later step alone."""
+    function, message = NOT_OF_THE_SCALED[run]
+    for scale in (8, 1):
+        training = make(scale, contexts=1 + (run == "of one of two"))
+        before = training.trace()
+        with pytest.raises(TrainerError, match="^" + message.format(rf"loss\[{len(training.contexts) - 1}\]")):
+            training.scale_and(function)
+        training.discard()
+        assert training.trace() == before
+        assert training.run()
+
+
+@over("calls", unscaled=[False, True])
+def test_discarding_gives_a_step_up(make, unscaled):
+    training = make(64)
+    before = training.trace()
+    training.backward()
+    training.spoil()
+    if unscaled:
+        training.unscale()
+    training.discard()
+    assert training.trace() == before and training.counts == (False, 0, 0)
+    with pytest.raises(TrainerError):
+        training.step()
+    training.discard()
+    assert training.run(0.5)
+    assert_weights(training, {name: np.array(value) - 0.5 for name, value in START.items()})
+
+
+# What a step costs.
+
+
+@pytest.fixture
+def host_reads(monkeypatch):
+    """Count what waits for the device or copies from it."""
+    reads = []
+    for name in ("asnumpy", "wait_to_read"):
+        original = getattr(mx.nd.NDArray, name)
+
+        def counted(self, name=name, original=original):
+            reads.append(name)
+            return original(self)
+
+        monkeypatch.setattr(mx.nd.NDArray, name, counted)
+    return reads
+
+
+@over(
+    "one read",
+    dtype=["float16", "float32", "bfloat16"],
+    contexts=[2, 1],
+    call=["step", "unscale", "clip", "unscale, clip"],
+)
+def test_a_step_reads_once_on_the_host(make, dtype, contexts, call, host_reads):
+    training = make(64, dtype=dtype, contexts=contexts)
+    for _ in range(2):
+        del host_reads[:]
+        training.backward()
+        if "unscale" in call:
+            training.unscale()
+        assert host_reads == []
+        if "clip" in call:
+            training.clip(1.0)
+            assert host_reads == ["asnumpy"]
+        assert training.step()
+        assert host_reads.count("asnumpy") == 1
+        assert training.waits or host_reads[0] == "asnumpy"  # what is waited for afterwards is there
+
+
+@over("one read", "one read of a skip", call=["step", "unscale", "clip"])
+def test_a_skipped_step_reads_no_more(make, call, host_reads):
+    """The first bad gradient is looked for only where an error names it."""
+    training = make(64, contexts=2)
+    training.backward()
+    training.spoil()
+    del host_reads[:]
+    if call != "step":
+        training.unscale() if call == "unscale" else training.clip(1.0)
+    assert not training.step()
+    assert host_reads.count("asnumpy") == 1
+
+
+@over("one read", "None")
+def test_without_a_scale_a_step_never_reads(make, host_reads):
+    training = make(None, dtype="float16", contexts=2)
+    for _ in range(COMPARED_STEPS):  # which look whether weights are their masters
+        training.run()
+    del host_reads[:]
+    training.run()
+    assert host_reads == []
+
+
+# Saved states.
+
+
+def train(training, numbers, steps):
+    for number in numbers:
+        training.run(steps[number], np.nan if number in (2, 3) else None)
+
+
+@pytest.mark.behaviour("a state before and after use", "a resumed run")
+@over(dtype=["float16", "float32", "bfloat16"], contexts=[2, 1])
+def test_a_run_that_is_resumed_at_every_step_goes_on_bit_for_bit(make, dtype, contexts, tmp_path):
+    fname, steps = str(tmp_path / "states"), gradients(7, contexts)
+
+    def start():
+        options = {"learning_rate": 0.125, "lr_scheduler": schedule()}
+        return make(backing_off(2.0**6, growth_interval=2), "adam", options, dtype, contexts)
+
+    whole, resumed = start(), start()
+    for number in range(len(steps)):
+        resumed.save(fname)
+        weights, resumed = resumed.weights(), start()
+        for name, arrays in resumed.weights().items():
+            for new, old in zip(arrays, weights[name]):
+                old.copyto(new)
+        resumed.load(fname)
+        for training in (whole, resumed):
+            train(training, [number], steps)
+        assert resumed.trace() == whole.trace()
+        assert (resumed.scale, *resumed.counts) == (whole.scale, *whole.counts)
+    assert whole.counts == (False, 0, 2)
+
+
+DAMAGES = {
+    "half": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "a byte": lambda content: content[:100] + bytes([content[100] ^ 1]) + content[101:],
+    "text": lambda content: b"a loss scale of 1024\n",
+}
+
+
+@over(damage=list(DAMAGES))
+def test_a_damaged_file_changes_nothing(make, damage, tmp_path):
+    file = tmp_path / "states"
+    training = make(64, "adam", {"learning_rate": 0.125})
+    training.run()
+    training.save(str(file))
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    other = make(32, "adam", {"learning_rate": 0.125})
+    other.run()
+    before = other.trace()
+    with pytest.raises(StateError, match=str(file)):
+        other.load(str(file))
+    assert other.trace() == before and other.scale == 32
+    assert other.run()
