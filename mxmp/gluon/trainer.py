@@ -35,7 +35,7 @@ from ..train.masters import MultiPrecision
 from ..train.scale_loss import scale_loss
 from ..train.scaled_loss import ScaledLoss, require_backward
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, turn_of
-from ..train.state_header import Target
+from ..train.states import Target
 from ..train.step import Step
 from .adoption import adoptable, listed, require_addable, update_choice
 from .calls import NetCalls
@@ -253,7 +253,7 @@ class Trainer(ScalerStatus, TrainerBase):
         """
         self._scaler.require_ready("load_states")
         self._gradients.require_used("load_states")
-        states.restore(fname, self._target(), self._scaler, of_updater=True)
+        states.restore(fname, self._target(), self._scaler)
 
     def _call_hooks(self, updated: bool) -> None:
         for hook in list(self._step_hooks.values()):

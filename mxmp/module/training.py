@@ -12,7 +12,7 @@ from ..train import states
 from ..train.masters import MasterState, MultiPrecision, Update, copy_to_other_contexts
 from ..train.running_stats import Named
 from ..train.scaler import Scaler
-from ..train.state_header import Described, Target
+from ..train.states import Described, Target
 from ..train.step import Step, Weights
 
 

@@ -11,7 +11,7 @@ from ..dtypes import FLOAT32, PRECISIONS, canonical
 from ..errors import TrainerError
 from ..mxnet_private import multiply, parameters
 from ..train.masters import Update, copy_to_other_contexts
-from ..train.state_header import Described
+from ..train.states import Described
 from ..train.step import Weights
 
 _FLOATS = (*PRECISIONS, "float64")

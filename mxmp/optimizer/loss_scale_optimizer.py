@@ -14,7 +14,7 @@ from ..train.masters import MultiPrecision
 from ..train.scale_loss import scale_loss
 from ..train.scaled_loss import ScaledLoss, require_backward
 from ..train.scaler import Scaler
-from ..train.state_header import Target
+from ..train.states import Target
 from ..train.step import Step
 from .gradient_pairs import (
     GivenGradients,

@@ -357,8 +357,10 @@ class MultiPrecision(OptimizerBase):
     def share_master(self, weight: Weight) -> None:
         """Let a weight's state have the one master of its parameter, on the weight's context."""
         state = weight.state
-        if state.master is None:
+        if not self.masters:
             return
+        if state.master is None:  # of states from a run under another policy
+            state.master = self.new_master(weight.index, weight.weight)
         if state.master.ctx != weight.weight.ctx:  # where a kvstore or a loaded file differ
             state.master = state.master.as_in_context(weight.weight.ctx)
             state.inner = mx.optimizer.Updater(self.inner).sync_state_context(state.inner, weight.weight.ctx)

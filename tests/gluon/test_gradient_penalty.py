@@ -8,7 +8,6 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer, convert, precision
 
 RNG = np.random.RandomState(0)
@@ -128,31 +127,3 @@ def test_the_loss_itself_may_be_in_low_precision():
     for total, score, penalty in zip(both, gradients(True, False), gradients(False, True)):
         np.testing.assert_allclose(total, score + penalty, rtol=1e-5, atol=1e-7)
     assert any(not np.array_equal(a, b) for a, b in zip(both, gradients(False, True)))
-
-
-def convolution():
-    net = nn.Conv2D(2, 3, in_channels=6)
-    net.initialize()
-    return convert(net, "O1")
-
-
-IMAGES = np.ones((1, 6, 4, 4), "float32")
-CASES = {
-    "outside of a region": (lambda: make("O1"), X, False, "call it within .*precision"),
-    "parameters in float16": (lambda: make("O2"), X, True, r"parameters stored in float32 \('O1', not 'O2'\)"),
-    "hybridized, not converted": (lambda: make(hybridized=True), X, True, "not converted must not be hybridized"),
-    "a convolution": (convolution, IMAGES, True, "none of operator Convolution"),
-}
-
-
-@pytest.mark.parametrize("build, values, inside, message", CASES.values(), ids=CASES.keys())
-def test_where_mxnet_has_none_its_error_is_explained(build, values, inside, message):
-    net, x = build(), mx.nd.array(values)
-    net(x)
-    x.attach_grad()
-    with pytest.raises(TrainerError, match=f"^second derivatives: .*{message}"):
-        with precision("float32" if inside else "policy"):
-            with autograd.record():
-                (slope,) = autograd.grad(net(x), [x], create_graph=True, retain_graph=True)
-                loss = slope.square().sum()
-            loss.backward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.errors import ConvertError, PolicyError, TrainerError
+from mxmp.errors import ConvertError, PolicyError
 from mxmp.gluon import Trainer, convert, export, precision, prepared, report, restore
 from mxmp.gluon.precision import current_region
 
@@ -423,23 +422,6 @@ def test_a_region_of_another_low_dtype_is_an_error_at_the_call():
         with precision("bfloat16"):
             net(X)
     assert values(net).shape == (4, 3)
-
-
-@pytest.mark.parametrize("regions", [["float32"], ["policy", "float32"]], ids=["one", "nested"])
-def test_an_error_about_second_derivatives_is_explained(regions):
-    """It comes from ``autograd.grad``, past all that mxmp runs."""
-    net, x = nn.Conv2D(2, 3, in_channels=1), mx.nd.ones((1, 1, 4, 4))
-    net.initialize()
-    convert(net, "O2")
-    x.attach_grad()
-    with pytest.raises(TrainerError, match=r"parameters stored in float32 \('O1', not 'O2'\)") as caught:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(autograd.record())
-            for region in regions:
-                stack.enter_context(precision(region))
-            autograd.grad(net(x).sum(), [x], create_graph=True)
-    assert isinstance(caught.value.__cause__, mx.MXNetError)
-    assert current_region() is None
 
 
 def test_another_error_of_mxnet_passes_as_it_is():

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+import pickle
+
 import mxnet as mx
 import numpy as np
 import pytest
 
+import mxmp
 from mxmp.errors import StateError
-from mxmp.loss_scale import DynamicLossScale, LossScale
+from mxmp.train.masters import MasterState
 from tests.freeze import scale_of
 from tests.gluon.trainer_tools import backward, param, sgd
 
@@ -28,19 +32,132 @@ def test_a_default_scale_resumes_its_warm_up(tmp_path):
     assert seen == [512, 1024, 2048, 256, 256, 256]
 
 
-def test_states_from_before_there_was_a_warm_up_load(tmp_path, monkeypatch):
-    fname, w = str(tmp_path / "states"), param([1.0])
-    to_dict = LossScale.to_dict
-    with monkeypatch.context() as patch:
-        patch.setattr(LossScale, "to_dict", lambda self: {k: v for k, v in to_dict(self).items() if k != "warming_up"})
-        sgd(w, DynamicLossScale(init_scale=2.0**16, value=2.0**9, growth_tracker=7)).save_states(fname)
-    trainer = sgd(w)
+OPTIMIZERS = {
+    "sgd": {"momentum": 0.9},
+    "adam": {},
+    "plain sgd": {},
+    "schedule": {"momentum": 0.9, "lr_scheduler": None},
+}
+VALUES = [0.1, -0.7, 2.0]
+
+
+def options_of(name):
+    options = {"learning_rate": 0.1, **OPTIMIZERS[name]}
+    if "lr_scheduler" in options:
+        options["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(2, 0.7, base_lr=0.1)
+    return ("adam" if name == "adam" else "sgd"), options
+
+
+def run(trainer, w, steps):
+    """Take steps as any trainer does, with float32 gradients of different sizes."""
+    for number in steps:
+        with mx.autograd.record():
+            loss = (w.data() * (number + 1)).sum()
+        if isinstance(trainer, mxmp.gluon.Trainer):
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+        else:
+            loss.backward()
+        trainer.step(2)
+
+
+@pytest.mark.parametrize("how", ["save_states", "get_states"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_states_that_a_trainer_of_mxnet_wrote_go_on_bit_for_bit(name, how, tmp_path):
+    fname, made = str(tmp_path / "states"), []
+    w = param(VALUES)
+    plain = mx.gluon.Trainer([w], *options_of(name), kvstore=None)
+    run(plain, w, range(3))
+    if how == "save_states":
+        plain.save_states(fname)
+    else:
+        (tmp_path / "states").write_bytes(plain._updaters[0].get_states(dump_optimizer=False))
+    other = param(w.data().asnumpy())
+    trainer = mxmp.gluon.Trainer([other], *options_of(name), kvstore=None, loss_scale=None)
     trainer.load_states(fname)
-    assert trainer.loss_scale == DynamicLossScale(init_scale=2.0**16, value=2.0**9, growth_tracker=7)
+    if how == "save_states":
+        assert trainer.optimizer.num_update == 3
+    else:
+        plain._optimizer.num_update, plain._optimizer._index_update_count[0] = 0, 0  # which a file of states lacks
+        plain._optimizer.lr = trainer.optimizer.lr
+    if how == "save_states" or name != "schedule":
+        for each, weight in ((plain, w), (trainer, other)):
+            run(each, weight, range(3, 6))
+            made.append(weight.data().asnumpy().tolist())
+        assert made[0] == made[1]
 
 
-def test_states_of_gluon_are_refused_with_a_hint(tmp_path):
-    fname = str(tmp_path / "s")
-    mx.gluon.Trainer([param([1.0])], "sgd").save_states(fname)
-    with pytest.raises(StateError, match="Files of mxnet.gluon.Trainer cannot be read"):
-        sgd(param([1.0])).load_states(fname)
+@pytest.mark.parametrize("name", ["sgd", "adam", "plain sgd"])
+def test_masters_that_a_trainer_of_mxnet_kept_are_taken_over(name, tmp_path):
+    fname, made = str(tmp_path / "states"), []
+    w = param(VALUES, "float16")
+    kind, options = options_of(name)
+    plain = mx.gluon.Trainer([w], kind, {**options, "multi_precision": True}, kvstore=None)
+    run(plain, w, range(3))
+    plain.save_states(fname)
+    other = param(w.data().asnumpy(), "float16")
+    trainer = mxmp.gluon.Trainer([other], kind, options, kvstore=None, loss_scale=None)
+    trainer.load_states(fname)
+    for each, weight in ((plain, w), (trainer, other)):
+        run(each, weight, range(3, 6))
+        made.append(weight.data().asnumpy().tolist())
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("policies", [("O1", "O2"), ("O2", "O1"), ("float32", "O2"), ("O2", "float32")], ids="->".join)
+def test_a_run_goes_on_under_another_policy(policies, kind, tmp_path):
+    """Its float32 values, in the parameters' file, and its states are those that it had."""
+    files = str(tmp_path / "net"), str(tmp_path / "states")
+    x, found = mx.nd.array(np.random.RandomState(0).randn(8, 6)), []
+    for number, policy in enumerate(policies):
+        net = mx.gluon.nn.Dense(4, in_units=6)
+        net.initialize(mx.init.Xavier())
+        if number:
+            net.load_parameters(files[0])
+        mxmp.gluon.convert(net, policy)
+        net(x)
+        trainer = mxmp.gluon.Trainer(net.collect_params(), kind, {"learning_rate": 0.01}, loss_scale=None)
+        if number:
+            trainer.load_states(files[1])
+        for _ in range(3):
+            with mx.autograd.record():
+                loss = net(x).square().mean()
+            loss.backward()
+            trainer.step(1)
+            if not number:
+                net.save_parameters(files[0])
+                trainer.save_states(files[1])
+        updater = trainer._updaters[0]
+        found.append((updater.optimizer.num_update, net.weight.dtype, updater.states[0]))
+    assert found[1][0] == 6  # three and three
+    low = ["O2" == policy for policy in policies]
+    assert [isinstance(state, MasterState) for _, _, state in found] == low
+
+
+class Hostile:
+    """Runs a command where it is unpickled without a list of classes."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.file}",)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_hostile_pickle_is_refused_and_nothing_of_it_is_run(nested, tmp_path):
+    fname, touched = tmp_path / "states", tmp_path / "touched"
+    content = Hostile(touched)
+    fname.write_bytes(pickle.dumps({0: (mx.nd.ones((1,)), content)} if nested else content))
+    with pytest.raises(StateError, match=f"{fname}: not a file of optimizer states.*system"):
+        sgd(param([1.0])).load_states(str(fname))
+    assert not touched.exists()
+    assert pickle.loads(fname.read_bytes()) is not None and touched.exists()  # it would have run
+
+
+@pytest.mark.parametrize("name", ["getattr", "eval", "open"])
+def test_no_function_of_python_or_mxnet_is_called_for_a_file(name, tmp_path):
+    (tmp_path / "states").write_bytes(b"\x80\x04cbuiltins\n" + name.encode() + b"\n.")
+    with pytest.raises(StateError, match=f"it holds a builtins.{name}"):
+        sgd(param([1.0])).load_states(str(tmp_path / "states"))

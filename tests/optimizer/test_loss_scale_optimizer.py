@@ -14,7 +14,7 @@ import mxmp
 from mxmp.dtypes import to_numpy
 from mxmp.errors import LossScaleError, StateError, TrainerError
 from mxmp.optimizer import LossScaleOptimizer, MultiPrecision
-from mxmp.train import state_file
+from mxmp.train import states as state_file
 from tests.freeze import freeze
 from tests.gluon.trainer_tools import TWO, param, value
 from tests.train.state_files import freeze_saved
