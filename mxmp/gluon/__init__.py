@@ -2,11 +2,14 @@
 
 from ..train.scaler import SharedLossScale as SharedLossScale
 from .accumulation import Accumulator as Accumulator
+from .api import adopt_weights as adopt_weights
 from .api import cast as cast
 from .api import convert as convert
 from .api import export as export
 from .api import report as report
 from .api import restore as restore
+from .averaged import averaged as averaged
+from .averaged import exact_value as exact_value
 from .block_regions import set_policy as set_policy
 from .precision import precision as precision
 from .trainer import Trainer as Trainer

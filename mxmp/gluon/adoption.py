@@ -9,8 +9,9 @@ import mxnet as mx
 from ..distributed import distributed
 from ..dtypes import LOW_PRECISION, canonical
 from ..errors import TrainerError
-from ..loss_scale import LossScale
+from ..loss_scale import LossScale, parse
 from ..mxnet_private import OVERRIDES, TrainerBase, parameters, trainers
+from ..policy import Policy
 from ..train.kvstores import any_sparse, choose_update, require_rescaled
 from ..train.scaler import ScalerStatus
 
@@ -70,6 +71,33 @@ def _mixed(given: Type[mx.gluon.Trainer], kind: Type[mx.gluon.Trainer]) -> Type[
                 f"from mxmp.gluon.Trainer."
             )
     return type(given.__name__, (kind, given), {"__doc__": given.__doc__, "__module__": given.__module__})
+
+
+_POLICY = "_mxmp_policy"
+"""Attribute of a parameter: the policy that its net was converted with."""
+
+
+def note_policy(params: Iterable[mx.gluon.Parameter], policy: Optional[Policy]) -> None:
+    """Note the policy that a net was converted with on its parameters, None if it is not any more."""
+    for param in params:
+        vars(param).pop(_POLICY, None)
+        if policy is not None:
+            setattr(param, _POLICY, policy)
+
+
+def policys_loss_scale(params: Iterable[Any]) -> Any:
+    """Return the loss scale that the policy of the parameters' net says; 'dynamic' for those of none.
+
+    Raises TrainerError if they are of nets whose policies say different things.
+    """
+    policies = [vars(param)[_POLICY] for param in params if _POLICY in getattr(param, "__dict__", {})]
+    scales = list(dict.fromkeys(parse(policy.loss_scale) for policy in policies))
+    if len(scales) > 1:
+        raise TrainerError(
+            f"the parameters are of nets with policies that say different loss scales, {scales[0]} and {scales[1]}; "
+            "give loss_scale, or make a trainer for each net."
+        )
+    return scales[0] if scales else "dynamic"
 
 
 def listed(params: Any) -> List[Any]:

@@ -10,12 +10,13 @@ from mxnet import gluon
 
 from .. import dtypes
 from ..devices import amx
-from ..errors import ConvertError
+from ..errors import ConvertError, TrainerError
 from ..mxnet_private import blocks
 from ..policy import Policy, check_matches
 from ..report import Report, merge
 from ..symbol import Converted, convert_graph, save_checkpoint
 from ..symbol.arguments import beyond_range, checked_ranges
+from ..train.masters import follow_weights, require_masters
 from . import storage
 from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
@@ -194,6 +195,7 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
         ConvertError: If the net is not converted or has not seen a batch yet.
     """
     conversion = conversion_of(net)
+    require_masters(net.collect_params().values())
     written = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
     inside = conversions_of(descendants(net))
     if for_inference and (conversion is not None or (not inside and isinstance(net, gluon.HybridBlock))):
@@ -281,3 +283,22 @@ class _MatchCheck:
                     f"converted, not another one."
                 )
             self.nodes, self.count = {}, 0  # what matches once need not be looked for again
+
+
+def adopt_weights(net: gluon.Block) -> None:
+    """Take over the weights of a net as they are, after they were written to past their float32 masters.
+
+    A master takes over each element of its weight that it does not round to; the others keep what they have beyond the
+    low precision. Needed after a write in place (``param.data()[:] = x``, a broadcast of Horovod's) alone: ``set_data``
+    and loads do it by themselves.
+
+    Args:
+        net: A net, converted or not; parameters without a master stay as they are.
+
+    Raises:
+        TrainerError: If it is no net.
+    """
+    if not isinstance(net, gluon.Block):
+        raise TrainerError(f"adopt_weights: expected a Gluon net, found a {type(net).__name__}.")
+    for param in net.collect_params().values():
+        follow_weights(param)

@@ -19,6 +19,7 @@ from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, from_graph, to_graph
 from . import block_regions, storage
+from .adoption import note_policy
 from .block_hooks import BlockHooks
 from .graphs import GraphCache
 from .lookup import (
@@ -131,6 +132,7 @@ class Conversion(BlockHooks):
             imported = _without_casts(block)
             if imported:
                 blocks.cached_graph.set(block, imported)
+        note_policy(self.net.collect_params().values(), self.policy)
         if self.early is not None:
             if self.own_graph is not None:
                 blocks.cached_graph.set(self.net, (self.own_graph[0], self.early.symbol))
@@ -143,6 +145,7 @@ class Conversion(BlockHooks):
         for block in descendants(self.net):
             vars(block).pop(PART, None)
         self.net.__class__ = plain_class(self.net)
+        note_policy(self.net.collect_params().values(), None)
         storage.attach_gradients(self._params())
         for param in self.stored:
             storage.store_float32(param)

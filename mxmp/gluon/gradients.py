@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
+import gc
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 
@@ -15,6 +17,30 @@ from ..train.running_stats import Named
 from ..train.step import Weights
 
 _fresh = is_fresh.read  # asked of every weight at every step
+
+
+class _Seen(List[mx.nd.NDArray]):
+    """The gradients of a parameter, ``param.list_grad()``, until the step: whoever reads one sees true gradients.
+
+    Reading an element unscales all gradients of the trainers whose loss was scaled together. A copy is a plain list.
+    """
+
+    def __init__(self, param: mx.gluon.Parameter, owner: Gradients, look: Callable[[], None]) -> None:
+        self.arrays: List[mx.nd.NDArray] = parameters.gradients(param)
+        super().__init__(self.arrays)
+        self.owner = weakref.ref(owner)  # a trainer that is dropped before its step leaves nothing behind
+        self._param, self._look = param, look
+
+    def __getitem__(self, key: Any) -> Any:
+        self._look()
+        return parameters.gradients(self._param)[key]
+
+    def __iter__(self) -> Iterator[mx.nd.NDArray]:
+        self._look()
+        return iter(parameters.gradients(self._param))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return list, (self.arrays,)
 
 
 class Gradients(Weights):
@@ -103,6 +129,40 @@ class Gradients(Weights):
                 "losses in one block. Now call discard_grads to start again."
             )
 
+    # ------------------------------------------------------------------ who looks sees true gradients
+
+    def let_see(self, look: Callable[[], None]) -> None:
+        """Have a function called when somebody reads a gradient, up to `hide`."""
+        for param in self._trained():
+            arrays = parameters.gradients(param)
+            if isinstance(arrays, _Seen):
+                self._take_from_dropped(param, arrays)
+            if arrays is not None:
+                parameters.gradients.set(param, _Seen(param, self, look))
+
+    def _take_from_dropped(self, param: mx.gluon.Parameter, arrays: _Seen) -> None:
+        """Let a parameter have plain gradients again, or raise if they wait for another trainer that is alive."""
+        if arrays.owner() is not None:
+            gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
+        if arrays.owner() is not None:
+            raise TrainerError(
+                f"scale_loss: the gradient of parameter '{param.name}' waits for the step of another trainer; let "
+                "that step first, or scale the loss for both at once: first.scale_loss(loss, second)."
+            )
+        parameters.gradients.set(param, arrays.arrays)
+
+    def hide(self) -> None:
+        """Let parameters have plain lists of gradients again."""
+        for param in self._params:
+            arrays = parameters.gradients(param)
+            if isinstance(arrays, _Seen) and arrays.owner() is self:
+                parameters.gradients.set(param, arrays.arrays)
+
+    def waiting(self) -> Dict[int, List[mx.nd.NDArray]]:
+        """Return the gradients of the parameters that backward has written, by index, on all contexts."""
+        fresh = {param.name for param, _ in self.fresh()}
+        return {index: self.grads(index) for index, param in enumerate(self._params) if param.name in fresh}
+
     # ------------------------------------------------------------------ what is fresh
 
     def fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
@@ -114,7 +174,8 @@ class Gradients(Weights):
         """Return the gradients that are fresh."""
         found = []
         for param in self._trained():
-            pairs = zip(parameters.checked_arrays(param), parameters.checked_gradients(param))
+            grads = parameters.gradients(param)
+            pairs = zip(parameters.checked_arrays(param), grads.arrays if isinstance(grads, _Seen) else grads)
             found += [grad for data, grad in pairs if _fresh(data)]
         return found
 
@@ -178,10 +239,11 @@ class Gradients(Weights):
         """Let ``param.grad()`` show other arrays."""
         for index, arrays in grads.items():
             parameters.gradients.set(self._params[index], arrays)
-        self._taken = [
-            [each._replace(grad=grads[each.index][k]) if each.index in grads else each for each in group]
-            for k, group in enumerate(self.groups())
-        ]
+        if self._taken is not None:
+            self._taken = [
+                [each._replace(grad=grads[each.index][k]) if each.index in grads else each for each in group]
+                for k, group in enumerate(self._taken)
+            ]
 
     def shows(self, index: int, grads: List[mx.nd.NDArray]) -> bool:
         """Return whether nothing else was put in the place of a parameter's gradients since."""
@@ -217,6 +279,7 @@ class Gradients(Weights):
 
     def release(self) -> None:
         """Forget the taken gradients."""
+        self.hide()
         self._cleared.clear()
         self._taken = None
         self._trainer._calls.forget()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
@@ -31,13 +32,13 @@ from ..train.kvstores import (
     require_updating_kvstore,
 )
 from ..train.loss_heads import HEAD_SCALE
-from ..train.masters import MultiPrecision
+from ..train.masters import MultiPrecision, require_masters
 from ..train.scale_loss import scale_loss
 from ..train.scaled_loss import ScaledLoss, require_backward
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, turn_of
 from ..train.states import Target
 from ..train.step import Step
-from .adoption import adoptable, listed, require_addable, update_choice
+from .adoption import adoptable, listed, policys_loss_scale, require_addable, update_choice
 from .calls import NetCalls
 from .gradients import Gradients
 
@@ -67,7 +68,7 @@ class Trainer(ScalerStatus, TrainerBase):
     back; without a loss scale, never.
 
     Args:
-        params: As for ``mx.gluon.Trainer``.
+        params: As for ``mx.gluon.Trainer``; or a net, whose parameters are taken.
         optimizer: A name, an ``mx.optimizer.Optimizer``, a `MultiPrecision`, or a
             `LossScaleOptimizer`, whose loss scale the trainer then has.
         optimizer_params: As for ``mx.gluon.Trainer``. ``multi_precision`` (default True) says
@@ -82,7 +83,8 @@ class Trainer(ScalerStatus, TrainerBase):
             inside the all-reduce, before any check: with a static scale nothing is checked then.
             None means False where MXNet allows the choice.
         loss_scale: 'dynamic', a number, a `LossScale`, a `SharedLossScale`, or None for no scaling
-            and no checks.
+            and no checks. 'policy' is what the policy of the parameters' converted net says, and 'dynamic'
+            for those of none.
         nonfinite_loss: What a step does whose loss is NaN or inf by itself: 'raise' a NonFiniteLossError, or 'skip',
             which leaves the loss scale as it is, for a NaN batch is no overflow. Needs a loss scale, such as 1.
         max_nonfinite_losses: How many steps in a row 'skip' skips; the next one raises. Both may be set later, also
@@ -105,20 +107,22 @@ class Trainer(ScalerStatus, TrainerBase):
         kvstore: Any = "device",
         compression_params: Optional[Dict[str, Any]] = None,
         update_on_kvstore: Optional[bool] = None,
-        loss_scale: Any = "dynamic",
+        loss_scale: Any = "policy",
         nonfinite_loss: str = "raise",
         max_nonfinite_losses: int = 10,
     ) -> None:
         given = None
+        if isinstance(params, mx.gluon.Block):
+            params = params.collect_params()
         if isinstance(optimizer, LossScaleOptimizer):
-            if loss_scale != "dynamic":
+            if not _is_policys(loss_scale):
                 raise TrainerError(f"loss_scale={loss_scale!r}, but the LossScaleOptimizer has one; leave it out.")
             given, (optimizer, loss_scale) = optimizer, optimizer.peek_optimizer_and_scale("Trainer")
-        scaler = Scaler(loss_scale)
+        given_params = listed(params)
+        scaler = Scaler(policys_loss_scale(given_params) if _is_policys(loss_scale) else loss_scale)
         require_known(kvstore)
         if not isinstance(optimizer, (str, mx.optimizer.Optimizer)):
             raise TrainerError(f"optimizer is {optimizer!r}; expected a name or an mx.optimizer.Optimizer.")
-        given_params = listed(params)
         if not given_params:
             raise TrainerError("there are no parameters to train; is the net empty?")
         sparse = any_sparse(given_params)
@@ -145,7 +149,7 @@ class Trainer(ScalerStatus, TrainerBase):
             self._prepare()
 
     @classmethod
-    def adopt(cls, trainer: mx.gluon.Trainer, loss_scale: Any = "dynamic", multi_precision: bool = True) -> Any:
+    def adopt(cls, trainer: mx.gluon.Trainer, loss_scale: Any = "policy", multi_precision: bool = True) -> Any:
         """Give a ``mx.gluon.Trainer`` loss scaling, exact skips and masters: it becomes one of mxmp.
 
         This one object changes, not its class; its optimizer, schedule and states stay.
@@ -163,6 +167,8 @@ class Trainer(ScalerStatus, TrainerBase):
             TrainerError: If it is no trainer or cannot become one of mxmp; then nothing is changed.
             LossScaleError: If ``loss_scale`` is not one.
         """
+        if _is_policys(loss_scale):
+            loss_scale = policys_loss_scale(trainers.params(trainer) if isinstance(trainer, mx.gluon.Trainer) else ())
         scaler = Scaler(loss_scale)
         kind = adoptable(trainer, scaler.loss_scale, cls)
         if not isinstance(trainer, Trainer):
@@ -237,6 +243,7 @@ class Trainer(ScalerStatus, TrainerBase):
         """
         self._scaler.require_ready("save_states")
         self._gradients.require_used("save_states")
+        require_masters(self.mx_params)
         states.save(fname, self._target(), self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:
@@ -416,7 +423,7 @@ class Trainer(ScalerStatus, TrainerBase):
                 )
             if trainer._scaler.active:
                 loss_heads.refuse(trainer.mx_params)
-        return _scaled_block(loss, trainers)
+        return _Block(_scaled_block(loss, trainers))
 
     def unscale(self) -> None:
         """Make ``param.grad()`` the true gradients, in float32, reduced over the contexts.
@@ -430,7 +437,7 @@ class Trainer(ScalerStatus, TrainerBase):
         Raises:
             TrainerError: Twice in a window, inside a scale_loss block, or without gradients.
         """
-        if self._scaler.state.is_unscaled:
+        if self._scaler.state.is_unscaled and self._scaler.state.reduced and not self._scaler.state.allreduced:
             raise TrainerError(
                 "unscale: the gradients of this window are unscaled already; call unscale once, "
                 "after the last backward, then step."
@@ -498,8 +505,6 @@ class Trainer(ScalerStatus, TrainerBase):
                 too many; nothing is updated. With a distributed kvstore every worker raises, whosever loss it is.
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
-        if self._scaler.state.reduced and not self._scaler.state.is_unscaled:
-            raise TrainerError("step came after allreduce_grads and would reduce again; call update.")
         rescale = self._rescale("step", batch_size)
         if self._updates_on_kvstore():
             return self._step_on_kvstore(batch_size, ignore_stale_grad)
@@ -507,7 +512,7 @@ class Trainer(ScalerStatus, TrainerBase):
         return self._finish(rescale)
 
     def allreduce_grads(self) -> None:
-        """Reduce the gradients over the contexts, still scaled; then call `update`.
+        """Reduce the gradients over the contexts and make them true ones, as `unscale`; then call `update`.
 
         Raises:
             TrainerError: Twice in a window, after `unscale`, inside a scale_loss block, or
@@ -516,7 +521,8 @@ class Trainer(ScalerStatus, TrainerBase):
         if self._scaler.state.reduced:
             raise TrainerError("allreduce_grads: the gradients are reduced already; call update or step.")
         self._begin("allreduce_grads")
-        self._training_step.reduce(self._gradients)
+        self._training_step.unscale(self._gradients)
+        self._scaler.state.allreduced = True
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Check the gradients and update the parameters, or skip: `step` without reducing.
@@ -558,8 +564,9 @@ class Trainer(ScalerStatus, TrainerBase):
     # The window.
 
     def _begin(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
-        """Raise if ``call`` cannot come now; changes nothing."""
+        """Raise if ``call`` cannot come now; else let parameters have plain lists of gradients again."""
         self._scaler.require_closed(call)
+        self._gradients.hide()
         if self._updates_on_kvstore():
             raise TrainerError(f"{call} cannot be used where the kvstore updates; set update_on_kvstore=False.")
         self._gradients.require(call, ignore_stale and not self._scaler.checks, self._scaler.state.reached)
@@ -571,6 +578,11 @@ class Trainer(ScalerStatus, TrainerBase):
                 f"{call}: ignore_stale_grad=True with kvstore '{self.mx_kvstore.type}': a worker does not know which "
                 "gradients are stale on the others; set grad_req='null' where nothing is to be trained."
             )
+
+    def _end_look(self) -> None:
+        """Let gradients be those that backward wrote, times the scale, whoever has looked at them."""
+        self._gradients.hide()
+        self._training_step.look_away(self._gradients)
 
     def _rescale(self, call: str, batch_size: Any) -> float:
         require_positive(f"{call}: batch_size", batch_size)
@@ -587,6 +599,7 @@ class Trainer(ScalerStatus, TrainerBase):
     def _step_on_kvstore(self, batch_size: float, ignore_stale_grad: bool) -> bool:
         """Let the kvstore update, unchecked; a static scale goes out with the batch size."""
         self._scaler.require_closed("step")
+        self._end_look()
         self._gradients.require("step", ignore_stale_grad, self._scaler.state.reached)
         self._scaler.require_scaled("step")
         try:
@@ -596,6 +609,29 @@ class Trainer(ScalerStatus, TrainerBase):
             self.discard_grads()
         self._call_hooks(True)
         return True
+
+
+def _is_policys(loss_scale: Any) -> bool:
+    return isinstance(loss_scale, str) and loss_scale == "policy"
+
+
+class _Block:
+    """What `Trainer.scale_loss` returns: a context manager, which is no loss."""
+
+    def __init__(self, context: contextlib.AbstractContextManager[Any]) -> None:
+        self._context = context
+
+    def __enter__(self) -> Any:
+        return self._context.__enter__()
+
+    def __exit__(self, *error: Any) -> Optional[bool]:
+        return self._context.__exit__(*error)
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        raise TrainerError(
+            "scale_loss(loss).backward(): scale_loss is a block, which yields the loss; write `with "
+            "trainer.scale_loss(loss) as scaled: scaled.backward()`."
+        )
 
 
 @contextlib.contextmanager
@@ -612,6 +648,7 @@ def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
         for trainer in trainers:
             if trainer._scaler.active:
                 trainer._calls.reach(loss)
+            trainer._end_look()
         block = scale_loss(loss, [trainer._scaler for trainer in trainers], finish)
         for trainer in begun:
             stack.enter_context(trainer._gradients.forbid_overwrite())
@@ -621,6 +658,21 @@ def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
             if trainer._scaler.active:
                 trainer._training_step.keep_running_stats(trainer._gradients.running_stats())
         yield scaled
+    _let_see_true_gradients([trainer for trainer in trainers if trainer._scaler.state.scale != 1.0])
+
+
+def _let_see_true_gradients(trainers: Sequence[Trainer]) -> None:
+    """Have the gradients of trainers unscaled if somebody reads one before the step."""
+
+    alive = weakref.WeakSet(trainers)
+
+    def look() -> None:
+        for trainer in list(alive):
+            trainer._gradients.hide()
+            trainer._training_step.look(trainer._gradients)
+
+    for trainer in dict.fromkeys(trainers):
+        trainer._gradients.let_see(look)
 
 
 def _written(trainers: Sequence[Trainer], begun: Sequence[Trainer]) -> Optional[str]:

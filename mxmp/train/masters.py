@@ -88,6 +88,13 @@ def exact_value(weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArr
     return master
 
 
+def require_masters(params: Iterable[mx.gluon.Parameter]) -> None:
+    """Raise if a weight was written to past its float32 master; a host read for each."""
+    for param in params:
+        for weight in param.list_data() if masters_of(param) else ():
+            exact_value(weight, param)
+
+
 def set_master(param: mx.gluon.Parameter, value: mx.nd.NDArray) -> None:
     """Make a float32 value the master of a parameter, in the arrays that an optimizer may hold already."""
     kept = masters_of(param)
@@ -183,10 +190,18 @@ def copy_to_other_contexts(arrays: Sequence[mx.nd.NDArray], param: Optional[mx.g
 
 @dataclasses.dataclass
 class MasterState:
-    """State of one low precision weight: its float32 master, None if none is kept, and the inner optimizer's state."""
+    """State of one low precision weight.
+
+    Attributes:
+        master: Its float32 master; None if none is kept, or known yet.
+        inner: The inner optimizer's state.
+        is_loaded: Whether it is from a file, so that at the next update the weight decides wherever the two differ.
+        updates: How many updates an updater of MXNet has made with it, up to ten.
+    """
 
     master: Optional[mx.nd.NDArray]
     inner: Any
+    is_loaded: bool = dataclasses.field(default=False, repr=False, compare=False)
     updates: int = dataclasses.field(default=0, repr=False, compare=False)
 
 
@@ -364,6 +379,9 @@ class MultiPrecision(OptimizerBase):
         if state.master.ctx != weight.weight.ctx:  # where a kvstore or a loaded file differ
             state.master = state.master.as_in_context(weight.weight.ctx)
             state.inner = mx.optimizer.Updater(self.inner).sync_state_context(state.inner, weight.weight.ctx)
+        if state.is_loaded:
+            state.is_loaded = False
+            follow(state.master, weight.weight)
         param = self.inner.param_dict.get(weight.index)
         if param is not None:
             state.master = _shared_master(state.master, weight.weight, param)

@@ -48,6 +48,7 @@ class StepState:
         stage: How far the step has come.
         scale: What the losses were multiplied by; fixed by the first one.
         reduced: Whether the gradients were summed over contexts and workers.
+        allreduced: Whether that was asked for by itself, before the step.
         reached: Whether a backward pass came through a scaled loss.
         loss_flag: Whether every unscaled loss was finite. None: no loss.
         grad_flag: Whether every gradient was finite before it was unscaled. None: not unscaled.
@@ -62,6 +63,7 @@ class StepState:
     stage: Stage = Stage.READY
     scale: float = 1.0
     reduced: bool = False
+    allreduced: bool = False
     reached: bool = False
     loss_flag: Optional[mx.nd.NDArray] = None
     grad_flag: Optional[mx.nd.NDArray] = None
@@ -267,15 +269,15 @@ class Scaler:
                 f"{call} was called inside a scale_loss block of the same trainer; end the block "
                 "first, or scale all losses at once: scale_loss([loss1, loss2])."
             )
+        if self.state.allreduced:
+            raise TrainerError(
+                f"{call} came after allreduce_grads; a further backward would mix reduced and unreduced "
+                "gradients. Call update first."
+            )
         if self.state.is_unscaled:
             raise TrainerError(
                 f"{call} came after the gradients were unscaled; a further backward would mix scaled and true "
                 f"gradients. Call {step} first, or unscale after the last backward."
-            )
-        if self.state.reduced:
-            raise TrainerError(
-                f"{call} came after allreduce_grads; a further backward would mix reduced and unreduced "
-                "gradients. Call update first."
             )
 
     # ------------------------------------------------------------------ one step
@@ -305,7 +307,8 @@ class Scaler:
 
     def unscaled(self, grad_flag: Optional[mx.nd.NDArray]) -> None:
         """Note that the gradients were divided by the scale; ``grad_flag`` is from before."""
-        self.state.stage, self.state.grad_flag = Stage.UNSCALED, grad_flag
+        flags = [flag for flag in (self.state.grad_flag, grad_flag) if flag is not None]
+        self.state.stage, self.state.grad_flag = Stage.UNSCALED, merge_flags(flags) if flags else None
 
     def end_step(self) -> None:
         """Forget the present step."""

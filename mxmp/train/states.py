@@ -455,7 +455,7 @@ class _Fitter:
             raise self._file.error(*wrong)
         if not self._target.is_low(index):
             return inner
-        return MasterState(master if self._target.optimizer.masters else None, inner)
+        return MasterState(master if self._target.optimizer.masters else None, inner, is_loaded=True)
 
     def _shape(self, index: int) -> Tuple[Tuple[int, ...], bool]:
         """Return the shape that a parameter was saved with, and whether mxmp saved it in low precision."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 
@@ -18,6 +18,7 @@ from ..arrays import (
     clip_in_place,
     copies_in_float32,
     first_non_finite,
+    flat,
     is_low_precision,
     round_into,
     scale_in_place,
@@ -27,7 +28,7 @@ from ..errors import NonFiniteLossError, TrainerError
 from ..loss_scale import LossScale
 from .masters import MultiPrecision, Update, first_written_past, masters_flag, update, written_past
 from .running_stats import Named, RunningStats
-from .scaler import Scaler, ScalerStatus
+from .scaler import Scaler, ScalerStatus, Stage
 
 COMPARED_STEPS = 10
 """The first steps of a trainer, in which low precision weights are compared with their masters."""
@@ -64,6 +65,10 @@ class Weights(abc.ABC):
     @abc.abstractmethod
     def grads(self, index: int) -> List[mx.nd.NDArray]:
         """Return the gradients of a weight that the user sees, one per context."""
+
+    def waiting(self) -> Mapping[int, List[mx.nd.NDArray]]:
+        """Return the gradients that backward has written, by index, on all contexts; nothing is taken."""
+        return {}
 
     @abc.abstractmethod
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
@@ -220,11 +225,13 @@ class Step:
         state, workers = self.scaler.state, weights.workers
         if state.reduced:
             return
+        if workers is not None and state.is_unscaled:  # another worker's may be scaled
+            self._scale_again(weights)
         weights.prepare_reduce()
         scale = 1.0 if state.is_unscaled else state.scale
         self._tell(lambda each: each.on_gradients(weights, scale))
         if weights.kvstore is not None:
-            self._show_float32(weights)  # sums over contexts and workers may exceed float16
+            self._show_float32(weights, _indices(weights))  # sums over contexts and workers may exceed float16
         if workers is not None and self.scaler.checks and weights.flags_losses:  # a worker's loss decides for all
             state.loss_flag = workers.agree(state.loss_flag)
         weights.reduce()
@@ -238,11 +245,44 @@ class Step:
         their own dtype would flush them to zero.
         """
         self.reduce(weights)
+        if self.scaler.state.is_unscaled:  # somebody has looked at them
+            return
         grads = _gradients(weights.groups())
         grad_flag = all_finite(grads) if grads and self.scaler.checks else None
-        self._show_float32(weights)
+        self._show_float32(weights, _indices(weights))
         scale_in_place(_gradients(weights.groups()), 1.0 / self.scaler.state.scale)
         self.scaler.unscaled(grad_flag)
+
+    def look(self, weights: Weights) -> None:
+        """Make the gradients true ones for somebody who reads them before the step; nothing is summed, nothing read."""
+        if not self.scaler.state.is_scaled:
+            return
+        grads = weights.waiting()
+        written = [grad for arrays in grads.values() for grad in arrays]
+        grad_flag = all_finite(written) if written and self.scaler.checks else None
+        self._show_float32(weights, grads)
+        scale_in_place([grad for index in grads for grad in weights.grads(index)], 1.0 / self.scaler.state.scale)
+        self.scaler.unscaled(grad_flag)
+
+    def look_away(self, weights: Weights) -> None:
+        """Multiply gradients that somebody has looked at back to the scale: others are to be added to them."""
+        state = self.scaler.state
+        if state.is_unscaled and not state.reduced:
+            grads = weights.waiting()
+            scale_in_place([grad for index in grads for grad in weights.grads(index)], state.scale)
+            self._hide_float32(grads)
+            state.stage = Stage.SCALED
+
+    def _scale_again(self, weights: Weights) -> None:
+        """Multiply gradients that somebody has looked at back to the scale, NaN among them if any was not finite."""
+        state = self.scaler.state
+        grads = [grad for arrays in weights.waiting().values() for grad in arrays]
+        scale_in_place(grads, state.scale)
+        if grads and state.grad_flag is not None:
+            with mx.autograd.pause():
+                first = flat(grads[0])
+                first[:1] += 1 / state.grad_flag.as_in_context(first.ctx) - 1  # 0, or inf
+        state.stage, state.grad_flag = Stage.SCALED, None
 
     def clip_global_norm(self, weights: Weights, max_norm: float) -> float:
         """Unscale, then scale the gradients down to a norm; one host read. Returns the norm before."""
@@ -387,9 +427,8 @@ class Step:
         weights.copy_to_other_contexts([update.index for group in groups for update in group])
         self._tell(lambda observer: observer.on_updated(weights))
 
-    def _show_float32(self, weights: Weights) -> None:
+    def _show_float32(self, weights: Weights, indices: Iterable[int]) -> None:
         """Show float32 copies of low precision gradients; autograd goes on writing to the arrays that it knows."""
-        indices = dict.fromkeys(update.index for group in weights.groups() for update in group)
         grads = {index: weights.grads(index) for index in indices}
         low = {index: arrays for index, arrays in grads.items() if is_low_precision(arrays[0])}
         if low:
@@ -398,14 +437,22 @@ class Step:
             weights.set_grads(copies)
             self._shown.append(_Shown(weights, low, copies))
 
-    def _hide_float32(self) -> None:
-        """Show the gradients' own arrays again; those that accumulate take over what was shown, zeros above all."""
+    def _hide_float32(self, kept: Collection[int] = ()) -> None:
+        """Show the gradients' own arrays again.
+
+        Those that accumulate take over what was shown, zeros above all, and so do those that are ``kept``.
+        """
         shown, self._shown = self._shown, []
         for weights, originals, copies in shown:
             weights.set_grads({index: originals[index] for index in copies if weights.shows(index, copies[index])})
-            for index in filter(weights.accumulates, copies):
+            for index in (index for index in copies if index in kept or weights.accumulates(index)):
                 for copy, grad in zip(copies[index], originals[index]):
                     round_into(copy.as_nd_ndarray(), grad.as_nd_ndarray())
+
+
+def _indices(weights: Weights) -> List[int]:
+    """Return the indices of the weights whose gradients are to be used."""
+    return list(dict.fromkeys(update.index for group in weights.groups() for update in group))
 
 
 def _gradients(groups: Sequence[Sequence[Update]]) -> List[mx.nd.NDArray]:

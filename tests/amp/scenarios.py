@@ -148,7 +148,11 @@ def scale_after_resuming(amp):
     with tempfile.TemporaryDirectory() as folder:
         trainer.save_states(f"{folder}/states")
         resumed.load_states(f"{folder}/states")
-    return [backward(amp, each, lambda: w.data() * 1.0) for each in (trainer, resumed)]
+    scales = []
+    for each in (trainer, resumed):
+        scales.append(backward(amp, each, lambda: w.data() * 1.0))
+        each.step(1)
+    return scales
 
 
 def float16_loss(amp):

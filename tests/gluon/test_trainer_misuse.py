@@ -74,7 +74,6 @@ MISUSES = [
     (not_scaled, f"{LATER} allreduce_grads", "{0}: the loss of this step was not scaled, .* Run backward as `with"),
     (nothing_run, LATER, NO_GRADIENT),
     (only_scaled, LATER, NO_GRADIENT),
-    (reduced, "step", "would reduce again; call update"),
     (reduced, "allreduce_grads", "reduced already; call update or step"),
     (reduced, "scale_loss", "after allreduce_grads.*Call update first"),
     (unscaled, "allreduce_grads", "reduced already; call update or step"),

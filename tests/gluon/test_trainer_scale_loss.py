@@ -27,7 +27,7 @@ def test_scale_loss_works_inside_and_outside_of_record(inside, run):
     if not inside:
         with trainer.scale_loss(loss) as scaled:
             run(scaled)
-    assert w.grad().asscalar() == 24
+    assert w.data().grad.asscalar() == 24
     assert scaled.asscalar() == 24
     assert not autograd.is_recording()
 
@@ -155,7 +155,7 @@ def test_one_joint_loss_for_two_trainers():
     with autograd.record(), first.scale_loss(loss_of([a, b], 1), second) as scaled:
         assert scaled.asscalar() == 0
         scaled.backward()
-    assert a.grad().asscalar() == 2.0**8  # the smaller scale serves both
+    assert a.data().grad.asscalar() == 2.0**8  # the smaller scale serves both
     assert first.step(1) and second.step(1)
     assert (value(a.data()), value(b.data())) == ([-1], [-1])
 

@@ -118,16 +118,39 @@ def test_a_float16_checkpoint_is_taken_as_float32(policy, tmp_path):
     assert any(np.any(a != a.astype(np.float16)) for a in values(loaded).values())
 
 
-def test_states_of_plain_mxnet_are_refused(tmp_path):
-    fname = str(tmp_path / "model.states")
+def test_a_run_of_plain_mxnet_goes_on_bit_for_bit(tmp_path):
+    prefix, made = str(tmp_path / "model"), []
     plain = mx.mod.Module(mlp())
     plain.bind(*SHAPE)
     plain.init_params()
-    plain.init_optimizer()
+    plain.init_optimizer("local", "sgd", {"learning_rate": 0.05, "momentum": 0.9})
+    for batch in batches()[:3]:
+        plain.forward_backward(batch)
+        plain.update()
+    plain.save_checkpoint(prefix, 3, save_optimizer_states=True)
+    module = Module.load(prefix, 3, True, policy="float32")
+    module.bind(*SHAPE)
+    module.init_optimizer("local", "sgd", {"learning_rate": 0.05, "momentum": 0.9})
+    for each in (plain, module):
+        for batch in batches()[:3]:
+            each.forward_backward(batch)
+            each.update()
+        made.append(bits(values(each)))
+    assert made[0] == made[1]
+
+
+def test_states_of_another_network_are_refused(tmp_path):
+    fname = str(tmp_path / "model.states")
+    plain = mx.mod.Module(convnet())
+    plain.bind([("data", (8, 3, 8, 8))], SHAPE[1])
+    plain.init_params()
+    plain.init_optimizer("local", "sgd", {"momentum": 0.9})
+    plain.forward_backward(mx.io.DataBatch([mx.nd.ones((8, 3, 8, 8))], [mx.nd.zeros((8,))]))
+    plain.update()
     plain.save_optimizer_states(fname)
     module = ready()
     before = trace(module)
-    with pytest.raises(StateError, match=f"{fname}: not a file of optimizer states"):
+    with pytest.raises(StateError, match=rf"{fname}: states\[0\]\[.\] is .*; expected"):
         module.load_optimizer_states(fname)
     assert trace(module) == before
 

@@ -92,10 +92,14 @@ class Adapter:
 
     def spoil(self, bad=np.inf, name="a", place=-1):
         """Make the first number of a gradient on one context ``bad``, as an overflow would."""
-        array = self.gradients()[name][place]
+        array = self.written()[name][place]
         values = as_float32(array)
         values.reshape(-1)[0] = bad
         array[:] = in_dtype(mx.nd.array(values, ctx=array.ctx), array.dtype)
+
+    def written(self):
+        """Return the arrays that backward writes, or what is shown in their place."""
+        return self.gradients()
 
     def unscale(self):
         self.owner.unscale()
@@ -165,6 +169,10 @@ class Parameters(Adapter):
 
     def gradients(self):
         return {p.name: p.list_grad() for p in self.params}
+
+    def written(self):
+        """Who reads ``p.list_grad()`` sees true gradients, and has them unscaled."""
+        return {p.name: getattr(p._grad, "arrays", p._grad) for p in self.params}
 
     def zero(self):
         for p in self.params:
@@ -307,6 +315,9 @@ class Keras(Parameters):
 
     def gradients(self):
         return dict(zip(self.values, self.unscaled)) if self.unscaled else super().gradients()
+
+    def written(self):
+        return self.gradients() if self.unscaled else super().written()
 
     def unscale(self):
         self.unscaled = self.owner.get_unscaled_gradients([p.list_grad() for p in self.params])
