@@ -144,15 +144,13 @@ def scale_after_resuming(amp):
     for _ in range(3):
         backward(amp, trainer, lambda: w.data() * HUGE)
         trainer.step(1)
-    resumed = trainer_of(amp, w)
+    other = param()
+    resumed = trainer_of(amp, other)
     with tempfile.TemporaryDirectory() as folder:
         trainer.save_states(f"{folder}/states")
         resumed.load_states(f"{folder}/states")
-    scales = []
-    for each in (trainer, resumed):
-        scales.append(backward(amp, each, lambda: w.data() * 1.0))
-        each.step(1)
-    return scales
+    pairs = (trainer, w), (resumed, other)
+    return [backward(amp, each, lambda weight=weight: weight.data() * 1.0) for each, weight in pairs]
 
 
 def float16_loss(amp):
