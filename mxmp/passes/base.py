@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Callable, ClassVar, NamedTuple, NoReturn, Optional, Tuple, Union
+from typing import Callable, ClassVar, Dict, Mapping, NamedTuple, NoReturn, Optional, Tuple, Union
 
 from ..errors import GraphError, PassError
-from ..graph import Entry, Graph, GraphBuilder, Node, verify
+from ..graph import Entry, Graph, GraphBuilder, Key, Node, verify
 
 
 class PassResult(NamedTuple):
@@ -90,3 +90,37 @@ def rewritten(graph: Graph, visit: Visit, body: Optional[Callable[[Graph], Graph
         else:
             builder.redirect(Entry(position), new)
     return builder.finish()
+
+
+Copy = Tuple[int, str]
+"""One copy of an entry: the position of the node that it is named after, and a word that tells it from others."""
+
+MakeCopy = Callable[[GraphBuilder, Node, str, Entry], Entry]
+"""Adds a copy of an entry of the new graph: it takes that node, the word and the entry, and returns the copy's."""
+
+
+def with_copies(
+    graph: Graph,
+    copies: Mapping[Tuple[int, int], Copy],
+    make: MakeCopy,
+    body: Optional[Callable[[Graph], Graph]] = None,
+) -> Graph:
+    """Return a graph in which some inputs, by (position of the node, port), read copies of what they read.
+
+    Inputs that read one entry and have one `Copy` share it. Outputs of the graph read no copies, and keep their names.
+    """
+    if not copies and not any(node.subgraphs for node in graph.nodes):
+        return graph
+    made: Dict[Tuple[Copy, Key], Entry] = {}
+
+    def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
+        inputs = list(node.inputs)
+        for port, entry in enumerate(inputs):
+            copy = copies.get((position, port))
+            if copy is not None:
+                if (copy, entry.key) not in made:
+                    made[copy, entry.key] = make(builder, graph.nodes[copy[0]], copy[1], entry)
+                inputs[port] = made[copy, entry.key]
+        return node.rewired(tuple(inputs))
+
+    return rewritten(graph, visit, body)

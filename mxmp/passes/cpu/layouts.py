@@ -15,13 +15,13 @@ kernels of 1, 3 and 5, strides, dilation and groups, with AMX and without. They 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...rules.conditions import value_of
 from ..attributes import device_attrs
-from ..base import Pass
+from ..base import Copy, Pass, with_copies
 from ..facts import Facts, Named, declared_dtype
 
 DEFAULT = "default"
@@ -171,38 +171,21 @@ class SeparateLayouts(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with copies; bodies of control flow stay as they are."""
-        before, behind = self._find(graph)
-        if not before and not behind:
-            return graph
-        builder = GraphBuilder(graph)
-        copies: Dict[Key, Entry] = {}
-        for position, node in enumerate(graph.nodes):
-            inputs = tuple(copies.get(entry.key, builder.mapped(entry)) for entry in node.inputs)
-            if position in before:
-                inputs = (_copy(builder, node, "input", inputs[0]), *inputs[1:])
-            new = builder.copy(position, node.rewired(inputs))
-            if position in behind:
-                copies[position, 0] = _copy(builder, node, "output", Entry(new))
-        return builder.finish()
-
-    def _find(self, graph: Graph) -> Tuple[Set[int], Set[int]]:
-        """Return the nodes to copy the first input of, and those to copy the first output of."""
-        outputs = self.layouts.outputs(graph)
+        outputs, readers = self.layouts.outputs(graph), graph.consumers()
         gradients = self.layouts.gradients(graph, outputs)
-        before, behind = set(), set()
+        copies: Dict[Tuple[int, int], Copy] = {}
         for position, node in enumerate(graph.nodes):
             if not node.inputs or not self.layouts.is_low(graph, node.inputs[0]):
                 continue
             if self.layouts.pools_all(graph, position):
-                before.add(position)
+                copies[position, 0] = position, "input_layout"
             elif node.op == BATCH_NORM and gradients[position] not in (DEFAULT, outputs.get((position, 0), DEFAULT)):
-                behind.add(position)
-        return before, behind
+                copies.update((port, (position, "output_layout")) for port in readers[position, 0])
+        return with_copies(graph, copies, _reordered) if copies else graph
 
 
-def _copy(builder: GraphBuilder, node: Node, what: str, entry: Entry) -> Entry:
+def _reordered(builder: GraphBuilder, node: Node, word: str, entry: Entry) -> Entry:
     """Return a bfloat16 entry brought into the default layout, as is its gradient: through float32 and back."""
-    attrs = device_attrs(node)
-    name = f"{node.name}_{what}_layout"
+    attrs, name = device_attrs(node), f"{node.name}_{word}"
     wide = builder.insert("amp_cast", f"{name}_float32", entry, dtype=dtypes.FLOAT32, **attrs)
     return builder.insert("amp_cast", f"{name}_bfloat16", wide, dtype=dtypes.BFLOAT16, **attrs)
