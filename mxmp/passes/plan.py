@@ -8,9 +8,9 @@ from typing import AbstractSet, Dict, FrozenSet, Mapping, Sequence, Set, Tuple
 from .. import dtypes
 from ..graph import Entry, Graph
 from ..policy import Policy
-from ..rules import CLEAR, RULES, RuleSet
+from ..rules import RULES, RuleSet
 from .control_flow import Body, bodies_of
-from .decide import FLOAT32, FREE, LOW, NAMED, Verdict, classify
+from .decide import FLOAT32, FREE, LOW, NAMED, Verdict, classify, moves
 from .facts import Facts
 from .place import Placement, place
 
@@ -140,16 +140,11 @@ def _carried_low_only(
 def _moves_once(graph: Graph, position: int, verdicts: Sequence[Verdict], facts: Facts) -> bool:
     """Return whether a free operator moves values and repeats none: gradients would be summed in low precision."""
     node = graph.nodes[position]
-    if not _moves(verdicts[position]):
+    if not moves(verdicts[position]):
         return False
     given = [facts.size(Entry(position, index)) for index in range(node.num_outputs)]
     read = [facts.size(entry) for entry in node.inputs]
     return None not in given + read and sum(size or 0 for size in given) <= sum(size or 0 for size in read)
-
-
-def _moves(verdict: Verdict) -> bool:
-    """Return whether a free operator moves values."""
-    return verdict.label == FREE and verdict.rule is not None and verdict.rule.category == CLEAR
 
 
 def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:
