@@ -36,6 +36,10 @@ class Body(NamedTuple):
         """Return the positions of the body's variables, in order."""
         return tuple(i for i, node in enumerate(self.graph.nodes) if node.is_variable)
 
+    def entries(self) -> Tuple[Tuple[int, int], ...]:
+        """Return the pairs (variable, input of the node that it stands for), in order."""
+        return tuple(zip(self.variables(), self.ports))
+
 
 def bodies_of(node: Node) -> Tuple[Body, ...]:
     """Return the bodies of a control flow node, none for any other.
