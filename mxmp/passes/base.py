@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Callable, ClassVar, Dict, Mapping, NamedTuple, NoReturn, Optional, Tuple, Union
+from typing import Callable, ClassVar, Dict, Iterable, Mapping, NamedTuple, NoReturn, Optional, Tuple, Union
 
 from ..errors import GraphError, PassError
 from ..graph import Entry, Graph, GraphBuilder, Key, Node, verify
@@ -79,8 +79,17 @@ It returns the new form of the node, or the entry of the new graph that its read
 """
 
 
-def rewritten(graph: Graph, visit: Visit, body: Optional[Callable[[Graph], Graph]] = None) -> Graph:
-    """Return a graph after one forward sweep over its nodes; ``body`` gives the new form of each node's bodies."""
+def rewritten(
+    graph: Graph,
+    visit: Visit,
+    body: Optional[Callable[[Graph], Graph]] = None,
+    heads: Optional[Callable[[GraphBuilder], Iterable[Entry]]] = None,
+) -> Graph:
+    """Return a graph after one forward sweep over its nodes.
+
+    ``body`` gives the new form of each node's bodies, ``heads`` the new outputs, unless they are what the old ones have
+    become.
+    """
     builder = GraphBuilder(graph)
     for position, node in enumerate(graph.nodes):
         bodies = tuple(map(body, node.subgraphs)) if body is not None and node.subgraphs else node.subgraphs
@@ -89,7 +98,7 @@ def rewritten(graph: Graph, visit: Visit, body: Optional[Callable[[Graph], Graph
             builder.copy(position, new)
         else:
             builder.redirect(Entry(position), new)
-    return builder.finish()
+    return builder.finish(heads(builder) if heads is not None else None)
 
 
 Copy = Tuple[int, str]
