@@ -8,6 +8,7 @@ from typing import Callable, ClassVar, Dict, Iterable, Mapping, NamedTuple, NoRe
 
 from ..errors import GraphError, PassError
 from ..graph import Entry, Graph, GraphBuilder, Key, Node, verify
+from .attributes import device_attrs
 
 
 class PassResult(NamedTuple):
@@ -99,6 +100,11 @@ def rewritten(
         else:
             builder.redirect(Entry(position), new)
     return builder.finish(heads(builder) if heads is not None else None)
+
+
+def beside(builder: GraphBuilder, node: Node, op: str, word: str, *inputs: Entry, **attrs: str) -> Entry:
+    """Insert an operator that is named after a node and runs on its device, and return its first output."""
+    return builder.insert(op, f"{node.name}_{word}", *inputs, **attrs, **device_attrs(node))
 
 
 Copy = Tuple[int, str]

@@ -48,11 +48,9 @@ class InsertCasts(Pass):
 
     def requires(self, graph: Graph) -> None:
         """Refuse a graph that has been converted already."""
-        for node in graph.nodes:
+        for node in graph.operators():
             if node.get(MARK_ATTR) is not None:
                 self.refuse(f"node {node} is a cast of mxmp; erase the casts first.")
-            for body in node.subgraphs:
-                self.requires(body)
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts."""

@@ -202,27 +202,18 @@ def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str, has_kerne
 def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Optional[str]:
     """Return the reason why a node's data is not known to be float32, or None."""
     node = graph.nodes[position]
-    for port, entry in enumerate(node.inputs):
-        if rule.is_data(port):
-            reason = _not_float32(graph, entry, facts)
-            if reason:
-                return reason.format(f"input {port}")
+    entries = [("input", port, entry) for port, entry in enumerate(node.inputs) if rule.is_data(port)]
     for index in range(node.num_outputs):
         if index not in rule.keep_outputs and (index == 0 or (position, index) in facts.dtypes):  # others are hidden
-            reason = _not_float32(graph, Entry(position, index), facts)
-            if reason:
-                return reason.format(f"output {index}")
+            entries.append(("output", index, Entry(position, index)))
+    for word, number, entry in entries:
+        dtype = facts.dtype(entry)
+        if graph.nodes[entry.node].get("__storage_type__") in _SPARSE:
+            return f"{word} {number} is sparse"
+        if dtype != dtypes.FLOAT32:
+            unknown = f"the dtype of {word} {number} is unknown"
+            return unknown if dtype is None else f"{word} {number} is {dtype} already"
     return None
-
-
-def _not_float32(graph: Graph, entry: Entry, facts: Facts) -> Optional[str]:
-    """Return what an entry is if it is not known to be float32, with braces for its name, or None."""
-    dtype = facts.dtype(entry)
-    if graph.nodes[entry.node].get("__storage_type__") in _SPARSE:
-        return "{} is sparse"
-    if dtype == dtypes.FLOAT32:
-        return None
-    return "the dtype of {} is unknown" if dtype is None else f"{{}} is {dtype} already"
 
 
 def depends_on_shapes(graph: Graph, dtype: str, rules: RuleSet = RULES) -> bool:
@@ -243,23 +234,20 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
         node = graph.nodes[position]
         call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
         found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
-    for position, node in enumerate(graph.nodes):
-        for number, body in enumerate(node.subgraphs):
-            if (position, number) in facts.bodies:
-                found.append(shape_outcome(body, dtype, facts.bodies[position, number], rules))
-    return tuple(found)
+    keys = ((position, number) for position, node in enumerate(graph.nodes) for number in range(len(node.subgraphs)))
+    inner = ((graph.nodes[key[0]].subgraphs[key[1]], facts.bodies[key]) for key in keys if key in facts.bodies)
+    return (*found, *(shape_outcome(body, dtype, body_facts, rules) for body, body_facts in inner))
 
 
 def shape_dependent(graph: Graph, dtype: str, rules: RuleSet = RULES) -> List[Tuple[int, Rule]]:
     """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
-    found = []
-    for position, node in enumerate(graph.nodes):
-        rule = rules.find(node.op, dict(node.attrs))
-        if rule is not None:
-            conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
-            if (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype):
-                found.append((position, rule))
-    return found
+
+    def depends(rule: Rule) -> bool:
+        conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
+        return (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype)
+
+    found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
+    return [(position, rule) for position, rule in found if rule is not None and depends(rule)]
 
 
 VARIABLE = Verdict(KEEP, "variable")
@@ -361,7 +349,7 @@ class _Classifier:
         verdict = decide(self.graph, position, self.policy, self.facts, self.rules, last, exact)
         if position in self.named and self.policy.output_dtype == dtypes.FLOAT32 and verdict.label in (LOW, FREE):
             verdict = Verdict(FLOAT32, NAMED, verdict.rule)
-        data = _data_inputs(node, verdict)
+        data = [entry for port, entry in enumerate(node.inputs) if verdict.input_in_precision(port)]
         verdict = self._pin_tainted(position, data, self._pin_out_of_range(position, data, verdict))
         if verdict.label == FREE and position in self.named:
             return Verdict(LOW, NAMED, verdict.rule)
@@ -461,14 +449,6 @@ def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
 def moves(verdict: Verdict) -> bool:
     """Return whether a free operator moves values."""
     return verdict.label == FREE and verdict.rule is not None and verdict.rule.category == CLEAR
-
-
-def _data_inputs(node: Node, verdict: Verdict) -> List[Entry]:
-    """Return the inputs that are wanted in the precision that the node runs in."""
-    if verdict.label == KEEP or verdict.rule is None:
-        return []
-    is_data = verdict.rule.is_data
-    return [entry for port, entry in enumerate(node.inputs) if is_data(port)]
 
 
 def last_layer(graph: Graph, rules: RuleSet) -> FrozenSet[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
+from typing import AbstractSet, Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from .. import dtypes, rounding
 from ..devices.amx import amx_status
@@ -29,11 +29,10 @@ from ..passes import (
 )
 from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
-from ..passes.cpu.guards import bfloat16_entries, is_prelu
-from ..passes.cpu.layouts import bfloat16_shapes
+from ..passes.cpu.guards import is_prelu
 from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
-from ..passes.facts import Named
+from ..passes.facts import Named, bfloat16_entries
 from ..passes.fold import Fold
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
@@ -241,17 +240,17 @@ def emulated(
     low = bfloat16_entries(unique, facts)  # by name
     speed: Tuple[Pass, ...] = ()
     if low:
-        layouts = Layouts(bfloat16_shapes(unique, facts), amx_status().on)
-        speed = (WidenSlowKernels(low, layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
+        layouts = Layouts(low, amx_status().on)
+        speed = (WidenSlowKernels(layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
     emulate = Emulate(facts, native=rounds_natively(facts))
-    guards = *_guards(trains, low), GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)
+    guards = *_guards(trains, low.keys()), GuardGradientSums(low.keys()), GuardLayouts(), GuardAmpCasts(written)
     result = Sequential((emulate, *speed, *guards))(unique)
     if not result.modified:
         return graph
     return renamed(result.graph, lambda name: old_names.get(name, name)) if old_names else result.graph
 
 
-def _guards(trains: bool, low: FrozenSet[Named] = frozenset()) -> Tuple[Pass, ...]:
+def _guards(trains: bool, low: AbstractSet[Named] = frozenset()) -> Tuple[Pass, ...]:
     """Return the passes for what MXNet gets wrong on any device; ``low`` are entries in bfloat16."""
     return (GuardInPlace(trains), *([GuardBranches(low)] if trains else []))
 

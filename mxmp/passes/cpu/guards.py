@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Callable, ClassVar, Dict, FrozenSet, Iterable, Iterator, Mapping, Optional, Sequence, Tuple
+from functools import partial
+from typing import (
+    AbstractSet,
+    Callable,
+    ClassVar,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...graph.core import make_attrs
 from ...rules.conditions import value_of
 from ..attributes import device_attrs
-from ..base import Copy, MakeCopy, Pass, rewritten, with_copies
+from ..base import Copy, MakeCopy, Pass, beside, rewritten, with_copies
 from ..control_flow import bodies_of
-from ..facts import Facts, Named, declared_dtype
+from ..facts import Named, declared_dtype
 
 _Guard = Callable[[GraphBuilder, Node], Node]
 
@@ -73,9 +86,7 @@ class GuardAmpCasts(Pass):
 
 def _copier(op: str, **attrs: str) -> MakeCopy:
     """Return what makes copies with an operator that leaves values as they are, on the device of a node."""
-    return lambda builder, node, word, entry: builder.insert(
-        op, f"{node.name}_{word}", entry, **attrs, **device_attrs(node)
-    )
+    return lambda builder, node, word, entry: beside(builder, node, op, word, entry, **attrs)
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,7 @@ class GuardGradientSums(Pass):
     """
 
     name: ClassVar[str] = "guard-gradient-sums"
-    entries: FrozenSet[Named] = frozenset()
+    entries: AbstractSet[Named] = frozenset()
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with identities."""
@@ -111,17 +122,6 @@ def _share(builder: GraphBuilder, node: Node, _: str, entry: Entry) -> Entry:
     name = builder.unique(f"{node.name}_share")
     attrs = make_attrs({_SHARE_ATTR: name, **device_attrs(node)})  # all equal, MXNet would make them one (CSE)
     return Entry(builder.add(Node("_copy", name, attrs, (entry,))))
-
-
-def bfloat16_entries(graph: Graph, facts: Facts) -> FrozenSet[Named]:
-    """Return the names of a graph's bfloat16 entries, those within bodies of control flow included.
-
-    Names survive passes, which positions do not. The graph's are to be unique (`mxmp.graph.with_unique_names`).
-    """
-    found = {(graph.nodes[i].name, index) for (i, index), dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16}
-    for (position, number), body in facts.bodies.items():
-        found |= bfloat16_entries(graph.nodes[position].subgraphs[number], body)
-    return frozenset(found)
 
 
 @dataclass(frozen=True)
@@ -222,10 +222,7 @@ def _is_longer(node: Node, end: str) -> bool:
 
 
 def _prelu(builder: GraphBuilder, node: Node) -> Node:
-    def add(op: str, what: str, *inputs: Entry, **attrs: str) -> Entry:
-        return builder.insert(op, f"{node.name}_{what}", *inputs, **attrs, **device_attrs(node))
-
-    data, alpha = node.inputs
+    add, (data, alpha) = partial(beside, builder, node), node.inputs
     positive = add("_greater_scalar", "positive", data, scalar="0")
     other = add("_minus_scalar", "other", positive, scalar="1")  # -1 where the data is not positive, else 0
     slope = builder.insert(node.op, f"{node.name}_slope", other, alpha, **dict(node.attrs))  # -alpha there
@@ -258,7 +255,7 @@ class GuardBranches(Pass):
     """
 
     name: ClassVar[str] = "guard-branches"
-    entries: FrozenSet[Named] = frozenset()  # those in bfloat16, for which where has no gradient
+    entries: AbstractSet[Named] = frozenset()  # those in bfloat16, for which where has no gradient
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with guarded inputs."""
@@ -276,20 +273,17 @@ class GuardBranches(Pass):
 
 
 def _one_branch_each(builder: GraphBuilder, node: Node, low: Sequence[bool]) -> Tuple[Entry, ...]:
-    def add(op: str, *inputs: Entry, **attrs: str) -> Entry:
-        return builder.insert(op, f"{node.name}_guard", *inputs, **attrs, **device_attrs(node))
-
-    condition, *branches = bodies_of(node)
+    add, (condition, *branches) = partial(beside, builder, node), bodies_of(node)
     here = _inlined(builder, condition.graph, [node.inputs[port] for port in condition.ports], node.name)
     found = []
     for port, entry in enumerate(node.inputs):
         read = [port in branch.ports for branch in branches]
         if any(read) and not all(read):
-            wide = add("amp_cast", entry, dtype=dtypes.FLOAT32) if low[port] else entry
-            fixed = add("BlockGrad", wide)
-            entry = add("_npi_where", here, *(wide if each else fixed for each in read))
-            entry = add("amp_cast", entry, dtype=dtypes.BFLOAT16) if low[port] else entry
-        found.append(entry if any(read) else add("BlockGrad", entry))
+            wide = add("amp_cast", "guard", entry, dtype=dtypes.FLOAT32) if low[port] else entry
+            fixed = add("BlockGrad", "guard", wide)
+            entry = add("_npi_where", "guard", here, *(wide if each else fixed for each in read))
+            entry = add("amp_cast", "guard", entry, dtype=dtypes.BFLOAT16) if low[port] else entry
+        found.append(entry if any(read) else add("BlockGrad", "guard", entry))
     return tuple(found)
 
 
