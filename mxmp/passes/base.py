@@ -116,7 +116,7 @@ MakeCopy = Callable[[GraphBuilder, Node, str, Entry], Entry]
 
 def with_copies(
     graph: Graph,
-    copies: Mapping[Tuple[int, int], Copy],
+    copies: Mapping[Key, Copy],
     make: MakeCopy,
     body: Optional[Callable[[Graph], Graph]] = None,
 ) -> Graph:

@@ -1,7 +1,7 @@
 """The verdicts on all nodes of a graph: pinned float32, pinned low precision, or free.
 
-`decide` looks at one node by itself: overrides, kernels, its rule's category and condition. `classify` goes through the
-graph and adds what neighbours say: taints, wide values, exact values, the last layer.
+`classify` goes through the graph. On each node it decides first by itself: overrides, kernels, its rule's category and
+condition. Then come its neighbours: taints, wide values, exact values, the last layer.
 """
 
 from __future__ import annotations
@@ -84,59 +84,6 @@ _Wanted = Optional[Tuple[str, str]]  # the dtype that an override asks for, and 
 _SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStorageType)
 
 _BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
-
-
-def decide(
-    graph: Graph, position: int, policy: Policy, facts: Facts, rules: RuleSet, last: bool, exact: bool
-) -> Verdict:
-    """Return the verdict on one operator, whatever its neighbours run in.
-
-    ``last`` says whether it is in a last layer that is to be float32, ``exact`` whether it carries values that must be
-    exact. Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for.
-    """
-    node = graph.nodes[position]
-    attrs = dict(node.attrs)
-    rule = rules.find(node.op, attrs)
-    wanted = _override(node, policy)
-    if rule is None:
-        return _without_rule(node, wanted)
-    foreign = _foreign_dtype(graph, position, rule, facts)
-    if foreign:
-        return Verdict(KEEP, foreign, rule)
-    if not policy.is_mixed and not wanted:
-        return Verdict(FLOAT32, "the policy computes in float32", rule)
-    call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), policy.compute_dtype)
-    return _by_rule(node, rule, call, wanted, policy, rules, last, exact)
-
-
-def _by_rule(
-    node: Node, rule: Rule, call: Call, wanted: _Wanted, policy: Policy, rules: RuleSet, last: bool, exact: bool
-) -> Verdict:
-    """Return the verdict on a node of float32 data: what is asked for first, then kernels, then the category."""
-    low = call.dtype
-    own, forbidden = low in rule.dtypes, rule.forbids(call)
-    stand_in = rules.stand_in(rule, call) if forbidden or not own else ""
-    has_kernel = own or stand_in != ""
-    if wanted:
-        verdict = _forced(node, rule, wanted, low, has_kernel)
-    elif last:
-        return Verdict(FLOAT32, "last layer", rule)
-    elif not has_kernel:
-        deny = rule.category == DENY and rule.reason
-        reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
-        verdict = Verdict(FLOAT32, reason, rule, taints=rule.category == DENY)
-        return _clamped(verdict, rule, call) if policy.pure and rule.category != ALLOW else verdict
-    elif exact and (policy.pure or rule.category != DENY):
-        return Verdict(FLOAT32, EXACT, rule, taints=False)
-    elif policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:
-        return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
-    else:
-        verdict = _by_category(rule, call, policy.pure, "" if own and stand_in else forbidden)
-    if verdict.label == LOW:
-        verdict = _clamped(verdict, rule, call)
-    if not stand_in or verdict.label == FLOAT32:
-        return verdict
-    return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in)
 
 
 def _clamped(verdict: Verdict, rule: Rule, call: Call) -> Verdict:
@@ -345,8 +292,7 @@ class _Classifier:
         bodies = bodies_of(node)
         if bodies:
             return self._enter(position, node, bodies)
-        last, exact = position in self.last, position in self.exact.pins
-        verdict = decide(self.graph, position, self.policy, self.facts, self.rules, last, exact)
+        verdict = self._decide(position, node)
         if position in self.named and self.policy.output_dtype == dtypes.FLOAT32 and verdict.label in (LOW, FREE):
             verdict = Verdict(FLOAT32, NAMED, verdict.rule)
         data = [entry for port, entry in enumerate(node.inputs) if verdict.input_in_precision(port)]
@@ -358,6 +304,46 @@ class _Classifier:
             if moves(verdict) and self._marked(data, _OWN | _WIDE):
                 self._mark(position, _OWN)
         return verdict
+
+    def _decide(self, position: int, node: Node) -> Verdict:
+        """Return the verdict on one operator, whatever its neighbours run in."""
+        attrs, policy = dict(node.attrs), self.policy
+        rule, wanted = self.rules.find(node.op, attrs), _override(node, policy)
+        if rule is None:
+            return _without_rule(node, wanted)
+        foreign = _foreign_dtype(self.graph, position, rule, self.facts)
+        if foreign:
+            return Verdict(KEEP, foreign, rule)
+        if not policy.is_mixed and not wanted:
+            return Verdict(FLOAT32, "the policy computes in float32", rule)
+        call = Call(attrs, tuple(self.facts.shape(entry) for entry in node.inputs), policy.compute_dtype)
+        return self._by_rule(position, node, rule, call, wanted)
+
+    def _by_rule(self, position: int, node: Node, rule: Rule, call: Call, wanted: _Wanted) -> Verdict:
+        """Return the verdict on a node of float32 data: what is asked for first, then kernels, then the category."""
+        low, pure = call.dtype, self.policy.pure
+        own, forbidden = low in rule.dtypes, rule.forbids(call)
+        stand_in = self.rules.stand_in(rule, call) if forbidden or not own else ""
+        if wanted:
+            verdict = _forced(node, rule, wanted, low, own or stand_in != "")
+        elif position in self.last:
+            return Verdict(FLOAT32, "last layer", rule)
+        elif not own and not stand_in:
+            deny = rule.category == DENY and rule.reason
+            reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
+            verdict = Verdict(FLOAT32, reason, rule, taints=rule.category == DENY)
+            return _clamped(verdict, rule, call) if pure and rule.category != ALLOW else verdict
+        elif position in self.exact.pins and (pure or rule.category != DENY):
+            return Verdict(FLOAT32, EXACT, rule, taints=False)
+        elif self.policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:
+            return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
+        else:
+            verdict = _by_category(rule, call, pure, "" if own and stand_in else forbidden)
+        if verdict.label == LOW:
+            verdict = _clamped(verdict, rule, call)
+        if not stand_in or verdict.label == FLOAT32:
+            return verdict
+        return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in)
 
     def _keep_wide(self, position: int, node: Node, verdict: Verdict) -> Verdict:
         """Pin an infer operator that reads wide values, and pass these on."""

@@ -8,6 +8,7 @@ integer is taken in float32, no more.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
@@ -36,13 +37,14 @@ class ExactValues:
     """
 
     def __init__(self, graph: Graph, rules: RuleSet) -> None:
-        self._graph = graph
+        self._nodes = graph.nodes
+        self._heads = graph.heads
         self._rules = rules
         self._found = [None if n.is_variable else rules.find(n.op, dict(n.attrs)) for n in graph.nodes]
-        self._marks: Dict[Key, int] = {}
-        self._required: Dict[Key, int] = {}
+        self._marks: Counter[Key] = Counter()  # without any where a key is missing
+        self._required: Counter[Key] = Counter()
         self.pins: Set[int] = set()
-        self.bodies: Dict[Tuple[int, int], ExactValues] = {}
+        self.bodies: Dict[Key, ExactValues] = {}
 
     @classmethod
     def of(cls, graph: Graph, rules: RuleSet) -> ExactValues:
@@ -62,23 +64,24 @@ class ExactValues:
 
     def forward(self, entering: Sequence[int]) -> List[int]:
         """Mark entries, and return the marks of the graph's outputs, given those of its variables if there are any."""
-        variables = (i for i, node in enumerate(self._graph.nodes) if node.is_variable)
-        self._marks = {(variable, 0): mark for variable, mark in zip(variables, entering)}
-        for position, node in enumerate(self._graph.nodes):
+        variables = (i for i, node in enumerate(self._nodes) if node.is_variable)
+        self._marks = Counter({(variable, 0): mark for variable, mark in zip(variables, entering)})
+        for position, node in enumerate(self._nodes):
             bodies = bodies_of(node)
             if bodies:
                 self._enter(position, node, bodies)
             elif not node.is_variable:
                 mark, outputs = self._given(node, self._found[position])
-                self._marks.update(((position, i), mark) for i in (outputs if mark else ()))
-        return [self._marks.get(head.key, 0) for head in self._graph.heads]
+                for index in outputs if mark else ():
+                    self._marks[position, index] = mark
+        return [self._marks[head.key] for head in self._heads]
 
     def _read(self, node: Node, rule: Optional[Rule]) -> int:
         """Return the marks of all values that an operator reads."""
         read = 0
         for port, entry in enumerate(node.inputs):
             if rule is None or rule.reads(port):
-                read |= self._marks.get(entry.key, 0)
+                read |= self._marks[entry.key]
         return read
 
     def _given(self, node: Node, rule: Optional[Rule]) -> Tuple[int, Sequence[int]]:
@@ -99,33 +102,33 @@ class ExactValues:
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
         for number, body in enumerate(bodies):
             inner = self.bodies[position, number] = ExactValues(body.graph, self._rules)
-            entering = [self._marks.get(node.inputs[port].key, 0) for port in body.ports]
+            entering = [self._marks[node.inputs[port].key] for port in body.ports]
             leaving = carried(entering, body.states, inner.forward)
             for index, mark in enumerate(() if body.is_condition else leaving):
-                self._marks[position, index] = self._marks.get((position, index), 0) | mark
+                self._marks[position, index] |= mark
 
     def backward(self, wanted: Sequence[int]) -> List[int]:
         """Find the operators to pin, and return what is required of the variables, given that of the outputs."""
-        for head, level in zip(self._graph.heads, wanted):
+        for head, level in zip(self._heads, wanted):
             self._require(head, level)
-        for position in reversed(range(len(self._graph.nodes))):
-            node, rule = self._graph.nodes[position], self._found[position]
+        for position in reversed(range(len(self._nodes))):
+            node, rule = self._nodes[position], self._found[position]
             bodies = bodies_of(node)
             if bodies:
                 self._leave(position, node, bodies)
             elif node.op in CAST_OPS:
-                self._require(node.inputs[0], self._required.get((position, 0), 0) if _is_float(node) else _INTEGER)
+                self._require(node.inputs[0], self._required[position, 0] if _is_float(node) else _INTEGER)
             elif rule is not None:
                 # Indices, lengths and labels; samplers read shapes and parameters, which need not be exact.
                 if rule.keep and not (rule.keep is EVERY and rule.category == INFER):
                     for entry in (entry for port, entry in enumerate(node.inputs) if port in rule.keep):
                         self._require(entry, _INTEGER)
                 self._pin(position, node, rule)
-        return [self._required.get((i, 0), 0) for i, node in enumerate(self._graph.nodes) if node.is_variable]
+        return [self._required[i, 0] for i, node in enumerate(self._nodes) if node.is_variable]
 
     def _require(self, entry: Entry, level: int) -> None:
-        if level > _POSITIONS or (level and self._marks.get(entry.key, 0) & _HOLDS):
-            self._required[entry.key] = level | self._required.get(entry.key, 0)
+        if level > _POSITIONS or (level and self._marks[entry.key] & _HOLDS):
+            self._required[entry.key] |= level
 
     def _pin(self, position: int, node: Node, rule: Rule) -> None:
         """Pin an operator whose outputs must be exact, and require the same of what it reads."""
@@ -134,8 +137,8 @@ class ExactValues:
         if rule.positions or rule.category == ALLOW:
             return
         keys = [(position, i) for i in range(node.num_outputs)]
-        level, read = max(self._required.get(key, 0) for key in keys), self._read(node, rule)
-        holds = any(self._marks.get(key, 0) & _HOLDS for key in keys)
+        level, read = max(self._required[key] for key in keys), self._read(node, rule)
+        holds = any(self._marks[key] & _HOLDS for key in keys)
         holds |= rule.truth and read & _HOLDS != 0  # compares them
         if level < _INTEGER and read & _ROUNDED:
             level = _POSITIONS if level and holds else 0
@@ -152,7 +155,7 @@ class ExactValues:
         """Require what the bodies require; in loops counters stay exact in every iteration."""
         for number, body in enumerate(bodies):
             wanted = [
-                _UNROUNDED if body.is_condition else self._required.get((position, i), 0)
+                _UNROUNDED if body.is_condition else self._required[position, i]
                 for i in range(len(body.graph.heads))
             ]
             for _, head in body.states:

@@ -41,7 +41,7 @@ class Facts:
     params: FrozenSet[str] = frozenset()
     inputs: FrozenSet[str] = frozenset()
     out_of_range: FrozenSet[str] = frozenset()
-    bodies: Mapping[Tuple[int, int], "Facts"] = field(default_factory=dict)
+    bodies: Mapping[Key, "Facts"] = field(default_factory=dict)
 
     @classmethod
     def assume_float32(cls, graph: Graph) -> "Facts":

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import AbstractSet, Dict, FrozenSet, Mapping, Sequence, Set, Tuple
 
 from .. import dtypes
-from ..graph import Entry, Graph
+from ..graph import Entry, Graph, Key
 from ..policy import Policy
 from ..rules import RULES, RuleSet
 from .control_flow import Body, bodies_of
@@ -32,7 +32,7 @@ class Plan:
     verdicts: Tuple[Verdict, ...]
     placement: Placement
     low_params: FrozenSet[int]
-    bodies: Mapping[Tuple[int, int], "Plan"] = field(default_factory=dict)
+    bodies: Mapping[Key, "Plan"] = field(default_factory=dict)
     any_heads: FrozenSet[int] = frozenset()
 
     def reads_low(self, position: int, port: int) -> bool:
@@ -160,13 +160,13 @@ def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:
 
 def _plan_bodies(
     graph: Graph, verdicts: Tuple[Verdict, ...], facts: Facts, policy: Policy
-) -> Tuple[Tuple[Verdict, ...], Dict[Tuple[int, int], Plan]]:
+) -> Tuple[Tuple[Verdict, ...], Dict[Key, Plan]]:
     """Return the plans of all bodies, and the verdicts completed with their low precision inputs and outputs.
 
     Variables of a body are float32 at first. An input that all bodies then read in low precision only enters it so: it
     is cast once, not in every iteration, and the bodies are placed again.
     """
-    plans: Dict[Tuple[int, int], Plan] = {}
+    plans: Dict[Key, Plan] = {}
     completed = list(verdicts)
     for position, verdict in enumerate(verdicts):
         if not verdict.bodies:

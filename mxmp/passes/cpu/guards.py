@@ -108,7 +108,7 @@ class GuardGradientSums(Pass):
     def run(self, graph: Graph) -> Graph:
         """Return the graph with identities."""
         heads = Counter(head.key for head in graph.heads)
-        copies: Dict[Tuple[int, int], Copy] = {}
+        copies: Dict[Key, Copy] = {}
         for (position, index), readers in graph.consumers().items() if self.entries else ():
             node = graph.nodes[position]
             low = (node.name, index) in self.entries or declared_dtype(node) == dtypes.BFLOAT16
@@ -154,7 +154,7 @@ class GuardLayouts(Pass):
 
 def _guarded(graph: Graph, forward: FrozenSet[str]) -> Graph:
     readers = graph.consumers()
-    copies: Dict[Tuple[int, int], Copy] = {}
+    copies: Dict[Key, Copy] = {}
     for position, node in enumerate(graph.nodes):
         if node.op in forward and not _has_default_layout(graph.nodes[node.inputs[0].node]):
             copies[position, 0] = position, "input_guard"
@@ -326,7 +326,7 @@ class GuardFusedSums(Pass):
         return with_copies(graph, dict(_unseen_reads(graph)), _copier("BlockGrad"))
 
 
-def _unseen_reads(graph: Graph) -> Iterator[Tuple[Tuple[int, int], Copy]]:
+def _unseen_reads(graph: Graph) -> Iterator[Tuple[Key, Copy]]:
     """Yield the inputs that are to read copies of outputs of convolutions, or of BatchNorms behind them."""
     heads = {head.key for head in graph.heads}
     for key, readers in graph.consumers().items():

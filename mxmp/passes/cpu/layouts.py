@@ -15,7 +15,7 @@ kernels of 1, 3 and 5, strides, dilation and groups, with AMX and without. They 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
@@ -160,7 +160,7 @@ class SeparateLayouts(Pass):
         """Return the graph with copies; bodies of control flow stay as they are."""
         outputs, readers = self.layouts.outputs(graph), graph.consumers()
         gradients = self.layouts.gradients(graph, outputs)
-        copies: Dict[Tuple[int, int], Copy] = {}
+        copies: Dict[Key, Copy] = {}
         for position, node in enumerate(graph.nodes):
             if not node.inputs or not self.layouts.is_low(graph, node.inputs[0]):
                 continue
