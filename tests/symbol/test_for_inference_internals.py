@@ -19,7 +19,7 @@ def test_prepare_can_be_called_for_parameters_that_change():
         args = {name: factor * value for name, value in network.args.items()}
         changed = network._replace(args=args)
         params = {**changed.params()[0], **changed.params()[1]}
-        new = fold_params(found.folds, params)
+        new, _ = fold_params(found.folds, params)
         expected = run(network.symbol, network.inputs, args, network.aux)
         results = run(found.symbol, network.inputs, new, {})
         np.testing.assert_allclose(results[0], expected[0], rtol=1e-5, atol=1e-5)
