@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mxmp.errors import CheckpointError, ConvertError, InferenceError, MxmpError, PolicyError
-from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, load_params, load_symbol
+from mxmp.symbol import convert_checkpoint, convert_model, load_params, load_symbol
 from tests.symbol.refusals import assert_clear, nothing_written, refused
 from tests.symbol.small import convolutional, dense, params_of
 
@@ -231,17 +231,6 @@ def test_any_change_of_a_symbol_file_is_harmless_or_named(value, loop_files):
     assert len(paths) == 168 and converted < len(paths) / 2
 
 
-def test_a_file_of_parameters_truncated_anywhere_is_named(files):
-    whole = files.params_file.read_bytes()
-    with nothing_written(files.folder):
-        for size in [*range(0, 300, 11), *range(300, len(whole) - 1, 211), len(whole) - 1]:
-            files.params_file.write_bytes(whole[:size])
-            with refused(CheckpointError, str(files.params_file), "truncated"):
-                files.convert()
-        files.params_file.write_bytes(whole)
-    files.convert()
-
-
 @pytest.mark.parametrize("content", [b"", b"{}", bytes(500), bytes(range(256))], ids=["empty", "JSON", "zeros", "bytes"])
 def test_a_file_that_holds_no_parameters_is_named(content, files):
     files.params_file.write_bytes(content)
@@ -271,11 +260,6 @@ def test_a_file_that_is_missing_or_a_folder_is_named(lost, has_folder, message, 
         path.mkdir()
     with nothing_written(files.folder), refused(CheckpointError, str(path), message):
         files.convert()
-
-
-def test_another_epoch_is_a_missing_file(files):
-    with refused(CheckpointError, "net-0007.params: there is no such file"):
-        load_checkpoint(files.prefix, 7)
 
 
 def rewritten(files, args, aux):

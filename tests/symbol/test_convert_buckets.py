@@ -9,7 +9,7 @@ import pytest
 from mxmp.errors import ConvertError, PolicyError
 from mxmp.symbol import convert_buckets, convert_model, to_graph
 from tests.symbol.refusals import refused
-from tests.symbol.small import X, casts_of, dense, dtypes_of, snapshot, type_checks
+from tests.symbol.small import X, casts_of, dense, dtypes_of, type_checks
 
 
 def recurrent(length):
@@ -50,12 +50,6 @@ def test_each_bucket_is_converted_as_a_model_of_its_own():
         assert to_graph(symbol) == to_graph(alone.symbol) and found.reports[key] == alone.report
 
 
-def test_sym_gen_gives_a_buckets_symbol_and_names():
-    found = buckets_of()
-    symbol, data_names, label_names = found.sym_gen(2)
-    assert symbol is found.models[2][0] and (data_names, label_names) == (["x"], None)
-
-
 def test_sym_gen_names_a_bucket_that_was_not_converted():
     with refused(ConvertError, "bucket 3 was not converted; known: [1, 2, 4]"):
         buckets_of().sym_gen(3)
@@ -74,12 +68,6 @@ def test_a_weight_that_one_bucket_reads_in_float32_stays_float32_for_all(keys):
     assert dtypes_of(found.arg_params) == {"h_weight": "float32", "long_weight": "float16", "out_weight": "float16"}
     for symbol, _, _ in found.models.values():
         assert casts_of(symbol).count("h_weight") == 1 and type_checks(symbol, found.arg_params, X)
-
-
-def test_a_weight_that_one_bucket_alone_has_is_stored_as_it_wants():
-    low = buckets_of().arg_params
-    kept = buckets_of("O2,name:long=float32").arg_params
-    assert low["long_weight"].dtype == np.float16 and kept["long_weight"].dtype == np.float32
 
 
 def test_a_weight_that_no_bucket_has_is_passed_on():
@@ -119,13 +107,6 @@ def test_an_override_need_not_match_in_every_bucket():
 def test_an_override_that_matches_in_no_bucket_is_named():
     with refused(PolicyError, "names: 'lang' matches no node", "long"):
         buckets_of("O2,name:lang=float32")
-
-
-def test_buckets_leave_the_callers_arrays_alone():
-    args = weights(h_weight=1e5)
-    before = snapshot(args)
-    buckets_of(args=args)
-    assert snapshot(args) == before
 
 
 def test_converted_buckets_run_in_plain_mxnet():
