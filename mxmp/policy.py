@@ -261,7 +261,10 @@ def _parse_fields(spec: str) -> Dict[str, Any]:
         if not equals and number:
             raise PolicyError(f"{item!r} is no 'field=value' pair.")
         if not equals:
-            fields.update(_preset(item))  # the first item, so that those behind it overrule its fields
+            presets = {preset.lower(): fields for preset, fields in PRESETS.items()}
+            if item.lower() not in presets:
+                raise PolicyError(f"unknown policy {item!r}{did_you_mean(item, PRESETS)}.")
+            fields.update(presets[item.lower()])  # the first item, so that those behind it overrule its fields
         elif colon and (kind not in _OVERRIDES or not target):
             raise PolicyError(f"unknown override {key!r}; expected op:<name>, name:<pattern> or block:<pattern>.")
         elif colon:
@@ -273,13 +276,6 @@ def _parse_fields(spec: str) -> Dict[str, Any]:
             field = _BY_TEXT[key]
             fields[field] = {str(choice): choice for choice in _CHOICES.get(field, ())}.get(value, value)
     return fields
-
-
-def _preset(name: str) -> Dict[str, Any]:
-    for preset, fields in PRESETS.items():
-        if preset.lower() == name.lower():
-            return fields
-    raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}.")
 
 
 def _choice(field: str, value: Any) -> Any:

@@ -15,7 +15,7 @@ from ..policy import Policy
 from ..symbol import Converted, convert_graph
 from ..symbol.arguments import Model, make_model
 from ..symbol.convert import ConvertedModel, convert_models
-from ..symbol.for_inference import folded_names, folded_shapes, prepare
+from ..symbol.for_inference import folded_names, prepare
 from ..symbol.inference import Dtypes, Shapes
 from .graphs import ConvertedGraph
 from .trace import Storage, Trace
@@ -50,10 +50,11 @@ def convert_folded(
     left = frozenset(fold.norm for fold in found.folds if fold.sources in unfolded)
     if left:
         found = prepare(trace.symbol, foldable, shapes, types, left, trace.graph)
-    known = folded_shapes(found.folds, found.graph, shapes)
+    gone = folded_names(found.folds)
+    known = {name: shape for name, shape in shapes.items() if name not in gone}  # MXNet infers those of the others
     beyond = {name for name in out_of_range if name not in found.outputs}
     beyond.update(name for name, before in found.outputs.items() if before in out_of_range)
-    storage = storage.without(folded_names(found.folds))
+    storage = storage.without(gone)
     converted = convert_graph(
         found.symbol,
         policy,

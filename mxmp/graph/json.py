@@ -103,10 +103,7 @@ def _node_data(node: Node) -> Dict[str, Any]:
 
 
 def _unescaped(match: Match[str]) -> str:
-    escape = match.group(1)
-    if len(escape) > 1:
-        return chr(int(escape[1:], 16))
-    return {"b": "\b", "f": "\f"}.get(escape, match.group())
+    return str(json.loads(f'"{match.group()}"')) if match.group(1)[0] in "ubf" else match.group()
 
 
 def _check_data(data: Any, operators: Collection[str]) -> None:

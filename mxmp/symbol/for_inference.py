@@ -91,14 +91,6 @@ def folded_names(folds: Iterable[Fold]) -> FrozenSet[str]:
     return frozenset(name for fold in folds for name in (fold.weight, fold.bias, *fold.sources.params))
 
 
-def folded_shapes(folds: Iterable[Fold], graph: Graph, shapes: Shapes) -> Dict[str, Tuple[int, ...]]:
-    """Return the shapes of variables of a graph that is prepared, given those of the network's."""
-    read = {node.name for node in graph.nodes if node.is_variable} - folded_names(folds)
-    weights = {fold.weight: fold.sources.weight for fold in folds}
-    before = {**{name: name for name in read}, **weights}
-    return {name: shapes[old] for name, old in before.items() if old in shapes}
-
-
 def fold_params(
     folds: Iterable[Fold], params: Arrays, largest: float = sys.float_info.max
 ) -> Tuple[Dict[str, Any], List[Fold]]:

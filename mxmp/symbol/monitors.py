@@ -88,12 +88,13 @@ class NetworkNames:
         """
 
         def call(name: bytes, *rest: Any) -> None:
-            found = self.find(name.decode())
-            handle = _float32(rest[-1], wanted=found is not None)
-            if found is not None:
-                label, op = found
-                ops = rest[:-1] if op is None else [op.encode() for _ in rest[:-1]]
-                callback(label.encode(), *ops, handle)
+            array = mx.nd.NDArray(ctypes.cast(rest[-1], NDArrayHandle), writable=False)  # which frees what it owns
+            report = self.find(name.decode())
+            if report is not None:
+                label, op = report
+                result = _widened(array)
+                handle, result.handle = result.handle, NDArrayHandle()  # who is called frees it
+                callback(label.encode(), *(rest[:-1] if op is None else [op.encode() for _ in rest[:-1]]), handle)
 
         return call
 
@@ -149,13 +150,3 @@ def _strings(symbol: Any) -> Dict[Named, Set[str]]:
 def _widened(array: Any) -> Any:
     low = dtypes.canonical(array.dtype) in (*dtypes.LOW_PRECISION, "float64")
     return mx.nd.amp_cast(array, dtype=dtypes.FLOAT32) if low else array
-
-
-def _float32(handle: Any, wanted: bool) -> Any:
-    """Return the handle of an array in float32; the one given is used up, as it is if nothing is wanted."""
-    array = mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
-    if not wanted:
-        return None
-    result = _widened(array)
-    handle, result.handle = result.handle, NDArrayHandle()  # who is called frees it
-    return handle

@@ -56,7 +56,6 @@ class Converted:
 
     Attributes:
         symbol: The converted symbol, for plain MXNet.
-        source: What was converted, without casts of mxmp.
         graph: Its graph.
         facts: What MXNet infers about it.
         low_params: Names of the parameters that it wants in low precision.
@@ -65,7 +64,6 @@ class Converted:
     """
 
     symbol: Any
-    source: Any
     graph: Graph
     facts: Facts
     low_params: FrozenSet[str]
@@ -174,7 +172,7 @@ def convert_graph(
     after, new_facts = in_written_order(inserted), new_facts.in_written_order(inserted)
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
     decisions = Decisions(policy, graph, facts, plan, after, removed or Removed())
-    return Converted(from_graph(after, symbol), source, after, new_facts, low_params, decisions)
+    return Converted(from_graph(after, symbol), after, new_facts, low_params, decisions)
 
 
 def _without_casts(symbol: Any, graph: Optional[Graph]) -> Tuple[Any, Graph]:

@@ -61,6 +61,7 @@ def test_parameters_that_are_float32_again_are_listed_with_what_they_were(saved,
     found = convert_checkpoint(str(tmp_path / "low"), 3, str(tmp_path / "wide"), "O1")
     stored_low = {name: dtype for name, dtype in dtypes_of(low.arg_params).items() if dtype == "float16"}
     assert stored_low and low.widened == {} and found.widened == stored_low
+    assert convert_checkpoint(str(tmp_path / "low"), 3, str(tmp_path / "again"), "O2").widened == {}
 
 
 def test_the_source_files_stay_as_they_are(saved, tmp_path):
@@ -124,15 +125,10 @@ def test_the_checkpoint_itself_is_never_written_over(spelling, saved, tmp_path, 
         convert_checkpoint(saved, 3, out, "O2", SHAPES)
 
 
-def test_a_missing_folder_is_named(saved, tmp_path):
-    missing = str(tmp_path / "missing")
-    with nothing_written(tmp_path), refused(CheckpointError, f"there is no folder {missing}"):
-        convert_checkpoint(saved, 3, os.path.join(missing, "low"), "O2", SHAPES)
-
-
-def test_a_file_in_place_of_the_folder_is_named(saved, tmp_path):
-    with nothing_written(tmp_path), refused(CheckpointError, "net-symbol.json"):
-        convert_checkpoint(saved, 3, f"{saved}-symbol.json/low", "O2", SHAPES)
+@pytest.mark.parametrize("name", ["missing", "net-symbol.json"], ids=["missing", "file"])
+def test_a_missing_folder_is_named(name, saved, tmp_path):
+    with nothing_written(tmp_path), refused(CheckpointError, f"there is no folder {tmp_path / name}"):
+        convert_checkpoint(saved, 3, str(tmp_path / name / "low"), "O2", SHAPES)
 
 
 @pytest.fixture
@@ -185,21 +181,15 @@ def test_a_disk_that_is_full_is_said_in_plain_words(tmp_path):
     assert "fwrite" not in str(caught.value)
 
 
-def test_a_symbol_that_does_not_fit_on_the_disk_leaves_the_earlier_files(both, tmp_path):
-    with nothing_written(tmp_path), refused(CheckpointError, both[1], "cannot be written"), files_of_at_most(100):
-        convert_checkpoint(both[0], 3, both[1], "O2", SHAPES)
-
-
-def test_a_folder_in_the_place_of_one_file_leaves_the_other_as_it_was(both, tmp_path):
+@pytest.mark.parametrize("shapes, error, message", [(None, CheckpointError, "cannot be written"), ({"y": (2, 3)}, ConvertError, "'y'")])
+def test_what_fails_leaves_the_earlier_files(shapes, error, message, both, tmp_path):
+    """A symbol that does not fit on the disk, then a folder in the place of one file; or a conversion that fails."""
+    with nothing_written(tmp_path), refused(error, both[shapes is None], message), files_of_at_most(100):
+        convert_checkpoint(both[0], 3, both[1], "O2", shapes)
     os.remove(f"{both[1]}-0003.params")
     os.mkdir(f"{both[1]}-0003.params")
-    with nothing_written(tmp_path), refused(CheckpointError, both[1], "cannot be written"):
-        convert_checkpoint(both[0], 3, both[1], "O2", SHAPES)
-
-
-def test_a_failed_conversion_leaves_the_earlier_files(both, tmp_path):
-    with nothing_written(tmp_path), refused(ConvertError, both[0], "'y'"):
-        convert_checkpoint(both[0], 3, both[1], "O2", {"y": (2, 3)})
+    with nothing_written(tmp_path), refused(error, both[shapes is None], message):
+        convert_checkpoint(both[0], 3, both[1], "O2", shapes)
 
 
 def test_the_epochs_that_are_there(tmp_path):

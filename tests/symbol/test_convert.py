@@ -86,12 +86,6 @@ def test_parameters_of_other_dtypes_are_left_alone(dtype):
     assert dtypes_of(found.arg_params)["fc_weight"] == "float16"
 
 
-def test_without_shapes_parameters_are_those_given():
-    found = convert_model(LAYER, {"fc_weight": mx.nd.ones((6, 6))}, {}, "O2")
-    assert dtypes_of(found.arg_params) == {"fc_weight": "float16"}
-    assert found.report.cast_bytes is None
-
-
 def test_values_are_rounded_to_nearest_even():
     rng = np.random.RandomState(0)
     values = np.ldexp(rng.uniform(-1, 1, 4000), rng.randint(-30, 16, 4000)).astype(np.float32)

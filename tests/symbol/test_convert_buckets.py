@@ -75,12 +75,6 @@ def test_a_weight_that_no_bucket_has_is_passed_on():
     assert dtypes_of(found.arg_params) == {"h_weight": "float16", "long_weight": "float32", "out_weight": "float16"}
 
 
-def test_a_value_out_of_range_is_clamped_once_for_all_buckets():
-    found = buckets_of(args=weights(h_weight=-1e5))
-    np.testing.assert_array_equal(found.arg_params["h_weight"].asnumpy(), np.full((6, 6), -65504, np.float16))
-    assert [(c.name, c.clamped, c.largest) for c in found.changes] == [("h_weight", 36, 1e5)] and found.out_of_range == ()
-
-
 def test_a_value_out_of_range_keeps_its_layers_in_float32_in_all_buckets():
     found = buckets_of(args=weights(h_weight=-1e5), out_of_range="float32")
     assert found.out_of_range == ("h_weight",) and found.changes == ()

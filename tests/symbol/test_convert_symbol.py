@@ -91,13 +91,6 @@ def test_an_input_that_declares_another_dtype_keeps_it(dtype):
     assert found.symbol.infer_type(x="float32")[1] == [np.dtype(dtype), np.float32]
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
-def test_a_float32_input_that_says_so_is_as_one_that_does_not(policy):
-    said, silent = (convert(dense(v), policy) for v in (mx.sym.var("x", dtype="float32"), mx.sym.var("x")))
-    assert [n.name for n in said.graph.nodes] == [n.name for n in silent.graph.nodes]
-    assert nodes_of(said.symbol)["x"].get("__dtype__") == "0"
-
-
 def test_declared_dtypes_come_back_when_converting_back():
     net = dense(mx.sym.var("x", dtype="float32"), weight=mx.sym.var("fc_weight", dtype="float32", lr_mult=2.0))
     low = convert(net, "O2")
