@@ -129,7 +129,8 @@ def _check_node(position: int, node: Any, operators: Collection[str]) -> None:
     if not node.keys() <= _NODE_KEYS:
         raise GraphError(f"{where} has unknown fields {sorted(node.keys() - _NODE_KEYS)}. {HINT}")
     for key in ("attrs", "attr", "param"):
-        if not _is_texts(node.get(key, {})):
+        attrs = node.get(key, {})
+        if not isinstance(attrs, dict) or not all(isinstance(value, str) for value in attrs.values()):
             raise GraphError(f"{where}: '{key}' is {_short(node[key])}; expected names and texts. {HINT}")
     for key, default in (("inputs", None), ("control_deps", []), ("subgraphs", [])):
         if not isinstance(node.get(key, default), list):
@@ -146,10 +147,6 @@ def _check_entry(where: str, entry: Any) -> None:
     # The type itself: a bool is an int to isinstance. Version 0.8 wrote entries of two numbers.
     if not isinstance(entry, list) or not 2 <= len(entry) <= 3 or not all(type(n) is int and n >= 0 for n in entry):
         raise GraphError(f"{where} is {_short(entry)}; expected [node, output] or [node, output, version]. {HINT}")
-
-
-def _is_texts(attrs: Any) -> bool:
-    return isinstance(attrs, dict) and all(isinstance(value, str) for value in attrs.values())
 
 
 def _short(value: Any) -> str:

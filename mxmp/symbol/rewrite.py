@@ -87,8 +87,8 @@ class Converted:
         """Return the same with another graph, in which variables have the dtypes that they had, or the given ones."""
         symbol, known = from_graph(graph, self.symbol), self.facts
         graph = to_graph(symbol)  # in the order that MXNet writes
-        variables = [(i, node.name) for i, node in enumerate(self.graph.nodes) if node.is_variable]
-        shapes = {name: known.shapes[i, 0] for i, name in variables if known.shape(Entry(i)) is not None}
+        sizes = {n.name: known.shape(Entry(i)) for i, n in enumerate(self.graph.nodes) if n.is_variable}
+        shapes = {name: size for name, size in sizes.items() if size is not None}
         facts = infer_facts(symbol, graph, shapes, {**known.variable_dtypes(self.graph), **(types or {})}, known.params)
         return replace(self, symbol=symbol, graph=graph, facts=facts)
 
