@@ -18,7 +18,7 @@ import functools
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 from . import dtypes
 from .errors import DtypeError, PolicyError, did_you_mean
@@ -103,7 +103,7 @@ class Policy:
         """Normalise every field and check the fields against each other."""
         for field in dataclasses.fields(self):
             # The class is frozen for all but itself, as in dataclasses' own __init__.
-            object.__setattr__(self, field.name, _CHECKED[field.name](field.name, getattr(self, field.name)))
+            object.__setattr__(self, field.name, _normalised(field.name, getattr(self, field.name)))
         self._check()
 
     @property
@@ -155,8 +155,9 @@ class Policy:
 
     def __str__(self) -> str:
         items = [f"{text}={getattr(self, field)}" for text, field in _DTYPES.items()]
-        choices = {field: getattr(self, field) for field in _CHOICES}
-        items += [f"{field}={value}" for field, value in choices.items() if value not in (False, "clamp")]
+        items += [f"{field}=True" for field in _FLAGS if getattr(self, field)]
+        if self.out_of_range != "clamp":
+            items.append(f"out_of_range={self.out_of_range}")
         for text, field in _OVERRIDES.items():
             items += [f"{text}:{key}={dtype}" for key, dtype in getattr(self, field)]
         if self.loss_scale is not None:
@@ -195,20 +196,28 @@ class Policy:
         return {pair[0]: (pair,) for pair in self.names if _WILD.isdisjoint(pair[0])}, patterns
 
     def _check(self) -> None:
-        low, allowed = self.compute_dtype, (self.compute_dtype, dtypes.FLOAT32)
-        outside = [field for field in ("param_dtype", "output_dtype") if getattr(self, field) not in allowed]
-        wrong = dict.fromkeys(outside, "it is float32 or the compute dtype.")
-        if not self.is_mixed:
-            wrong.update((field, "everything is float32 already.") for field in _FLAGS if getattr(self, field))
-            if self.loss_scale not in (None, 1.0):  # a scale of 1.0 is none: a script may keep it
-                wrong["loss_scale"] = "float32 gradients need no scaling. Set compute_dtype, or leave loss_scale out."
-        for field, why in wrong.items():
-            raise PolicyError(f"{field}={getattr(self, field)!r} with compute_dtype={low!r} makes no sense: {why}")
+        low = self.compute_dtype
+        for field in ("param_dtype", "output_dtype"):
+            if getattr(self, field) not in (dtypes.FLOAT32, low):
+                self._refuse(field, "it is float32 or the compute dtype.")
+        for field in _FLAGS:
+            if getattr(self, field) and not self.is_mixed:
+                self._refuse(field, "everything is float32 already.")
+        # A scale of 1.0 is none: a script may keep it when it falls back to float32.
+        if self.loss_scale not in (None, 1.0) and not self.is_mixed:
+            self._refuse("loss_scale", "float32 gradients need no scaling. Set compute_dtype, or leave loss_scale out.")
         for field in _OVERRIDES.values():
             for key, dtype in getattr(self, field):
-                if dtype not in allowed:
-                    expected = " or ".join(sorted(set(allowed)))
-                    raise PolicyError(f"{field}: {key!r} is set to {dtype}, but compute_dtype={low!r}; use {expected}.")
+                if dtype not in (dtypes.FLOAT32, low):
+                    raise PolicyError(
+                        f"{field}: {key!r} is set to {dtype}, but compute_dtype={low!r}; "
+                        f"use {' or '.join(sorted({low, dtypes.FLOAT32}))}."
+                    )
+
+    def _refuse(self, field: str, why: str) -> None:
+        raise PolicyError(
+            f"{field}={getattr(self, field)!r} with compute_dtype={self.compute_dtype!r} makes no sense: {why}"
+        )
 
 
 def only_matching(policy: Policy, nodes: Sequence[Tuple[str, str]]) -> Policy:
@@ -261,10 +270,7 @@ def _parse_fields(spec: str) -> Dict[str, Any]:
         if not equals and number:
             raise PolicyError(f"{item!r} is no 'field=value' pair.")
         if not equals:
-            presets = {preset.lower(): fields for preset, fields in PRESETS.items()}
-            if item.lower() not in presets:
-                raise PolicyError(f"unknown policy {item!r}{did_you_mean(item, PRESETS)}.")
-            fields.update(presets[item.lower()])  # the first item, so that those behind it overrule its fields
+            fields.update(_preset(item))  # the first item, so that those behind it overrule its fields
         elif colon and (kind not in _OVERRIDES or not target):
             raise PolicyError(f"unknown override {key!r}; expected op:<name>, name:<pattern> or block:<pattern>.")
         elif colon:
@@ -278,7 +284,21 @@ def _parse_fields(spec: str) -> Dict[str, Any]:
     return fields
 
 
-def _choice(field: str, value: Any) -> Any:
+def _preset(name: str) -> Dict[str, Any]:
+    for preset, fields in PRESETS.items():
+        if preset.lower() == name.lower():
+            return fields
+    raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}.")
+
+
+def _normalised(field: str, value: Any) -> Any:
+    """Return the value of a field as a policy holds it, or raise PolicyError with the field's name."""
+    if field in _DTYPES.values():
+        return _precision(field, value)
+    if field in _OVERRIDES.values():
+        return _overrides(field, value)
+    if field == "loss_scale":
+        return _loss_scale(value)
     # By type too, since 1 equals True.
     choices = _CHOICES[field]
     if type(value) is not type(choices[0]) or value not in choices:
@@ -317,25 +337,18 @@ def _overrides(field: str, value: Union[Mapping[str, Any], Iterable[Tuple[str, A
     return tuple(sorted(dtype_of.items()))
 
 
-def _loss_scale(field: str, value: Any) -> Union[None, str, float]:
-    if value is None or value == "dynamic" or (isinstance(value, str) and value.lower() == "none"):
-        return "dynamic" if value == "dynamic" else None
+def _loss_scale(value: Any) -> Union[None, str, float]:
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return None
+    if value == "dynamic":
+        return "dynamic"
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # True is a mistake, not a scale of 1
     except (TypeError, ValueError):
         number = math.nan
     if not 0 < number < math.inf:
-        raise PolicyError(f"{field}={value!r}: expected None, 'dynamic' or a positive, finite number.")
+        raise PolicyError(f"loss_scale={value!r}: expected None, 'dynamic' or a positive, finite number.")
     return number
-
-
-# What gives the value of a field as a policy holds it, or raises PolicyError with the field's name.
-_CHECKED: Dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(_DTYPES.values(), _precision),
-    **dict.fromkeys(_CHOICES, _choice),
-    **dict.fromkeys(_OVERRIDES.values(), _overrides),
-    "loss_scale": _loss_scale,
-}
 
 
 def _shown(value: Any) -> str:

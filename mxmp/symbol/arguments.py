@@ -72,17 +72,15 @@ def make_model(sym: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = N
         pairs = shapes.items() if isinstance(shapes, Mapping) else [(pair[0], pair[1]) for pair in shapes or ()]
     except (TypeError, IndexError):
         raise ConvertError(f"shapes is {shapes!r}; expected a dict, or pairs of names and shapes.") from None
+    sizes = {name: _checked_shape(name, shape) for name, shape in pairs}
+    _require_names("shapes", "variable", sizes, variables)
+    dtypes = _require_mapping("dtypes", dtypes or {})
+    types = {name: _checked_dtype(name, dtype) for name, dtype in dtypes.items()}
+    _require_names("dtypes", "variable", types, variables)
     magnitudes = checked_ranges(ranges)
-    model = Model(
-        sym,
-        {name: _checked_shape(name, shape) for name, shape in pairs},
-        {name: _checked_dtype(name, dtype) for name, dtype in _require_mapping("dtypes", dtypes or {}).items()},
-        magnitudes,
-    )
-    _require_names("shapes", "variable", model.shapes, variables)
-    _require_names("dtypes", "variable", model.dtypes, variables)
-    _require_names("ranges", "output", magnitudes, sym.get_internals().list_outputs() if magnitudes else ())
-    return model
+    if magnitudes:
+        _require_names("ranges", "output", magnitudes, sym.get_internals().list_outputs())
+    return Model(sym, sizes, types, magnitudes)
 
 
 def require_symbol(sym: Any) -> Any:
@@ -187,7 +185,8 @@ def blaming_params(sym: Any, params: Mapping[str, Any], shapes: Shapes) -> Itera
             facts = infer_network(sym, graph, shapes, {}, frozenset(params))
         except InferenceError:
             facts = Facts({})  # the network is wrong by itself
-        require_fit(graph, facts, {name: array.shape for name, array in params.items() if name not in shapes}, shapes)
+        sizes = {name: array.shape for name, array in params.items() if name not in shapes}
+        require_fit(graph, facts, sizes, shapes)
         raise
 
 

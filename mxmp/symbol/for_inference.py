@@ -109,9 +109,11 @@ def fold_params(
             like = params[fold.sources.weight]
             weight, bias = _fold(fold.sources, params)
             folded[fold.weight], folded[fold.bias] = _array(weight, like), _array(bias, like)
-            limit = dtypes.limits(dtypes.BFLOAT16).max if dtypes.canonical(like.dtype) == dtypes.BFLOAT16 else largest
-            # NaN does not fit, whichever of both has it.
-            fits[fold.weight] = bool(np.maximum(*(np.abs(each).max(initial=0.0) for each in (weight, bias))) <= limit)
+            limit = largest
+            if dtypes.canonical(like.dtype) == dtypes.BFLOAT16:  # computed in float32, whose range is larger
+                limit = dtypes.limits(dtypes.BFLOAT16).max
+            tops = [np.abs(each).max(initial=0.0) for each in (weight, bias)]
+            fits[fold.weight] = all(top <= limit for top in tops)  # NaN does not fit
     return folded, [fold for fold in folds if not fits[fold.weight]]
 
 

@@ -94,7 +94,8 @@ class NetworkNames:
                 label, op = report
                 result = _widened(array)
                 handle, result.handle = result.handle, NDArrayHandle()  # who is called frees it
-                callback(label.encode(), *(rest[:-1] if op is None else [op.encode() for _ in rest[:-1]]), handle)
+                ops = rest[:-1] if op is None else [op.encode() for _ in rest[:-1]]
+                callback(label.encode(), *ops, handle)
 
         return call
 

@@ -199,10 +199,14 @@ def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:
     rounded to it: a Module keeps them in float32, and so do its checkpoints.
     """
     low = low_dtypes(arrays)
-    nodes = [node for node in (to_graph(symbol).nodes if low else ()) if node.is_variable and node.name in low]
-    declared = {node.name: original(node).get("__dtype__") for node in nodes if node.get(BEFORE_ATTR) is not None}
-    wanted = {name: dtypes.from_flag(flag or "") or dtypes.FLOAT32 for name, flag in declared.items()}
+    wanted: Dict[str, str] = {}
+    for node in to_graph(symbol).nodes if low else ():
+        if node.is_variable and node.name in low and node.get(BEFORE_ATTR) is not None:
+            declared = original(node).get("__dtype__") or ""
+            wanted[node.name] = dtypes.from_flag(declared) or dtypes.FLOAT32
     for name, dtype in own_low_dtypes(symbol).items():
-        if name in arrays and wanted.get(name, dtypes.canonical(arrays[name].dtype)) == dtypes.FLOAT32:
+        if name not in arrays:
+            continue
+        if wanted.get(name, dtypes.canonical(arrays[name].dtype)) == dtypes.FLOAT32:
             wanted[name] = dtype
     return {**arrays, **{name: round_to(arrays[name], dtype) for name, dtype in wanted.items()}}
