@@ -227,6 +227,13 @@ def test_two_readers_share_one_cast():
     assert casts_of(convert_symbol(symbol, "O1", SHAPES)).count("x") == 1
 
 
+def test_of_ways_that_move_as_many_bytes_that_with_the_fewest_casts_is_taken():
+    """One cast of 16 values, and not two of 4 beside 24 values that an operator reads and writes in float32."""
+    table = mx.sym.broadcast_add(dense(DATA, "a", hidden=1), dense(mx.sym.var("y"), "b", hidden=4), name="table")
+    found = model(mx.sym.softmax(table, name="soft"), "O1", {"x": (4, 6), "y": (1, 6)})
+    assert precisions(found)["table"] == "float16" and casts_of(found.symbol).count("table") == 1
+
+
 def test_resnet_50_keeps_two_casts_of_activations():
     """The image to float16, the logits back: none within."""
     symbol = mx.gluon.model_zoo.vision.resnet50_v1(prefix="net_")(mx.sym.var("data"))

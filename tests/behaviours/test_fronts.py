@@ -238,12 +238,15 @@ def test_the_optimizer_of_keras_skips_and_counts_its_iterations():
 
 
 def test_explain_names_the_operator_that_leaves_float16s_range():
-    symbol = mx.sym.LinearRegressionOutput(mx.sym.square(dense(mx.sym.var("data")), name="squares"), name="out")
-    args = {"fc_weight": mx.nd.full((6, 5), 100)}
-    batch = {"data": mx.nd.ones((4, 5)), "out_label": mx.nd.zeros((4, 6))}
-    found = explain((symbol, args, {}), batch, "O1,op:square=float16", loss_scale=1)
+    """And not a parameter beyond it that float32 reads."""
+    squares = mx.sym.square(dense(mx.sym.var("data")), name="squares")
+    shifted = mx.sym.broadcast_add(squares, mx.sym.var("shift", shape=(1, 6)), name="shifted")
+    symbol = mx.sym.LinearRegressionOutput(shifted, name="out")
+    args = {"fc_weight": mx.nd.full((6, 5), 100), "shift": mx.nd.full((1, 6), 1e5)}
+    batch = {"data": mx.nd.ones((4, 5)), "out_label": mx.nd.full((4, 6), 1e5)}
+    found = explain((symbol, args, {}), batch, "O1,op:square=float16,name:shifted=float32", loss_scale=1)
     assert (found.kind, found.node.name) == ("activation out of range", "squares") and "squares" in str(found)
-    healthy = explain((symbol, {"fc_weight": args["fc_weight"] / 100}, {}), batch, "O1", loss_scale=1)
+    healthy = explain((symbol, {**args, "fc_weight": args["fc_weight"] / 100}, {}), batch, "O1", loss_scale=1)
     assert (healthy.kind, healthy.node) == ("no fault found", None)
 
 
