@@ -493,5 +493,8 @@ def test_a_worker_that_fails_ends_the_others_and_its_exit_code_is_passed_on(tmp_
 
 
 def test_each_line_of_a_job_is_printed_behind_the_name_of_its_process(capfd):
-    assert launch(job("echo one", "echo two; echo three")).code == 0
-    assert sorted(capfd.readouterr().out.splitlines()) == ["[worker 0] one", "[worker 1] three", "[worker 1] two"]
+    """Each to the stream that the process wrote it to."""
+    assert launch(job("echo one; echo four >&2", "echo two; echo three")).code == 0
+    printed = capfd.readouterr()
+    assert sorted(printed.out.splitlines()) == ["[worker 0] one", "[worker 1] three", "[worker 1] two"]
+    assert printed.err == "[worker 0] four\n"

@@ -151,14 +151,15 @@ def test_a_module_goes_on_from_its_checkpoint_bit_for_bit(policy, tmp_path):
     assert resumed.loss_scale == whole.loss_scale != DynamicLossScale()
 
 
-def test_a_manifest_refuses_files_of_different_saves(tmp_path):
+@pytest.mark.parametrize("suffix", ["params", "states"])
+def test_a_manifest_refuses_files_of_different_saves(suffix, tmp_path):
     """Of one network and one size, so that nothing else tells them apart."""
     for seed, folder in enumerate(["a", "b"]):
         (tmp_path / folder).mkdir()
         trained = module(seed, policy="O1")
         train(trained, 1)
         trained.save_checkpoint(str(tmp_path / folder / "net"), 1, save_optimizer_states=True)
-    (tmp_path / "b" / "net-0001.params").replace(tmp_path / "a" / "net-0001.params")
+    (tmp_path / "b" / f"net-0001.{suffix}").replace(tmp_path / "a" / f"net-0001.{suffix}")
     with pytest.raises(CheckpointError, match="does not fit"):
         mxmp.module.Module.load(str(tmp_path / "a" / "net"), 1, load_optimizer_states=True)
 
@@ -170,11 +171,13 @@ def test_disable_takes_back_what_init_did():
     net = make()
     net.hybridize()
     exact = net(X).asnumpy()
+    classes = [dict(vars(kind)) for kind in (gluon.Block, gluon.HybridBlock)]
     amp.init()
     try:
         low = net(X).asnumpy()
     finally:
         amp.disable()
+    assert [dict(vars(kind)) for kind in (gluon.Block, gluon.HybridBlock)] == classes
     assert 0 < np.abs(low - exact).max() < 0.02
     np.testing.assert_array_equal(net(X).asnumpy(), exact)
 
@@ -292,16 +295,17 @@ def mxmp_command(*args, cwd):
     return subprocess.run([sys.executable, "-m", "mxmp", *args], cwd=cwd, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("policy", ["O2", "mixed_bfloat16"])
-def test_the_command_line_converts_a_checkpoint_as_python_does(policy, tmp_path):
+@pytest.mark.parametrize(("policy", "folds"), [("O2", False), ("mixed_bfloat16", True)])
+def test_the_command_line_converts_a_checkpoint_as_python_does(policy, folds, tmp_path):
     """A network of which the shapes decide: a sum that is short enough for float16."""
-    total = mx.sym.sum(dense(mx.sym.var("data")), axis=1, keepdims=True, name="total")
-    symbol = dense(total, "last")
-    args, _ = params_of(symbol, {"data": (4, 5)})
-    mx.model.save_checkpoint(str(tmp_path / "net"), 2, symbol, args, {})
-    ended = mxmp_command("convert", "net", "2", "-o", "low", "--policy", policy, "--shape", "data:4,5", cwd=tmp_path)
+    norm = mx.sym.BatchNorm(dense(mx.sym.var("data")), name="norm")
+    symbol, shapes = dense(mx.sym.sum(norm, axis=1, keepdims=True, name="total"), "last"), {"data": (4, 5)}
+    mx.model.save_checkpoint(str(tmp_path / "net"), 2, symbol, *params_of(symbol, shapes))
+    options = ["--policy", policy, "--shape", "data:4,5", *(["--for-inference"] if folds else [])]
+    ended = mxmp_command("convert", "net", "2", "-o", "low", *options, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    mxmp.symbol.convert_checkpoint(str(tmp_path / "net"), 2, str(tmp_path / "by_python"), policy, {"data": (4, 5)})
+    prefix, out = str(tmp_path / "net"), str(tmp_path / "by_python")
+    mxmp.symbol.convert_checkpoint(prefix, 2, out, policy, shapes, for_inference=folds)
     for suffix in ("-symbol.json", "-0002.params"):
         assert (tmp_path / f"low{suffix}").read_bytes() == (tmp_path / f"by_python{suffix}").read_bytes()
 
