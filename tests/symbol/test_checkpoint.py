@@ -32,6 +32,18 @@ def values(arrays):
     return {name: array.asnumpy().tobytes() for name, array in arrays.items()}
 
 
+@pytest.mark.parametrize("epoch", [-1, 3.0, True, "3", None])
+def test_an_epoch_is_a_whole_number_from_0_on(epoch, saved, tmp_path):
+    calls = (
+        lambda: load_checkpoint(saved, epoch),
+        lambda: save_checkpoint(saved, epoch, NETWORK, ARGS, AUX),
+        lambda: convert_checkpoint(saved, epoch, str(tmp_path / "out")),
+    )
+    for call in calls:
+        with nothing_written(tmp_path), refused(CheckpointError, f"epoch={epoch!r}: expected a whole number from 0 on"):
+            call()
+
+
 def test_plain_mxnet_loads_what_is_saved(saved):
     symbol, args, aux = mx.model.load_checkpoint(saved, 3)
     assert symbol.tojson() == NETWORK.tojson()
