@@ -17,13 +17,14 @@ import numpy as np
 from . import compat
 from . import dtypes as dtypes_
 from .compat.old_onnx import IR_VERSION, OPSET
-from .errors import ConvertError, DependencyError, InferenceError, mxnet_reason
+from .errors import ConvertError, DependencyError, mxnet_reason
 from .files import saving
 from .graph import Entry, Graph, GraphBuilder, Node, make_attrs, verify
 from .passes import Facts
 from .rules import value_of
-from .symbol import from_graph, infer_facts, to_graph
+from .symbol import from_graph, to_graph
 from .symbol.arguments import check_params, make_model, require_symbol
+from .symbol.inference import infer_network
 
 # The exporter gives onnx the bits of a float16 constant, and onnx 1.8 and later take them for its value:
 # x + 1 becomes x + 15360. Those of the last line are float32 whatever they read, and so is GELU's.
@@ -141,18 +142,7 @@ def exportable(sym: Any) -> Any:
                 f"node {node}: MXNet's exporter to ONNX drops every amp_cast; convert to float16, where mxmp inserts "
                 f"Cast."
             )
-    return from_graph(_written_out(graph, _infer(sym, graph)), sym)
-
-
-def _infer(sym: Any, graph: Graph) -> Facts:
-    """Return the dtypes of a symbol whose variables are float32 where nothing says otherwise."""
-    variables = {i: node for i, node in enumerate(graph.nodes) if node.is_variable}
-    try:
-        facts = infer_facts(sym, graph, {}, {}, frozenset())
-        unknown = [node.name for i, node in variables.items() if facts.dtype(Entry(i)) is None]
-    except InferenceError:  # Embedding, for example, must be told
-        unknown = [node.name for node in variables.values() if not node.declares_dtype]
-    return infer_facts(sym, graph, {}, dict.fromkeys(unknown, dtypes_.FLOAT32), frozenset())
+    return from_graph(_written_out(graph, infer_network(sym, graph, {}, {}, frozenset())), sym)
 
 
 def _written_out(graph: Graph, facts: Facts) -> Graph:

@@ -12,7 +12,7 @@ from mxnet import gluon
 
 from ..graph import Graph
 from ..mxnet_private import blocks
-from ..symbol import Converted
+from ..symbol import Converted, from_graph
 from ..train.loss_heads import HEAD_SCALE
 from ..write_counts import can_count
 from .graphs import ConvertedGraph, infers, on_cpu, split_inputs
@@ -116,7 +116,7 @@ def _prepared_params(found: InferenceGraph, params: Params, dtype: str) -> Prepa
     """Return what a graph reads in place of a net's parameters, to be computed."""
     prepared, split = PreparedParams(params, found.converted.folds, dtype), found.split
     if split.prepare is not None:
-        prepared.cast_by(split.prepare, split.names)
+        prepared.cast_by(from_graph(split.prepare, found.converted.symbol), split.names)
     prepared.give(sorted(found.folded & found.read))
     return prepared
 

@@ -13,8 +13,8 @@ from ..passes.fold import Sources
 from ..policy import Policy
 from ..symbol import Converted, convert_graph
 from ..symbol.arguments import Model, make_model
-from ..symbol.convert import ConvertedModel, convert_known
-from ..symbol.for_inference import folded_names, folded_shapes, prepare
+from ..symbol.convert import ConvertedModel, convert_models
+from ..symbol.for_inference import folded_names, prepare
 from ..symbol.inference import Dtypes, Shapes
 from ..write_counts import can_count
 from .graphs import ConvertedGraph
@@ -50,15 +50,23 @@ def convert_folded(
     left = frozenset(fold.norm for fold in found.folds if fold.sources in unfolded)
     if left:
         found = prepare(trace.symbol, foldable, shapes, types, left, trace.graph)
-    known = folded_shapes(found.folds, found.graph, shapes)
+    gone = folded_names(found.folds)
+    known = {name: shape for name, shape in shapes.items() if name not in gone}  # MXNet infers those of the others
     beyond = {name for name in out_of_range if name not in found.outputs}
     beyond.update(name for name, before in found.outputs.items() if before in out_of_range)
-    storage = storage.without(folded_names(found.folds))
-    inputs = trace.inputs(params)
+    storage = storage.without(gone)
     converted = convert_graph(
-        found.symbol, policy, known, types, *storage, frozenset(beyond), graph=found.graph, inputs=inputs
+        found.symbol,
+        policy,
+        known,
+        types,
+        *storage,
+        frozenset(beyond),
+        graph=found.graph,
+        inputs=trace.inputs(params),
+        removed=found.removed,
     )
-    return replace(converted.noting(found.removed), folds=found.folds)
+    return replace(converted, folds=found.folds)
 
 
 def refuse_training(net: gluon.HybridBlock) -> None:
@@ -119,6 +127,6 @@ def convert_for_inference(
     args = {name: value for name, value in values.items() if name not in states}
     aux = {name: value for name, value in values.items() if name in states}
     try:
-        return convert_known(model, args, aux, policy, for_inference=True, must_match=False)
+        return convert_models([model], args, aux, policy, for_inference=True, check=False)[0]
     except ConvertError as e:
         raise type(e)(f"block '{net.name}': {e}") from e

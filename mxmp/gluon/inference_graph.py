@@ -38,7 +38,7 @@ class InferenceGraph:
     def of(cls, converted: Converted, params: Params, on_cpu: bool, fused: bool) -> InferenceGraph:
         """Return the graph for a net with these parameters, by name."""
         names = frozenset(params)
-        graph = converted.graph_on_cpu(False, fused, names) if on_cpu else converted.graph_on_gpu()
+        graph = converted.running_graph(on_cpu, fused=fused, written=names)
         return cls(converted, graph, fused, names, _dense(params))
 
     @functools.cached_property

@@ -7,15 +7,14 @@ from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, Optional, Se
 
 import mxnet as mx
 from mxnet import gluon
+from mxnet.ndarray import CachedOp
 
 from ..arrays import to_float32
 from ..dtypes import FLOAT32, limits
 from ..errors import MxmpError
-from ..graph import Graph
 from ..mxnet_private import parameters
 from ..passes.fold import Fold
-from ..symbol.for_inference import fold_params, folds_beyond
-from ..symbol.imperative import run_imperatively
+from ..symbol.for_inference import fold_params
 from ..write_counts import UnwrittenArrays, write_count
 
 
@@ -72,7 +71,7 @@ class PreparedParams:
     """What one graph computes from parameters alone, for each context.
 
     It is computed again when a parameter has been written or has other arrays; at each call where that cannot be told.
-    BatchNorm is folded first, then a graph of casts runs on what that gives.
+    BatchNorm is folded first, then a symbol of casts runs on what that gives.
     """
 
     def __init__(self, params: Mapping[str, gluon.Parameter], folds: Sequence[Fold] = (), dtype: str = FLOAT32) -> None:
@@ -82,7 +81,8 @@ class PreparedParams:
         self._folds = folds
         self._largest = limits(dtype).max
         self._watched: List[str] = []
-        self._casts: Optional[Graph] = None
+        self._casts: Any = None  # the cached operator that casts
+        self._cast_inputs: List[str] = []
         self._cast_names: List[str] = []
         self._sources: Dict[mx.Context, _Sources] = {}  # of values that are complete
         self._begun: Set[mx.Context] = set()  # where values were computed, or begun to be, at any time
@@ -91,9 +91,9 @@ class PreparedParams:
         """Keep values under these names: folded parameters, or outputs of the graph of casts."""
         self.params.extend(map(PreparedParam, names))
 
-    def cast_by(self, graph: Graph, names: Sequence[str]) -> None:
-        """Take the graph of casts, and keep its outputs under these names."""
-        self._casts, self._cast_names = graph, list(names)
+    def cast_by(self, symbol: Any, names: Sequence[str]) -> None:
+        """Take the symbol that casts, and keep its outputs under these names."""
+        self._casts, self._cast_inputs, self._cast_names = CachedOp(symbol), symbol.list_inputs(), list(names)
         self.give(names)
 
     def watch(self, names: Iterable[str]) -> None:
@@ -134,18 +134,19 @@ class PreparedParams:
         """The names of the net's parameters that values are computed from."""
         folded = {name for fold in self._folds for name in (fold.weight, fold.bias)}
         names = [name for fold in self._folds for name in fold.sources.params]
-        cast = [node.name for node in self._casts.nodes if node.is_variable] if self._casts else []
-        return list(dict.fromkeys([*names, *self._watched, *(name for name in cast if name not in folded)]))
+        cast = (name for name in self._cast_inputs if name not in folded)
+        return list(dict.fromkeys([*names, *self._watched, *cast]))
 
     def _computed(self, arrays: Dict[str, mx.nd.NDArray]) -> Dict[str, mx.nd.NDArray]:
         sources = {name for fold in self._folds for name in fold.sources.params}
-        folded = fold_params(self._folds, {name: to_float32(arrays[name]) for name in sources})
-        beyond = folds_beyond(self._folds, folded, self._largest)
+        wide = {name: to_float32(arrays[name]) for name in sources}
+        folded, beyond = fold_params(self._folds, wide, self._largest)
         if beyond:
             raise FoldRangeError(beyond)
         known = {**arrays, **folded}
         if self._casts is not None:
-            known.update(zip(self._cast_names, run_imperatively(self._casts, known)))
+            results = self._casts(*(known[name] for name in self._cast_inputs))
+            known.update(zip(self._cast_names, results if isinstance(results, list) else [results]))
         return known
 
     def forget(self) -> None:

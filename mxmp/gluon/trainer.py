@@ -663,7 +663,6 @@ def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
 
 def _let_see_true_gradients(trainers: Sequence[Trainer]) -> None:
     """Have the gradients of trainers unscaled if somebody reads one before the step."""
-
     alive = weakref.WeakSet(trainers)
 
     def look() -> None:

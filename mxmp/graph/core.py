@@ -78,8 +78,7 @@ class Node(NamedTuple):
     def with_attrs(self, changes: Mapping[str, Optional[str]]) -> "Node":
         """Return this node with attributes set, or removed where the value is None."""
         merged: Dict[str, Optional[str]] = {**dict(self.attrs), **changes}
-        attrs = make_attrs({k: v for k, v in merged.items() if v is not None})
-        return Node(self.op, self.name, attrs, self.inputs, self.num_outputs, self.subgraphs, self.control_deps)
+        return self._replace(attrs=make_attrs({k: v for k, v in merged.items() if v is not None}))
 
     def __str__(self) -> str:
         return f"'{self.name}' ({self.op})"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import accumulate, starmap
-from typing import Any, Collection, Dict, List, Match
+from typing import Any, Collection, Dict, Match
 
 from ..errors import GraphError
 from .core import HINT, VARIABLE, Entry, Graph, Node, make_attrs, verify
@@ -19,6 +19,7 @@ from .core import HINT, VARIABLE, Entry, Graph, Node, make_attrs, verify
 _GRAPH_KEYS = {"nodes", "arg_nodes", "node_row_ptr", "heads", "attrs"}  # all that any version of MXNet wrote
 # The fields that nnvm's reader accepts (3rdparty/tvm/nnvm/src/pass/saveload_json.cc), older spellings included.
 _NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps", "attr", "param", "backward_source_id"}
+_UNLIMITED = 1 << 32  # outputs, more than JSON can name
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
 
@@ -48,7 +49,9 @@ def check_json(text: str, operators: Collection[str]) -> None:
 
     Raises GraphError if it is not, naming the first node that is malformed, out of order or of an unknown operator.
     """
-    _check_data(_read_json(text), frozenset(operators) | {VARIABLE})
+    data = _read_json(text)
+    _check_data(data, frozenset(operators) | {VARIABLE})
+    verify(_graph_from(data, sized=False))
 
 
 def _read_json(text: str) -> Any:
@@ -64,16 +67,18 @@ def _read_json(text: str) -> Any:
         raise GraphError(f"not a symbol's JSON: {e}. The file is truncated or no symbol file.") from e
 
 
-def _graph_from(data: Any) -> Graph:
-    rows = data["node_row_ptr"]  # the outputs of all nodes, counted on
-    nodes = tuple(_node_from(node, end - start) for node, start, end in zip(data["nodes"], rows, rows[1:]))
+def _graph_from(data: Any, sized: bool = True) -> Graph:
+    """Return the graph of data that is well formed; with unlimited outputs of each node unless their numbers count."""
+    # The outputs of all nodes, counted on. Versions before 0.9 wrote none, and of other JSON they may be anything.
+    rows = data["node_row_ptr"] if sized else range(0, (len(data["nodes"]) + 1) * _UNLIMITED, _UNLIMITED)
+    nodes = tuple(_node_from(node, end - start, sized) for node, start, end in zip(data["nodes"], rows, rows[1:]))
     return Graph(nodes, tuple(starmap(Entry, data["heads"])), json.dumps(data.get("attrs", {}), sort_keys=True))
 
 
-def _node_from(data: Dict[str, Any], num_outputs: int) -> Node:
+def _node_from(data: Dict[str, Any], num_outputs: int, sized: bool) -> Node:
     attrs = make_attrs(data.get("attrs", {}))
     inputs = tuple(starmap(Entry, data["inputs"]))
-    subgraphs = tuple(map(_graph_from, data.get("subgraphs", ())))
+    subgraphs = tuple(_graph_from(body, sized) for body in data.get("subgraphs", ()))
     return Node(data["op"], data["name"], attrs, inputs, num_outputs, subgraphs, tuple(data.get("control_deps", ())))
 
 
@@ -98,10 +103,7 @@ def _node_data(node: Node) -> Dict[str, Any]:
 
 
 def _unescaped(match: Match[str]) -> str:
-    escape = match.group(1)
-    if len(escape) > 1:
-        return chr(int(escape[1:], 16))
-    return {"b": "\b", "f": "\f"}.get(escape, match.group())
+    return str(json.loads(f'"{match.group()}"')) if match.group(1)[0] in "ubf" else match.group()
 
 
 def _check_data(data: Any, operators: Collection[str]) -> None:
@@ -109,16 +111,13 @@ def _check_data(data: Any, operators: Collection[str]) -> None:
         raise GraphError("not a symbol's JSON: it has no 'nodes' and 'heads'.")
     if not data.keys() <= _GRAPH_KEYS:
         raise GraphError(f"the graph has unknown fields {sorted(data.keys() - _GRAPH_KEYS)}. {HINT}")
-    nodes = data["nodes"]
-    for position, node in enumerate(nodes):
-        _check_node(position, node, nodes, operators)
-    if not data["heads"]:
-        raise GraphError("the graph has no outputs.")
+    for position, node in enumerate(data["nodes"]):
+        _check_node(position, node, operators)
     for number, head in enumerate(data["heads"]):
-        _check_entry(f"output {number} of the graph", head, len(nodes), nodes)
+        _check_entry(f"output {number} of the graph", head)
 
 
-def _check_node(position: int, node: Any, nodes: List[Any], operators: Collection[str]) -> None:
+def _check_node(position: int, node: Any, operators: Collection[str]) -> None:
     if not isinstance(node, dict) or not all(isinstance(node.get(key), str) for key in ("op", "name")):
         raise GraphError(f"node {position}: found {_short(node)}, expected 'op', 'name' and 'inputs'. {HINT}")
     where = f"node '{node['name']}' ({node['op']})"
@@ -130,36 +129,24 @@ def _check_node(position: int, node: Any, nodes: List[Any], operators: Collectio
     if not node.keys() <= _NODE_KEYS:
         raise GraphError(f"{where} has unknown fields {sorted(node.keys() - _NODE_KEYS)}. {HINT}")
     for key in ("attrs", "attr", "param"):
-        if not _is_texts(node.get(key, {})):
+        attrs = node.get(key, {})
+        if not isinstance(attrs, dict) or not all(isinstance(value, str) for value in attrs.values()):
             raise GraphError(f"{where}: '{key}' is {_short(node[key])}; expected names and texts. {HINT}")
     for key, default in (("inputs", None), ("control_deps", []), ("subgraphs", [])):
         if not isinstance(node.get(key, default), list):
             raise GraphError(f"{where}: '{key}' is {_short(node.get(key))}; expected a list. {HINT}")
-    if node["op"] == VARIABLE and node["inputs"]:
-        raise GraphError(f"{where}: a variable cannot have inputs. {HINT}")
     for port, entry in enumerate(node["inputs"]):
-        _check_entry(f"{where}: input {port}", entry, position, nodes)
+        _check_entry(f"{where}: input {port}", entry)
     for before in node.get("control_deps", ()):
-        if type(before) is not int or not 0 <= before < position:
-            raise GraphError(f"{where}: 'control_deps' has {_short(before)}; expected nodes before it. {HINT}")
+        _check_entry(f"{where}: a control dependency", [before, 0])
     for body in node.get("subgraphs", ()):
         _check_data(body, operators)
 
 
-def _check_entry(where: str, entry: Any, limit: int, nodes: List[Any]) -> None:
+def _check_entry(where: str, entry: Any) -> None:
     # The type itself: a bool is an int to isinstance. Version 0.8 wrote entries of two numbers.
     if not isinstance(entry, list) or not 2 <= len(entry) <= 3 or not all(type(n) is int and n >= 0 for n in entry):
         raise GraphError(f"{where} is {_short(entry)}; expected [node, output] or [node, output, version]. {HINT}")
-    if entry[0] >= len(nodes):
-        raise GraphError(f"{where} refers to node {entry[0]}, but the graph has {len(nodes)} nodes. {HINT}")
-    if entry[0] >= limit:
-        # It has not been looked at yet, so it may be anything.
-        later: Dict[str, Any] = nodes[entry[0]] if isinstance(nodes[entry[0]], dict) else {}
-        raise GraphError(f"{where} refers to node '{later.get('name')}', which comes later or is itself. {HINT}")
-
-
-def _is_texts(attrs: Any) -> bool:
-    return isinstance(attrs, dict) and all(isinstance(value, str) for value in attrs.values())
 
 
 def _short(value: Any) -> str:

@@ -153,7 +153,6 @@ def _register(owner: Any, name: str, purpose: str, is_assigned: bool = False) ->
 
 library = global_name(mx.base, "_LIB", "the C interface, for what Python has no call for")
 _internal = global_name(mx.nd, "_internal", "the operators that have no public name")
-invoke = global_name(_internal, "_imperative_invoke", "runs an operator by its handle, with attributes as texts")
 equal = global_name(_internal, "_equal", "compares two arrays into a given one, with no broadcast")
 multiply = global_name(_internal, "_mul_scalar", "multiplies by a number in place, keeping the dtype")
 is_fresh = attribute(mx.nd.NDArray, "_fresh_grad", "whether backward wrote an array's gradient since it was unset")

@@ -31,18 +31,15 @@ PRECISION_ATTR = "__mxmp_precision__"
 
 
 def noting(before: Node, after: Node, ports: Sequence[Sequence[Any]] = ()) -> Node:
-    """Return the new form of a node with a note of the old one; it may have one of a change before that."""
-    note: Dict[str, Any] = json.loads(after.get(BEFORE_ATTR) or "{}")
-    for key, old, new in (("op", before.op, after.op), ("name", before.name, after.name)):
-        if old != new:
-            note.setdefault(key, old)
+    """Return the new form of a node with a note of the old one, if they differ or ``ports`` are to be noted."""
+    if not ports and (before.op, before.name) == (after.op, after.name) and before.attrs == after.attrs:
+        return after
+    pairs = ("op", before.op, after.op), ("name", before.name, after.name)
+    note: Dict[str, Any] = {key: old for key, old, new in pairs if old != new}
     was, now = dict(before.attrs), dict(after.attrs)
-    attrs = {key: was.get(key) for key in {**was, **now} if key != BEFORE_ATTR and was.get(key) != now.get(key)}
-    if attrs:
-        note["attrs"] = {**attrs, **note.get("attrs", {})}
-    if ports:
-        note["ports"] = list(ports)
-    return after.with_attrs({BEFORE_ATTR: json.dumps(note, sort_keys=True)}) if note else after
+    note["attrs"] = {key: was.get(key) for key in {**was, **now} if was.get(key) != now.get(key)}
+    note["ports"] = list(ports)
+    return after.with_attrs({BEFORE_ATTR: json.dumps({k: v for k, v in note.items() if v}, sort_keys=True)})
 
 
 def original(node: Node) -> Node:
@@ -64,19 +61,16 @@ def note_of(node: Node) -> Mapping[str, Any]:
     if text is None and (node.get(MARK_ATTR) is None or node.inputs):
         return {}
     try:
-        note = json.loads(text or "")
+        note: Mapping[str, Any] = json.loads(text or "")
         ports = [port for port, *_ in note.get("ports", [])]
-        fine = all(type(port) is int and 0 <= port < len(node.inputs) for port in ports)
-        fine = fine and all(isinstance(note.get(key, ""), str) for key in ("op", "name"))
         values = note.get("attrs", {}).values()
-        fine = fine and all(value is None or isinstance(value, str) for value in values)
+        texts = [note.get("op", ""), note.get("name", ""), *(value for value in values if value is not None)]
+        if all(type(port) is int and 0 <= port < len(node.inputs) for port in ports):
+            if all(isinstance(value, str) for value in texts):
+                return note
     except (ValueError, TypeError, AttributeError):
-        fine = False
-    if not fine:
-        raise PassError(
-            f"node {node}: its attributes that begin with '__mxmp' were changed; convert the original again."
-        )
-    return note  # type: ignore[no-any-return]
+        pass  # no JSON, or of another form
+    raise PassError(f"node {node}: its attributes that begin with '__mxmp' were changed; convert the original again.")
 
 
 def is_converted(graph: Graph) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Callable, ClassVar, NamedTuple, NoReturn, Optional, Tuple, Union
+from typing import Callable, ClassVar, Dict, Iterable, Mapping, NamedTuple, NoReturn, Optional, Tuple, Union
 
 from ..errors import GraphError, PassError
-from ..graph import Entry, Graph, GraphBuilder, Node, verify
+from ..graph import Entry, Graph, GraphBuilder, Key, Node, verify
+from .attributes import device_attrs
 
 
 class PassResult(NamedTuple):
@@ -79,8 +80,17 @@ It returns the new form of the node, or the entry of the new graph that its read
 """
 
 
-def rewritten(graph: Graph, visit: Visit, body: Optional[Callable[[Graph], Graph]] = None) -> Graph:
-    """Return a graph after one forward sweep over its nodes; ``body`` gives the new form of each node's bodies."""
+def rewritten(
+    graph: Graph,
+    visit: Visit,
+    body: Optional[Callable[[Graph], Graph]] = None,
+    heads: Optional[Callable[[GraphBuilder], Iterable[Entry]]] = None,
+) -> Graph:
+    """Return a graph after one forward sweep over its nodes.
+
+    ``body`` gives the new form of each node's bodies, ``heads`` the new outputs, unless they are what the old ones have
+    become.
+    """
     builder = GraphBuilder(graph)
     for position, node in enumerate(graph.nodes):
         bodies = tuple(map(body, node.subgraphs)) if body is not None and node.subgraphs else node.subgraphs
@@ -89,4 +99,43 @@ def rewritten(graph: Graph, visit: Visit, body: Optional[Callable[[Graph], Graph
             builder.copy(position, new)
         else:
             builder.redirect(Entry(position), new)
-    return builder.finish()
+    return builder.finish(heads(builder) if heads is not None else None)
+
+
+def beside(builder: GraphBuilder, node: Node, op: str, word: str, *inputs: Entry, **attrs: str) -> Entry:
+    """Insert an operator that is named after a node and runs on its device, and return its first output."""
+    return builder.insert(op, f"{node.name}_{word}", *inputs, **attrs, **device_attrs(node))
+
+
+Copy = Tuple[int, str]
+"""One copy of an entry: the position of the node that it is named after, and a word that tells it from others."""
+
+MakeCopy = Callable[[GraphBuilder, Node, str, Entry], Entry]
+"""Adds a copy of an entry of the new graph: it takes that node, the word and the entry, and returns the copy's."""
+
+
+def with_copies(
+    graph: Graph,
+    copies: Mapping[Key, Copy],
+    make: MakeCopy,
+    body: Optional[Callable[[Graph], Graph]] = None,
+) -> Graph:
+    """Return a graph in which some inputs, by (position of the node, port), read copies of what they read.
+
+    Inputs that read one entry and have one `Copy` share it. Outputs of the graph read no copies, and keep their names.
+    """
+    if not copies and not any(node.subgraphs for node in graph.nodes):
+        return graph
+    made: Dict[Tuple[Copy, Key], Entry] = {}
+
+    def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
+        inputs = list(node.inputs)
+        for port, entry in enumerate(inputs):
+            copy = copies.get((position, port))
+            if copy is not None:
+                if (copy, entry.key) not in made:
+                    made[copy, entry.key] = make(builder, graph.nodes[copy[0]], copy[1], entry)
+                inputs[port] = made[copy, entry.key]
+        return node.rewired(tuple(inputs))
+
+    return rewritten(graph, visit, body)

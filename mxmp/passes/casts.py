@@ -7,7 +7,7 @@ float16 to float32 to float16 is the identity, while float32 to float16 to float
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Dict, List, Optional, Set, Tuple
+from typing import AbstractSet, Any, ClassVar, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
@@ -15,7 +15,7 @@ from ..graph.core import make_attrs
 from ..policy import Policy
 from ..rules import RULES, RuleSet
 from .attributes import CAST_MARK, FACTOR_MARK, MARK_ATTR, device_attrs, is_converted, note_of, noting, original
-from .base import Pass
+from .base import Pass, rewritten
 from .facts import CAST_OPS, Facts
 from .plan import Plan, make_plan
 
@@ -48,11 +48,9 @@ class InsertCasts(Pass):
 
     def requires(self, graph: Graph) -> None:
         """Refuse a graph that has been converted already."""
-        for node in graph.nodes:
+        for node in graph.operators():
             if node.get(MARK_ATTR) is not None:
                 self.refuse(f"node {node} is a cast of mxmp; erase the casts first.")
-            for body in node.subgraphs:
-                self.requires(body)
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts."""
@@ -74,26 +72,32 @@ class InsertCasts(Pass):
 class _Inserter:
     """One forward sweep over a graph, or over a body of a control flow node."""
 
-    def __init__(self, graph: Graph, policy: Policy, facts: Facts, plan: Plan, is_body: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, policy: Policy, facts: Facts, plan: Plan, low_heads: Optional[AbstractSet[int]] = None
+    ) -> None:
         self.graph = graph
         self.policy = policy
         self.low_dtype = policy.compute_dtype
         self.facts = facts
         self.plan = plan
-        self.is_body = is_body
+        self.low_heads = low_heads  # of a body, the numbers of its outputs that are given in low precision
         self.builder = GraphBuilder(graph)
         self.casts: Dict[Tuple[Key, str], Entry] = {}
         self.added: Dict[Key, Tuple[Key, str]] = {}  # new entries that have the shape of old ones, with their dtypes
-        self.bodies: Dict[Tuple[int, int], Facts] = {}
+        self.bodies = dict(facts.bodies)
         self.own_casts = _own_casts(graph, self.low_dtype)
         self.copied: Set[int] = set()
+        self.ports: Dict[int, List[Sequence[Any]]] = {}  # for the notes of nodes that read other casts than mxmp's
 
     def run(self) -> Graph:
         for position in range(len(self.graph.nodes)):
             self._copy(position)
-        if self.is_body:
-            return self.builder.finish(self._exit(number, head) for number, head in enumerate(self.graph.heads))
-        return self.builder.finish([self._head(head) for head in self.graph.heads])
+        new_head = self._exit if self.low_heads is not None else self._head
+        heads = [new_head(number, head) for number, head in enumerate(self.graph.heads)]
+        for position, node in enumerate(self.graph.nodes):
+            new = self.builder.mapped(Entry(position)).node
+            self.builder.nodes[new] = noting(node, self.builder.nodes[new], self.ports.get(position, ()))
+        return self.builder.finish(heads)
 
     def _copy(self, position: int) -> None:
         if position in self.copied:  # a cast of the network's own that a node before it reads now
@@ -106,34 +110,25 @@ class _Inserter:
 
     def _operator(self, position: int, node: Node) -> Node:
         """Return the new form of an operator."""
-        verdict, ports = self.plan.verdicts[position], []
-        inputs: List[Entry] = []
-        for port, entry in enumerate(node.inputs):
-            new, note = self._input(position, port, entry)
-            inputs.append(new)
-            if note is not None:
-                ports.append([port, *note])
+        verdict = self.plan.verdicts[position]
+        inputs = [self._input(position, port, entry) for port, entry in enumerate(node.inputs)]
         changes: Dict[str, Optional[str]] = dict(verdict.clamped)
         if verdict.widens and self._dtype(node.inputs[0]) == self.low_dtype:  # it reads low precision data as they are
             changes[verdict.widens] = dtypes.FLOAT32
         changed = node.with_attrs(changes) if changes else node
         if verdict.stand_in and position in self.plan.placement.low:
             changed, inputs[0] = self._stand_in(changed, verdict.stand_in, inputs[0], node.inputs[0].key)
-        if ports or changed is not node:
-            changed = noting(node, changed, ports)
-        return changed.rewired(tuple(inputs), self._bodies(position, node))
+        bodies = [self._body(position, number, graph) for number, graph in enumerate(node.subgraphs)]
+        return changed.rewired(tuple(inputs), tuple(bodies))
 
-    def _bodies(self, position: int, node: Node) -> Tuple[Graph, ...]:
-        bodies = []
-        for number, graph in enumerate(node.subgraphs):
-            plan = self.plan.bodies.get((position, number))
-            if (position, number) in self.facts.bodies:
-                self.bodies[position, number] = self.facts.bodies[position, number]
-            if plan is not None:
-                inner = _Inserter(graph, self.policy, self.facts.bodies[position, number], plan, is_body=True)
-                graph, self.bodies[position, number] = inner.run(), inner.facts_after()
-            bodies.append(graph)
-        return tuple(bodies)
+    def _body(self, position: int, number: int, graph: Graph) -> Graph:
+        """Return the new form of a body, if it has a plan, and note the facts on it."""
+        key, low_heads = (position, number), self.plan.verdicts[position].low_outputs
+        if key not in self.plan.bodies:
+            return graph
+        inner = _Inserter(graph, self.policy, self.facts.bodies[key], self.plan.bodies[key], low_heads)
+        new, self.bodies[key] = inner.run(), inner.facts_after()
+        return new
 
     def _stand_in(self, node: Node, op: str, data: Entry, old: Key) -> Tuple[Node, Entry]:
         """Return the node to put in place of another, and its first input."""
@@ -146,39 +141,33 @@ class _Inserter:
             self.added[data.key] = old, self.low_dtype
         return node.with_attrs({**dict.fromkeys(own), **kept})._replace(op=op), data
 
-    def _input(self, position: int, port: int, entry: Entry) -> Tuple[Entry, Optional[Tuple[str, ...]]]:
-        """Return what an input of a node reads in the new graph, and a note of it where that is no cast of mxmp."""
+    def _input(self, position: int, port: int, entry: Entry) -> Entry:
+        """Return what an input of a node reads in the new graph."""
         dtype = self._dtype(entry)
-        if dtype is None or self.plan.verdicts[position].accepts_any(port):
-            return self.builder.mapped(entry), None
         wanted = self.low_dtype if self.plan.reads_low(position, port) else dtypes.FLOAT32
-        if dtype == wanted:
-            return self.builder.mapped(entry), None
-        if wanted == self.low_dtype:
-            own = self.own_casts.get(entry)
-            if own is not None:
-                self._copy(own)
-                return Entry(self.builder.mapped(Entry(own)).node), ()
-            source = self.graph.nodes[entry.node]
-            if is_widening(source) and self.facts.dtype(source.inputs[0]) == wanted:
-                return self.builder.mapped(source.inputs[0]), (source.op, source.name)
-        return self._cast(entry, wanted, position), None
+        if dtype is None or dtype == wanted or self.plan.verdicts[position].accepts_any(port):
+            return self.builder.mapped(entry)
+        own, source = self.own_casts.get(entry), self.graph.nodes[entry.node]
+        if wanted == self.low_dtype and own is not None:
+            self._copy(own)
+            self.ports.setdefault(position, []).append([port])
+            return Entry(self.builder.mapped(Entry(own)).node)
+        if wanted == self.low_dtype and is_widening(source) and self.facts.dtype(source.inputs[0]) == wanted:
+            self.ports.setdefault(position, []).append([port, source.op, source.name])
+            return self.builder.mapped(source.inputs[0])
+        return self._cast(entry, wanted, position)
 
     def facts_after(self) -> Facts:
         """Return the facts on the new graph, once it is finished."""
         before, nodes = self.facts, self.builder.nodes
-        copies = {self.builder.mapped(Entry(*key)).key: key for key in before.dtypes}
-        types = {new: self._dtype(Entry(*old)) or before.dtypes[old] for new, old in copies.items()}
-        types.update((new, dtype) for new, (_, dtype) in self.added.items())
-        sources = {**copies, **{new: old for new, (old, _) in self.added.items()}}
+        sources = {self.builder.mapped(Entry(*key)).key: key for key in before.dtypes}
+        types = {new: self._dtype(Entry(*old)) or before.dtypes[old] for new, old in sources.items()}
+        suffixes = {key: name[len(self.graph.nodes[key[0]].name) :] for key, name in before.output_names.items()}
+        names = {new: nodes[new[0]].name + suffixes[old] for new, old in sources.items() if old in suffixes}
+        for new, (old, dtype) in self.added.items():
+            sources[new], types[new], names[new] = old, dtype, nodes[new[0]].name + _OUTPUT
         shapes = {new: before.shapes[old] for new, old in sources.items() if old in before.shapes}
-        names = {new: nodes[new[0]].name + _OUTPUT for new in self.added}
-        for new, old in copies.items():
-            if old in before.output_names:
-                suffix = before.output_names[old][len(self.graph.nodes[old[0]].name) :]
-                names[new] = nodes[new[0]].name + suffix
-        moved = {old: self.builder.mapped(Entry(old)).node for old, _ in self.bodies}
-        bodies = {(moved[old], number): facts for (old, number), facts in self.bodies.items()}
+        bodies = {(self.builder.mapped(Entry(i)).node, number): facts for (i, number), facts in self.bodies.items()}
         return Facts(types, shapes, names, before.params, bodies=bodies)
 
     def _dtype(self, entry: Entry) -> Optional[str]:
@@ -192,8 +181,8 @@ class _Inserter:
         """Declare the dtype of a variable, which MXNet does not infer through a cast."""
         position = self.builder.mapped(entry).node
         node = self.builder.nodes[position]
-        if node.is_variable and not self.is_body and dtypes.from_flag(node.get("__dtype__") or "") != dtype:
-            self.builder.nodes[position] = noting(node, node.with_attrs({"__dtype__": dtypes.to_flag(dtype)}))
+        if node.is_variable and self.low_heads is None and dtypes.from_flag(node.get("__dtype__") or "") != dtype:
+            self.builder.nodes[position] = node.with_attrs({"__dtype__": dtypes.to_flag(dtype)})
 
     def _cast(self, entry: Entry, dtype: str, reader: int) -> Entry:
         key = (entry.key, dtype)
@@ -209,12 +198,11 @@ class _Inserter:
         return self.casts[key]
 
     def _exit(self, number: int, head: Entry) -> Entry:
-        """Return the new entry of a body's output; the plan says which may be in low precision."""
-        if number in self.plan.any_heads or self._dtype(head) in (None, dtypes.FLOAT32):
-            return self.builder.mapped(head)
-        return self._cast(head, dtypes.FLOAT32, head.node)
+        """Return the new entry of a body's output."""
+        is_low = self._dtype(head) == self.low_dtype and number not in (self.low_heads or ())
+        return self._cast(head, dtypes.FLOAT32, head.node) if is_low else self.builder.mapped(head)
 
-    def _head(self, head: Entry) -> Entry:
+    def _head(self, _: int, head: Entry) -> Entry:
         """Return the new entry of an output; a cast there keeps the output's name, as far as a cast can have it."""
         if not self._is_cast(head):
             return self.builder.mapped(head)
@@ -223,10 +211,8 @@ class _Inserter:
         if name == producer.name + _OUTPUT:
             if all(self._is_cast(other) for other in self.graph.heads if other.node == head.node):
                 self._swap_names(head, cast)
-        elif not producer.is_variable and name.endswith(_OUTPUT):
-            name = name[: -len(_OUTPUT)]
-            if name not in self.builder.names:
-                self.builder.nodes[cast.node] = self.builder.nodes[cast.node]._replace(name=self.builder.unique(name))
+        elif not producer.is_variable and name.endswith(_OUTPUT) and name[: -len(_OUTPUT)] not in self.builder.names:
+            self._rename(cast, self.builder.unique(name[: -len(_OUTPUT)]))
         return cast
 
     def _is_cast(self, head: Entry) -> bool:
@@ -234,13 +220,13 @@ class _Inserter:
 
     def _swap_names(self, head: Entry, cast: Entry) -> None:
         """Give the cast the name of the node it reads, so that the output keeps its name."""
-        nodes = self.builder.nodes
-        new = self.builder.mapped(head).node
-        name = self.graph.nodes[head.node].name
-        if nodes[new].name == name:
-            renamed = nodes[new]._replace(name=self.builder.unique(f"{name}_{self._dtype(head)}"))
-            nodes[new] = noting(nodes[new], renamed)
-            nodes[cast.node] = nodes[cast.node]._replace(name=name)
+        new, name = self.builder.mapped(head), self.graph.nodes[head.node].name
+        if self.builder.nodes[new.node].name == name:
+            self._rename(new, self.builder.unique(f"{name}_{self._dtype(head)}"))
+            self._rename(cast, name)
+
+    def _rename(self, entry: Entry, name: str) -> None:
+        self.builder.nodes[entry.node] = self.builder.nodes[entry.node]._replace(name=name)
 
 
 def _own_casts(graph: Graph, dtype: str) -> Dict[Entry, int]:
@@ -269,47 +255,35 @@ class EraseCasts(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph as it was before insertion."""
-        return _Eraser(graph).run() if is_converted(graph) else graph
+        if not is_converted(graph):
+            return graph
+        widenings: Dict[_Widening, Entry] = {}  # the network's own casts to float32
+        restored: Set[_Widening] = set()  # those of them that came early, for a reader
+
+        def visit(builder: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
+            note, inputs = note_of(node), list(node.inputs)
+            if node.get(MARK_ATTR) is not None:
+                return inputs[0]
+            own = (node.op, node.name, inputs[0]) if is_widening(node) else None
+            if own in restored:
+                restored.discard(own)
+                return widenings[own]
+            for port, *source in note.get("ports", ()):
+                if source:  # the port read a cast to float32 of this operator and name, of which it reads the source
+                    op, name = source
+                    widening = op, name, inputs[port]
+                    if widening not in widenings:
+                        widenings[widening] = Entry(builder.add(Node(op, name, _WIDENS, (inputs[port],))))
+                        restored.add(widening)
+                    inputs[port] = widenings[widening]
+                else:
+                    inputs[port] = builder.nodes[inputs[port].node].inputs[0]
+            new = Entry(builder.copy(position, original(node).rewired(tuple(inputs))))
+            if own is not None:
+                widenings.setdefault(own, new)
+            return new
+
+        return rewritten(graph, visit, body=self.run)
 
 
 _Widening = Tuple[str, str, Entry]  # operator, name, the new entry that it widens
-
-
-class _Eraser:
-    """One forward sweep over a graph, or over a body of a control flow node."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.builder = GraphBuilder(graph)
-        self.widenings: Dict[_Widening, Entry] = {}
-        self.restored: Set[_Widening] = set()  # for a reader that comes before them
-
-    def run(self) -> Graph:
-        for position, node in enumerate(self.graph.nodes):
-            note, inputs = note_of(node), list(self.builder.inputs(node))
-            if node.get(MARK_ATTR) is not None:
-                self.builder.redirect(Entry(position), inputs[0])
-                continue
-            widening = (node.op, node.name, inputs[0]) if is_widening(node) else None
-            if widening in self.restored:
-                self.restored.discard(widening)
-                self.builder.redirect(Entry(position), self.widenings[widening])
-                continue
-            for port, *source in note.get("ports", ()):
-                inputs[port] = self._source(inputs[port], source)
-            bodies = tuple(EraseCasts().run(body) for body in node.subgraphs)
-            new = self.builder.copy(position, original(node).rewired(tuple(inputs), bodies))
-            if widening is not None:
-                self.widenings.setdefault(widening, Entry(new))
-        return self.builder.finish()
-
-    def _source(self, entry: Entry, widening: List[Any]) -> Entry:
-        """Return what a port read before it read a cast of the network's own, or what one widens."""
-        if not widening:
-            return self.builder.nodes[entry.node].inputs[0]
-        op, name = widening
-        key = (op, name, entry)
-        if key not in self.widenings:
-            self.widenings[key] = Entry(self.builder.add(Node(op, name, _WIDENS, (entry,))))
-            self.restored.add(key)
-        return self.widenings[key]

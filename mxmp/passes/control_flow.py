@@ -7,12 +7,13 @@ which for which (``ForeachParam``, ``WhileLoopParam`` and ``CondParam`` in src/o
 from __future__ import annotations
 
 import ast
-from typing import FrozenSet, NamedTuple, NoReturn, Tuple
+from typing import Callable, FrozenSet, List, NamedTuple, NoReturn, Sequence, Tuple
 
 from ..errors import GraphError
 from ..graph import HINT, Graph, Node
 
 _Locs = Tuple[int, ...]
+_Links = Sequence[Tuple[int, int]]
 
 
 class Body(NamedTuple):
@@ -35,6 +36,10 @@ class Body(NamedTuple):
         """Return the positions of the body's variables, in order."""
         return tuple(i for i, node in enumerate(self.graph.nodes) if node.is_variable)
 
+    def entries(self) -> Tuple[Tuple[int, int], ...]:
+        """Return the pairs (variable, input of the node that it stands for), in order."""
+        return tuple(zip(self.variables(), self.ports))
+
 
 def bodies_of(node: Node) -> Tuple[Body, ...]:
     """Return the bodies of a control flow node, none for any other.
@@ -52,6 +57,26 @@ def bodies_of(node: Node) -> Tuple[Body, ...]:
         if len(body.ports) != count or not all(0 <= port < len(node.inputs) for port in body.ports):
             _refuse(node, f"which of its {len(node.inputs)} inputs each of the {count} variables of a body is")
     return found
+
+
+def carried(entering: Sequence[int], links: _Links, sweep: Callable[[Sequence[int]], List[int]]) -> List[int]:
+    """Return the marks that leave a body, given those that enter it: a loop's state carries marks from end to end.
+
+    Marks are sets of bits. An example: if one of a loop's next states is rounded, so is the state in the next
+    iteration, and all that is computed from it there.
+
+    Args:
+        entering: The marks at the body's one end, its variables for a forward sweep, its heads for a backward one.
+        links: Pairs of numbers, (one that enters, one that leaves): ``states``, or these the other way round.
+        sweep: From the marks at that end to those at the other; more marks at one give more at the other, or as many.
+    """
+    while True:
+        leaving, grown = sweep(entering), list(entering)
+        for one, other in links:
+            grown[one] |= leaving[other]
+        if grown == list(entering):
+            return leaving
+        entering = grown  # bits are never taken away, so this ends
 
 
 def check_bodies(graph: Graph) -> None:

@@ -1,13 +1,13 @@
 """The verdicts on all nodes of a graph: pinned float32, pinned low precision, or free.
 
-`decide` looks at one node by itself: overrides, kernels, its rule's category and condition. `classify` goes through the
-graph and adds what neighbours say: taints, wide values, exact values, the last layer.
+`classify` goes through the graph. On each node it decides first by itself: overrides, kernels, its rule's category and
+condition. Then come its neighbours: taints, wide values, exact values, the last layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import AbstractSet, Any, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..errors import PolicyError
@@ -16,8 +16,8 @@ from ..policy import Policy
 from ..rules import ALLOW, CLEAR, DENY, INFER, RULES, Call, Rule, RuleSet
 from ..rules.conditions import SHAPE_CONDITIONS, clamped_scalars, unsafe_scalar, value_of
 from .attributes import PRECISION_ATTR
-from .control_flow import Body, bodies_of
-from .exact_values import EXACT, ExactValues, find_exact_values
+from .control_flow import Body, bodies_of, carried
+from .exact_values import EXACT, ExactValues
 from .facts import CAST_OPS, Facts
 
 FLOAT32 = "float32"
@@ -86,59 +86,6 @@ _SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStor
 _BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 
 
-def decide(
-    graph: Graph, position: int, policy: Policy, facts: Facts, rules: RuleSet, last: bool, exact: bool
-) -> Verdict:
-    """Return the verdict on one operator, whatever its neighbours run in.
-
-    ``last`` says whether it is in a last layer that is to be float32, ``exact`` whether it carries values that must be
-    exact. Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for.
-    """
-    node = graph.nodes[position]
-    attrs = dict(node.attrs)
-    rule = rules.find(node.op, attrs)
-    wanted = _override(node, policy)
-    if rule is None:
-        return _without_rule(node, wanted)
-    foreign = _foreign_dtype(graph, position, rule, facts)
-    if foreign:
-        return Verdict(KEEP, foreign, rule)
-    if not policy.is_mixed and not wanted:
-        return Verdict(FLOAT32, "the policy computes in float32", rule)
-    call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), policy.compute_dtype)
-    return _by_rule(node, rule, call, wanted, policy, rules, last, exact)
-
-
-def _by_rule(
-    node: Node, rule: Rule, call: Call, wanted: _Wanted, policy: Policy, rules: RuleSet, last: bool, exact: bool
-) -> Verdict:
-    """Return the verdict on a node of float32 data: what is asked for first, then kernels, then the category."""
-    low = call.dtype
-    own, forbidden = low in rule.dtypes, rule.forbids(call)
-    stand_in = rules.stand_in(rule, call) if forbidden or not own else ""
-    has_kernel = own or stand_in != ""
-    if wanted:
-        verdict = _forced(node, rule, wanted, low, has_kernel)
-    elif last:
-        return Verdict(FLOAT32, "last layer", rule)
-    elif not has_kernel:
-        deny = rule.category == DENY and rule.reason
-        reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
-        verdict = Verdict(FLOAT32, reason, rule, taints=rule.category == DENY)
-        return _clamped(verdict, rule, call) if policy.pure and rule.category != ALLOW else verdict
-    elif exact and (policy.pure or rule.category != DENY):
-        return Verdict(FLOAT32, EXACT, rule, taints=False)
-    elif policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:
-        return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
-    else:
-        verdict = _by_category(rule, call, policy.pure, "" if own and stand_in else forbidden)
-    if verdict.label == LOW:
-        verdict = _clamped(verdict, rule, call)
-    if not stand_in or verdict.label == FLOAT32:
-        return verdict
-    return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in)
-
-
 def _clamped(verdict: Verdict, rule: Rule, call: Call) -> Verdict:
     """Return a verdict that keeps scalars within the low precision dtype's range, as parameters are: none is inf."""
     scalars = clamped_scalars(call, rule.scalars)
@@ -202,27 +149,18 @@ def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str, has_kerne
 def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Optional[str]:
     """Return the reason why a node's data is not known to be float32, or None."""
     node = graph.nodes[position]
-    for port, entry in enumerate(node.inputs):
-        if rule.is_data(port):
-            reason = _not_float32(graph, entry, facts)
-            if reason:
-                return reason.format(f"input {port}")
+    entries = [("input", port, entry) for port, entry in enumerate(node.inputs) if rule.is_data(port)]
     for index in range(node.num_outputs):
         if index not in rule.keep_outputs and (index == 0 or (position, index) in facts.dtypes):  # others are hidden
-            reason = _not_float32(graph, Entry(position, index), facts)
-            if reason:
-                return reason.format(f"output {index}")
+            entries.append(("output", index, Entry(position, index)))
+    for word, number, entry in entries:
+        dtype = facts.dtype(entry)
+        if graph.nodes[entry.node].get("__storage_type__") in _SPARSE:
+            return f"{word} {number} is sparse"
+        if dtype != dtypes.FLOAT32:
+            unknown = f"the dtype of {word} {number} is unknown"
+            return unknown if dtype is None else f"{word} {number} is {dtype} already"
     return None
-
-
-def _not_float32(graph: Graph, entry: Entry, facts: Facts) -> Optional[str]:
-    """Return what an entry is if it is not known to be float32, with braces for its name, or None."""
-    dtype = facts.dtype(entry)
-    if graph.nodes[entry.node].get("__storage_type__") in _SPARSE:
-        return "{} is sparse"
-    if dtype == dtypes.FLOAT32:
-        return None
-    return "the dtype of {} is unknown" if dtype is None else f"{{}} is {dtype} already"
 
 
 def depends_on_shapes(graph: Graph, dtype: str, rules: RuleSet = RULES) -> bool:
@@ -243,23 +181,20 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
         node = graph.nodes[position]
         call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
         found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
-    for position, node in enumerate(graph.nodes):
-        for number, body in enumerate(node.subgraphs):
-            if (position, number) in facts.bodies:
-                found.append(shape_outcome(body, dtype, facts.bodies[position, number], rules))
-    return tuple(found)
+    keys = ((position, number) for position, node in enumerate(graph.nodes) for number in range(len(node.subgraphs)))
+    inner = ((graph.nodes[key[0]].subgraphs[key[1]], facts.bodies[key]) for key in keys if key in facts.bodies)
+    return (*found, *(shape_outcome(body, dtype, body_facts, rules) for body, body_facts in inner))
 
 
 def shape_dependent(graph: Graph, dtype: str, rules: RuleSet = RULES) -> List[Tuple[int, Rule]]:
     """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
-    found = []
-    for position, node in enumerate(graph.nodes):
-        rule = rules.find(node.op, dict(node.attrs))
-        if rule is not None:
-            conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
-            if (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype):
-                found.append((position, rule))
-    return found
+
+    def depends(rule: Rule) -> bool:
+        conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
+        return (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype)
+
+    found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
+    return [(position, rule) for position, rule in found if rule is not None and depends(rule)]
 
 
 VARIABLE = Verdict(KEEP, "variable")
@@ -285,32 +220,35 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
 
     Clear operators that carry a variable's own values, or wide ones, to where float32 is wanted are pinned too (a
     detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and lose half pixels. Positions
-    and what is read as integers are exact under every policy (``exact_values``). With ``policy.last_layer_fp32`` the
+    and what is read as integers are exact under every policy (`ExactValues`). With ``policy.last_layer_fp32`` the
     last layer is pinned to float32, unless an override says otherwise.
 
     Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for.
     """
     last = last_layer(graph, rules) if policy.last_layer_fp32 else frozenset()
-    exact = find_exact_values(graph, rules)
-    inputs = (i for i, node in enumerate(graph.nodes) if node.is_variable and node.name in facts.inputs)
-    wide = {i for i in inputs if facts.dtype(Entry(i)) not in dtypes.LOW_PRECISION}
-    leading = _before_layers(graph, rules)
-    named = _unnameable(graph, facts)
-    return _Classifier(graph, policy, facts, rules, last, exact, named, leading, wide=wide).run()
+    exact, leading = ExactValues.of(graph, rules), _before_layers(graph, rules)
+    classifier = _Classifier(graph, policy, facts, rules, last, exact, leading, _unnameable(graph, facts))
+    variables = ((i, node.name) for i, node in enumerate(graph.nodes) if node.is_variable)
+    inputs = ((name in facts.inputs, facts.dtype(Entry(i))) for i, name in variables)
+    classifier.run([_WIDE if wide and dtype not in dtypes.LOW_PRECISION else 0 for wide, dtype in inputs])
+    return tuple(classifier.verdicts)
+
+
+_TAINTED, _WIDE, _OWN, _BEYOND = 1, 2, 4, 8
+"""Marks of nodes: a deny operator taints them; their values are wide; they carry a variable's own values; or may be
+beyond the low precision dtype's range."""
 
 
 @dataclass
 class _Classifier:
-    """One forward sweep over a graph or a body.
+    """A forward sweep over a graph or a body, and one back.
 
     Attributes:
         last: Positions of the operators of the last layer, if that is to be float32.
+        leading: Positions of nodes that an allow operator comes behind, or may come.
         named: Positions of nodes whose outputs have names that no cast can have.
-        leading: Positions of nodes that an allow operator comes behind; None if one may come behind each of them.
-        wide: Positions of nodes with wide values; at first of variables.
-        tainted: Positions of nodes that a deny operator has tainted; at first, of a body, those of the
-            variables that stand for something tainted.
-        out_of_range: Positions of nodes whose values may be beyond the low precision dtype's range.
+        marks: By position.
+        seen: All marks that any node has: most networks have few, and most nodes none.
     """
 
     graph: Graph
@@ -319,148 +257,168 @@ class _Classifier:
     rules: RuleSet
     last: FrozenSet[int]
     exact: ExactValues
+    leading: FrozenSet[int]
     named: FrozenSet[int] = frozenset()
-    leading: Optional[FrozenSet[int]] = None
-    wide: Set[int] = field(default_factory=set)
-    tainted: Set[int] = field(default_factory=set)
-    out_of_range: Set[int] = field(init=False)
+    verdicts: List[Verdict] = field(init=False, default_factory=list)
+    marks: List[int] = field(init=False, default_factory=list)
+    seen: int = 0
 
-    def __post_init__(self) -> None:
-        self.out_of_range = self.facts.nodes_out_of_range(self.graph)
-
-    def run(self) -> Tuple[Verdict, ...]:
-        verdicts = [self._verdict(position, node) for position, node in enumerate(self.graph.nodes)]
+    def run(self, entering: Sequence[int]) -> List[int]:
+        """Give a verdict on each node, and return the marks of the outputs, given those of the variables."""
+        self.verdicts, self.marks = [], [0] * len(self.graph.nodes)
+        variables = [i for i, node in enumerate(self.graph.nodes) if node.is_variable]
+        for variable, mark in zip(variables, entering):
+            is_float32 = self.facts.dtype(Entry(variable)) == dtypes.FLOAT32
+            self._mark(variable, mark | (_OWN if is_float32 else 0))
+        for position in self.facts.nodes_out_of_range(self.graph):
+            self._mark(position, _BEYOND)
+        for position, node in enumerate(self.graph.nodes):
+            self.verdicts.append(VARIABLE if node.is_variable else self._verdict(position, node))
         if not self.policy.pure:
-            for position in _carriers(self.graph, verdicts, self.facts, self.wide):
-                verdicts[position] = Verdict(FLOAT32, EXACT, verdicts[position].rule)
-        for position, outputs in self.exact.positions.items():
-            verdicts[position] = replace(verdicts[position], positions=outputs)
-        return tuple(verdicts)
+            self._pin_carriers()
+        for position, outputs in self.exact.positions().items():
+            self.verdicts[position] = replace(self.verdicts[position], positions=outputs)
+        return [self.marks[head.node] & (_TAINTED | _WIDE) for head in self.graph.heads]
+
+    def _mark(self, position: int, mark: int) -> None:
+        self.marks[position] |= mark
+        self.seen |= mark
+
+    def _marked(self, entries: Iterable[Entry], mark: int) -> List[int]:
+        """Return the nodes that give some entries and have a mark."""
+        return [entry.node for entry in entries if self.marks[entry.node] & mark] if self.seen & mark else []
 
     def _verdict(self, position: int, node: Node) -> Verdict:
-        if node.is_variable:
-            return VARIABLE
         bodies = bodies_of(node)
         if bodies:
             return self._enter(position, node, bodies)
-        last, exact = position in self.last, position in self.exact.pins
-        verdict = decide(self.graph, position, self.policy, self.facts, self.rules, last, exact)
+        verdict = self._decide(position, node)
         if position in self.named and self.policy.output_dtype == dtypes.FLOAT32 and verdict.label in (LOW, FREE):
             verdict = Verdict(FLOAT32, NAMED, verdict.rule)
-        verdict = self._pin_out_of_range(position, node, verdict)
-        verdict = self._pin_tainted(position, node, verdict)
+        data = [entry for port, entry in enumerate(node.inputs) if verdict.input_in_precision(port)]
+        verdict = self._pin_tainted(position, data, self._pin_out_of_range(position, data, verdict))
         if verdict.label == FREE and position in self.named:
             return Verdict(LOW, NAMED, verdict.rule)
-        return verdict if self.policy.pure else self._keep_wide(position, node, verdict)
+        if not self.policy.pure:
+            verdict = self._keep_wide(position, node, verdict)
+            if moves(verdict) and self._marked(data, _OWN | _WIDE):
+                self._mark(position, _OWN)
+        return verdict
+
+    def _decide(self, position: int, node: Node) -> Verdict:
+        """Return the verdict on one operator, whatever its neighbours run in."""
+        attrs, policy = dict(node.attrs), self.policy
+        rule, wanted = self.rules.find(node.op, attrs), _override(node, policy)
+        if rule is None:
+            return _without_rule(node, wanted)
+        foreign = _foreign_dtype(self.graph, position, rule, self.facts)
+        if foreign:
+            return Verdict(KEEP, foreign, rule)
+        if not policy.is_mixed and not wanted:
+            return Verdict(FLOAT32, "the policy computes in float32", rule)
+        call = Call(attrs, tuple(self.facts.shape(entry) for entry in node.inputs), policy.compute_dtype)
+        return self._by_rule(position, node, rule, call, wanted)
+
+    def _by_rule(self, position: int, node: Node, rule: Rule, call: Call, wanted: _Wanted) -> Verdict:
+        """Return the verdict on a node of float32 data: what is asked for first, then kernels, then the category."""
+        low, pure = call.dtype, self.policy.pure
+        own, forbidden = low in rule.dtypes, rule.forbids(call)
+        stand_in = self.rules.stand_in(rule, call) if forbidden or not own else ""
+        if wanted:
+            verdict = _forced(node, rule, wanted, low, own or stand_in != "")
+        elif position in self.last:
+            return Verdict(FLOAT32, "last layer", rule)
+        elif not own and not stand_in:
+            deny = rule.category == DENY and rule.reason
+            reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
+            verdict = Verdict(FLOAT32, reason, rule, taints=rule.category == DENY)
+            return _clamped(verdict, rule, call) if pure and rule.category != ALLOW else verdict
+        elif position in self.exact.pins and (pure or rule.category != DENY):
+            return Verdict(FLOAT32, EXACT, rule, taints=False)
+        elif self.policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:
+            return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
+        else:
+            verdict = _by_category(rule, call, pure, "" if own and stand_in else forbidden)
+        if verdict.label == LOW:
+            verdict = _clamped(verdict, rule, call)
+        if not stand_in or verdict.label == FLOAT32:
+            return verdict
+        return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in)
 
     def _keep_wide(self, position: int, node: Node, verdict: Verdict) -> Verdict:
         """Pin an infer operator that reads wide values, and pass these on."""
         rule = verdict.rule
-        if not self.wide or verdict.label == LOW or (rule is not None and rule.category not in (INFER, CLEAR)):
+        if verdict.label == LOW or (rule is not None and rule.category not in (INFER, CLEAR)):
             return verdict
         if rule is None and (node.op not in CAST_OPS or node.get("dtype") in dtypes.LOW_PRECISION):
             return verdict
-        read = [entry.node for port, entry in enumerate(node.inputs) if rule is None or rule.reads(port)]
-        wide = [source for source in read if source in self.wide]
+        read = [entry for port, entry in enumerate(node.inputs) if rule is None or rule.reads(port)]
+        wide = self._marked(read, _WIDE)
         if not wide:
             return verdict
-        if (not self._leads(position) or len(wide) == len(read)) and not (rule is not None and rule.truth):
-            self.wide.add(position)
+        narrows = position in self.leading and len(wide) < len(read)
+        if not narrows and not (rule is not None and rule.truth):
+            self._mark(position, _WIDE)
         if rule is not None and rule.category == INFER and verdict.label == FREE:
             return Verdict(FLOAT32, f"wide values of '{self.graph.nodes[wide[0]].name}'", rule, taints=False)
         return verdict
 
-    def _leads(self, position: int) -> bool:
-        """Return whether an allow operator may come behind a node."""
-        return self.leading is None or position in self.leading
-
-    def _pin_out_of_range(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+    def _pin_out_of_range(self, position: int, data: Sequence[Entry], verdict: Verdict) -> Verdict:
         """Pin what gives or reads values beyond the low precision dtype's range."""
-        if not self.out_of_range or verdict.label not in (LOW, FREE) or verdict.rule is None:
+        if not self.seen & _BEYOND or verdict.label not in (LOW, FREE) or verdict.rule is None:
             return verdict
         beyond = f"beyond {self.policy.compute_dtype}'s range"
-        if position in self.out_of_range:
+        if self.marks[position] & _BEYOND:
             return Verdict(FLOAT32, f"its values are {beyond}", verdict.rule)
-        sources = [entry.node for entry in _data_inputs(node, verdict) if entry.node in self.out_of_range]
+        sources = self._marked(data, _BEYOND)
         if not sources:
             return verdict
         if verdict.rule.category == CLEAR:
-            self.out_of_range.add(position)
+            self._mark(position, _BEYOND)
         return Verdict(FLOAT32, f"'{self.graph.nodes[sources[0]].name}' has values {beyond}", verdict.rule)
 
-    def _pin_tainted(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+    def _pin_tainted(self, position: int, data: Sequence[Entry], verdict: Verdict) -> Verdict:
         """Pin an infer operator behind a deny operator, and pass the taint on."""
         if verdict.rule is None or verdict.label not in (FREE, FLOAT32):
             return verdict
         category, scalars = verdict.rule.category, verdict.rule.scalars
-        inputs = _data_inputs(node, verdict) if self.tainted else []
-        source = next((entry.node for entry in inputs if entry.node in self.tainted), None)
-        if source is not None and category == INFER and verdict.label == FREE:
-            verdict = Verdict(FLOAT32, f"infer behind {self.graph.nodes[source]}", verdict.rule)
+        sources = self._marked(data, _TAINTED)
+        if sources and category == INFER and verdict.label == FREE:
+            verdict = Verdict(FLOAT32, f"infer behind {self.graph.nodes[sources[0]]}", verdict.rule)
         own = verdict.taints and category in (DENY, INFER)
         if scalars and not own:  # 1 - clip(x, 0, 0.9999) in float16 would still be 0
-            own = unsafe_scalar(Call(dict(node.attrs), (), self.policy.compute_dtype), scalars) is not None
-        if (own and verdict.label == FLOAT32) or (source is not None and category != ALLOW):
-            self.tainted.add(position)
+            call = Call(dict(self.graph.nodes[position].attrs), (), self.policy.compute_dtype)
+            own = unsafe_scalar(call, scalars) is not None
+        if (own and verdict.label == FLOAT32) or (sources and category != ALLOW):
+            self._mark(position, _TAINTED)
         return verdict
 
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Verdict:
         """Return the verdict on a control flow node, with those on the nodes of its bodies."""
-        ports, wide = (
-            {port for port, entry in enumerate(node.inputs) if entry.node in of} for of in (self.tainted, self.wide)
-        )
-        found: List[Tuple[Verdict, ...]] = []
+        verdicts: List[Tuple[Verdict, ...]] = [()] * len(bodies)
+        leads = position in self.leading or _is_layer(node, self.rules)
         for number, body in enumerate(bodies):
-            facts = self.facts.bodies.get((position, number))
+            facts, exact = self.facts.bodies.get((position, number)), self.exact.bodies[position, number]
             if body.is_condition or facts is None:
-                found.append(())
                 continue
             last = last_layer(body.graph, self.rules) if position in self.last else frozenset()
-            exact = self.exact.bodies.get((position, number), ExactValues())
-            leads = self._leads(position) or _is_layer(node, self.rules)
-            inner, verdicts = self._enter_body(body, facts, ports, wide, last, exact, leads)
-            found.append(verdicts)
-            heads = {head.node for head in body.graph.heads}
-            if heads & inner.tainted:
-                self.tainted.add(position)
-            if heads & inner.wide:
-                self.wide.add(position)
-        return Verdict(KEEP, "control flow, its bodies are converted", bodies=tuple(found))
+            leading = frozenset(range(len(body.graph.nodes)) if leads else ())
+            inner = _Classifier(body.graph, self.policy, facts, self.rules, last, exact, leading)
+            entering = [self.marks[node.inputs[port].node] & (_TAINTED | _WIDE) for port in body.ports]
+            for mark in carried(entering, body.states, inner.run):
+                self._mark(position, mark)
+            verdicts[number] = tuple(inner.verdicts)
+        return Verdict(KEEP, "control flow, its bodies are converted", bodies=tuple(verdicts))
 
-    def _enter_body(
-        self,
-        body: Body,
-        facts: Facts,
-        ports: Set[int],
-        wide: Set[int],
-        last: FrozenSet[int],
-        exact: ExactValues,
-        leads: bool,
-    ) -> Tuple[_Classifier, Tuple[Verdict, ...]]:
-        """Return the classifier of a body and its verdicts.
-
-        Tainted and wide values enter by ``ports`` and ``wide``; ``leads`` says whether an allow operator may come.
-        """
-        variables, heads = body.variables(), [head.node for head in body.graph.heads]
-        states = [(variables[variable], heads[head]) for variable, head in body.states]
-        tainted, wide = ({v for v, port in zip(variables, body.ports) if port in of} for of in (ports, wide))
-        while True:
-            inner = _Classifier(
-                body.graph,
-                self.policy,
-                facts,
-                self.rules,
-                last,
-                exact,
-                leading=None if leads else frozenset(),
-                wide=set(wide),
-                tainted=set(tainted),
-            )
-            verdicts = inner.run()
-            more = [{v for v, head in states if head in of} for of in (inner.tainted, inner.wide)]
-            if more[0] <= tainted and more[1] <= wide:
-                return inner, verdicts
-            tainted, wide = tainted | more[0], wide | more[1]
+    def _pin_carriers(self) -> None:
+        """Pin the free clear operators between a float32 variable, or wide values, and a reader of float32."""
+        wanted = {head.node for head in self.graph.heads}
+        for position in reversed(range(len(self.graph.nodes))):
+            node, verdict = self.graph.nodes[position], self.verdicts[position]
+            if verdict.label == FREE and position in wanted and self.marks[position] & (_OWN | _WIDE):
+                verdict = self.verdicts[position] = Verdict(FLOAT32, EXACT, verdict.rule)
+            if verdict.label in (FLOAT32, KEEP):
+                wanted.update([entry.node for port, entry in enumerate(node.inputs) if not verdict.accepts_any(port)])
 
 
 def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
@@ -474,29 +432,9 @@ def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
     return frozenset(head.node for head, name in names.items() if not name.endswith("_output"))
 
 
-def _carriers(graph: Graph, verdicts: Sequence[Verdict], facts: Facts, wide: AbstractSet[int]) -> Set[int]:
-    """Return the free clear operators between a float32 variable, or wide values, and a reader of float32."""
-    exact = {i for i, node in enumerate(graph.nodes) if node.is_variable and facts.dtype(Entry(i)) == dtypes.FLOAT32}
-    exact |= wide
-    for position, node in enumerate(graph.nodes):
-        verdict = verdicts[position]
-        if verdict.label == FREE and verdict.rule and verdict.rule.category == CLEAR:
-            if any(entry.node in exact for entry in _data_inputs(node, verdict)):
-                exact.add(position)
-    wanted = {head.node for head in graph.heads}
-    for position in reversed(range(len(graph.nodes))):
-        node, verdict = graph.nodes[position], verdicts[position]
-        if node.inputs and (verdict.label in (FLOAT32, KEEP) or (position in wanted and position in exact)):
-            wanted.update([entry.node for port, entry in enumerate(node.inputs) if not verdict.accepts_any(port)])
-    return {i for i in exact & wanted if verdicts[i].label == FREE}
-
-
-def _data_inputs(node: Node, verdict: Verdict) -> List[Entry]:
-    """Return the inputs that are wanted in the precision that the node runs in."""
-    if verdict.label == KEEP or verdict.rule is None:
-        return []
-    is_data = verdict.rule.is_data
-    return [entry for port, entry in enumerate(node.inputs) if is_data(port)]
+def moves(verdict: Verdict) -> bool:
+    """Return whether a free operator moves values."""
+    return verdict.label == FREE and verdict.rule is not None and verdict.rule.category == CLEAR
 
 
 def last_layer(graph: Graph, rules: RuleSet) -> FrozenSet[int]:

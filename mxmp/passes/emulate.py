@@ -134,18 +134,15 @@ class _Emulator:
     def _cast(self, position: int, node: Node) -> None:
         """Round where a cast goes down to float16; drop it where it comes back up."""
         source, target = node.inputs[0], node.get("dtype")
+        new, is_low = self._as_grid(source), self._is_float16(source)
+        if target != dtypes.FLOAT16 and not (is_low and target == dtypes.FLOAT32):
+            self.builder.copy(position, node.rewired((new,)))
+            return
+        if not is_low:
+            new = self._round(new, node, wide=self.facts.dtype(source) != dtypes.FLOAT32)
         if target == dtypes.FLOAT16:
-            if self._is_float16(source):
-                new = self._as_grid(source)
-            else:
-                wide = self.facts.dtype(source) != dtypes.FLOAT32
-                new = self._round(self.builder.mapped(source), node, wide)
             self.on_grid[position, 0] = new
-            self.builder.redirect(Entry(position), new)
-        elif target == dtypes.FLOAT32 and self._is_float16(source):
-            self.builder.redirect(Entry(position), self._as_grid(source))
-        else:
-            self.builder.copy(position, node.rewired((self._as_grid(source),)))
+        self.builder.redirect(Entry(position), new)
 
     def _emulated(self, position: int, node: Node, rule: Rule) -> None:
         """Run an operator in float32; round what can leave the grid."""

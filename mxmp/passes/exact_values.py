@@ -8,195 +8,162 @@ integer is taken in float32, no more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import AbstractSet, Dict, FrozenSet, Mapping, Sequence, Set, Tuple
+from collections import Counter
+from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key, Node
 from ..rules import ALLOW, CLEAR, EVERY, INFER, Rule, RuleSet
-from .control_flow import Body, bodies_of
+from .control_flow import Body, bodies_of, carried
 from .facts import CAST_OPS
 
 EXACT = "carries exact values"
 """The reason given for an operator that is float32 for what it carries."""
 
-_POSITIONS, _UNROUNDED, _INTEGER = 1, 2, 3
+_ROUNDED, _HOLDS = 1, 2
+"""Marks of entries: that a product has rounded what they descend from, and that they hold positions."""
+
+_POSITIONS, _UNROUNDED, _INTEGER = 0b1, 0b11, 0b111
 """What is required of an entry: that positions in it stay exact, that what no product has rounded does, or that it
 is taken for an integer, so that its last step is float32 too. The greater includes the smaller."""
 
 
-@dataclass(frozen=True)
 class ExactValues:
-    """The values of a graph that must be exact, and the operators to run in float32 for them.
+    """The values of a graph that must be exact, those in bodies of control flow included: a sweep forward and one back.
 
-    ``pins`` are the positions of those operators, ``positions`` the nodes that give positions with the numbers of the
-    outputs that hold them, ``bodies`` the same of the bodies of control flow nodes, by (node, number of the body).
-    """
-
-    pins: FrozenSet[int] = frozenset()
-    positions: Mapping[int, FrozenSet[int]] = field(default_factory=dict)
-    bodies: Mapping[Tuple[int, int], "ExactValues"] = field(default_factory=dict)
-
-
-def find_exact_values(graph: Graph, rules: RuleSet) -> ExactValues:
-    """Return the values of a graph that must be exact, those in bodies of control flow included."""
-    sweep = _Sweep(graph, rules)
-    sweep.forward(frozenset(), frozenset())
-    sweep.backward({head.key: _POSITIONS for head in graph.heads})
-    return sweep.result()
-
-
-class _Sweep:
-    """A sweep forward and one back over a graph or a body.
-
-    ``rounded`` entries descend from a product, which has rounded them, ``positions`` hold positions; ``required`` is
-    what is required of entries, ``strongest`` the most of a node's outputs, ``pins`` are the operators to run in
-    float32, ``inner`` the sweeps over bodies.
+    Attributes:
+        pins: Positions of the operators to run in float32 for them.
+        bodies: The same of the bodies of control flow nodes, by (node, number of the body).
     """
 
     def __init__(self, graph: Graph, rules: RuleSet) -> None:
-        self.graph = graph
-        self.found = [None if node.is_variable else rules.find(node.op, dict(node.attrs)) for node in graph.nodes]
-        self.rules = rules
-        self.rounded: Set[Key] = set()
-        self.positions: Set[Key] = set()
-        self.required: Dict[Key, int] = {}
-        self.strongest: Dict[int, int] = {}
+        self._nodes = graph.nodes
+        self._heads = graph.heads
+        self._rules = rules
+        self._found = [None if n.is_variable else rules.find(n.op, dict(n.attrs)) for n in graph.nodes]
+        self._marks: Counter[Key] = Counter()  # without any where a key is missing
+        self._required: Counter[Key] = Counter()
         self.pins: Set[int] = set()
-        self.inner: Dict[Tuple[int, int], _Sweep] = {}
+        self.bodies: Dict[Key, ExactValues] = {}
 
-    def result(self) -> ExactValues:
-        bodies = {key: sweep.result() for key, sweep in self.inner.items()}
-        positions: Dict[int, FrozenSet[int]] = {}
-        for position, index in self.positions:
-            positions[position] = positions.get(position, frozenset()) | {index}
-        return ExactValues(frozenset(self.pins), positions, bodies)
+    @classmethod
+    def of(cls, graph: Graph, rules: RuleSet) -> ExactValues:
+        """Return those of a whole graph, of whose outputs positions are to be exact."""
+        values = cls(graph, rules)
+        values.forward(())
+        values.backward([_POSITIONS] * len(graph.heads))
+        return values
 
-    def forward(self, rounded: AbstractSet[int], positions: AbstractSet[int]) -> None:
-        """Find the entries that products have rounded and those that hold positions, given such variables."""
-        self.rounded, self.positions = {(i, 0) for i in rounded}, {(i, 0) for i in positions}
-        for position, node in enumerate(self.graph.nodes):
-            if node.is_variable:
-                continue
-            rule = self.found[position]
+    def positions(self) -> Dict[int, FrozenSet[int]]:
+        """Return the nodes that give positions, with the numbers of the outputs that hold them."""
+        numbers: Dict[int, FrozenSet[int]] = {}
+        for (position, index), mark in self._marks.items():
+            if mark & _HOLDS:
+                numbers[position] = numbers.get(position, frozenset()) | {index}
+        return numbers
+
+    def forward(self, entering: Sequence[int]) -> List[int]:
+        """Mark entries, and return the marks of the graph's outputs, given those of its variables if there are any."""
+        variables = (i for i, node in enumerate(self._nodes) if node.is_variable)
+        self._marks = Counter({(variable, 0): mark for variable, mark in zip(variables, entering)})
+        for position, node in enumerate(self._nodes):
             bodies = bodies_of(node)
             if bodies:
                 self._enter(position, node, bodies)
-            elif node.op in CAST_OPS or rule is None:
-                self._pass_on(position, node, node.op in CAST_OPS and not _is_float(node))
-            elif rule.positions:
-                own = [i for i in range(node.num_outputs) if i in rule.keep_outputs]
-                self.positions.update((position, i) for i in own or range(node.num_outputs))
-            elif rule.category == ALLOW:
-                self.rounded.update((position, i) for i in range(node.num_outputs))
-            else:
-                self._compute(position, node, rule)
+            elif not node.is_variable:
+                mark, outputs = self._given(node, self._found[position])
+                for index in outputs if mark else ():
+                    self._marks[position, index] = mark
+        return [self._marks[head.key] for head in self._heads]
 
-    def _pass_on(self, position: int, node: Node, is_integer: bool) -> None:
-        """Pass on what a cast, or an operator without a rule, reads; a cast to integers ends all rounding before it."""
-        keys = [entry.key for entry in node.inputs]
-        outputs = [(position, i) for i in range(node.num_outputs)]
-        if not is_integer and any(key in self.rounded for key in keys):
-            self.rounded.update(outputs)
-        if node.op in CAST_OPS and not is_integer and keys[0] in self.positions:
-            self.positions.update(outputs)
+    def _read(self, node: Node, rule: Optional[Rule]) -> int:
+        """Return the marks of all values that an operator reads."""
+        read = 0
+        for port, entry in enumerate(node.inputs):
+            if rule is None or rule.reads(port):
+                read |= self._marks[entry.key]
+        return read
 
-    def _compute(self, position: int, node: Node, rule: Rule) -> None:
-        keys = [entry.key for port, entry in enumerate(node.inputs) if rule.reads(port)]
-        outputs = [(position, i) for i in range(node.num_outputs) if i not in rule.keep_outputs]
-        rounded = any(key in self.rounded for key in keys) and not rule.truth
-        if rounded:
-            self.rounded.update(outputs)
+    def _given(self, node: Node, rule: Optional[Rule]) -> Tuple[int, Sequence[int]]:
+        """Return the mark that an operator gives, and the numbers of the outputs that have it."""
+        outputs = range(node.num_outputs)
+        if node.op in CAST_OPS:  # one to integers ends all rounding before it
+            return self._read(node, None) if _is_float(node) else 0, outputs
+        if rule is None or rule.category == ALLOW:
+            return _ROUNDED if rule is not None else self._read(node, rule) & _ROUNDED, outputs
+        if rule.positions:
+            return _HOLDS, [i for i in outputs if i in rule.keep_outputs] or outputs
+        read = self._read(node, rule)
+        rounded = read & _ROUNDED and not rule.truth
         carries = rule.category == CLEAR or (rule.category == INFER and not rounded and not rule.truth)
-        if carries and any(key in self.positions for key in keys):
-            self.positions.update(outputs)
+        mark = (_ROUNDED if rounded else 0) | (read & _HOLDS if carries else 0)
+        return mark, [i for i in outputs if i not in rule.keep_outputs]
 
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
         for number, body in enumerate(bodies):
-            sweep = self.inner[position, number] = _Sweep(body.graph, self.rules)
-            keys = [node.inputs[port].key for port in body.ports]
-            marks = [
-                {v for v, key in zip(body.variables(), keys) if key in of} for of in (self.rounded, self.positions)
-            ]
-            heads = [head.key for head in body.graph.heads]
-            while True:
-                sweep.forward(*marks)
-                states = [(body.variables()[variable], heads[head]) for variable, head in body.states]
-                more = [{v for v, h in states if h in of} for of in (sweep.rounded, sweep.positions)]
-                if all(new <= old for new, old in zip(more, marks)):
-                    break
-                marks = [old | new for old, new in zip(marks, more)]
-            if not body.is_condition:
-                self.rounded.update((position, i) for i, head in enumerate(heads) if head in sweep.rounded)
-                self.positions.update((position, i) for i, head in enumerate(heads) if head in sweep.positions)
+            inner = self.bodies[position, number] = ExactValues(body.graph, self._rules)
+            entering = [self._marks[node.inputs[port].key] for port in body.ports]
+            leaving = carried(entering, body.states, inner.forward)
+            for index, mark in enumerate(() if body.is_condition else leaving):
+                self._marks[position, index] |= mark
 
-    def backward(self, wanted: Mapping[Key, int]) -> None:
-        """Find the operators to pin, given what is required of entries."""
-        for key, what in wanted.items():
-            self._require(Entry(*key), what)
-        for position in reversed(range(len(self.graph.nodes))):
-            node, rule, what = self.graph.nodes[position], self.found[position], self.strongest.get(position, 0)
-            if node.is_variable:
-                continue
+    def backward(self, wanted: Sequence[int]) -> List[int]:
+        """Find the operators to pin, and return what is required of the variables, given that of the outputs."""
+        for head, level in zip(self._heads, wanted):
+            self._require(head, level)
+        for position in reversed(range(len(self._nodes))):
+            node, rule = self._nodes[position], self._found[position]
             bodies = bodies_of(node)
             if bodies:
                 self._leave(position, node, bodies)
             elif node.op in CAST_OPS:
-                self._require(node.inputs[0], what if _is_float(node) else _INTEGER)
+                self._require(node.inputs[0], self._required[position, 0] if _is_float(node) else _INTEGER)
             elif rule is not None:
-                self._read(node, rule)
-                self._pin(position, node, rule, what)
+                # Indices, lengths and labels; samplers read shapes and parameters, which need not be exact.
+                if rule.keep and not (rule.keep is EVERY and rule.category == INFER):
+                    for entry in (entry for port, entry in enumerate(node.inputs) if port in rule.keep):
+                        self._require(entry, _INTEGER)
+                self._pin(position, node, rule)
+        return [self._required[i, 0] for i, node in enumerate(self._nodes) if node.is_variable]
 
-    def _require(self, entry: Entry, what: int) -> None:
-        if what > _POSITIONS or (what and entry.key in self.positions):
-            self.required[entry.key] = max(what, self.required.get(entry.key, 0))
-            self.strongest[entry.node] = max(what, self.strongest.get(entry.node, 0))
+    def _require(self, entry: Entry, level: int) -> None:
+        if level > _POSITIONS or (level and self._marks[entry.key] & _HOLDS):
+            self._required[entry.key] |= level
 
-    def _read(self, node: Node, rule: Rule) -> None:
-        """Require exact indices, lengths and labels; samplers read shapes and parameters, which need not be."""
-        if not rule.keep or (rule.keep is EVERY and rule.category == INFER):
-            return
-        for port, entry in enumerate(node.inputs):
-            if port in rule.keep:
-                self._require(entry, _INTEGER)
-
-    def _pin(self, position: int, node: Node, rule: Rule, what: int) -> None:
+    def _pin(self, position: int, node: Node, rule: Rule) -> None:
+        """Pin an operator whose outputs must be exact, and require the same of what it reads."""
         if rule.positions:
             self.pins.add(position)
-        if rule.positions or rule.category == ALLOW or not (what or self.positions):
+        if rule.positions or rule.category == ALLOW:
             return
-        inputs = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
-        rounded = any(entry.key in self.rounded for entry in inputs)
-        holds = any((position, i) in self.positions for i in range(node.num_outputs))
-        holds |= rule.truth and any(entry.key in self.positions for entry in inputs)  # compares them
-        if what < _INTEGER and rounded:
-            what = _POSITIONS if what and holds else 0
-        elif not what and holds:
-            what = _POSITIONS
-        if not what or (rule.truth and rounded):
+        keys = [(position, i) for i in range(node.num_outputs)]
+        level, read = max(self._required[key] for key in keys), self._read(node, rule)
+        holds = any(self._marks[key] & _HOLDS for key in keys)
+        holds |= rule.truth and read & _HOLDS != 0  # compares them
+        if level < _INTEGER and read & _ROUNDED:
+            level = _POSITIONS if level and holds else 0
+        elif not level and holds:
+            level = _POSITIONS
+        if not level or (rule.truth and read & _ROUNDED):
             return
         self.pins.add(position)
-        last_step = what == _INTEGER and rounded and rule.category != CLEAR and not rule.preserves_grid
-        for entry in inputs:
-            self._require(entry, _POSITIONS if last_step else what)
+        last_step = level == _INTEGER and read & _ROUNDED and rule.category != CLEAR and not rule.preserves_grid
+        for entry in (entry for port, entry in enumerate(node.inputs) if rule.reads(port)):
+            self._require(entry, _POSITIONS if last_step else level)
 
     def _leave(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
         """Require what the bodies require; in loops counters stay exact in every iteration."""
         for number, body in enumerate(bodies):
-            sweep = self.inner[position, number]
-            heads = [head.key for head in body.graph.heads]
-            outer = [self.required.get((position, i), 0) for i in range(len(heads))]
-            wanted = [_UNROUNDED] * len(heads) if body.is_condition else outer
-            while True:
-                for variable, head in body.states:
-                    held = sweep.required.get((body.variables()[variable], 0), 0)
-                    wanted[head] = max(wanted[head], held, _UNROUNDED)
-                before = dict(sweep.required)
-                sweep.backward({key: max(w for other, w in zip(heads, wanted) if other == key) for key in heads})
-                if sweep.required == before:
-                    break
-            for variable, port in zip(body.variables(), body.ports):
-                self._require(node.inputs[port], sweep.required.get((variable, 0), 0))
+            wanted = [
+                _UNROUNDED if body.is_condition else self._required[position, i]
+                for i in range(len(body.graph.heads))
+            ]
+            for _, head in body.states:
+                wanted[head] |= _UNROUNDED
+            links = [(head, variable) for variable, head in body.states]
+            held = carried(wanted, links, self.bodies[position, number].backward)
+            for level, port in zip(held, body.ports):
+                self._require(node.inputs[port], level)
 
 
 def _is_float(node: Node) -> bool:

@@ -12,6 +12,8 @@ from ..graph import Entry, Graph, Key, Node, written_positions
 Named = Tuple[str, int]
 """A node's name and the number of an output."""
 
+Shape = Tuple[int, ...]
+
 _Value = TypeVar("_Value")
 
 CAST_OPS = ("Cast", "amp_cast")
@@ -34,12 +36,12 @@ class Facts:
     """
 
     dtypes: Mapping[Key, str]
-    shapes: Mapping[Key, Tuple[int, ...]] = field(default_factory=dict)
+    shapes: Mapping[Key, Shape] = field(default_factory=dict)
     output_names: Mapping[Key, str] = field(default_factory=dict)
     params: FrozenSet[str] = frozenset()
     inputs: FrozenSet[str] = frozenset()
     out_of_range: FrozenSet[str] = frozenset()
-    bodies: Mapping[Tuple[int, int], "Facts"] = field(default_factory=dict)
+    bodies: Mapping[Key, "Facts"] = field(default_factory=dict)
 
     @classmethod
     def assume_float32(cls, graph: Graph) -> "Facts":
@@ -51,7 +53,7 @@ class Facts:
         """Return the dtype of an entry, None if unknown."""
         return self.dtypes.get(entry[:2])  # its key, as below; asked thousands of times
 
-    def shape(self, entry: Entry) -> Optional[Tuple[int, ...]]:
+    def shape(self, entry: Entry) -> Optional[Shape]:
         """Return the shape of an entry, None if unknown or partly unknown."""
         shape = self.shapes.get(entry[:2])
         return shape if shape is not None and all(size > 0 for size in shape) else None
@@ -68,10 +70,9 @@ class Facts:
 
     def nodes_out_of_range(self, graph: Graph) -> Set[int]:
         """Return the nodes with an output that has values beyond the low precision dtype's range."""
-        if not self.out_of_range:
-            return set()
-        outputs = ((i, Entry(i, index)) for i, node in enumerate(graph.nodes) for index in range(node.num_outputs))
-        return {i for i, entry in outputs if self.output_name(graph, entry) in self.out_of_range}
+        nodes = enumerate(graph.nodes if self.out_of_range else ())
+        outputs = (Entry(i, index) for i, node in nodes for index in range(node.num_outputs))
+        return {entry.node for entry in outputs if self.output_name(graph, entry) in self.out_of_range}
 
     def in_written_order(self, graph: Graph) -> Facts:
         """Return the facts on a graph whose nodes are put in the order in which MXNet writes them."""
@@ -80,17 +81,9 @@ class Facts:
         def moved(values: Mapping[Key, _Value]) -> Dict[Key, _Value]:
             return {(places[node], number): value for (node, number), value in values.items() if node in places}
 
-        bodies = {
-            (node, number): facts.in_written_order(graph.nodes[node].subgraphs[number])
-            for (node, number), facts in self.bodies.items()
-        }
-        return replace(
-            self,
-            dtypes=moved(self.dtypes),
-            shapes=moved(self.shapes),
-            output_names=moved(self.output_names),
-            bodies=moved(bodies),
-        )
+        bodies = {(i, n): facts.in_written_order(graph.nodes[i].subgraphs[n]) for (i, n), facts in self.bodies.items()}
+        types, shapes, names = moved(self.dtypes), moved(self.shapes), moved(self.output_names)
+        return replace(self, dtypes=types, shapes=shapes, output_names=names, bodies=moved(bodies))
 
     def output_name(self, graph: Graph, entry: Entry) -> str:
         """Return the name that MXNet gives to an entry."""
@@ -102,3 +95,17 @@ def declared_dtype(node: Node) -> Optional[str]:
     if node.is_variable:
         return dtypes.from_flag(node.get("__dtype__") or "")
     return node.get("dtype") if node.op in CAST_OPS else None
+
+
+def bfloat16_entries(graph: Graph, facts: Facts) -> Dict[Named, Optional[Shape]]:
+    """Return the bfloat16 entries of a graph by name, with their shapes where these are known.
+
+    Entries within bodies of control flow are among them, with shapes unknown. Names survive passes, which positions do
+    not; the graph's are to be unique (`mxmp.graph.with_unique_names`).
+    """
+    entries: Dict[Named, Optional[Shape]] = {}
+    for (position, number), body in facts.bodies.items():
+        entries.update(dict.fromkeys(bfloat16_entries(graph.nodes[position].subgraphs[number], body)))
+    low = (Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16)
+    entries.update(((graph.nodes[entry.node].name, entry.index), facts.shape(entry)) for entry in low)
+    return entries

@@ -9,14 +9,13 @@ are computed from the old ones, which is done as often as these change; `FoldBat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
+from typing import ClassVar, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple, Union
 
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..graph.core import VARIABLE, make_attrs
 from ..rules.conditions import value_of
 from .attributes import device_attrs
-from .base import Pass
-from .control_flow import bodies_of
+from .base import Pass, rewritten
 from .facts import Facts
 
 
@@ -33,31 +32,23 @@ class DropDropout(Pass):
     def run(self, graph: Graph) -> Graph:
         """Return the graph without dropout."""
         dropped = set(_positions(graph))
-        builder = GraphBuilder(graph)
-        for position, node in enumerate(graph.nodes):
-            if position in dropped:
-                builder.redirect(Entry(position), builder.mapped(node.inputs[0]))
-                continue
-            bodies = tuple(map(self.run, node.subgraphs)) if bodies_of(node) else node.subgraphs
-            builder.copy(position, node.rewired(builder.inputs(node), bodies))
-        return builder.finish(name_heads(graph, builder, dropped))
+
+        def visit(_: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
+            return node.inputs[0] if position in dropped else node
+
+        return rewritten(graph, visit, self.run, lambda builder: name_heads(graph, builder, dropped))
 
 
 def find_dropouts(graph: Graph) -> Tuple[Node, ...]:
     """Return the nodes that `DropDropout` removes, those in bodies too."""
-    found: List[Node] = [graph.nodes[position] for position in _positions(graph)]
-    for node in graph.nodes:
-        for body in bodies_of(node):
-            found.extend(find_dropouts(body.graph))
-    return tuple(found)
+    bodies = (body for node in graph.nodes for body in node.subgraphs)
+    return (*(graph.nodes[i] for i in _positions(graph)), *(node for body in bodies for node in find_dropouts(body)))
 
 
 def _positions(graph: Graph) -> List[int]:
     """Return the positions of dropouts whose one use is their output, not their mask or their order."""
     candidates = [i for i, node in enumerate(graph.nodes) if node.op == "Dropout" and node.get("mode") != "always"]
-    if not candidates:
-        return []
-    read, ordered = uses(graph)
+    read, ordered = uses(graph) if candidates else (set(), set())
     return [i for i in candidates if (i, 1) not in read and i not in ordered and not graph.nodes[i].control_deps]
 
 
@@ -206,11 +197,10 @@ class _Finder:
             return None
         port, no_bias = LAYERS[layer.op]
         has_bias = not _flag(layer, "no_bias", no_bias)
-        names = [self._param(entry) for entry in (*layer.inputs[port : port + 1 + has_bias], *norm.inputs[1:])]
-        known = [name for name in names if name is not None]
-        if len(known) < len(names) or len(names) != 5 + has_bias:
+        variables = [self.graph.nodes[e.node] for e in (*layer.inputs[port : port + 1 + has_bias], *norm.inputs[1:])]
+        if len(variables) != 5 + has_bias or not all(n.is_variable and n.name in self.params for n in variables):
             return None
-        weight, *bias, gamma, beta, mean, var = known
+        weight, *bias, gamma, beta, mean, var = (variable.name for variable in variables)
         eps = value_of(dict(norm.attrs), "eps")
         return Sources(
             weight,
@@ -244,11 +234,6 @@ class _Finder:
         rank = 2 + len(_sizes(layer))
         channels = rank - 1 if _is_channels_last(layer) else 1
         return axis in (channels, channels - rank)
-
-    def _param(self, entry: Entry) -> Optional[str]:
-        """Return the name of the parameter that an entry is, None if it is something else."""
-        node = self.graph.nodes[entry.node]
-        return node.name if node.is_variable and node.name in self.params else None
 
     def _names(self, layer: int) -> Tuple[str, str]:
         """Return the names of a layer's new weight and bias, which layers with equal ones share."""
@@ -318,39 +303,28 @@ class FoldBatchNorm(Pass):
     def run(self, graph: Graph) -> Graph:
         """Return the graph without these BatchNorms; variables that nothing reads any more stay in it."""
         layers = {fold.layer: fold for fold in self.folds}
-        norms = {fold.norm for fold in self.folds}
-        builder = GraphBuilder(graph)
-        known = {node.name: i for i, node in enumerate(graph.nodes) if node.is_variable}
-        added: Dict[str, Entry] = {}
-        for position, node in enumerate(graph.nodes):
+        norms = {fold.norm: activation_of(graph.nodes[fold.norm]) for fold in self.folds}
+        old = {node.name: i for i, node in enumerate(graph.nodes) if node.is_variable}
+        params: Dict[str, Entry] = {}
+
+        def visit(builder: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
             if position in norms:
-                _remove(builder, position, node)
-                continue
-            inputs = builder.inputs(node)
-            if position in layers:
-                fold = layers[position]
-                port = LAYERS[node.op].weight
-                weight = graph.nodes[node.inputs[port].node]
-                for name in (fold.weight, fold.bias):
-                    if name in known:
-                        added[name] = builder.mapped(Entry(known[name]))
-                    elif name not in added:
-                        attrs = weight.attrs if name == fold.weight else _bias_attrs(weight)
-                        added[name] = Entry(builder.add(Node(VARIABLE, name, attrs)))
-                inputs = (*inputs[:port], added[fold.weight], added[fold.bias])
-                node = node.with_attrs({"no_bias": "False"})
-            builder.copy(position, node.rewired(inputs))
-        return builder.finish(name_heads(graph, builder, {i for i in norms if not activation_of(graph.nodes[i])}))
+                attrs = make_attrs({"act_type": norms[position], **device_attrs(node)})
+                return Node("Activation", node.name, attrs, node.inputs[:1]) if norms[position] else node.inputs[0]
+            if position not in layers:
+                return node
+            fold, port = layers[position], LAYERS[node.op].weight
+            weight = graph.nodes[graph.nodes[position].inputs[port].node]
+            for name, attrs in ((fold.weight, weight.attrs), (fold.bias, _bias_attrs(weight))):
+                if name in old:
+                    params[name] = builder.mapped(Entry(old[name]))
+                elif name not in params:
+                    params[name] = Entry(builder.add(Node(VARIABLE, name, attrs)))
+            inputs = (*node.inputs[:port], params[fold.weight], params[fold.bias])
+            return node.with_attrs({"no_bias": "False"}).rewired(inputs)
 
-
-def _remove(builder: GraphBuilder, position: int, node: Node) -> None:
-    """Let the readers of a BatchNorm read what it read, or the activation that it had within."""
-    activation = activation_of(node)
-    if not activation:
-        builder.redirect(Entry(position), builder.mapped(node.inputs[0]))
-        return
-    attrs = make_attrs({"act_type": activation, **device_attrs(node)})
-    builder.copy(position, Node("Activation", node.name, attrs, (builder.mapped(node.inputs[0]),)))
+        removed = {position for position, activation in norms.items() if not activation}
+        return rewritten(graph, visit, heads=lambda builder: name_heads(graph, builder, removed))
 
 
 def _bias_attrs(weight: Node) -> Tuple[Tuple[str, str], ...]:

@@ -175,17 +175,23 @@ def place(
     are wanted in low precision, but for positions; ``any_heads`` are the numbers of the outputs that may have either.
     """
     tensors, all_known = find_tensors(graph, verdicts, facts, low_params, output_low, any_heads, free_params)
-    in_bytes = all_known and costs is None
-    network = _Network(tensors, verdicts, in_bytes, costs)
-    flow, free_low = network.solve()
-    low = frozenset(free_low) | {i for i, v in enumerate(verdicts) if v.label == LOW}
+    in_bytes, unit = all_known and costs is None, 1
+    free = [position for position, verdict in enumerate(verdicts) if verdict.label == FREE]
+    if costs is not None:
+        costs = Costs({node: costs.saving.get(node, 0) for node in free}, costs.cast)
+    elif all_known:
+        costs, unit = _costs_in_bytes(tensors, free), _UNIT_BYTES
+    else:
+        costs = Costs({}, {tensor.entry.key: 1 for tensor in tensors})
+    flow, free_low = _cheapest(tensors, costs)
     casts = [tensor for tensor in tensors if tensor.is_cast(free_low)]
-    cost = network.cost(free_low, casts)
+    cost = sum(abs(units) for node, units in costs.saving.items() if (units < 0) == (node in free_low))
+    cost += sum(costs.cast.get(tensor.entry.key, 0) for tensor in casts)
     if cost != flow:
         raise PassError(f"place: the cut costs {cost}, but the maximum flow is {flow}; this is a bug in mxmp.")
-    unit = _UNIT_BYTES if in_bytes else 1
     sizes = [tensor.size for tensor in casts]
     cast_bytes = None if None in sizes else sum(_CAST_UNITS * _UNIT_BYTES * (size or 0) for size in sizes)
+    low = frozenset(free_low) | {position for position, verdict in enumerate(verdicts) if verdict.label == LOW}
     return Placement(low, len(casts), cost * unit, in_bytes, flow * unit, cast_bytes)
 
 
@@ -203,21 +209,20 @@ def find_tensors(
     Each comes with the node that decides its dtype and those that need one. Tensors that are needed in the dtype that
     they are given in, whatever is decided, are left out. The arguments are those of `place`.
     """
-    demands = [
-        None if number in any_heads else output_low and head.index not in verdicts[head.node].positions
-        for number, head in enumerate(graph.heads)
-    ]
+    own = [_SINK if v.label == LOW else i if v.label == FREE else _SOURCE for i, v in enumerate(verdicts)]
     readers: Dict[Key, Set[int]] = {}
     for position, node in enumerate(graph.nodes):
-        verdict, side = verdicts[position], _side(position, verdicts)
+        verdict = verdicts[position]
         for port, entry in enumerate(node.inputs):
             sides = readers.setdefault(entry.key, set())
-            if not verdict.accepts_any(port):
-                sides.add(_reading_side(verdict, port, side))
-    for head, low in zip(graph.heads, demands):
+            if port in verdict.low_ports:
+                sides.add(_SINK)
+            elif not verdict.accepts_any(port):
+                sides.add(own[position] if verdict.input_in_precision(port) else _SOURCE)
+    for number, head in enumerate(graph.heads):
         sides = readers.setdefault(head.key, set())
-        if low is not None:
-            sides.add(_SINK if low else _SOURCE)
+        if number not in any_heads:
+            sides.add(_SINK if output_low and head.index not in verdicts[head.node].positions else _SOURCE)
     tensors, all_known = [], True
     for (position, index), sides in readers.items():
         entry = Entry(position, index)
@@ -230,96 +235,55 @@ def find_tensors(
         elif position in free_params:
             producer = position
         else:
-            producer = _side(position, verdicts) if verdict.output_in_precision(index) else _SOURCE
+            producer = own[position] if verdict.output_in_precision(index) else _SOURCE
+        # A tensor of two fixed sides is nothing to decide; where they differ, its cast counts.
         if producer >= 0 or not sides <= {producer}:
             tensors.append(Tensor(entry, producer, frozenset(sides), size))
     return tensors, all_known
 
 
-def _reading_side(verdict: Verdict, port: int, side: int) -> int:
-    """Return the side that needs an input of a node, which is itself on a side."""
-    if port in verdict.low_ports:
-        return _SINK
-    return side if verdict.input_in_precision(port) else _SOURCE
+def _costs_in_bytes(tensors: Sequence[Tensor], free: Sequence[int]) -> Costs:
+    """Return the costs in units of two bytes: free nodes save on what they read and write, casts read and write too."""
+    saving = dict.fromkeys(free, 0)
+    for tensor in tensors:
+        for side in (tensor.producer, *tensor.readers):
+            if side in saving:
+                saving[side] += _OPERATOR_UNITS * (tensor.size or 0)
+    return Costs(saving, {tensor.entry.key: _CAST_UNITS * (tensor.size or 0) for tensor in tensors})
 
 
-def _side(position: int, verdicts: Sequence[Verdict]) -> int:
-    label = verdicts[position].label
-    return _SINK if label == LOW else position if label == FREE else _SOURCE
+def _cheapest(tensors: Sequence[Tensor], costs: Costs) -> Tuple[int, Set[int]]:
+    """Return the maximum flow in the unit of the costs, and the nodes on the smallest sink side of a minimum cut."""
+    # A cost times this, plus one for each cast: the fewest casts among the cheapest placements.
+    scale = len(tensors) + 1
+    infinite = (sum(map(abs, costs.saving.values())) + sum(costs.cast.values()) + 1) * scale  # more than all others
+    vertices: Dict[int, int] = {_SOURCE: 0, _SINK: 1}
+    arcs: List[Arc] = []
 
-
-class _Network:
-    """The flow network of a placement problem."""
-
-    def __init__(
-        self, tensors: Sequence[Tensor], verdicts: Sequence[Verdict], in_bytes: bool, costs: Optional[Costs]
-    ) -> None:
-        self.tensors = tensors
-        self.in_bytes = in_bytes
-        self.costs = costs
-        # Cost times this, plus one per cast: the fewest casts among the cheapest placements.
-        self.counts_casts_too = in_bytes or costs is not None
-        self.scale = len(tensors) + 1 if self.counts_casts_too else 1
-        self.saving = self._savings(verdicts)
-        self.vertices: Dict[int, int] = {_SOURCE: 0, _SINK: 1}
-        self.arcs: List[Arc] = []
-        costs_of_casts = sum(map(self._cast_cost, tensors))
-        self.infinite = (sum(map(abs, self.saving.values())) + costs_of_casts + 1) * self.scale  # more than all others
-        for node, units in self.saving.items():
-            if units < 0:
-                self._arc(_SOURCE, node, -units * self.scale)
-            else:
-                self._arc(node, _SINK, units * self.scale)
-        for tensor in tensors:
-            self._add_tensor(tensor)
-
-    def _savings(self, verdicts: Sequence[Verdict]) -> Dict[int, int]:
-        """Return, per free node, the units that low precision saves on what it reads and writes."""
-        saving = {i: 0 for i, verdict in enumerate(verdicts) if verdict.label == FREE}
-        if self.costs is not None:
-            return {i: self.costs.saving.get(i, 0) for i in saving}
-        if self.in_bytes:
-            for tensor in self.tensors:
-                for side in (tensor.producer, *tensor.readers):
-                    if side in saving:
-                        saving[side] += _OPERATOR_UNITS * (tensor.size or 0)
-        return saving
-
-    def _cast_cost(self, tensor: Tensor) -> int:
-        if self.costs is not None:
-            return self.costs.cast.get(tensor.entry.key, 0)
-        return _CAST_UNITS * (tensor.size or 0) if self.in_bytes else 1
-
-    def _arc(self, start: int, end: int, capacity: int, back: int = 0) -> None:
+    def connect(start: int, end: int, capacity: int, back: int = 0) -> None:
         if capacity:
-            first, second = (self.vertices.setdefault(key, len(self.vertices)) for key in (start, end))
-            self.arcs.append((first, second, capacity, back))
+            first, second = (vertices.setdefault(key, len(vertices)) for key in (start, end))
+            arcs.append((first, second, capacity, back))
 
-    def _add_tensor(self, tensor: Tensor) -> None:
-        weight = self._cast_cost(tensor) * self.scale + (1 if self.counts_casts_too else 0)
-        others = tensor.readers - {tensor.producer}
-        if len(others) == 1:
+    for node, units in costs.saving.items():
+        start, end = (_SOURCE, node) if units < 0 else (node, _SINK)
+        connect(start, end, abs(units) * scale)
+    for number, (entry, producer, readers, _) in enumerate(tensors):
+        weight = costs.cast.get(entry.key, 0) * scale + 1
+        others = readers - {producer}
+        if len(others) == 1:  # as most tensors have: one arc with a way back does
             (reader,) = others
-            self._arc(tensor.producer, reader, weight, weight)
-            return
-        down = -3 - 2 * len(self.vertices)  # fresh keys for the tensor's two casts
-        up = down - 1
-        if tensor.producer != _SINK and others - {_SOURCE}:
-            self._arc(tensor.producer, down, weight)
+            connect(producer, reader, weight, weight)
+            continue
+        # Two vertices stand for the tensor's casts down and up, which all readers of the other side share.
+        down, up = -3 - 2 * number, -4 - 2 * number
+        if producer != _SINK and others - {_SOURCE}:
+            connect(producer, down, weight)
             for reader in sorted(others - {_SOURCE}):
-                self._arc(down, reader, self.infinite)
-        if tensor.producer != _SOURCE and others - {_SINK}:
-            self._arc(up, tensor.producer, weight)
+                connect(down, reader, infinite)
+        if producer != _SOURCE and others - {_SINK}:
+            connect(up, producer, weight)
             for reader in sorted(others - {_SINK}):
-                self._arc(reader, up, self.infinite)
-
-    def solve(self) -> Tuple[int, Set[int]]:
-        """Return the maximum flow in units, and the free nodes on the smallest sink side."""
-        flow, sink_side = minimum_cut(len(self.vertices), self.arcs, source=0, sink=1)
-        low = {key for key, vertex in self.vertices.items() if key >= 0 and vertex in sink_side}
-        return (flow // self.scale if self.counts_casts_too else flow), low
-
-    def cost(self, low: Set[int], casts: Sequence[Tensor]) -> int:
-        """Return the objective of a placement in units, given the tensors that are cast."""
-        operators = sum(abs(units) for node, units in self.saving.items() if (units < 0) == (node in low))
-        return operators + sum(map(self._cast_cost, casts))
+                connect(reader, up, infinite)
+    flow, sink_side = minimum_cut(len(vertices), arcs, source=0, sink=1)
+    return flow // scale, {key for key, vertex in vertices.items() if key >= 0 and vertex in sink_side}

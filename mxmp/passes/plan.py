@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import AbstractSet, Dict, FrozenSet, Mapping, Sequence, Set, Tuple
 
 from .. import dtypes
-from ..graph import Entry, Graph
+from ..graph import Entry, Graph, Key
 from ..policy import Policy
-from ..rules import CLEAR, RULES, RuleSet
+from ..rules import RULES, RuleSet
 from .control_flow import Body, bodies_of
-from .decide import FLOAT32, FREE, LOW, NAMED, Verdict, classify
+from .decide import FLOAT32, FREE, LOW, NAMED, Verdict, classify, moves
 from .facts import Facts
 from .place import Placement, place
 
@@ -32,7 +32,7 @@ class Plan:
     verdicts: Tuple[Verdict, ...]
     placement: Placement
     low_params: FrozenSet[int]
-    bodies: Mapping[Tuple[int, int], "Plan"] = field(default_factory=dict)
+    bodies: Mapping[Key, "Plan"] = field(default_factory=dict)
     any_heads: FrozenSet[int] = frozenset()
 
     def reads_low(self, position: int, port: int) -> bool:
@@ -140,16 +140,11 @@ def _carried_low_only(
 def _moves_once(graph: Graph, position: int, verdicts: Sequence[Verdict], facts: Facts) -> bool:
     """Return whether a free operator moves values and repeats none: gradients would be summed in low precision."""
     node = graph.nodes[position]
-    if not _moves(verdicts[position]):
+    if not moves(verdicts[position]):
         return False
     given = [facts.size(Entry(position, index)) for index in range(node.num_outputs)]
     read = [facts.size(entry) for entry in node.inputs]
     return None not in given + read and sum(size or 0 for size in given) <= sum(size or 0 for size in read)
-
-
-def _moves(verdict: Verdict) -> bool:
-    """Return whether a free operator moves values."""
-    return verdict.label == FREE and verdict.rule is not None and verdict.rule.category == CLEAR
 
 
 def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:
@@ -159,28 +154,42 @@ def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:
     truncates, and does not.
     """
     casts = (i for i, node in enumerate(graph.nodes) if node.op == "amp_cast" and node.get("dtype") == dtype)
-    found = {i: graph.nodes[i].inputs[0].node for i in casts}
-    return {i: source for i, source in found.items() if graph.nodes[source].is_variable}
+    sources = {i: graph.nodes[i].inputs[0].node for i in casts}
+    return {i: source for i, source in sources.items() if graph.nodes[source].is_variable}
 
 
 def _plan_bodies(
     graph: Graph, verdicts: Tuple[Verdict, ...], facts: Facts, policy: Policy
-) -> Tuple[Tuple[Verdict, ...], Dict[Tuple[int, int], Plan]]:
-    """Return the plans of all bodies, and the verdicts completed with their low precision inputs and outputs."""
-    plans: Dict[Tuple[int, int], Plan] = {}
-    found = list(verdicts)
+) -> Tuple[Tuple[Verdict, ...], Dict[Key, Plan]]:
+    """Return the plans of all bodies, and the verdicts completed with their low precision inputs and outputs.
+
+    Variables of a body are float32 at first. An input that all bodies then read in low precision only enters it so: it
+    is cast once, not in every iteration, and the bodies are placed again.
+    """
+    plans: Dict[Key, Plan] = {}
+    completed = list(verdicts)
     for position, verdict in enumerate(verdicts):
         if not verdict.bodies:
             continue
         bodies = bodies_of(graph.nodes[position])
-        own_facts = {number: facts.bodies[position, number] for number, nodes in enumerate(verdict.bodies) if nodes}
         named = frozenset(head.index for head in graph.heads if head.node == position)
-        own = {n: _plan_body(bodies[n], verdict.bodies[n], f, named, policy) for n, f in own_facts.items()}
-        ports = _low_ports(bodies, own, own_facts)
-        own = {number: _enter_low(bodies[number], plan, own_facts[number], ports) for number, plan in own.items()}
-        plans.update({(position, number): plan for number, plan in own.items()})
-        found[position] = replace(verdict, low_ports=ports, low_outputs=_low_outputs(bodies, own, own_facts))
-    return tuple(found), plans
+        inner = {n: (body, facts.bodies[position, n]) for n, body in enumerate(bodies) if verdict.bodies[n]}
+        own = {n: _plan_body(body, verdict.bodies[n], f, named, policy) for n, (body, f) in inner.items()}
+        wanted = {n: _entering_low(body, own[n], f) for n, (body, f) in inner.items()}  # conditions want none
+        read = [(port, v in wanted.get(n, ())) for n, body in enumerate(bodies) for v, port in body.entries()]
+        ports = frozenset(port for port, _ in read) - {port for port, low in read if not low}
+        outputs: Set[int] = set()
+        for n, (body, body_facts) in inner.items():
+            low = frozenset(v for v, port in body.entries() if port in ports)
+            if low:
+                placement = place(body.graph, own[n].verdicts, body_facts, low, any_heads=own[n].any_heads)
+                own[n] = replace(own[n], placement=placement, low_params=low)
+            plans[position, n] = own[n]
+            heads = ((number, body.graph.heads[number]) for number in own[n].any_heads)
+            is_float32 = ((number, h) for number, h in heads if body_facts.dtype(h) == dtypes.FLOAT32)
+            outputs |= {number for number, head in is_float32 if own[n].gives_low(*head.key)}
+        completed[position] = replace(verdict, low_ports=ports, low_outputs=frozenset(outputs))
+    return tuple(completed), plans
 
 
 def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts, named: FrozenSet[int], policy: Policy) -> Plan:
@@ -199,37 +208,8 @@ def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts, named: F
     return Plan(verdicts, place(body.graph, verdicts, facts, any_heads=any_heads), frozenset(), bodies, any_heads)
 
 
-def _low_ports(bodies: Sequence[Body], plans: Mapping[int, Plan], facts: Mapping[int, Facts]) -> FrozenSet[int]:
-    """Return the inputs that all bodies read in low precision only: cast once, not in every iteration."""
-    low: Set[int] = set()
-    exact: Set[int] = set()
-    wanted: FrozenSet[int]
-    for number, body in enumerate(bodies):
-        variables, wanted = body.variables(), frozenset()
-        if number in plans:
-            plan = plans[number]
-            candidates = set(variables) - {variables[variable] for variable, _ in body.states}
-            wanted = _read_low_only(body.graph, plan.verdicts, plan.placement.low, facts[number], candidates)
-        for position, port in zip(variables, body.ports):
-            (low if position in wanted else exact).add(port)
-    return frozenset(low - exact)
-
-
-def _enter_low(body: Body, plan: Plan, facts: Facts, ports: FrozenSet[int]) -> Plan:
-    """Return a body's plan with the variables that enter it in low precision."""
-    low = frozenset(position for position, port in zip(body.variables(), body.ports) if port in ports)
-    if not low:
-        return plan
-    placement = place(body.graph, plan.verdicts, facts, low, any_heads=plan.any_heads)
-    return replace(plan, placement=placement, low_params=low)
-
-
-def _low_outputs(bodies: Sequence[Body], plans: Mapping[int, Plan], facts: Mapping[int, Facts]) -> FrozenSet[int]:
-    """Return the outputs of a control flow node that its bodies give in low precision."""
-    found: Set[int] = set()
-    for number, plan in plans.items():
-        for head in plan.any_heads:
-            entry = bodies[number].graph.heads[head]
-            if plan.gives_low(entry.node, entry.index) and facts[number].dtype(entry) == dtypes.FLOAT32:
-                found.add(head)
-    return frozenset(found)
+def _entering_low(body: Body, plan: Plan, facts: Facts) -> FrozenSet[int]:
+    """Return the variables of a body that it reads in low precision only, but for a loop's state."""
+    variables = body.variables()
+    candidates = set(variables) - {variables[variable] for variable, _ in body.states}
+    return _read_low_only(body.graph, plan.verdicts, plan.placement.low, facts, candidates)

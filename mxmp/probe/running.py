@@ -41,7 +41,7 @@ def runnable(
         graph = ScaleLoss(facts=facts_of(graph, values), variable=SCALE)(graph).graph
         values = {**values, SCALE: mx.nd.ones(1)}
     symbol = from_graph(graph)
-    made = Converted(symbol, symbol, graph, facts_of(graph, values), frozenset(), replace(decisions, after=graph))
+    made = Converted(symbol, graph, facts_of(graph, values), frozenset(), replace(decisions, after=graph))
     return made.on_gpu(trains) if ctx.device_type == "gpu" else made.on_cpu(trains)
 
 

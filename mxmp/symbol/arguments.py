@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-import re
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 
 from .. import dtypes as dtypes_
 from ..errors import ConvertError, DtypeError, InferenceError, ParamsError, did_you_mean
+from ..graph import Entry, Graph
+from ..passes import Facts
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..report import Removed
-from .inference import to_graph
+from .inference import Shapes, infer_network, to_graph
 
 PolicyLike = Union[str, Policy]
 """A policy, or the text of one."""
@@ -23,11 +24,8 @@ PolicyLike = Union[str, Policy]
 # How MXNet's Initializer tells parameters by their names (python/mxnet/initializer.py at tag 1.9.1).
 _PARAMETER_SUFFIXES = ("weight", "bias", "gamma", "beta", "parameters")
 
-# SHAPE_ASSIGN_CHECK in src/operator/operator_common.h at tag 1.9.1, behind what facts.py says of the node.
-_SHAPES_DIFFER = re.compile(
-    r"node '(.+?)': MXNet cannot infer its shapes: Shape inconsistent, Provided = [\[(](.*?)[\])], "
-    r"inferred shape=[\[(](.*?)[\])]"
-)
+LABEL_SUFFIX = "label"
+"""How the names of labels end that MXNet gives."""
 
 HEADROOM = 2.0
 """How many times larger than measured a value may come to be; a calibration does not see all data."""
@@ -54,10 +52,6 @@ class Model(NamedTuple):
         shapes = {name: array.shape for name, array in arrays.items()} if self.shapes else {}
         return {**shapes, **self.shapes}, {**types, **self.dtypes}
 
-    def beyond_range(self, policy: Policy) -> FrozenSet[str]:
-        """Return the names of what may have values beyond the range of a policy's compute dtype."""
-        return beyond_range(self.ranges, policy)
-
 
 def beyond_range(ranges: Mapping[str, float], policy: Policy) -> FrozenSet[str]:
     """Return the names of what may have values beyond the range of a policy's compute dtype, from measured ones."""
@@ -68,8 +62,25 @@ def beyond_range(ranges: Mapping[str, float], policy: Policy) -> FrozenSet[str]:
 
 
 def make_model(sym: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None) -> Model:
-    """Return a symbol with what a user says about its inputs, checked against each other."""
-    return Model(require_symbol(sym), known_shapes(sym, shapes), known_dtypes(sym, dtypes), known_ranges(sym, ranges))
+    """Return a symbol with what a user says about its inputs, checked against each other.
+
+    ``shapes`` is a dict, or pairs as in ``Module.data_shapes``; ``ranges`` has magnitudes by the name of an output,
+    such as 'conv0_output', or of a variable.
+    """
+    variables = require_symbol(sym).list_inputs()
+    try:
+        pairs = shapes.items() if isinstance(shapes, Mapping) else [(pair[0], pair[1]) for pair in shapes or ()]
+    except (TypeError, IndexError):
+        raise ConvertError(f"shapes is {shapes!r}; expected a dict, or pairs of names and shapes.") from None
+    sizes = {name: _checked_shape(name, shape) for name, shape in pairs}
+    _require_names("shapes", "variable", sizes, variables)
+    dtypes = _require_mapping("dtypes", dtypes or {})
+    types = {name: _checked_dtype(name, dtype) for name, dtype in dtypes.items()}
+    _require_names("dtypes", "variable", types, variables)
+    magnitudes = checked_ranges(ranges)
+    if magnitudes:
+        _require_names("ranges", "output", magnitudes, sym.get_internals().list_outputs())
+    return Model(sym, sizes, types, magnitudes)
 
 
 def require_symbol(sym: Any) -> Any:
@@ -84,49 +95,24 @@ def require_symbol(sym: Any) -> Any:
     raise ConvertError(f"sym is a {type(sym).__name__}; expected a Symbol{hint}.")
 
 
-def known_shapes(sym: Any, shapes: Optional[Any]) -> Dict[str, Tuple[int, ...]]:
-    """Return shapes by name from a dict, or pairs as in ``Module.data_shapes``."""
-    found = {}
+def _checked_shape(name: Any, shape: Any) -> Tuple[int, ...]:
     try:
-        pairs = shapes.items() if isinstance(shapes, Mapping) else [(pair[0], pair[1]) for pair in shapes or ()]
-    except (TypeError, IndexError):
-        raise ConvertError(f"shapes is {shapes!r}; expected a dict, or pairs of names and shapes.") from None
-    for name, shape in pairs:
-        _require_variable(sym, name, "shapes")
-        try:
-            found[name] = tuple(operator.index(size) for size in shape)
-        except TypeError:
-            raise ConvertError(f"shapes: {name!r} has shape {shape!r}; expected a tuple of integers.") from None
-        if any(size < 0 for size in found[name]):
-            raise ConvertError(f"shapes: {name!r} has shape {found[name]}; a size cannot be negative.")
-        if math.prod(found[name]) >= 2**31 - 1 and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
-            raise ConvertError(
-                f"shapes: {name!r} has shape {found[name]}; this MXNet has tensors below 2**31 elements."
-            )
-    return found
+        sizes = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        raise ConvertError(f"shapes: {name!r} has shape {shape!r}; expected a tuple of integers.") from None
+    if any(size < 0 for size in sizes):
+        raise ConvertError(f"shapes: {name!r} has shape {sizes}; a size cannot be negative.")
+    if math.prod(sizes) >= 2**31 - 1 and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
+        raise ConvertError(f"shapes: {name!r} has shape {sizes}; this MXNet has tensors below 2**31 elements.")
+    return sizes
 
 
-def known_dtypes(sym: Any, dtypes: Optional[Mapping[str, Any]]) -> Dict[str, str]:
-    """Return MXNet's dtypes by the names of a symbol's variables."""
-    found = {}
-    for name, dtype in _require_mapping("dtypes", dtypes or {}).items():
-        _require_variable(sym, name, "dtypes")
-        try:
-            found[name] = dtypes_.canonical(dtype)
-        except DtypeError as e:
-            known = ", ".join(dtypes_.ITEM_BYTES)
-            raise ConvertError(f"dtypes: {name!r}: unknown dtype {dtype!r}; expected one of {known}.") from e
-    return found
-
-
-def known_ranges(sym: Any, ranges: Optional[Mapping[str, float]]) -> Dict[str, float]:
-    """Return magnitudes by the name of an output, such as 'conv0_output', or of a variable."""
-    found = checked_ranges(ranges)
-    names = set(sym.get_internals().list_outputs()) if found else set()
-    for name in found:
-        if name not in names:
-            raise ConvertError(f"ranges: the symbol has no output {name!r}{did_you_mean(str(name), sorted(names))}.")
-    return found
+def _checked_dtype(name: Any, dtype: Any) -> str:
+    try:
+        return dtypes_.canonical(dtype)
+    except DtypeError as e:
+        expected = ", ".join(dtypes_.ITEM_BYTES)
+        raise ConvertError(f"dtypes: {name!r}: unknown dtype {dtype!r}; expected one of {expected}.") from e
 
 
 def checked_ranges(ranges: Optional[Mapping[str, float]]) -> Dict[str, float]:
@@ -140,25 +126,29 @@ def checked_ranges(ranges: Optional[Mapping[str, float]]) -> Dict[str, float]:
         raise ConvertError(
             "ranges is all that `mxmp ranges --json` prints; give the part of it that it calls 'ranges'."
         )
-    found = {}
     for name, value in (ranges or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
             raise ConvertError(f"ranges: {name!r} is {value!r}; expected its largest magnitude, a number from 0 on.")
-        found[name] = float(value)
-    return found
+    return {name: float(value) for name, value in (ranges or {}).items()}
 
 
-def param_names(sym: Any, shapes: Mapping[str, Any], data_names: Optional[Sequence[str]]) -> FrozenSet[str]:
-    """Return the names of a symbol's parameters: all but the inputs, or what is called like one."""
+def params_and_inputs(
+    sym: Any, shapes: Mapping[str, Any], data_names: Optional[Sequence[str]] = None
+) -> Tuple[FrozenSet[str], FrozenSet[str]]:
+    """Return the names of a symbol's parameters and of its inputs, labels included.
+
+    Where neither ``shapes`` nor ``data_names`` name the inputs, parameters are known by their names, and of the inputs
+    labels alone.
+    """
     arguments = frozenset(sym.list_arguments())
     if not isinstance(data_names, (list, tuple, set, frozenset, type(None))):
         raise ConvertError(f"data_names is {data_names!r}; expected a list of names.")
-    for name in data_names or ():
-        _require_variable(sym, name, "data_names")
+    _require_names("data_names", "variable", data_names or (), sym.list_inputs())
     if data_names is None and not shapes:
-        return frozenset(name for name in arguments if name.endswith(_PARAMETER_SUFFIXES))
+        return frozenset(name for name in arguments if name.endswith(_PARAMETER_SUFFIXES)), label_names(sym)
     inputs = frozenset(shapes if data_names is None else data_names)
-    return frozenset(name for name in arguments - inputs if not name.endswith("label"))
+    params = frozenset(name for name in arguments - inputs if not name.endswith(LABEL_SUFFIX))
+    return params, arguments - params
 
 
 def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], shapes: Any) -> None:
@@ -185,25 +175,36 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
 
 
 @contextlib.contextmanager
-def blaming_params(sym: Any, params: Mapping[str, Any], shapes: Mapping[str, Tuple[int, ...]]) -> Iterator[None]:
-    """Let an error of shape inference within the block name the parameter whose shape MXNet refuses: a ParamsError."""
+def blaming_params(sym: Any, params: Mapping[str, Any], shapes: Shapes) -> Iterator[None]:
+    """Let an error of inference within the block name the parameter that does not fit the inputs, if one does not."""
     try:
         yield
-    except InferenceError as e:
-        match = _SHAPES_DIFFER.match(str(e))
-        if match is None:
-            raise
-        nodes = to_graph(sym).nodes
-        read = [nodes[entry.node] for node in nodes if node.name == match.group(1) for entry in node.inputs]
-        for name in (node.name for node in read if node.is_variable):
-            found, wanted = (tuple(map(int, re.findall(r"-?\d+", text))) for text in match.groups()[1:])
-            if name in params and name not in shapes and params[name].shape == found:
-                given = ", ".join(f"{each} {shape}" for each, shape in shapes.items())
-                raise ParamsError(
-                    f"'{name}' of node '{match.group(1)}' has shape {found}, not {wanted}, as the symbol wants with "
-                    f"{given}: correct the shapes of inputs, or these parameters are another network's."
-                ) from e
+    except InferenceError:
+        graph = to_graph(sym)
+        try:
+            facts = infer_network(sym, graph, shapes, {}, frozenset(params))
+        except InferenceError:
+            facts = Facts({})  # the network is wrong by itself
+        sizes = {name: array.shape for name, array in params.items() if name not in shapes}
+        require_fit(graph, facts, sizes, shapes)
         raise
+
+
+def require_fit(graph: Graph, facts: Facts, sizes: Shapes, shapes: Shapes) -> None:
+    """Raise a ParamsError if a variable of a graph, whose inputs have some shapes, has another size than it wants.
+
+    MXNet's own inference refuses some parameters, and overwrites the shapes of others, of BatchNorm's for example.
+    """
+    for position, node in enumerate(graph.nodes):
+        wanted = facts.shape(Entry(position)) if node.is_variable else None
+        if wanted is not None and sizes.get(node.name, wanted) != wanted:
+            readers = [each for each in graph.nodes if any(entry.node == position for entry in each.inputs)]
+            inputs = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            raise ParamsError(
+                f"'{node.name}' of node '{(readers or [node])[0].name}' has shape {sizes[node.name]}, not {wanted}, as "
+                f"the symbol wants with {inputs}: correct the shapes of inputs, or these parameters are another "
+                f"network's."
+            )
 
 
 def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) -> None:
@@ -211,15 +212,8 @@ def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) 
 
     ``where`` begins the ConvertError: it names what is to run.
     """
-    low = dtypes_.BFLOAT16 in (policy.compute_dtype, policy.param_dtype, policy.output_dtype)
-    gpus = [context for context in contexts if _device_type(context) == "gpu"] if low else []
-    if gpus:  # a policy takes long to print, for what each call asks
-        refuse_gpus(gpus, f"{where}: policy '{policy}' uses bfloat16")
-
-
-def contexts_of(*params: Mapping[str, Any]) -> Iterator[Any]:
-    """Return the contexts of all arrays."""
-    return (array.ctx for arrays in params for array in arrays.values())
+    if dtypes_.BFLOAT16 in (policy.compute_dtype, policy.param_dtype, policy.output_dtype):
+        refuse_gpus(contexts, where, policy)
 
 
 def refuse_for_inference(where: str, changes: Mapping[str, Any]) -> None:
@@ -231,13 +225,14 @@ def refuse_for_inference(where: str, changes: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_gpus(contexts: Iterable[mx.Context], what: str) -> None:
-    """Raise a ConvertError if one of the contexts of something in bfloat16 is a GPU; ``what`` begins it."""
+def refuse_gpus(contexts: Iterable[mx.Context], where: str, policy: Optional[Policy] = None) -> None:
+    """Raise a ConvertError, which ``where`` begins, if something in bfloat16, as by a policy, is to run on a GPU."""
     for context in contexts:
         if _device_type(context) == "gpu":
+            subject = where if policy is None else f"{where}: policy '{policy}' uses bfloat16"  # takes long to print
             raise ConvertError(
-                f"{what} on {context}, but MXNet 1.9.1 has no bfloat16 kernels for GPUs. Take a float16 policy there, "
-                f"such as 'O1', or run on a CPU."
+                f"{subject} on {context}, but MXNet 1.9.1 has no bfloat16 kernels for GPUs. Take a float16 policy "
+                f"there, such as 'O1', or run on a CPU."
             )
 
 
@@ -252,18 +247,14 @@ def _require_mapping(argument: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _require_variable(sym: Any, name: Any, argument: str) -> None:
-    known = sym.list_inputs()
-    if name not in known:
-        raise ConvertError(f"{argument}: the symbol has no variable {name!r}{did_you_mean(str(name), known)}.")
+def _require_names(argument: str, kind: str, names: Iterable[Any], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConvertError(f"{argument}: the symbol has no {kind} {name!r}{did_you_mean(str(name), known)}.")
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-LABEL_SUFFIX = "label"
-"""How the names of labels end that MXNet gives."""
 
 
 def label_names(symbol: Any) -> FrozenSet[str]:
@@ -280,11 +271,3 @@ def label_names(symbol: Any) -> FrozenSet[str]:
         labels |= {entry.node for entry in node.inputs[known:]}
     named = {node.name for node in graph.nodes if node.is_variable and node.name.endswith(LABEL_SUFFIX)}
     return frozenset(named | {graph.nodes[i].name for i in labels - others if graph.nodes[i].is_variable})
-
-
-def sure_inputs(
-    symbol: Any, params: FrozenSet[str], shapes: Mapping[str, Any], data_names: Optional[Sequence[str]] = None
-) -> FrozenSet[str]:
-    """Return the inputs of a symbol: all but its parameters, or its labels alone if nothing names the inputs."""
-    named = shapes or data_names is not None
-    return frozenset(symbol.list_arguments()) - params if named else label_names(symbol)

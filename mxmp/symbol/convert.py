@@ -8,7 +8,7 @@ calls `convert_checkpoint`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ..checkpoint import check_out_prefix, checkpoint_files
 from ..errors import ConvertError
@@ -17,17 +17,16 @@ from ..report import Decisions, Report
 from .arguments import (
     Model,
     PolicyLike,
+    beyond_range,
     check_params,
-    contexts_of,
     make_model,
-    param_names,
+    params_and_inputs,
     refuse_for_inference,
     require_kernels,
-    sure_inputs,
 )
 from .checkpoint import load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fold_model
-from .params import Change, convert_sharing, growth, require_matches, stored_low_before, total_bytes, widened
+from .params import Change, converted_alike, low_dtypes, require_matches, store, total_bytes, widened
 from .rewrite import convert_graph
 
 
@@ -113,19 +112,13 @@ def convert_symbol(
     refuse_for_inference("convert_symbol", changes)
     model = make_model(sym, shapes, dtypes, ranges)
     parsed = Policy.parse(policy, **changes)
-    params = param_names(sym, model.shapes, data_names)
-    found = convert_graph(
-        sym,
-        parsed,
-        model.shapes,
-        model.dtypes,
-        params,
-        out_of_range=model.beyond_range(parsed),
-        final=True,
-        inputs=sure_inputs(sym, params, model.shapes, data_names),
+    params, inputs = params_and_inputs(sym, model.shapes, data_names)
+    beyond = beyond_range(model.ranges, parsed)
+    converted = convert_graph(
+        sym, parsed, model.shapes, model.dtypes, params, out_of_range=beyond, final=True, inputs=inputs
     )
-    require_matches(parsed, [found])
-    return found.symbol
+    require_matches(parsed, [converted])
+    return converted.symbol
 
 
 def convert_model(
@@ -167,38 +160,48 @@ def convert_model(
     """
     parsed = Policy.parse(policy, **changes)
     model = make_model(sym, shapes, dtypes, ranges)
-    check_params(sym, arg_params, aux_params, model.shapes)
-    require_kernels(parsed, contexts_of(arg_params, aux_params), "arg_params")
-    return convert_known(model, arg_params, aux_params, parsed, for_inference)
+    return convert_models([model], arg_params, aux_params, parsed, for_inference)[0]
 
 
-def convert_known(
-    model: Model,
+def convert_models(
+    models: Sequence[Model],
     arg_params: Mapping[str, Any],
     aux_params: Mapping[str, Any],
     policy: Policy,
     for_inference: bool = False,
-    must_match: bool = True,
-) -> ConvertedModel:
-    """Return a model converted, given what `convert_model` checks.
+    check: bool = True,
+) -> List[ConvertedModel]:
+    """Return models converted that share one set of parameters; errors are those of `convert_model`.
 
     Args:
-        model: The symbol, and what is known about its inputs.
-        arg_params: Its arguments.
-        aux_params: Its auxiliary states.
+        models: The symbols, and what is known about their inputs; one alone if it will only infer.
+        arg_params: Arguments of all of them.
+        aux_params: Their auxiliary states.
         policy: The policy.
         for_inference: Whether the model will only infer.
-        must_match: Whether each of the policy's patterns has to match an operator.
+        check: Whether to check the parameters, and that each of the policy's patterns matches an operator; of a Gluon
+            net both are known.
     """
-    args, aux = widened(model.symbol, arg_params), dict(aux_params)
-    given, states = args, aux
+    for model in models if check else ():
+        check_params(model.symbol, arg_params, aux_params, model.shapes)
+    contexts = (array.ctx for params in (arg_params, aux_params) for array in params.values())
+    require_kernels(policy, contexts, "arg_params")
+    args, aux = dict(arg_params), dict(aux_params)
+    for model in models:
+        args = widened(model.symbol, args)
+    bytes_before = total_bytes(args) + total_bytes(aux)
     if for_inference:
-        model, args, aux = fold_model(model, args, aux)
-    (found,), stored, changed, out_of_range = convert_sharing([model], args, aux, policy, must_match)
-    before = total_bytes(given) + total_bytes(states)
-    sizes = before, before + growth(given, stored) + growth(states, aux)
-    low_before = stored_low_before(arg_params, stored)
-    return ConvertedModel(found.symbol, stored, aux, found.decisions, changed, out_of_range, sizes, low_before)
+        model, args, aux = fold_model(models[0], args, aux)
+        models = [model]
+    symbols, out_of_range = converted_alike(models, args, aux, policy)
+    if check:
+        require_matches(policy, symbols)
+    stored, changes = store(policy, symbols, args)
+    low = low_dtypes(stored)
+    wide = {name: dtype for name, dtype in low_dtypes(arg_params).items() if name in stored and name not in low}
+    sizes = bytes_before, total_bytes(stored) + total_bytes(aux)
+    rest = changes, tuple(sorted(out_of_range)), sizes, wide
+    return [ConvertedModel(each.symbol, stored, aux, each.decisions, *rest) for each in symbols]
 
 
 def convert_checkpoint(
@@ -318,20 +321,14 @@ def convert_buckets(
         raise ConvertError("buckets is empty; give the key of every bucket.")
     parsed = Policy.parse(policy, **changes)
     generated = {key: sym_gen(key) for key in keys}
-    models = []
-    for key, (symbol, _, _) in generated.items():
-        models.append(make_model(symbol, (shapes or {}).get(key)))
-        check_params(symbol, arg_params, aux_params, models[-1].shapes)
-    require_kernels(parsed, contexts_of(arg_params, aux_params), "arg_params")
-    args, aux = dict(arg_params), dict(aux_params)
-    for model in models:
-        args = widened(model.symbol, args)
-    found, stored, changed, out_of_range = convert_sharing(models, args, aux, parsed)
+    models = [make_model(symbol, (shapes or {}).get(key)) for key, (symbol, _, _) in generated.items()]
+    converted = dict(zip(generated, convert_models(models, arg_params, aux_params, parsed)))
+    shared = converted[keys[0]]
     return ConvertedBuckets(
-        {key: (each.symbol, *generated[key][1:]) for key, each in zip(keys, found)},
-        stored,
-        aux,
-        {key: each.decisions for key, each in zip(keys, found)},
-        changed,
-        out_of_range,
+        {key: (each.symbol, *generated[key][1:]) for key, each in converted.items()},
+        shared.arg_params,
+        shared.aux_params,
+        {key: each.decisions for key, each in converted.items()},
+        shared.changes,
+        shared.out_of_range,
     )

@@ -8,13 +8,13 @@ values nearest to the exact ones.
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+import sys
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
 
 import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..arrays import view
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums
@@ -25,6 +25,8 @@ from .inference import Dtypes, Shapes, from_graph, infer_network, to_graph
 from .params import round_to
 
 Arrays = Mapping[str, Any]
+
+_Value = TypeVar("_Value")
 
 
 class Prepared(NamedTuple):
@@ -89,27 +91,30 @@ def folded_names(folds: Iterable[Fold]) -> FrozenSet[str]:
     return frozenset(name for fold in folds for name in (fold.weight, fold.bias, *fold.sources.params))
 
 
-def folded_shapes(folds: Iterable[Fold], graph: Graph, shapes: Shapes) -> Dict[str, Tuple[int, ...]]:
-    """Return the shapes of variables of a graph that is prepared, given those of the network's."""
-    read = {node.name for node in graph.nodes if node.is_variable} - folded_names(folds)
-    weights = {fold.weight: fold.sources.weight for fold in folds}
-    before = {**{name: name for name in read}, **weights}
-    return {name: shapes[old] for name, old in before.items() if old in shapes}
+def fold_params(
+    folds: Iterable[Fold], params: Arrays, largest: float = sys.float_info.max
+) -> Tuple[Dict[str, Any], List[Fold]]:
+    """Return the new parameters of layers by name, and the folds to do without.
 
-
-def fold_params(folds: Iterable[Fold], params: Arrays) -> Dict[str, Any]:
-    """Return the new parameters of layers by name, on the devices and in the dtypes of the old weights.
+    The parameters are on the devices and in the dtypes of the old weights. A fold is to be done without if it gives a
+    value beyond ``largest`` or the weight's dtype, or none at all, as with a negative variance.
 
     Raises:
         ParamsError: If parameters do not fit each other; the message names them.
     """
-    found: Dict[str, Any] = {}
+    folded: Dict[str, Any] = {}
+    fits: Dict[str, bool] = {}
     for fold in folds:
-        if fold.weight not in found:  # layers may share it
+        if fold.weight not in folded:  # layers may share it
             like = params[fold.sources.weight]
             weight, bias = _fold(fold.sources, params)
-            found[fold.weight], found[fold.bias] = _array(weight, like), _array(bias, like)
-    return found
+            folded[fold.weight], folded[fold.bias] = _array(weight, like), _array(bias, like)
+            limit = largest
+            if dtypes.canonical(like.dtype) == dtypes.BFLOAT16:  # computed in float32, whose range is larger
+                limit = dtypes.limits(dtypes.BFLOAT16).max
+            tops = [np.abs(each).max(initial=0.0) for each in (weight, bias)]
+            fits[fold.weight] = all(top <= limit for top in tops)  # NaN does not fit
+    return folded, [fold for fold in folds if not fits[fold.weight]]
 
 
 def _fold(sources: Sources, params: Arrays) -> Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -171,18 +176,6 @@ def _array(values: np.ndarray[Any, Any], like: Any) -> Any:
     return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
 
 
-def folds_beyond(folds: Iterable[Fold], folded: Arrays, largest: float) -> List[Fold]:
-    """Return the folds that give values of a magnitude above a limit, or none at all, as with a negative variance."""
-
-    def is_beyond(name: str) -> bool:
-        array = folded[name]
-        low = dtypes.canonical(array.dtype) == dtypes.BFLOAT16
-        top = float(np.abs(_values(array) if low else view(array)).max(initial=0.0))  # a limit may be beyond its dtype
-        return not top <= largest  # NaN is not
-
-    return [fold for fold in folds if is_beyond(fold.weight) or is_beyond(fold.bias)]
-
-
 def fold_model(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str, Any], Dict[str, Any]]:
     """Return a model prepared for inference, with the arguments and auxiliary states that it wants.
 
@@ -194,24 +187,18 @@ def fold_model(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str
     while True:
         with blaming_params(model.symbol, params, model.shapes):
             found = prepare(model.symbol, frozenset(params), shapes, types, left)
-        folded = fold_params(found.folds, params)
-        beyond = folds_beyond(found.folds, folded, float(np.finfo(np.float64).max))
+        folded, beyond = fold_params(found.folds, params)
         if not beyond:
             break
         left |= {fold.norm for fold in beyond}
-    gone = set(model.symbol.list_inputs()) - set(found.symbol.list_inputs())
-    new_args = {name: array for name, array in {**args, **folded}.items() if name not in gone}
-    new_aux = {name: array for name, array in aux.items() if name not in gone}
-    return _adapted(model, found, folded), new_args, new_aux
-
-
-def _adapted(model: Model, found: Prepared, folded: Arrays) -> Model:
-    """Return a model with the symbol that is prepared, and with what is still known of its variables and outputs."""
-    names = frozenset(found.symbol.list_inputs())
+    names, old = frozenset(found.symbol.list_inputs()), frozenset(model.symbol.list_inputs())
     ranges = {name: value for name, value in model.ranges.items() if name not in found.outputs and name not in folded}
     for name, before in found.outputs.items():
         if before is not None and before in model.ranges:
             ranges[name] = model.ranges[before]
-    shapes = {name: shape for name, shape in model.shapes.items() if name in names}
-    types = {name: dtype for name, dtype in model.dtypes.items() if name in names}
-    return Model(found.symbol, shapes, types, ranges, found.removed)
+
+    def remaining(values: Mapping[str, _Value]) -> Dict[str, _Value]:
+        return {name: value for name, value in values.items() if name in names or name not in old}
+
+    prepared = Model(found.symbol, remaining(model.shapes), remaining(model.dtypes), ranges, found.removed)
+    return prepared, remaining({**args, **folded}), remaining(aux)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import mxnet as mx
 from mxnet.base import NDArrayHandle
@@ -20,13 +20,13 @@ from .rewrite import Converted, rounds_natively
 Callback = Callable[..., None]
 
 
-class _Own(NamedTuple):
-    """An output of an operator of the network, with MXNet's name for it."""
+class _Report(NamedTuple):
+    """An output that a monitor is shown, as the network knows it."""
 
     entry: Tuple[int, int]
-    label: str
+    label: str  # MXNet's name for it in the network; empty where another node rounds what its operator gave
     op: str
-    rounded: bool  # by another node, whose value counts
+    is_value: bool  # not if another node rounds it, whose value counts
 
 
 class NetworkNames:
@@ -46,48 +46,38 @@ class NetworkNames:
         strings = _strings(running)
         read = {entry.node for node in before.nodes for entry in node.inputs} | {head.node for head in before.heads}
         self._variables = {before.nodes[i].name for i in read if before.nodes[i].is_variable}  # no loss scale
-        self._own: Dict[str, _Own] = {}
-        self._rounded: Dict[str, Tuple[int, int]] = {}
+        self._reports: Dict[str, _Report] = {}
         self._labels: Dict[Tuple[int, int], str] = {}
         self._operators: Dict[str, Tuple[str, str]] = {}  # by the running node's name
         for position, node in enumerate(before.nodes):
             for index in range(0 if node.is_variable or position not in where else node.num_outputs):
-                key = where[position], index
+                entry, key = (position, index), (where[position], index)
                 same = (graph.nodes[key[0]].name, index)
                 computed, rounded = places.get(key, (same, same))
                 self._operators[computed[0]] = node.name, node.op
+                for text in strings.get(rounded, ()):
+                    self._reports.setdefault(text, _Report(entry, "", node.op, True))
                 for text in strings.get(computed, ()):
-                    label = node.name + text[len(computed[0]) :]
-                    self._own[text] = _Own((position, index), label, node.op, rounded != computed)
-                if rounded != computed:
-                    self._rounded.update(dict.fromkeys(strings.get(rounded, ()), (position, index)))
+                    self._labels[entry] = node.name + text[len(computed[0]) :]
+                    self._reports[text] = _Report(entry, self._labels[entry], node.op, rounded == computed)
         self._all = {node.name for node in to_graph(running).nodes}
 
     def find(self, text: str) -> Optional[Tuple[str, Optional[str]]]:
         """Return the label of what is reported under a name, and its operator; None for what mxmp put in."""
-        own = self._own.get(text)
-        if own is not None:
-            self._labels[own.entry] = own.label
-            return None if own.rounded else (own.label, own.op)
-        if text in self._rounded:
-            entry = self._rounded[text]
-            found = next(each for each in self._own.values() if each.entry == entry)
-            return self._labels.get(entry, found.label), found.op
-        if text in self._variables:
-            return text, None
-        return self._find_part(text)
+        if text in self._reports:
+            entry, label, op, is_value = self._reports[text]
+            self._labels[entry] = label or self._labels[entry]
+            return (self._labels[entry], op) if is_value else None
+        return (text, None) if text in self._variables else self._find_part(text)
 
     def _find_part(self, text: str) -> Optional[Tuple[str, Optional[str]]]:
         """Return the label of an input or a gradient, which MXNet names after its node."""
-        end = len(text)
-        while end > 0:
-            node = text[:end]
-            if node in self._operators:
-                name, op = self._operators[node]
+        for end in (len(text), *(i for i in range(len(text) - 1, 0, -1) if text[i] == "_")):
+            if text[:end] in self._operators:
+                name, op = self._operators[text[:end]]
                 return name + text[end:], op
-            if node in self._all:
+            if text[:end] in self._all:
                 return None
-            end = text.rfind("_", 0, end)
         return text, None  # an operator that MXNet made itself
 
     def wrap(self, callback: Callback) -> Callback:
@@ -98,10 +88,12 @@ class NetworkNames:
         """
 
         def call(name: bytes, *rest: Any) -> None:
-            found = self.find(name.decode())
-            handle = _float32(rest[-1], wanted=found is not None)
-            if found is not None:
-                label, op = found
+            array = mx.nd.NDArray(ctypes.cast(rest[-1], NDArrayHandle), writable=False)  # which frees what it owns
+            report = self.find(name.decode())
+            if report is not None:
+                label, op = report
+                result = _widened(array)
+                handle, result.handle = result.handle, NDArrayHandle()  # who is called frees it
                 ops = rest[:-1] if op is None else [op.encode() for _ in rest[:-1]]
                 callback(label.encode(), *ops, handle)
 
@@ -117,7 +109,7 @@ class WatchedExecutor:
 
     def __init__(self, executor: Any, names: NetworkNames) -> None:
         self._executor, self._names = executor, names
-        executor_symbol.set(self, _Variables(executor_symbol(executor), names))  # which the Monitor reads
+        executor_symbol.set(self, self)  # whom the Monitor asks for names alone
 
     def __getattr__(self, name: str) -> Any:
         """Return what is the executor's own."""
@@ -127,34 +119,23 @@ class WatchedExecutor:
         """Install a callback, as ``Executor.set_monitor_callback``."""
         self._executor.set_monitor_callback(self._names.wrap(callback), monitor_all)
 
+    def list_arguments(self) -> List[str]:
+        """Return the names of the network's arguments."""
+        return list(filter(self._names.is_own, executor_symbol(self._executor).list_arguments()))
+
+    def list_auxiliary_states(self) -> List[str]:
+        """Return the names of its auxiliary states."""
+        return list(filter(self._names.is_own, executor_symbol(self._executor).list_auxiliary_states()))
+
     @property
     def arg_arrays(self) -> List[Any]:
         """The network's arguments in float32."""
-        return self._wide(executor_symbol(self._executor).list_arguments(), self._executor.arg_arrays)
+        return [_widened(self._executor.arg_dict[name]) for name in self.list_arguments()]
 
     @property
     def aux_arrays(self) -> List[Any]:
         """Its auxiliary states."""
-        return self._wide(executor_symbol(self._executor).list_auxiliary_states(), self._executor.aux_arrays)
-
-    def _wide(self, names: Sequence[str], arrays: Sequence[Any]) -> List[Any]:
-        return [_widened(array) for name, array in zip(names, arrays) if self._names.is_own(name)]
-
-
-class _Variables:
-    """A symbol whose variables are those of the network alone."""
-
-    def __init__(self, symbol: Any, names: NetworkNames) -> None:
-        self._symbol, self._names = symbol, names
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._symbol, name)
-
-    def list_arguments(self) -> List[str]:
-        return [name for name in self._symbol.list_arguments() if self._names.is_own(name)]
-
-    def list_auxiliary_states(self) -> List[str]:
-        return [name for name in self._symbol.list_auxiliary_states() if self._names.is_own(name)]
+        return [_widened(self._executor.aux_dict[name]) for name in self.list_auxiliary_states()]
 
 
 def _strings(symbol: Any) -> Dict[Named, Set[str]]:
@@ -170,13 +151,3 @@ def _strings(symbol: Any) -> Dict[Named, Set[str]]:
 def _widened(array: Any) -> Any:
     low = dtypes.canonical(array.dtype) in (*dtypes.LOW_PRECISION, "float64")
     return mx.nd.amp_cast(array, dtype=dtypes.FLOAT32) if low else array
-
-
-def _float32(handle: Any, wanted: bool) -> Any:
-    """Return the handle of an array in float32; the one given is used up, as it is if nothing is wanted."""
-    array = mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
-    if not wanted:
-        return None
-    result = _widened(array)
-    handle, result.handle = result.handle, NDArrayHandle()  # who is called frees it
-    return handle

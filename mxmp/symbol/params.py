@@ -1,4 +1,4 @@
-"""Converts symbols that share one set of parameters, and stores these in the dtypes that all of them want.
+"""Stores the parameters that converted symbols share in the dtypes that all of them want.
 
 It is one symbol of a model, or one for each bucket. The values that low precision changes are counted.
 """
@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Mapping, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
 from .. import dtypes
 from ..arrays import amp_cast, view
-from ..errors import ParamsError
-from ..graph import Entry, Graph
+from ..graph import Graph
 from ..passes.attributes import BEFORE_ATTR, MARK_ATTR, original
 from ..policy import Policy, check_matches
-from .arguments import Model, blaming_params
+from .arguments import Model, beyond_range, blaming_params, require_fit
 from .inference import to_graph
 from .rewrite import Converted, convert_graph, own_low_dtypes
 
@@ -46,99 +45,73 @@ class Change:
     underflowed: int = 0
 
 
-class SharedConversion(NamedTuple):
-    """Converted symbols and the parameters that they share; `ConvertedModel` says what the fields are."""
+def converted_alike(
+    models: Sequence[Model], args: Arrays, aux: Arrays, policy: Policy
+) -> Tuple[Sequence[Converted], FrozenSet[str]]:
+    """Return symbols converted so that they agree on their parameters, and the names of those left out of range.
 
-    symbols: Sequence[Converted]
-    arg_params: Dict[str, Any]
-    changes: Tuple[Change, ...]
-    out_of_range: Tuple[str, ...]
-
-
-def convert_sharing(
-    models: Sequence[Model], args: Arrays, aux: Arrays, policy: Policy, must_match: bool = True
-) -> SharedConversion:
-    """Convert symbols and store their parameters, given in float32, in the dtypes that all of them want.
-
-    A symbol that needs a parameter in float32 decides for all: they are converted again until they agree. With
-    ``must_match`` a pattern of the policy that matches no operator is a PolicyError.
+    A symbol that needs a parameter in float32 decides for all: they are converted again until they agree.
     """
     allowed = frozenset(args)
     out_of_range: FrozenSet[str] = frozenset()
     while True:
-        found = [_convert(model, args, aux, policy, allowed, out_of_range) for model in models]
-        more = _find_out_of_range(policy, found, args) - out_of_range
-        refused = _wanted_in_float32(found)
+        symbols = [_convert(model, args, aux, policy, allowed, out_of_range) for model in models]
+        more = _find_out_of_range(policy, symbols, args) - out_of_range
+        refused = frozenset(
+            name
+            for name in _union(each.low_params for each in symbols)
+            if any(name not in each.low_params and name in each.symbol.list_arguments() for each in symbols)
+        )
         if not more and not refused:
-            if must_match:
-                require_matches(policy, found)
-            return SharedConversion(found, *_store(policy, found, args), tuple(sorted(out_of_range)))
+            return symbols, out_of_range
         out_of_range, allowed = out_of_range | more, allowed - refused
 
 
-def require_matches(policy: Policy, found: Sequence[Converted]) -> None:
+def require_matches(policy: Policy, symbols: Sequence[Converted]) -> None:
     """Raise a PolicyError if one of the policy's patterns matches no operator of the symbols."""
     if policy.has_overrides:
-        check_matches(policy, [(row.op, row.name) for each in found for row in each.report.rows])
+        check_matches(policy, [(row.op, row.name) for each in symbols for row in each.report.rows])
 
 
 def _convert(
     model: Model, args: Arrays, aux: Arrays, policy: Policy, allowed: FrozenSet[str], out_of_range: FrozenSet[str]
 ) -> Converted:
     shapes, types = model.known(args, aux)
-    out_of_range |= model.beyond_range(policy)
     with blaming_params(model.symbol, {**args, **aux}, model.shapes):
-        found = convert_graph(
+        converted = convert_graph(
             model.symbol,
             policy,
             shapes,
             types,
             allowed,
-            out_of_range=out_of_range,
+            out_of_range=out_of_range | beyond_range(model.ranges, policy),
             final=True,
             inputs=frozenset(model.symbol.list_arguments()) - set(args),
+            removed=model.removed,
         )
-    _check_shapes(found, shapes)
-    return found.noting(model.removed)
+    require_fit(converted.decisions.before, converted.decisions.facts, shapes, model.shapes)
+    return converted
 
 
-def _check_shapes(found: Converted, shapes: Mapping[str, Tuple[int, ...]]) -> None:
-    """Check shapes that MXNet's inference overwrites, those of BatchNorm's parameters for example."""
-    for position, node in enumerate(found.graph.nodes):
-        wanted = found.facts.shape(Entry(position)) if node.is_variable else None
-        if wanted is not None and shapes.get(node.name, wanted) != wanted:
-            raise ParamsError(
-                f"'{node.name}' has shape {shapes[node.name]}, not {wanted}, as the symbol wants: "
-                f"the parameters are another network's, or an input has another shape."
-            )
-
-
-def _find_out_of_range(policy: Policy, found: Sequence[Converted], args: Arrays) -> FrozenSet[str]:
+def _find_out_of_range(policy: Policy, symbols: Sequence[Converted], args: Arrays) -> FrozenSet[str]:
     """Return the parameters beyond the low precision dtype's range whose readers must stay in float32."""
     if not policy.is_mixed:
         return frozenset()
-    stored_low = _union(each.low_params for each in found)
-    candidates = stored_low | _union(each.cast_params for each in found)
+    stored_low = _union(each.low_params for each in symbols)
+    candidates = stored_low | _union(each.cast_params for each in symbols)
     if policy.out_of_range == "clamp":
-        candidates = (candidates & _union(_read_exactly(each.graph) for each in found)) - stored_low
+        candidates = (candidates & _union(_read_exactly(each.graph) for each in symbols)) - stored_low
     names, block = candidates & set(args), _new_block()
     return frozenset(name for name in names if _survey(name, view(args[name]), policy.compute_dtype, block).clamped)
 
 
-def _wanted_in_float32(found: Sequence[Converted]) -> FrozenSet[str]:
-    """Return the parameters that some symbols want in low precision and others in float32."""
-    return frozenset(
-        name
-        for name in _union(each.low_params for each in found)
-        if any(name not in each.low_params and name in each.symbol.list_arguments() for each in found)
-    )
-
-
-def _store(policy: Policy, found: Sequence[Converted], args: Arrays) -> Tuple[Dict[str, Any], Tuple[Change, ...]]:
-    """Return the parameters in the dtypes that converted symbols want, and what became of their values."""
+def store(
+    policy: Policy, symbols: Sequence[Converted], args: Arrays
+) -> Tuple[Dict[str, Any], Tuple[Change, ...]]:
+    """Return float32 parameters in the dtypes that converted symbols want, and what became of their values."""
     stored, changes, block = dict(args), [], _new_block()
-    low = _union(each.low_params for each in found)
-    cast = _union(each.cast_params for each in found) if policy.is_mixed else frozenset()
+    low = _union(each.low_params for each in symbols)
+    cast = _union(each.cast_params for each in symbols) if policy.is_mixed else frozenset()
     for name, array in args.items():
         is_cast = name in cast and dtypes.canonical(array.dtype) == dtypes.FLOAT32
         if name not in low and not is_cast:
@@ -155,7 +128,7 @@ def _store(policy: Policy, found: Sequence[Converted], args: Arrays) -> Tuple[Di
     return stored, tuple(changes)
 
 
-def _union(sets: Any) -> FrozenSet[str]:
+def _union(sets: Iterable[FrozenSet[str]]) -> FrozenSet[str]:
     return frozenset().union(*sets)
 
 
@@ -186,11 +159,10 @@ def total_bytes(arrays: Arrays) -> int:
     return sum(array.size * dtypes.ITEM_BYTES[dtypes.canonical(array.dtype)] for array in arrays.values())
 
 
-def growth(before: Arrays, after: Arrays) -> int:
-    """Return how many bytes more arrays take than others, most of which they share; MXNet is slow to tell sizes."""
-    old = {name: array for name, array in before.items() if after.get(name) is not array}
-    new = {name: array for name, array in after.items() if before.get(name) is not array}
-    return total_bytes(new) - total_bytes(old)
+def low_dtypes(arrays: Arrays) -> Dict[str, str]:
+    """Return the dtypes of the arrays in low precision, by name."""
+    types = {name: dtypes.canonical(array.dtype) for name, array in arrays.items()}
+    return {name: dtype for name, dtype in types.items() if dtype in dtypes.LOW_PRECISION}
 
 
 def _new_block() -> np.ndarray[Any, Any]:
@@ -219,29 +191,21 @@ def _survey(name: str, values: np.ndarray[Any, Any], dtype: str, block: np.ndarr
     return Change(name, clamped, largest, underflowed)
 
 
-def stored_low_before(before: Arrays, after: Arrays) -> Dict[str, str]:
-    """Return by name the low precision dtypes of the parameters that are stored in a wider one afterwards."""
-    replaced = ((name, array) for name, array in before.items() if after.get(name, array) is not array)
-    old = {name: dtypes.canonical(array.dtype) for name, array in replaced}
-    low = dtypes.LOW_PRECISION
-    return {n: dtype for n, dtype in old.items() if dtype in low and dtypes.canonical(after[n].dtype) not in low}
-
-
 def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:
     """Return a symbol's parameters as they were before mxmp stored some in low precision, but for the rounding.
 
     The symbol's variables say which were stored. Those that the network's own casts have it read in low precision are
     rounded to it: a Module keeps them in float32, and so do its checkpoints.
     """
-    low = [name for name, array in arrays.items() if dtypes.canonical(array.dtype) in dtypes.LOW_PRECISION]
-    nodes = to_graph(symbol).nodes if low else ()
-    declared = {node.name: original(node) for node in nodes if node.is_variable and node.get(BEFORE_ATTR) is not None}
-    found = dict(arrays)
-    for name in low:
-        if name in declared:
-            dtype = dtypes.from_flag(declared[name].get("__dtype__") or "")
-            found[name] = round_to(found[name], dtype or dtypes.FLOAT32)
+    low = low_dtypes(arrays)
+    wanted: Dict[str, str] = {}
+    for node in to_graph(symbol).nodes if low else ():
+        if node.is_variable and node.name in low and node.get(BEFORE_ATTR) is not None:
+            declared = original(node).get("__dtype__") or ""
+            wanted[node.name] = dtypes.from_flag(declared) or dtypes.FLOAT32
     for name, dtype in own_low_dtypes(symbol).items():
-        if name in found and dtypes.canonical(found[name].dtype) == dtypes.FLOAT32:
-            found[name] = round_to(found[name], dtype)
-    return found
+        if name not in arrays:
+            continue
+        if wanted.get(name, dtypes.canonical(arrays[name].dtype)) == dtypes.FLOAT32:
+            wanted[name] = dtype
+    return {**arrays, **{name: round_to(arrays[name], dtype) for name, dtype in wanted.items()}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
+from typing import AbstractSet, Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from .. import dtypes, rounding
 from ..devices.amx import amx_status
@@ -29,26 +29,22 @@ from ..passes import (
 )
 from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
-from ..passes.cpu.guards import bfloat16_entries, is_prelu
-from ..passes.cpu.layouts import bfloat16_shapes
+from ..passes.cpu.guards import is_prelu
 from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
-from ..passes.facts import Named
+from ..passes.facts import Named, bfloat16_entries
 from ..passes.fold import Fold
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
 from ..rules import CLEAR, RULES
-from .arguments import known_dtypes, require_symbol
+from .arguments import make_model
 from .inference import (
     Dtypes,
     Shapes,
-    add_shapes,
-    entry_names,
     from_graph,
     infer_facts,
     infer_network,
     infer_variables,
-    json_of,
     to_graph,
 )
 
@@ -59,7 +55,6 @@ class Converted:
 
     Attributes:
         symbol: The converted symbol, for plain MXNet.
-        source: What was converted, without casts of mxmp.
         graph: Its graph.
         facts: What MXNet infers about it.
         low_params: Names of the parameters that it wants in low precision.
@@ -68,7 +63,6 @@ class Converted:
     """
 
     symbol: Any
-    source: Any
     graph: Graph
     facts: Facts
     low_params: FrozenSet[str]
@@ -88,16 +82,12 @@ class Converted:
             return self.decisions.facts.variable_dtypes(self.decisions.before)
         return given.facts.variable_dtypes(given.before)
 
-    def noting(self, removed: Removed) -> Converted:
-        """Return the same with a report that also says what had been removed from the network before."""
-        return replace(self, decisions=replace(self.decisions, removed=removed))
-
     def with_graph(self, graph: Graph, types: Optional[Dtypes] = None) -> Converted:
         """Return the same with another graph, in which variables have the dtypes that they had, or the given ones."""
         symbol, known = from_graph(graph, self.symbol), self.facts
         graph = to_graph(symbol)  # in the order that MXNet writes
-        variables = [(i, node.name) for i, node in enumerate(self.graph.nodes) if node.is_variable]
-        shapes = {name: known.shapes[i, 0] for i, name in variables if known.shape(Entry(i)) is not None}
+        sizes = {n.name: known.shape(Entry(i)) for i, n in enumerate(self.graph.nodes) if n.is_variable}
+        shapes = {name: size for name, size in sizes.items() if size is not None}
         facts = infer_facts(symbol, graph, shapes, {**known.variable_dtypes(self.graph), **(types or {})}, known.params)
         return replace(self, symbol=symbol, graph=graph, facts=facts)
 
@@ -113,21 +103,22 @@ class Converted:
         be slow. ``fused`` says that MXNet partitions it, so that convolutions take in what is behind them. ``written``
         are the variables whose gradients, if they have any, are not added to earlier ones.
         """
-        graph = self.graph_on_cpu(trains, fused, written)
-        return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
-
-    def graph_on_cpu(self, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()) -> Graph:
-        """Return the graph of the symbol that runs on CPU; `graph` if it is that."""
-        return emulated(self.graph, self.facts, trains, fused, written)
+        return self._symbol_of(self.running_graph(True, trains, fused, written))
 
     def on_gpu(self, trains: bool = False) -> Any:
         """Return the symbol that runs on GPU, guarded where MXNet is wrong on any device. Never saved."""
-        graph = self.graph_on_gpu(trains)
-        return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
+        return self._symbol_of(self.running_graph(False, trains))
 
-    def graph_on_gpu(self, trains: bool = False) -> Graph:
-        """Return the graph of the symbol that runs on GPU; `graph` if it is that."""
+    def running_graph(
+        self, on_cpu: bool, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()
+    ) -> Graph:
+        """Return the graph of the symbol that runs on CPU, or else on GPU; `graph` if it is that."""
+        if on_cpu:
+            return emulated(self.graph, self.facts, trains, fused, written)
         return Sequential(_guards(trains))(self.graph).graph
+
+    def _symbol_of(self, graph: Graph) -> Any:
+        return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
 
     @property
     def guards_training(self) -> bool:
@@ -146,6 +137,7 @@ def convert_graph(
     final: bool = False,
     graph: Optional[Graph] = None,
     inputs: Optional[FrozenSet[str]] = None,
+    removed: Optional[Removed] = None,
 ) -> Converted:
     """Convert a symbol: erase earlier casts and insert new ones.
 
@@ -162,6 +154,7 @@ def convert_graph(
             decides; Gluon and Module may convert it again for other shapes.
         graph: The symbol's graph, if it has been read: ``to_graph(symbol)``.
         inputs: Names of its inputs, labels included; unless given all variables but ``params``.
+        removed: What inference does not need and was removed from the network before, for the report.
 
     Raises:
         InferenceError: If the network does not type-check by itself; it names the node.
@@ -177,8 +170,8 @@ def convert_graph(
     inserted, new_facts = InsertCasts(policy, facts, plan=plan).with_facts(graph)
     after, new_facts = in_written_order(inserted), new_facts.in_written_order(inserted)
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
-    decisions = Decisions(policy, graph, facts, plan, after)
-    return Converted(from_graph(after, symbol), source, after, new_facts, low_params, decisions)
+    decisions = Decisions(policy, graph, facts, plan, after, removed or Removed())
+    return Converted(from_graph(after, symbol), after, new_facts, low_params, decisions)
 
 
 def _without_casts(symbol: Any, graph: Optional[Graph]) -> Tuple[Any, Graph]:
@@ -195,15 +188,14 @@ def own_low_dtypes(symbol: Any) -> Dict[str, str]:
 
     Those of mxmp are left out: the dtypes are those of the network before mxmp converted it.
     """
-    text = json_of(symbol)
-    marks = (mark for low in dtypes.LOW_PRECISION for mark in (f'"{low}"', f'"__dtype__": "{dtypes.to_flag(low)}"'))
-    if not any(mark in text for mark in marks):
+    text = symbol.tojson(remove_amp_cast=False)  # few have any; to search the text is faster than to read the graph
+    if not any(f'"{low}"' in text or f'"__dtype__": "{dtypes.to_flag(low)}"' in text for low in dtypes.LOW_PRECISION):
         return {}
     try:
-        found = infer_variables(_without_casts(symbol, to_graph(symbol, text))[0], {})
+        types = infer_variables(_without_casts(symbol, None)[0], {})
     except InferenceError:
         return {}  # which says nothing, or is found and reported where the network is converted
-    return {name: dtype for name, dtype in found.items() if dtype in dtypes.LOW_PRECISION}
+    return {name: dtype for name, dtype in types.items() if dtype in dtypes.LOW_PRECISION}
 
 
 def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
@@ -220,8 +212,8 @@ def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
     Raises:
         ConvertError: If ``sym`` is no symbol; InferenceError if it does not type-check.
     """
-    known, graph = known_dtypes(require_symbol(sym), dtypes), to_graph(sym)
-    facts = infer_network(sym, graph, {}, known, frozenset())
+    types, graph = make_model(sym, dtypes=dtypes).dtypes, to_graph(sym)
+    facts = infer_network(sym, graph, {}, types, frozenset())
     after = emulated(graph, facts)
     return sym if after is graph else from_graph(after, sym)
 
@@ -241,17 +233,17 @@ def emulated(
     low = bfloat16_entries(unique, facts)  # by name
     speed: Tuple[Pass, ...] = ()
     if low:
-        layouts = Layouts(bfloat16_shapes(unique, facts), amx_status().on)
-        speed = (WidenSlowKernels(low, layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
+        layouts = Layouts(low, amx_status().on)
+        speed = (WidenSlowKernels(layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
     emulate = Emulate(facts, native=rounds_natively(facts))
-    guards = *_guards(trains, low), GuardGradientSums(low), GuardLayouts(), GuardAmpCasts(written)
+    guards = *_guards(trains, low.keys()), GuardGradientSums(low.keys()), GuardLayouts(), GuardAmpCasts(written)
     result = Sequential((emulate, *speed, *guards))(unique)
     if not result.modified:
         return graph
     return renamed(result.graph, lambda name: old_names.get(name, name)) if old_names else result.graph
 
 
-def _guards(trains: bool, low: FrozenSet[Named] = frozenset()) -> Tuple[Pass, ...]:
+def _guards(trains: bool, low: AbstractSet[Named] = frozenset()) -> Tuple[Pass, ...]:
     """Return the passes for what MXNet gets wrong on any device; ``low`` are entries in bfloat16."""
     return (GuardInPlace(trains), *([GuardBranches(low)] if trains else []))
 
@@ -269,7 +261,8 @@ def read_low(graph: Graph) -> FrozenSet[str]:
     reaching: Set[int] = set()  # positions of nodes whose values do
     for position in reversed(range(len(graph.nodes))):
         node = graph.nodes[position]
-        if _casts_low(node) or (position in reaching and _is_clear(node)):
+        casts_low = node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION
+        if casts_low or (position in reaching and _is_clear(node)):
             reaching.update(entry.node for entry in node.inputs)
         for body in bodies_of(node):
             inside = read_low(body.graph)
@@ -278,10 +271,6 @@ def read_low(graph: Graph) -> FrozenSet[str]:
                 node.inputs[port].node for variable, port in read if body.graph.nodes[variable].name in inside
             )
     return frozenset(graph.nodes[position].name for position in reaching if graph.nodes[position].is_variable)
-
-
-def _casts_low(node: Node) -> bool:
-    return node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION
 
 
 def _is_clear(node: Node) -> bool:
@@ -299,23 +288,18 @@ class ShapeOutcomes:
     def __init__(
         self, symbol: Any, dtype: str, types: Dtypes, params: FrozenSet[str], graph: Optional[Graph] = None
     ) -> None:
-        source, self._graph = _without_casts(symbol, graph)
+        self._source, self._graph = _without_casts(symbol, graph)
         self._dtype = dtype
-        self._last: Optional[Tuple[Shapes, Tuple[Any, ...]]] = None  # the shapes asked for last, and the answer
+        self._types: Optional[Dtypes] = None
         self.depends = depends_on_shapes(self._graph, dtype)
-        if self.depends:
-            self._internals = source.get_internals()
-            self._entries = entry_names(self._internals, self._graph)
-            self._known = Facts({})
-            if any(node.subgraphs for node in self._graph.nodes):  # shapes in bodies need the dtypes of what these read
-                self._known = infer_network(source, self._graph, {}, types, params)
+        if self.depends and any(node.subgraphs for node in self._graph.nodes):
+            # Shapes in bodies of control flow need the dtypes of all that these read.
+            facts = infer_network(self._source, self._graph, {}, types, params)
+            self._types = facts.variable_dtypes(self._graph)
 
     def __call__(self, shapes: Shapes) -> Tuple[Any, ...]:
         """Return the outcomes of all conditions for given shapes of variables; nothing where there are none."""
         if not self.depends:
             return ()
-        last = self._last
-        if last is None or last[0] != shapes:  # a first call asks twice
-            facts = add_shapes(self._internals, self._entries, self._graph, self._known, shapes)
-            self._last = last = dict(shapes), shape_outcome(self._graph, self._dtype, facts)
-        return last[1]
+        facts = infer_facts(self._source, self._graph, shapes, self._types, frozenset())
+        return shape_outcome(self._graph, self._dtype, facts)

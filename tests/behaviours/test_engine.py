@@ -86,12 +86,14 @@ def test_a_network_comes_back_from_its_graph_unchanged(make):
     assert text(from_graph(to_graph(symbol))) == text(symbol)
 
 
-def test_a_malformed_node_is_refused_by_its_name(tmp_path):
+@pytest.mark.parametrize("beyond", [0, 90])
+def test_a_malformed_node_is_refused_by_its_name(beyond, tmp_path):
     graph = json.loads(text(perceptron()))
     (node,) = (node for node in graph["nodes"] if node["name"] == "b")
-    node["inputs"][1] = [99, 0, 0]
+    missing = len(graph["nodes"]) + beyond
+    node["inputs"][1] = [missing, 0, 0]
     (tmp_path / "net-symbol.json").write_text(json.dumps(graph))
-    with pytest.raises(CheckpointError, match="node 'b' .* 99"):
+    with pytest.raises(CheckpointError, match=f"node 'b' .* {missing}"):
         load_symbol(str(tmp_path / "net-symbol.json"))
 
 
@@ -103,25 +105,46 @@ def test_products_run_in_float16_and_softmax_in_float32():
     assert rows == {"a": "float16", "act": "float16", "b": "float16", "soft": "float32"}
 
 
-def test_an_index_is_never_rounded():
+ROWS = {
+    "Embedding": lambda table: mx.sym.Embedding(DATA, table, input_dim=2050, output_dim=6),
+    "take": lambda table: mx.sym.take(table, DATA),
+    "pick": lambda table: mx.sym.expand_dims(mx.sym.pick(mx.sym.transpose(table), DATA), axis=0),
+}
+
+
+@pytest.mark.parametrize("read", ROWS)
+def test_an_index_is_never_rounded(read):
     """2049 is no float16 number; the rows that it finds are cast, it is not."""
-    symbol = dense(mx.sym.Embedding(DATA, mx.sym.var("table"), input_dim=2050, output_dim=6, name="rows"))
     table = np.zeros((2050, 6), np.float32)
     table[2049] = 1
-    args = {"table": mx.nd.array(table), "fc_weight": mx.nd.array(np.eye(6))}
-    found = convert_model(symbol, args, {}, "O2", {"x": (1,)})
-    assert run(on_cpu(found.symbol), {**found.arg_params, "x": [2049]})[0].tolist() == [[1] * 6]
+    symbol = dense(ROWS[read](dense(mx.sym.var("table"), "layer")))
+    args = {"layer_weight": mx.nd.array(np.eye(6)), "fc_weight": mx.nd.array(np.eye(6)), "table": mx.nd.array(table)}
+    x = [2049] * (6 if read == "pick" else 1)
+    found = convert_model(symbol, args, {}, "O2", {"x": (len(x),)})
+    assert run(on_cpu(found.symbol), {**found.arg_params, "x": x})[0].tolist() == [[1] * 6]
 
 
-@pytest.mark.parametrize(("scalar", "precision"), [(65504.0, "float16"), (65536.0, "float32"), (1e-9, "float32")])
+CONSTANTS = [(65504.0, "float16"), (65536.0, "float32"), (-1e9, "float32"), (1e-9, "float32"), (-1e-9, "float32")]
+
+
+@pytest.mark.parametrize(("scalar", "precision"), CONSTANTS)
 def test_an_operator_with_a_constant_beyond_float16_stays_float32(scalar, precision):
     symbol = dense(dense(DATA, "a") * scalar, "b")
     assert [row.precision for row in model(symbol).report.rows if row.op == "_mul_scalar"] == [precision]
 
 
-@pytest.mark.parametrize(("length", "precision"), [(1024, "float16"), (1025, "float32")])
-def test_a_sum_of_more_than_1024_terms_stays_float32(length, precision):
-    total = mx.sym.sum(dense(DATA, "a", hidden=length), axis=1, keepdims=True, name="total")
+SUMS = [
+    (1024, (0, -1), "float16"),
+    (1025, (0, -1), "float32"),
+    (1024, (0, 32, -1), "float16"),
+    (1056, (0, 32, -1), "float32"),  # 32 * 33
+]
+
+
+@pytest.mark.parametrize(("length", "shape", "precision"), SUMS)
+def test_a_sum_of_more_than_1024_terms_stays_float32(length, shape, precision):
+    rows = mx.sym.Reshape(dense(DATA, "a", hidden=length), shape=shape)
+    total = mx.sym.sum(rows, axis=tuple(range(1, len(shape))), keepdims=True, name="total")
     assert precisions(model(dense(total, "b")))["total"] == precision
 
 
@@ -152,10 +175,22 @@ def test_other_dtypes_are_left_alone(policy):
 # Policies.
 
 
-@pytest.mark.parametrize("given", ["O1", "O2", "mixed_bfloat16", "O3,op:exp=float32,name:a*=float16,loss_scale=128"])
-def test_a_policy_parses_from_what_it_prints(given):
-    policy = Policy.parse(given)
-    assert Policy.parse(str(policy)) == policy and policy != Policy.parse("O0")
+FIELDS = {
+    "keep_batchnorm_fp32": True,
+    "last_layer_fp32": True,
+    "out_of_range": "float32",
+    "ops": {"exp": "float32"},
+    "names": {"a*": "float32", "b": "float32"},
+    "blocks": {"stage1": "float32"},
+    "loss_scale": 128,
+}
+
+
+@pytest.mark.parametrize("name", ["O1", "O2", "O3", "mixed_bfloat16"])
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_policy_parses_from_what_it_prints(name, field):
+    policy = Policy.parse(name, **{field: FIELDS[field]})
+    assert Policy.parse(str(policy)) == policy != Policy.parse(name) == Policy.parse(str(Policy.parse(name)))
 
 
 def test_the_override_by_name_beats_that_by_operator():
@@ -165,27 +200,38 @@ def test_the_override_by_name_beats_that_by_operator():
     assert found("O1,op:FullyConnected=float32")["a"] == "float32"
     both = found("O1,op:FullyConnected=float32,name:a=float16")
     assert (both["a"], both["b"]) == ("float16", "float32")
+    both = found("O1,op:relu=float16,op:softmax=float16,name:soft=float32")
+    assert (both["act"], both["soft"]) == ("float16", "float32")
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name():
-    with pytest.raises(PolicyError, match="'sof' matches no node; the nearest are soft"):
-        convert_symbol(perceptron(), "O1,name:sof=float16")
+    for convert in (convert_symbol, model):
+        with pytest.raises(PolicyError, match="'sof' matches no node; the nearest are soft"):
+            convert(perceptron(), "O1,name:sof=float16")
 
 
 # Casts.
 
 
 def test_a_node_behind_an_exponential_stays_float32():
-    """A softmax written by hand: its sum would overflow in float16."""
+    """A softmax written by hand: its sum would overflow in float16. A reshape between them changes nothing."""
     power = mx.sym.exp(dense(DATA, "a"), name="exp")
-    symbol = dense(mx.sym.broadcast_div(power, mx.sym.sum(power, axis=1, keepdims=True, name="sum"), name="ratio"), "b")
-    rows = precisions(model(symbol))
-    assert (rows["sum"], rows["ratio"]) == ("float32", "float32") and rows["b"] == "float16"
+    for values in (power, mx.sym.Reshape(power, shape=(0, -1), name="same")):
+        total = mx.sym.sum(values, axis=1, keepdims=True, name="sum")
+        rows = precisions(model(dense(mx.sym.broadcast_div(values, total, name="ratio"), "b")))
+        assert (rows["sum"], rows["ratio"]) == ("float32", "float32") and rows["b"] == "float16"
 
 
 def test_two_readers_share_one_cast():
     symbol = mx.sym.Group([dense(DATA, "a"), dense(DATA, "b")])
     assert casts_of(convert_symbol(symbol, "O1", SHAPES)).count("x") == 1
+
+
+def test_of_ways_that_move_as_many_bytes_that_with_the_fewest_casts_is_taken():
+    """One cast of 16 values, and not two of 4 beside 24 values that an operator reads and writes in float32."""
+    table = mx.sym.broadcast_add(dense(DATA, "a", hidden=1), dense(mx.sym.var("y"), "b", hidden=4), name="table")
+    found = model(mx.sym.softmax(table, name="soft"), "O1", {"x": (4, 6), "y": (1, 6)})
+    assert precisions(found)["table"] == "float16" and casts_of(found.symbol).count("table") == 1
 
 
 def test_resnet_50_keeps_two_casts_of_activations():
@@ -195,10 +241,11 @@ def test_resnet_50_keeps_two_casts_of_activations():
     assert len(casts_of(found)) == 2 and "data" in casts_of(found)
 
 
-def test_an_input_is_narrowed_for_layers_alone():
+@pytest.mark.parametrize("mean", ["an input", "a parameter"])
+def test_an_input_is_narrowed_for_layers_alone(mean):
     """Data, labels and states may need more than 11 bits: subtracting a mean comes first, in float32."""
-    symbol = dense(mx.sym.broadcast_sub(DATA, mx.sym.var("mean"), name="centred"))
-    found = model(symbol, "O1", {**SHAPES, "mean": (1, 6)})
+    symbol = dense(mx.sym.broadcast_sub(DATA, mx.sym.var("mean", shape=(1, 6)), name="centred"))
+    found = model(symbol, "O1", {**SHAPES, "mean": (1, 6)} if mean == "an input" else SHAPES)
     assert precisions(found)["centred"] == "float32" and casts_of(found.symbol)[0] == "centred"
 
 
@@ -219,12 +266,18 @@ def test_a_loop_runs_its_layers_in_float16_and_keeps_its_state_in_float32():
     values = {**{name: np.full(shape, 0.1) for name, shape in shapes.items()}, **found.arg_params}
     for low, exact in zip(run(on_cpu(found.symbol), values), run(symbol, values)):
         assert 0 < np.abs(low - exact).max() < 2.0**-9
+    followed = model(dense(symbol[1], "last"), "O1", shapes)  # where the state is no output of the network
+    (loop,) = (node for node in nodes_of(followed.symbol) if node["op"] == "_foreach")
+    body = loop["subgraphs"][0]
+    state = body["nodes"][body["heads"][-1][0]]
+    assert (state["op"], state["attrs"]["dtype"]) == ("Cast", "float32")
 
 
-def test_the_casts_of_the_network_itself_stay():
-    symbol = dense(mx.sym.Cast(mx.sym.Cast(DATA, dtype="float16", name="low"), dtype="float32", name="back"))
+@pytest.mark.parametrize(("dtype", "expected"), [("float16", np.float16(7 / 3)), ("int32", 2)])
+def test_the_casts_of_the_network_itself_stay(dtype, expected):
+    symbol = dense(mx.sym.Cast(mx.sym.Cast(DATA, dtype=dtype, name="low"), dtype="float32", name="back"))
     found = convert_symbol(symbol, "O1", SHAPES)
-    assert run(on_cpu(found), {"x": np.full((4, 6), 1 / 3), "fc_weight": np.eye(6)})[0][0, 0] == np.float16(1 / 3)
+    assert run(on_cpu(found), {"x": np.full((4, 6), 7 / 3), "fc_weight": np.eye(6)})[0][0, 0] == expected
     assert text(convert_symbol(found, "O0")) == text(symbol)
 
 
@@ -232,21 +285,29 @@ def test_the_casts_of_the_network_itself_stay():
 
 
 def test_a_float16_product_on_a_cpu_has_numpys_bits():
-    """Operands and result are rounded to float16, the sum is float32's; of so few bits it is exact."""
+    """Operands and result are rounded to float16, the sum is float32's; of so few bits it is exact.
+
+    So are the constants of what is computed with it.
+    """
     draw = np.random.RandomState(0)
     x, weight = draw.randint(-300, 300, (4, 6)) / 7, draw.randint(-8, 9, (6, 6))
     found = run(on_cpu(convert_symbol(dense(DATA), "O1", SHAPES)), {"x": x, "fc_weight": weight})[0]
     operand = x.astype(np.float32).astype(np.float16).astype(np.float64)
     np.testing.assert_array_equal(found, (operand @ weight.T).astype(np.float16).astype(np.float32))
     assert not np.array_equal(found, x.astype(np.float32) @ weight.T.astype(np.float32))
+    scaled = convert_symbol(dense(DATA) * 0.1, "O1,op:_mul_scalar=float16", SHAPES)
+    expected = (operand @ weight.T).astype(np.float16) * np.float16(0.1)
+    np.testing.assert_array_equal(run(on_cpu(scaled), {"x": x, "fc_weight": weight})[0], expected.astype(np.float32))
 
 
-def test_for_inference_batch_norm_is_folded_and_dropout_gone():
-    conv = mx.sym.Convolution(DATA, kernel=(3, 3), num_filter=4, name="conv")
-    norm = mx.sym.BatchNorm(conv, fix_gamma=False, eps=1e-3, name="bn")
+@pytest.mark.parametrize(("no_bias", "options"), [(False, {"fix_gamma": False}), (True, {}), (False, {"eps": 0.1})])
+def test_for_inference_batch_norm_is_folded_and_dropout_gone(no_bias, options):
+    conv = mx.sym.Convolution(DATA, kernel=(3, 3), num_filter=4, no_bias=no_bias, name="conv")
+    norm = mx.sym.BatchNorm(conv, name="bn", **options)
     symbol = mx.sym.relu(mx.sym.Dropout(norm, name="drop"), name="act")
     shapes = {"x": (2, 3, 8, 8)}
     args, aux = params_of(symbol, shapes)
+    aux = {"bn_moving_mean": mx.nd.array([0.5, -1, 2, 0]), "bn_moving_var": mx.nd.array([0.25, 1, 4, 0.5])}
     found = convert_model(symbol, args, aux, "O0", shapes, for_inference=True)
     assert [node["op"] for node in nodes_of(found.symbol) if node["op"] != "null"] == ["Convolution", "relu"]
     x = np.random.RandomState(0).rand(*shapes["x"])
@@ -260,9 +321,9 @@ def test_for_inference_batch_norm_is_folded_and_dropout_gone():
 @pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
 def test_converting_twice_is_converting_once(policy):
     once = model(perceptron(), policy)
-    twice = convert_model(*once, policy, SHAPES)
-    assert text(twice.symbol) == text(once.symbol) != text(perceptron())
-    assert dtypes_of(twice.arg_params) == dtypes_of(once.arg_params)
+    for twice in (convert_model(*once, policy, SHAPES), convert_model(*model(perceptron(), "O3"), policy, SHAPES)):
+        assert text(twice.symbol) == text(once.symbol) != text(perceptron())
+        assert dtypes_of(twice.arg_params) == dtypes_of(once.arg_params) and precisions(twice) == precisions(once)
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
@@ -279,6 +340,9 @@ def test_the_callers_symbol_and_arrays_stay_as_they_were():
     before = text(symbol), snapshot(args, aux)
     found = convert_model(symbol, args, aux, "O2", shapes)
     assert (text(symbol), snapshot(args, aux)) == before and found.arg_params["conv_weight"].dtype == np.float16
+    before = text(found.symbol), snapshot(found.arg_params, found.aux_params)  # a converted one is no exception
+    assert convert_model(*found, "O0", shapes).arg_params["conv_weight"].dtype == np.float32
+    assert (text(found.symbol), snapshot(found.arg_params, found.aux_params)) == before
 
 
 def test_a_weight_that_float32_reads_too_stays_float32():
@@ -384,9 +448,17 @@ def test_a_save_that_is_killed_leaves_the_older_file_or_the_newer(tmp_path):
 # ONNX, devices.
 
 
-def test_a_converted_model_computes_in_onnxruntime_what_it_does_in_mxnet(tmp_path):
+def by_default():
+    """A network that says nothing of what MXNet takes by default, and has a constant."""
+    data = mx.sym.BatchNorm(mx.sym.Convolution(mx.sym.var("x"), kernel=(3, 3), num_filter=4, name="conv"), name="bn")
+    data = mx.sym.FullyConnected(mx.sym.relu(data * 0.125), num_hidden=5, name="fc")
+    return mx.sym.softmax(data, name="soft"), {"x": (2, 3, 8, 8)}
+
+
+@pytest.mark.parametrize("make", [convolutional, by_default])
+def test_a_converted_model_computes_in_onnxruntime_what_it_does_in_mxnet(make, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    symbol, shapes = convolutional()
+    symbol, shapes = make()
     found = model(symbol, "O2", shapes)
     file = str(tmp_path / "net.onnx")
     mxmp.onnx.export_model(*found, file, shapes)
@@ -408,12 +480,21 @@ def job(*workers):
     return [Process(f"worker {i}", LOOPBACK, ["sh", "-c", line], {}) for i, line in enumerate(workers)]
 
 
-def test_a_worker_that_fails_ends_the_others_and_its_exit_code_is_passed_on():
-    begin = time.monotonic()
-    code, reason = launch(job("sleep 60", "exit 7"), timeout=20)
+def test_a_worker_that_fails_ends_the_others_and_its_exit_code_is_passed_on(tmp_path):
+    """With what they have started themselves."""
+    begin, file = time.monotonic(), tmp_path / "started"
+    started = f"sleep 60 & echo $! > {file}; wait"
+    code, reason = launch(job(started, f"while [ ! -s {file} ]; do sleep 0.01; done; exit 7"), timeout=20)
     assert code == 7 and "worker 1" in reason and time.monotonic() - begin < 15
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() - begin < 15:  # whoever inherits it may need a moment to reap it
+            os.kill(int(file.read_text()), 0)
+            time.sleep(0.01)
 
 
 def test_each_line_of_a_job_is_printed_behind_the_name_of_its_process(capfd):
-    assert launch(job("echo one", "echo two; echo three")).code == 0
-    assert sorted(capfd.readouterr().out.splitlines()) == ["[worker 0] one", "[worker 1] three", "[worker 1] two"]
+    """Each to the stream that the process wrote it to."""
+    assert launch(job("echo one; echo four >&2", "echo two; echo three")).code == 0
+    printed = capfd.readouterr()
+    assert sorted(printed.out.splitlines()) == ["[worker 0] one", "[worker 1] three", "[worker 1] two"]
+    assert printed.err == "[worker 0] four\n"

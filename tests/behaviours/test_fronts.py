@@ -24,11 +24,12 @@ from tests.values import as_float32
 X = mx.nd.array(np.random.RandomState(0).randn(4, 5))
 
 
-def make(seed=0):
+def make(seed=0, flatten=True, layers=2):
     mx.random.seed(seed)
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
-        net.add(nn.Dense(6, in_units=5, activation="relu"), nn.Dense(3, in_units=6))
+        net.add(nn.Dense(6, in_units=5, activation="relu"), nn.Dense(3, in_units=6, flatten=flatten))
+        net.add(*(nn.Dense(3, in_units=3) for _ in range(layers - 2)))
     net.initialize(mx.init.Normal(0.5))
     return net
 
@@ -60,8 +61,10 @@ def train(trained, steps):
 # Gluon.
 
 
-def test_a_net_is_converted_in_place_and_computes_in_low_precision():
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_net_is_converted_in_place_and_computes_in_low_precision(hybridized):
     net = make()
+    net.hybridize(hybridized)
     before, params = net(X).asnumpy(), dict(net.collect_params())
     assert mxmp.gluon.convert(net, "O1") is net
     after = net(X)
@@ -70,8 +73,10 @@ def test_a_net_is_converted_in_place_and_computes_in_low_precision():
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_restore_gives_the_float32_net_back_bit_for_bit(policy):
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_restore_gives_the_float32_net_back_bit_for_bit(policy, hybridized):
     net = make()
+    net.hybridize(hybridized)
     before = freeze([values(net), net(X)])
     mxmp.gluon.convert(net, policy)
     assert freeze([values(net), net(X)]) != before
@@ -119,12 +124,26 @@ def test_a_loss_scale_leaves_a_module_as_it_is_in_float32_bit_for_bit():
     assert freeze(scaled.get_params()) == freeze(plain.get_params()) != freeze(module().get_params())
 
 
-def test_a_module_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
-    whole, prefix = module(policy="O2", loss_scale="dynamic"), str(tmp_path / "net")
+def test_a_loss_scale_leaves_values_exact_that_are_infinite():
+    found = []
+    for loss_scale in (None, 2.0**10):
+        symbol = mx.sym.LinearRegressionOutput(mx.sym.var("data"), name="out")
+        each = mxmp.module.Module(symbol, label_names=["out_label"], policy="float32", loss_scale=loss_scale)
+        each.bind([("data", (1, 3))], [("out_label", (1, 3))], inputs_need_grad=True)
+        each.init_params()
+        each.forward(mx.io.DataBatch([mx.nd.array([[np.inf, -np.inf, 3e38]])], [mx.nd.zeros((1, 3))]))
+        found.append(freeze(each.get_outputs()))
+    assert found[0] == found[1] == freeze([np.float32([[np.inf, -np.inf, 3e38]])])
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_module_goes_on_from_its_checkpoint_bit_for_bit(policy, tmp_path):
+    whole, prefix = module(policy=policy, loss_scale="dynamic"), str(tmp_path / "net")
     train(whole, 3)
     whole.save_checkpoint(prefix, 3, save_optimizer_states=True)
-    resumed = mxmp.module.Module.load(prefix, 3, load_optimizer_states=True, policy="O2", loss_scale="dynamic")
+    resumed = mxmp.module.Module.load(prefix, 3, load_optimizer_states=True, policy=policy, loss_scale="dynamic")
     resumed.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    assert freeze(resumed.get_params()) == freeze(whole.get_params())
     resumed.init_optimizer(optimizer_params={"learning_rate": 0.5, "momentum": 0.9})
     for trained in (whole, resumed):
         train(trained, 4)
@@ -132,14 +151,15 @@ def test_a_module_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
     assert resumed.loss_scale == whole.loss_scale != DynamicLossScale()
 
 
-def test_a_manifest_refuses_files_of_different_saves(tmp_path):
+@pytest.mark.parametrize("suffix", ["params", "states"])
+def test_a_manifest_refuses_files_of_different_saves(suffix, tmp_path):
     """Of one network and one size, so that nothing else tells them apart."""
     for seed, folder in enumerate(["a", "b"]):
         (tmp_path / folder).mkdir()
         trained = module(seed, policy="O1")
         train(trained, 1)
         trained.save_checkpoint(str(tmp_path / folder / "net"), 1, save_optimizer_states=True)
-    (tmp_path / "b" / "net-0001.params").replace(tmp_path / "a" / "net-0001.params")
+    (tmp_path / "b" / f"net-0001.{suffix}").replace(tmp_path / "a" / f"net-0001.{suffix}")
     with pytest.raises(CheckpointError, match="does not fit"):
         mxmp.module.Module.load(str(tmp_path / "a" / "net"), 1, load_optimizer_states=True)
 
@@ -151,11 +171,13 @@ def test_disable_takes_back_what_init_did():
     net = make()
     net.hybridize()
     exact = net(X).asnumpy()
+    classes = [dict(vars(kind)) for kind in (gluon.Block, gluon.HybridBlock)]
     amp.init()
     try:
         low = net(X).asnumpy()
     finally:
         amp.disable()
+    assert [dict(vars(kind)) for kind in (gluon.Block, gluon.HybridBlock)] == classes
     assert 0 < np.abs(low - exact).max() < 0.02
     np.testing.assert_array_equal(net(X).asnumpy(), exact)
 
@@ -176,12 +198,31 @@ def test_each_loss_of_apex_has_a_scale_of_its_own():
     assert [scale["value"] for scale in scales] == [64, 32]
 
 
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_of_losses_that_add_up_the_scale_backs_off_of_that_which_overflows(bad):
+    net = make()
+    net.collect_params().setattr("grad_req", "add")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3}, kvstore=None)
+    amp.initialize(net, trainer, "O1", num_losses=3, loss_scale=DynamicLossScale(init_scale=64))
+    for loss_id in range(3):
+        with autograd.record():
+            loss = net(X).sum()
+        with amp.scale_loss(loss, trainer, loss_id=loss_id) as scaled:
+            scaled.backward()
+            if loss_id == bad:
+                net[0].weight.grad()[:] = np.inf
+    assert trainer.step(4) is False
+    scales = amp.state_dict(trainer)["loss_scaler0"]["loss_scales"]
+    assert [scale["value"] for scale in scales] == [32 if loss_id == bad else 64 for loss_id in range(3)]
+
+
 def test_the_optimizer_of_keras_skips_and_counts_its_iterations():
     net = make()
     optimizer = LossScaleOptimizer(mx.optimizer.create("sgd", learning_rate=0.1), initial_scale=8)
     params = list(net.collect_params().values())
     before = values(net)
-    for spoilt in (True, False):
+    for spoilt, taken in ((True, 0), (False, 1), (True, 1), (True, 1)):
+        present = values(net)
         with autograd.record():
             scaled = optimizer.get_scaled_loss(net(X).sum())
         scaled.backward()
@@ -189,29 +230,50 @@ def test_the_optimizer_of_keras_skips_and_counts_its_iterations():
             params[0].grad()[:] = np.nan
         grads = optimizer.get_unscaled_gradients([param.grad() for param in params])
         assert optimizer.apply_gradients(zip(grads, params)) is not spoilt
-        assert (freeze(values(net)) == freeze(before)) is spoilt
-    assert optimizer.loss_scale == 4 and optimizer.inner_optimizer.num_update == 1
+        assert (freeze(values(net)) == freeze(present)) is spoilt
+        assert optimizer.iterations == optimizer.inner_optimizer.num_update == taken
+    assert optimizer.loss_scale == 1
+    bias = "net_dense1_bias"  # whose gradient is 1 for each of the four rows
+    np.testing.assert_array_equal(values(net)[bias], before[bias] - np.float32(0.1) * 4)
 
 
 # Diagnosis.
 
 
 def test_explain_names_the_operator_that_leaves_float16s_range():
-    symbol = mx.sym.LinearRegressionOutput(mx.sym.square(dense(mx.sym.var("data")), name="squares"), name="out")
-    args = {"fc_weight": mx.nd.full((6, 5), 100)}
-    batch = {"data": mx.nd.ones((4, 5)), "out_label": mx.nd.zeros((4, 6))}
-    found = explain((symbol, args, {}), batch, "O1,op:square=float16", loss_scale=1)
+    """And not a parameter beyond it that float32 reads."""
+    squares = mx.sym.square(dense(mx.sym.var("data")), name="squares")
+    shifted = mx.sym.broadcast_add(squares, mx.sym.var("shift", shape=(1, 6)), name="shifted")
+    symbol = mx.sym.LinearRegressionOutput(shifted, name="out")
+    args = {"fc_weight": mx.nd.full((6, 5), 100), "shift": mx.nd.full((1, 6), 1e5)}
+    batch = {"data": mx.nd.ones((4, 5)), "out_label": mx.nd.full((4, 6), 1e5)}
+    found = explain((symbol, args, {}), batch, "O1,op:square=float16,name:shifted=float32", loss_scale=1)
     assert (found.kind, found.node.name) == ("activation out of range", "squares") and "squares" in str(found)
-    healthy = explain((symbol, {"fc_weight": args["fc_weight"] / 100}, {}), batch, "O1", loss_scale=1)
+    healthy = explain((symbol, {**args, "fc_weight": args["fc_weight"] / 100}, {}), batch, "O1", loss_scale=1)
     assert (healthy.kind, healthy.node) == ("no fault found", None)
 
 
-def test_compare_leaves_the_net_as_it_was():
-    net = mxmp.gluon.convert(make(), "O1")
-    before = freeze([values(net), net(X)])
-    found = compare(net, X, "O2")
-    assert freeze([values(net), net(X)]) == before
-    assert found.has_gradients is False and 0 < found.outputs[0].error < 1e-2
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("kind", [nn.HybridSequential, nn.Sequential])
+def test_compare_leaves_the_net_as_it_was(policy, gradients, kind):
+    """Its statistics and gradients too."""
+    net, norm = kind(), nn.BatchNorm(in_channels=3)
+    norm.initialize()
+    net.add(make(), norm)
+    mxmp.gluon.convert(net, policy)
+    with autograd.record():
+        net(X).sum().backward()
+
+    def state():
+        grads = [param.grad() for param in net.collect_params().values() if param.grad_req != "null"]
+        return freeze([values(net), grads, net(X)])
+
+    before = state()
+    loss = gluon.loss.L2Loss() if gradients else None
+    found = compare(net, (X, mx.nd.ones((4, 3))) if gradients else X, "mixed_float16", loss=loss)
+    assert state() == before
+    assert found.has_gradients is gradients and 0 < found.outputs[0].error < 1e-2
 
 
 # Tuning, the command line.
@@ -224,24 +286,32 @@ def test_a_plan_is_used_again_where_it_holds_and_refused_elsewhere(tmp_path):
     assert str(again.policy) == str(found.policy)
     with pytest.raises(TuneError, match="shape"):
         mxmp.tune.load(file, make(), [X[:2]])
+    for other in (make(flatten=False), make(layers=3)):
+        with pytest.raises(TuneError, match="network: found another one"):
+            mxmp.tune.load(file, other, [X])
 
 
 def mxmp_command(*args, cwd):
     return subprocess.run([sys.executable, "-m", "mxmp", *args], cwd=cwd, capture_output=True, text=True)
 
 
-def test_the_command_line_converts_a_checkpoint_as_python_does(tmp_path):
-    symbol = dense(mx.sym.var("data"))
-    args, _ = params_of(symbol, {"data": (4, 5)})
-    mx.model.save_checkpoint(str(tmp_path / "net"), 2, symbol, args, {})
-    ended = mxmp_command("convert", "net", "2", "-o", "low", "--policy", "O2", "--shape", "data:4,5", cwd=tmp_path)
+@pytest.mark.parametrize(("policy", "folds"), [("O2", False), ("mixed_bfloat16", True)])
+def test_the_command_line_converts_a_checkpoint_as_python_does(policy, folds, tmp_path):
+    """A network of which the shapes decide: a sum that is short enough for float16."""
+    norm = mx.sym.BatchNorm(dense(mx.sym.var("data")), name="norm")
+    symbol, shapes = dense(mx.sym.sum(norm, axis=1, keepdims=True, name="total"), "last"), {"data": (4, 5)}
+    mx.model.save_checkpoint(str(tmp_path / "net"), 2, symbol, *params_of(symbol, shapes))
+    options = ["--policy", policy, "--shape", "data:4,5", *(["--for-inference"] if folds else [])]
+    ended = mxmp_command("convert", "net", "2", "-o", "low", *options, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    mxmp.symbol.convert_checkpoint(str(tmp_path / "net"), 2, str(tmp_path / "by_python"), "O2", {"data": (4, 5)})
+    prefix, out = str(tmp_path / "net"), str(tmp_path / "by_python")
+    mxmp.symbol.convert_checkpoint(prefix, 2, out, policy, shapes, for_inference=folds)
     for suffix in ("-symbol.json", "-0002.params"):
         assert (tmp_path / f"low{suffix}").read_bytes() == (tmp_path / f"by_python{suffix}").read_bytes()
 
 
-def test_an_error_on_the_command_line_is_one_line_and_exit_code_1(tmp_path):
-    ended = mxmp_command("convert", "missing", "1", "-o", "low", cwd=tmp_path)
+@pytest.mark.parametrize("prefix", ["missing", "missing\nfile"])
+def test_an_error_on_the_command_line_is_one_line_and_exit_code_1(prefix, tmp_path):
+    ended = mxmp_command("convert", prefix, "1", "-o", "low", cwd=tmp_path)
     assert ended.returncode == 1 and ended.stderr.startswith("mxmp: error: ") and "missing" in ended.stderr
     assert ended.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []

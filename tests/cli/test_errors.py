@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 
 import mxnet as mx
@@ -70,7 +71,13 @@ def test_pipes(end, prefix, tmp_path):
     """Which nobody may ever write to."""
     (tmp_path / f"net-{end}").unlink()
     os.mkfifo(tmp_path / f"net-{end}")
-    refused(rf"net-{end}: it is a pipe or a device, not a file\.", "inspect", prefix)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for a writer"))
+    signal.alarm(30)
+    try:
+        refused(rf"net-{end}: it is a pipe or a device, not a file\.", "inspect", prefix)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.1, 0.5, 0.999])

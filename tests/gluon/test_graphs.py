@@ -57,7 +57,7 @@ def cached_ops(monkeypatch):
 
 @pytest.fixture
 def inferences(monkeypatch):
-    return Count(monkeypatch, rewrite, "add_shapes")
+    return Count(monkeypatch, rewrite, "infer_facts")
 
 
 def mean_precision(net):

@@ -41,6 +41,18 @@ def test_a_nan_that_stays_on_one_context_is_named(kvstore):
             trainer.step(1)
 
 
+def test_without_a_kvstore_updates_too_small_for_float16_add_up_on_each_context():
+    """Each context has masters of its own, from the first step on."""
+    params = parameters(["float16"])
+    trainer = Trainer(params, "sgd", {"learning_rate": 2.0**-14}, kvstore=None, loss_scale=8)
+    for _ in range(20):
+        for ctx, gradient in zip(TWO, (1, 2)):
+            backward(trainer, params, gradient, ctx)
+        assert trainer.step(1)
+    for array, gradient in zip(params[0].list_data(), (1, 2)):
+        np.testing.assert_array_equal(array.asnumpy(), np.float16(VALUES - 20 * gradient * 2.0**-14))
+
+
 @pytest.mark.parametrize("kvstore", ["local", "device"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_parameters_are_those_of_a_run_on_one_context_with_the_sum(optimizer, kvstore):

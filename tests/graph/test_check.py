@@ -67,8 +67,8 @@ BAD = {
     "entry": (changed(nodes__1__inputs=[[0]]), r"node 'r' \(relu\): input 0 is \[0\]; expected \[node, output\]"),
     "negative entry": (changed(nodes__1__inputs=[[-1, 0, 0]]), r"input 0 is \[-1, 0, 0\]"),
     "beyond the end": (changed(nodes__1__inputs=[[9, 0, 0]]), "input 0 refers to node 9, but the graph has 3 nodes"),
-    "out of order": (changed(nodes__1__inputs=[[2, 0, 0]]), "input 0 refers to node 'sum', which comes later"),
-    "itself": (changed(nodes__1__inputs=[[1, 0, 0]]), "input 0 refers to node 'r', which comes later or is itself"),
+    "out of order": (changed(nodes__1__inputs=[[2, 0, 0]]), r"input 0 refers to node 'sum' \(elemwise_add\), which comes later"),
+    "itself": (changed(nodes__1__inputs=[[1, 0, 0]]), r"input 0 refers to node 'r' \(relu\), which comes later or is itself"),
     "in a body": (
         changed(nodes__1__subgraphs=[{"nodes": [X, {**RELU, "op": "nix"}], "heads": [[1, 0, 0]]}]),
         "this MXNet has no operator 'nix'",

@@ -42,6 +42,11 @@ def test_each_seven_readers_read_an_identity(readers, heads, copies):
     assert [after.nodes[head.node].name for head in after.heads] == heads.split(", ")
 
 
+def test_outputs_that_are_one_entry_eight_times_end_the_splitting():
+    after = GuardGradientSums(ENTRIES)(from_text(text(1, ", ".join(["a"] * 8)))).graph
+    assert after == from_text(text(1, ", ".join(["a"] * 8)))
+
+
 def test_identities_differ_so_that_mxnet_does_not_merge_them():
     after = GuardGradientSums(ENTRIES)(from_text(text(15))).graph
     copies = [(node.attrs, node.inputs) for node in after.nodes if node.op == "_copy"]

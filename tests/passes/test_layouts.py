@@ -11,8 +11,8 @@ from mxnet.gluon import nn
 from mxmp.devices.amx import AmxStatus
 from mxmp.gluon import cast, convert
 from mxmp.passes import Layouts, SeparateLayouts, WidenSlowKernels
-from mxmp.passes.cpu.guards import bfloat16_entries
-from mxmp.passes.cpu.layouts import BLOCKED, DEFAULT, LAST, OWN, Convolution, bfloat16_shapes
+from mxmp.passes.cpu.layouts import BLOCKED, DEFAULT, LAST, OWN, Convolution
+from mxmp.passes.facts import bfloat16_entries
 from mxmp.symbol import rewrite
 from tests.graph.text import from_text, to_text
 from tests.passes.graphs import converted
@@ -61,8 +61,8 @@ def block(data, channels, kernel=3, groups=1):
 def separated(net, amx):
     """Return the operators that copies were put behind or in front of, of a network for 32 channels in."""
     result = converted(net, {"data": (2, 32, 8, 8)}, "mixed_bfloat16")
-    layouts = Layouts(bfloat16_shapes(result.graph, result.facts), amx)
-    widened = WidenSlowKernels(bfloat16_entries(result.graph, result.facts), layouts)(result.graph).graph
+    layouts = Layouts(bfloat16_entries(result.graph, result.facts), amx)
+    widened = WidenSlowKernels(layouts)(result.graph).graph
     graph = SeparateLayouts(layouts)(widened).graph
     added = [node for node in graph.nodes if "_layout_bfloat16" in node.name]
     assert len(graph.nodes) == len(widened.nodes) + 2 * len(added)  # each copy is two casts
@@ -121,7 +121,7 @@ def test_pooling_of_whole_images_reads_the_default_layout(window):
 def test_a_batch_norm_in_float32_and_an_unknown_shape_get_no_copies():
     net = chain((32, 3, 32), (32, 1, 1))
     result = converted(net, {"data": (2, 32, 8, 8)}, "mixed_bfloat16,op:BatchNorm=float32")
-    assert not SeparateLayouts(Layouts(bfloat16_shapes(result.graph, result.facts), True))(result.graph).modified
+    assert not SeparateLayouts(Layouts(bfloat16_entries(result.graph, result.facts), True))(result.graph).modified
     assert not SeparateLayouts(Layouts({}, True))(converted(net, {}, "mixed_bfloat16").graph).modified
 
 
@@ -152,7 +152,7 @@ def test_copies_change_no_gradient(monkeypatch, amx):
     found = []
     for separate in (True, False):
         if not separate:
-            monkeypatch.setattr(rewrite, "bfloat16_shapes", lambda graph, facts: {})
+            monkeypatch.setattr(SeparateLayouts, "run", lambda self, graph: graph)
         monkeypatch.setattr(rewrite, "amx_status", lambda: AmxStatus(amx, ""))
         net = nn.HybridSequential()
         net.add(nn.Conv2D(16, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"), nn.Conv2D(32, 3), nn.BatchNorm())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mxmp.errors import ConvertError, InferenceError, MxmpError, ParamsError, PolicyError
-from mxmp.symbol import convert_buckets, convert_model, convert_symbol
+from mxmp.symbol import convert_buckets, convert_model, convert_symbol, on_cpu
 from tests.symbol.refusals import refused
 from tests.symbol.small import X, convolutional, dense, params_of, snapshot
 
@@ -15,191 +15,128 @@ NETWORK, SHAPES = convolutional()
 ARGS, AUX = params_of(NETWORK, SHAPES)
 LAYER = mx.sym.relu(mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=6, name="fc"), name="act")
 WEIGHTS, _ = params_of(LAYER, X)
+TWINS = mx.sym.Group([dense(mx.sym.var("x")), mx.sym.exp(mx.sym.var("fc_weight"), name="exp")])
 
 
-VALUES = {
-    "numpy": (np.ones((6, 6), np.float32), "'fc_weight' is a ndarray; expected an NDArray"),
-    "nothing": (None, "'fc_weight' is a NoneType"),
-    "a number": (1.0, "'fc_weight' is a float"),
-    "sparse": (mx.nd.ones((6, 6)).tostype("row_sparse"), "RowSparseNDArray; expected a dense one"),
+def model(args=WEIGHTS, aux=None, policy="O1", shapes=X, dtypes=None, sym=LAYER, **changes):
+    return lambda: convert_model(sym, args, {} if aux is None else aux, policy, shapes, dtypes, **changes)
+
+
+def weight(value):
+    return model({**WEIGHTS, "fc_weight": value})
+
+
+def symbol(*args, **options):
+    return lambda: convert_symbol(LAYER, *args, **options)
+
+
+def buckets(sym, keys=(1,), **options):
+    return lambda: convert_buckets(lambda key: (dense(sym, "more") if key == 2 else sym, ["x"], None), keys, WEIGHTS, {}, **options)
+
+
+NO_SYMBOLS = {
+    "sym is a NoneType": None,
+    "sym is a str": LAYER.tojson(),
+    "sym is a list": [LAYER],
+    "sym is a NDArray": mx.nd.ones(2),
+    "sym is a Dense; expected a Symbol; for a Gluon net call mxmp.gluon.convert": mx.gluon.nn.Dense(2),
 }
-
-
-@pytest.mark.parametrize("value, message", VALUES.values(), ids=VALUES.keys())
-def test_a_parameter_that_is_no_ndarray_is_named(value, message):
-    with refused(ConvertError, "arg_params", message):
-        convert_model(LAYER, {**WEIGHTS, "fc_weight": value}, {}, "O2", X)
-
-
-def test_an_auxiliary_state_that_is_no_ndarray_is_named():
-    with refused(ConvertError, "aux_params: 'bn_moving_var' is a list; expected an NDArray"):
-        convert_model(NETWORK, ARGS, {**AUX, "bn_moving_var": [1, 1]}, "O2", SHAPES)
-
-
-@pytest.mark.parametrize("value", [None, 5, [1]], ids=str)
-@pytest.mark.parametrize("argument", ["arg_params", "aux_params"])
-def test_parameters_that_are_no_dict_are_named(argument, value):
-    given = {"arg_params": WEIGHTS, "aux_params": {}, argument: value}
-    with refused(ConvertError, argument):
-        convert_model(LAYER, given["arg_params"], given["aux_params"], "O2", X)
-
-
-@pytest.mark.parametrize("convert", [convert_symbol, lambda sym: convert_model(sym, {}, {})], ids=["symbol", "model"])
-@pytest.mark.parametrize(
-    "value, found",
-    [
-        (None, "NoneType"),
-        ("net-symbol.json", "str"),
-        (LAYER.tojson(), "str"),
-        ([LAYER], "list"),
-        (mx.nd.ones(2), "NDArray"),
-        (mx.gluon.nn.Dense(2), "Dense; expected a Symbol; for a Gluon net call mxmp.gluon.convert"),
-    ],
-    ids=["nothing", "file", "JSON", "list", "array", "Gluon net"],
-)
-def test_what_is_no_symbol_is_named(value, found, convert):
-    with refused(ConvertError, f"sym is a {found}"):
-        convert(value)
-
-
-def test_two_variables_of_one_name_are_named():
-    """MXNet builds such a symbol, but does not bind it."""
-    net = mx.sym.Group([dense(mx.sym.var("x")), mx.sym.exp(mx.sym.var("fc_weight"), name="exp")])
-    with pytest.raises(mx.MXNetError, match="arg_names.size"):
-        net.bind(mx.cpu(), {"x": mx.nd.ones((4, 6)), "fc_weight": mx.nd.ones((6, 6))})
-    with refused(ConvertError, "'fc_weight'") as caught:
-        convert_model(net, {"fc_weight": mx.nd.ones((6, 6))}, {}, "O2", X)
-    assert "bug" not in str(caught.value)
-
-
 BAD_SHAPES = {
-    "unknown name": ({"data": (4, 6)}, "no variable 'data'"),
-    "output's name": ({"act_output": (4, 6)}, "no variable 'act_output'"),
-    "name is a number": ({5: (4, 6)}, "no variable 5"),
-    "nothing": ({"x": None}, "'x' has shape None; expected a tuple of integers"),
-    "a number": ({"x": 4}, "'x' has shape 4"),
-    "a text": ({"x": "ab"}, "'x' has shape 'ab'"),
-    "a text within": ({"x": (4, "six")}, "'x' has shape (4, 'six')"),
-    "digits": ({"x": ("4", "6")}, "'x' has shape ('4', '6')"),
-    "fractions": ({"x": (4.5, 6)}, "'x' has shape (4.5, 6)"),
-    "negative": ({"x": (-1, 6)}, "'x' has shape (-1, 6); a size cannot be negative"),
-    "too large for MXNet": ({"x": (2**40, 6)}, "'x'"),
-    "pairs without a shape": ([("x",)], "shapes"),
-    "pairs that are none": ([5], "shapes"),
-    "no pairs": (5, "shapes"),
-    "a bare name": ("x", "shapes"),
+    "no variable 'data'": {"data": (4, 6)},
+    "no variable 'act_output'": {"act_output": (4, 6)},
+    "no variable 5": {5: (4, 6)},
+    "'x' has shape None; expected a tuple of integers": {"x": None},
+    "'x' has shape 4": {"x": 4},
+    "'x' has shape 'ab'": {"x": "ab"},
+    "'x' has shape (4, 'six')": {"x": (4, "six")},
+    "'x' has shape ('4', '6')": {"x": ("4", "6")},
+    "'x' has shape (4.5, 6)": {"x": (4.5, 6)},
+    "'x' has shape (-1, 6); a size cannot be negative": {"x": (-1, 6)},
+    "'x' has shape (1099511627776, 6); this MXNet has": {"x": (2**40, 6)},
+    "shapes is [('x',)]; expected a dict, or pairs": [("x",)],
+    "shapes is [5]": [5],
+    "shapes is 5": 5,
+    "shapes is 'x'": "x",
 }
-
-
-@pytest.mark.parametrize("shapes, message", BAD_SHAPES.values(), ids=BAD_SHAPES.keys())
-def test_wrong_shapes_are_named(shapes, message):
-    with refused(ConvertError, message):
-        convert_symbol(LAYER, "O1", shapes)
-
-
-def test_shapes_that_contradict_each_other_name_the_node():
-    with refused(InferenceError, "node 'fc'", "[5,5]"):
-        convert_symbol(LAYER, "O1", {"x": (4, 6), "fc_weight": (5, 5)})
-
-
-def test_shapes_that_contradict_the_parameters_name_them():
-    message = (
-        "'fc_weight' of node 'fc' has shape (6, 6), not (6, 7), as the symbol wants with x (4, 7): correct the shapes"
-    )
-    with refused(ParamsError, message):
-        convert_model(LAYER, WEIGHTS, {}, "O1", {"x": (4, 7)})
-
-
 BAD_DTYPES = {
-    "unknown name": ({"data": "float32"}, "no variable 'data'"),
-    "no such dtype": (
-        {"x": "floaty"},
-        "dtypes: 'x': unknown dtype 'floaty'; expected one of float16, bfloat16, float32, float64",
+    "dtypes: the symbol has no variable 'data'": {"data": "float32"},
+    "dtypes: 'x': unknown dtype 'floaty'; expected one of float16, bfloat16, float32, float64": {"x": "floaty"},
+    "dtypes: 'x': unknown dtype 5": {"x": 5},
+    "dtypes: 'x': unknown dtype 'complex64'": {"x": "complex64"},
+    "dtypes is a str": "float32",
+    "dtypes is a list": ["x"],
+    "dtypes is a int": 5,
+}
+BAD_RANGES = {
+    "ranges: the symbol has no output 'nix'": {"nix": 1.0},
+    "ranges: 'fc_output' is -1": {"fc_output": -1},
+    "ranges is a list; expected what mxmp.diagnose.measure_ranges returns": [1],
+    "give the part of it that it calls 'ranges'": {"ranges": {}},
+}
+BAD_POLICIES = {
+    "unknown policy 'O9'; the nearest are": ("O9", {}),
+    "found a int": (5, {}),
+    "unknown policy field 'bananas'": ("O1", {"bananas": 1}),
+    "param_dtype='bfloat16' with compute_dtype='float16'": ("O1", {"param_dtype": "bfloat16"}),
+    "'nix' matches no node": ("O1,name:nix=float32", {}),
+    "no operator 'softmax'": ("O1,op:softmax=float16", {}),
+    "'stage9'": ("O1,block:stage9=float32", {}),
+    "'stage9_*' matches no node": ("O1,name:stage9_*=float32", {}),
+}
+REFUSED = [
+    ("arg_params: 'fc_weight' is a ndarray; expected an NDArray", ConvertError, weight(np.ones((6, 6), np.float32))),
+    ("arg_params: 'fc_weight' is a NoneType", ConvertError, weight(None)),
+    ("RowSparseNDArray; expected a dense one", ConvertError, weight(mx.nd.ones((6, 6)).tostype("row_sparse"))),
+    ("aux_params: 'bn_moving_var' is a list", ConvertError, model(ARGS, {**AUX, "bn_moving_var": [1]}, sym=NETWORK)),
+    *(("arg_params is", ConvertError, model(value)) for value in (None, 5, [1])),
+    *(("aux_params is", ConvertError, model(aux=value)) for value in (5, [1])),
+    *((text, ConvertError, model(sym=value)) for text, value in NO_SYMBOLS.items()),
+    *((text, ConvertError, lambda value=value: convert_symbol(value)) for text, value in NO_SYMBOLS.items()),
+    ("two variables of the name 'fc_weight'", ConvertError, model(sym=TWINS)),
+    *((text, ConvertError, symbol("O1", value)) for text, value in BAD_SHAPES.items()),
+    ("[5,5]", InferenceError, symbol("O1", {"x": (4, 6), "fc_weight": (5, 5)})),
+    (
+        "'fc_weight' of node 'fc' has shape (6, 6), not (6, 7), as the symbol wants with x (4, 7): correct the shapes",
+        ParamsError,
+        model(shapes={"x": (4, 7)}),
     ),
-    "a number": ({"x": 5}, "dtypes: 'x': unknown dtype 5"),
-    "not MXNet's": ({"x": "complex64"}, "dtypes: 'x': unknown dtype 'complex64'"),
-    "a text": ("float32", "dtypes"),
-    "a list": (["x"], "dtypes"),
-    "no dict": (5, "dtypes"),
+    *((text, ConvertError, symbol("O1", X, value)) for text, value in BAD_DTYPES.items()),
+    ("dtypes: the symbol has no variable 'data'", ConvertError, lambda: on_cpu(LAYER, {"data": "float32"})),
+    ("node 'fc': MXNet cannot infer its dtypes", InferenceError, model(dtypes={"x": "int32"})),
+    *((text, ConvertError, symbol(ranges=value)) for text, value in BAD_RANGES.items()),
+    ("data_names: the symbol has no variable 'data'", ConvertError, symbol(data_names=["data"])),
+    ("data_names: the symbol has no variable 5", ConvertError, symbol(data_names=[5])),
+    ("data_names is 5", ConvertError, symbol(data_names=5)),
+    *((text, PolicyError, model(policy=spec, **changes)) for text, (spec, changes) in BAD_POLICIES.items()),
+    ("buckets is empty", ConvertError, buckets(LAYER, ())),
+    ("sym is a str", ConvertError, buckets("net")),
+    ("arg_params lacks 'more_weight'", ConvertError, buckets(LAYER, (1, 2))),
+    ("shapes: the symbol has no variable 'y'", ConvertError, buckets(LAYER, shapes={1: {"y": (4, 6)}})),
+]
+
+
+@pytest.mark.parametrize("message, error, call", REFUSED, ids=[f"{i} {row[0]}" for i, row in enumerate(REFUSED)])
+def test_a_bad_argument_is_named(message, error, call):
+    with refused(error, message):
+        call()
+
+
+def test_mxnet_does_not_bind_two_variables_of_one_name():
+    with pytest.raises(mx.MXNetError, match="arg_names.size"):
+        TWINS.bind(mx.cpu(), {"x": mx.nd.ones((4, 6)), "fc_weight": mx.nd.ones((6, 6))})
+
+
+FAILED = {
+    "missing parameter": ({"conv_weight": ARGS["conv_weight"]}, "O2", SHAPES),
+    "wrong shape": ({**ARGS, "fc_weight": mx.nd.ones((5, 7))}, "O2", SHAPES),
+    "out of range, and a wrong policy": ({**ARGS, "fc_weight": ARGS["fc_weight"] * 1e6}, "O2,name:nix=float32", SHAPES),
+    "wrong shapes": (ARGS, "O2", {"x": (2, 4, 8, 8)}),
 }
 
 
-@pytest.mark.parametrize("dtypes, message", BAD_DTYPES.values(), ids=BAD_DTYPES.keys())
-def test_wrong_dtypes_are_named(dtypes, message):
-    with refused(ConvertError, message):
-        convert_symbol(LAYER, "O1", X, dtypes)
-
-
-def test_dtypes_that_contradict_the_parameters_name_the_node():
-    with refused(InferenceError, "node 'fc'", "dtypes"):
-        convert_model(LAYER, WEIGHTS, {}, "O1", X, {"x": "int32"})
-
-
-@pytest.mark.parametrize(
-    "names, message", [(["data"], "no variable 'data'"), ([5], "no variable 5"), (5, "data_names")]
-)
-def test_wrong_data_names_are_named(names, message):
-    with refused(ConvertError, "data_names", message):
-        convert_symbol(LAYER, "O2", data_names=names)
-
-
-@pytest.mark.parametrize(
-    "policy, changes, message",
-    [
-        ("O9", {}, "unknown policy 'O9'; the nearest are"),
-        (5, {}, "found a int"),
-        ("O1", {"bananas": 1}, "unknown policy field 'bananas'"),
-        ("O1", {"param_dtype": "bfloat16"}, "param_dtype='bfloat16' with compute_dtype='float16'"),
-        ("O1,name:nix=float32", {}, "'nix' matches no node"),
-        ("O1,op:softmax=float16", {}, "no operator 'softmax'"),
-        ("O1,block:stage9=float32", {}, "'stage9'"),
-        ("O1,name:stage9_*=float32", {}, "'stage9_*' matches no node"),
-    ],
-)
-def test_a_wrong_policy_is_named(policy, changes, message):
-    with refused(PolicyError, message):
-        convert_model(LAYER, WEIGHTS, {}, policy, X, **changes)
-
-
-def test_no_buckets_at_all():
-    with refused(ConvertError, "buckets is empty"):
-        convert_buckets(lambda key: (LAYER, ["x"], None), [], WEIGHTS, {})
-
-
-def test_a_bucket_that_is_no_symbol():
-    with refused(ConvertError, "sym is a str"):
-        convert_buckets(lambda key: ("net", ["x"], None), [1], WEIGHTS, {})
-
-
-def test_parameters_that_one_bucket_lacks_are_named():
-    def sym_gen(key):
-        return (dense(LAYER, "more") if key == 2 else LAYER), ["x"], None
-
-    with refused(ConvertError, "arg_params lacks 'more_weight'"):
-        convert_buckets(sym_gen, [1, 2], WEIGHTS, {})
-
-
-def test_shapes_of_a_bucket_are_checked():
-    with refused(ConvertError, "shapes: the symbol has no variable 'y'"):
-        convert_buckets(lambda key: (LAYER, ["x"], None), [1], WEIGHTS, {}, shapes={1: {"y": (4, 6)}})
-
-
-REFUSED = {
-    "missing parameter": ({"conv_weight": ARGS["conv_weight"]}, AUX, "O2", SHAPES),
-    "wrong shape": ({**ARGS, "fc_weight": mx.nd.ones((5, 7))}, AUX, "O2", SHAPES),
-    "values out of range, and a wrong policy": (
-        {**ARGS, "fc_weight": ARGS["fc_weight"] * 1e6},
-        AUX,
-        "O2,name:nix=float32",
-        SHAPES,
-    ),
-    "wrong shapes": (ARGS, AUX, "O2", {"x": (2, 4, 8, 8)}),
-}
-
-
-@pytest.mark.parametrize("args, aux, policy, shapes", REFUSED.values(), ids=REFUSED.keys())
-def test_a_failed_conversion_leaves_the_callers_model_as_it_was(args, aux, policy, shapes):
-    before = NETWORK.tojson(), NETWORK.attr_dict(), snapshot(args, aux)
+@pytest.mark.parametrize("args, policy, shapes", FAILED.values(), ids=FAILED.keys())
+def test_a_failed_conversion_leaves_the_callers_model_as_it_was(args, policy, shapes):
+    before = NETWORK.tojson(), NETWORK.attr_dict(), snapshot(args, AUX)
     with pytest.raises(MxmpError):
-        convert_model(NETWORK, args, aux, policy, shapes)
-    assert (NETWORK.tojson(), NETWORK.attr_dict(), snapshot(args, aux)) == before
+        convert_model(NETWORK, args, AUX, policy, shapes)
+    assert (NETWORK.tojson(), NETWORK.attr_dict(), snapshot(args, AUX)) == before

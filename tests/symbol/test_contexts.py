@@ -32,33 +32,83 @@ def on(ctx, rows=2):
     return mx.nd.ones((rows, 4), ctx=ctx)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16", "O2,compute=bfloat16,param=bfloat16"])
-@pytest.mark.parametrize("in_units", [4, 0], ids=["initialized", "deferred"])
-def test_convert_refuses_parameters_on_a_gpu(policy, in_units):
-    net = dense(GPU, in_units)
-    with pytest.raises(ConvertError, match=f"block '{net.name}': .*{REFUSAL}"):
-        mxmp.gluon.convert(net, policy)
-    assert net(on(GPU)).asnumpy().dtype == net.weight.data().asnumpy().dtype == np.float32
+HEAD = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="softmax")
+PARAMS = {"fc_weight": mx.nd.ones((3, 4), ctx=GPU), "fc_bias": mx.nd.zeros(3)}, {}
 
 
-def test_cast_refuses_parameters_on_a_gpu():
-    with pytest.raises(ConvertError, match=REFUSAL):
-        mxmp.gluon.cast(dense([mx.cpu(), GPU]), "bfloat16")
-
-
-@pytest.mark.parametrize("in_units", [4, 0], ids=["initialized", "deferred"])
-def test_the_first_call_on_a_gpu_is_refused(in_units):
-    net = mxmp.gluon.convert(gluon.nn.Dense(3, in_units=in_units), "mixed_bfloat16")
+def called(in_units=4, policy="mixed_bfloat16"):
+    """Call a net that was converted before it had parameters."""
+    net = mxmp.gluon.convert(gluon.nn.Dense(3, in_units=in_units), policy)
     net.initialize(ctx=GPU)
-    with pytest.raises(ConvertError, match=f"block '{net.name}': .*{REFUSAL}"):
-        net(on(GPU))
+    net(on(GPU))
 
 
-def test_a_net_that_moves_to_a_gpu_is_refused_there():
+def moved():
     net = mxmp.gluon.convert(dense(mx.cpu()), "mixed_bfloat16")
     net.collect_params().reset_ctx(GPU)
+    net(on(GPU))
+
+
+def within():
+    """Call a converted block within a net that is not converted."""
+    outer = gluon.nn.HybridSequential()
+    outer.add(mxmp.gluon.convert(gluon.nn.Dense(3, in_units=4), "mixed_bfloat16"))
+    outer.initialize(ctx=GPU)
+    outer.hybridize()
+    outer(on(GPU))
+
+
+def symbol_block():
+    net = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), mx.sym.var("data"))
+    net.initialize(ctx=GPU)
+    mxmp.gluon.convert(net, "mixed_bfloat16")
+
+
+def contrib():
+    net = dense(mx.cpu())
+    net.hybridize()
+    net(on(mx.cpu()))
+    amp.convert_hybrid_block(net, "bfloat16", ctx=GPU)
+
+
+def module():
+    made = mxmp.module.Module(HEAD, context=[mx.cpu(), GPU], policy="mixed_bfloat16")
+    made.bind([("data", (2, 4))], [("softmax_label", (2,))])
+
+
+def of_buckets():
+    mxmp.symbol.convert_buckets(lambda key: (HEAD, ("data",), ()), [4], *PARAMS, "bfloat16")
+
+
+CALLS = {
+    "parameters": ("block 'dense.*", lambda: mxmp.gluon.convert(dense(GPU), "mixed_bfloat16")),
+    "parameters to come": ("block 'dense.*", lambda: mxmp.gluon.convert(dense(GPU, 0), "bfloat16")),
+    "fields": ("block 'dense.*", lambda: mxmp.gluon.convert(dense(GPU), "O2,compute=bfloat16,param=bfloat16")),
+    "cast": ("block '", lambda: mxmp.gluon.cast(dense([mx.cpu(), GPU]), "bfloat16")),
+    "first call": ("block 'dense.*", called),
+    "first call, deferred": ("block 'dense.*", lambda: called(0)),
+    "moved": ("block '", moved),
+    "within": ("block '", within),
+    "SymbolBlock": ("block '", symbol_block),
+    "amp, block": ("", contrib),
+    "amp, model": ("^arg_params: ", lambda: amp.convert_model(HEAD, *PARAMS, "bfloat16")),
+    "model": ("^arg_params: ", lambda: mxmp.symbol.convert_model(HEAD, *PARAMS, "mixed_bfloat16")),
+    "buckets": ("^arg_params: ", of_buckets),
+    "module": ("bind: symbol 'softmax': ", module),
+}
+
+
+@pytest.mark.parametrize("where, call", CALLS.values(), ids=CALLS.keys())
+def test_bfloat16_is_refused_on_a_gpu(where, call):
+    with pytest.raises(ConvertError, match=f"{where}.*{REFUSAL}"):
+        call()
+
+
+def test_a_refused_net_is_as_it_was():
+    net = dense(GPU)
     with pytest.raises(ConvertError, match=REFUSAL):
-        net(on(GPU))
+        mxmp.gluon.convert(net, "bfloat16")
+    assert net(on(GPU)).dtype == net.weight.data().dtype == np.float32
 
 
 @pytest.mark.bfloat16
@@ -79,22 +129,6 @@ def test_parameters_loaded_onto_a_gpu_are_not_stored_in_bfloat16(tmp_path):
         net.load_parameters(str(tmp_path / "a.params"), ctx=GPU)
 
 
-def test_a_converted_block_within_a_net_that_is_not_is_refused_on_a_gpu():
-    outer = gluon.nn.HybridSequential()
-    outer.add(mxmp.gluon.convert(gluon.nn.Dense(3, in_units=4), "mixed_bfloat16"))
-    outer.initialize(ctx=GPU)
-    outer.hybridize()
-    with pytest.raises(ConvertError, match=REFUSAL):
-        outer(on(GPU))
-
-
-def test_a_symbol_block_is_refused_on_a_gpu():
-    net = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), mx.sym.var("data"))
-    net.initialize(ctx=GPU)
-    with pytest.raises(ConvertError, match=REFUSAL):
-        mxmp.gluon.convert(net, "mixed_bfloat16")
-
-
 def test_amp_refuses_bfloat16_on_a_gpu():
     net = dense(GPU)
     net.hybridize()
@@ -107,44 +141,11 @@ def test_amp_refuses_bfloat16_on_a_gpu():
     assert net(on(GPU)).shape == (2, 3)
 
 
-def test_amp_refuses_a_block_for_a_gpu():
-    net = dense(mx.cpu())
-    net.hybridize()
-    net(on(mx.cpu()))
-    with pytest.raises(ConvertError, match=REFUSAL):
-        amp.convert_hybrid_block(net, "bfloat16", ctx=GPU)
-
-
-@pytest.mark.parametrize(
-    "convert",
-    [
-        lambda *model: mxmp.symbol.convert_model(*model, "mixed_bfloat16"),
-        lambda *model: amp.convert_model(*model, "bfloat16"),
-        lambda sym, *params: mxmp.symbol.convert_buckets(lambda key: (sym, ("data",), ()), [4], *params, "bfloat16"),
-    ],
-    ids=["convert_model", "amp", "convert_buckets"],
-)
-def test_a_model_with_parameters_on_a_gpu_is_refused(convert):
-    head = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
-    args = {"fc_weight": mx.nd.ones((3, 4), ctx=GPU), "fc_bias": mx.nd.zeros(3)}
-    with pytest.raises(ConvertError, match=f"^arg_params: .*{REFUSAL}"):
-        convert(head, args, {})
-
-
-def test_a_module_is_not_bound_to_a_gpu():
-    head = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), name="softmax")
-    module = mxmp.module.Module(head, context=[mx.cpu(), GPU], policy="mixed_bfloat16")
-    with pytest.raises(ConvertError, match=f"bind: symbol 'softmax': .*{REFUSAL}"):
-        module.bind([("data", (2, 4))], [("softmax_label", (2,))])
-    assert not module.binded
-
-
 def test_a_module_says_so_before_mxnet_looks_for_the_gpu():
-    head = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), name="softmax")
     for made in (
-        mxmp.module.Module(head, context=mx.gpu(0), policy="mixed_bfloat16"),
+        mxmp.module.Module(HEAD, context=mx.gpu(0), policy="mixed_bfloat16"),
         mxmp.module.BucketingModule(
-            lambda key: (head, ("data",), ("softmax_label",)), 4, context=mx.gpu(0), policy="mixed_bfloat16"
+            lambda key: (HEAD, ("data",), ("softmax_label",)), 4, context=mx.gpu(0), policy="mixed_bfloat16"
         ),
     ):
         with pytest.raises(ConvertError, match=r"uses bfloat16 on gpu\(0\), but MXNet 1.9.1 has no bfloat16 kernels"):

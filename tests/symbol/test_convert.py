@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mxmp import Policy
-from mxmp.symbol import convert_model, load_symbol, on_cpu, to_graph
+from mxmp.symbol import convert_model, on_cpu
 from tests.symbol.small import (
     X,
     casts_of,
@@ -16,7 +16,6 @@ from tests.symbol.small import (
     dtypes_of,
     params_of,
     precisions,
-    snapshot,
     type_checks,
 )
 
@@ -54,16 +53,6 @@ def test_weights_get_the_dtype_of_their_readers():
     assert casts_of(found.symbol) == ["fc", "x"]
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2,keep_batchnorm_fp32=True", "O2", "O3", "float16"])
-def test_batch_norm_keeps_float32_parameters(policy):
-    net, shapes = convolutional()
-    found = convert_model(net, *params_of(net, shapes), policy, shapes)
-    norms = {
-        name: dtype for name, dtype in dtypes_of({**found.arg_params, **found.aux_params}).items() if "bn_" in name
-    }
-    assert len(norms) == 4 and set(norms.values()) == {"float32"}
-
-
 def test_policies_that_store_float32_give_the_very_arrays():
     for policy in ("O0", "O1", "mixed_bfloat16"):
         weight = mx.nd.ones((6, 6))
@@ -71,29 +60,14 @@ def test_policies_that_store_float32_give_the_very_arrays():
         assert found.arg_params["fc_weight"] is weight
 
 
-@pytest.mark.parametrize("order", ["low first", "float32 first"])
-def test_a_weight_of_low_and_float32_layers_stays_float32(order):
-    x, weight = mx.sym.var("x"), mx.sym.var("weight")
-    layers = [dense(x, "a", weight), dense(x, "b", weight)]
-    net = mx.sym.Group(layers if order == "low first" else layers[::-1])
-    array = mx.nd.array(np.random.RandomState(0).randn(6, 6))
-    found = convert_model(net, {"weight": array}, {}, "O2,name:b=float32", X)
-    assert found.arg_params["weight"] is array
-    assert casts_of(found.symbol).count("weight") == 1
-    assert type_checks(found.symbol, found.arg_params, X)
-
-
-@pytest.mark.parametrize("order", ["embedding first", "layer first"])
+@pytest.mark.parametrize("order", [1, -1], ids=["embedding first", "layer first"])
 def test_tied_weights_of_low_layers_are_stored_low(order):
-    weight, x = mx.sym.var("weight"), mx.sym.var("x")
-    embed = mx.sym.Embedding(mx.sym.var("ids"), weight, input_dim=6, output_dim=6, name="embed")
-    layers = [dense(embed, "after"), dense(x, "fc", weight)]
-    net = mx.sym.Group(layers if order == "embedding first" else layers[::-1])
-    shapes = {"x": (4, 6), "ids": (4,)}
+    weight = mx.sym.var("weight")
+    rows = mx.sym.Embedding(mx.sym.var("ids"), weight, input_dim=6, output_dim=6, name="embed")
+    net = mx.sym.Group([dense(rows, "after"), dense(mx.sym.var("x"), "fc", weight)][::order])
     args = {"weight": mx.nd.ones((6, 6)), "after_weight": mx.nd.ones((6, 6))}
-    found = convert_model(net, args, {}, "O2", shapes)
-    assert dtypes_of(found.arg_params) == {"weight": "float16", "after_weight": "float16"}
-    assert "weight" not in casts_of(found.symbol) and type_checks(found.symbol, found.arg_params, shapes)
+    found = convert_model(net, args, {}, "O2", {"x": (4, 6), "ids": (4,)})
+    assert dtypes_of(found.arg_params) == dict.fromkeys(args, "float16") and "weight" not in casts_of(found.symbol)
 
 
 def test_a_weight_that_is_an_output_stays_float32():
@@ -112,18 +86,6 @@ def test_parameters_of_other_dtypes_are_left_alone(dtype):
     assert dtypes_of(found.arg_params)["fc_weight"] == "float16"
 
 
-def test_parameters_that_the_symbol_lacks_are_passed_on():
-    other = mx.nd.ones(3)
-    found = convert_model(LAYER, {"fc_weight": mx.nd.ones((6, 6)), "other_weight": other}, {}, "O2", X)
-    assert found.arg_params["other_weight"] is other
-
-
-def test_without_shapes_parameters_are_those_given():
-    found = convert_model(LAYER, {"fc_weight": mx.nd.ones((6, 6))}, {}, "O2")
-    assert dtypes_of(found.arg_params) == {"fc_weight": "float16"}
-    assert found.report.cast_bytes is None
-
-
 def test_values_are_rounded_to_nearest_even():
     rng = np.random.RandomState(0)
     values = np.ldexp(rng.uniform(-1, 1, 4000), rng.randint(-30, 16, 4000)).astype(np.float32)
@@ -133,18 +95,6 @@ def test_values_are_rounded_to_nearest_even():
     result = found.arg_params["fc_weight"].asnumpy().ravel()
     np.testing.assert_array_equal(result.view(np.uint16), values.astype(np.float16).view(np.uint16))
     assert found.changes[0].underflowed == np.count_nonzero(values.astype(np.float16) == 0)
-
-
-@pytest.mark.bfloat16
-def test_values_are_rounded_to_bfloat16_to_nearest_even():
-    values = np.random.RandomState(0).randn(4000).astype(np.float32)
-    values[:3] = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8]  # in the middle of two neighbours
-    net = dense(mx.sym.var("x"), hidden=4000)
-    found = convert_model(net, {"fc_weight": mx.nd.array(values.reshape(4000, 1))}, {}, BFLOAT16, {"x": (1, 1)})
-    bits = values.view(np.uint32).astype(np.uint64)
-    expected = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # adds half a unit, less one if even
-    np.testing.assert_array_equal(found.arg_params["fc_weight"].asnumpy().view(np.uint16).ravel(), expected)
-    assert found.changes == ()
 
 
 # Weights of a layer -> what is stored of them in float16, and (clamped, largest, underflowed) if a change is listed.
@@ -174,14 +124,6 @@ def test_values_beyond_bfloat16_are_clamped():
     found = model_of([3.4e38, -3.4e38], BFLOAT16)
     np.testing.assert_array_equal(stored(found, 2), [largest, -largest])
     assert [(c.name, c.clamped) for c in found.changes] == [("fc_weight", 2)]
-
-
-def test_weights_that_are_cast_at_run_time_are_clamped_too():
-    """With float32 storage the cast in front of the layer would make them infinite."""
-    found = model_of([1e5, -2e5, 7.0], "O1")
-    assert found.arg_params["fc_weight"].dtype == np.float32
-    np.testing.assert_array_equal(stored(found, 3), [65504, -65504, 7])
-    assert [(c.name, c.clamped, c.largest) for c in found.changes] == [("fc_weight", 2, 2e5)]
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2", "O1,name:turned=float32"])
@@ -228,15 +170,6 @@ def test_an_infinite_weight_does_not_keep_its_layer_in_float32():
     assert found.out_of_range == () and found.arg_params["fc_weight"].dtype == np.float16
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "O2,out_of_range=float32", "O3"])
-def test_the_callers_dicts_and_arrays_are_untouched(policy):
-    args, aux = {"fc_weight": mx.nd.array(np.full((6, 6), 1e5))}, {"other": mx.nd.ones(2)}
-    before, text = snapshot(args, aux), LAYER.tojson()
-    found = convert_model(LAYER, args, aux, policy, X)
-    found.arg_params["new"] = found.aux_params["new"] = mx.nd.ones(1)
-    assert (snapshot(args, aux), LAYER.tojson()) == (before, text)
-
-
 @pytest.mark.parametrize("policy", ["O0", "O1", "O2", "O3", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
 def test_bytes_are_those_of_the_arrays(policy):
     net, shapes = convolutional()
@@ -250,57 +183,16 @@ def test_bytes_are_those_of_the_arrays(policy):
     assert (found.param_bytes[1] < found.param_bytes[0]) == (policy not in ("O0", "O1"))
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "O3", pytest.param(BFLOAT16, marks=pytest.mark.bfloat16)])
-def test_converting_twice_is_converting_once(policy):
-    net, shapes = convolutional()
-    once = convert_model(net, *params_of(net, shapes), policy, shapes)
-    twice = convert_model(*once, policy, shapes)
-    assert to_graph(twice.symbol) == to_graph(once.symbol)
-    assert [a[1:] for a in snapshot(twice.arg_params)[0].values()] == [
-        a[1:] for a in snapshot(once.arg_params)[0].values()
-    ]
-
-
-def test_another_policy_replaces_the_first():
-    net, shapes = convolutional()
-    args, aux = params_of(net, shapes)
-    low = convert_model(net, args, aux, "O2", shapes)
-    back = convert_model(*low, "O0", shapes)
-    assert to_graph(back.symbol) == to_graph(net)
-    for name, array in back.arg_params.items():
-        rounded = args[name].astype("float16") if low.arg_params[name].dtype == np.float16 else args[name]
-        np.testing.assert_array_equal(array.asnumpy(), rounded.astype("float32").asnumpy())
-
-
-def test_a_model_unpacks_as_mxnets_functions_return_it():
-    found = model_of([1.0])
-    symbol, args, aux = found
-    assert (symbol, args, aux) == (found.symbol, found.arg_params, found.aux_params)
-
-
-@pytest.mark.parametrize("how", ["Module", "simple_bind", "bind"])
-def test_a_converted_model_runs_in_plain_mxnet(how, tmp_path):
+def test_a_converted_model_runs_in_plain_mxnet(tmp_path):
     """An embedding, which MXNet looks up in float16 on CPU too."""
     net = mx.sym.Embedding(mx.sym.var("ids"), input_dim=50, output_dim=8, name="embed")
     table = np.random.RandomState(0).randn(50, 8).astype(np.float32)
     low = convert_model(net, {"embed_weight": mx.nd.array(table)}, {}, "O2,op:Embedding=float16", {"ids": (3,)})
-    file = str(tmp_path / "net.json")
-    low.symbol.save(file)
-    symbol, ids = load_symbol(file), mx.nd.array([4, 0, 49])
-    if how == "Module":
-        module = mx.mod.Module(symbol, data_names=["ids"], label_names=None)
-        module.bind([("ids", (3,))], for_training=False)
-        module.set_params(low.arg_params, low.aux_params)
-        module.forward(mx.io.DataBatch([ids]))
-        (result,) = module.get_outputs()
-    elif how == "simple_bind":
-        executor = symbol.simple_bind(mx.cpu(), ids=(3,))
-        executor.copy_params_from(low.arg_params, low.aux_params)
-        assert executor.arg_dict["embed_weight"].dtype == np.float16
-        (result,) = executor.forward(ids=ids)
-    else:
-        (result,) = symbol.bind(mx.cpu(), {"ids": ids, **low.arg_params}).forward()
-    assert result.dtype == np.float32
+    low.symbol.save(str(tmp_path / "net.json"))
+    executor = mx.sym.load(str(tmp_path / "net.json")).simple_bind(mx.cpu(), ids=(3,))
+    executor.copy_params_from(low.arg_params, low.aux_params)
+    (result,) = executor.forward(ids=mx.nd.array([4, 0, 49]))
+    assert executor.arg_dict["embed_weight"].dtype == np.float16 and result.dtype == np.float32
     np.testing.assert_array_equal(result.asnumpy(), table[[4, 0, 49]].astype(np.float16).astype(np.float32))
 
 
@@ -314,21 +206,6 @@ def test_a_bfloat16_model_runs_in_plain_mxnet():
     result = low.symbol.bind(mx.cpu(), {"x": data, **low.arg_params}, aux_states=low.aux_params).forward()[0].asnumpy()
     assert result.dtype == np.float32
     assert 0 < np.abs(result - expected).max() < 16 * 2**-8  # probabilities; some roundings of 2**-8
-
-
-@pytest.mark.parametrize("policy", ["O1", "O2", "O3"])
-def test_a_converted_model_is_bound_by_module(policy):
-    """Not run: on CPU MXNet multiplies no matrices in float16."""
-    net, shapes = convolutional()
-    low = convert_model(net, *params_of(net, shapes), policy, shapes)
-    module = mx.mod.Module(low.symbol, data_names=["x"], label_names=None)
-    module.bind(list(shapes.items()), for_training=False)
-    module.set_params(low.arg_params, low.aux_params)
-    args, aux = module.get_params()
-    bound = module._exec_group.execs[0].arg_dict
-    assert dtypes_of({name: bound[name] for name in low.arg_params}) == dtypes_of(low.arg_params)
-    for name, array in {**low.arg_params, **low.aux_params}.items():
-        np.testing.assert_array_equal({**args, **aux}[name].asnumpy(), array.asnumpy())
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])

@@ -9,7 +9,7 @@ import pytest
 from mxmp.errors import ConvertError, PolicyError
 from mxmp.symbol import convert_buckets, convert_model, to_graph
 from tests.symbol.refusals import refused
-from tests.symbol.small import X, casts_of, dense, dtypes_of, snapshot, type_checks
+from tests.symbol.small import X, casts_of, dense, dtypes_of, type_checks
 
 
 def recurrent(length):
@@ -50,12 +50,6 @@ def test_each_bucket_is_converted_as_a_model_of_its_own():
         assert to_graph(symbol) == to_graph(alone.symbol) and found.reports[key] == alone.report
 
 
-def test_sym_gen_gives_a_buckets_symbol_and_names():
-    found = buckets_of()
-    symbol, data_names, label_names = found.sym_gen(2)
-    assert symbol is found.models[2][0] and (data_names, label_names) == (["x"], None)
-
-
 def test_sym_gen_names_a_bucket_that_was_not_converted():
     with refused(ConvertError, "bucket 3 was not converted; known: [1, 2, 4]"):
         buckets_of().sym_gen(3)
@@ -76,21 +70,9 @@ def test_a_weight_that_one_bucket_reads_in_float32_stays_float32_for_all(keys):
         assert casts_of(symbol).count("h_weight") == 1 and type_checks(symbol, found.arg_params, X)
 
 
-def test_a_weight_that_one_bucket_alone_has_is_stored_as_it_wants():
-    low = buckets_of().arg_params
-    kept = buckets_of("O2,name:long=float32").arg_params
-    assert low["long_weight"].dtype == np.float16 and kept["long_weight"].dtype == np.float32
-
-
 def test_a_weight_that_no_bucket_has_is_passed_on():
     found = buckets_of(keys=(1, 2))
     assert dtypes_of(found.arg_params) == {"h_weight": "float16", "long_weight": "float32", "out_weight": "float16"}
-
-
-def test_a_value_out_of_range_is_clamped_once_for_all_buckets():
-    found = buckets_of(args=weights(h_weight=-1e5))
-    np.testing.assert_array_equal(found.arg_params["h_weight"].asnumpy(), np.full((6, 6), -65504, np.float16))
-    assert [(c.name, c.clamped, c.largest) for c in found.changes] == [("h_weight", 36, 1e5)] and found.out_of_range == ()
 
 
 def test_a_value_out_of_range_keeps_its_layers_in_float32_in_all_buckets():
@@ -119,13 +101,6 @@ def test_an_override_need_not_match_in_every_bucket():
 def test_an_override_that_matches_in_no_bucket_is_named():
     with refused(PolicyError, "names: 'lang' matches no node", "long"):
         buckets_of("O2,name:lang=float32")
-
-
-def test_buckets_leave_the_callers_arrays_alone():
-    args = weights(h_weight=1e5)
-    before = snapshot(args)
-    buckets_of(args=args)
-    assert snapshot(args) == before
 
 
 def test_converted_buckets_run_in_plain_mxnet():

@@ -9,7 +9,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-import symbols
 from benchmarks.zoo import make_model
 from mxmp.symbol import convert_model, to_graph
 from tests.symbol.inference_networks import error, fill, run, zoo
@@ -147,14 +146,6 @@ def test_the_same_is_fused_as_without_folding(name, size, options, policy):
     expected = fused_operators(convert(network, "O0", for_inference=False).symbol)
     assert expected["_sg_mkldnn_conv"] > 15 and expected["with_act"] > 5
     assert fused_operators(convert(network, policy).symbol) == expected
-
-
-def test_a_network_of_this_project_with_a_loss_head():
-    symbol = symbols.get_symbol("cifar_resnet20_v1")
-    network = fill(symbol, {"data": (2, 3, 32, 32), "softmax_label": (2,)})
-    exact, found = plain(network), convert(network, "O0")
-    assert found.report.count["folded"] > 0
-    assert error(run(found.symbol, network.inputs, found.arg_params, found.aux_params), exact) < 1e-5
 
 
 def conv(data, name):

@@ -78,12 +78,6 @@ def test_a_model_is_converted_whose_layers_are_float16_already(policy, shapes, d
     np.testing.assert_allclose(run(*model), layers(X, parameters())[-1], rtol=ULPS, atol=ULPS)
 
 
-def test_parameters_that_are_given_are_left_in_their_dtype():
-    params = parameters("float32")
-    convert_model(network(), params, {}, "O2")
-    assert {array.dtype for array in params.values()} == {np.float32}
-
-
 def checkpoint(folder, policy):
     """Write a checkpoint with a Module of mxmp, which saves float32."""
     module = Module(network(label=True), label_names=["label"], policy=policy, logger=logging)
@@ -166,14 +160,6 @@ def of_contrib_amp():
     data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=8, name="fc1")
     symbol = mx.sym.softmax(mx.sym.FullyConnected(data, num_hidden=4, name="fc2"), name="softmax")
     return amp.convert_model(symbol, parameters("float32"), {}, target_dtype="float16", cast_optional_params=True)
-
-
-def test_what_contrib_amp_has_converted_is_measured_and_timed():
-    symbol, args, aux = of_contrib_amp()
-    found = measure_ranges(symbol, args, aux, [{"data": mx.nd.array(X)}])
-    np.testing.assert_allclose(found["fc1_output"], np.abs(layers(X, args, np.float32)[0]).max(), rtol=1e-5)
-    rows = benchmark((symbol, args, aux), {"data": mx.nd.array(X)}, {}, "inference", False, 1e-3, False).rows
-    assert [(row.policy, row.emulated) for row in rows] == [("float32", True)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -19,7 +19,7 @@ from ...policy import Policy
 from ...report import Report, report_converted, variable_bytes
 from ...report.summary import few, summarize
 from ...symbol import Converted, convert_graph, convert_model, infer_facts, load_params, load_symbol, to_graph
-from ...symbol.arguments import blaming_params, check_params, known_shapes, make_model, param_names, sure_inputs
+from ...symbol.arguments import blaming_params, check_params, make_model, params_and_inputs
 from ...symbol.checkpoint import naming_files
 from ...symbol.inference import Dtypes, Shapes
 from ...symbol.params import Change, require_matches, total_bytes, widened
@@ -52,7 +52,7 @@ def inspect_policy(symbol: Any, params: Params, policy: Policy, shapes: Shapes, 
     if model is not None:
         report = replace(model.report, param_bytes=model.param_bytes)
         return Inspection(report, model.changes, model.out_of_range, _uneven(report, before, params), model.widened)
-    found = convert_graph(symbol, policy, *known, final=True, inputs=sure_inputs(symbol, known[-1], known[0]))
+    found = convert_graph(symbol, policy, *known, final=True, inputs=params_and_inputs(symbol, known[0])[1])
     require_matches(policy, [found])
     sizes = _param_bytes(symbol, known[-1], (before.graph, before.facts), (found.graph, found.facts))
     report = replace(found.report, param_bytes=sizes)
@@ -62,7 +62,7 @@ def inspect_policy(symbol: Any, params: Params, policy: Policy, shapes: Shapes, 
 def inspect_converted(symbol: Any, params: Params, shapes: Shapes, types: Dtypes) -> Inspection:
     """Return the precisions and casts of a network that was converted before."""
     known = _known(symbol, params, shapes, types)
-    with blaming_params(symbol, {**params[0], **params[1]} if params else {}, known_shapes(symbol, shapes)):
+    with blaming_params(symbol, {**params[0], **params[1]} if params else {}, shapes):
         before = convert_graph(symbol, Policy(), *known)  # in float32, which takes out the casts
     graph = to_graph(symbol)
     declared = {node.name for node in graph.nodes if node.declares_dtype}
@@ -93,7 +93,7 @@ def _known(symbol: Any, params: Params, shapes: Shapes, types: Dtypes) -> Tuple[
     """Return a network's shapes, dtypes and names of parameters once casts are taken out, as ``convert_graph`` does."""
     model = make_model(symbol, shapes, types)
     if params is None:
-        return model.shapes, model.dtypes, param_names(symbol, model.shapes, None)
+        return model.shapes, model.dtypes, params_and_inputs(symbol, model.shapes)[0]
     args, aux = widened(symbol, params[0]), params[1]
     check_params(symbol, args, aux, model.shapes)
     return (*model.known(args, aux), frozenset(args))

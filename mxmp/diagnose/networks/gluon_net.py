@@ -145,7 +145,7 @@ class GluonNet(Network):
             given = {symbol.name: array for symbol, array in zip(traced.inputs, inputs)}
             read = converted.read_dtypes  # an imported net may store in low precision what it reads in float32
             wide = {n: to_float32(each) if read.get(n) == dtypes.FLOAT32 else each for n, each in params.items()}
-            values = {**wide, **fold_params(converted.folds, wide), **given}
+            values = {**wide, **fold_params(converted.folds, wide)[0], **given}
             known = [each for each in found if each.decisions is converted.decisions]
             if not known:
                 found.append(GraphBatches(converted.decisions, inputs[0].ctx, out_format=traced.formats[1]))

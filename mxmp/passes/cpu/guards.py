@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import Callable, ClassVar, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
+from functools import partial
+from typing import (
+    AbstractSet,
+    Callable,
+    ClassVar,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...graph.core import make_attrs
 from ...rules.conditions import value_of
 from ..attributes import device_attrs
-from ..base import Pass, rewritten
+from ..base import Copy, MakeCopy, Pass, beside, rewritten, with_copies
 from ..control_flow import bodies_of
-from ..facts import Facts, Named, declared_dtype
+from ..facts import Named, declared_dtype
 
 _Guard = Callable[[GraphBuilder, Node], Node]
 
@@ -55,16 +69,10 @@ class GuardAmpCasts(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with identities."""
-        if all(node.op != "amp_cast" for node in graph.operators()):
-            return graph
         readers = graph.consumers()
-
-        def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
-            if node.op != "amp_cast" or not self._needs_guard(graph, readers, position):
-                return node
-            return node.rewired((builder.insert("_copy", f"{node.name}_guard", node.inputs[0]),))
-
-        return rewritten(graph, visit, body=GuardAmpCasts().run)
+        casts = [position for position, node in enumerate(graph.nodes) if node.op == "amp_cast"]
+        copies = {(cast, 0): (cast, "guard") for cast in casts if self._needs_guard(graph, readers, cast)}
+        return with_copies(graph, copies, _copier("_copy"), body=GuardAmpCasts().run)
 
     def _needs_guard(self, graph: Graph, readers: Mapping[Key, Sequence[Key]], position: int) -> bool:
         (read,) = graph.nodes[position].inputs
@@ -74,6 +82,11 @@ class GuardAmpCasts(Pass):
         weights = [graph.nodes[reader] for reader, port in readers.get((position, 0), ()) if port == 1]
         grouped = any(node.get("num_group", "1") != "1" for node in weights)
         return source.is_variable and (grouped or source.name not in self.written)
+
+
+def _copier(op: str, **attrs: str) -> MakeCopy:
+    """Return what makes copies with an operator that leaves values as they are, on the device of a node."""
+    return lambda builder, node, word, entry: beside(builder, node, op, word, entry, **attrs)
 
 
 @dataclass(frozen=True)
@@ -90,48 +103,25 @@ class GuardGradientSums(Pass):
     """
 
     name: ClassVar[str] = "guard-gradient-sums"
-    entries: FrozenSet[Named] = frozenset()
+    entries: AbstractSet[Named] = frozenset()
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with identities."""
-        readers, heads = graph.consumers(), [head.key for head in graph.heads]
-        shared = {key for key, found in readers.items() if len(found) + heads.count(key) > _MOST_SUMMED}
-        if not self.entries or not shared and not any(node.subgraphs for node in graph.nodes):
-            return graph
-        builder = GraphBuilder(graph)
-        shares: Dict[Key, Iterator[Entry]] = {}
-        for position, node in enumerate(graph.nodes):
-            inputs = tuple(next(shares[e.key]) if e.key in shares else builder.mapped(e) for e in node.inputs)
-            new = builder.copy(position, node.rewired(inputs, tuple(map(self.run, node.subgraphs))))
-            for key in ((position, index) for index in range(node.num_outputs)):
-                low = (node.name, key[1]) in self.entries or declared_dtype(node) == dtypes.BFLOAT16
-                if low and key in shared:
-                    shares[key] = iter(_share(builder, Entry(new, key[1]), len(readers[key]), heads.count(key)))
-        return builder.finish()
+        heads = Counter(head.key for head in graph.heads)
+        copies: Dict[Key, Copy] = {}
+        for (position, index), readers in graph.consumers().items() if self.entries else ():
+            node = graph.nodes[position]
+            low = (node.name, index) in self.entries or declared_dtype(node) == dtypes.BFLOAT16
+            if low and len(readers) > 1 and len(readers) + heads[position, index] > _MOST_SUMMED:
+                copies.update((port, (position, f"{i // _MOST_SUMMED}")) for i, port in enumerate(readers))
+        after = with_copies(graph, copies, _share, body=self.run)
+        return self.run(after) if copies else after  # seven times as many readers as that need copies of copies
 
 
-def bfloat16_entries(graph: Graph, facts: Facts) -> FrozenSet[Named]:
-    """Return the names of a graph's bfloat16 entries, those within bodies of control flow included.
-
-    Names survive passes, which positions do not. The graph's are to be unique (`mxmp.graph.with_unique_names`).
-    """
-    found = {(graph.nodes[i].name, index) for (i, index), dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16}
-    for (position, number), body in facts.bodies.items():
-        found |= bfloat16_entries(graph.nodes[position].subgraphs[number], body)
-    return frozenset(found)
-
-
-def _share(builder: GraphBuilder, entry: Entry, readers: int, heads: int) -> List[Entry]:
-    """Return the entry that each reader is to read in place of a shared one; heads keep the shared one and its name."""
-    if readers + heads <= _MOST_SUMMED:
-        return [entry] * readers
-    sources = _share(builder, entry, -(-readers // _MOST_SUMMED), heads)
-    node, copies = builder.nodes[entry.node], []
-    for source in sources:
-        name = builder.unique(f"{node.name}_share")
-        attrs = make_attrs({_SHARE_ATTR: name, **device_attrs(node)})  # all equal, MXNet would make them one (CSE)
-        copies.append(Entry(builder.add(Node("_copy", name, attrs, (source,)))))
-    return [copies[reader // _MOST_SUMMED] for reader in range(readers)]
+def _share(builder: GraphBuilder, node: Node, _: str, entry: Entry) -> Entry:
+    name = builder.unique(f"{node.name}_share")
+    attrs = make_attrs({_SHARE_ATTR: name, **device_attrs(node)})  # all equal, MXNet would make them one (CSE)
+    return Entry(builder.add(Node("_copy", name, attrs, (entry,))))
 
 
 @dataclass(frozen=True)
@@ -164,26 +154,19 @@ class GuardLayouts(Pass):
 
 def _guarded(graph: Graph, forward: FrozenSet[str]) -> Graph:
     readers = graph.consumers()
-    builder = GraphBuilder(graph)
-    copies: Dict[int, Entry] = {}  # by the position of what they copy
+    copies: Dict[Key, Copy] = {}
     for position, node in enumerate(graph.nodes):
-        inputs = tuple(copies.get(entry.node, builder.mapped(entry)) for entry in node.inputs)
         if node.op in forward and not _has_default_layout(graph.nodes[node.inputs[0].node]):
-            inputs = (_copy(builder, node, "input", inputs[0]), *inputs[1:])
-        bodies = tuple(_guarded(body, forward) for body in node.subgraphs)
-        new = builder.copy(position, node.rewired(inputs, bodies))
-        ahead = (graph.nodes[reader] for reader, _ in readers.get((position, 0), ()))
-        if node.op in _BACKWARD and not all(map(_has_default_layout, ahead)):
-            copies[position] = _copy(builder, node, "output", Entry(new))
-    return builder.finish()
+            copies[position, 0] = position, "input_guard"
+        ahead = readers.get((position, 0), ())
+        if node.op in _BACKWARD and not all(_has_default_layout(graph.nodes[reader]) for reader, _ in ahead):
+            copies.update((port, (position, "output_guard")) for port in ahead)
+    make = _copier("SwapAxis", dim1="0", dim2="0")
+    return with_copies(graph, copies, make, body=lambda body: _guarded(body, forward))
 
 
 def _has_default_layout(node: Node) -> bool:
     return node.is_variable or node.op in _DEFAULT_LAYOUT
-
-
-def _copy(builder: GraphBuilder, node: Node, what: str, entry: Entry) -> Entry:
-    return builder.insert("SwapAxis", f"{node.name}_{what}_guard", entry, dim1="0", dim2="0", **device_attrs(node))
 
 
 @dataclass(frozen=True)
@@ -239,10 +222,7 @@ def _is_longer(node: Node, end: str) -> bool:
 
 
 def _prelu(builder: GraphBuilder, node: Node) -> Node:
-    def add(op: str, what: str, *inputs: Entry, **attrs: str) -> Entry:
-        return builder.insert(op, f"{node.name}_{what}", *inputs, **attrs, **device_attrs(node))
-
-    data, alpha = node.inputs
+    add, (data, alpha) = partial(beside, builder, node), node.inputs
     positive = add("_greater_scalar", "positive", data, scalar="0")
     other = add("_minus_scalar", "other", positive, scalar="1")  # -1 where the data is not positive, else 0
     slope = builder.insert(node.op, f"{node.name}_slope", other, alpha, **dict(node.attrs))  # -alpha there
@@ -275,7 +255,7 @@ class GuardBranches(Pass):
     """
 
     name: ClassVar[str] = "guard-branches"
-    entries: FrozenSet[Named] = frozenset()  # those in bfloat16, for which where has no gradient
+    entries: AbstractSet[Named] = frozenset()  # those in bfloat16, for which where has no gradient
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with guarded inputs."""
@@ -293,38 +273,31 @@ class GuardBranches(Pass):
 
 
 def _one_branch_each(builder: GraphBuilder, node: Node, low: Sequence[bool]) -> Tuple[Entry, ...]:
-    def add(op: str, *inputs: Entry, **attrs: str) -> Entry:
-        return builder.insert(op, f"{node.name}_guard", *inputs, **attrs, **device_attrs(node))
-
-    condition, *branches = bodies_of(node)
+    add, (condition, *branches) = partial(beside, builder, node), bodies_of(node)
     here = _inlined(builder, condition.graph, [node.inputs[port] for port in condition.ports], node.name)
     found = []
     for port, entry in enumerate(node.inputs):
         read = [port in branch.ports for branch in branches]
         if any(read) and not all(read):
-            wide = add("amp_cast", entry, dtype=dtypes.FLOAT32) if low[port] else entry
-            fixed = add("BlockGrad", wide)
-            entry = add("_npi_where", here, *(wide if each else fixed for each in read))
-            entry = add("amp_cast", entry, dtype=dtypes.BFLOAT16) if low[port] else entry
-        found.append(entry if any(read) else add("BlockGrad", entry))
+            wide = add("amp_cast", "guard", entry, dtype=dtypes.FLOAT32) if low[port] else entry
+            fixed = add("BlockGrad", "guard", wide)
+            entry = add("_npi_where", "guard", here, *(wide if each else fixed for each in read))
+            entry = add("amp_cast", "guard", entry, dtype=dtypes.BFLOAT16) if low[port] else entry
+        found.append(entry if any(read) else add("BlockGrad", "guard", entry))
     return tuple(found)
 
 
-def _inlined(builder: GraphBuilder, graph: Graph, values: Sequence[Entry], name: str) -> Entry:
+def _inlined(builder: GraphBuilder, graph: Graph, values: Iterable[Entry], name: str) -> Entry:
     """Add the nodes of a body whose variables have these values, and return its first output."""
-    given = iter(values)
-    new: Dict[int, Entry] = {}
-
-    def moved(entry: Entry) -> Entry:
-        return Entry(new[entry.node].node, new[entry.node].index + entry.index)
-
+    inner, values = GraphBuilder(graph), iter(values)
+    inner.nodes = builder.nodes
     for position, node in enumerate(graph.nodes):
         if node.is_variable:
-            new[position] = next(given)
+            inner.redirect(Entry(position), next(values))
         else:
-            added = node.rewired(tuple(map(moved, node.inputs)))._replace(name=builder.unique(f"{name}_{node.name}"))
-            new[position] = Entry(builder.add(added))
-    return moved(graph.heads[0])
+            renamed = node._replace(name=builder.unique(f"{name}_{node.name}"))
+            inner.copy(position, renamed.rewired(inner.inputs(node)))
+    return inner.mapped(graph.heads[0])
 
 
 _SUM = "elemwise_add"
@@ -350,33 +323,17 @@ class GuardFusedSums(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with copies."""
-        shared = _shared(graph)
-        copies: Dict[Key, Entry] = {}
-
-        def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
-            inputs = list(node.inputs)
-            for port, entry in enumerate(graph.nodes[position].inputs):
-                if node.op in shared.get(entry.key, ()):
-                    if entry.key not in copies:
-                        source = graph.nodes[entry.node]
-                        name = f"{source.name}_copy"
-                        copies[entry.key] = builder.insert("BlockGrad", name, inputs[port], **device_attrs(source))
-                    inputs[port] = copies[entry.key]
-            return node.rewired(tuple(inputs))
-
-        return rewritten(graph, visit)
+        return with_copies(graph, dict(_unseen_reads(graph)), _copier("BlockGrad"))
 
 
-def _shared(graph: Graph) -> Dict[Key, FrozenSet[str]]:
-    """Return outputs of convolutions, or of BatchNorms behind them, with the operators that are to read copies."""
+def _unseen_reads(graph: Graph) -> Iterator[Tuple[Key, Copy]]:
+    """Yield the inputs that are to read copies of outputs of convolutions, or of BatchNorms behind them."""
     heads = {head.key for head in graph.heads}
-    found: Dict[Key, FrozenSet[str]] = {}
     for key, readers in graph.consumers().items():
         node = graph.nodes[key[0]]
         source = graph.nodes[node.inputs[0].node] if node.op == "BatchNorm" else node
-        fused = [graph.nodes[reader].op for reader, _ in readers if graph.nodes[reader].op in _FUSED]
-        if source.op == "Convolution" and key in heads and fused:
-            found[key] = _FUSED
-        elif source.op == "Convolution" and len(fused) > 1 and _SUM in fused:
-            found[key] = frozenset([_SUM])
-    return found
+        if source.op != "Convolution":
+            continue
+        fused = {port: graph.nodes[port[0]].op for port in readers if graph.nodes[port[0]].op in _FUSED}
+        if key in heads or len(fused) > 1:
+            yield from ((port, (key[0], "copy")) for port, op in fused.items() if key in heads or op == _SUM)

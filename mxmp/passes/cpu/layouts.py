@@ -15,14 +15,13 @@ kernels of 1, 3 and 5, strides, dilation and groups, with AMX and without. They 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...rules.conditions import value_of
-from ..attributes import device_attrs
-from ..base import Pass
-from ..facts import Facts, Named, declared_dtype
+from ..base import Copy, Pass, beside, with_copies
+from ..facts import Named, Shape, declared_dtype
 
 DEFAULT = "default"
 BLOCKED = "blocks of 16 channels"
@@ -32,9 +31,6 @@ UNKNOWN = "unknown"
 """The layouts. BatchNorm has no kernel for `OWN`, which convolutions with 4 or 8 channels in a group choose."""
 
 BATCH_NORM = "BatchNorm"
-
-Shape = Tuple[int, ...]
-Shapes = Mapping[Named, Optional[Shape]]
 
 # Operators of oneDNN that give their output in the layout of their first input, and its gradient in that of their own.
 _KEEP = frozenset({BATCH_NORM, "Activation", "LeakyReLU", "elemwise_add", "add_n", "_copy", "Concat", "Pooling"})
@@ -76,11 +72,11 @@ class Layouts:
     """Follows the layouts of bfloat16 tensors through a graph.
 
     Attributes:
-        shapes: Those of the bfloat16 entries, as ``bfloat16_shapes`` finds them.
+        shapes: Those of the bfloat16 entries, as ``bfloat16_entries`` finds them.
         amx: Whether oneDNN uses AMX.
     """
 
-    shapes: Shapes = field(default_factory=dict)
+    shapes: Mapping[Named, Optional[Shape]] = field(default_factory=dict)
     amx: bool = False
 
     def shape(self, graph: Graph, entry: Entry) -> Optional[Shape]:
@@ -149,15 +145,6 @@ class Layouts:
         return Convolution(shape[1] // groups, given // groups, groups, pointwise, dilated)
 
 
-def bfloat16_shapes(graph: Graph, facts: Facts) -> Shapes:
-    """Return the shapes of a graph's bfloat16 entries by name, None where unknown; not those in bodies.
-
-    Names survive passes, which positions do not. The graph's are to be unique (`mxmp.graph.with_unique_names`).
-    """
-    low = (Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16)
-    return {(graph.nodes[entry.node].name, entry.index): facts.shape(entry) for entry in low}
-
-
 @dataclass(frozen=True)
 class SeparateLayouts(Pass):
     """Puts copies where the layouts of a BatchNorm's data and of their gradient differ, and before pooling whole maps.
@@ -171,38 +158,20 @@ class SeparateLayouts(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with copies; bodies of control flow stay as they are."""
-        before, behind = self._find(graph)
-        if not before and not behind:
-            return graph
-        builder = GraphBuilder(graph)
-        copies: Dict[Key, Entry] = {}
-        for position, node in enumerate(graph.nodes):
-            inputs = tuple(copies.get(entry.key, builder.mapped(entry)) for entry in node.inputs)
-            if position in before:
-                inputs = (_copy(builder, node, "input", inputs[0]), *inputs[1:])
-            new = builder.copy(position, node.rewired(inputs))
-            if position in behind:
-                copies[position, 0] = _copy(builder, node, "output", Entry(new))
-        return builder.finish()
-
-    def _find(self, graph: Graph) -> Tuple[Set[int], Set[int]]:
-        """Return the nodes to copy the first input of, and those to copy the first output of."""
-        outputs = self.layouts.outputs(graph)
+        outputs, readers = self.layouts.outputs(graph), graph.consumers()
         gradients = self.layouts.gradients(graph, outputs)
-        before, behind = set(), set()
+        copies: Dict[Key, Copy] = {}
         for position, node in enumerate(graph.nodes):
             if not node.inputs or not self.layouts.is_low(graph, node.inputs[0]):
                 continue
             if self.layouts.pools_all(graph, position):
-                before.add(position)
+                copies[position, 0] = position, "input_layout"
             elif node.op == BATCH_NORM and gradients[position] not in (DEFAULT, outputs.get((position, 0), DEFAULT)):
-                behind.add(position)
-        return before, behind
+                copies.update((port, (position, "output_layout")) for port in readers[position, 0])
+        return with_copies(graph, copies, _reordered) if copies else graph
 
 
-def _copy(builder: GraphBuilder, node: Node, what: str, entry: Entry) -> Entry:
+def _reordered(builder: GraphBuilder, node: Node, word: str, entry: Entry) -> Entry:
     """Return a bfloat16 entry brought into the default layout, as is its gradient: through float32 and back."""
-    attrs = device_attrs(node)
-    name = f"{node.name}_{what}_layout"
-    wide = builder.insert("amp_cast", f"{name}_float32", entry, dtype=dtypes.FLOAT32, **attrs)
-    return builder.insert("amp_cast", f"{name}_bfloat16", wide, dtype=dtypes.BFLOAT16, **attrs)
+    wide = beside(builder, node, "amp_cast", f"{word}_float32", entry, dtype=dtypes.FLOAT32)
+    return beside(builder, node, "amp_cast", f"{word}_bfloat16", wide, dtype=dtypes.BFLOAT16)

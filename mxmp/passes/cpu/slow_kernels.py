@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, FrozenSet, Set, Union
+from typing import ClassVar, Dict, Set, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...rules import RULES
 from ...rules.conditions import VECTOR, value_of
 from ...rules.core import Call
-from ..attributes import device_attrs
-from ..base import Pass, rewritten
-from ..facts import Named
+from ..base import Pass, beside, rewritten
 from .layouts import BATCH_NORM, DEFAULT, OWN, Layouts
 
 _FUSED = frozenset({BATCH_NORM, "clip", "abs"})
@@ -44,13 +42,11 @@ class WidenSlowKernels(Pass):
     for its backward pass takes twice the memory.
 
     Attributes:
-        entries: The bfloat16 entries of the graph and of its bodies, as ``bfloat16_entries`` finds them.
         layouts: Those of the graph.
         fused: Whether MXNet's subgraph backend partitions the graph: what it may fuse stays then.
     """
 
     name: ClassVar[str] = "widen-slow-kernels"
-    entries: FrozenSet[Named] = frozenset()
     layouts: Layouts = field(default_factory=Layouts)
     fused: bool = False
 
@@ -66,7 +62,7 @@ class WidenSlowKernels(Pass):
                 return node
             inputs = list(node.inputs)
             for port, entry in enumerate(graph.nodes[position].inputs):
-                if self._is_low(graph, entry):
+                if self.layouts.is_low(graph, entry):
                     if entry.key not in wide:
                         wide[entry.key] = _cast(builder, node, dtypes.FLOAT32, inputs[port])
                     inputs[port] = wide[entry.key]
@@ -82,11 +78,8 @@ class WidenSlowKernels(Pass):
         outputs, stay = self.layouts.outputs(graph), {head.node for head in graph.heads}
         if self.fused:
             stay |= {position for position, node in enumerate(graph.nodes) if node.op in _FUSED}
-        low = (i for i, _ in enumerate(graph.nodes) if i not in stay and self._is_low(graph, Entry(i)))
+        low = (i for i, _ in enumerate(graph.nodes) if i not in stay and self.layouts.is_low(graph, Entry(i)))
         return {i for i in low if _is_by_element(graph.nodes[i]) or self._is_slow_batch_norm(graph, i, outputs)}
-
-    def _is_low(self, graph: Graph, entry: Entry) -> bool:
-        return (graph.nodes[entry.node].name, entry.index) in self.entries
 
     def _is_slow_batch_norm(self, graph: Graph, position: int, outputs: Dict[Key, str]) -> bool:
         """Return whether a node is a BatchNorm that is known to have data that oneDNN has no fast kernel for."""
@@ -110,4 +103,4 @@ def _is_by_element(node: Node) -> bool:
 
 
 def _cast(builder: GraphBuilder, node: Node, dtype: str, entry: Entry) -> Entry:
-    return builder.insert("amp_cast", f"{node.name}_wide_{dtype}", entry, dtype=dtype, **device_attrs(node))
+    return beside(builder, node, "amp_cast", f"wide_{dtype}", entry, dtype=dtype)
