@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -482,3 +482,22 @@ def require_positive(what: str, value: Any) -> None:
     """Raise a TrainerError that names ``what`` unless a value is a positive number."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not value > 0:
         raise TrainerError(f"{what}={value!r}; expected a positive number.")
+
+
+# Nested lists of arrays.
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield what nested lists and tuples hold."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested lists with a function applied to what they hold; None stays."""
+    if isinstance(value, (list, tuple)):
+        return [mapped(item, function) for item in value]
+    return None if value is None else function(value)

@@ -202,8 +202,3 @@ def test_type_checkers_see_the_public_names_and_no_others():
 @pytest.mark.parametrize("name", ["numpy", "mxnet"])
 def test_names_of_other_packages_are_not_of_the_top(name):
     assert not hasattr(mxmp, name)
-
-
-def test_optimizer_and_scale_have_their_former_name():
-    found = mxmp.optimizer.LossScaleOptimizer
-    assert found.parts is found.peek_optimizer_and_scale

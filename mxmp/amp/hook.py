@@ -14,11 +14,11 @@ from typing import Any, Callable, Dict, Iterator, Optional, Set
 from mxnet import MXNetError, gluon
 
 from .. import dtypes
+from ..arrays import leaves
 from ..gluon.conversion import Conversion
 from ..gluon.lookup import blocks_in, conversion_of, conversions_of, descendants
 from ..gluon.trace import Trace
 from ..mxnet_private import blocks
-from ..optimizer.gradient_pairs import leaves
 from ..policy import Policy
 from ..train.recorded import came_through_graph
 from .operators import AmpError

@@ -20,9 +20,9 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 import mxnet as mx
 from mxnet import autograd, gluon
 
+from ..arrays import leaves
 from ..loss_scale import NoOpLossScale
 from ..mxnet_private import parameters
-from ..optimizer.gradient_pairs import leaves
 from ..probe.batch_faults import nan_given
 from ..probe.faults import NO_FAULT
 from ..probe.step_replay import Call, Gradients, LossGradients

@@ -8,10 +8,9 @@ from typing import Any, Iterable, List, Optional, Sequence, Union
 
 import mxnet as mx
 
-from ..arrays import require_positive, to_float32
+from ..arrays import mapped, require_positive, to_float32
 from ..devices import amx
 from ..errors import TrainerError
-from ..optimizer.gradient_pairs import mapped
 from ..policy import Policy
 from ..probe.batch_faults import nan_given
 from ..report import Report

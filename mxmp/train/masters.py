@@ -172,7 +172,7 @@ class ParameterWithMasters(ParameterBase):
 
 
 @functools.lru_cache(maxsize=None)
-def _class_with_masters(kind: type) -> type:
+def _class_with_masters(kind: Any) -> Any:
     return type(kind.__name__, (ParameterWithMasters, kind), {"__module__": kind.__module__})
 
 
@@ -444,7 +444,8 @@ def _shared_master(master: mx.nd.NDArray, weight: mx.nd.NDArray, param: mx.gluon
         kept = master
     setattr(param, _OWNED, True)
     if not isinstance(param, ParameterWithMasters):
-        param.__class__ = _class_with_masters(type(param))
+        kind: Any = type(param)
+        param.__class__ = _class_with_masters(kind)
     return kept
 
 

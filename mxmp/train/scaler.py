@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type
 
 import mxnet as mx
 
@@ -24,7 +24,7 @@ from .scaled_loss import Factors
 
 _LOG = logging.getLogger(__name__)
 
-_COUNTS = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
+_COUNTS: Dict[str, Type[int]] = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
 
 Where = Callable[[], Optional[str]]
 """Finds where the first non-finite gradient is, for messages; slow. None if that is not known."""
@@ -486,7 +486,7 @@ class Scaler:
             values = [LossScale.from_dict(each) for each in saved]
         for name, kind in _COUNTS.items():
             value = data.get(name)
-            if type(value) is not kind or value < 0:
+            if type(value) is not kind or int(value) < 0:
                 raise LossScaleError(f"{name} is {value!r}; expected a {kind.__name__} of at least 0.")
         for loss_scale in values:
             self._validate_for_all(loss_scale)

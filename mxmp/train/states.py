@@ -471,7 +471,7 @@ class _Fitter:
             raise self._file.error(f"the shape {where}", found, list(param.shape or ()))
         if dtype != canonical(param.dtype) and dtype not in (FLOAT32, *LOW_PRECISION):
             raise self._file.error(f"the dtype {where}", dtype, canonical(param.dtype))
-        return tuple(found), dtype in LOW_PRECISION
+        return tuple(found or ()), dtype in LOW_PRECISION
 
     def _expected(self, index: int, shape: Tuple[int, ...]) -> Any:
         """Return the state that the optimizer makes for a float32 weight; `_UNKNOWN` if it makes none for zeros."""

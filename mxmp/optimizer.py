@@ -1,0 +1,626 @@
+"""Front: an optimizer for loops without a trainer: a loss scale, float32 masters and exact skips, as Keras has it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union
+
+import mxnet as mx
+
+from .arrays import all_finite as all_finite
+from .arrays import is_low_precision, leaves, mapped, to_float32
+from .dtypes import FLOAT32, PRECISIONS, canonical
+from .errors import LossScaleError, TrainerError
+from .loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
+from .mxnet_private import multiply, parameters
+from .train import states
+from .train.masters import MultiPrecision as MultiPrecision
+from .train.masters import Update, copy_to_other_contexts
+from .train.scale_loss import scale_loss
+from .train.scaled_loss import ScaledLoss, require_backward
+from .train.scaler import Scaler, ScalerStatus
+from .train.states import Described, Target
+from .train.step import Step, Weights
+
+# The defaults of tf.keras 2.12.
+INITIAL_SCALE = 2.0**15
+DYNAMIC_GROWTH_STEPS = 2000
+
+_FLOATS = (*PRECISIONS, "float64")
+
+Weight = Union[mx.nd.NDArray, mx.gluon.Parameter]
+
+_ORDER = "get_scaled_loss, backward, get_unscaled_gradients, apply_gradients"
+
+# What a plain trainer or module sets on its optimizer.
+_SET_BY_OTHERS = ("param_dict", "idx2name", "sym_info", "aggregate_num")
+
+
+class WholeStepOptimizer(MultiPrecision):
+    """A `MultiPrecision` for subclasses that update all weights at once, or none.
+
+    MXNet's trainers, modules and updaters update weight by weight, so that they are refused, each
+    at the first thing that it does with its optimizer. All attributes that a subclass does not name
+    are those of the inner optimizer.
+    """
+
+    # Attributes of the subclass.
+    _own: ClassVar[Tuple[str, ...]] = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set the inner optimizer's attribute."""
+        if name in _SET_BY_OTHERS:
+            _refuse(f"setting {name}")
+        if name in self._own or isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse: a distributed kvstore pickles its optimizer for the servers."""
+        _refuse("pickling it")
+
+    @property
+    def aggregate_num(self) -> NoReturn:
+        """Refuse: what every ``mx.optimizer.Updater`` reads first."""
+        _refuse("an updater")
+
+    def create_state(self, index: int, weight: mx.nd.NDArray) -> NoReturn:
+        """Refuse."""
+        _refuse("create_state")
+
+    def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> NoReturn:
+        """Refuse."""
+        _refuse("create_state_multi_precision")
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> NoReturn:
+        """Refuse."""
+        _refuse("update")
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> NoReturn:
+        """Refuse."""
+        _refuse("update_multi_precision")
+
+
+def _refuse(call: str) -> NoReturn:
+    raise TrainerError(
+        f"{call}: a LossScaleOptimizer updates all weights at once, after all gradients are checked; call "
+        "apply_gradients, or give it to mxmp.gluon.Trainer or mxmp.module.Module. A plain trainer, module or updater "
+        "would update weight by weight, unchecked."
+    )
+
+
+class KerasOptimizer(ScalerStatus, WholeStepOptimizer):
+    """The properties of Keras' LossScaleOptimizer; it shows attributes alone once it has an owner."""
+
+    _owner: Optional[str]
+
+    @property
+    def inner_optimizer(self) -> mx.optimizer.Optimizer:
+        """The optimizer that was given."""
+        return self.inner
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the scale moves."""
+        return isinstance(self._scaler.loss_scale, DynamicLossScale)
+
+    @property
+    def initial_scale(self) -> float:
+        """The first scale."""
+        scale = self._scaler.loss_scale
+        return scale.init_scale if isinstance(scale, DynamicLossScale) else scale.value
+
+    @property
+    def dynamic_growth_steps(self) -> Optional[int]:
+        """Finite steps after which the scale doubles; None if it does not."""
+        scale = self._scaler.loss_scale
+        return scale.growth_interval if isinstance(scale, DynamicLossScale) else None
+
+    @property  # type: ignore[override]  # a number, as Keras has it
+    def loss_scale(self) -> float:
+        """The present scale. May be set between steps."""
+        self._require_own("loss_scale")
+        return self._scaler.loss_scale.value
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        """Set the scale of the steps to come."""
+        self._require_ready("setting loss_scale")
+        present = self._scaler.loss_scale
+        if isinstance(present, DynamicLossScale):
+            value = StaticLossScale(value).value
+            self._scaler.loss_scale = dataclasses.replace(present, value=value, growth_tracker=0, floor_skips=0)
+        else:
+            self._scaler.loss_scale = StaticLossScale(value)
+
+    @property
+    def iterations(self) -> int:
+        """Steps taken; skipped ones do not count."""
+        return int(self.num_update - self.begin_num_update)
+
+    @property
+    def learning_rate(self) -> float:
+        """The inner optimizer's present learning rate."""
+        return float(self.inner.learning_rate)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        """Set the inner optimizer's learning rate."""
+        self.inner.set_learning_rate(value)
+
+    def _require_own(self, call: str) -> None:
+        if self._owner is not None:
+            raise TrainerError(
+                f"{call}: this optimizer belongs to a {self._owner} already, whose own methods scale the loss and step."
+            )
+
+    def _require_ready(self, call: str) -> None:
+        self._require_own(call)
+        if not self._scaler.state.is_ready:
+            raise TrainerError(
+                f"{call} came between get_scaled_loss and apply_gradients; call apply_gradients first, or "
+                "discard_grads to give the step up."
+            )
+
+
+class LossScaleOptimizer(KerasOptimizer):
+    """An optimizer with a loss scale, float32 masters and exact skips, for loops written by hand.
+
+    The order of calls::
+
+        optimizer = LossScaleOptimizer(mx.optimizer.Adam())
+        with autograd.record():
+            scaled = optimizer.get_scaled_loss(loss_fn(net(x), y))
+        scaled.backward()
+        grads = optimizer.get_unscaled_gradients([p.grad() for p in params])
+        optimizer.apply_gradients(zip(grads, params))
+
+    It can also be given to `mxmp.gluon.Trainer` and `mxmp.module.Module`, which take its optimizer and
+    its loss scale over. All attributes that it does not name are those of the inner optimizer.
+
+    Two things differ from Keras. Forgotten or repeated calls are errors. And gradients that stay
+    non-finite at scale 1 raise after 50 steps in a row, as everywhere in mxmp.
+
+    Args:
+        inner: An ``mx.optimizer.Optimizer``, or a `MultiPrecision` around one. Its ``rescale_grad``
+            is applied as it is: set it to 1/batch_size for a loss per sample.
+        dynamic: Whether the scale moves: halved by a non-finite step, down to 1; doubled after
+            ``dynamic_growth_steps`` finite ones.
+        initial_scale: The first scale; 2**15 if dynamic, else it must be given.
+        dynamic_growth_steps: Steps; 2000 by default. Only if dynamic.
+
+    Raises:
+        TrainerError: If ``inner`` is no optimizer, has a loss scale already, or is a trainer's.
+        LossScaleError: If the other arguments are invalid or contradict each other.
+
+    Example:
+        >>> LossScaleOptimizer(mx.optimizer.SGD(learning_rate=0.5)).loss_scale
+        32768.0
+
+    References:
+        tf.keras.mixed_precision.LossScaleOptimizer of TensorFlow 2.12.
+    """
+
+    _own = ("_scaler", "_training_step", "_state_updater", "_weights", "_scaled", "_given", "_owner")
+
+    def __init__(
+        self,
+        inner: mx.optimizer.Optimizer,
+        dynamic: bool = True,
+        initial_scale: Optional[float] = None,
+        dynamic_growth_steps: Optional[int] = None,
+    ) -> None:
+        value = make_loss_scale(dynamic, initial_scale, dynamic_growth_steps)
+        multi = wrapped(inner)
+        self.__setstate__({"inner": multi.inner, "masters": multi.masters})
+        self._scaler = Scaler(value)
+        self._training_step = Step(self._scaler)
+        self._state_updater = mx.optimizer.get_updater(multi)
+        self._weights: List[Weight] = []  # in the order of their indices
+        self._scaled: List[ScaledLoss] = []  # those of this window
+        self._given: List[mx.nd.NDArray] = []  # its scaled gradients, as get_unscaled_gradients saw them
+        self._owner: Optional[str] = None
+
+    # ------------------------------------------------------------------ a step
+
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """Return the loss times the loss scale, in float32; call backward on it.
+
+        As often as wanted before a step; the scale stays the same up to it.
+
+        Args:
+            loss: An NDArray of any shape and floating point dtype, or nested lists and tuples of
+                them; inside or outside of ``autograd.record()``.
+
+        Raises:
+            TrainerError: After `get_unscaled_gradients`, or if ``loss`` is scaled already or no loss.
+        """
+        self._require_own("get_scaled_loss")
+        if self._scaler.state.is_unscaled:
+            raise TrainerError(
+                "get_scaled_loss came after get_unscaled_gradients, so that scaled and true gradients would mix; call "
+                "apply_gradients first, or discard_grads to start again."
+            )
+        if any(leaf is each.scaled for leaf in leaves(loss) for each in self._scaled):
+            raise TrainerError("get_scaled_loss: the loss is scaled already; call get_scaled_loss once for each loss.")
+        with scale_loss(loss, [self._scaler], self._scaled.extend) as scaled:
+            return scaled
+
+    def get_unscaled_gradients(self, grads: Sequence[Any]) -> List[Any]:
+        """Return gradients divided by the loss scale, in float32; the given ones stay as they are.
+
+        Call it once in a step, with all gradients, and go on with what it returns. Those that are not
+        finite make the step skip, whatever becomes of them. No host read, but on a CPU a wait for large
+        gradients of low precision.
+
+        Args:
+            grads: NDArrays, dense or row_sparse; or lists of them, one per context; or None.
+
+        Returns:
+            The same, of float32 where they had low precision.
+
+        Raises:
+            TrainerError: If no loss was scaled, or backward (an ``autograd.grad`` that frees the graph) not
+                called on each scaled loss; twice in a step; or if ``grads`` are no gradients.
+        """
+        self._require_own("get_unscaled_gradients")
+        state = self._scaler.state
+        if state.is_ready:
+            raise TrainerError(
+                "get_unscaled_gradients: no loss was scaled since the last step; call get_scaled_loss and run backward "
+                "on what it returns."
+            )
+        if state.is_unscaled:
+            raise TrainerError(
+                "get_unscaled_gradients: the gradients of this step are unscaled already; call it once, with all of "
+                "them, then apply_gradients."
+            )
+        grads = read_grads(grads)
+        try:
+            require_backward(self._scaled)
+        except TrainerError as e:
+            raise TrainerError(f"{e} Call discard_grads to start the step again.") from None
+        arrays = [leaf for leaf in leaves(grads) if leaf is not None]
+        self._scaler.unscaled(all_finite(arrays))
+        self._given = arrays
+        factor = 1.0 / state.scale
+        return [mapped(grad, lambda array: unscaled(array, factor)) for grad in grads]
+
+    def apply_gradients(self, grads_and_vars: Iterable[Tuple[Any, Any]]) -> bool:
+        """Check all gradients and update the weights, or skip all. One host read.
+
+        A gradient on several contexts is summed; every context gets the same weight. The weights of
+        the first call are those of `build`.
+
+        Args:
+            grads_and_vars: Pairs of a gradient, true and not scaled, and its weight: an NDArray or a
+                gluon Parameter. The gradient of a Parameter on several contexts is a list. Weights
+                whose gradient is None are left alone. The arrays that `get_unscaled_gradients` was given
+                are refused, at a scale of 1 too: all gradients must have gone through it.
+
+        Returns:
+            True if the weights were updated, False if the step was skipped.
+
+        Raises:
+            TrainerError: If `get_scaled_loss` or `get_unscaled_gradients` was forgotten, what it was given
+                is given here again, or the pairs are none. Then the step can still be made.
+            NonFiniteLossError: If the loss itself was not finite; nothing is updated.
+            LossScaleError: If the loss scale gave up; nothing is updated.
+        """
+        self._require_own("apply_gradients")
+        if not self._scaler.state.is_unscaled:
+            missing = "get_scaled_loss" if self._scaler.state.is_ready else "get_unscaled_gradients"
+            raise TrainerError(f"apply_gradients: {missing} was not called in this step; the order is {_ORDER}.")
+        pairs = read_pairs(grads_and_vars)
+        weights = self._weights or check_weights([], [weight for _, weight in pairs])
+        updates = make_updates(pairs, weights)
+        check_unscaled(pairs, self._given)
+        self.check_states((u.index, u.weight, self._state_updater.states.get(u.index)) for u in updates)
+        self._set_weights(weights)
+        self._scaled, self._given = [], []
+        return self._training_step.run(GivenGradients(self._state_updater, updates, weights), self.inner.rescale_grad)
+
+    def discard_grads(self) -> None:
+        """Give up the present step, after an error between its calls: nothing is updated."""
+        self._require_own("discard_grads")
+        self._scaled, self._given = [], []
+        self._training_step.discard()
+
+    def build(self, var_list: Iterable[Any]) -> None:
+        """Make weights known, in an order that saved states keep; `apply_gradients` does it by itself.
+
+        Args:
+            var_list: NDArrays and gluon Parameters that are initialized, all on the same contexts.
+                Those that are known already keep their place.
+
+        Raises:
+            TrainerError: If one is no weight, comes twice or lies elsewhere; then none is added.
+        """
+        self._require_own("build")
+        self._set_weights(check_weights(self._weights, list(var_list)))
+
+    def save_states(self, fname: str) -> None:
+        """Save optimizer states, masters, counters, scheduler and loss scale to one file.
+
+        Args:
+            fname: Any name; the format is .npz with a JSON header, and no pickle.
+
+        Raises:
+            TrainerError: Between `get_scaled_loss` and `apply_gradients`, or before `build`.
+        """
+        self._require_ready("save_states")
+        states.save(fname, self._target("save_states"), self._scaler.to_dict())
+
+    def load_states(self, fname: str) -> None:
+        """Load what `save_states` saved, for weights that `build` has made known.
+
+        Args:
+            fname: The file; it decides over every field that it has.
+
+        Raises:
+            StateError: If the file is damaged or does not fit; then nothing is changed.
+            TrainerError: As `save_states`.
+        """
+        self._require_ready("load_states")
+        states.restore(fname, self._target("load_states"), self._scaler, make_loss_scale(True, None, None))
+
+    def peek_optimizer_and_scale(self, owner: str = "trainer") -> Tuple[MultiPrecision, LossScale]:
+        """Return the optimizer with masters and the loss scale, which `hand_over` would give away.
+
+        Args:
+            owner: What would get them, for errors.
+
+        Raises:
+            TrainerError: If it has weights of its own, or an owner, or is in the middle of a step.
+        """
+        self._require_ready(f"giving it to a {owner}")
+        if self._weights:
+            raise TrainerError(f"this LossScaleOptimizer has weights of its own; make another one for the {owner}.")
+        return self._state_updater.optimizer, self._scaler.loss_scale
+
+    def hand_over(self, owner: str) -> Tuple[MultiPrecision, LossScale]:
+        """Return what `peek_optimizer_and_scale` does; from now on this object only shows attributes."""
+        found = self.peek_optimizer_and_scale(owner)
+        self._owner = owner
+        return found
+
+    # ------------------------------------------------------------------ parts
+
+    def _set_weights(self, weights: List[Weight]) -> None:
+        self._weights = weights
+        # Multipliers of learning rate and weight decay come from the Parameters.
+        self.inner.param_dict = {i: each for i, each in enumerate(weights) if isinstance(each, mx.gluon.Parameter)}
+
+    def _target(self, call: str) -> Target:
+        if not self._weights:
+            raise TrainerError(f"{call}: the weights are not known yet; call build with all of them first.")
+        params = [described(weight, index) for index, weight in enumerate(self._weights)]
+        return Target(self._state_updater.optimizer, [self._state_updater], contexts_of(self._weights[0])[:1], params)
+
+
+def wrapped(inner: Any) -> MultiPrecision:
+    """Return an optimizer that was given, with masters; raise if it is none, has a loss scale, or is a trainer's."""
+    if isinstance(inner, KerasOptimizer):
+        raise TrainerError(
+            "inner is a LossScaleOptimizer, which has a loss scale already; wrap the optimizer in it once."
+        )
+    if not isinstance(inner, mx.optimizer.Optimizer):
+        raise TrainerError(
+            f"inner is {inner!r}; expected an mx.optimizer.Optimizer. Create it by name with mx.optimizer.create."
+        )
+    if inner.param_dict:
+        raise TrainerError("inner is the optimizer of a trainer, which would go on using it; make another one.")
+    return inner if isinstance(inner, MultiPrecision) else MultiPrecision(inner)
+
+
+def make_loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any) -> LossScale:
+    """Return the loss scale that the arguments of `LossScaleOptimizer` mean.
+
+    Raises LossScaleError if they contradict each other, or are no numbers.
+    """
+    if not isinstance(dynamic, bool):
+        raise LossScaleError(f"dynamic is {dynamic!r}; expected True or False.")
+    if not dynamic and growth_steps is not None:
+        raise LossScaleError(f"dynamic_growth_steps={growth_steps!r} with dynamic=False: a static scale does not grow.")
+    if not dynamic and initial_scale is None:
+        raise LossScaleError("initial_scale is missing: with dynamic=False the scale has to be given, such as 1024.")
+    try:
+        if not dynamic:
+            return StaticLossScale(initial_scale)
+        return DynamicLossScale(
+            init_scale=INITIAL_SCALE if initial_scale is None else initial_scale,
+            growth_interval=DYNAMIC_GROWTH_STEPS if growth_steps is None else growth_steps,
+            max_scale=LARGEST_SCALE,
+        )
+    except LossScaleError as e:
+        given = f"initial_scale={initial_scale!r}, dynamic_growth_steps={growth_steps!r}"
+        raise LossScaleError(f"{given}: {e}") from e
+
+
+# Pairs of a gradient and a weight, as a user gives them: checked, summed over contexts, unscaled.
+
+
+
+def unscaled(grad: mx.nd.NDArray, factor: float) -> mx.nd.NDArray:
+    """Return a gradient times a factor, in float32 if it has low precision; dense or row_sparse."""
+    with mx.autograd.pause():
+        result = multiply(to_float32(grad.as_nd_ndarray()), scalar=factor)
+    return result.as_np_ndarray() if isinstance(grad, mx.np.ndarray) else result
+
+
+def name_of(weight: Weight, index: int) -> str:
+    """Return what errors call a weight."""
+    return f"parameter '{weight.name}'" if isinstance(weight, mx.gluon.Parameter) else f"weight {index}"
+
+
+def arrays_of(weight: Weight, index: int) -> List[mx.nd.NDArray]:
+    """Return the value of a weight on each context, or raise if it is no weight or not initialized."""
+    if isinstance(weight, mx.gluon.Parameter):
+        if not parameters.is_initialized(weight):
+            raise TrainerError(f"{name_of(weight, index)} is not initialized yet; run a forward pass first.")
+        return list(weight.list_data())
+    if not isinstance(weight, mx.nd.NDArray):
+        raise TrainerError(f"weight {index} is a {type(weight).__name__}; expected an NDArray or a gluon Parameter.")
+    return [weight]
+
+
+def described(weight: Weight, index: int) -> Any:
+    """Return a Parameter itself, and for an array what stands for one in saved states."""
+    if isinstance(weight, mx.gluon.Parameter):
+        return weight
+    return Described(name_of(weight, index), weight.shape, weight.dtype)
+
+
+def contexts_of(weight: Weight) -> List[mx.Context]:
+    """Return where a weight lies."""
+    return [array.ctx for array in arrays_of(weight, 0)]
+
+
+def check_weights(known: Sequence[Weight], weights: Sequence[Weight]) -> List[Weight]:
+    """Return known weights and after them those that are new.
+
+    Raises TrainerError if one is no weight, comes twice or lies on other contexts than the first.
+    """
+    ids = {id(weight) for weight in known}
+    if len({id(weight) for weight in weights}) < len(weights):
+        raise TrainerError("a weight comes twice; give each once, with its gradients added up.")
+    first = None
+    for index, weight in enumerate([*known, *weights]):
+        arrays_of(weight, index)
+        first = first or contexts_of(weight)
+        if contexts_of(weight) != first:
+            raise TrainerError(
+                f"{name_of(weight, index)} is on {contexts_of(weight)}, the weights before it are on {first}; put all "
+                "on the same contexts."
+            )
+    return [*known, *(weight for weight in weights if id(weight) not in ids)]
+
+
+def read_grads(grads: Any) -> List[Any]:
+    """Return what was given to be unscaled as a list: arrays, lists of them, and None.
+
+    Raises TrainerError that names the first item that is no gradient, or if there is none.
+    """
+    if isinstance(grads, mx.nd.NDArray):
+        grads = [grads]
+    if not isinstance(grads, Iterable):
+        raise TrainerError(f"get_unscaled_gradients: expected a list of NDArrays, found a {type(grads).__name__}.")
+    found = list(grads)
+    arrays = [(number, leaf) for number, item in enumerate(found) for leaf in leaves(item) if leaf is not None]
+    if not arrays:
+        raise TrainerError("get_unscaled_gradients: there is no gradient; give those of all weights.")
+    for number, array in arrays:
+        dtype = canonical(array.dtype) if isinstance(array, mx.nd.NDArray) else None
+        if dtype not in _FLOATS:
+            what = f"a {type(array).__name__}" if dtype is None else f"an array of {dtype}"
+            raise TrainerError(f"get_unscaled_gradients: item {number} holds {what}; expected floating point NDArrays.")
+    return found
+
+
+def check_unscaled(pairs: Sequence[Tuple[Any, Any]], given: Sequence[mx.nd.NDArray]) -> None:
+    """Raise if a gradient is one of those that were ``given`` to be unscaled, or the one that backward writes."""
+    for number, (grad, weight) in enumerate(pairs):
+        own = (parameters.gradients(weight) or ()) if isinstance(weight, mx.gluon.Parameter) else ()
+        scaled = {id(array) for array in (*given, *own)}
+        if any(id(leaf) in scaled for leaf in leaves(grad)):
+            raise TrainerError(
+                f"apply_gradients: the gradient of {name_of(weight, number)} is an array that backward wrote, scaled; "
+                "give all gradients to get_unscaled_gradients, and here what it returns."
+            )
+
+
+def read_pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
+    """Return pairs as a list, or raise if they are none."""
+    pairs = list(grads_and_vars)
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise TrainerError(
+                f"apply_gradients: item {number} is a {type(pair).__name__}; expected pairs (gradient, weight), as "
+                "zip(grads, weights) gives."
+            )
+    return pairs
+
+
+def make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight]) -> List[Update]:
+    """Return what a step does; pairs without a gradient are left out.
+
+    Raises TrainerError if a gradient does not fit its weight, or a weight is none of ``weights``.
+    """
+    indices = {id(weight): index for index, weight in enumerate(weights)}
+    updates = []
+    for number, (grad, weight) in enumerate(pairs):
+        if id(weight) not in indices:
+            raise TrainerError(
+                f"apply_gradients: {name_of(weight, number)} is none of the {len(weights)} weights of this optimizer; "
+                "give the same arrays in every step, or call build with the new ones."
+            )
+        if grad is not None:
+            arrays = arrays_of(weight, number)
+            grads = _fitting(grad, arrays, name_of(weight, number))
+            updates.append(Update(indices[id(weight)], _summed(grads), arrays[0].as_nd_ndarray()))
+    if len({update.index for update in updates}) < len(updates):
+        raise TrainerError("apply_gradients: a weight comes twice; give each once, with its gradients added up.")
+    if not updates:
+        raise TrainerError("apply_gradients: no weight has a gradient.")
+    return updates
+
+
+def _fitting(grad: Any, arrays: Sequence[mx.nd.NDArray], name: str) -> List[mx.nd.NDArray]:
+    """Return the gradient on each context, as float32 where it has low precision."""
+    grads = list(grad) if isinstance(grad, (list, tuple)) else [grad]
+    if len(grads) != len(arrays):
+        raise TrainerError(
+            f"apply_gradients: {name} has {len(grads)} gradients; expected {len(arrays)}, one for each context."
+        )
+    for each, array in zip(grads, arrays):
+        if not isinstance(each, mx.nd.NDArray):
+            raise TrainerError(f"apply_gradients: the gradient of {name} is a {type(each).__name__}, no NDArray.")
+        found, expected = (f"{_wide_dtype(a)} {a.shape} on {a.ctx}" for a in (each, array))
+        if found != expected:
+            raise TrainerError(f"apply_gradients: the gradient of {name} is {found}; expected {expected}.")
+    return [to_float32(each.as_nd_ndarray()) for each in grads]
+
+
+def _wide_dtype(array: mx.nd.NDArray) -> str:
+    return FLOAT32 if is_low_precision(array) else canonical(array.dtype)
+
+
+def _summed(grads: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    if len(grads) == 1:
+        return grads[0]
+    with mx.autograd.pause():
+        return mx.nd.add_n(*(grad.as_in_context(grads[0].ctx) for grad in grads))
+
+
+class GivenGradients(Weights):
+    """Gradients that a user gave for some weights, true and summed over the contexts, as a step uses them.
+
+    The updater updates the weights on their first context; ``weights`` are all, by their indices.
+    """
+
+    def __init__(self, updater: mx.optimizer.Updater, updates: Sequence[Update], weights: Sequence[Weight]) -> None:
+        self.optimizer, self.updaters = updater.optimizer, [updater]
+        self._updates, self._weights = list(updates), weights
+
+    def groups(self) -> List[List[Update]]:
+        """Return what to do, on the first context."""
+        return [self._updates]
+
+    def name(self, index: int) -> str:
+        """Return what errors call a weight."""
+        return name_of(self._weights[index], index)
+
+    def grads(self, index: int) -> List[mx.nd.NDArray]:
+        """Return the gradient of a weight."""
+        return [update.grad for update in self._updates if update.index == index]
+
+    def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
+        """Use other gradients."""
+        self._updates = [u._replace(grad=grads[u.index][0]) if u.index in grads else u for u in self._updates]
+
+    def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
+        """Give all contexts the weights of the first, whose masters are the only ones from now on."""
+        for index in indices:
+            weight = self._weights[index]
+            copy_to_other_contexts(arrays_of(weight, index), weight if isinstance(weight, mx.gluon.Parameter) else None)
