@@ -297,14 +297,19 @@ class DynamicLossScale(LossScale, kind="dynamic"):
         """
         return self._after_finite() if grads_finite else self._after_non_finite()
 
+    def _moved(self, **state: Any) -> DynamicLossScale:
+        """Return this scale with another state, which is not checked again: a step makes one."""
+        moved = object.__new__(DynamicLossScale)
+        vars(moved).update(vars(self), **state)
+        return moved
+
     def _after_finite(self) -> DynamicLossScale:
         end = min(_WARM_UP_END, self.max_scale)
         if self.warming_up and self.value < end:
-            return dataclasses.replace(self, value=min(2.0 * self.value, end), floor_skips=0)
+            return self._moved(value=min(2.0 * self.value, end), floor_skips=0)
         tracker = self.growth_tracker + 1
         grows = tracker >= self.growth_interval
-        return dataclasses.replace(
-            self,
+        return self._moved(
             value=min(self.value * self.growth_factor, self.max_scale) if grows else self.value,
             growth_tracker=0 if grows else tracker,
             hysteresis_tracker=self.hysteresis if grows else self.hysteresis_tracker,
@@ -323,8 +328,7 @@ class DynamicLossScale(LossScale, kind="dynamic"):
         if not self.warming_up:
             tracker = max(tracker - 1, 0)
             factor = 1.0 if tracker else self.backoff_factor
-        return dataclasses.replace(
-            self,
+        return self._moved(
             value=max(self.value * factor, self.min_scale),
             growth_tracker=0,
             hysteresis_tracker=tracker,

@@ -16,7 +16,10 @@ from ..train.masters import Update, copy_to_other_contexts
 from ..train.running_stats import Named
 from ..train.step import Weights
 
-_fresh = is_fresh.read  # asked of every weight at every step
+# Asked of every weight at every step.
+_fresh = is_fresh.read
+_arrays, _gradients = parameters.arrays.read, parameters.gradients.read
+_is_differentiable = parameters.is_differentiable.read
 
 
 class _Seen(List[mx.nd.NDArray]):
@@ -54,6 +57,7 @@ class Gradients(Weights):
         self._trainer = trainer
         self._params: Sequence[mx.gluon.Parameter] = trainer.mx_params  # may grow later
         self._taken: Optional[List[List[Update]]] = None
+        self._is_seen = False  # whether parameters have lists of gradients that tell who reads one
         self._overwritten: Optional[str] = None  # a parameter whose gradient was
         self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
 
@@ -85,8 +89,8 @@ class Gradients(Weights):
         """Raise if the gradient of any parameter on any context is stale."""
         cleared = {id(data) for data in self._cleared}
         taken = None if self._taken is None else {id(update.weight) for group in self._taken for update in group}
-        for param in self._trained():
-            for data in parameters.checked_arrays(param):
+        for param in self._params:
+            for data in _arrays(param) or parameters.checked_arrays(param) if param.grad_req != "null" else ():
                 fresh = _fresh(data) if taken is None else id(data) in taken
                 if not fresh or id(data) in cleared:
                     raise StaleGradientError(
@@ -133,8 +137,9 @@ class Gradients(Weights):
 
     def let_see(self, look: Callable[[], None]) -> None:
         """Have a function called when somebody reads a gradient, up to `hide`."""
+        self._is_seen = True
         for param in self._trained():
-            arrays = parameters.gradients(param)
+            arrays = _gradients(param)
             if isinstance(arrays, _Seen):
                 self._take_from_dropped(param, arrays)
             if arrays is not None:
@@ -153,10 +158,11 @@ class Gradients(Weights):
 
     def hide(self) -> None:
         """Let parameters have plain lists of gradients again."""
-        for param in self._params:
-            arrays = parameters.gradients(param)
+        for param in self._params if self._is_seen else ():
+            arrays = _gradients(param)
             if isinstance(arrays, _Seen) and arrays.owner() is self:
-                parameters.gradients.set(param, arrays.arrays)
+                vars(param)[parameters.gradients.name] = arrays.arrays
+        self._is_seen = False
 
     def waiting(self) -> Dict[int, List[mx.nd.NDArray]]:
         """Return the gradients of the parameters that backward has written, by index, on all contexts."""
@@ -167,8 +173,11 @@ class Gradients(Weights):
 
     def fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
         """Yield the parameters, with their arrays, whose gradient backward has written and nothing has used."""
-        pairs = ((param, data) for param in self._trained() for data in parameters.checked_arrays(param))
-        return (pair for pair in pairs if _fresh(pair[1]))
+        for param in self._params:
+            if param.grad_req != "null":
+                for data in _arrays(param) or parameters.checked_arrays(param):
+                    if _fresh(data):
+                        yield param, data
 
     def fresh_grads(self) -> List[mx.nd.NDArray]:
         """Return the gradients that are fresh."""
@@ -287,5 +296,5 @@ class Gradients(Weights):
 
     def running_stats(self) -> Named:
         """Return BatchNorm's statistics and their like: non-differentiable parameters, on every context."""
-        found = (param for param in self._params if not parameters.is_differentiable(param))
-        return [(param.name, data) for param in found for data in parameters.arrays(param) or ()]
+        stats = [param for param in self._params if not _is_differentiable(param)]
+        return [(param.name, data) for param in stats for data in _arrays(param) or ()]

@@ -66,6 +66,9 @@ class attribute(property):
     def __init__(self, owner: Any, name: str, purpose: str) -> None:
         _register(owner, name, purpose, is_assigned=True)
         self.name, self.read = name, attrgetter(name)
+        own = getattr(owner, name, None)
+        if isinstance(own, property) and own.fset is not None:
+            self.set = own.fset  # type: ignore[method-assign]  # one call less for each weight of each step
         super().__init__(self.read, self.set, doc=purpose)
 
     def __call__(self, value_of: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -523,6 +524,8 @@ def _without_kernel_for_masters(optimizer: MultiPrecision, weights: List[Weight]
     sgd = optimizer.inner
     if type(sgd) is not mx.optimizer.SGD or sgd.aggregate_num <= 0 or not optimizer.masters:
         return weights
+    if not on_gpu(weights[0].weight):
+        return weights
     done = [each for each in weights if each.is_plain and each.grad.dtype == np.float16]
     for part in chunks(done, MOST_ARRAYS):
         states = [(each.state.inner, each.state.master) for each in part]
@@ -550,6 +553,9 @@ def _parts(weights: Sequence[Weight]) -> Iterable[List[Weight]]:
 def _update_part(inner: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> None:
     """Have an optimizer update float32 weights, and masters in place of low precision ones; round these."""
     low = [each for each in weights if isinstance(each.state, MasterState)]
+    if not low:
+        _update_wide(inner, weights)
+        return
     without = iter(_widened([each.weight for each in low if each.state.master is None]))
     masters = [next(without) if each.state.master is None else each.state.master for each in low]
     grads = iter(_widened([each.grad for each in low]))
@@ -571,17 +577,19 @@ def _widened(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
 
 def _update_wide(inner: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> None:
     """Have an optimizer update float32 weights, and what else there is."""
-    if inner.aggregate_num > 0:
-        dense = [each for each in weights if each.is_dense and each.weight.dtype == np.float32]
-        others = [each for each in weights if not (each.is_dense and each.weight.dtype == np.float32)]
-    else:
-        dense, others = [], list(weights)
     is_sgd = type(inner) is mx.optimizer.SGD
-    if is_sgd and inner.momentum > 0 and dense and not on_gpu(dense[0].weight):
-        large = [each for each in dense if each.weight.size > _SMALL]
-        dense = sorted((each for each in dense if each.weight.size <= _SMALL), key=lambda each: each.weight.size)
-        _update_sgd(inner, large)
-    for part in chunks(dense, MOST_ARRAYS if is_sgd else max(1, inner.aggregate_num)):
+    largest = _SMALL if is_sgd and inner.momentum > 0 and not on_gpu(weights[0].weight) else math.inf
+    together: List[Weight] = []
+    alone: List[Weight] = []
+    others: List[Weight] = []
+    for each in weights:
+        if inner.aggregate_num <= 0 or not each.is_dense or each.weight.dtype != np.float32:
+            others.append(each)
+        else:
+            (together if each.weight.size <= largest else alone).append(each)
+    if alone:
+        _update_sgd(inner, alone)
+    for part in chunks(together, MOST_ARRAYS if is_sgd else max(1, inner.aggregate_num)):
         inner.update_multi_precision(*map(list, zip(*part)))
     for each in others:
         inner.update_multi_precision(*each)

@@ -417,7 +417,7 @@ class Step:
         self._tell(lambda observer: observer.on_update(weights))
         groups = weights.groups()[: len(updaters)]
         for updater, group in zip(updaters, groups):
-            optimizer.check_states((index, weight, updater.states.get(index)) for index, _, weight in group)
+            optimizer.check_states([(index, weight, updater.states.get(index)) for index, _, weight in group])
         optimizer.rescale_grad = rescale * factor
         try:
             for updater, group in zip(updaters, groups):
