@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Mapping
 
 import mxnet as mx
 
+from mxmp.train import step as train_step
 from tools.gpu_record import control
 
 OPTIMIZERS: Dict[str, Dict[str, Any]] = {
@@ -28,6 +29,11 @@ def sections(prefix: str) -> Callable[[str], None]:
     return begin
 
 
+def compare_in(steps: int) -> None:
+    """Have weights compared with their masters in so many steps, in place of ten, after which each step is like these."""
+    train_step.COMPARED_STEPS = steps
+
+
 def run_steps(mode: str, step: Step) -> Dict[str, Any]:
     """Run two steps that are taken to warm up, one that is taken, and one that is skipped.
 
@@ -37,6 +43,7 @@ def run_steps(mode: str, step: Step) -> Dict[str, Any]:
         Whether the third and the fourth were taken, as the step says.
     """
     control.deliver(1.0)  # what the host reads of finite flags
+    compare_in(2)
     step(sections(f"{mode}/warm up 1"))
     step(sections(f"{mode}/warm up 2"))
     taken = step(sections(f"{mode}/taken"))

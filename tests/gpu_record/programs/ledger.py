@@ -8,7 +8,7 @@ import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a ne
 import mxnet as mx
 
 from mxmp.diagnose import Ledger
-from tests.gpu_record.programs.common import sections, write
+from tests.gpu_record.programs.common import compare_in, sections, write
 from tests.gpu_record.programs.gluon_step import convert, make_trainer, step
 from tests.gpu_record.programs.nets import CTX, NETS
 from tools.gpu_record import control
@@ -23,6 +23,7 @@ def main(name: str, mode: str, facts_path: str) -> None:
     convert(case.net, mode)
     inputs = [mx.nd.ones(shape, ctx=CTX) for shape in case.shapes]
     trainer, scaled = make_trainer(case.net, mode, "sgd")
+    compare_in(2)
 
     def run(kind: str) -> None:
         begin = sections(kind)

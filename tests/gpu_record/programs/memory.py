@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.contrib import amp as contrib_amp
 
-from tests.gpu_record.programs.common import write
+from tests.gpu_record.programs.common import compare_in, write
 from tests.gpu_record.programs.gluon_step import convert, make_trainer, step
 from tests.gpu_record.programs.nets import CTX, NETS
 from tools.gpu_record import control
@@ -32,6 +32,7 @@ def main(mode: str, optimizer: str, facts_path: str) -> None:
         control.mark(stage)
 
     control.deliver(1.0)
+    compare_in(0)
     note("start")
     if mode == "contrib_amp":
         contrib_amp.init()
