@@ -115,9 +115,10 @@ def _qr(numpy: Any, a: Any, mode: str = "reduced") -> Any:
         result = numpy.linalg.qr(*args)
         return tuple(result) if isinstance(result, tuple) else result
 
-    if isinstance(a, numpy.ndarray) or not hasattr(a, "__array_function__"):
+    dispatch = getattr(type(a), "__array_function__", None)
+    if dispatch is None or isinstance(a, numpy.ndarray):
         return plain(a, mode)
-    return a.__array_function__(plain, (type(a),), (a, mode), {})  # of MXNet's arrays
+    return dispatch(a, plain, (type(a),), (a, mode), {})  # MXNet's is a static method, which gets the array too
 
 
 def scipy_names(scipy: ModuleType) -> Dict[str, Any]:
