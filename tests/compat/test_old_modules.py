@@ -83,12 +83,6 @@ def test_the_view_has_each_name_that_mxnet_lists(view):
     assert [name for names in lists for name in names if operator.attrgetter(name)(view) is None] == []
 
 
-def test_the_view_reads_without_a_warning(view):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert all(hasattr(view, name) for name in (*old_modules.numpy_names(np), "random", "float32"))
-
-
 @pytest.mark.parametrize("name", [*RENAMED, "in1d", "msort", "float_", "string_", "Inf", "NINF", "PZERO", "trapezoid"])
 def test_what_this_numpy_has_by_that_name_stays(view, name):
     if name in vars(np):
