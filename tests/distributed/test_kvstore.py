@@ -223,6 +223,8 @@ def test_a_name_means_the_job_that_a_store_of_mxnet_has_joined(joined, monkeypat
     first, second = KVStore(store), KVStore("dist_sync")
     assert first._engine is second._engine is KVStore(store)._engine
     assert [each.store for each in joined] == [store]
+    monkeypatch.setattr(mx.kv.KVStore, "type", "dist_async")
+    assert not distributed(store)
 
 
 def test_threads_join_a_job_once(joined, monkeypatch):
