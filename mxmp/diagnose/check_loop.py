@@ -35,7 +35,7 @@ def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: boo
     though the step was skipped). Of the calls: ``never_called`` (the net was not), ``not_recorded``, ``not_training``,
     ``no_backward``, ``no_step``, ``step_recorded``. Of the loss: ``loss_not_scaled``, ``loss_precision`` (computed in
     low precision), ``loss_not_finite``. Of gradients: ``no_gradient`` (weights that backward does not reach),
-    ``zero_grad_missing`` (with ``grad_req='add'``), ``clip_before_unscale`` (changed while they are scaled),
+    ``zero_grad_missing`` (with ``grad_req='add'``),
     ``divided_twice`` (by the batch: a loss that is a mean over it, and ``step(batch_size)``), ``not_divided`` (a note:
     a sum, and ``step(1)``), ``batch_size`` (divided by another number), ``steps_skipped`` (all of them). What a loss is
     can only be told where ``scale_loss`` gets it; one that is divided by a number is not judged, for that may be a

@@ -12,9 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.arrays import amp_cast
 from mxmp.diagnose import CSVLogger, Ledger, Watch, check_loop, checking
-from mxmp.dtypes import NUMPY_BFLOAT16
 from mxmp.errors import TrainerError
 
 RNG = np.random.RandomState(0)
@@ -253,15 +251,6 @@ WRONG = {
     "plain_trainer of O2": lambda: plain_under("O2"),
     "loss_not_scaled": lambda: changed(Loop(), backward=unscaled),
     "loss_not_scaled unused": lambda: changed(Loop(), backward=unused),
-    "clip_before_unscale": lambda: changed(
-        Loop(), clip=lambda loop: gluon.utils.clip_global_norm(loop.gradients(), 0.1)
-    ),
-    "clip_before_unscale by hand": lambda: changed(Loop("O2"), clip=lambda loop: loop.gradients()[0].__imul__(0.5)),
-    "clip_before_unscale after allreduce_grads": lambda: changed(
-        Loop(),
-        clip=lambda loop: reduced(loop, lambda: gluon.utils.clip_global_norm(loop.gradients(), 0.1)),
-        step=updated,
-    ),
     "zero_grad_missing": adding,
     "no_gradient": with_unused_layer,
     "not_recorded": lambda: changed(Loop(policy=None, trainer=None), backward=outside),
@@ -600,14 +589,8 @@ def of_bfloat16(loss_scale=8.0):
     )
 
 
-def halved(loop):
-    for grad in loop.gradients():
-        amp_cast(amp_cast(grad, "float32") * 0.5, NUMPY_BFLOAT16, out=grad)
-
-
 def test_gradients_in_bfloat16_are_looked_at():
     assert str(of_bfloat16().check()) == "nothing found"
-    assert changed(of_bfloat16(), clip=halved).check().kinds == ("clip_before_unscale",)
     loop = of_bfloat16()
     loop.net.collect_params().setattr("grad_req", "add")
     assert loop.check().kinds == ("zero_grad_missing",)
@@ -622,17 +605,17 @@ def test_skipped_steps_with_weights_in_bfloat16_are_looked_at(loss_scale, kinds)
     assert loop.check().kinds == kinds
 
 
-def test_clipping_after_allreduce_grads_is_found_where_it_is_wrong_alone():
-    """Not where gradients are unscaled before, nor the sum over contexts itself."""
+@pytest.mark.parametrize("clip", [0.1, 1e6])
+def test_clipping_as_mxnet_does_is_right(clip):
+    """What is read after the block are true gradients."""
 
-    def unscaled_before(loop):
-        reduced(loop, loop.trainer.unscale)
-        gluon.utils.clip_global_norm(loop.gradients(), 0.1)
+    def by_hand(loop):
+        gluon.utils.clip_global_norm(loop.gradients(), clip)
 
-    for clip in (unscaled_before, lambda loop: reduced(loop, lambda: loop.trainer.clip_global_norm(0.1)), reduced):
-        assert str(changed(Loop("O2"), clip=clip, step=updated).check()) == "nothing found"
-    wrong = WRONG["clip_before_unscale after allreduce_grads"]().check()
-    assert "were changed between allreduce_grads and update" in str(wrong)
+    for each in (by_hand, lambda loop: reduced(loop, lambda: by_hand(loop)), lambda loop: reduced(loop, loop.trainer.unscale)):
+        step = updated if each is not by_hand else None
+        loop = changed(Loop("O2"), clip=each, **({"step": step} if step else {}))
+        assert str(loop.check()) == "nothing found"
 
 
 # ------------------------------------------------------------------ all is put back

@@ -120,7 +120,7 @@ def test_a_loss_block_with_a_head_is_scaled(way):
         with trainer.scale_loss(losses) as scaled:
             scaled.backward()
         np.testing.assert_allclose(losses.asnumpy(), loss.asnumpy(), rtol=2**-8)
-        np.testing.assert_allclose(net.weight.grad().asnumpy(), 1024 * expected, rtol=2**-5, atol=1e-2)
+        np.testing.assert_allclose(net.weight.data().grad.asnumpy(), 1024 * expected, rtol=2**-5, atol=1e-2)
     finally:
         amp.disable()
 
@@ -134,7 +134,7 @@ def test_heads_of_two_trainers_have_the_scale_of_each():
         trainer = Trainer(net.collect_params(), "sgd", loss_scale=scale)
         with autograd.record(), trainer.scale_loss(loss_fn(net(x), y)) as scaled:
             scaled.backward()
-        grads.append(net.weight.grad().asnumpy() / scale)
+        grads.append(net.weight.data().grad.asnumpy() / scale)
     np.testing.assert_allclose(grads[0], grads[1], rtol=2**-5, atol=1e-4)
     assert grads[0].any()
 

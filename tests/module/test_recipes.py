@@ -174,5 +174,5 @@ def test_gradients_of_both_fronts_are_the_same_within_a_rounding():
     with trainer.scale_loss(loss) as scaled:
         autograd.backward(scaled)
     for name, found in grads(module).items():
-        expected = net.collect_params()[name].grad().asnumpy()
+        expected = net.collect_params()[name].data().grad.asnumpy()
         assert np.abs(found - expected).max() < 4 * EPS * np.abs(expected).max(), name

@@ -81,8 +81,6 @@ class _Trainer:
     def __init__(self, trainer: gluon.Trainer, watch: LoopWatch) -> None:
         self.trainer, self._watch, self._found = trainer, watch, watch.found
         self._is_ours = isinstance(trainer, Trainer)
-        self._scaled: Dict[int, Any] = {}  # copies of gradients, as last known while they are scaled, by the id of each
-        self._since = "backward"  # since when they are so
         self._is_begun = False  # whether a loss of this step was scaled
         self._is_using = False  # whether a method that uses gradients runs, or has run since the last backward
         self._depth = 0
@@ -122,12 +120,7 @@ class _Trainer:
         with original(loss, *others) as scaled:
             yield scaled
         for each in everyone:
-            each._note_scaled("backward")
             each._is_using = False
-
-    def _note_scaled(self, since: str) -> None:
-        """Copy the gradients, which a method of the trainer or a backward has just written, still scaled."""
-        self._scaled, self._since = {id(grad): grad.copy() for _, grad in self._fresh_gradients()}, since
 
     def _begin(self) -> None:
         """Check, before the first backward of a step, that gradients which add up are zero."""
@@ -150,12 +143,6 @@ class _Trainer:
         found = (param for param in private.params(self.trainer) if param.grad_req != "null")
         return [param for param in found if parameters.is_initialized(param)]
 
-    def _fresh_gradients(self) -> Iterator[Tuple[gluon.Parameter, Any]]:
-        for param in self._params():
-            for data, grad in zip(param.list_data(), param.list_grad()):
-                if is_fresh(data):
-                    yield param, grad
-
     def _use(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Check the gradients before the first method that uses them, and call it."""
         inner = self._depth > 0
@@ -170,11 +157,8 @@ class _Trainer:
             raise StaleGradientError(str(e)) from e
         finally:
             self._depth -= 1
-        if not inner and name == "allreduce_grads":
-            self._note_scaled(name)
         if not inner and name in ("step", "update"):
             self._is_begun = self._is_using = False
-            self._scaled = {}
             self._skipped = result is False
             self._watch.skips += self._skipped and not self._may_recover()
         return result
@@ -188,31 +172,13 @@ class _Trainer:
         if not self._is_using:
             self._is_using = True
             self._watch.calls.check_written()
-            self._check_changed(name)
             self._check_stale(name, kwargs.get("ignore_stale_grad", len(args) > 1 and args[1]))
-        elif name == "update":  # after allreduce_grads
-            self._check_changed(name)
         if name in ("step", "update"):
             self._watch.note_step(self, kwargs.get("batch_size", args[0] if args else None))
 
-    def _check_changed(self, name: str) -> None:
-        """Find gradients that were changed while they were scaled."""
-        state = scaler_of(self.trainer).state if self._is_ours else None
-        if state is None or state.scale == 1.0 or state.is_unscaled:
-            return
-        fresh = [(param, grad) for param, grad in self._fresh_gradients() if id(grad) in self._scaled]
-        changed = [param.name for param, grad in fresh if not _same(grad, self._scaled[id(grad)])]
-        if changed:
-            self._found.add(
-                "clip_before_unscale",
-                f"the gradients of {names_of(changed)} were changed between {self._since} and {name}, still multiplied "
-                f"by the loss scale, as by gluon.utils.clip_global_norm. Call trainer.unscale() before, or "
-                f"trainer.clip_global_norm(max_norm), which does.",
-            )
-
     def _check_stale(self, name: str, ignored: Any) -> None:
         """Find weights without a gradient, or all of them where a net was called."""
-        fresh = {id(param) for param, _ in self._fresh_gradients()}
+        fresh = {id(param) for param in self._params() if any(map(is_fresh, parameters.checked_arrays(param)))}
         stale = [param.name for param in self._params() if id(param) not in fresh]
         if not stale or ignored:
             return
@@ -238,8 +204,3 @@ class _Trainer:
                 "warning",
             )
         original(rate)
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Return whether two arrays have the same values, NaN too."""
-    return bool(np.array_equal(to_float32(left).asnumpy(), to_float32(right).asnumpy(), equal_nan=True))

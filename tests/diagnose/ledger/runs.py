@@ -38,7 +38,8 @@ class Run:
         for param in self.params:
             given = grads[param.name]
             each = given if isinstance(given, list) else [given] * len(self.contexts)
-            for grad, data, values in zip(param.list_grad(), param.list_data(), each):
+            for data, values in zip(param.list_data(), each):
+                grad = data.grad  # as backward writes it: who reads param.grad() has it unscaled
                 grad[:] = mx.nd.array(np.broadcast_to(values, param.shape), dtype=param.dtype)
                 data._fresh_grad = True
         return self.trainer.step(1)
