@@ -88,6 +88,11 @@ def amp_cast(array: mx.nd.NDArray, dtype: Any, out: Optional[mx.nd.NDArray] = No
     """Return a dense array in another dtype of float16, bfloat16 and float32, in the default layout.
 
     It is rounded to nearest even, into ``out`` of the same shape if that is given.
+
+    After inference in float32 MXNet keeps a convolution's weight in the layout that oneDNN likes best; that of a
+    grouped one has an axis more than the weight (g, o, i, h, w). In MXNet 1.9.1 the operator (AMPCastExCPU in
+    src/operator/tensor/amp_cast.cc) asks oneDNN for a cast between the two, which there is not: "could not create a
+    primitive descriptor for a reorder primitive". A view it takes to the default layout first.
     """
     if out is None:
         out = mx.nd.empty(array.shape, ctx=array.ctx, dtype=dtype)

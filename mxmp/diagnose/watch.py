@@ -32,7 +32,7 @@ class Watch(Observer):
             too; may be left out. Of a function the calls cannot be noted, so it is refused.
 
     Attributes:
-        end: How the last step ended: a `mxmp.training.observer.StepEnd`; None before the first.
+        end: How the last step ended: a `mxmp.train.step.StepEnd`; None before the first.
 
     Raises:
         TrainerError: If the loss is no Block.

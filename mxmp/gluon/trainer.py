@@ -399,6 +399,10 @@ class Trainer(ScalerStatus, TrainerBase):
         65536 is skipped. Several blocks may come before a step: their gradients are of one
         scale. For a gradient penalty see `mxmp.gluon.precision`.
 
+        After the block, up to the step, ``param.grad()`` and ``param.list_grad()`` give true gradients, in float32:
+        reading one unscales all of them, on the device. Still scaled are ``param.data().grad`` and arrays that were
+        taken before.
+
         Args:
             loss: An NDArray of any shape and floating point dtype, on any context, or nested
                 lists and tuples of them; the container is kept.
@@ -408,11 +412,11 @@ class Trainer(ScalerStatus, TrainerBase):
 
         Raises:
             TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; if a loss head
-                within the net keeps the scale from the gradients (one that runs eagerly and comes late
-                may be found some steps later: see `mxmp.scaling.recorded_graph`); if it holds second
-                derivatives that MXNet lacks or gets wrong. At the end of the block if no backward was
-                called on what it yields, on each of several losses, or if its backward overwrote
-                gradients of an earlier block. Without a loss scale nothing of this is checked but the calls.
+                within the net keeps the scale from the gradients (one that runs eagerly is looked for in the
+                trainer's first step alone). At the end of the block if no backward was called on what it
+                yields, on each of several losses, if its backward overwrote gradients of an earlier block, or
+                if gradients wait for the step of another trainer. Without a loss scale nothing of this is
+                checked but the calls.
         """
         trainers = (self, *others)
         for trainer in trainers:

@@ -366,7 +366,7 @@ class Step:
             self.scaler.end_step()
 
     def _unscaled(self, weights: Weights) -> List[List[Update]]:
-        if not self.scaler.state.is_unscaled:
+        if not (self.scaler.state.is_unscaled and self.scaler.state.reduced):
             self.unscale(weights)
         return weights.groups()
 

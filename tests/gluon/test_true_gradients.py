@@ -125,6 +125,16 @@ def test_unscale_after_a_look_only_sums():
         trainer.unscale()
 
 
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_clipping_after_a_look_is_of_the_sum(contexts):
+    params, trainer = make(contexts=contexts)
+    backward(trainer, params)
+    assert params[0].grad(TWO[0]).asnumpy().tolist() == [0.25, 0.25]
+    assert trainer.clip_global_norm(100.0) == 0.5 * contexts  # the norm of four elements
+    assert trainer.step(1)
+    assert params[0].list_data()[0].asnumpy().tolist() == [1 - 0.125 * contexts, -2 - 0.125 * contexts]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_further_backward_adds_to_gradients_that_were_read(dtype):
     params, trainer = make(dtype, grad_req="add")

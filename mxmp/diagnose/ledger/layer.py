@@ -20,7 +20,7 @@ class Layer:
         name: The parameter.
         elements: Its elements.
         counts: By log2 of the loss scale, rounded: how many elements of the scaled gradients have which exponent;
-            columns as of `mxmp.arrays.exponents.count_exponents`, those below `NONFINITE`.
+            columns as of `mxmp.diagnose.ledger.exponents.count_exponents`, those below `NONFINITE`.
         largest: The largest finite magnitude of a scaled gradient.
         largest_unscaled: The largest magnitude of a gradient with its scale taken out.
         skips_at: By log2 of the scale: skipped steps in which it was the first gradient, see `mxmp.diagnose.Ledger`.

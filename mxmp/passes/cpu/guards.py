@@ -61,7 +61,7 @@ class GuardAmpCasts(Pass):
     An identity copies: a training step of VGG-11, whose weights are many for its work, takes 14 % longer with them.
     So variables that are known to be ``written``, whose gradient is not added to an earlier one, have none. Bodies of
     control flow add the gradients of their iterations. Weights of grouped convolutions keep theirs: once they have run
-    in float32 they have a layout that amp_cast cannot read (see `mxmp.arrays.casts`), and a copy can.
+    in float32 they have a layout that amp_cast cannot read (see `mxmp.arrays.amp_cast`), and a copy can.
     """
 
     name: ClassVar[str] = "guard-amp-casts"
