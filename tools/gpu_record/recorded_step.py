@@ -1,6 +1,7 @@
 """Runs training steps of a network under the recorder, as `step` asks: network, mode, shapes, optimizer.
 
-It warms up with two steps, in which MXNet allocates, fuses and tunes, and marks the third: forward, backward, update.
+It warms up with ten steps, in which MXNet allocates, fuses and tunes, and mxmp compares weights with their masters, and
+marks the next: forward, backward, update.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mxnet import autograd, gluon
 
 import symbols
 from mxmp.errors import MxmpError, mxnet_reason
+from mxmp.train.step import COMPARED_STEPS
 from tools.gpu_record import control
 
 CTX = mx.gpu(0)
@@ -44,7 +46,7 @@ def main(network: str, mode: str, shapes: str, optimizer: str) -> None:
     else:
         run = module_step(network, given, mode, optimizer, options)
     control.deliver(1.0)  # a finite check finds all gradients finite
-    for _ in range(2):
+    for _ in range(COMPARED_STEPS):
         run(lambda section: None)
     run(_begin_section)
     _begin_section("end")
