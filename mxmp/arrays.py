@@ -132,7 +132,8 @@ def round_into(source: mx.nd.NDArray, out: mx.nd.NDArray) -> None:
     in MXNet 1.9.1. On CPU amp_cast flushes values below 2**-126 to zero.
     """
     if out.dtype == np.float16:
-        mx.nd.Cast(source, dtype="float16", out=out)
+        with autograd.pause():
+            mx.nd.Cast(source, dtype="float16", out=out)
     else:
         amp_cast(source, NUMPY_BFLOAT16, out=out)
 

@@ -124,7 +124,8 @@ def master_params(optimizer: Any) -> Iterator[mx.nd.NDArray]:
     """
     for each in as_list(optimizer):
         trainer = require_trainer(each, "master_params")
-        if trainer._scaler.state.is_scaled and not trainer._scaler.is_open:
+        state = trainer._scaler.state
+        if not (state.is_ready or state.reduced or trainer._scaler.is_open):
             trainer.unscale()
         for index, param in enumerate(trainers.params(trainer)):
             if param.grad_req != "null":

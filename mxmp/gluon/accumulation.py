@@ -116,7 +116,7 @@ class Accumulator:
         require_positive("step: batch_size", batch_size)
         if not self.ends_group:
             for trainer in self._trainers:
-                trainer._begin("step", ignore_stale_grad)
+                trainer._require("step", ignore_stale_grad)
         self._waits, self._samples = False, self._samples + batch_size
         if not self.ends_group:
             for observer in [each for trainer in self._trainers for each in trainer._scaler.observers.values()]:

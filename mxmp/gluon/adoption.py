@@ -77,12 +77,17 @@ _POLICY = "_mxmp_policy"
 """Attribute of a parameter: the policy that its net was converted with."""
 
 
-def note_policy(params: Iterable[mx.gluon.Parameter], policy: Optional[Policy]) -> None:
-    """Note the policy that a net was converted with on its parameters, None if it is not any more."""
+def note_policy(params: Iterable[mx.gluon.Parameter], policy: Policy) -> None:
+    """Note the policy that a net was converted with on its parameters."""
     for param in params:
-        vars(param).pop(_POLICY, None)
-        if policy is not None:
-            setattr(param, _POLICY, policy)
+        setattr(param, _POLICY, policy)
+
+
+def forget_policy(params: Iterable[mx.gluon.Parameter], policy: Policy) -> None:
+    """Forget a policy that a net was converted with, but not that of another net with the same parameters."""
+    for param in params:
+        if vars(param).get(_POLICY) is policy:
+            del vars(param)[_POLICY]
 
 
 def policys_loss_scale(params: Iterable[Any]) -> Any:

@@ -18,6 +18,7 @@ from ..symbol import Converted, convert_graph, save_checkpoint
 from ..symbol.arguments import beyond_range, checked_ranges
 from ..train.masters import follow_weights, require_masters
 from . import storage
+from .adoption import note_policy
 from .block_regions import BlockRegions, find_regions
 from .conversion import Conversion
 from .file_hooks import require_export_folder
@@ -78,6 +79,7 @@ def convert(
     if all(_is_current(conversion_of(root), policy, regions, for_inference, measured) for root in found):
         return net
     replaced = conversions_of(blocks_in(*found))
+    require_masters(param for conversion in replaced for param in conversion.stored)
     with suspended(replaced):
         conversions = [Conversion(root, policy, regions, for_inference, measured) for root in found]
         siblings = Siblings()  # they may share parameters
@@ -93,6 +95,7 @@ def convert(
                 conversion.install()
             else:
                 vars(conversion.net)[_FLOAT32] = policy, conversion.early and conversion.early.report
+                note_policy(conversion.net.collect_params().values(), policy)
     except Exception:
         for conversion in conversions_of(found):
             conversion.remove()
@@ -146,12 +149,16 @@ def cast(net: gluon.Block, dtype: str) -> gluon.Block:
 def restore(net: gluon.Block) -> gluon.Block:
     """Undo ``convert``: the net runs its own float32 graph again.
 
-    Parameters that were stored in low precision become float32; their exact values come back
-    where they have not changed since. The float32 graph of an imported SymbolBlock has no casts
-    that mxmp put in before the export.
+    Parameters that were stored in low precision become float32, with their exact values. The float32 graph of an
+    imported SymbolBlock has no casts that mxmp put in before the export.
+
+    Raises:
+        TrainerError: If a weight was written to past its master; then nothing is changed.
     """
     inside = blocks_in(net)
-    for conversion in conversions_of(inside):
+    conversions = conversions_of(inside)
+    require_masters(param for conversion in conversions for param in conversion.stored)
+    for conversion in conversions:
         conversion.remove()
     for block in inside:
         vars(block).pop(_FLOAT32, None)
@@ -301,4 +308,4 @@ def adopt_weights(net: gluon.Block) -> None:
     if not isinstance(net, gluon.Block):
         raise TrainerError(f"adopt_weights: expected a Gluon net, found a {type(net).__name__}.")
     for param in net.collect_params().values():
-        follow_weights(param)
+        follow_weights(param)  # of one that is not initialized there are none

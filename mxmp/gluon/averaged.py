@@ -12,6 +12,7 @@ from ..arrays import to_float32
 from ..errors import TrainerError
 from ..mxnet_private import parameters
 from ..train.masters import exact_value as _exact_value
+from ..train.masters import masters_of
 
 
 def exact_value(param: gluon.Parameter, ctx: mx.Context | None = None) -> mx.nd.NDArray:
@@ -27,6 +28,8 @@ def exact_value(param: gluon.Parameter, ctx: mx.Context | None = None) -> mx.nd.
     Raises:
         TrainerError: If the parameter is not initialized, or was written to past its master.
     """
+    if not isinstance(param, gluon.Parameter):
+        raise TrainerError(f"exact_value: expected a gluon Parameter, found a {type(param).__name__}.")
     if not parameters.is_initialized(param):
         raise TrainerError(f"exact_value: parameter '{param.name}' is not initialized.")
     with autograd.pause():
@@ -63,6 +66,8 @@ class averaged:
     def __init__(self, net: gluon.Block, decay: float = 0.999) -> None:
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < 1:
             raise TrainerError(f"averaged: decay={decay!r}; expected a number from 0 to below 1.")
+        if not isinstance(net, gluon.Block):
+            raise TrainerError(f"averaged: expected a Gluon net, found a {type(net).__name__}.")
         self.decay = float(decay)
         self._params: Dict[str, gluon.Parameter] = dict(net.collect_params().items())
         self._values = {name: exact_value(param) for name, param in self._params.items()}
@@ -76,12 +81,16 @@ class averaged:
         """Move the averages towards the present values."""
         with autograd.pause():
             for name, param in self._params.items():
-                average = self._values[name]
-                average += (1 - self.decay) * (exact_value(param) - average)
+                weight, average = param.list_data()[0], self._values[name]
+                value = masters_of(param).get(weight.ctx)  # not compared: the trainer's steps do that
+                average += (1 - self.decay) * ((to_float32(weight) if value is None else value) - average)
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Let the net have the averages within this context; it has its own values again after it, bit for bit."""
+        """Let the net have the averages within this context; it has its own values again after it, bit for bit.
+
+        Make no step within it: what it changes is gone after it.
+        """
         own = {name: exact_value(param) for name, param in self._params.items()}
         try:
             self._set(self._values)

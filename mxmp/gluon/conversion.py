@@ -19,7 +19,7 @@ from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, from_graph, to_graph
 from . import block_regions, storage
-from .adoption import note_policy
+from .adoption import forget_policy, note_policy
 from .block_hooks import BlockHooks
 from .graphs import GraphCache
 from .lookup import (
@@ -145,7 +145,7 @@ class Conversion(BlockHooks):
         for block in descendants(self.net):
             vars(block).pop(PART, None)
         self.net.__class__ = plain_class(self.net)
-        note_policy(self.net.collect_params().values(), None)
+        forget_policy(self.net.collect_params().values(), self.policy)
         storage.attach_gradients(self._params())
         for param in self.stored:
             storage.store_float32(param)

@@ -25,25 +25,44 @@ _is_differentiable = parameters.is_differentiable.read
 class _Seen(List[mx.nd.NDArray]):
     """The gradients of a parameter, ``param.list_grad()``, until the step: whoever reads one sees true gradients.
 
-    Reading an element unscales all gradients of the trainers whose loss was scaled together. A copy is a plain list.
+    Reading an element unscales all gradients of the trainers whose loss was scaled together. A copy by `copy` or pickle
+    is a plain list, of gradients that are scaled.
     """
 
     def __init__(self, param: mx.gluon.Parameter, owner: Gradients, look: Callable[[], None]) -> None:
-        self.arrays: List[mx.nd.NDArray] = parameters.gradients(param)
+        self.arrays = _plain(_gradients(param))
         super().__init__(self.arrays)
         self.owner = weakref.ref(owner)  # a trainer that is dropped before its step leaves nothing behind
         self._param, self._look = param, look
 
-    def __getitem__(self, key: Any) -> Any:
+    def copy(self) -> List[mx.nd.NDArray]:
         self._look()
-        return parameters.gradients(self._param)[key]
+        return list(_plain(_gradients(self._param)))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.copy()[key]
 
     def __iter__(self) -> Iterator[mx.nd.NDArray]:
-        self._look()
-        return iter(parameters.gradients(self._param))
+        return iter(self.copy())
+
+    def __reversed__(self) -> Iterator[mx.nd.NDArray]:
+        return reversed(self.copy())
+
+    def __add__(self, other: Any) -> Any:
+        return self.copy() + other
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self.copy()
+
+    def __mul__(self, count: Any) -> Any:
+        return self.copy() * count
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return list, (self.arrays,)
+
+
+def _plain(arrays: Any) -> Any:
+    return arrays.arrays if isinstance(arrays, _Seen) else arrays
 
 
 class Gradients(Weights):
@@ -139,22 +158,24 @@ class Gradients(Weights):
         """Have a function called when somebody reads a gradient, up to `hide`."""
         self._is_seen = True
         for param in self._trained():
-            arrays = _gradients(param)
-            if isinstance(arrays, _Seen):
-                self._take_from_dropped(param, arrays)
-            if arrays is not None:
+            if _gradients(param) is not None:
                 parameters.gradients.set(param, _Seen(param, self, look))
 
-    def _take_from_dropped(self, param: mx.gluon.Parameter, arrays: _Seen) -> None:
-        """Let a parameter have plain gradients again, or raise if they wait for another trainer that is alive."""
-        if arrays.owner() is not None:
-            gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
-        if arrays.owner() is not None:
-            raise TrainerError(
-                f"scale_loss: the gradient of parameter '{param.name}' waits for the step of another trainer; let "
-                "that step first, or scale the loss for both at once: first.scale_loss(loss, second)."
-            )
-        parameters.gradients.set(param, arrays.arrays)
+    def require_own(self) -> None:
+        """Raise if gradients of a parameter wait for the step of another trainer, which is alive."""
+        for param in self._trained():
+            arrays = _gradients(param)
+            if not isinstance(arrays, _Seen):
+                continue
+            if arrays.owner() not in (None, self):
+                gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
+            if arrays.owner() not in (None, self):
+                raise TrainerError(
+                    f"scale_loss: the gradient of parameter '{param.name}' waits for the step of another trainer. Let "
+                    "that step first, or give its gradients up by its discard_grads(); a loss that both step on is "
+                    "scaled for both at once: first.scale_loss(loss, second)."
+                )
+            parameters.gradients.set(param, arrays.arrays)
 
     def hide(self) -> None:
         """Let parameters have plain lists of gradients again."""
@@ -183,8 +204,7 @@ class Gradients(Weights):
         """Return the gradients that are fresh."""
         found = []
         for param in self._trained():
-            grads = parameters.gradients(param)
-            pairs = zip(parameters.checked_arrays(param), grads.arrays if isinstance(grads, _Seen) else grads)
+            pairs = zip(parameters.checked_arrays(param), _plain(_gradients(param)))
             found += [grad for data, grad in pairs if _fresh(data)]
         return found
 

@@ -25,6 +25,7 @@ from ..train.masters import (
     keep_masters,
     masters_of,
     set_master,
+    without_owner,
 )
 from .lookup import blocks_in, conversion_of, holds_converted, is_part
 
@@ -71,7 +72,7 @@ class LowPrecisionParameter(ParameterWithMasters):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return the state for pickle and copy, with the user's class of parameters."""
-        return _make_empty, (vars(self)[_CLASS],), vars(self)
+        return _make_empty, (vars(self)[_CLASS],), without_owner(vars(self))
 
     def data(self, ctx: Optional[mx.Context] = None) -> mx.nd.NDArray:
         """Return the value as it is stored; a block that was not converted gets it in float32.

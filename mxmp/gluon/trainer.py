@@ -32,7 +32,7 @@ from ..train.kvstores import (
     require_updating_kvstore,
 )
 from ..train.loss_heads import HEAD_SCALE
-from ..train.masters import MultiPrecision, require_masters
+from ..train.masters import MultiPrecision
 from ..train.scale_loss import scale_loss
 from ..train.scaled_loss import ScaledLoss, require_backward
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, turn_of
@@ -207,6 +207,7 @@ class Trainer(ScalerStatus, TrainerBase):
             self.mx_optimizer.param_dict[index] = param
             self.mx_params_to_init.append(param)
             parameters.set_trainer(param, self)
+        self._training_step.compare_again()
 
     def register_step_hook(self, hook: Callable[[Any, bool], None]) -> HookHandle:
         """Call a function after every step, taken or skipped.
@@ -243,13 +244,13 @@ class Trainer(ScalerStatus, TrainerBase):
         """
         self._scaler.require_ready("save_states")
         self._gradients.require_used("save_states")
-        require_masters(self.mx_params)
         states.save(fname, self._target(), self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:
         """Load what `save_states` saved; the file decides over every field it has.
 
-        A file of what ``get_states`` of a trainer's updater gave is read too: the states alone.
+        Files of MXNet's own trainers are read too, and of ``get_states`` of an updater; these may hold the states
+        alone.
 
         Args:
             fname: The file.
@@ -261,6 +262,7 @@ class Trainer(ScalerStatus, TrainerBase):
         self._scaler.require_ready("load_states")
         self._gradients.require_used("load_states")
         states.restore(fname, self._target(), self._scaler)
+        self._training_step.compare_again()
 
     def _call_hooks(self, updated: bool) -> None:
         for hook in list(self._step_hooks.values()):
@@ -569,8 +571,11 @@ class Trainer(ScalerStatus, TrainerBase):
 
     def _begin(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
         """Raise if ``call`` cannot come now; else let parameters have plain lists of gradients again."""
-        self._scaler.require_closed(call)
+        self._require(call, ignore_stale, check_stale)
         self._gradients.hide()
+
+    def _require(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
+        self._scaler.require_closed(call)
         if self._updates_on_kvstore():
             raise TrainerError(f"{call} cannot be used where the kvstore updates; set update_on_kvstore=False.")
         self._gradients.require(call, ignore_stale and not self._scaler.checks, self._scaler.state.reached)
@@ -641,7 +646,12 @@ class _Block:
 @contextlib.contextmanager
 def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
     """Yield a loss times the scale of all trainers that step on it, and check that backward came through it."""
+    trainers = list(dict.fromkeys(trainers))
     with turn_of(trainer._scaler for trainer in trainers), contextlib.ExitStack() as stack:
+        for trainer in trainers:
+            trainer._end_look()
+            trainer._gradients.require_own()
+        stack.callback(_let_see_true_gradients, trainers)  # also where the block raises, of those that it began with
         begun = [trainer for trainer in trainers if trainer._scaler.state.is_scaled]
 
         def finish(losses: List[ScaledLoss]) -> None:
@@ -652,7 +662,6 @@ def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
         for trainer in trainers:
             if trainer._scaler.active:
                 trainer._calls.reach(loss)
-            trainer._end_look()
         block = scale_loss(loss, [trainer._scaler for trainer in trainers], finish)
         for trainer in begun:
             stack.enter_context(trainer._gradients.forbid_overwrite())
@@ -662,19 +671,23 @@ def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
             if trainer._scaler.active:
                 trainer._training_step.keep_running_stats(trainer._gradients.running_stats())
         yield scaled
-    _let_see_true_gradients([trainer for trainer in trainers if trainer._scaler.state.scale != 1.0])
 
 
 def _let_see_true_gradients(trainers: Sequence[Trainer]) -> None:
-    """Have the gradients of trainers unscaled if somebody reads one before the step."""
-    alive = weakref.WeakSet(trainers)
+    """Have the gradients of trainers that are scaled unscaled if somebody reads one before the step."""
+    states = [(trainer, trainer._scaler.state) for trainer in trainers]
+    alive = weakref.WeakSet(trainer for trainer, state in states if state.is_scaled and state.scale != 1.0)
 
     def look() -> None:
-        for trainer in list(alive):
-            trainer._gradients.hide()
-            trainer._training_step.look(trainer._gradients)
+        found = list(alive)
+        with turn_of(trainer._scaler for trainer in found):
+            if any(trainer._scaler.is_open for trainer in found):
+                return  # within a block gradients are scaled
+            for trainer in found:
+                trainer._gradients.hide()
+                trainer._training_step.look(trainer._gradients)
 
-    for trainer in dict.fromkeys(trainers):
+    for trainer in list(alive):
         trainer._gradients.let_see(look)
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import math
+import weakref
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -34,11 +36,11 @@ from ..errors import TrainerError
 from ..mxnet_private import OptimizerBase, ParameterBase, optimizers
 
 _KEPT = "_mxmp_masters"
-_OWNED = "_mxmp_has_optimizer"
+_OWNER = "_mxmp_optimizer"
 _OWN = ("inner", "masters")
 
 _CHECKED_UPDATES = 10
-"""The first updates of a weight by another's trainer, which look whether it is its master still."""
+"""The first updates of a weight by MXNet's own trainer or updater, which look whether it is its master still."""
 
 # Elements of weights that go together on a CPU: MXNet's kernel for many walks the longest as often as there are weights
 # and asks at every element which of them are that long, so that no compiler vectorizes it (MultiSGDKernel in
@@ -60,7 +62,7 @@ def forget_masters(param: mx.gluon.Parameter, but: Optional[mx.Context] = None) 
     for ctx in [ctx for ctx in kept if ctx != but]:
         del kept[ctx]
     if not kept:
-        vars(param).pop(_OWNED, None)
+        vars(param).pop(_OWNER, None)
 
 
 def masters_of(param: mx.gluon.Parameter) -> Dict[mx.Context, mx.nd.NDArray]:
@@ -76,17 +78,30 @@ def exact_value(weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArr
     Raises:
         TrainerError: If an optimizer has the master and somebody has written to the weight past it.
     """
-    kept = masters_of(param)
+    kept = masters_of(param) if is_low_precision(weight) else {}
     master = kept.get(weight.ctx)
     if master is None and kept:
         master = next(iter(kept.values())).copyto(weight.ctx)
     if master is None or master.shape != weight.shape:
         return to_float32(weight)
-    if not getattr(param, _OWNED, False):
+    if _is_owned(param) and rounds_to(master, weight).asscalar() != 1.0:
+        gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
+        if _is_owned(param):
+            raise written_past(f"parameter '{param.name}'")
+    if not _is_owned(param):
         follow(master, weight)
-    elif rounds_to(master, weight).asscalar() != 1.0:
-        raise written_past(f"parameter '{param.name}'")
     return master
+
+
+def without_owner(state: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the attributes of a parameter for a copy of it, whose masters no optimizer has."""
+    return {name: value for name, value in state.items() if name != _OWNER}
+
+
+def _is_owned(param: mx.gluon.Parameter) -> bool:
+    """Return whether an optimizer that is alive has the masters of a parameter."""
+    owner = getattr(param, _OWNER, None)
+    return owner is not None and owner() is not None
 
 
 def require_masters(params: Iterable[mx.gluon.Parameter]) -> None:
@@ -109,8 +124,8 @@ def set_master(param: mx.gluon.Parameter, value: mx.nd.NDArray) -> None:
 def follow_weights(param: mx.gluon.Parameter) -> None:
     """Let the masters of a parameter take over the elements of its weights that they do not round to."""
     with autograd.pause():
-        for weight in param.list_data():
-            if weight.ctx in masters_of(param):
+        for weight in param.list_data() if masters_of(param) else ():
+            if weight.ctx in masters_of(param) and is_low_precision(weight):
                 follow(masters_of(param)[weight.ctx], weight)
 
 
@@ -140,7 +155,8 @@ def written_past(name: str) -> TrainerError:
     return TrainerError(
         f"{name} is stored in low precision and was written to past its float32 master, from which the next step "
         "would compute it, so that the write would be lost. Use param.set_data(value) or load_parameters in its "
-        "place; or take over all weights of a net as they are: mxmp.gluon.adopt_weights(net)."
+        "place (set_params of a module); or take over all weights of a net as they are: "
+        "mxmp.gluon.adopt_weights(net)."
     )
 
 
@@ -151,14 +167,33 @@ class ParameterWithMasters(ParameterBase):
     """
 
     def set_data(self, data: Any) -> None:
-        """Set the value on all contexts, as ``Parameter.set_data``."""
-        super().set_data(data)
-        follow_weights(self)
+        """Set the value on all contexts, as ``Parameter.set_data``; one of float32 is the master, rounded once."""
+        dtype = getattr(data, "dtype", None)
+        wide = isinstance(data, mx.nd.NDArray) and dtype == np.float32 and is_low_precision(self.list_data()[0])
+        if wide:
+            rounded = mx.nd.empty(data.shape, ctx=data.ctx, dtype=self.list_data()[0].dtype)
+            round_into(data.as_nd_ndarray(), rounded)
+            super().set_data(rounded)
+            set_master(self, data)
+        else:
+            super().set_data(data)
+            follow_weights(self)
 
     def mx_load_value(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Load a value, as from a file."""
         super().mx_load_value(data, ctx, cast_dtype, dtype_source)
-        follow_weights(self)
+        self._follow()
+
+    def cast(self, dtype: Any) -> None:
+        """Cast the value, as ``Parameter.cast``; what is not low precision has no master."""
+        super().cast(dtype)
+        self._follow()
+
+    def _follow(self) -> None:
+        if is_low_precision(self.list_data()[0]):
+            follow_weights(self)
+        else:
+            forget_masters(self)
 
     def mx_init_arrays(self, data: Any, ctx_list: Any) -> None:
         """Set an initial value, again."""
@@ -168,7 +203,7 @@ class ParameterWithMasters(ParameterBase):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return the state for pickle and copy, with the class that the parameter had before."""
         kind = type(self).__bases__[-1]
-        state = {name: value for name, value in vars(self).items() if name not in (_KEPT, _OWNED)}
+        state = {name: value for name, value in vars(self).items() if name not in (_KEPT, _OWNER)}
         return object.__new__, (kind,), state
 
 
@@ -315,7 +350,23 @@ class MultiPrecision(OptimizerBase):
             return to_float32(weight)
         if not masters_of(param):  # on all contexts now: later, those updated first are no measure for the others
             keep_masters(param, [to_float32(data.as_nd_ndarray()) for data in param.list_data()])
-        return _shared_master(exact_value(weight, param), weight, param)
+        return self._shared_master(exact_value(weight, param), weight, param)
+
+    def _shared_master(
+        self, master: mx.nd.NDArray, weight: mx.nd.NDArray, param: mx.gluon.Parameter
+    ) -> mx.nd.NDArray:
+        """Return the one master of a weight: what its parameter keeps, else ``master``, which it keeps from now on."""
+        kept = masters_of(param).get(weight.ctx)
+        if kept is None or kept.shape != weight.shape:
+            if kept is None and masters_of(param):  # set since, on the parameter's own contexts
+                master = exact_value(weight, param)
+            keep_masters(param, [*(array for ctx, array in masters_of(param).items() if ctx != weight.ctx), master])
+            kept = master
+        setattr(param, _OWNER, weakref.ref(self.inner))
+        if not isinstance(param, ParameterWithMasters):
+            kind: Any = type(param)
+            param.__class__ = _class_with_masters(kind)
+        return kept
 
     def create_state_of_master(self, index: int, master: mx.nd.NDArray) -> MasterState:
         """Return the state of a low precision weight whose float32 value is given; it is kept, not copied."""
@@ -385,7 +436,7 @@ class MultiPrecision(OptimizerBase):
             follow(state.master, weight.weight)
         param = self.inner.param_dict.get(weight.index)
         if param is not None:
-            state.master = _shared_master(state.master, weight.weight, param)
+            state.master = self._shared_master(state.master, weight.weight, param)
 
     def _name(self, index: int) -> str:
         param = self.inner.param_dict.get(index)
@@ -435,21 +486,6 @@ class MultiPrecision(OptimizerBase):
         return list(optimizers.weight_decays(self.inner, indices))
 
 
-def _shared_master(master: mx.nd.NDArray, weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArray:
-    """Return the one master of a weight: what its parameter keeps, else ``master``, which it keeps from now on."""
-    kept = masters_of(param).get(weight.ctx)
-    if kept is None or kept.shape != weight.shape:
-        if kept is None and masters_of(param):  # set since, on the parameter's own contexts
-            master = exact_value(weight, param)
-        keep_masters(param, [*(array for ctx, array in masters_of(param).items() if ctx != weight.ctx), master])
-        kept = master
-    setattr(param, _OWNED, True)
-    if not isinstance(param, ParameterWithMasters):
-        kind: Any = type(param)
-        param.__class__ = _class_with_masters(kind)
-    return kept
-
-
 # ------------------------------------------------------------------ the update of all weights of a step
 
 
@@ -495,7 +531,7 @@ def _flags(pairs: Iterable[Tuple[mx.optimizer.Updater, Sequence[Update]]]) -> Li
     for updater, updates in pairs:
         for each in updates:
             state = updater.states.get(each.index)
-            if isinstance(state, MasterState) and state.master is not None:
+            if isinstance(state, MasterState) and state.master is not None and is_low_precision(each.weight):
                 weight = _with_state(updater, each)
                 updater.optimizer.share_master(weight)
                 found.append((each.index, rounds_to(weight.state.master, weight.weight)))

@@ -128,7 +128,7 @@ class Scaler:
         nonfinite_loss: 'raise' or 'skip', what a step does whose loss is not finite by itself.
         max_nonfinite_losses: How many such steps in a row are skipped.
         validate: Raises if the owner cannot work with a loss scale that is set or loaded.
-        observers: What is told of each step, see `mxmp.train.observer`.
+        observers: What is told of each step, see `mxmp.train.step.Observer`.
         explain: Runs the present step again, without dropout, and says why it is not finite; None if that is not found
             out.
         bad_input: Says which input of the present step holds inf or NaN; None if none is known to.
@@ -403,8 +403,7 @@ class Scaler:
 
         explained = not finite and self._next_skip_is_explained
         self._count(finite)
-        before = self.loss_scale
-        after = self._adjusted(finite, where)
+        before, after = self._adjusted(finite, where)
         self._log(finite, step, before, after)
         why = _found_out(self.explain) if explained else None
         if why is not None:
@@ -429,21 +428,22 @@ class Scaler:
             again = self._again()
             _LOG.warning(text, step, type(scale).__name__, scale.value, row, again and f".{again}")
 
-    def _adjusted(self, finite: bool, where: Where) -> LossScale:
-        """Move the loss scale and return it; of several losses, at one more host read for each if the step is skipped.
+    def _adjusted(self, finite: bool, where: Where) -> Tuple[LossScale, LossScale]:
+        """Move the loss scale; return it before and after. Of several losses at one more host read for each if skipped.
 
         A shared one moves in its own `update`.
         """
         if self.shared is not None:
             self.shared._note(self, finite, where)
-            return self.shared.loss_scale
+            return self.shared.loss_scale, self.shared.loss_scale
         losses = list(dict.fromkeys(loss_id for loss_id, _ in self._finite_after)) or [self.loss_id]
         bad = (loss_id for loss_id, flag in self._finite_after if not finite and flag.asscalar() != 1.0)
         self.loss_id = next(bad, losses[-1])
         for loss_id in losses[: losses.index(self.loss_id)]:
             self._scales[loss_id] = self._scales[loss_id].adjust(True)
-        self._scales[self.loss_id] = adjusted(self.loss_scale, finite, where)
-        return self.loss_scale
+        before = self.loss_scale
+        self._scales[self.loss_id] = adjusted(before, finite, where)
+        return before, self.loss_scale
 
     def _log(self, taken: bool, step: int, before: LossScale, after: LossScale) -> None:
         """Log the step that was counted last, if it is worth a line."""

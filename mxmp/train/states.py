@@ -31,9 +31,9 @@ import numpy as np
 from ..dtypes import BFLOAT16, FLOAT32, LOW_PRECISION, canonical, to_numpy
 from ..errors import LossScaleError, StateError
 from ..files import saving
-from ..loss_scale import DynamicLossScale, LossScale
-from ..mxnet_private import copy_from_numpy, optimizers
-from .masters import MasterState, MultiPrecision, keep_masters
+from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale
+from ..mxnet_private import copy_from_numpy, is_initialized, optimizers
+from .masters import MasterState, MultiPrecision, follow_weights, keep_masters, require_masters
 from .scaler import Scaler
 
 _LOG = logging.getLogger(__name__)
@@ -268,7 +268,11 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in MXNET_CLASSES:
             raise pickle.UnpicklingError(f"it holds a {module}.{name}")
-        return MXNET_CLASSES[module, name]
+        kind = MXNET_CLASSES[module, name]
+        # A pickle may set attributes of a class that it names: it gets one of its own.
+        bases = mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler, MasterState
+        own = isinstance(kind, type) and issubclass(kind, bases)
+        return type(kind.__name__, (kind,), {"__module__": module}) if own else kind
 
 
 @dataclasses.dataclass
@@ -327,23 +331,45 @@ def _read_pickle(fname: str, target: Target) -> _Content:
     try:
         with open(fname, "rb") as stream:
             found = _Unpickler(stream).load()
-    except Exception as e:  # a damaged pickle raises all sorts
+        states, saved = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        content = _Content(file, [_copied(states, ctx) for ctx in target.contexts])
+        saved = saved.inner if isinstance(saved, MultiPrecision) else saved
+        if isinstance(saved, mx.optimizer.Optimizer):
+            _read_optimizer(content, saved, target.optimizer.inner)
+    except StateError:
+        raise
+    except Exception as e:  # a damaged pickle raises all sorts, and what it makes may lack all attributes
         raise _no_states(fname, e) from e
-    states, saved = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-    content = _Content(file, [_copied(states, ctx) for ctx in target.contexts])
-    saved = saved.inner if isinstance(saved, MultiPrecision) else saved
-    if isinstance(saved, mx.optimizer.Optimizer):
-        inner = target.optimizer.inner
-        scheduler = saved.lr_scheduler
-        _check_class(file, type(saved).__name__, _class_name(scheduler), inner)
-        content.fields = {name: value for name, value in vars(saved).items() if _is_state(name, value, vars(inner))}
-        rest = vars(scheduler) if scheduler is not None else {}
-        content.scheduler_fields = {name: value for name, value in rest.items() if _is_state(name, value, rest)}
-        content.num_update = saved.num_update
-        content.counts = {device: dict(items) for device, items in optimizers.all_update_counts(saved).items()}
-    elif saved is not None:
+    if not isinstance(saved, (mx.optimizer.Optimizer, type(None))):
         raise file.error("the second part", f"a {type(saved).__name__}", "an optimizer")
     return content
+
+
+def _read_optimizer(content: _Content, saved: mx.optimizer.Optimizer, inner: mx.optimizer.Optimizer) -> None:
+    """Let a pickled optimizer decide over what a file of ours would."""
+    file, scheduler = content.file, saved.lr_scheduler
+    _check_class(file, type(saved).__name__, _class_name(scheduler), inner)
+    content.fields = _state_fields(file, "fields", saved, inner)
+    content.scheduler_fields = _state_fields(file, "scheduler_fields", scheduler, inner.lr_scheduler)
+    content.num_update = saved.num_update
+    content.counts = {device: dict(items) for device, items in optimizers.all_update_counts(saved).items()}
+    numbers = [n for device, items in content.counts.items() for pair in items.items() for n in (device, *pair)]
+    if not all(type(n) is int and n >= 0 for n in (*numbers, content.num_update)):
+        raise file.error("counts", content.counts, "whole numbers from 0 up")
+
+
+def _state_fields(file: StateFile, group: str, saved: Any, present: Any) -> Dict[str, Any]:
+    """Return the fields of a pickled optimizer or scheduler that a file of ours would hold.
+
+    Raises StateError if one is of another kind than that of the present one.
+    """
+    fields = {}
+    for name, value in vars(saved).items() if saved is not None else ():
+        if _is_state(name, value, vars(present)):
+            if not _same_kind(value, vars(present)[name]) or (value is None and vars(present)[name] is not None):
+                raise file.error(f"{group}.{name}", repr(value), f"the like of {vars(present)[name]!r}")
+            fields[name] = value
+    return fields
 
 
 def _is_state(name: str, value: Any, present: Dict[str, Any]) -> bool:
@@ -535,6 +561,7 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
     Copies every state to the host; those that are alike on every context are written once. Raises StateError if
     an optimizer of the user keeps states that a file cannot hold.
     """
+    require_masters(param for param in target.params if isinstance(param, mx.gluon.Parameter))
     arrays: Dict[str, np.ndarray[Any, Any]] = {}
     inner = target.optimizer.inner
     counts = optimizers.all_update_counts(inner)
@@ -615,7 +642,8 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
         optimizers.all_update_counts.set(inner, devices)
         optimizers.update_counts.set(inner, devices[0])
         inner.num_update = content.num_update
-    if _options(before) not in (_options(scaler.loss_scale), _options(default)):
+    lost = isinstance(scaler.loss_scale, NoOpLossScale) and not isinstance(before, NoOpLossScale)
+    if lost or _options(before) not in (_options(scaler.loss_scale), _options(default)):
         overruled.append(f"loss_scale={scaler.loss_scale} (not {before})")
     if overruled:
         _LOG.warning("%s decides over %s; to change that, set it after loading.", fname, ", ".join(overruled))
@@ -638,6 +666,8 @@ def _link_masters(params: Sequence[Any], states: Sequence[Dict[int, Any]]) -> No
         masters = [state.master for state in found if isinstance(state, MasterState) and state.master is not None]
         if masters and isinstance(param, mx.gluon.Parameter):
             keep_masters(param, masters)
+            if is_initialized(param):
+                follow_weights(param)
 
 
 def _overruled(owner: Any, fields: Dict[str, Any]) -> List[str]:

@@ -67,8 +67,12 @@ class Weights(abc.ABC):
         """Return the gradients of a weight that the user sees, one per context."""
 
     def waiting(self) -> Mapping[int, List[mx.nd.NDArray]]:
-        """Return the gradients that backward has written, by index, on all contexts; nothing is taken."""
+        """Return the gradients of weights that backward has reached, by index, on all contexts; nothing is taken."""
         return {}
+
+    def fresh_grads(self) -> List[mx.nd.NDArray]:
+        """Return those of them that backward has written."""
+        return []
 
     @abc.abstractmethod
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
@@ -216,6 +220,10 @@ class Step:
         self._shown: List[_Shown] = []
         self._compared = 0  # steps in which weights were compared with their masters
 
+    def compare_again(self) -> None:
+        """Compare weights with their masters in the next ten steps, as in the first."""
+        self._compared = 0
+
     def keep_running_stats(self, stats: Named) -> None:
         """Copy the running statistics, to restore them if a forward pass overflows; before backward."""
         self._running_stats.keep(stats)
@@ -246,6 +254,7 @@ class Step:
         """
         self.reduce(weights)
         if self.scaler.state.is_unscaled:  # somebody has looked at them
+            weights.groups()  # which a backward from now on would write to unnoticed
             return
         grads = _gradients(weights.groups())
         grad_flag = all_finite(grads) if grads and self.scaler.checks else None
@@ -258,7 +267,7 @@ class Step:
         if not self.scaler.state.is_scaled:
             return
         grads = weights.waiting()
-        written = [grad for arrays in grads.values() for grad in arrays]
+        written = weights.fresh_grads()
         grad_flag = all_finite(written) if written and self.scaler.checks else None
         self._show_float32(weights, grads)
         scale_in_place([grad for index in grads for grad in weights.grads(index)], 1.0 / self.scaler.state.scale)
@@ -388,6 +397,7 @@ class Step:
             elif state.masters_flag is not None:
                 scaler.read([])
         if state.masters_differ:
+            self._compared = 0
             index = first_written_past(zip(weights.updaters, weights.groups()))
             raise written_past("a weight" if index is None else f"parameter '{weights.name(index)}'")
         self._compared += 1
