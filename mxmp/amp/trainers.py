@@ -49,8 +49,8 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_uns
         optimizer_or_trainer: A trainer that `init_trainer` or `initialize` has seen; or a list of
             all trainers whose parameters the loss depends on.
         loss_id: Number of the loss, below the ``num_losses`` of `initialize`.
-        delay_unscale: Of Apex; without effect, because gradients stay scaled up to the step, or to
-            `unscale`, in any case. To accumulate them set ``grad_req='add'`` on the parameters.
+        delay_unscale: Of Apex; without effect, because gradients are unscaled by the step, by `unscale` or where
+            ``param.grad()`` is read. To accumulate them set ``grad_req='add'`` on the parameters.
 
     Raises:
         TrainerError: If a trainer is not initialized, or cannot scale a loss now.

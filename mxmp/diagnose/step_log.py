@@ -34,8 +34,9 @@ class StepRecord(NamedTuple):
         taken: Whether the weights were updated.
         scale: What the losses were multiplied by.
         next_scale: What those of the next step will be.
-        grad_norm: Norm of all true gradients, summed over contexts and workers, before clipping, not divided by the
-            batch size. Not finite where a gradient was not.
+        grad_norm: Norm of all true gradients, summed over contexts and workers, not divided by the batch size; before
+            the trainer clips them, but after the user's own code has (by ``param.grad()``). Not finite where a gradient
+            was not.
         loss: Mean of the losses that were given, of all batches of the step.
         zero_share: Share of the gradients' elements that became zero, of the ledger's last sample.
         subnormal_share: Share of those that are subnormal, likewise.

@@ -396,14 +396,7 @@ class MultiPrecision(OptimizerBase):
                 each.state.updates += 1
                 if rounds_to(each.state.master, each.weight).asscalar() != 1.0:
                     raise written_past(self._name(each.index))
-        wide = [to_float32(each.weight) if each.state.master is None else each.state.master for each in weights]
-        grads, states = [to_float32(each.grad) for each in weights], [each.state.inner for each in weights]
-        if many:
-            self.inner.update_multi_precision(index, wide, grads, states)
-        else:
-            self.inner.update_multi_precision(index, wide[0], grads[0], states[0])
-        for source, each in zip(wide, weights):
-            round_into(source, each.weight)
+        _update_part(self.inner, weights)
 
     def check_states(self, weights: Iterable[Tuple[int, mx.nd.NDArray, Any]]) -> None:
         """Raise if a weight's state was made for another dtype, before anything is updated.

@@ -143,7 +143,10 @@ class Observer:
         """A batch is over whose step comes with a later one: gradients are added up."""
 
     def on_gradients(self, weights: Weights, scale: float) -> None:
-        """The gradients are as backward wrote them: times ``scale``, one per context, in their own dtype."""
+        """The gradients are those of backward, one per context: times ``scale``, in their own dtype.
+
+        Where somebody has read them before the step they are true ones (``scale`` is 1), in float32, changes included.
+        """
 
     def on_reduced(self, weights: Weights, scale: float) -> None:
         """The gradients are summed over contexts and workers, in float32 if there may be several; times ``scale``."""
