@@ -11,10 +11,10 @@ from ..errors import TrainerError
 from ..gluon import Trainer
 from ..gluon.calls import MOST_CALLS
 from ..module import BucketingModule, Module
-from ..module.replay import calls_of
 from ..probe.step_replay import Call, LossGradients
 from ..probe.verdict import Verdict, judge
 from ..train.step import Observation, Observer, StepEnd, Weights, attached_elsewhere, observe
+from .module_steps import calls_of
 
 
 class Watch(Observer):
@@ -142,7 +142,7 @@ class Watch(Observer):
         else:
             module = owner if isinstance(owner, Module) else owner.mx_current
             self._scale = module._backward_scale
-            self._calls = calls_of(module, module._out_grads, copied=True)
+            self._calls = calls_of(module, copied=True)
         self._labels.clear()
 
     def on_end(self, end: StepEnd) -> None:

@@ -12,13 +12,12 @@ from ..loss_scale import LossScale
 from ..mxnet_private import BucketingModuleBase, modules
 from ..policy import Policy
 from ..report import Report
-from ..train.scaler import ScalerStatus
-from .module import Module
-from .saving import ParamsFiles, load_buckets, save_buckets
-from .setup import make_scaler
+from ..train.scaler import Scaler
+from .module import Module, PolicyStatus, loss_scale_of
+from .saving import load_buckets, save_checkpoint, states_files
 
 
-class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
+class BucketingModule(PolicyStatus, BucketingModuleBase):
     """Trains symbols of several input lengths as ``mx.mod.BucketingModule``, in mixed precision.
 
     Every bucket is a `Module`, converted for its own shapes. All share parameters, masters,
@@ -70,25 +69,13 @@ class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
         super().__init__(sym_gen, default_bucket_key, **self._options)
         self._policy = Policy.parse(policy)
         self._options.update(policy=self._policy, loss_heads=tuple(loss_heads))
-        self._scaler = make_scaler(self._policy, loss_scale)
+        self._scaler = Scaler(loss_scale_of(self._policy, loss_scale))
         self._scaler.validate = self._require_fitting
-
-    @property
-    def policy(self) -> Policy:
-        """The precision policy of all buckets."""
-        return self._policy
 
     @property
     def report(self) -> Report:
         """What the conversion decided for the current bucket."""
         return self._current("report").report
-
-    def _set_loss_scale(self, spec: Any) -> None:
-        """Set the loss scale of the steps to come."""
-        if self.mx_current is not None:
-            self.mx_current.loss_scale = spec
-        else:
-            self._scaler.loss_scale = make_scaler(self._policy, spec).loss_scale
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
         """Raise if the executors of any bucket have no input for a loss scale."""
@@ -103,7 +90,6 @@ class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
             generated, data_names, label_names = modules.make_symbol(self, key)
             module = Module(generated if symbol is None else symbol, data_names, label_names, **self._options)
             module._scaler = self._scaler
-            module._stores_params = False
             self.mx_buckets[key] = module
 
     def mx_reset_bind(self) -> None:
@@ -203,8 +189,10 @@ class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
             CheckpointError: If a file cannot be written; then nothing is changed.
         """
         if save_optimizer_states:
-            self._current("save_checkpoint")._require_saveable("save_checkpoint")
-        save_buckets(self, prefix, epoch, save_optimizer_states, remove_amp_cast)
+            self._current("save_checkpoint")._require_between_steps("save_checkpoint")
+        keys = list(self.mx_buckets)
+        symbols = {f"{prefix}-{key}-symbol.json": self.mx_sym_gen(key)[0] for key in keys}
+        save_checkpoint(self, prefix, epoch, save_optimizer_states, symbols, remove_amp_cast, keys)
 
     def save_optimizer_states(self, fname: str) -> None:
         """Save optimizer states, masters and the loss scale: `Module.save_optimizer_states`."""
@@ -213,6 +201,7 @@ class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
     def load_optimizer_states(self, fname: str) -> None:
         """Load what `save_optimizer_states` saved."""
         self._current("load_optimizer_states").load_optimizer_states(fname)
+        self.mx_params_dirty = True
 
     @classmethod
     def load(
@@ -241,8 +230,7 @@ class BucketingModule(ParamsFiles, ScalerStatus, BucketingModuleBase):
         """
         symbols, *params = load_buckets(prefix, epoch, load_optimizer_states)
         module = cls.load_dict(symbols, sym_gen, default_bucket_key, *params, **kwargs)
-        if load_optimizer_states:
-            module.mx_current.mx_preload_opt_states = f"{prefix}-{epoch:04d}.states"
+        module.mx_current.mx_preload_opt_states = next(iter(states_files(prefix, epoch, load_optimizer_states)), None)
         return module
 
     @classmethod

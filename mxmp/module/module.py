@@ -4,29 +4,86 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, Iterable, List, Optional, Sequence, Union
+from types import SimpleNamespace
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Union
 
 import mxnet as mx
+from mxnet.module.executor_group import DataParallelExecutorGroup
 
-from ..arrays import mapped, require_positive, to_float32
+from ..arrays import is_low_precision, mapped, require_positive, to_float32
 from ..devices import amx
-from ..errors import TrainerError
-from ..policy import Policy
-from ..probe.batch_faults import nan_given
+from ..devices.check import require_bfloat16
+from ..dtypes import BFLOAT16, canonical
+from ..errors import ConvertError, TrainerError
+from ..files import saving
+from ..loss_scale import LossScale, NoOpLossScale, parse
+from ..mxnet_private import ModuleBase, modules, parse_data_desc
+from ..optimizer import LossScaleOptimizer
+from ..passes import EraseCasts
+from ..policy import Policy, check_matches
 from ..report import Report
-from ..symbol.arguments import require_symbol
+from ..symbol import load_checkpoint, load_params, to_graph
+from ..symbol.arguments import require_kernels, require_symbol
+from ..symbol.checkpoint import save_params
+from ..symbol.monitors import NetworkNames, WatchedExecutor
+from ..train.explanations import let_explain
+from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvstore
+from ..train.masters import follow
 from ..train.running_stats import Named
-from .binding import accumulates
-from .converted import write_loss_scale
-from .replay import calls_of, explain
-from .saving import ModuleFiles
-from .setup import make_scaler
-from .training import BoundWeights, Training
+from ..train.scaler import Scaler, ScalerStatus
+from .binding import LOSS_SCALE, Conversions, Runnable, as_bound, as_float32, inputs_of
+from .saving import save_checkpoint, states_files
+from .training import BoundWeights, Training, Weight, make_optimizer, weights_of
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
 
+_INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
 
-class Module(ModuleFiles):
+
+class Writes:
+    """Counts the writes of mxmp to the parameters and auxiliary states that modules share.
+
+    MXNet fuses layers of executors that are bound to infer on a CPU. A fused layer keeps the weights of its first call
+    if it has no BatchNorm, and BatchNorm's statistics if it has one.
+    """
+
+    count = 0
+
+
+class PolicyStatus(ScalerStatus):
+    """The policy, the loss scale and the files of parameters of a module, bucketing or not."""
+
+    _policy: Policy
+    get_params: Any
+    set_params: Any
+
+    @property
+    def policy(self) -> Policy:
+        """The precision policy."""
+        return self._policy
+
+    def _set_loss_scale(self, spec: Any) -> None:
+        self._scaler.loss_scale = loss_scale_of(self._policy, spec)
+
+    def save_params(self, fname: str) -> None:
+        """Write the float32 parameters, whole or not at all, as ``mx.mod.Module.save_params``.
+
+        Raises:
+            CheckpointError: If the file cannot be written; then what was there is as it was.
+            TrainerError: If a parameter was written to past its float32 master.
+        """
+        save_params(fname, *self.get_params())
+
+    def load_params(self, fname: str) -> None:
+        """Set the parameters to those of a file that `save_params` wrote.
+
+        Raises:
+            CheckpointError: If the file is missing or damaged; then nothing is changed.
+        """
+        self.set_params(*load_params(fname))
+
+
+class Module(PolicyStatus, ModuleBase):
     """Trains and runs a symbol as ``mx.mod.Module``, in mixed precision.
 
     The symbol stays as it was given, and so do ``symbol``, parameters and checkpoints, which are
@@ -52,6 +109,10 @@ class Module(ModuleFiles):
     `update`. A Custom operator that ignores the gradient of its output (``need_top_grad=False``)
     is seen as a loss head only if it is named in ``loss_heads``.
 
+    A parameter belongs to the module: set it by `set_params` or `load_params`. A write to the
+    executors' arrays past its master is found in the first ten updates, and wherever parameters or
+    states are read or saved: a TrainerError. Later the next `update` undoes it.
+
     Args:
         symbol: As for ``mx.mod.Module``; a float32 network, or one that mxmp converted before.
         data_names: As for ``mx.mod.Module``, and so are the next seven.
@@ -73,6 +134,9 @@ class Module(ModuleFiles):
         LossScaleError: If the loss scale is not one.
     """
 
+    binded: bool
+    optimizer_initialized: bool
+
     def __init__(
         self,
         symbol: Any,
@@ -89,7 +153,7 @@ class Module(ModuleFiles):
         loss_scale: Any = "policy",
         loss_heads: Iterable[str] = (),
     ) -> None:
-        policy = Policy.parse(policy)
+        self._policy = Policy.parse(policy)
         super().__init__(
             require_symbol(symbol),
             data_names,
@@ -101,30 +165,395 @@ class Module(ModuleFiles):
             state_names,
             group2ctxs,
             compression_params,
-            policy=policy,
-            scaler=make_scaler(policy, loss_scale),
-            loss_heads=frozenset(loss_heads),
         )
+        self._loss_heads = frozenset(loss_heads)
+        self._conversions: Optional[Conversions] = None
+        self._runnable: Optional[Runnable] = None
+        self._training: Optional[Training] = None
+        self._monitor: Any = None
+        self._watched: List[WatchedExecutor] = []  # the executors that the monitor was given
+        self._writes = Writes()
+        self._writes_fused: Optional[int] = None  # how many there were when layers were fused; None before that
         self._backward_scale = 1.0
         self._out_grads: Any = None  # true gradients of outputs that the present step was given
-        self._scaler.validate = self._require_fitting
-
-    @property
-    def policy(self) -> Policy:
-        """The precision policy."""
-        return self._policy
+        self._join(Scaler(loss_scale_of(self._policy, loss_scale)))
 
     @property
     def report(self) -> Report:
         """What the conversion decided for the shapes that are bound now."""
-        found = self._bound("report").converted.report
-        return replace(found, notes=amx.notes(found.count))
+        report = self._bound("report").converted.report
+        return replace(report, notes=amx.notes(report.count))
 
-    def _set_loss_scale(self, spec: Any) -> None:
-        """Set the loss scale of the steps to come."""
-        self._scaler.loss_scale = make_scaler(self._policy, spec).loss_scale
+    # ------------------------------------------------------------------ binding
+
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Any = None,
+        grad_req: Any = "write",
+    ) -> None:
+        """Convert the symbol for these shapes and make executors, as ``mx.mod.Module.bind``.
+
+        Raises:
+            ConvertError: If the network does not type-check by itself; it names the node. Also if the policy uses
+                bfloat16 and a context is a GPU, for which MXNet has no bfloat16 kernels.
+            PassError: If the network's gradient cannot be scaled; it names the node.
+            TrainerError: If ``shared_module`` is no bound and initialized `Module` of mxmp.
+        """
+        if force_rebind and self.binded:
+            if self.params_initialized:
+                self.get_params()
+            modules.reset_bind(self)
+            self.discard_grads()
+        if self.binded:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        if inputs_need_grad and not for_training:
+            raise TrainerError("bind: inputs_need_grad=True needs for_training=True.")
+        symbol, shared = self.mx_symbol, None if shared_module is None else _require_shareable(shared_module)
+        require_kernels(self._policy, self.mx_context, f"bind: symbol '{symbol.name or symbol}'")
+        if isinstance(grad_req, (list, tuple)):  # the graph that is bound has one argument more
+            grad_req = dict(zip(symbol.list_arguments(), grad_req))
+        self.for_training, self.inputs_need_grad, self.mx_grad_req = for_training, inputs_need_grad, grad_req
+        if shared is None:  # a bucket may lack what a pattern of the policy means
+            graph = EraseCasts()(to_graph(symbol)).graph
+            check_matches(self._policy, [(node.op, node.name) for node in graph.operators()])
+        else:
+            self._join(shared._scaler)
+            self._writes = shared._writes
+        params, scaled = frozenset([*self.mx_param_names, *self.mx_aux_names]), for_training and self._scaler.active
+        given = (params, self.mx_context, self._loss_heads, scaled, for_training, accumulates(grad_req))
+        self._conversions = Conversions(symbol, self._policy, *given)
+        descs = self._descs(data_shapes, label_shapes)
+        self._use(self._convert(descs, shared), descs, shared.mx_exec_group if shared else None)
+        self._place_params(shared)
+        if shared is not None and shared.optimizer_initialized:
+            self.borrow_optimizer(shared)
+        self.binded = True
+
+    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Take other shapes, as ``mx.mod.Module.reshape``; convert anew if verdicts change with them."""
+        before, descs = self._bound("reshape"), self._descs(data_shapes, label_shapes)
+        runnable = self._convert(descs, self)
+        if runnable.converted.graph != before.converted.graph:
+            self._use(runnable, descs, self.mx_exec_group)
+            return
+        super().reshape(*descs)
+        if self._monitor is not None:
+            self._watch()
+
+    def _descs(self, data_shapes: Any, label_shapes: Any) -> Any:
+        """Return descriptions of data and of labels, in the dtypes in which executors take them."""
+        data, labels = parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
+        used = {desc.name for desc in labels or ()} & set(self.mx_symbol.list_arguments())
+        return as_float32(self.mx_symbol, data), as_float32(self.mx_symbol, labels) if used else None
+
+    def _convert(self, descs: Any, shared: Optional[Module]) -> Runnable:
+        """Return the conversion for data and labels, whose parameters are stored as those of a module if given one."""
+        assert self._conversions is not None
+        if shared is None:
+            return self._conversions.find(inputs_of(descs), frozenset())
+        stored = shared._low_weights()
+        runnable = self._conversions.find(inputs_of(descs), stored)
+        unknown = [name for name in self.mx_param_names if name not in shared.mx_param_names]
+        if unknown:
+            raise TrainerError(
+                f"bind: parameters {unknown} are missing in the module that is shared with; the default bucket must "
+                "have the parameters of all."
+            )
+        low = runnable.converted.low_params - stored
+        if low:
+            raise ConvertError(
+                f"parameters {sorted(low)} are stored in float32 by the module that is shared with, but in low "
+                "precision here; use a policy with param_dtype='float32', such as 'O1'."
+            )
+        return runnable
+
+    def _use(self, runnable: Runnable, descs: Any, shared_group: Any) -> None:
+        """Make executors for data and labels; they share parameters with another group's."""
+        names = set(self.mx_param_names)
+        group = DataParallelExecutorGroup(
+            runnable.symbol,
+            self.mx_context,
+            self.mx_work_load_list,
+            *descs,
+            [name for name in runnable.symbol.list_arguments() if name in names],
+            self.for_training,
+            self.inputs_need_grad,
+            shared_group,
+            logger=self.logger,
+            fixed_param_names=self.mx_fixed_param_names,
+            grad_req=self.mx_grad_req,
+            group2ctxs=self.mx_group2ctxs,
+            state_names=self.mx_state_names,
+        )
+        # A cast behind an output has the output's name, but not the attribute that says where its batch is.
+        layouts = [output.attr("__layout__") for output in self.mx_symbol]
+        group.output_layouts = [mx.io.DataDesc.get_batch_axis(layout) for layout in layouts]
+        self.mx_data_shapes, self.mx_label_shapes = descs
+        if not self.mx_label_shapes:  # labels that the symbol does not use reach metrics alone
+            group.label_names, group.label_layouts = self.label_names, [0] * len(self.label_names)
+        self._runnable, self.mx_exec_group, self._writes_fused = runnable, group, None
+        self._write_loss_scale(1.0)
+        self.mx_total_exec_bytes = modules.group_exec_bytes(group)
+        if self.binded and self._monitor is not None:
+            self._watch()
+
+    def _place_params(self, shared: Optional[Module]) -> None:
+        """Share the host's parameters, copy them to the devices, or make room for them."""
+        group = self.mx_exec_group
+        if shared is not None:
+            self.params_initialized = True
+            self.mx_arg_params, self.mx_aux_params = shared.mx_arg_params, shared.mx_aux_params
+        elif self.params_initialized:
+            self.mx_arg_params = {name: to_float32(array) for name, array in self.mx_arg_params.items()}
+            group.set_params(self.mx_arg_params, self.mx_aux_params)
+            self._note_write(self.mx_arg_params)
+        else:
+            self.mx_arg_params = {name: _zeros(arrays) for name, arrays in zip(group.param_names, group.param_arrays)}
+            self.mx_aux_params = {name: _zeros(arrays) for name, arrays in zip(group.aux_names, group.aux_arrays)}
+
+    def install_monitor(self, mon: Any) -> None:
+        """Install a monitor on all executors; it sees the network's own names and float32 values.
+
+        What mxmp puts in, casts for example, it does not see. Gradients are scaled by the loss scale.
+        """
+        self._bound("install_monitor")
+        self._monitor = mon
+        self._watch()
+
+    def _watch(self) -> None:
+        """Let the monitor see the executors of now, and no earlier ones."""
+        runnable, held = self._bound("install_monitor"), getattr(self._monitor, "exes", [])
+        held[:] = [executor for executor in held if executor not in self._watched]
+        self._watched = [
+            WatchedExecutor(executor, NetworkNames(runnable.scaling, runnable.symbol, runnable.on_cpu))
+            for executor in self.mx_exec_group.execs
+        ]
+        for watched in self._watched:
+            self._monitor.install(watched)
+
+    def _bound(self, call: str) -> Runnable:
+        if not self.binded or self._runnable is None:
+            raise TrainerError(f"{call}: the module is not bound; call bind first.")
+        return self._runnable
+
+    # ------------------------------------------------------------------ parameters
+
+    def init_params(
+        self,
+        initializer: Any = _INITIALIZER,
+        arg_params: Any = None,
+        aux_params: Any = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """Initialize parameters in float32, as ``mx.mod.Module.init_params``.
+
+        Where a call has nothing to do, as that of ``fit`` on a loaded module, it does not warn of it.
+        """
+        self._bound("init_params")
+        applies = force_init or not self.params_initialized
+        if not applies and arg_params is None and aux_params is None:
+            return
+        super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
+        if applies:
+            self._note_write(self.mx_arg_params)
+
+    def set_params(
+        self,
+        arg_params: Any,
+        aux_params: Any,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        """Set parameters, float32 masters included, as ``mx.mod.Module.set_params``."""
+        self._bound("set_params")
+        applies = allow_missing and (force_init or not self.params_initialized)
+        super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
+        if applies:  # else init_params has done it
+            for name in self._low_weights() & set(arg_params):
+                arg_params[name].copyto(self.mx_arg_params[name])
+            self._note_write(arg_params)
+
+    def get_params(self) -> Any:
+        """Return the float32 parameters and the auxiliary states, as ``mx.mod.Module.get_params``.
+
+        Raises:
+            TrainerError: If a parameter was written to past its float32 master.
+        """
+        if self._training is not None and not self.mx_params_dirty:
+            self._training.require_masters(self._trained())
+        return super().get_params()
+
+    def mx_sync_params_from_devices(self) -> None:
+        """Bring the host's parameters up to date: the masters of low precision weights, or their values widened."""
+        if self.mx_updates_on_kvstore:
+            super().mx_sync_params_from_devices()
+            return
+        training, group = self._training, self.mx_exec_group
+        if training is not None:
+            training.require_masters(self._trained())
+        for weight in weights_of(group):
+            arrays = weight.arrays if training is None else weight.arrays[: len(training.updaters)]
+            exact = [self._exact(weight.name, number, array) for number, array in enumerate(arrays)]
+            _store_mean(exact, self.mx_arg_params[weight.name])
+        for name, arrays in zip(group.aux_names, group.aux_arrays):
+            _store_mean(arrays, self.mx_aux_params[name])
+        self.mx_params_dirty = False
+
+    def _exact(self, name: str, number: int, array: mx.nd.NDArray) -> mx.nd.NDArray:
+        """Return a weight's master; without one the host's value where that still rounds to it."""
+        if not is_low_precision(array):
+            return array
+        master = None if self._training is None else self._training.master(name, number)
+        if master is None:
+            master = self.mx_arg_params[name].copyto(array.ctx)
+            follow(master, array)
+        return master
+
+    def _note_write(self, values: Dict[str, mx.nd.NDArray]) -> None:
+        """Make the float32 values, by name, that parameters were set to their masters."""
+        self._writes.count += 1
+        if self._training is not None:
+            self._training.set_masters(self._trained(), values)
+
+    def _trained(self) -> List[Weight]:
+        return [weight for weight in weights_of(self.mx_exec_group) if weight.grads[0] is not None]
+
+    def _low_weights(self) -> FrozenSet[str]:
+        return frozenset(weight.name for weight in weights_of(self.mx_exec_group) if weight.is_low)
+
+    # ------------------------------------------------------------------ optimizer and loss scale
+
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        """Set up the optimizer, as ``mx.mod.Module.init_optimizer``, with float32 masters.
+
+        ``optimizer_params`` may hold ``multi_precision``, which is True by default here. The
+        loss scale is taken out of gradients through ``rescale_grad``, which stays what it is set
+        to (1/batch_size by default, of the batches of all workers).
+
+        Args:
+            kvstore: As for ``mx.mod.Module``; 'horovod', or a `mxmp.distributed.KVStore`, which says in
+                which dtype gradients are summed over workers (float32 by default). All workers then
+                start with worker 0's parameters, and decide alike.
+            optimizer: As for ``mx.mod.Module``; or a `LossScaleOptimizer`, whose loss scale the module
+                then has.
+            optimizer_params: As for ``mx.mod.Module``.
+            force_init: Likewise.
+
+        Raises:
+            TrainerError: If the module is not ready, or the kvstore would update unchecked.
+        """
+        self._require("init_optimizer", optimizer=False)
+        if self.optimizer_initialized and not force_init:
+            self.logger.warning("optimizer already initialized, ignoring...")
+            return
+        if isinstance(optimizer, LossScaleOptimizer):
+            _, self.loss_scale = optimizer.peek_optimizer_and_scale("Module")
+            optimizer, _ = optimizer.hand_over("Module")
+        self.get_params()
+        low, compression = bool(self._low_weights()), self.mx_compression_params
+        refuse_compression(compression, self._scaler.active, low)
+        store, capable = open_for_module(kvstore, compression, len(self.mx_context), self.mx_arg_params)
+        self.discard_grads()
+        self._writes.count += 1
+        if updates_on_kvstore(store, capable, self._scaler.active, low):
+            self._training = None
+            super().init_optimizer(store, optimizer, optimizer_params, force_init)
+            return
+        weights = weights_of(self.mx_exec_group)
+        batch_size = self.mx_exec_group.batch_size * (store.num_workers if store is not None else 1)
+        names = [weight.name for weight in weights]
+        made = make_optimizer(optimizer, dict(optimizer_params), self.mx_symbol, names, 1.0 / batch_size)
+        if store is not None and compression:
+            store.set_gradient_compression(compression)
+        self._training = Training(self._scaler, made, store, self.mx_context, weights, self.mx_arg_params)
+        self._training.set_masters(self._trained(), self.mx_arg_params)
+        self.mx_optimizer, self.mx_kvstore, self.mx_updates_on_kvstore = made, store, False
+        self.mx_updater = self._training.updaters[0]
+        self.optimizer_initialized = True
+        if self.mx_preload_opt_states is not None:
+            self.load_optimizer_states(self.mx_preload_opt_states)
+            self.mx_preload_opt_states = None
+
+    def borrow_optimizer(self, shared_module: Any) -> None:
+        """Train with another module's optimizer, kvstore and loss scale.
+
+        Raises:
+            TrainerError: If this module was bound without a loss scale and the other has one.
+        """
+        if self._scaler is not shared_module._scaler:
+            self._require_fitting(shared_module._scaler.loss_scale)
+            self._join(shared_module._scaler)
+        super().borrow_optimizer(shared_module)
+        self._training = shared_module._training
+
+    def _join(self, scaler: Scaler) -> None:
+        """Work with a loss scale, its own or another module's, which must fit this one too from now on."""
+        if vars(self).get("_scaler") is scaler:
+            return
+        others = scaler.validate
+
+        def validate(loss_scale: LossScale) -> None:
+            others(loss_scale)
+            self._require_fitting(loss_scale)
+
+        self._scaler, scaler.validate = scaler, validate
+
+    def _require_fitting(self, loss_scale: LossScale) -> None:
+        """Raise if the executors have no input for a loss scale."""
+        conversions = self._conversions if self.binded and self.for_training else None
+        if conversions is not None and not conversions.scaled and not isinstance(loss_scale, NoOpLossScale):
+            raise TrainerError(
+                f"loss_scale: this module was bound without a loss scale, and cannot work with {loss_scale}; set it "
+                "before bind, or make the module with loss_scale=1 to set it later."
+            )
+
+    def _require(self, call: str, optimizer: bool = True) -> None:
+        for ready, needed in (
+            (self.binded, "bind"),
+            (self.params_initialized, "init_params"),
+            (self.optimizer_initialized or not optimizer, "init_optimizer"),
+        ):
+            if not ready:
+                raise TrainerError(f"{call}: the module is not ready; call {needed} first.")
 
     # ------------------------------------------------------------------ training
+
+    def forward(self, data_batch: Any, is_train: Optional[bool] = None) -> None:
+        """Run forward, as ``mx.mod.Module.forward``.
+
+        A module that is bound to infer uses the parameters that were set, or trained by a module that it shares them
+        with. As in MXNet a write to executors' arrays may not be seen: bind anew.
+        """
+        require_bfloat16(self._policy.compute_dtype, self.mx_context, f"forward: symbol '{self.mx_symbol.name}'")
+        if self.binded and not self.for_training and self._bound("forward").on_cpu:
+            if self._writes_fused not in (None, self._writes.count):
+                self._use(self._bound("forward"), (self.mx_data_shapes, self.mx_label_shapes), self.mx_exec_group)
+            self._writes_fused = self._writes.count
+        super().forward(as_bound(data_batch, self.mx_data_shapes, self.mx_label_shapes), is_train)
+
+    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
+        """Update a metric with the last outputs, as ``mx.mod.Module.update_metric``; bfloat16 ones in float32."""
+
+        def update_dict(labels: Any, outputs: Dict[str, mx.nd.NDArray]) -> None:  # numpy cannot read bfloat16
+            wide = {name: to_float32(a) if canonical(a.dtype) == BFLOAT16 else a for name, a in outputs.items()}
+            eval_metric.update_dict(labels, wide)
+
+        super().update_metric(SimpleNamespace(update_dict=update_dict), labels, pre_sliced)
 
     def backward(self, out_grads: Any = None) -> None:
         """Run backward with the loss scaled; gradients stay scaled up to `unscale` or `update`.
@@ -136,37 +565,40 @@ class Module(ModuleFiles):
             TrainerError: After `unscale`, or if nothing can be scaled because the network has no
                 loss head and ``out_grads`` is not given.
         """
-        runnable = self._bound("backward")
-        self._scaler.require_can_scale("backward", "update")
-        state = self._scaler.state
+        runnable, scaler = self._bound("backward"), self._scaler
+        scaler.require_can_scale("backward", "update")
         scale = 1.0
-        if self._scaler.active:
-            scale = state.scale if state.is_scaled else self._scaler.loss_scale.value
+        if scaler.active:
+            scale = scaler.state.scale if scaler.state.is_scaled else scaler.loss_scale.value
             if out_grads is None and not runnable.has_loss_scale:
                 raise TrainerError(
                     f"backward: none of the outputs {self.output_names} comes from a loss head, so there is nothing to "
                     "scale. End the network in one, such as SoftmaxOutput or make_loss; or give out_grads; or set "
                     "loss_scale=None."
                 )
-        if runnable.has_loss_scale:
-            write_loss_scale(self.mx_exec_group, scale)
+        self._write_loss_scale(scale)
         self._out_grads = out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
-        if out_grads is not None:
-            out_grads = [to_float32(grad) * scale for grad in out_grads] if scale != 1.0 else out_grads
-        if self._scaler.active and self._training is not None:
+        if out_grads is not None and scale != 1.0:
+            out_grads = [to_float32(grad) * scale for grad in out_grads]
+        if scaler.active and self._training is not None:
             self._training.step.keep_running_stats(self._running_stats())
         super().backward(out_grads)
+        self._writes.count += 1  # MXNet's BatchNorm writes its running statistics in the backward pass
         self._backward_scale = scale
-        if self._scaler.active or accumulates(self.mx_grad_req):
-            self._scaler.scaled(scale)
+        if scaler.active or accumulates(self.mx_grad_req):
+            scaler.scaled(scale)
+
+    def _write_loss_scale(self, scale: float) -> None:
+        """Set the loss scale that executors read, if they have an input for it."""
+        for executor in self.mx_exec_group.execs:
+            if LOSS_SCALE in executor.arg_dict:
+                executor.arg_dict[LOSS_SCALE][:] = scale
 
     def get_input_grads(self, merge_multi_context: bool = True) -> Outputs:
         """Return the true gradients of the inputs, the loss scale taken out in float32."""
-        found: Outputs = super().get_input_grads(merge_multi_context)
+        grads: Outputs = super().get_input_grads(merge_multi_context)
         factor = 1.0 / self._backward_scale
-        if factor != 1.0:
-            found = mapped(found, lambda grad: to_float32(grad) * factor)
-        return found
+        return grads if factor == 1.0 else mapped(grads, lambda grad: to_float32(grad) * factor)
 
     def unscale(self) -> None:
         """Make the gradients of the parameters true ones, in float32, reduced over the contexts.
@@ -216,12 +648,14 @@ class Module(ModuleFiles):
             True if the parameters were updated, False if the step was skipped.
 
         Raises:
-            TrainerError: If a loss scale is set and no backward has run since the last update.
+            TrainerError: If a loss scale is set and no backward has run since the last update; or if a
+                parameter was written to past its float32 master.
             NonFiniteLossError: If the gradients are not finite because the outputs of the loss
                 heads are not; nothing is updated.
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         self._require("update")
+        self._writes.count += 1
         if self._training is None:
             super().update()
             return True
@@ -233,30 +667,24 @@ class Module(ModuleFiles):
         finally:
             self._out_grads = None
 
+    def discard_grads(self) -> None:
+        """Give up the present window: its gradients count as used, and nothing is updated."""
+        if self._training is not None:
+            self._training.step.discard()
+        else:
+            self._scaler.end_step()
+
     def _step_weights(self, training: Training) -> BoundWeights:
         """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
-        group, numbers = self.mx_exec_group, self._bound("update").loss_outputs
-        # Of the modules that share a scaler, the one that steps.
-        self._scaler.explain, self._scaler.bad_input = self._explain, self._bad_input
-        losses = [executor.outputs[number] for executor in group.execs for number in numbers]
+        numbers = self._bound("update").loss_outputs
+        losses = [executor.outputs[number] for executor in self.mx_exec_group.execs for number in numbers]
+        let_explain(self._scaler, self)  # of the modules that share a scaler, the one that steps
         return BoundWeights(training, self._trained(), losses, self._running_stats())
-
-    def _explain(self) -> Optional[str]:
-        return explain(self, self._backward_scale, self._out_grads)
-
-    def _bad_input(self) -> Optional[str]:
-        if not self._bound("update").on_cpu:  # see `nan_given`
-            return None
-        return next(filter(None, map(nan_given, calls_of(self))), None)
 
     def _running_stats(self) -> Named:
         """Return the running statistics by name, on every context."""
         group = self.mx_exec_group
         return [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
-
-    def discard_grads(self) -> None:
-        """Give up the present window: its gradients count as used, and nothing is updated."""
-        self._end_window()
 
     def _require_gradients(self, call: str) -> Training:
         self._require(call)
@@ -265,3 +693,117 @@ class Module(ModuleFiles):
         if self._scaler.active and self._scaler.state.is_ready:
             raise TrainerError(f"{call}: no backward has run since the last update; call forward_backward first.")
         return self._training
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(
+        self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = False
+    ) -> None:
+        """Write the float32 symbol and parameters, which plain MXNet loads: all files or none.
+
+        Args:
+            prefix: Of the files ``<prefix>-symbol.json``, ``-<epoch>.params`` and ``.states``.
+            epoch: Four digits in the names.
+            save_optimizer_states: Also write optimizer states, masters and the loss scale.
+            remove_amp_cast: As for ``mx.mod.Module``; False by default, so that nothing is lost.
+
+        Raises:
+            TrainerError: If states are asked for between backward and update, or a parameter was written
+                to past its float32 master; nothing is written.
+            CheckpointError: If a file cannot be written; then nothing is changed.
+        """
+        symbols = {f"{prefix}-symbol.json": self.symbol}
+        if save_optimizer_states:
+            self._require_between_steps("save_checkpoint")
+        save_checkpoint(self, prefix, epoch, save_optimizer_states, symbols, remove_amp_cast)
+
+    def _require_between_steps(self, call: str) -> None:
+        self._require(call)
+        if self._training is not None:
+            self._scaler.require_ready(call)
+
+    @classmethod
+    def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Any:
+        """Return a module made from a checkpoint; of mxmp or, without states, of plain MXNet.
+
+        Args:
+            prefix: As for `save_checkpoint`.
+            epoch: Likewise.
+            load_optimizer_states: Whether `init_optimizer` loads the states and the loss scale.
+            **kwargs: As for `Module`.
+
+        Raises:
+            CheckpointError: If a file is missing or damaged, or was not saved together with the others;
+                the message names it.
+        """
+        states = states_files(prefix, epoch, load_optimizer_states)
+        symbol, arg_params, aux_params = load_checkpoint(prefix, epoch, *states)
+        module = cls(symbol, **kwargs)
+        module.mx_arg_params, module.mx_aux_params = arg_params, aux_params
+        module.params_initialized = True
+        module.mx_preload_opt_states = next(iter(states), None)
+        return module
+
+    def save_optimizer_states(self, fname: str) -> None:
+        """Save optimizer states, masters, counters, scheduler and loss scale to one file.
+
+        A run that loads it, with the parameters, goes on bit for bit as if never stopped. Where
+        the kvstore updates, MXNet writes its own format.
+
+        Raises:
+            TrainerError: Between backward and update: gradients are not saved. Or if a parameter was
+                written to past its float32 master.
+        """
+        self._require("save_optimizer_states")
+        if self._training is not None:
+            self._training.save(fname, self._trained())
+            return
+        with saving(f"{fname}: the states", fname) as (name,):
+            super().save_optimizer_states(name)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Load what `save_optimizer_states` saved; the file decides over every field it has.
+
+        Where a parameter is not its loaded master, rounded, the parameter decides, as one that was set
+        between the two.
+
+        Raises:
+            StateError: If the file is damaged or does not fit; then nothing is changed.
+            TrainerError: Between backward and update; or if the file has a loss scale and this module
+                was bound without one (make it with ``loss_scale=1``); then nothing is changed.
+        """
+        self._require("load_optimizer_states")
+        if self._training is None:
+            super().load_optimizer_states(fname)
+        else:
+            self._training.load(fname, self._trained(), self.mx_arg_params)
+            self.mx_params_dirty = True
+
+
+def loss_scale_of(policy: Policy, loss_scale: Any) -> LossScale:
+    """Return a loss scale by what a user gives, that of the policy for 'policy'."""
+    return parse(policy.loss_scale if isinstance(loss_scale, str) and loss_scale == "policy" else loss_scale)
+
+
+def accumulates(grad_req: Any) -> bool:
+    """Return whether gradients of any argument add up over several backwards; ``grad_req`` as for ``bind``."""
+    return "add" in (grad_req.values() if isinstance(grad_req, dict) else [grad_req])
+
+
+def _zeros(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return zeros for the host's value of a parameter: float32 where executors hold it in low precision."""
+    like = arrays[0]
+    return mx.nd.zeros(like.shape, dtype="float32" if is_low_precision(like) else like.dtype, stype=like.stype)
+
+
+def _store_mean(arrays: Sequence[mx.nd.NDArray], out: mx.nd.NDArray) -> None:
+    """Store the mean of the contexts' values, as MXNet does; of one context, its value."""
+    if len(arrays) > 1:
+        arrays = [sum(array.copyto(mx.cpu()) for array in arrays) / len(arrays)]
+    arrays[0].astype(out.dtype).copyto(out)
+
+
+def _require_shareable(module: Any) -> Module:
+    if not isinstance(module, Module) or not module.binded or not module.params_initialized:
+        raise TrainerError(f"bind: shared_module is {module!r}; expected a bound and initialized mxmp.module.Module.")
+    return module

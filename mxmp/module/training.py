@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+import warnings
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 
-from ..arrays import to_float32
+from ..arrays import is_low_precision, to_float32
 from ..distributed import KVStore
+from ..errors import TrainerError
 from ..train import states
-from ..train.masters import MasterState, MultiPrecision, Update, copy_to_other_contexts
+from ..train.masters import (
+    MasterState,
+    MultiPrecision,
+    Update,
+    copy_to_other_contexts,
+    first_written_past,
+    follow,
+    masters_flag,
+    written_past,
+)
 from ..train.running_stats import Named
 from ..train.scaler import Scaler
 from ..train.states import Described, Target
@@ -17,12 +28,53 @@ from ..train.step import Step, Weights
 
 
 class Weight(NamedTuple):
-    """One trained parameter: its value and gradient on each context; ``grads`` is the executor group's own list."""
+    """One parameter: its value and gradient on each context; ``grads`` is the executor group's own list.
+
+    The gradients of a parameter that is not trained are None.
+    """
 
     name: str
     arrays: List[mx.nd.NDArray]
-    grads: List[mx.nd.NDArray]
+    grads: List[Any]
     accumulates: bool
+
+    @property
+    def is_low(self) -> bool:
+        """Whether executors hold it in low precision."""
+        return is_low_precision(self.arrays[0])
+
+
+def weights_of(group: Any) -> List[Weight]:
+    """Return all parameters of a group of executors."""
+    grads = group.grad_arrays or [[None] * len(arrays) for arrays in group.param_arrays]
+    adds = [group.grad_req.get(name) == "add" for name in group.param_names]
+    return [Weight(*fields) for fields in zip(group.param_names, group.param_arrays, grads, adds)]
+
+
+def make_optimizer(optimizer: Any, options: Dict[str, Any], symbol: Any, names: List[str], rescale: float) -> Any:
+    """Return the optimizer that runs a module, wrapped for low precision weights.
+
+    Of ``options``, its ``optimizer_params``, an instance uses ``multi_precision`` alone. The network's attributes
+    hold ``__lr_mult__`` and ``__wd_mult__``; ``names`` are those of the parameters in the order of their indices.
+    ``rescale`` is the ``rescale_grad`` of an optimizer given by name, unless ``options`` has one.
+    """
+    options = dict(options)
+    masters = options.pop("multi_precision", True)
+    if isinstance(optimizer, str):
+        options = {"rescale_grad": rescale, **options}
+        optimizer = mx.optimizer.create(optimizer, sym=symbol, param_idx2name=dict(enumerate(names)), **options)
+    elif not isinstance(optimizer, mx.optimizer.Optimizer):
+        raise TrainerError(f"init_optimizer: optimizer is {optimizer!r}; expected a name or an mx.optimizer.Optimizer.")
+    else:
+        if optimizer.rescale_grad != rescale:
+            warnings.warn(
+                f"the optimizer's rescale_grad is {optimizer.rescale_grad}, not 1/batch_size = {rescale}; gradients "
+                "are multiplied by it as it is. Is this intended?",
+                stacklevel=3,
+            )
+        if not optimizer.idx2name:
+            optimizer.idx2name = dict(enumerate(names))
+    return optimizer if isinstance(optimizer, MultiPrecision) else MultiPrecision(optimizer, bool(masters))
 
 
 class Training:
@@ -34,8 +86,8 @@ class Training:
         kvstore: Sums gradients over the contexts; None leaves every context its own.
         contexts: The contexts. There is an updater for each, but with a kvstore for the first alone: see `Weights`.
         weights: All parameters in the order of the optimizer's indices.
-        values: What they are rounded from: float32 arrays by name. With a kvstore over several workers
-            these and the weights become worker 0's.
+        values: Their float32 values by name, which low precision ones are rounded from. With a kvstore over several
+            workers these and the weights become worker 0's.
     """
 
     def __init__(
@@ -50,10 +102,11 @@ class Training:
         self.step = Step(scaler)
         self.optimizer = optimizer
         self.kvstore = kvstore
-        self._contexts = list(contexts if kvstore is None else contexts[:1])
-        self.updaters = [mx.optimizer.get_updater(optimizer) for _ in self._contexts]
-        self._params = [Described(w.name, w.arrays[0].shape, w.arrays[0].dtype) for w in weights]
+        contexts = list(contexts if kvstore is None else contexts[:1])
+        self.updaters = [mx.optimizer.get_updater(optimizer) for _ in contexts]
         self.indices = {weight.name: index for index, weight in enumerate(weights)}
+        described = [Described(w.name, w.arrays[0].shape, w.arrays[0].dtype) for w in weights]
+        self._target = Target(optimizer, self.updaters, contexts, described)
         for weight in weights if kvstore is not None else ():
             if isinstance(kvstore, KVStore):
                 value = values[weight.name]
@@ -69,43 +122,79 @@ class Training:
         state = self.updaters[number].states.get(self.indices.get(name))
         return state.master if isinstance(state, MasterState) else None
 
-    def set_master(self, weight: Weight, value: mx.nd.NDArray) -> None:
-        """Give a low precision parameter its exact float32 value, which its arrays are rounded from."""
-        index = self.indices[weight.name]
-        for number, array in enumerate(weight.arrays[: len(self.updaters)]):
-            master = self.master(weight.name, number)
-            if master is not None:
-                value.copyto(master)
-            elif self.optimizer.masters and index not in self.updaters[number].states:
-                master = value.copyto(array.ctx)
-                self.updaters[number].states[index] = self.optimizer.create_state_of_master(index, master)
-                self.updaters[number].states_synced[index] = True
-        if len(self.updaters) < len(weight.arrays):
-            copy_to_other_contexts(weight.arrays)
+    def set_masters(
+        self, weights: Sequence[Weight], values: Mapping[str, mx.nd.NDArray], loaded: bool = False
+    ) -> None:
+        """Give low precision weights the masters, float32 values by name, that they were rounded from.
+
+        ``loaded`` says that those from a file stay, wherever they round to the weight.
+        """
+        for weight in weights if self.optimizer.masters else ():
+            for number, array in enumerate(weight.arrays[: len(self.updaters)]):
+                if not weight.is_low or weight.name not in values:
+                    break
+                master = self.master(weight.name, number) if loaded else None
+                if master is None:
+                    master = to_float32(values[weight.name]).copyto(array.ctx)
+                if loaded:
+                    follow(master, array)
+                self._put_master(self.updaters[number], self.indices[weight.name], master)
+
+    def _put_master(self, updater: mx.optimizer.Updater, index: int, master: mx.nd.NDArray) -> None:
+        """Make an array the master of a parameter on a context, with a state of its own if it has none."""
+        if index in updater.states:
+            updater.states[index].master, updater.states[index].is_loaded = master, False
+        else:
+            updater.states[index] = self.optimizer.create_state_of_master(index, master)
+            updater.states_synced[index] = True
+
+    def require_masters(self, weights: Sequence[Weight]) -> None:
+        """Raise a TrainerError if a weight was written to past its master; one host read, none without masters."""
+        pairs = list(zip(self.updaters, BoundWeights(self, weights).groups()))
+        flag = masters_flag(pairs)
+        if flag is not None and flag.asscalar() != 1.0:
+            index = first_written_past(pairs)
+            raise written_past("a weight" if index is None else f"parameter '{self._target.params[index].name}'")
 
     # ------------------------------------------------------------------ states
 
-    def save(self, fname: str) -> None:
+    def save(self, fname: str, weights: Sequence[Weight]) -> None:
         """Save optimizer states, masters, counters, scheduler and loss scale to one file."""
         self.step.scaler.require_ready("save_optimizer_states")
-        states.save(fname, self._target(), self.step.scaler.to_dict())
+        self.require_masters(weights)
+        states.save(fname, self._target, self.step.scaler.to_dict())
 
-    def load(self, fname: str) -> None:
-        """Load what `save` saved; a StateError changes nothing."""
-        self.step.scaler.require_ready("load_optimizer_states")
-        states.restore(fname, self._target(), self.step.scaler)
+    def load(self, fname: str, weights: Sequence[Weight], values: Mapping[str, mx.nd.NDArray]) -> None:
+        """Load what `save` saved; a StateError or TrainerError changes nothing.
 
-    def _target(self) -> Target:
-        return Target(self.optimizer, self.updaters, self._contexts, self._params)
+        Where a weight is not its loaded master, rounded, it decides; a master that the file lacks is made of the
+        weight's float32 value.
+        """
+        scaler = self.step.scaler
+        scaler.require_ready("load_optimizer_states")
+        try:
+            states.restore(fname, self._target, scaler)
+        except TrainerError as e:  # of a loss scale that executors have no input for
+            raise TrainerError(f"{fname}: {e}") from e
+        self.set_masters(weights, values, loaded=True)
+        self.step.compare_again()
 
 
 class BoundWeights(Weights):
-    """The weights of one module that backward wrote gradients of, with what its loss heads gave (``losses``)."""
+    """The weights of one module that backward wrote gradients of.
+
+    ``losses`` are what its loss heads gave, which says whether the loss itself is finite; ``running_stats`` are those
+    of every context.
+    """
 
     flags_losses = False
 
     def __init__(
-        self, training: Training, weights: Sequence[Weight], losses: Sequence[mx.nd.NDArray], running_stats: Named
+        self,
+        training: Training,
+        weights: Sequence[Weight],
+        losses: Sequence[mx.nd.NDArray] = (),
+        running_stats: Named = (),
     ) -> None:
         self.optimizer, self.updaters, self.kvstore = training.optimizer, training.updaters, training.kvstore
         self._weights = {training.indices[weight.name]: weight for weight in weights}
@@ -151,7 +240,7 @@ class BoundWeights(Weights):
             copy_to_other_contexts(self._weights[index].arrays)
 
     def losses(self) -> Sequence[mx.nd.NDArray]:
-        """Return what the loss heads gave, which says whether the loss itself is finite."""
+        """Return the outputs of the scaled loss heads."""
         return self._losses
 
     def running_stats(self) -> Named:

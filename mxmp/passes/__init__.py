@@ -23,4 +23,3 @@ from .fold import FoldBatchNorm as FoldBatchNorm
 from .place import place as place
 from .plan import make_plan as make_plan
 from .scale_loss import ScaleLoss as ScaleLoss
-from .store_params import StoreParams as StoreParams

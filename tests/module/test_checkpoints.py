@@ -1,49 +1,59 @@
-"""Checkpoints: resumed bit for bit, and read by plain MXNet."""
+"""Checkpoints and states: resumed bit for bit, read by plain MXNet, all files of one save or none."""
 
 from __future__ import annotations
+
+import os
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.errors import StateError
+from mxmp.errors import CheckpointError, StateError, TrainerError
 from mxmp.graph import without_versions
-from mxmp.module import Module
+from mxmp.module import BucketingModule, Module
 from mxmp.symbol import to_graph
 from tests.freeze import scale_of
-from tests.module.tools import TWO, batches, bits, convnet, iterator, mlp, poison, ready, scale, trace, values
-
-SHAPE = [("data", (8, 6))], [("softmax_label", (8,))]
+from tests.full_disk import files_of_at_most
+from tests.killed import killed_at_each_rename
+from tests.module.tools import (
+    BFLOAT16, SGD, SHAPES, TWO, arrays, batches, bits, bound, convnet, iterator, mlp, plain, poison, ready, scale,
+    trace, train, values,
+)  # fmt: skip
+from tests.symbol.refusals import contents, nothing_written, refused
 
 
 def options():
     schedule = mx.lr_scheduler.MultiFactorScheduler(step=[2, 5], factor=0.5, base_lr=0.05)
-    return {"learning_rate": 0.05, "momentum": 0.9, "lr_scheduler": schedule}
+    return {**SGD, "learning_rate": 0.05, "lr_scheduler": schedule}
 
 
 def step(module, number):
-    data = batches()
-    module.forward_backward(data[number % len(data)])
+    module.forward_backward(batches()[number % 4])
     if number in (3, 4, 7):
         poison(module)
     module.update()
 
 
+def resume(prefix, epoch, optimizer_options=SGD, kvstore="local", **kwargs):
+    """Return a module made from a checkpoint with states, ready to train."""
+    module = Module.load(prefix, epoch, load_optimizer_states=True, **kwargs)
+    module.bind(*SHAPES)
+    module.init_optimizer(kvstore, "sgd", optimizer_options)
+    return module
+
+
 @pytest.mark.behaviour("a resumed run")
 @pytest.mark.parametrize("context", [[mx.cpu()], TWO], ids=["one", "two"])
-@pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+@pytest.mark.parametrize("policy", ["O1", "O2", pytest.param(BFLOAT16, marks=pytest.mark.bfloat16)])
 def test_a_run_that_is_resumed_goes_on_bit_for_bit(policy, context, tmp_path):
     """From a checkpoint before any step, between two skips and after another; `test_step` resumes at every step."""
-    prefix = str(tmp_path / "model")
-    loss_scale = scale(2.0**6, growth_interval=3, hysteresis=2)
-    whole = ready(policy=policy, loss_scale=loss_scale, options=options(), context=context, kvstore="device")
-    resumed = ready(policy=policy, loss_scale=loss_scale, options=options(), context=context, kvstore="device")
+    prefix, given = str(tmp_path / "model"), {"loss_scale": scale(2.0**6, growth_interval=3, hysteresis=2)}
+    given.update(policy=policy, context=context, kvstore="device")
+    whole, resumed = (ready(options=options(), **given) for _ in range(2))
     for number in range(9):
         if number in (0, 4, 8):
             resumed.save_checkpoint(prefix, number, save_optimizer_states=True)
-            resumed = Module.load(prefix, number, True, policy=policy, loss_scale=loss_scale, context=context)
-            resumed.bind(*SHAPE)
-            resumed.init_optimizer("device", "sgd", options())
+            resumed = resume(prefix, number, options(), **given)
         for module in (whole, resumed):
             step(module, number)
     assert trace(resumed) == trace(whole)
@@ -53,120 +63,283 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(policy, context, tmp_path):
 
 
 def test_a_warm_up_resumes_where_it_was_and_no_scale_given_is_no_warning(tmp_path, caplog):
-    prefix = str(tmp_path / "model")
-    module = ready()
-    for number in (0, 1):
-        step(module, number)
+    prefix, module = str(tmp_path / "model"), train(ready(), batches()[:2])
     module.save_checkpoint(prefix, 1, save_optimizer_states=True)
-    resumed = Module.load(prefix, 1, load_optimizer_states=True)
-    resumed.bind(*SHAPE)
-    resumed.init_optimizer("local", "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    resumed = resume(prefix, 1)
     assert resumed.loss_scale == module.loss_scale and resumed.loss_scale.value == 2.0**10
     resumed.loss_scale = 128  # a file replaces the scale that is not given, whatever it is
     resumed.save_optimizer_states(f"{prefix}-0001.states")
-    resumed = Module.load(prefix, 1, load_optimizer_states=True)
-    resumed.bind(*SHAPE)
-    resumed.init_optimizer("local", "sgd", {"learning_rate": 0.1, "momentum": 0.9})
-    assert resumed.loss_scale.value == 128
+    assert resume(prefix, 1).loss_scale.value == 128
     assert "decides over" not in caplog.text
-
-
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_plain_mxnet_loads_a_checkpoint(policy, tmp_path):
-    prefix = str(tmp_path / "model")
-    module = ready(convnet(), policy, shape=(8, 1, 6, 6), loss_scale=4)
-    for batch in batches(shape=(1, 6, 6)):
-        module.forward_backward(batch)
-        module.update()
-    module.save_checkpoint(prefix, 3)
-    symbol, args, aux = mx.model.load_checkpoint(prefix, 3)
-    assert without_versions(to_graph(symbol)) == without_versions(to_graph(convnet()))
-    assert {a.dtype for a in (*args.values(), *aux.values())} == {np.float32}
-    assert bits({n: a.asnumpy() for n, a in {**args, **aux}.items()}) == bits(values(module))
-    plain = mx.mod.Module.load(prefix, 3)
-    data = iterator(shape=(1, 6, 6))
-    plain.bind(data.provide_data, data.provide_label, for_training=False)
-    found, expected = (m.predict(data).asnumpy() for m in (module, plain))
-    assert np.abs(found - expected).max() < 16 * np.finfo(np.float16).eps  # probabilities of two layers in float16
-
-
-def test_a_checkpoint_of_plain_mxnet_goes_on_in_mixed_precision(tmp_path):
-    prefix = str(tmp_path / "model")
-    plain = mx.mod.Module(mlp())
-    plain.bind(*SHAPE)
-    plain.init_params(mx.init.Xavier())
-    plain.save_checkpoint(prefix, 0)
-    module = Module.load(prefix, 0, policy="O2", loss_scale=8)
-    module.bind(*SHAPE)
-    assert bits(values(module)) == bits(values(plain))
-    module.init_optimizer()
-    step(module, 0)
-    assert module.skipped_steps == 0
-
-
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_a_float16_checkpoint_is_taken_as_float32(policy, tmp_path):
-    prefix, module = str(tmp_path / "model"), ready(policy="O2")
-    args = {name: array.astype("float16") for name, array in module.get_params()[0].items()}
-    mx.model.save_checkpoint(prefix, 0, mlp(), args, {})
-    loaded = Module.load(prefix, 0, policy=policy, loss_scale=8)
-    loaded.bind(*SHAPE)
-    loaded.init_optimizer()
-    assert {array.dtype for array in loaded.get_params()[0].values()} == {np.float32}
-    assert bits(values(loaded)) == bits({name: a.astype("float32").asnumpy() for name, a in args.items()})
-    step(loaded, 0)
-    assert any(np.any(a != a.astype(np.float16)) for a in values(loaded).values())
-
-
-def test_a_run_of_plain_mxnet_goes_on_bit_for_bit(tmp_path):
-    prefix, made = str(tmp_path / "model"), []
-    plain = mx.mod.Module(mlp())
-    plain.bind(*SHAPE)
-    plain.init_params()
-    plain.init_optimizer("local", "sgd", {"learning_rate": 0.05, "momentum": 0.9})
-    for batch in batches()[:3]:
-        plain.forward_backward(batch)
-        plain.update()
-    plain.save_checkpoint(prefix, 3, save_optimizer_states=True)
-    module = Module.load(prefix, 3, True, policy="float32")
-    module.bind(*SHAPE)
-    module.init_optimizer("local", "sgd", {"learning_rate": 0.05, "momentum": 0.9})
-    for each in (plain, module):
-        for batch in batches()[:3]:
-            each.forward_backward(batch)
-            each.update()
-        made.append(bits(values(each)))
-    assert made[0] == made[1]
-
-
-def test_states_of_another_network_are_refused(tmp_path):
-    fname = str(tmp_path / "model.states")
-    plain = mx.mod.Module(convnet())
-    plain.bind([("data", (8, 3, 8, 8))], SHAPE[1])
-    plain.init_params()
-    plain.init_optimizer("local", "sgd", {"momentum": 0.9})
-    plain.forward_backward(mx.io.DataBatch([mx.nd.ones((8, 3, 8, 8))], [mx.nd.zeros((8,))]))
-    plain.update()
-    plain.save_optimizer_states(fname)
-    module = ready()
-    before = trace(module)
-    with pytest.raises(StateError, match=rf"{fname}: states\[0\]\[.\] is .*; expected"):
-        module.load_optimizer_states(fname)
-    assert trace(module) == before
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 def test_a_rebind_keeps_parameters_optimizer_and_scale(policy):
     """Evaluation in between, at another batch size, with executors of its own."""
     module, other = (ready(policy=policy, loss_scale=scale(16)) for _ in range(2))
-    for number in range(4):
+    for number in range(8):
+        if number == 4:
+            module.bind([("data", (2, 6))], [("softmax_label", (2,))], for_training=False, force_rebind=True)
+            assert bits(values(module)) == bits(values(other))
+            module.bind(*SHAPES, force_rebind=True)
         step(module, number)
         step(other, number)
-    module.bind([("data", (2, 6))], [("softmax_label", (2,))], for_training=False, force_rebind=True)
-    assert bits(values(module)) == bits(values(other))
-    module.bind(*SHAPE, force_rebind=True)
-    for number in range(4, 8):
-        step(module, number)
-        step(other, number)
-    assert trace(module) == trace(other)
-    assert scale_of(module) == scale_of(other)
+    assert (trace(module), scale_of(module)) == (trace(other), scale_of(other))
+
+
+# ---------------------------------------------------------------------- plain MXNet, other policies
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_plain_mxnet_loads_a_checkpoint(policy, tmp_path):
+    module, data = ready(convnet(), policy, (8, 1, 6, 6), loss_scale=4), iterator(shape=(1, 6, 6))
+    train(module, batches(shape=(1, 6, 6))).save_checkpoint(str(tmp_path / "ours"), 3)
+    mx.mod.Module.save_checkpoint(module, str(tmp_path / "theirs"), 3, remove_amp_cast=False)
+    files = contents(tmp_path)
+    for suffix in ("-symbol.json", "-0003.params"):
+        assert files[f"ours{suffix}"] == files[f"theirs{suffix}"]
+    symbol, args, aux = mx.model.load_checkpoint(str(tmp_path / "ours"), 3)
+    assert without_versions(to_graph(symbol)) == without_versions(to_graph(convnet()))
+    assert {a.dtype for a in (*args.values(), *aux.values())} == {np.float32}
+    assert bits({n: a.asnumpy() for n, a in {**args, **aux}.items()}) == bits(values(module))
+    reference = mx.mod.Module.load(str(tmp_path / "ours"), 3)
+    reference.bind(data.provide_data, data.provide_label, for_training=False)
+    found, expected = (m.predict(data).asnumpy() for m in (module, reference))
+    assert np.abs(found - expected).max() < 16 * np.finfo(np.float16).eps  # two layers in float16
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_checkpoint_of_plain_mxnet_goes_on_in_mixed_precision(policy, dtype, tmp_path):
+    prefix = str(tmp_path / "model")
+    args = {name: array.astype(dtype) for name, array in plain().get_params()[0].items()}
+    mx.model.save_checkpoint(prefix, 0, mlp(), args, {})
+    module = Module.load(prefix, 0, policy=policy, loss_scale=8)
+    module.bind(*SHAPES)
+    module.init_optimizer()
+    assert {array.dtype for array in module.get_params()[0].values()} == {np.float32}
+    assert bits(values(module)) == bits({name: a.astype("float32").asnumpy() for name, a in args.items()})
+    train(module, batches()[:1])
+    assert any(np.any(a != a.astype(np.float16)) for a in values(module).values()) and not module.skipped_steps
+
+
+def test_a_run_of_plain_mxnet_goes_on_bit_for_bit(tmp_path):
+    reference = train(plain(), batches()[:3])
+    reference.save_checkpoint(str(tmp_path / "model"), 3, save_optimizer_states=True)
+    module = resume(str(tmp_path / "model"), 3, policy="float32")
+    assert bits(values(train(module, batches()))) == bits(values(train(reference, batches())))
+
+
+@pytest.mark.parametrize("before, after", [("O1", "O2"), ("O2", "O1")])
+def test_a_run_goes_on_under_another_policy_from_the_exact_values(before, after, tmp_path):
+    """The states of O1 have no masters: they are made of the float32 parameters."""
+    whole = train(ready(policy=before, loss_scale=8), batches())
+    whole.save_checkpoint(str(tmp_path / "model"), 1, save_optimizer_states=True)
+    resumed = resume(str(tmp_path / "model"), 1, policy=after, loss_scale=8)
+    assert bits(values(resumed)) == bits(values(whole))
+    fresh = ready(policy=after, loss_scale=8)  # which has the same momentum and float32 values
+    fresh.set_params(*whole.get_params())
+    if before == "O1":
+        resumed.save_optimizer_states(str(tmp_path / "states"))
+        fresh.load_optimizer_states(str(tmp_path / "states"))
+        assert bits(values(train(resumed, batches()))) == bits(values(train(fresh, batches())))
+
+
+def test_weights_decide_at_once_where_loaded_masters_differ(tmp_path):
+    """As those of a trainer: a state of an earlier step does not undo parameters that were set since."""
+    fname, module = str(tmp_path / "states"), train(ready(policy="O2", loss_scale=8), batches())
+    module.save_optimizer_states(fname)
+    old, new = values(module), {name: array + 1 for name, array in module.get_params()[0].items()}
+    new["fc1_bias"] = module.get_params()[0]["fc1_bias"].copy()
+    module.set_params(new, {})
+    module.load_optimizer_states(fname)
+    after = values(module)
+    assert np.array_equal(after["fc1_bias"], old["fc1_bias"])  # its master was its float32 value
+    assert np.array_equal(after["fc1_weight"], arrays(module, "fc1_weight")[0].asnumpy().astype(np.float32))
+    assert np.abs(after["fc1_weight"] - new["fc1_weight"].asnumpy()).max() < 2.0**-9
+    train(module, batches() * 3)
+    module.save_optimizer_states(fname)
+    module.load_optimizer_states(fname)  # after which weights are compared again
+    arrays(module, "fc1_bias")[0][0] += 1
+    with pytest.raises(TrainerError, match="parameter 'fc1_bias' is stored in low precision"):
+        train(module, batches()[:1])
+
+
+def test_states_that_do_not_fit_change_nothing(tmp_path):
+    other = ready(convnet(), "float32", (8, 3, 8, 8))
+    other.save_optimizer_states(str(tmp_path / "of_another"))
+    ready(policy="float32", loss_scale="dynamic").save_optimizer_states(str(tmp_path / "scaled"))
+    module = ready(policy="float32")
+    before = trace(module)
+    with pytest.raises(StateError, match="of_another: "):
+        module.load_optimizer_states(str(tmp_path / "of_another"))
+    message = "scaled: loss_scale: this module was bound without a loss scale, .*make the module with loss_scale=1"
+    with pytest.raises(TrainerError, match=message):
+        module.load_optimizer_states(str(tmp_path / "scaled"))
+    assert trace(module) == before
+    module = ready(policy="float32", loss_scale=1)
+    module.load_optimizer_states(str(tmp_path / "scaled"))
+    assert module.loss_scale.value > 1
+    assert train(module, batches()[:1]).skipped_steps == 0
+
+
+# ---------------------------------------------------------------------- whole sets of files
+
+
+def network(act_type):
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
+    return mx.sym.SoftmaxOutput(mx.sym.Activation(x, act_type=act_type, name="act"), name="softmax")
+
+
+def stepped(act_type="relu", steps=1):
+    """Return a module whose network, parameters and states all depend on the arguments."""
+    return train(ready(network(act_type), "O2", loss_scale=8), batches()[:1] * steps)
+
+
+def loaded(prefix, epoch=1):
+    """Return the network, the parameters and, by two steps, the momentum of a checkpoint."""
+    module = resume(prefix, epoch, policy="O2", loss_scale=8)
+    return module.symbol.tojson(), bits(values(module)), bits(values(train(module, batches()[:1] * 2)))
+
+
+def counted(length):
+    """A bucket whose operators without a name count on from one call to the next, as in MXNet's example of an LSTM."""
+    x = mx.sym.mean(mx.sym.Reshape(mx.sym.var("data"), shape=(-1, length, 5)), axis=1)
+    fc = mx.sym.FullyConnected(x, num_hidden=4, name="fc")
+    return mx.sym.SoftmaxOutput(fc, name="softmax"), ("data",), ("softmax_label",)
+
+
+def buckets(lengths=(4, 2)):
+    module = BucketingModule(counted, lengths[0], policy="O2", loss_scale=8)
+    module.bind([("data", (3, lengths[0], 5))], [("softmax_label", (3,))])
+    module.init_params()
+    module.init_optimizer(optimizer_params={"momentum": 0.9})
+    for length in lengths[1:]:
+        module.switch_bucket(length, [("data", (3, length, 5))], [("softmax_label", (3,))])
+    return module
+
+
+def load_buckets(prefix, epoch=1, states=False):
+    return BucketingModule.load(prefix, epoch, counted, 4, load_optimizer_states=states)
+
+
+@pytest.mark.parametrize("make", [stepped, buckets])
+@pytest.mark.parametrize("which", ["params", "symbol.json", "states"])
+def test_a_full_disk_leaves_the_earlier_files(make, which, tmp_path):
+    """Each file in turn is the first that does not fit, by a byte; and each that is saved alone."""
+    prefix = str(tmp_path / "net")
+    make().save_checkpoint(prefix, 3, save_optimizer_states=True)
+    size = max(os.path.getsize(tmp_path / name) for name in os.listdir(tmp_path) if name.endswith(which))
+    message = f"{prefix}: the checkpoint cannot be written: "
+    with nothing_written(tmp_path), refused(CheckpointError, message), files_of_at_most(size - 1):
+        make().save_checkpoint(prefix, 3, save_optimizer_states=True)
+    module, fname = make(), f"{prefix}-0003.{which}"
+    if which != "symbol.json":
+        save = module.save_params if which == "params" else module.save_optimizer_states
+        with nothing_written(tmp_path), refused(CheckpointError, fname), files_of_at_most(size - 1):
+            save(fname)
+
+
+@pytest.mark.parametrize("name", ["net-0001.params", "net-symbol.json", "net.buckets", "net-2-symbol.json"])
+def test_a_damaged_file_is_named_and_changes_nothing(name, tmp_path):
+    of_buckets = name in ("net.buckets", "net-2-symbol.json")
+    (buckets() if of_buckets else stepped()).save_checkpoint(str(tmp_path / "net"), 1)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:-9])
+    with refused(CheckpointError, str(tmp_path / name), "truncated"):
+        (load_buckets if of_buckets else Module.load)(str(tmp_path / "net"), 1)
+    if name.endswith("params"):
+        module = stepped(steps=2)
+        before = trace(module)
+        with refused(CheckpointError, name, "truncated"):
+            module.load_params(str(tmp_path / name))
+        assert trace(module) == before
+        (tmp_path / name).write_bytes(whole)
+        module.load_params(str(tmp_path / name))
+        assert bits(values(module)) == bits(values(stepped()))
+
+
+@pytest.mark.parametrize("older", ["a set", "no manifest", "another epoch"])
+def test_a_save_that_is_killed_leaves_the_older_set_the_newer_or_an_error(older, tmp_path):
+    prefix, newer = str(tmp_path / "set" / "net"), stepped("tanh", 3)
+    for folder in ("new", "set"):
+        (tmp_path / folder).mkdir()
+    newer.save_checkpoint(str(tmp_path / "new" / "net"), 1, save_optimizer_states=True)
+    is_other = older == "another epoch"
+    stepped().save_checkpoint(prefix, 0 if is_other else 1, save_optimizer_states=True)
+    if older == "no manifest":
+        os.remove(f"{prefix}-0001.manifest.json")
+    whole = [loaded(str(tmp_path / "new" / "net"))] + ([] if is_other else [loaded(prefix)])
+    found = []
+    for _ in killed_at_each_rename(lambda: newer.save_checkpoint(prefix, 1, True), str(tmp_path / "set")):
+        try:
+            found.append(whole.index(loaded(prefix)))
+        except (CheckpointError, FileNotFoundError) as e:
+            assert "does not fit" in str(e) or (is_other and "net-0001." in str(e))
+            found.append("refused")
+    assert len(found) == 4 and "refused" in found and found[0] == ("refused" if is_other else 1)
+    assert loaded(prefix) == whole[0]
+
+
+def test_buckets_that_were_not_saved_together_are_refused(tmp_path):
+    """Killed over an older set of the same lengths: two networks, which are as before, and the lengths; parameters."""
+    (tmp_path / "set").mkdir()
+    prefix, newer, found = str(tmp_path / "set" / "net"), buckets(), []
+    buckets().save_checkpoint(prefix, 1)
+    for _ in killed_at_each_rename(lambda: newer.save_checkpoint(prefix, 1), str(tmp_path / "set")):
+        try:
+            found.append(load_buckets(prefix) is not None)
+        except CheckpointError as e:
+            assert "net-0001.params: it does not fit" in str(e)
+            found.append("refused")
+    assert found == [True] * 4 + ["refused"]
+
+
+def test_earlier_epochs_of_buckets_load_when_operators_count_on_and_lengths_are_added(tmp_path):
+    prefix, module = str(tmp_path / "net"), buckets()
+    module.save_checkpoint(prefix, 1, save_optimizer_states=True)
+    module.switch_bucket(3, [("data", (3, 3, 5))], [("softmax_label", (3,))])
+    module.save_checkpoint(prefix, 2, save_optimizer_states=True)
+    for epoch in (1, 2):
+        load_buckets(prefix, epoch, states=True)
+
+
+@pytest.mark.parametrize("name", ["net-symbol.json", "net-0001.params", "net-0001.states"])
+def test_a_file_of_another_save_is_refused_unless_it_was_saved_alone(name, tmp_path):
+    prefix, newer = str(tmp_path / "net"), stepped("tanh", 2)
+    stepped().save_checkpoint(prefix, 1, save_optimizer_states=True)
+    older = (tmp_path / name).read_bytes()
+    newer.save_checkpoint(prefix, 1, save_optimizer_states=True)
+    whole = loaded(prefix)
+    assert len((tmp_path / name).read_bytes()) == len(older)
+    (tmp_path / name).write_bytes(older)
+    with pytest.raises(CheckpointError, match=f"{name}: it does not fit .*-0001.manifest.json, .* or delete the manif"):
+        loaded(prefix)
+    if name == "net-0001.states":
+        Module.load(prefix, 1)  # which wants no states
+    save = {"params": newer.save_params, "states": newer.save_optimizer_states}.get(name.split(".")[-1])
+    if save is not None:
+        save(str(tmp_path / name))
+        assert loaded(prefix) == whole
+    os.remove(f"{prefix}-0001.manifest.json")
+    assert loaded(prefix) is not None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1}', '{"files": {"net-0001.params": 1}}', "\x00", "{}"])
+def test_a_damaged_manifest_is_named(text, tmp_path):
+    stepped().save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
+    (tmp_path / "net-0001.manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"net-0001.manifest.json: it is damaged; delete it"):
+        Module.load(str(tmp_path / "net"), 1)
+    stepped().save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
+    loaded(str(tmp_path / "net"))
+
+
+def test_epochs_share_the_file_of_their_network_but_not_that_of_another(tmp_path):
+    prefix = str(tmp_path / "net")
+    for epoch in (1, 2):
+        stepped(steps=epoch).save_checkpoint(prefix, epoch, save_optimizer_states=True)
+    assert loaded(prefix, 1)[1] != loaded(prefix, 2)[1]
+    stepped("tanh").save_checkpoint(prefix, 3, save_optimizer_states=True)
+    with pytest.raises(CheckpointError, match=r"net-symbol.json: it does not fit .*net-0001.manifest.json"):
+        loaded(prefix, 1)

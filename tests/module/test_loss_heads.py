@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from mxmp.errors import PassError, TrainerError
-from mxmp.loss_scale import StaticLossScale
 from mxmp.module import Module
 from tests.module.tools import grads, params_of
 
@@ -139,19 +138,6 @@ def test_a_scale_saves_gradients_that_float16_would_flush(name):
     assert not np.any(grads(lost)["fc_weight"])
 
 
-def test_the_scale_changes_without_a_new_executor():
-    labels = CLASSES
-    module = bound(Module, soft(), labels, policy="float32", loss_scale=4)
-    executor = module._exec_group.execs[0]
-    module.forward_backward(batch(labels))
-    first = grads(module)["fc_weight"]
-    module.discard_grads()
-    module.loss_scale = 64
-    module.forward_backward(batch(labels))
-    assert np.array_equal(grads(module)["fc_weight"], first * 16)
-    assert module._exec_group.execs[0] is executor
-
-
 def test_outputs_that_are_blocked_have_no_part_in_it():
     out = mx.sym.Group([soft(), mx.sym.BlockGrad(fc("other"), name="shown")])
     module = bound(Module, out, CLASSES, policy="float32", loss_scale=8)
@@ -228,8 +214,3 @@ def test_a_custom_operator_is_a_loss_head_if_it_is_named():
         found[scale] = grads(module)["fc_bias"]
     assert found[1].tolist() == [0.75 * BATCH] * 6
     assert np.array_equal(found[8], found[1] * 8)
-
-
-def test_a_policy_of_float32_has_no_scale_by_default():
-    assert Module(soft(), label_names=["label"], policy="float32").loss_scale.value == 1
-    assert Module(soft(), label_names=["label"], policy="O1,loss_scale=128").loss_scale == StaticLossScale(128)

@@ -10,6 +10,9 @@ from mxmp.module import Module
 from tests.freeze import freeze, freeze_optimizer, saved_arrays
 
 TWO = [mx.cpu(0), mx.cpu(1)]
+BFLOAT16 = "mixed_bfloat16"
+SHAPES = [("data", (8, 6))], [("softmax_label", (8,))]
+SGD = {"learning_rate": 0.1, "momentum": 0.9}
 
 
 def mlp(hidden=8, classes=4, bias=True):
@@ -45,46 +48,53 @@ def batches(batch_size=8, **kwargs):
 def params_of(symbol, seed=0, **shapes):
     """Return reproducible float32 parameters."""
     rng = np.random.default_rng(seed)
-    found, _, _ = symbol.infer_shape(**shapes)
+    sizes, _, aux_sizes = symbol.infer_shape(**shapes)
     args = {
-        name: mx.nd.array(rng.normal(size=shape) * 0.3)
-        for name, shape in zip(symbol.list_arguments(), found)
+        name: mx.nd.array(rng.normal(size=size) * 0.3)
+        for name, size in zip(symbol.list_arguments(), sizes)
         if name not in shapes and "label" not in name
     }
-    _, _, found = symbol.infer_shape(**shapes)
-    return args, {n: mx.nd.zeros(s) + ("var" in n) for n, s in zip(symbol.list_auxiliary_states(), found)}
+    return args, {n: mx.nd.zeros(s) + ("var" in n) for n, s in zip(symbol.list_auxiliary_states(), aux_sizes)}
 
 
-def ready(symbol=None, policy="O1", optimizer="sgd", options=None, shape=(8, 6), kvstore="local", seed=0, **kwargs):
-    """Return a module that is bound, initialized and has an optimizer."""
+def bound(symbol=None, policy="O1", shape=(8, 6), cls=Module, seed=0, bind=None, **kwargs):
+    """Return a module that is bound and has parameters; ``bind`` are options of its ``bind``."""
     symbol = mlp() if symbol is None else symbol
-    module = Module(symbol, policy=policy, **kwargs)
-    module.bind([("data", shape)], [("softmax_label", shape[:1])])
+    module = cls(symbol, **({"policy": policy} if cls is Module else {}), **kwargs)
+    module.bind([("data", shape)], [("softmax_label", shape[:1])], **(bind or {}))
     args, aux = params_of(symbol, seed, data=shape)
     module.init_params(arg_params=args, aux_params=aux)
-    module.init_optimizer(kvstore, optimizer, {"learning_rate": 0.1, "momentum": 0.9} if options is None else options)
     return module
 
 
-def plain(symbol=None, context=None, kvstore="local", optimizer="sgd", options=None):
-    symbol = mlp() if symbol is None else symbol
-    module = mx.mod.Module(symbol, context=context or mx.cpu())
-    module.bind([("data", (8, 6))], [("softmax_label", (8,))])
-    module.init_params(arg_params=params_of(symbol, data=(8, 6))[0], aux_params={})
-    module.init_optimizer(kvstore, optimizer, {"learning_rate": 0.1, "momentum": 0.9} if options is None else options)
+def ready(*args, optimizer="sgd", options=None, kvstore="local", **kwargs):
+    """Return a module that is bound, initialized and has an optimizer."""
+    module = bound(*args, **kwargs)
+    module.init_optimizer(kvstore, optimizer, SGD if options is None else options)
     return module
+
+
+def plain(symbol=None, **kwargs):
+    """Return MXNet's own module in the same state."""
+    return ready(symbol, cls=mx.mod.Module, **kwargs)
 
 
 def train(module, data, epochs=1):
     for batch in data * epochs:
         module.forward_backward(batch)
         module.update()
+    return module
 
 
 def grads(module):
     """Return the parameters' gradients on the first context, as they are now."""
     group = module._exec_group
     return {n: g[0].asnumpy() for n, g in zip(group.param_names, group.grad_arrays) if g[0] is not None}
+
+
+def arrays(module, name):
+    """Return the executors' arrays of a parameter."""
+    return [executor.arg_dict[name] for executor in module._exec_group.execs]
 
 
 def values(module):
@@ -104,8 +114,8 @@ def trace(module):
 
 def poison(module):
     """Make one gradient on the last context NaN, as an overflow would."""
-    arrays = next(g for g in module._exec_group.grad_arrays if g[0] is not None)
-    arrays[-1][:] = np.nan
+    grad_arrays = next(g for g in module._exec_group.grad_arrays if g[0] is not None)
+    grad_arrays[-1][:] = np.nan
 
 
 def scale(value, **kwargs):

@@ -11,7 +11,7 @@ from ... import dtypes
 from ...arrays import to_float32
 from ...devices.amx import variable_set
 from ...module import Module
-from ...module.binding import prepare
+from ...module.binding import Conversions
 from ...passes.emulate import has_float16
 from ...passes.scale_loss import is_loss_head
 from ...policy import Policy
@@ -82,17 +82,8 @@ class ModuleWorkload:
         named = {each.name for each in descriptions}
         params = frozenset(self._symbol.list_inputs()) - named - set(self._made.get("state_names") or ())
         with unwarned():
-            found = prepare(
-                self._symbol,
-                policy,
-                descriptions,
-                params,
-                frozenset(),
-                self._contexts,
-                False,
-                frozenset(),
-                self.training,
-            )
+            conversions = Conversions(self._symbol, policy, params, self._contexts, trains=self.training)
+            found = conversions.prepare(descriptions)
         return [found.converted.decisions]
 
     def build(self, policy: Policy) -> Run:

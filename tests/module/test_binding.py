@@ -1,0 +1,458 @@
+"""What MXNet's users do with a module works with this one: fit, shapes, dtypes, sharing, inference, monitors."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.errors import ConvertError, PassError, PolicyError, TrainerError
+from mxmp.loss_scale import NoOpLossScale
+from mxmp.module import BucketingModule, Module, binding
+from mxmp.policy import Policy
+from mxmp.symbol import convert_symbol, on_cpu, to_graph
+from tests.module.tools import (
+    BFLOAT16, SGD, SHAPES, TWO, arrays, batches, bits, bound, convnet, grads, iterator, mlp, params_of, plain, ready,
+    samples, scale, train, values,
+)  # fmt: skip
+
+EPS = float(np.finfo(np.float16).eps)
+ON_BFLOAT16 = pytest.param(BFLOAT16, marks=pytest.mark.bfloat16)
+IMAGES = (1, 6, 6)
+
+
+@pytest.mark.parametrize("policy, context", [("float32", TWO), ("O1", TWO), ("O2", mx.cpu()), ("O2", TWO)])
+def test_fit_learns(policy, context):
+    module = Module(convnet(), policy=policy, context=context)
+    module.fit(iterator(shape=IMAGES), num_epoch=8, optimizer_params=SGD, kvstore="device")
+    assert dict(module.score(iterator(shape=IMAGES), "acc"))["accuracy"] > 0.95
+
+
+def test_predict_and_score_agree_with_plain_mxnet():
+    module, data = train(ready(policy="O1"), batches()), iterator()
+    reference = plain(bind={"for_training": False})
+    reference.set_params(*module.get_params())
+    tolerance = 16 * EPS  # probabilities behind two layers in float16
+    assert np.abs(module.predict(data).asnumpy() - reference.predict(data).asnumpy()).max() < tolerance
+    ours, theirs = (dict(m.score(data, "ce"))["cross-entropy"] for m in (module, reference))
+    assert abs(ours - theirs) < tolerance
+    assert [name for name, _ in module.output_shapes] == ["softmax_output"]
+
+
+def test_callbacks_see_the_float32_network(tmp_path, caplog):
+    seen, prefix, symbol = [], str(tmp_path / "model"), convnet()
+    before, module = symbol.tojson(), Module(symbol, policy="O2")
+    callbacks = [
+        lambda epoch, symbol, args, aux: seen.append((epoch, symbol, {a.dtype for a in args.values()})),
+        mx.callback.do_checkpoint(f"{prefix}-do"),
+        mx.callback.module_checkpoint(module, prefix, save_optimizer_states=True),
+    ]
+    data = [iterator(shape=IMAGES, seed=seed) for seed in (0, 1)]
+    with caplog.at_level(logging.INFO):
+        module.fit(
+            data[0], eval_data=data[1], eval_metric=["acc", "ce"], epoch_end_callback=callbacks, begin_epoch=1,
+            batch_end_callback=mx.callback.Speedometer(8, 2), num_epoch=3, optimizer_params=SGD,
+        )  # fmt: skip
+    assert seen == [(1, symbol, {np.float32}), (2, symbol, {np.float32})]
+    assert module.symbol is symbol and symbol.tojson() == before
+    for name in ("model-do-0003", "model-0003"):
+        saved = mx.nd.load(str(tmp_path / f"{name}.params"))
+        assert bits({key.split(":")[1]: a.asnumpy() for key, a in saved.items()}) == bits(values(module))
+    assert (tmp_path / "model-0003.states").exists()
+    assert "Validation-accuracy" in caplog.text and "Train-cross-entropy" in caplog.text and "Speed" in caplog.text
+
+
+@pytest.mark.parametrize("ours, theirs", [(Module, mx.mod.Module), (BucketingModule, mx.mod.BucketingModule)])
+def test_methods_have_the_arguments_of_mxnets(ours, theirs):
+    for name in ("__init__", "bind", "init_params", "set_params", "init_optimizer", "backward", "update"):
+        expected = list(inspect.signature(getattr(theirs, name)).parameters)
+        assert list(inspect.signature(getattr(ours, name)).parameters)[: len(expected)] == expected, name
+
+
+# ---------------------------------------------------------------------- conversion
+
+
+def test_executors_run_emulated_float16_and_the_report_says_so(monkeypatch):
+    """The graph that is bound on a CPU has no float16 product, but rounds to float16 around each."""
+    monkeypatch.setattr("mxmp.rounding.available", lambda: False)
+    module = bound(loss_scale=8)
+    casts = [node for node in to_graph(module._exec_group.symbol).nodes if node.op == "Cast"]
+    assert {node.get("dtype") for node in casts} == {"float16", "float32"}
+    precisions = {row.name: row.precision for row in module.report.rows}
+    assert precisions["fc1"] == "float16" and precisions["softmax"] == "float32"
+    assert module.policy == Policy.parse("O1")
+
+
+def test_a_network_that_mxmp_converted_before_is_converted_anew():
+    once = train(ready(loss_scale=8), batches())
+    again = train(ready(convert_symbol(mlp(), "O2", {"data": (8, 6)}), loss_scale=8), batches())
+    assert bits(values(once)) == bits(values(again))
+
+
+def test_a_network_that_does_not_convert_names_the_node_and_binds_nothing():
+    data = mx.sym.var("data")
+    module = Module(mx.sym.elemwise_add(mx.sym.Cast(data, dtype="int32"), data, name="culprit"), label_names=None)
+    with pytest.raises(ConvertError, match="node 'culprit'"):
+        module.bind([("data", (2, 3))])
+    assert not module.binded
+
+
+def test_an_override_may_name_a_node_in_a_loop():
+    weight = mx.sym.var("w_weight")
+
+    def body(x, state):
+        return mx.sym.FullyConnected(x, weight, num_hidden=4, no_bias=True, name="inner"), state
+
+    out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), mx.sym.var("s0"))
+    module = Module(mx.sym.MakeLoss(mx.sym.sum(out)), ("data", "s0"), None, policy="O1,name:inner*=float32")
+    module.bind([("data", (2, 2, 4)), ("s0", (2, 4))])
+    assert {row.precision for row in module.report.rows if row.name.startswith("inner")} == {"float32"}
+
+
+@pytest.mark.parametrize("policy", ["float32", "O1"])
+def test_prelu_gets_the_gradient_that_it_gets_operator_by_operator(policy):
+    """MXNet's executor computes the slope's gradient from memory that the data's gradient is in already."""
+    x = mx.sym.LeakyReLU(mx.sym.var("data"), mx.sym.var("alpha"), act_type="prelu", name="prelu")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4, name="fc"), name="softmax")
+    args, data, label = params_of(net, data=(8, 6))[0], *map(mx.nd.array, samples(8))
+    args["alpha"].attach_grad()
+    with mx.autograd.record():
+        hidden = mx.nd.LeakyReLU(data, args["alpha"], act_type="prelu")
+        logits = mx.nd.FullyConnected(hidden, args["fc_weight"], args["fc_bias"], num_hidden=4)
+        mx.nd.softmax_cross_entropy(logits, label).backward()
+    module = bound(net, policy, loss_scale=1, bind={"inputs_need_grad": True})
+    module.forward_backward(mx.io.DataBatch([data], [label]))
+    expected = args["alpha"].grad.asnumpy()
+    assert np.linalg.norm(grads(module)["alpha"] - expected) <= 0.02 * np.linalg.norm(expected)
+
+
+# ---------------------------------------------------------------------- shapes
+
+
+def summed(length=4):
+    """A mean over time: short enough for float16 up to 1024 elements."""
+    steps = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, flatten=False, name="fc")
+    return mx.sym.SoftmaxOutput(mx.sym.mean(steps, axis=1, name="mean"), name="softmax")
+
+
+def long(length):
+    data = mx.nd.array(np.random.default_rng(length).normal(size=(2, length, 3)))
+    return mx.io.DataBatch([data], [mx.nd.array([0, 1])])
+
+
+def test_shapes_convert_anew_only_where_verdicts_change_and_training_goes_on(monkeypatch):
+    """A reduction that is too long for float16 moves to float32; scale, monitor and weights go along."""
+    made, convert_graph = [], binding.convert_graph
+    monkeypatch.setattr(binding, "convert_graph", lambda *args: made.append(args) or convert_graph(*args))
+    module, monitor = ready(summed(), "O2", (2, 4, 3), loss_scale=8), mx.mon.Monitor(1, pattern="softmax_output")
+    module.install_monitor(monitor)
+    module.loss_scale = None  # and set again below: every shape still has an input for it
+    for number, length in enumerate((4, 40000, 5, 50000, 4)):
+        before = values(module)["fc_weight"]
+        monitor.tic()
+        module.forward_backward(long(length))
+        assert [name for _, name, _ in monitor.toc()] == ["softmax_output"]
+        assert module.update() and not np.array_equal(values(module)["fc_weight"], before)
+        precision = {row.name: row.precision for row in module.report.rows}["mean"]
+        assert precision == ("float16" if length < 1024 else "float32")
+        assert module.data_shapes[0].shape == (2, length, 3)
+        if number == 0:
+            module.loss_scale = 16
+        assert number == 0 or arrays(module, "loss_scale")[0].asscalar() == 16
+    assert len(made) == 2
+
+
+def test_batches_of_other_sizes_reshape_and_train():
+    module, reference = ready(policy="float32", loss_scale=8), plain()
+    for size in (8, 4, 16, 8):
+        for each in (module, reference):
+            train(each, batches(size, count=16)[:1])
+        assert module.get_outputs()[0].shape == (size, 4)
+        assert bits(values(module)) == bits(values(reference))
+
+
+def test_outputs_of_several_contexts_are_joined_along_their_batch():
+    """A layout tells which axis that is, whatever the policy puts behind the output."""
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, flatten=False, name="fc")
+    symbol = mx.sym.BlockGrad(data, attr={"__layout__": "LNC"})
+    module = Module(symbol, label_names=None, context=TWO, policy="O1,output=float16", loss_scale=None)
+    module.bind([mx.io.DataDesc("data", (3, 4, 5), layout="LNC")], for_training=False)
+    module.init_params()
+    x = mx.nd.random.normal(shape=(3, 4, 5))
+    module.forward(mx.io.DataBatch([x]), is_train=False)
+    weight, bias = (module.get_params()[0][f"fc_{name}"].asnumpy() for name in ("weight", "bias"))
+    np.testing.assert_allclose(module.get_outputs()[0].asnumpy(), x.asnumpy() @ weight.T + bias, atol=2e-3)
+
+
+# ---------------------------------------------------------------------- dtypes of data
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_data_of_another_float_dtype_follows_the_policy(dtype, policy):
+    """Fitted on the same float16 values, in batches of two sizes, and scored."""
+    data, label = samples()
+
+    def fitted(dtype):
+        module = Module(mlp(), policy=policy)
+        for size, args in ((8, params_of(mlp(), data=(8, 6))[0]), (4, None)):
+            given = mx.nd.array(data.astype(np.float16), dtype=dtype), mx.nd.array(label, dtype=dtype)
+            it = mx.io.NDArrayIter(*given, batch_size=size, label_name="softmax_label")
+            module.fit(it, num_epoch=1, arg_params=args, optimizer_params=SGD)
+        return module, module.score(it, "acc")
+
+    (module, accuracy), (expected, same) = fitted(dtype), fitted("float32")
+    assert {array.dtype for array in module.get_params()[0].values()} == {np.float32}
+    assert bits(values(module)) == bits(values(expected)) and accuracy == same
+    assert module.report.casts == expected.report.casts
+
+
+def test_data_keeps_a_dtype_that_is_declared_or_no_float():
+    ids = mx.sym.Embedding(mx.sym.var("data"), input_dim=10, output_dim=4, name="embedding")
+    wide = mx.sym.Cast(mx.sym.var("wide", dtype="float64"), dtype="float32", name="narrow")
+    module = Module(ids + wide, ("data", "wide"), None, policy="O1")
+    module.bind([mx.io.DataDesc("data", (2,), "int32"), mx.io.DataDesc("wide", (2, 4), "float64")], for_training=False)
+    module.init_params()
+    module.forward(mx.io.DataBatch([mx.nd.array([1, 2], dtype="int32"), mx.nd.full((2, 4), 1 / 3, dtype="float64")]))
+    dtypes = [arrays(module, name)[0].dtype for name in ("data", "wide", "embedding_weight")]
+    assert dtypes == [np.int32, np.float64, np.float32]
+
+
+@pytest.mark.filterwarnings("ignore:.*You created Module with")  # MXNet's, where a label's name is not found
+def test_a_label_that_the_symbol_does_not_use_reaches_metrics_alone():
+    symbol, data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc"), iterator()
+    module = bound(symbol, bind={"for_training": False})
+    expected = (module.predict(data).asnumpy().argmax(1) == samples()[1]).mean()
+    assert dict(module.score(data, "acc"))["accuracy"] == expected
+
+
+@pytest.mark.bfloat16
+def test_a_metric_reads_bfloat16_outputs():
+    module = Module(mlp(), policy="bfloat16")
+    module.fit(iterator(), eval_metric="acc", num_epoch=1)
+    assert 0 <= dict(module.score(iterator(), "acc"))["accuracy"] <= 1
+
+
+# ---------------------------------------------------------------------- options of bind, sharing
+
+
+def test_states_are_carried_over():
+    """Recurrent state through state_names, which is neither data nor parameter."""
+    hidden = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc") + mx.sym.var("state", shape=(8, 4))
+    out = mx.sym.Group([mx.sym.SoftmaxOutput(hidden, name="softmax"), mx.sym.BlockGrad(hidden, name="next")])
+    module = Module(out, state_names=["state"], policy="O1", loss_scale=8)
+    module.bind(*SHAPES)
+    module.init_params()
+    module.init_optimizer()
+    module.set_states(value=0.5)
+    module.forward_backward(batches()[0])
+    first = module.get_outputs()[1].asnumpy()
+    module.set_states(states=[[module.get_outputs()[1]]])
+    module.forward(batches()[0], is_train=False)
+    assert np.allclose(module.get_outputs()[1].asnumpy() - first, first - 0.5, atol=0.01)
+    assert module.update()
+
+
+@pytest.mark.parametrize("req", [["null", "write", "null", "write", "null", "null"], {"fc1_weight": "null"}])
+def test_grad_req_may_name_every_argument(req):
+    module = ready(loss_scale=8, bind={"grad_req": req})
+    module.forward_backward(batches()[0])
+    expected = {"fc1_weight", "fc2_weight"} if isinstance(req, list) else {"fc1_bias", "fc2_weight", "fc2_bias"}
+    assert set(grads(module)) == expected and module.update()
+
+
+def test_gradients_of_inputs_are_true_after_update_too():
+    module = ready(context=TWO, loss_scale=2.0**10, bind={"inputs_need_grad": True}, options={"learning_rate": 0.0})
+    module.forward_backward(batches()[0])
+    merged = module.get_input_grads()[0].asnumpy()
+    parts = module.get_input_grads(merge_multi_context=False)[0]
+    assert np.array_equal(np.concatenate([part.asnumpy() for part in parts]), merged)
+    assert 0 < np.abs(merged).max() < 1  # with the scale in it they would be hundreds
+    module.update()
+    assert np.array_equal(module.get_input_grads()[0].asnumpy(), merged)
+
+
+def sharing(module, **options):
+    other = Module(mlp(), policy=module.policy)
+    other.bind([("data", (4, 6))], [("softmax_label", (4,))], shared_module=module, **options)
+    return other
+
+
+def test_a_shared_module_shares_weights_optimizer_and_scale():
+    module = ready(policy="O2", loss_scale=scale(16))
+    other = train(sharing(module), batches(4)[:1])
+    module._params_dirty = True  # what a shared step changes on the devices only the one that took it knows
+    assert bits(values(other)) == bits(values(module)) != bits(values(bound(policy="O2")))
+    other.loss_scale = 4
+    assert module.loss_scale.value == 4
+
+
+def test_a_shared_module_has_the_scale_before_there_is_an_optimizer():
+    module = bound(loss_scale=16)
+    other = sharing(module)
+    module.loss_scale = 2
+    other.forward_backward(batches(4)[0])
+    assert arrays(other, "loss_scale")[0].asscalar() == 2
+
+
+def test_a_scale_must_fit_every_module_that_shares_it_and_that_borrows_an_optimizer():
+    module, lender = (ready(policy="float32", loss_scale=16) for _ in range(2))
+    module.loss_scale = None
+    other = sharing(module)
+    for each in (module, other):
+        with pytest.raises(TrainerError, match="bound without a loss scale"):
+            each.loss_scale = 16
+    with pytest.raises(TrainerError, match="bound without a loss scale"):
+        other.borrow_optimizer(lender)
+    assert isinstance(module.loss_scale, NoOpLossScale)
+    train(other, batches(4)[:1])
+
+
+def test_a_module_cannot_store_shared_parameters_lower_than_the_other():
+    with pytest.raises(ConvertError, match=r"parameters \['fc1_bias', .* are stored in float32 by the module"):
+        Module(mlp(), policy="O2").bind(*SHAPES, shared_module=bound(policy="float32"))
+
+
+# ---------------------------------------------------------------------- inference
+
+
+def outputs(module, x=None):
+    x = mx.nd.array(np.random.default_rng(3).normal(size=(8, 6))) if x is None else x
+    module.forward(mx.io.DataBatch([x]), is_train=False)
+    return module.get_outputs()[0].asnumpy()
+
+
+def test_a_module_for_inference_computes_what_the_converted_model_does():
+    """It has no input for a loss scale, and float32 parameters, which are cast at each call."""
+    module = bound(bind={"for_training": False})
+    assert "loss_scale" not in module._exec_group.execs[0].arg_dict
+    assert {arrays(module, name)[0].dtype for name in module.get_params()[0]} == {np.float32}
+    converted = plain(on_cpu(convert_symbol(mlp(), "O1", {"data": (8, 6)})), bind={"for_training": False})
+    np.testing.assert_array_equal(outputs(module), outputs(converted))
+    module.bind(*SHAPES, force_rebind=True)  # to train
+    module.init_optimizer()
+    assert train(module, batches()).skipped_steps == 0
+
+
+@pytest.mark.parametrize("policy", ["float32", "O1", "O2", ON_BFLOAT16])
+@pytest.mark.parametrize("missing", [True, False])
+def test_parameters_and_statistics_that_are_set_are_seen_by_fused_layers(missing, policy):
+    """MXNet's fused layers keep the weights, or BatchNorm's statistics, of their first call."""
+    for symbol, shape in ((mlp(), (8, 6)), (convnet(), (2, 3, 8, 8))):
+        module, x = bound(symbol, policy, shape, bind={"for_training": False}), mx.nd.ones(shape)
+        other = Module(symbol, policy=policy)
+        other.bind(*(module.data_shapes, module.label_shapes), for_training=False, shared_module=module)
+        before = outputs(module, x), outputs(other, x)
+        args, aux = params_of(symbol, 5, data=shape)
+        module.set_params(args, {name: value + 3 for name, value in aux.items()}, allow_missing=missing)
+        fresh = bound(symbol, policy, shape, bind={"for_training": False})
+        fresh.init_params(arg_params=args, aux_params={n: v + 3 for n, v in aux.items()}, force_init=True)
+        for each, old in zip((module, other), before):
+            np.testing.assert_array_equal(outputs(each, x), outputs(fresh, x))
+            assert not np.array_equal(outputs(each, x), old)
+
+
+def test_a_module_that_infers_sees_the_steps_of_one_that_trains_its_parameters():
+    shape = (8, 1, 6, 6)
+    trained, other = ready(convnet(), shape=shape), Module(convnet())
+    other.bind(trained.data_shapes, trained.label_shapes, for_training=False, shared_module=trained)
+    x, steps = mx.nd.ones(shape), batches(shape=(1, 6, 6))
+    for step in (lambda: train(trained, steps), lambda: trained.forward_backward(steps[0])):
+        before = outputs(other, x)
+        step()
+        trained._params_dirty = True
+        fresh = bound(convnet(), shape=shape, bind={"for_training": False})
+        fresh.set_params(*trained.get_params())
+        np.testing.assert_array_equal(outputs(other, x), outputs(fresh, x))
+        assert not np.array_equal(outputs(other, x), before)
+
+
+# ---------------------------------------------------------------------- monitors
+
+
+class Kept(mx.mon.Monitor):
+    """Keeps the arrays that it sees."""
+
+    def __init__(self, **kwargs):
+        super().__init__(1, stat_func=lambda array: array.copy(), **kwargs)
+
+
+def seen(module, monitor, shape):
+    """Return what a monitor sees of a step, (name, dtype, value) in order, and its names of weights."""
+    module.install_monitor(monitor)
+    monitor.tic()
+    module.forward_backward(batches(8, shape=shape)[0])
+    found = [(name, array.dtype, array.asnumpy()) for _, name, array in monitor.queue]
+    return found, [name for _, name, _ in monitor.toc()][len(found) :]
+
+
+def branches():
+    """A network with a sum behind BatchNorm, several outputs of one operator, and an output read further on."""
+    x = mx.sym.Convolution(mx.sym.var("data"), kernel=(1, 1), num_filter=4, no_bias=True, name="conv")
+    x = mx.sym.BatchNorm(x, fix_gamma=False, name="bn") + mx.sym.relu(x, name="relu")
+    first, second = mx.sym.SliceChannel(x, num_outputs=2, name="split")
+    y = mx.sym.FullyConnected(first * second, num_hidden=4, name="fc")
+    return mx.sym.Group([mx.sym.SoftmaxOutput(y, name="softmax"), mx.sym.BlockGrad(y, name="logits")])
+
+
+# With monitor_all MXNet's own backward pass of the second network hangs, with and without mxmp.
+@pytest.mark.parametrize("make, monitor_all", [(convnet, True), (branches, False)])
+@pytest.mark.parametrize("policy", ["O1", "O2", "O3", ON_BFLOAT16])
+def test_a_monitor_sees_the_network_as_it_was_written(policy, monitor_all, make):
+    shape, symbol = (3, 6, 6), make()
+    modules = bound(symbol, shape=(8, *shape), cls=mx.mod.Module), bound(symbol, policy, (8, *shape), loss_scale=8)
+    (wanted, weights), (found, own) = (seen(module, Kept(monitor_all=monitor_all), shape) for module in modules)
+    sums = "sum_grad"  # MXNet's name for sums of gradients
+    assert {name for name, *_ in found if sums not in name} == {name for name, *_ in wanted if sums not in name}
+    assert own == weights and {dtype for _, dtype, _ in found} == {np.float32}
+    names = [name for name, *_ in found if "backward" not in name and "grad" not in name]
+    assert monitor_all or len(set(names)) == len(names)
+    forward = {name: value for name, _, value in wanted if name in names}
+    for name, _, value in found:
+        if name in forward:  # two roundings per layer over a handful of layers
+            bound_ = (0.08 if policy == BFLOAT16 else 0.01) * max(1, np.abs(forward[name]).max())
+            np.testing.assert_allclose(value, forward[name], atol=bound_, err_msg=name)
+        if policy == "O1" and name in ("conv_output", "bn_output", "relu_output", "fc_output"):
+            assert np.array_equal(value, value.astype(np.float16)), name  # what float16 holds
+
+
+def test_statistics_of_stored_weights_are_float32_and_come_once_after_a_reshape():
+    """MXNet's own statistic, a norm, overflows in float16."""
+    module = bound(policy="O2", loss_scale=8)
+    module.set_params({**module.get_params()[0], "fc1_weight": mx.nd.ones((8, 6)) * 60000}, {})
+    monitor = mx.mon.Monitor(1, pattern="fc1_weight|loss_scale")
+    module.install_monitor(monitor)
+    for size in (8, 4, 2):
+        monitor.tic()
+        module.forward(batches(size)[0], is_train=True)
+        ((_, name, value),) = monitor.toc()
+        assert name == "fc1_weight" and float(value) == pytest.approx(60000, rel=1e-3)
+
+
+# ---------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize("call", ["update", "install_monitor", "reshape", "init_params", "backward"])
+def test_calls_before_bind_are_errors(call):
+    argument = {"install_monitor": [None], "reshape": [[]]}.get(call, [])
+    with pytest.raises(TrainerError, match=f"{call}: .*call bind first"):
+        getattr(Module(mlp()), call)(*argument)
+
+
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (lambda: bound().init_optimizer(optimizer=3), TrainerError, "optimizer is 3; expected a name"),
+        (lambda: bound().update(), TrainerError, "update: the module is not ready; call init_optimizer first"),
+        (lambda: bound(policy="O1,name:nothing*=float32"), PolicyError, "matches no node|has no operator"),
+        (lambda: bound(loss_heads=["nothing"]), PassError, "no Custom operator 'nothing'"),
+        (lambda: bound(bind={"for_training": False, "inputs_need_grad": True}), TrainerError, "needs for_training=True"),
+        (lambda: bound(bind={"shared_module": plain()}), TrainerError, "shared_module is .*; expected a bound and"),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
