@@ -91,7 +91,7 @@ def test_multi_precision_decides_over_masters(masters):
     assert all(np.array_equal(a, b) for a, b in zip(before, after) if a.ndim == 2) or masters
     header, _ = freeze_saved(module.save_optimizer_states)
     (states,) = header["states"]
-    assert [state["master"][0] is not None for _, state in states["dict"]] == [masters] * 4
+    assert [state["$master"][0] is not None for _, state in states["$dict"]] == [masters] * 4
 
 
 class Mlp(gluon.HybridBlock):
