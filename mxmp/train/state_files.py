@@ -12,7 +12,6 @@ What MXNet's trainers and updaters have pickled is read into the same dict, by c
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import pickle
@@ -50,20 +49,12 @@ NOT_STATE = {
     optimizers.update_counts.name,
 }
 
-MXNET_CLASSES: Dict[Tuple[str, str], Any] = {
-    (kind.__module__, kind.__name__): kind
-    for kind in (
-        bytearray,
-        np.dtype,
-        mx.nd.NDArray,
-        mx.nd.sparse.RowSparseNDArray,
-        MasterState,
-        MultiPrecision,
-        *filter(inspect.isclass, vars(mx.lr_scheduler).values()),
-        *filter(inspect.isclass, vars(mx.optimizer.optimizer).values()),
-    )
-    if kind.__module__ != "mxnet.optimizer.utils"
-}
+_OPTIMIZERS = mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler
+_CLASSES = [bytearray, np.dtype, mx.nd.NDArray, mx.nd.sparse.RowSparseNDArray, MasterState, MultiPrecision]
+for _module in (mx.optimizer.optimizer, mx.lr_scheduler):
+    _CLASSES += [kind for kind in vars(_module).values() if isinstance(kind, type) and issubclass(kind, _OPTIMIZERS)]
+
+MXNET_CLASSES: Dict[Tuple[str, str], Any] = {(kind.__module__, kind.__name__): kind for kind in _CLASSES}
 """What a pickle may hold, by module and name, each exactly; and numpy's scalars, which its majors name differently."""
 for _core in ("core", "_core"):
     MXNET_CLASSES[f"numpy.{_core}.multiarray", "scalar"] = np.float32(0).__reduce__()[0]
@@ -247,9 +238,9 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) not in MXNET_CLASSES:
             raise pickle.UnpicklingError(f"it holds a {module}.{name}")
         kind = MXNET_CLASSES[module, name]
-        # A pickle may set attributes of a class that it names: it gets one of its own.
-        bases = mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler, MasterState
-        own = isinstance(kind, type) and issubclass(kind, bases)
+        # A pickle may set attributes of a class that it names: it gets one of its own. Those of Python and numpy have
+        # none that can be set, and NDArray none but by its __setstate__.
+        own = isinstance(kind, type) and issubclass(kind, (*_OPTIMIZERS, MasterState))
         return type(kind.__name__, (kind,), {"__module__": module}) if own else kind
 
 
