@@ -109,7 +109,9 @@ class ModuleFiles(ParamsFiles, OptimizerSetup):
 
         Raises:
             StateError: If the file is damaged or does not fit; then nothing is changed.
-            TrainerError: Between backward and update.
+            TrainerError: Between backward and update; or if the file has a loss scale, and the module was bound
+                without one.
+            FileNotFoundError: If there is no such file.
         """
         self._require("load_optimizer_states")
         if self._training is None:
