@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, List, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 import numpy as np
 from mxnet import autograd, gluon
@@ -40,7 +40,7 @@ class _Applied:
     nets: List[gluon.Block]
     trainer: Any
     loss_scale_before: LossScale
-    loss_scale: LossScale  # what the handler gave the trainer, at its start
+    loss_scale: Optional[LossScale]  # what the handler gave the trainer, at its start; None before that
 
 
 class ScalingBatchProcessor(BatchProcessorBase):
@@ -211,16 +211,13 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
 
     def _adopt(self, estimator: Estimator, nets: List[gluon.Block]) -> None:
         """Give the trainer the handler's loss scale, unless it has had it from an earlier fit."""
-        trainer = estimator.trainer
-        applied = vars(estimator).get(_ATTRIBUTE)
-        known = applied is not None and applied.trainer is trainer
-        if known:
-            before = applied.loss_scale_before
-        else:
+        trainer, applied = estimator.trainer, vars(estimator).get(_ATTRIBUTE)
+        if applied is None or applied.trainer is not trainer:
             before = trainer.loss_scale if isinstance(trainer, Trainer) else NoOpLossScale()
-        if not known or applied.loss_scale != self.loss_scale:
+            applied = _Applied(nets, trainer, before, None)
+        if applied.loss_scale != self.loss_scale:
             Trainer.adopt(trainer, self.loss_scale)
-        setattr(estimator, _ATTRIBUTE, _Applied(nets, trainer, before, self.loss_scale))
+        setattr(estimator, _ATTRIBUTE, dataclasses.replace(applied, nets=nets, loss_scale=self.loss_scale))
 
 
 def _require_estimator(estimator: Any, call: str) -> None:
@@ -233,9 +230,8 @@ def _require_estimator(estimator: Any, call: str) -> None:
 def _nets(estimator: Estimator) -> List[gluon.Block]:
     """Return the nets for training and for validation; one that holds the other first."""
     net, val_net = estimator.net, estimator.val_net
-    if val_net is net:
-        return [net]
-    return [val_net, net] if any(block is net for block in descendants(val_net)) else [net, val_net]
+    around = any(block is net for block in descendants(val_net))
+    return list(dict.fromkeys([val_net, net] if around else [net, val_net]))
 
 
 def _drop_unfinished(trainer: Any) -> None:
@@ -248,10 +244,8 @@ def _convert_states(trainer: Trainer) -> None:
     """Convert the optimizer's states to their parameters' present dtypes; the inner ones are float32 either way."""
     for number, updater in enumerate(trainers.updaters(trainer)):
         for index, state in updater.states.items():
-            param = trainers.params(trainer)[index]
-            weight = param.list_data()[number]
-            if isinstance(state, MasterState) and not is_low_precision(weight):
+            low = is_low_precision(trainers.params(trainer)[index].list_data()[number])
+            if low and not isinstance(state, MasterState):
+                updater.states[index] = MasterState(None, state)  # the next update makes the master
+            elif not low and isinstance(state, MasterState):
                 updater.states[index] = state.inner
-            elif is_low_precision(weight) and not isinstance(state, MasterState):
-                master = trainer.optimizer.new_master(index, weight) if trainer.optimizer.masters else None
-                updater.states[index] = MasterState(master, state)

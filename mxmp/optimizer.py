@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 
@@ -15,7 +15,7 @@ from .loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossSc
 from .mxnet_private import multiply, parameters
 from .train import states
 from .train.masters import MultiPrecision as MultiPrecision
-from .train.masters import Update, copy_to_other_contexts
+from .train.masters import Update, copy_to_other_contexts, first_written_past, written_past
 from .train.scale_loss import scale_loss
 from .train.scaled_loss import ScaledLoss, require_backward
 from .train.scaler import Scaler, ScalerStatus
@@ -32,139 +32,20 @@ Weight = Union[mx.nd.NDArray, mx.gluon.Parameter]
 
 _ORDER = "get_scaled_loss, backward, get_unscaled_gradients, apply_gradients"
 
-# What a plain trainer or module sets on its optimizer.
+# What a plain trainer or module sets on its optimizer first.
 _SET_BY_OTHERS = ("param_dict", "idx2name", "sym_info", "aggregate_num")
 
 
-class WholeStepOptimizer(MultiPrecision):
-    """A `MultiPrecision` for subclasses that update all weights at once, or none.
-
-    MXNet's trainers, modules and updaters update weight by weight, so that they are refused, each
-    at the first thing that it does with its optimizer. All attributes that a subclass does not name
-    are those of the inner optimizer.
-    """
-
-    # Attributes of the subclass.
-    _own: ClassVar[Tuple[str, ...]] = ()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set the inner optimizer's attribute."""
-        if name in _SET_BY_OTHERS:
-            _refuse(f"setting {name}")
-        if name in self._own or isinstance(getattr(type(self), name, None), property):
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
-
-    def __getstate__(self) -> NoReturn:
-        """Refuse: a distributed kvstore pickles its optimizer for the servers."""
-        _refuse("pickling it")
-
-    @property
-    def aggregate_num(self) -> NoReturn:
-        """Refuse: what every ``mx.optimizer.Updater`` reads first."""
-        _refuse("an updater")
-
-    def create_state(self, index: int, weight: mx.nd.NDArray) -> NoReturn:
-        """Refuse."""
-        _refuse("create_state")
-
-    def create_state_multi_precision(self, index: int, weight: mx.nd.NDArray) -> NoReturn:
-        """Refuse."""
-        _refuse("create_state_multi_precision")
-
-    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> NoReturn:
-        """Refuse."""
-        _refuse("update")
-
-    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> NoReturn:
-        """Refuse."""
-        _refuse("update_multi_precision")
-
-
-def _refuse(call: str) -> NoReturn:
+def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """Refuse: it updates all weights at once."""
     raise TrainerError(
-        f"{call}: a LossScaleOptimizer updates all weights at once, after all gradients are checked; call "
-        "apply_gradients, or give it to mxmp.gluon.Trainer or mxmp.module.Module. A plain trainer, module or updater "
-        "would update weight by weight, unchecked."
+        "a LossScaleOptimizer updates all weights at once, after all gradients are checked; call apply_gradients, or "
+        "give it to mxmp.gluon.Trainer or mxmp.module.Module. A plain trainer, module or updater would update weight "
+        "by weight, unchecked."
     )
 
 
-class KerasOptimizer(ScalerStatus, WholeStepOptimizer):
-    """The properties of Keras' LossScaleOptimizer; it shows attributes alone once it has an owner."""
-
-    _owner: Optional[str]
-
-    @property
-    def inner_optimizer(self) -> mx.optimizer.Optimizer:
-        """The optimizer that was given."""
-        return self.inner
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether the scale moves."""
-        return isinstance(self._scaler.loss_scale, DynamicLossScale)
-
-    @property
-    def initial_scale(self) -> float:
-        """The first scale."""
-        scale = self._scaler.loss_scale
-        return scale.init_scale if isinstance(scale, DynamicLossScale) else scale.value
-
-    @property
-    def dynamic_growth_steps(self) -> Optional[int]:
-        """Finite steps after which the scale doubles; None if it does not."""
-        scale = self._scaler.loss_scale
-        return scale.growth_interval if isinstance(scale, DynamicLossScale) else None
-
-    @property  # type: ignore[override]  # a number, as Keras has it
-    def loss_scale(self) -> float:
-        """The present scale. May be set between steps."""
-        self._require_own("loss_scale")
-        return self._scaler.loss_scale.value
-
-    @loss_scale.setter
-    def loss_scale(self, value: float) -> None:
-        """Set the scale of the steps to come."""
-        self._require_ready("setting loss_scale")
-        present = self._scaler.loss_scale
-        if isinstance(present, DynamicLossScale):
-            value = StaticLossScale(value).value
-            self._scaler.loss_scale = dataclasses.replace(present, value=value, growth_tracker=0, floor_skips=0)
-        else:
-            self._scaler.loss_scale = StaticLossScale(value)
-
-    @property
-    def iterations(self) -> int:
-        """Steps taken; skipped ones do not count."""
-        return int(self.num_update - self.begin_num_update)
-
-    @property
-    def learning_rate(self) -> float:
-        """The inner optimizer's present learning rate."""
-        return float(self.inner.learning_rate)
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        """Set the inner optimizer's learning rate."""
-        self.inner.set_learning_rate(value)
-
-    def _require_own(self, call: str) -> None:
-        if self._owner is not None:
-            raise TrainerError(
-                f"{call}: this optimizer belongs to a {self._owner} already, whose own methods scale the loss and step."
-            )
-
-    def _require_ready(self, call: str) -> None:
-        self._require_own(call)
-        if not self._scaler.state.is_ready:
-            raise TrainerError(
-                f"{call} came between get_scaled_loss and apply_gradients; call apply_gradients first, or "
-                "discard_grads to give the step up."
-            )
-
-
-class LossScaleOptimizer(KerasOptimizer):
+class LossScaleOptimizer(ScalerStatus, MultiPrecision):
     """An optimizer with a loss scale, float32 masters and exact skips, for loops written by hand.
 
     The order of calls::
@@ -202,7 +83,17 @@ class LossScaleOptimizer(KerasOptimizer):
         tf.keras.mixed_precision.LossScaleOptimizer of TensorFlow 2.12.
     """
 
-    _own = ("_scaler", "_training_step", "_state_updater", "_weights", "_scaled", "_given", "_owner")
+    _training_step: Step
+    _updater: mx.optimizer.Updater
+    _weights: List[Weight]  # in the order of their indices
+    _scaled: List[ScaledLoss]  # those of the present step
+    _given: List[mx.nd.NDArray]  # its scaled gradients, as get_unscaled_gradients saw them
+    _owner: Optional[str]  # the trainer or module that it was given to: it only shows attributes then
+
+    # MXNet's trainers, modules and updaters update weight by weight. Each is refused at the first thing that it does
+    # with its optimizer: an updater reads aggregate_num, a distributed kvstore pickles.
+    create_state = create_state_multi_precision = update = update_multi_precision = __getstate__ = _refuse
+    aggregate_num = property(_refuse)
 
     def __init__(
         self,
@@ -211,16 +102,73 @@ class LossScaleOptimizer(KerasOptimizer):
         initial_scale: Optional[float] = None,
         dynamic_growth_steps: Optional[int] = None,
     ) -> None:
-        value = make_loss_scale(dynamic, initial_scale, dynamic_growth_steps)
-        multi = wrapped(inner)
-        self.__setstate__({"inner": multi.inner, "masters": multi.masters})
-        self._scaler = Scaler(value)
-        self._training_step = Step(self._scaler)
-        self._state_updater = mx.optimizer.get_updater(multi)
-        self._weights: List[Weight] = []  # in the order of their indices
-        self._scaled: List[ScaledLoss] = []  # those of this window
-        self._given: List[mx.nd.NDArray] = []  # its scaled gradients, as get_unscaled_gradients saw them
-        self._owner: Optional[str] = None
+        scaler = Scaler(make_loss_scale(dynamic, initial_scale, dynamic_growth_steps))
+        multi = _wrapped(inner)
+        own = {"_scaler": scaler, "_training_step": Step(scaler), "_updater": mx.optimizer.get_updater(multi)}
+        lists: Any = {"_weights": [], "_scaled": [], "_given": []}
+        self.__setstate__({"inner": multi.inner, "masters": multi.masters, **own, **lists, "_owner": None})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set the inner optimizer's attribute, unless it is one of this class."""
+        if name in _SET_BY_OTHERS:
+            _refuse(self)
+        if name.startswith("_") and name in vars(self) or isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    # ------------------------------------------------------------------ names of Keras
+
+    @property
+    def inner_optimizer(self) -> mx.optimizer.Optimizer:
+        """The optimizer that was given."""
+        return self.inner
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the scale moves."""
+        return isinstance(self._scaler.loss_scale, DynamicLossScale)
+
+    @property
+    def initial_scale(self) -> float:
+        """The first scale."""
+        scale = self._scaler.loss_scale
+        return float(getattr(scale, "init_scale", scale.value))
+
+    @property
+    def dynamic_growth_steps(self) -> Optional[int]:
+        """Finite steps after which the scale doubles; None if it does not."""
+        return getattr(self._scaler.loss_scale, "growth_interval", None)
+
+    @property  # type: ignore[override]  # a number, as Keras has it
+    def loss_scale(self) -> float:
+        """The present scale. May be set between steps."""
+        self._require_own("loss_scale")
+        return self._scaler.loss_scale.value
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        self._require_ready("setting loss_scale")
+        present, scale = self._scaler.loss_scale, StaticLossScale(value)
+        if isinstance(present, DynamicLossScale):
+            moved = dataclasses.replace(present, value=scale.value, growth_tracker=0, floor_skips=0)
+            self._scaler.loss_scale = moved
+        else:
+            self._scaler.loss_scale = scale
+
+    @property
+    def iterations(self) -> int:
+        """Steps taken; skipped ones do not count."""
+        return int(self.num_update - self.begin_num_update)
+
+    @property
+    def learning_rate(self) -> float:
+        """The inner optimizer's present learning rate."""
+        return float(self.inner.learning_rate)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.inner.set_learning_rate(value)
 
     # ------------------------------------------------------------------ a step
 
@@ -276,16 +224,14 @@ class LossScaleOptimizer(KerasOptimizer):
                 "get_unscaled_gradients: the gradients of this step are unscaled already; call it once, with all of "
                 "them, then apply_gradients."
             )
-        grads = read_grads(grads)
+        grads = _read_grads(grads)
         try:
             require_backward(self._scaled)
         except TrainerError as e:
             raise TrainerError(f"{e} Call discard_grads to start the step again.") from None
-        arrays = [leaf for leaf in leaves(grads) if leaf is not None]
-        self._scaler.unscaled(all_finite(arrays))
-        self._given = arrays
-        factor = 1.0 / state.scale
-        return [mapped(grad, lambda array: unscaled(array, factor)) for grad in grads]
+        self._given = [leaf for leaf in leaves(grads) if leaf is not None]
+        self._scaler.unscaled(all_finite(self._given))
+        return list(mapped(grads, lambda grad: _unscaled(grad, 1.0 / state.scale)))
 
     def apply_gradients(self, grads_and_vars: Iterable[Tuple[Any, Any]]) -> bool:
         """Check all gradients and update the weights, or skip all. One host read.
@@ -312,20 +258,20 @@ class LossScaleOptimizer(KerasOptimizer):
         if not self._scaler.state.is_unscaled:
             missing = "get_scaled_loss" if self._scaler.state.is_ready else "get_unscaled_gradients"
             raise TrainerError(f"apply_gradients: {missing} was not called in this step; the order is {_ORDER}.")
-        pairs = read_pairs(grads_and_vars)
-        weights = self._weights or check_weights([], [weight for _, weight in pairs])
-        updates = make_updates(pairs, weights)
-        check_unscaled(pairs, self._given)
-        self.check_states((u.index, u.weight, self._state_updater.states.get(u.index)) for u in updates)
+        pairs = _read_pairs(grads_and_vars)
+        weights = self._weights or _checked_weights([], [weight for _, weight in pairs])
+        updates = _make_updates(pairs, weights, {id(array) for array in self._given})
         self._set_weights(weights)
         self._scaled, self._given = [], []
-        return self._training_step.run(GivenGradients(self._state_updater, updates, weights), self.inner.rescale_grad)
+        return self._training_step.run(GivenGradients(self._updater, updates, weights), self.inner.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present step, after an error between its calls: nothing is updated."""
         self._require_own("discard_grads")
         self._scaled, self._given = [], []
         self._training_step.discard()
+
+    # ------------------------------------------------------------------ weights and their states
 
     def build(self, var_list: Iterable[Any]) -> None:
         """Make weights known, in an order that saved states keep; `apply_gradients` does it by itself.
@@ -338,7 +284,7 @@ class LossScaleOptimizer(KerasOptimizer):
             TrainerError: If one is no weight, comes twice or lies elsewhere; then none is added.
         """
         self._require_own("build")
-        self._set_weights(check_weights(self._weights, list(var_list)))
+        self._set_weights(_checked_weights(self._weights, list(var_list)))
 
     def save_states(self, fname: str) -> None:
         """Save optimizer states, masters, counters, scheduler and loss scale to one file.
@@ -347,23 +293,46 @@ class LossScaleOptimizer(KerasOptimizer):
             fname: Any name; the format is .npz with a JSON header, and no pickle.
 
         Raises:
-            TrainerError: Between `get_scaled_loss` and `apply_gradients`, or before `build`.
+            TrainerError: Between `get_scaled_loss` and `apply_gradients`, before `build`, or if a low precision
+                weight was written to past its float32 master.
         """
-        self._require_ready("save_states")
-        states.save(fname, self._target("save_states"), self._scaler.to_dict())
+        target = self._target("save_states")
+        updates = [Update(index, array, array) for index, (array, *_) in enumerate(map(_arrays_of, self._weights))]
+        index = first_written_past([(self._updater, updates)])
+        if index is not None:
+            raise written_past(_name_of(self._weights[index], index))
+        states.save(fname, target, self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:
         """Load what `save_states` saved, for weights that `build` has made known.
 
         Args:
-            fname: The file; it decides over every field that it has.
+            fname: The file; it decides over every field that it has, the kind of the loss scale too.
 
         Raises:
             StateError: If the file is damaged or does not fit; then nothing is changed.
             TrainerError: As `save_states`.
+            FileNotFoundError: If there is no such file.
         """
-        self._require_ready("load_states")
         states.restore(fname, self._target("load_states"), self._scaler, make_loss_scale(True, None, None))
+
+    def _set_weights(self, weights: List[Weight]) -> None:
+        self._weights = weights
+        # Multipliers of learning rate and weight decay come from the Parameters.
+        self.inner.param_dict = {i: each for i, each in enumerate(weights) if isinstance(each, mx.gluon.Parameter)}
+
+    def _target(self, call: str) -> Target:
+        self._require_ready(call)
+        if not self._weights:
+            raise TrainerError(f"{call}: the weights are not known yet; call build with all of them first.")
+        params = [
+            each if isinstance(each, mx.gluon.Parameter) else Described(_name_of(each, index), each.shape, each.dtype)
+            for index, each in enumerate(self._weights)
+        ]
+        context = _arrays_of(self._weights[0])[0].ctx
+        return Target(self._updater.optimizer, [self._updater], [context], params)
+
+    # ------------------------------------------------------------------ owners
 
     def peek_optimizer_and_scale(self, owner: str = "trainer") -> Tuple[MultiPrecision, LossScale]:
         """Return the optimizer with masters and the loss scale, which `hand_over` would give away.
@@ -377,31 +346,32 @@ class LossScaleOptimizer(KerasOptimizer):
         self._require_ready(f"giving it to a {owner}")
         if self._weights:
             raise TrainerError(f"this LossScaleOptimizer has weights of its own; make another one for the {owner}.")
-        return self._state_updater.optimizer, self._scaler.loss_scale
+        return self._updater.optimizer, self._scaler.loss_scale
 
     def hand_over(self, owner: str) -> Tuple[MultiPrecision, LossScale]:
         """Return what `peek_optimizer_and_scale` does; from now on this object only shows attributes."""
-        found = self.peek_optimizer_and_scale(owner)
+        optimizer_and_scale = self.peek_optimizer_and_scale(owner)
         self._owner = owner
-        return found
+        return optimizer_and_scale
 
-    # ------------------------------------------------------------------ parts
+    def _require_own(self, call: str) -> None:
+        if self._owner is not None:
+            raise TrainerError(
+                f"{call}: this optimizer belongs to a {self._owner} already, whose own methods scale the loss and step."
+            )
 
-    def _set_weights(self, weights: List[Weight]) -> None:
-        self._weights = weights
-        # Multipliers of learning rate and weight decay come from the Parameters.
-        self.inner.param_dict = {i: each for i, each in enumerate(weights) if isinstance(each, mx.gluon.Parameter)}
-
-    def _target(self, call: str) -> Target:
-        if not self._weights:
-            raise TrainerError(f"{call}: the weights are not known yet; call build with all of them first.")
-        params = [described(weight, index) for index, weight in enumerate(self._weights)]
-        return Target(self._state_updater.optimizer, [self._state_updater], contexts_of(self._weights[0])[:1], params)
+    def _require_ready(self, call: str) -> None:
+        self._require_own(call)
+        if not self._scaler.state.is_ready:
+            raise TrainerError(
+                f"{call} came between get_scaled_loss and apply_gradients; call apply_gradients first, or "
+                "discard_grads to give the step up."
+            )
 
 
-def wrapped(inner: Any) -> MultiPrecision:
-    """Return an optimizer that was given, with masters; raise if it is none, has a loss scale, or is a trainer's."""
-    if isinstance(inner, KerasOptimizer):
+def _wrapped(inner: Any) -> MultiPrecision:
+    """Return an optimizer with masters; raise if it is none, has a loss scale, or is a trainer's."""
+    if isinstance(inner, LossScaleOptimizer):
         raise TrainerError(
             "inner is a LossScaleOptimizer, which has a loss scale already; wrap the optimizer in it once."
         )
@@ -434,50 +404,30 @@ def make_loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any) -> Loss
             max_scale=LARGEST_SCALE,
         )
     except LossScaleError as e:
-        given = f"initial_scale={initial_scale!r}, dynamic_growth_steps={growth_steps!r}"
-        raise LossScaleError(f"{given}: {e}") from e
+        arguments = f"initial_scale={initial_scale!r}, dynamic_growth_steps={growth_steps!r}"
+        raise LossScaleError(f"{arguments}: {e}") from e
 
 
-# Pairs of a gradient and a weight, as a user gives them: checked, summed over contexts, unscaled.
+# Weights, and gradients for them, as a user gives them: checked, summed over contexts, unscaled.
 
 
-
-def unscaled(grad: mx.nd.NDArray, factor: float) -> mx.nd.NDArray:
-    """Return a gradient times a factor, in float32 if it has low precision; dense or row_sparse."""
-    with mx.autograd.pause():
-        result = multiply(to_float32(grad.as_nd_ndarray()), scalar=factor)
-    return result.as_np_ndarray() if isinstance(grad, mx.np.ndarray) else result
-
-
-def name_of(weight: Weight, index: int) -> str:
+def _name_of(weight: Weight, index: int) -> str:
     """Return what errors call a weight."""
     return f"parameter '{weight.name}'" if isinstance(weight, mx.gluon.Parameter) else f"weight {index}"
 
 
-def arrays_of(weight: Weight, index: int) -> List[mx.nd.NDArray]:
+def _arrays_of(weight: Weight, index: int = 0) -> List[mx.nd.NDArray]:
     """Return the value of a weight on each context, or raise if it is no weight or not initialized."""
     if isinstance(weight, mx.gluon.Parameter):
         if not parameters.is_initialized(weight):
-            raise TrainerError(f"{name_of(weight, index)} is not initialized yet; run a forward pass first.")
+            raise TrainerError(f"parameter '{weight.name}' is not initialized yet; run a forward pass first.")
         return list(weight.list_data())
     if not isinstance(weight, mx.nd.NDArray):
         raise TrainerError(f"weight {index} is a {type(weight).__name__}; expected an NDArray or a gluon Parameter.")
     return [weight]
 
 
-def described(weight: Weight, index: int) -> Any:
-    """Return a Parameter itself, and for an array what stands for one in saved states."""
-    if isinstance(weight, mx.gluon.Parameter):
-        return weight
-    return Described(name_of(weight, index), weight.shape, weight.dtype)
-
-
-def contexts_of(weight: Weight) -> List[mx.Context]:
-    """Return where a weight lies."""
-    return [array.ctx for array in arrays_of(weight, 0)]
-
-
-def check_weights(known: Sequence[Weight], weights: Sequence[Weight]) -> List[Weight]:
+def _checked_weights(known: Sequence[Weight], weights: Sequence[Weight]) -> List[Weight]:
     """Return known weights and after them those that are new.
 
     Raises TrainerError if one is no weight, comes twice or lies on other contexts than the first.
@@ -485,20 +435,19 @@ def check_weights(known: Sequence[Weight], weights: Sequence[Weight]) -> List[We
     ids = {id(weight) for weight in known}
     if len({id(weight) for weight in weights}) < len(weights):
         raise TrainerError("a weight comes twice; give each once, with its gradients added up.")
-    first = None
-    for index, weight in enumerate([*known, *weights]):
-        arrays_of(weight, index)
-        first = first or contexts_of(weight)
-        if contexts_of(weight) != first:
+    weights = [*known, *(weight for weight in weights if id(weight) not in ids)]
+    contexts = [[array.ctx for array in _arrays_of(weight, index)] for index, weight in enumerate(weights)]
+    for index, ctx in enumerate(contexts):
+        if ctx != contexts[0]:
             raise TrainerError(
-                f"{name_of(weight, index)} is on {contexts_of(weight)}, the weights before it are on {first}; put all "
+                f"{_name_of(weights[index], index)} is on {ctx}, the weights before it are on {contexts[0]}; put all "
                 "on the same contexts."
             )
-    return [*known, *(weight for weight in weights if id(weight) not in ids)]
+    return weights
 
 
-def read_grads(grads: Any) -> List[Any]:
-    """Return what was given to be unscaled as a list: arrays, lists of them, and None.
+def _read_grads(grads: Any) -> List[Any]:
+    """Return what is to be unscaled as a list: arrays, lists of them, and None.
 
     Raises TrainerError that names the first item that is no gradient, or if there is none.
     """
@@ -506,31 +455,28 @@ def read_grads(grads: Any) -> List[Any]:
         grads = [grads]
     if not isinstance(grads, Iterable):
         raise TrainerError(f"get_unscaled_gradients: expected a list of NDArrays, found a {type(grads).__name__}.")
-    found = list(grads)
-    arrays = [(number, leaf) for number, item in enumerate(found) for leaf in leaves(item) if leaf is not None]
-    if not arrays:
+    items = list(grads)
+    if all(leaf is None for leaf in leaves(items)):
         raise TrainerError("get_unscaled_gradients: there is no gradient; give those of all weights.")
-    for number, array in arrays:
-        dtype = canonical(array.dtype) if isinstance(array, mx.nd.NDArray) else None
-        if dtype not in _FLOATS:
-            what = f"a {type(array).__name__}" if dtype is None else f"an array of {dtype}"
-            raise TrainerError(f"get_unscaled_gradients: item {number} holds {what}; expected floating point NDArrays.")
-    return found
+    for number, item in enumerate(items):
+        for leaf in leaves(item):
+            dtype = canonical(leaf.dtype) if isinstance(leaf, mx.nd.NDArray) else None
+            if leaf is not None and dtype not in _FLOATS:
+                text = f"a {type(leaf).__name__}" if dtype is None else f"an array of {dtype}"
+                raise TrainerError(
+                    f"get_unscaled_gradients: item {number} holds {text}; expected floating point NDArrays."
+                )
+    return items
 
 
-def check_unscaled(pairs: Sequence[Tuple[Any, Any]], given: Sequence[mx.nd.NDArray]) -> None:
-    """Raise if a gradient is one of those that were ``given`` to be unscaled, or the one that backward writes."""
-    for number, (grad, weight) in enumerate(pairs):
-        own = (parameters.gradients(weight) or ()) if isinstance(weight, mx.gluon.Parameter) else ()
-        scaled = {id(array) for array in (*given, *own)}
-        if any(id(leaf) in scaled for leaf in leaves(grad)):
-            raise TrainerError(
-                f"apply_gradients: the gradient of {name_of(weight, number)} is an array that backward wrote, scaled; "
-                "give all gradients to get_unscaled_gradients, and here what it returns."
-            )
+def _unscaled(grad: mx.nd.NDArray, factor: float) -> mx.nd.NDArray:
+    """Return a gradient times a factor, in float32 if it has low precision; dense or row_sparse."""
+    with mx.autograd.pause():
+        result = multiply(to_float32(grad.as_nd_ndarray()), scalar=factor)
+    return result.as_np_ndarray() if isinstance(grad, mx.np.ndarray) else result
 
 
-def read_pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
+def _read_pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
     """Return pairs as a list, or raise if they are none."""
     pairs = list(grads_and_vars)
     for number, pair in enumerate(pairs):
@@ -542,32 +488,44 @@ def read_pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
     return pairs
 
 
-def make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight]) -> List[Update]:
+def _make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight], scaled: Iterable[int]) -> List[Update]:
     """Return what a step does; pairs without a gradient are left out.
 
-    Raises TrainerError if a gradient does not fit its weight, or a weight is none of ``weights``.
+    Raises TrainerError if a gradient does not fit its weight, a weight is none of ``weights``, or a gradient is
+    scaled: one of those whose ids are in ``scaled``, or the one that backward writes.
     """
     indices = {id(weight): index for index, weight in enumerate(weights)}
-    updates = []
+    updates = {}
     for number, (grad, weight) in enumerate(pairs):
-        if id(weight) not in indices:
+        index = indices.get(id(weight))
+        if index is None:
             raise TrainerError(
-                f"apply_gradients: {name_of(weight, number)} is none of the {len(weights)} weights of this optimizer; "
+                f"apply_gradients: {_name_of(weight, number)} is none of the {len(weights)} weights of this optimizer; "
                 "give the same arrays in every step, or call build with the new ones."
             )
-        if grad is not None:
-            arrays = arrays_of(weight, number)
-            grads = _fitting(grad, arrays, name_of(weight, number))
-            updates.append(Update(indices[id(weight)], _summed(grads), arrays[0].as_nd_ndarray()))
-    if len({update.index for update in updates}) < len(updates):
-        raise TrainerError("apply_gradients: a weight comes twice; give each once, with its gradients added up.")
+        if grad is None:
+            continue
+        if index in updates:
+            raise TrainerError("apply_gradients: a weight comes twice; give each once, with its gradients added up.")
+        arrays = _arrays_of(weight, number)
+        grads = _fitting(grad, arrays, _name_of(weight, number))
+        own = (parameters.gradients(weight) or ()) if isinstance(weight, mx.gluon.Parameter) else ()
+        if any(id(each) in {*scaled, *map(id, own)} for each in grads):
+            raise TrainerError(
+                f"apply_gradients: the gradient of {_name_of(weight, number)} is an array that backward wrote, scaled; "
+                "give all gradients to get_unscaled_gradients, and here what it returns."
+            )
+        with mx.autograd.pause():
+            wide = [to_float32(each.as_nd_ndarray()) for each in grads]
+            total = wide[0] if len(wide) == 1 else mx.nd.add_n(*(each.as_in_context(wide[0].ctx) for each in wide))
+        updates[index] = Update(index, total, arrays[0].as_nd_ndarray())
     if not updates:
         raise TrainerError("apply_gradients: no weight has a gradient.")
-    return updates
+    return list(updates.values())
 
 
 def _fitting(grad: Any, arrays: Sequence[mx.nd.NDArray], name: str) -> List[mx.nd.NDArray]:
-    """Return the gradient on each context, as float32 where it has low precision."""
+    """Return the gradient of a weight on each context, or raise if it is not one for its arrays."""
     grads = list(grad) if isinstance(grad, (list, tuple)) else [grad]
     if len(grads) != len(arrays):
         raise TrainerError(
@@ -576,21 +534,14 @@ def _fitting(grad: Any, arrays: Sequence[mx.nd.NDArray], name: str) -> List[mx.n
     for each, array in zip(grads, arrays):
         if not isinstance(each, mx.nd.NDArray):
             raise TrainerError(f"apply_gradients: the gradient of {name} is a {type(each).__name__}, no NDArray.")
-        found, expected = (f"{_wide_dtype(a)} {a.shape} on {a.ctx}" for a in (each, array))
-        if found != expected:
-            raise TrainerError(f"apply_gradients: the gradient of {name} is {found}; expected {expected}.")
-    return [to_float32(each.as_nd_ndarray()) for each in grads]
+        text, expected = (f"{_wide_dtype(a)} {a.shape} on {a.ctx}" for a in (each, array))
+        if text != expected:
+            raise TrainerError(f"apply_gradients: the gradient of {name} is {text}; expected {expected}.")
+    return grads
 
 
 def _wide_dtype(array: mx.nd.NDArray) -> str:
     return FLOAT32 if is_low_precision(array) else canonical(array.dtype)
-
-
-def _summed(grads: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    if len(grads) == 1:
-        return grads[0]
-    with mx.autograd.pause():
-        return mx.nd.add_n(*(grad.as_in_context(grads[0].ctx) for grad in grads))
 
 
 class GivenGradients(Weights):
@@ -609,7 +560,7 @@ class GivenGradients(Weights):
 
     def name(self, index: int) -> str:
         """Return what errors call a weight."""
-        return name_of(self._weights[index], index)
+        return _name_of(self._weights[index], index)
 
     def grads(self, index: int) -> List[mx.nd.NDArray]:
         """Return the gradient of a weight."""
@@ -623,4 +574,4 @@ class GivenGradients(Weights):
         """Give all contexts the weights of the first, whose masters are the only ones from now on."""
         for index in indices:
             weight = self._weights[index]
-            copy_to_other_contexts(arrays_of(weight, index), weight if isinstance(weight, mx.gluon.Parameter) else None)
+            copy_to_other_contexts(_arrays_of(weight), weight if isinstance(weight, mx.gluon.Parameter) else None)

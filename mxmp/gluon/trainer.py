@@ -249,15 +249,17 @@ class Trainer(ScalerStatus, TrainerBase):
     def load_states(self, fname: str) -> None:
         """Load what `save_states` saved; the file decides over every field it has.
 
-        Files of MXNet's own trainers are read too, and of ``get_states`` of an updater; these may hold the states
-        alone.
+        Its loss scale too: a dynamic one makes that of a trainer without one dynamic, and a file without one turns the
+        trainer's off; the log says so. Files of MXNet's own trainers are read too, and of ``get_states`` of an updater;
+        these may hold the states alone, and leave the loss scale as it is.
 
         Args:
             fname: The file.
 
         Raises:
             StateError: If the file is damaged or does not fit; then nothing is changed.
-            TrainerError: As `save_states`.
+            TrainerError: As `save_states`; or if the loss scale of the file needs a check and the kvstore updates.
+            FileNotFoundError: If there is no such file.
         """
         self._scaler.require_ready("load_states")
         self._gradients.require_used("load_states")

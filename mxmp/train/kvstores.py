@@ -1,4 +1,9 @@
-"""Kvstores of trainers and modules: which one is opened, who updates the weights, and what neither can do."""
+"""Kvstores of trainers and modules: which one is opened, who updates the weights, and what neither can do.
+
+A kvstore of MXNet that updates does so inside the all-reduce: weight by weight, before the gradients are checked. So
+trainers and modules update by themselves, and leave it to the kvstore only where MXNet can do no other, or where the
+user chose it and nothing is to be checked.
+"""
 
 from __future__ import annotations
 
@@ -91,14 +96,20 @@ def refuse_compression(compression: Any, scaled: bool, low: bool) -> None:
 
 def any_sparse(params: Iterable[Any]) -> bool:
     """Return whether a parameter is row_sparse; non-Parameters count as dense."""
-    found = (param for param in params if isinstance(param, mx.gluon.Parameter))
-    return any(parameters.storage_type(param) != "default" for param in found)
+    return any(
+        isinstance(param, mx.gluon.Parameter) and parameters.storage_type(param) != "default" for param in params
+    )
 
 
 # ------------------------------------------------------------------ who updates the weights
 
 
+_CHOSEN = "update_on_kvstore=True"
 _OF_SPARSE = "the kvstore of a row_sparse parameter"
+_CURES = {
+    _CHOSEN: "leave update_on_kvstore out, or ",
+    _OF_SPARSE: "make the parameter with stype='default' (its gradient may be row_sparse), or ",
+}
 
 
 def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], sparse: bool) -> Optional[bool]:
@@ -108,15 +119,25 @@ def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], s
     static one too, unless the user chose it. MXNet can update row_sparse parameters on the kvstore alone.
     """
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
-    for updates, what in (
-        (sparse, _OF_SPARSE),
-        (choice, "update_on_kvstore=True"),
-        ("async" in kind, f"kvstore '{kind}'"),
-    ):
-        if updates:
-            require_unchecked(loss_scale, choice, what)
-            return choice
-    return False
+    causes = ((sparse, _OF_SPARSE), (choice, _CHOSEN), ("async" in kind, f"kvstore '{kind}'"))
+    cause = next((name for updates, name in causes if updates), None)
+    if cause is None:
+        return False
+    require_unchecked(loss_scale, choice, cause)
+    return choice
+
+
+def require_unchecked(loss_scale: LossScale, choice: Optional[bool], cause: str) -> None:
+    """Raise if the kvstore cannot update under a loss scale; ``cause`` is why it updates.
+
+    The user's ``choice`` of True accepts that under a static one nothing is checked.
+    """
+    if not (isinstance(loss_scale, NoOpLossScale) or (choice and isinstance(loss_scale, StaticLossScale))):
+        raise TrainerError(
+            f"{cause} updates weights inside the all-reduce, before their gradients are checked, so one overflow would "
+            f"destroy them: {_CURES.get(cause, '')}give a static loss scale with update_on_kvstore=True, which checks "
+            "nothing, or loss_scale=None."
+        )
 
 
 def updates_on_kvstore(kvstore: Any, capable: bool, checked: bool, low: bool) -> bool:
@@ -143,27 +164,6 @@ def require_updating_kvstore(choice: Optional[bool], kvstore: Any, contexts: int
         )
 
 
-def require_unchecked(loss_scale: LossScale, choice: Optional[bool], what: str) -> None:
-    """Raise if the kvstore cannot update under a loss scale; ``what`` makes it update.
-
-    The user's ``choice`` of True accepts that under a static one nothing is checked.
-    """
-    static = isinstance(loss_scale, StaticLossScale)
-    if isinstance(loss_scale, NoOpLossScale) or (choice and static):
-        return
-    cure = "give a static loss scale with update_on_kvstore=True, which checks nothing,"
-    if static:
-        cure = "give update_on_kvstore=True to go without the check"
-    elif choice and what != _OF_SPARSE:
-        cure = "leave update_on_kvstore out, or give a static loss scale, which then checks nothing,"
-    if what == _OF_SPARSE:
-        cure = f"make the parameter with stype='default' (its gradient may be row_sparse), or {cure}"
-    raise TrainerError(
-        f"{what} updates weights inside the all-reduce, before their gradients are checked, so one overflow would "
-        f"destroy them: {cure} or loss_scale=None."
-    )
-
-
 def require_rescaled(loss_scale: LossScale, optimizer: mx.optimizer.Optimizer) -> None:
     """Raise if ``rescale_grad``, which is all that a kvstore has, cannot take a loss scale out."""
     inner = optimizer.inner if isinstance(optimizer, MultiPrecision) else optimizer
@@ -180,30 +180,24 @@ def require_rescaled(loss_scale: LossScale, optimizer: mx.optimizer.Optimizer) -
 def init_param(kvstore: Any, key: int, param: mx.gluon.Parameter) -> bool:
     """Give a kvstore that sums gradients a parameter, unless MXNet's trainer can do it; return whether it was done.
 
-    All workers get the value of worker 0.
+    All workers get the value of worker 0: its float32 master where it is trained in low precision.
     """
-    if isinstance(kvstore, KVStore):
-        _broadcast_param(kvstore, key, param)
-        return True
     weights = param.list_data()
-    if not isinstance(kvstore, mx.kv.KVStore) or not is_low_precision(weights[0]):
-        return False
-    kvstore.init(key, to_float32(weights[0]))  # it sums in the dtype that it is given first
-    copy_to_other_contexts(weights)
-    return True
-
-
-def _broadcast_param(kvstore: KVStore, key: int, param: mx.gluon.Parameter) -> None:
-    """Give a parameter the value that it has on worker 0: its float32 master where it is low precision."""
-    weights = param.list_data()
-    if not is_low_precision(weights[0]) or param.grad_req == "null":
+    low = is_low_precision(weights[0])
+    if isinstance(kvstore, KVStore) and low and param.grad_req != "null":
+        masters = [exact_value(weight, param) for weight in weights]
+        kvstore.broadcast(key, masters[0], masters)
+        for master, weight in zip(masters, weights):
+            round_into(master, weight)
+        keep_masters(param, masters)
+    elif isinstance(kvstore, KVStore):
         kvstore.broadcast(key, weights[0], weights)
-        return
-    masters = [exact_value(weight, param) for weight in weights]
-    kvstore.broadcast(key, masters[0], masters)
-    for master, weight in zip(masters, weights):
-        round_into(master, weight)
-    keep_masters(param, masters)
+    elif isinstance(kvstore, mx.kv.KVStore) and low:
+        kvstore.init(key, to_float32(weights[0]))  # it sums in the dtype that it is given first
+        copy_to_other_contexts(weights)
+    else:
+        return False
+    return True
 
 
 def kvstore_updater(kvstore: Any) -> Optional[mx.optimizer.Updater]:

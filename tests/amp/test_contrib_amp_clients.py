@@ -117,8 +117,8 @@ def test_nothing_of_a_pickle_of_states_is_run(tmp_path):
 @pytest.mark.parametrize(
     ("states", "message"),
     [
-        ({0: mx.nd.zeros(2)}, r"states\[0\]\[0\] is float32 \(2,\); expected a tuple of 2"),
-        ({0: (mx.nd.zeros(2), mx.nd.zeros(2))}, r"states\[0\]\[0\]\[0\] is float32 \(2,\); expected float32 \(1,\)"),
+        ({0: mx.nd.zeros(2)}, r"states\[0\]\[0\] is float32 \(2,\); expected \(float32 \(1,\), float32 \(1,\)\)"),
+        ({0: (mx.nd.zeros(2), mx.nd.zeros(2))}, r"states\[0\]\[0\] is \(float32 \(2,\), float32 \(2,\)\); expected \(float32 \(1,"),
         ({1: None}, r"states\[0\]\[1\] is of no parameter"),
         ([], r"states\[0\] is list; expected a dict"),
     ],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from mxmp.errors import StaleGradientError, StateError, TrainerError
+from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.gluon import Trainer, convert, restore
 from tests.gluon.trainer_tools import DTYPES, TWO, backward, loss_of, param, sgd, value
 
@@ -57,20 +57,24 @@ def sparse():
     return param(np.ones((3, 2)), stype="row_sparse", grad_stype="row_sparse")
 
 
-SPARSE = "the kvstore of a row_sparse parameter updates weights.*make the parameter with stype='default'.*"
 ON_KVSTORE = {"update_on_kvstore": True}
 NO_KVSTORE = "1 context: MXNet makes no kvstore there; leave update_on_kvstore out"
-DYNAMIC = "update_on_kvstore=True updates weights inside the all-reduce.*a static loss scale, which then checks"
-ASYNCHRONOUS = "kvstore 'dist_async' updates weights.*"
+UNCHECKED = " updates weights inside the all-reduce.*destroy them: {}give a static loss scale with update_on_kvstore=True"
+SPARSE = "the kvstore of a row_sparse parameter" + UNCHECKED.format("make the parameter with stype='default' .*, or ")
+DYNAMIC = "update_on_kvstore=True" + UNCHECKED.format("leave update_on_kvstore out, or ")
+ASYNCHRONOUS = "kvstore 'dist_async'" + UNCHECKED.format("")
 REFUSED = {
     "a dynamic scale": (TWO, {**ON_KVSTORE}, DYNAMIC),
-    "asynchronous, dynamic": (None, {"kvstore": "dist_async"}, ASYNCHRONOUS + "static loss scale with update_on_kvst"),
-    "asynchronous, static": (None, {"kvstore": "dist_async", "loss_scale": 8}, ASYNCHRONOUS + "=True to go without"),
-    "row_sparse": (sparse, {}, SPARSE + "or give a static loss scale with update_on_kvstore=True,.* or loss_scale=None"),
-    "row_sparse, static": (sparse, {"loss_scale": 8}, SPARSE + "or give update_on_kvstore=True.* or loss_scale=None"),
+    "asynchronous, dynamic": (None, {"kvstore": "dist_async"}, ASYNCHRONOUS),
+    "asynchronous, static": (None, {"kvstore": "dist_async", "loss_scale": 8}, ASYNCHRONOUS),
+    "row_sparse": (sparse, {}, SPARSE),
+    "row_sparse, static": (sparse, {"loss_scale": 8}, SPARSE),
+    "row_sparse, chosen": (sparse, {**ON_KVSTORE}, SPARSE),
     "one context": (None, {**ON_KVSTORE, "loss_scale": None, "kvstore": "device"}, NO_KVSTORE),
     "no kvstore": (None, {**ON_KVSTORE, "loss_scale": None, "kvstore": None}, NO_KVSTORE),
     "norms": (TWO, {**ON_KVSTORE, "loss_scale": 8, "optimizer": "lbsgd"}, "LBSGD needs gradients that are unscaled fir"),
+    "unknown": (None, {"kvstore": "devise"}, "unknown kvstore 'devise'.*device"),
+    "a number": (None, {"kvstore": 3}, "kvstore is 3; expected a name, a KVStore or None"),
 }
 
 
@@ -105,12 +109,15 @@ def test_each_way_out_that_a_row_sparse_parameter_is_offered_trains(stype, optio
     np.testing.assert_array_equal(found.asnumpy(), [[1, 1], [0, 0], [1, 1]])
 
 
-def test_a_dynamic_scale_cannot_be_set_where_the_kvstore_updates():
+def test_a_scale_that_must_be_checked_cannot_be_set_where_the_kvstore_updates():
     trainer = sgd(param([1.0], ctx=TWO), None, update_on_kvstore=True)
     with pytest.raises(TrainerError, match="the kvstore of this trainer updates weights"):
         trainer.loss_scale = "dynamic"
     for allowed in (128, None):
         trainer.loss_scale = allowed
+    trainer = Trainer([param([1.0], ctx=TWO)], "lbsgd", loss_scale=None, update_on_kvstore=True)
+    with pytest.raises(TrainerError, match="LBSGD needs gradients that are unscaled first"):
+        trainer.loss_scale = 8
 
 
 def test_calls_that_need_gradients_are_refused_where_the_kvstore_updates():
@@ -149,48 +156,27 @@ def test_states_of_a_kvstore_that_updates_are_saved_without_pickle(dtype, tmp_pa
     np.testing.assert_array_equal(resumed, whole)
 
 
-def test_a_state_file_of_mxnet_is_refused_unread(tmp_path):
-    w = param([1.0], ctx=TWO)
-    plain = mx.gluon.Trainer([w], "adam", update_on_kvstore=False)
-    plain.save_states(str(tmp_path / "pickle"))
-    trainer = sgd(param([1.0], ctx=TWO), None, update_on_kvstore=True)
-    with pytest.raises(StateError, match="pickle"):
-        trainer.load_states(str(tmp_path / "pickle"))
-
-
 def test_a_file_with_a_dynamic_scale_does_not_load_where_the_kvstore_updates(tmp_path):
-    sgd(param([1.0], ctx=TWO), "dynamic").save_states(str(tmp_path / "states"))
+    fname = str(tmp_path / "states")
+    saved = Trainer([param([1.0], ctx=TWO)], "sgd", {"learning_rate": 0.5}, loss_scale="dynamic")
+    saved.save_states(fname)
     trainer = sgd(param([1.0], ctx=TWO), 8, update_on_kvstore=True)
-    with pytest.raises(TrainerError, match="the kvstore of this trainer updates weights"):
-        trainer.load_states(str(tmp_path / "states"))
-    assert trainer.loss_scale.value == 8
+    with pytest.raises(TrainerError, match=f"^{fname}: its loss scale does not fit.*the kvstore of this trainer updates"):
+        trainer.load_states(fname)
+    assert trainer.loss_scale.value == 8 and trainer.learning_rate == 1.0
 
 
-def test_no_scale_can_be_set_for_an_optimizer_that_takes_norms():
-    trainer = Trainer([param([1.0], ctx=TWO)], "lbsgd", loss_scale=None, update_on_kvstore=True)
-    with pytest.raises(TrainerError, match="LBSGD needs gradients that are unscaled first"):
-        trainer.loss_scale = 8
-
-
-def test_a_second_step_needs_a_backward_where_the_kvstore_updates():
-    w = param([1.0], ctx=TWO)
-    trainer = sgd(w, None, update_on_kvstore=True)
-    for ctx in TWO:
-        backward(trainer, w, 1, ctx)
-    trainer.step(1)
-    with pytest.raises(StaleGradientError, match="run backward first"):
-        trainer.step(1)
-    assert value(w.data(TWO[0])) == -1
-
-
-def test_states_can_be_saved_after_a_step_that_used_what_was_accumulated(tmp_path):
+def test_a_second_step_needs_a_backward_and_states_none(tmp_path):
+    """Nothing is left of a step, even where gradients are added up."""
     w = param([1.0], ctx=TWO, grad_req="add")
     trainer = sgd(w, 8, update_on_kvstore=True)
     for ctx in TWO:
         backward(trainer, w, 1, ctx)
     trainer.step(1)
     trainer.save_states(str(tmp_path / "states"))
-    assert (tmp_path / "states").stat().st_size > 0
+    with pytest.raises(StaleGradientError, match="run backward first"):
+        trainer.step(1)
+    assert value(w.data(TWO[0])) == -1
 
 
 def test_setting_a_parameter_keeps_the_states_of_a_kvstore_that_updates():

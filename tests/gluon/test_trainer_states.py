@@ -156,8 +156,32 @@ def test_a_hostile_pickle_is_refused_and_nothing_of_it_is_run(nested, tmp_path):
     assert pickle.loads(fname.read_bytes()) is not None and touched.exists()  # it would have run
 
 
-@pytest.mark.parametrize("name", ["getattr", "eval", "open"])
-def test_no_function_of_python_or_mxnet_is_called_for_a_file(name, tmp_path):
-    (tmp_path / "states").write_bytes(b"\x80\x04cbuiltins\n" + name.encode() + b"\n.")
-    with pytest.raises(StateError, match=f"it holds a builtins.{name}"):
+def global_of(module, name, rest=b"."):
+    """Return a pickle that names something, and goes on with it."""
+    return b"\x80\x04c" + f"{module}\n{name}\n".encode() + rest
+
+
+SGD, SCHEDULER = ("mxnet.optimizer.optimizer", "SGD"), ("mxnet.lr_scheduler", "LRScheduler")
+UNREAD = {
+    "a function": (global_of("builtins", "eval"), "it holds a builtins.eval"),
+    "a prefix": (global_of(SGD[0], "SGDEvil"), f"it holds a {SGD[0]}.SGDEvil"),
+    "a method": (global_of(SGD[0], "SGD.update"), f"it holds a {SGD[0]}.SGD.update"),
+    "a class": (global_of(*SGD), "its states hold a type"),
+    # BUILD with (None, {name: value}) sets attributes of whatever is there, a class too.
+    "an attribute": (global_of(*SCHEDULER, pickle.dumps((None, {"a": 1}), 2)[2:-1] + b"b."), "its states hold a type"),
+    "an updater": (global_of(SGD[0], "Updater"), f"it holds a {SGD[0]}.Updater"),
+    "no optimizer": (pickle.dumps(({}, {"lr": 1})), "its second part is a dict, no optimizer"),
+    "three parts": (pickle.dumps(({}, 1, 2)), "too many values"),
+    "a bare optimizer": (global_of(*SGD, b")\x81\x86.").replace(b"\x04", b"\x04}"), "no attribute"),
+    "cut off": (pickle.dumps({0: mx.nd.ones((3,))})[:-30], ""),
+    "a dtype": (pickle.dumps({0: np.dtype("float32")}), "its states hold a"),
+}
+
+
+@pytest.mark.parametrize("content, message", UNREAD.values(), ids=UNREAD)
+def test_a_pickle_of_anything_else_is_refused(content, message, tmp_path):
+    (tmp_path / "states").write_bytes(content)
+    before = dict(vars(mx.lr_scheduler.LRScheduler))
+    with pytest.raises(StateError, match=f"{tmp_path}/states: not a file of optimizer states.*({message})"):
         sgd(param([1.0])).load_states(str(tmp_path / "states"))
+    assert dict(vars(mx.lr_scheduler.LRScheduler)) == before

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mxmp.errors import LossScaleError, MxmpError
+from mxmp.errors import LossScaleError
 from mxmp.loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, parse
 
 
@@ -30,44 +30,25 @@ def test_scales_are_immutable_values(scale):
     assert hash(scale) == hash(dataclasses.replace(scale))
 
 
-def test_base_class_is_abstract():
-    with pytest.raises(TypeError):
-        LossScale()
-
-
 @pytest.mark.parametrize("scale", [NoOpLossScale(), StaticLossScale(8)])
 @pytest.mark.parametrize("finite", [True, False])
 def test_noop_and_static_never_change(scale, finite):
     assert scale.adjust(finite) is scale
 
 
-def test_noop_passes_values_through():
-    value = np.float16(3)
-    assert NoOpLossScale().scale(value) is value
-    assert NoOpLossScale().unscale(value) is value
-    assert NoOpLossScale().value == 1.0
-
-
-def test_scale_multiplies_arrays_in_their_dtype():
-    array = np.array([1, -2], np.float32)
+def test_a_scale_multiplies_values_in_their_dtype_or_passes_them_through():
+    array = np.array([1, -2], np.float16)
+    assert NoOpLossScale().scale(array) is NoOpLossScale().unscale(array) is array
     scaled = StaticLossScale(1024).scale(array)
-    assert scaled.dtype == np.float32
-    np.testing.assert_array_equal(scaled, [1024, -2048])
+    assert scaled.dtype == np.float16 and scaled.tolist() == [1024, -2048]
 
 
-normal = st.floats(-1e30, 1e30).filter(lambda x: x == 0 or abs(x) > 1e-200)
+normal = st.floats(-(2.0**60), 2.0**60, width=32).filter(lambda x: x == 0 or abs(x) > 2.0**-100)
 
 
-@given(normal, st.integers(-20, 20))
+@given(normal, st.integers(-20, 24))
 def test_unscale_undoes_scale_for_powers_of_two(x, exponent):
-    scale = StaticLossScale(2.0**exponent)
-    assert scale.unscale(scale.scale(x)) == x
-
-
-@given(st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False), st.integers(0, 24))
-def test_unscale_undoes_scale_for_float32_arrays(x, exponent):
-    scale = DynamicLossScale(init_scale=2.0**exponent)
-    array = np.array([x], np.float32)
+    scale, array = StaticLossScale(2.0**exponent), np.array([x], np.float32)
     np.testing.assert_array_equal(scale.unscale(scale.scale(array)), array)
 
 
@@ -85,20 +66,13 @@ def test_unscale_undoes_scale_for_float32_arrays(x, exponent):
 )
 def test_parse_reads(spec, expected):
     assert parse(spec) == expected
-
-
-def test_parse_returns_a_loss_scale_as_it_is():
-    scale = DynamicLossScale(init_scale=4)
-    assert parse(scale) is scale
+    assert parse(expected) is expected
 
 
 @pytest.mark.parametrize("spec", ["static", "", True, [1], {"kind": "noop"}])
 def test_parse_refuses(spec):
     with pytest.raises(LossScaleError, match="unknown loss scale .*; expected 'dynamic', a number"):
         parse(spec)
-
-
-def test_parse_refuses_numbers_that_are_no_factor():
     with pytest.raises(LossScaleError, match="scale=0.0 is no loss scale"):
         parse("0")
 
@@ -133,14 +107,6 @@ def test_every_field_survives_a_dict(scale):
     assert LossScale.from_dict(json.loads(text)) == scale
 
 
-def test_a_warm_up_goes_on_where_it_was_saved():
-    whole = broken = DynamicLossScale()
-    for finite in (True, True, True, False, True):
-        whole = whole.adjust(finite)
-        broken = LossScale.from_dict(json.loads(json.dumps(broken.adjust(finite).to_dict())))
-        assert broken == whole
-
-
 @pytest.mark.parametrize(
     "scale, text",
     [
@@ -163,27 +129,6 @@ def test_what_a_dynamic_scale_shows_makes_it_again(scale):
     assert eval(repr(scale), {"DynamicLossScale": DynamicLossScale}) == scale
 
 
-def test_to_dict_has_every_field():
-    scale = DynamicLossScale(init_scale=4, hysteresis=3).adjust(False)
-    assert scale.to_dict() == {
-        "kind": "dynamic",
-        "init_scale": 4.0,
-        "growth_factor": 2.0,
-        "backoff_factor": 0.5,
-        "growth_interval": 2000,
-        "min_scale": 1.0,
-        "max_scale": 2.0**24,
-        "hysteresis": 3,
-        "at_floor": "raise",
-        "max_floor_skips": 50,
-        "value": 4.0,
-        "growth_tracker": 0,
-        "hysteresis_tracker": 2,
-        "floor_skips": 0,
-        "warming_up": False,
-    }
-
-
 @pytest.mark.behaviour("an interval below the tracker", "a NaN in a state")
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -197,25 +142,16 @@ def test_to_dict_has_every_field():
         ({"growth_interval": 5, "growth_tracker": 7}, "growth_tracker=7 has passed growth_interval=5"),
         ({"warming_up": None}, "warming_up is null"),
         ({"warming_up": 1}, "warming_up=1; expected True or False"),
+        ("min_scale", r"lacks \['min_scale'\]"),
+        (None, "a loss scale's state is None; expected a dict"),
+        (3, "expected a dict"),
     ],
 )
 def test_from_dict_refuses(change, message):
-    with pytest.raises(LossScaleError, match=message):
-        LossScale.from_dict({**DynamicLossScale().to_dict(), **change})
-
-
-def test_from_dict_refuses_a_missing_field():
     data = DynamicLossScale().to_dict()
-    del data["min_scale"]
-    with pytest.raises(LossScaleError, match=r"lacks \['min_scale'\]"):
+    if change == "min_scale":
+        del data[change]
+    else:
+        data = {**data, **change} if isinstance(change, dict) else change
+    with pytest.raises(LossScaleError, match=message):
         LossScale.from_dict(data)
-
-
-@pytest.mark.parametrize("data", [None, 3, [], "dynamic"])
-def test_from_dict_refuses_what_is_no_dict(data):
-    with pytest.raises(LossScaleError, match="expected a dict"):
-        LossScale.from_dict(data)
-
-
-def test_errors_are_value_errors_of_mxmp():
-    assert issubclass(LossScaleError, MxmpError) and issubclass(LossScaleError, ValueError)

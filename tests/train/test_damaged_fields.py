@@ -17,7 +17,7 @@ def put(data, name, value):
         data[name] = value
 
 
-FIELDS = {"extra": {}, "value": -1, "skipped_steps": -1, "num_update": True, "dtype": "int8"}
+FIELDS = {"extra": {}, "value": -1, "skipped_steps": -1, "num_update": True}
 
 
 @pytest.mark.behaviour("a NaN in a state")

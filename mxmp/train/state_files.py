@@ -1,0 +1,259 @@
+"""The file of saved states: one dict of values, as JSON whose arrays are beside it in an .npz file; nothing is pickled.
+
+A value is None, a bool, an int, a float, a str, or a list, tuple or dict of values, a numpy number, an NDArray (dense
+or row_sparse) or a `MasterState`. JSON has no other than the first five, lists and dicts with names for keys; the
+others are ``{"$kind": content}``, as in::
+
+    {"optimizer": "SGD", "states": [{"$dict": [[0, {"$array": "0"}], [1, {"$tuple": [{"$array": "1"}, null]}]]}]}
+
+What MXNet's trainers and updaters have pickled is read into the same dict, by classes that are named one by one
+(`MXNET_CLASSES`), so that nothing of a file is run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
+
+import mxnet as mx
+import numpy as np
+
+from ..errors import StateError
+from ..files import saving
+from ..mxnet_private import copy_from_numpy, optimizers
+from .masters import MasterState, MultiPrecision
+
+FORMAT, VERSION = "mxmp-optimizer-states", 1
+
+Arrays = Dict[str, "np.ndarray[Any, Any]"]
+
+_HEADER = "header"
+_NPY: Any = np.lib.format  # numpy gives its functions no types
+_PLAIN = (type(None), bool, int, float, str)
+
+# Set by the trainer, by MXNet or at every step; the counters are saved apart.
+NOT_STATE = {
+    "param_dict",
+    "sym_info",
+    "idx2name",
+    "lr_scheduler",
+    "rescale_grad",
+    "allow_np_array",
+    "aggregate_num",
+    "multi_precision",
+    "num_update",
+    optimizers.all_update_counts.name,
+    optimizers.update_counts.name,
+}
+
+_OPTIMIZERS = mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler
+_CLASSES = [bytearray, np.dtype, mx.nd.NDArray, mx.nd.sparse.RowSparseNDArray, MasterState, MultiPrecision]
+for _module in (mx.optimizer.optimizer, mx.lr_scheduler):
+    _CLASSES += [kind for kind in vars(_module).values() if isinstance(kind, type) and issubclass(kind, _OPTIMIZERS)]
+
+MXNET_CLASSES: Dict[Tuple[str, str], Any] = {(kind.__module__, kind.__name__): kind for kind in _CLASSES}
+"""What a pickle may hold, by module and name, each exactly; and numpy's scalars, which its majors name differently."""
+for _core in ("core", "_core"):
+    MXNET_CLASSES[f"numpy.{_core}.multiarray", "scalar"] = np.float32(0).__reduce__()[0]
+
+
+# ------------------------------------------------------------------ values
+
+
+def foreign(value: Any) -> Optional[str]:
+    """Return the type of the first thing in a value that a file cannot hold, None if it can hold all."""
+    parts: Any = ()
+    if type(value) is dict:
+        parts = (*value, *value.values())
+    elif type(value) in (list, tuple):
+        parts = value
+    elif isinstance(value, MasterState):
+        parts = value.master, value.inner
+    elif isinstance(value, mx.nd.NDArray):
+        return None if value.stype in ("default", "row_sparse") else type(value).__name__
+    elif type(value) not in _PLAIN and not isinstance(value, (np.number, np.bool_)):
+        return type(value).__name__
+    return next(filter(None, map(foreign, parts)), None)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values are the same bit for bit, wherever their arrays are."""
+    first: Arrays = {}
+    second: Arrays = {}
+    if _encode(one, first) != _encode(other, second):
+        return False
+    pairs = zip(first.values(), second.values())
+    return all((a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()) for a, b in pairs)
+
+
+def _encode(value: Any, arrays: Arrays) -> Any:
+    """Return JSON data for a value, whose arrays are added."""
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is list:
+        return [_encode(each, arrays) for each in value]
+    if type(value) is tuple:
+        return {"$tuple": [_encode(each, arrays) for each in value]}
+    if type(value) is dict:
+        items = [[_encode(each, arrays) for each in pair] for pair in value.items()]
+        is_object = all(type(key) is str and not key.startswith("$") for key in value)
+        return dict(items) if is_object else {"$dict": items}
+    if isinstance(value, MasterState):
+        return {"$master": [_encode(value.master, arrays), _encode(value.inner, arrays)]}
+    if isinstance(value, mx.nd.sparse.RowSparseNDArray):
+        return {"$row_sparse": [*(_encode(part, arrays) for part in (value.data, value.indices)), list(value.shape)]}
+    is_number, name = isinstance(value, np.generic), str(len(arrays))
+    arrays[name] = np.asarray(value) if is_number else value.asnumpy()
+    return {"$number" if is_number else "$array": name}
+
+
+class _Decoder:
+    """Makes values of JSON data, innermost first, as the ``object_hook`` of `json.loads`."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self._kinds: Dict[str, Callable[[Any], Any]] = {
+            "$tuple": tuple,
+            "$dict": dict,
+            "$master": lambda parts: MasterState(*parts),
+            "$row_sparse": lambda parts: self._row_sparse(*parts),
+            "$number": self._number,
+            "$array": self._array,
+        }
+
+    def __call__(self, data: Dict[str, Any]) -> Any:
+        kind = next(iter(data), "")
+        if len(data) != 1 or not kind.startswith("$"):
+            return data
+        try:
+            return self._kinds[kind](data[kind])
+        except Exception as e:  # of a file that was edited: anything
+            raise ValueError(f"its header has a {kind} of {data[kind]!r:.80}: {e!r:.80}") from e
+
+    def _number(self, name: str) -> Any:
+        number = self._arrays[name][()]
+        if not isinstance(number, (np.number, np.bool_)):
+            raise TypeError("it is no number")
+        return number
+
+    def _array(self, name: str) -> mx.nd.NDArray:
+        array = self._arrays[name]
+        loaded = mx.nd.empty(array.shape, mx.cpu(), array.dtype)
+        copy_from_numpy(loaded, array)
+        return loaded
+
+    def _row_sparse(self, values: mx.nd.NDArray, rows: mx.nd.NDArray, shape: List[int]) -> mx.nd.NDArray:
+        # MXNet follows the indices of rows wherever they lead.
+        places = rows.asnumpy()
+        fits = places.ndim == 1 and places.dtype == np.int64 and values.shape == (len(places), *shape[1:])
+        if not (fits and (places[1:] > places[:-1]).all() and ((places >= 0) & (places < shape[0])).all()):
+            raise ValueError(f"{values.shape} of rows that are not its own; expected rows of an array {shape}")
+        return mx.nd.sparse.row_sparse_array((values, rows), shape=tuple(shape))
+
+
+# ------------------------------------------------------------------ files
+
+
+def content_of(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
+    """Return what a file holds of an optimizer of MXNet, and of its scheduler: classes, counts and fields."""
+    scheduler = optimizer.lr_scheduler
+    return {
+        "optimizer": type(optimizer).__name__,
+        "num_update": optimizer.num_update,
+        "counts": {device: dict(counts) for device, counts in optimizers.all_update_counts(optimizer).items()},
+        "fields": _fields(optimizer),
+        "scheduler": class_name(scheduler),
+        "scheduler_fields": {} if scheduler is None else _fields(scheduler),
+    }
+
+
+def class_name(scheduler: Any) -> Optional[str]:
+    """Return the name of a scheduler's class, None without one."""
+    return None if scheduler is None else type(scheduler).__name__
+
+
+def _fields(owner: Any) -> Dict[str, Any]:
+    return {name: value for name, value in vars(owner).items() if name not in NOT_STATE and foreign(value) is None}
+
+
+def write(fname: str, content: Dict[str, Any]) -> None:
+    """Write a file whole, or raise a CheckpointError and leave what was there as it was."""
+    fname = os.fspath(fname)
+    arrays: Arrays = {}
+    header = _encode({"format": FORMAT, "version": VERSION, **content}, arrays)
+    members = {_HEADER: np.array(json.dumps(header)), **arrays}
+    with saving(f"{fname}: the states", fname) as (name,), zipfile.ZipFile(name, "w") as file:
+        for member, array in members.items():  # as np.savez, which leaves its archive open where writing fails
+            with file.open(f"{member}.npy", "w", force_zip64=True) as stream:
+                _NPY.write_array(stream, array, allow_pickle=False)
+
+
+def read(fname: str) -> Dict[str, Any]:
+    """Return the content of a file, of mxmp or of MXNet, with arrays on the CPU.
+
+    A pickle of MXNet may hold the states alone; it has no ``params``, and no ``extra`` data of a caller.
+
+    Raises:
+        StateError: If it is neither, or damaged.
+        FileNotFoundError: If there is none.
+    """
+    fname = os.fspath(fname)
+    with open(fname, "rb") as stream:
+        is_pickle = stream.read(1) == pickle.PROTO
+        stream.seek(0)
+        try:
+            content = _read_pickle(stream) if is_pickle else _read_archive(stream)
+        except Exception as e:  # zipfile, numpy, json, pickle and what that makes raise all sorts
+            raise StateError(
+                f"{fname}: not a file of optimizer states, or damaged ({str(e):.200}); expected one that save_states "
+                "of mxmp or of MXNet wrote."
+            ) from e
+    if content.get("version", VERSION) != VERSION:
+        raise StateError(f"{fname}: version is {content['version']!r}; expected {VERSION}; it comes from another mxmp.")
+    return content
+
+
+def _read_archive(stream: BinaryIO) -> Dict[str, Any]:
+    size = stream.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(stream) as file:
+        declared = sum(info.file_size for info in file.infolist())
+    if declared > size:  # compressed, to fill the memory; ours is not
+        raise ValueError(f"its arrays declare {declared} bytes, the file has {size}")
+    stream.seek(0)
+    with np.load(stream, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    content = json.loads(str(arrays.pop(_HEADER)[()]), object_hook=_Decoder(arrays))
+    if content["format"] != FORMAT:
+        raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
+    return dict(content)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes what MXNet's optimizers are made of, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in MXNET_CLASSES:
+            raise pickle.UnpicklingError(f"it holds a {module}.{name}")
+        kind = MXNET_CLASSES[module, name]
+        # A pickle may set attributes of a class that it names: it gets one of its own. Those of Python and numpy have
+        # none that can be set, and NDArray none but by its __setstate__.
+        own = isinstance(kind, type) and issubclass(kind, (*_OPTIMIZERS, MasterState))
+        return type(kind.__name__, (kind,), {"__module__": module}) if own else kind
+
+
+def _read_pickle(stream: BinaryIO) -> Dict[str, Any]:
+    """Return what ``gluon.Trainer.save_states`` or ``Updater.get_states`` wrote: states, perhaps with the optimizer."""
+    states = _Unpickler(stream).load()
+    content = {}
+    if isinstance(states, tuple):
+        states, optimizer = states
+        optimizer = optimizer.inner if isinstance(optimizer, MultiPrecision) else optimizer
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise TypeError(f"its second part is a {type(optimizer).__name__}, no optimizer")
+        content = content_of(optimizer)
+    if foreign(states) is not None:
+        raise TypeError(f"its states hold a {foreign(states)}")
+    return {**content, "states": [states]}
